@@ -1,0 +1,31 @@
+"""Millstream: MillWheel's model of stream processing on Spark, from Python."""
+
+from millstream import errors, sinks, sources, testing
+from millstream.core import watermark as watermarks
+from millstream.core.computation import Computation
+from millstream.core.mapstate import MapState
+from millstream.core.record import Record, Timer
+from millstream.core.time import BEGINNING, END, LOW_WATERMARK, WALL_CLOCK
+from millstream.pipeline import Pipeline, Stream
+from millstream.state import codec as codecs
+
+__version__ = "0.1.0"
+
+__all__ = [
+    "BEGINNING",
+    "END",
+    "LOW_WATERMARK",
+    "WALL_CLOCK",
+    "Computation",
+    "MapState",
+    "Pipeline",
+    "Record",
+    "Stream",
+    "Timer",
+    "codecs",
+    "errors",
+    "sinks",
+    "sources",
+    "testing",
+    "watermarks",
+]

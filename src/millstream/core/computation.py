@@ -1,0 +1,150 @@
+"""Computation: the class that users write. One instance serves one shard for one epoch, one key at a time.
+
+The step binds `key` and `state` before it calls a hook and reads `state`, timers and productions after the key's last hook of the
+epoch. Rules that this file enforces:
+1. A production's timestamp is not older than its cause's (MillWheel §4: otherwise it could be late behind its own cause).
+2. A production's id follows from computation, key, cause and ordinal, so a retry makes the same id.
+3. Timers are a set of (time, tag) per kind: setting one twice is setting it once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from hashlib import blake2b
+from typing import Any
+
+from millstream.core.layout import TimerSet
+from millstream.core.record import Production, Record, Timer
+from millstream.core.time import BEGINNING, END, LOW_WATERMARK, WALL_CLOCK
+
+_OWN: Any = object()
+
+
+class Computation:
+    """User code in the context of one key.
+
+    Subclass it, say what `State` is, and write `process_record` and, if you set timers, `process_timer`:
+
+    >>> class Count(Computation):
+    ...     State = int
+    ...     def process_record(self, record):
+    ...         self.state += 1
+    ...         self.produce(self.state)
+    """
+
+    #: What a key's state is: a type that can be called without arguments (dict, list, int, a dataclass with defaults,
+    #: a msgspec Struct, MapState). A row whose state equals `State()` and that has no timers is not kept.
+    State: Any = dict
+    #: How state becomes bytes: `ms.codecs.msgpack` unless this says otherwise.
+    codec: Any = None
+
+    #: The key that the hook is called for.
+    key: Any
+    #: The key's state. Change it in place or assign a new one.
+    state: Any
+    #: This computation's low watermark: no record with an older timestamp is still expected.
+    low_watermark: int
+    #: The epoch's wall clock in milliseconds, the same on every retry.
+    now: int
+
+    _low: TimerSet
+    _wall: TimerSet
+    _next_due: int
+    _late: int
+    _cause: Record | Timer
+    _cause_time: int
+    _ordinal: int
+    _row_key: bytes
+    _name: str
+    _streams: frozenset[str]
+    _same_key_streams: frozenset[str]
+    _default_stream: str | None
+    _encode: Callable[[Any], bytes]
+    _productions: list[Production]
+
+    def process_record(self, record: Record) -> None:
+        """Called for every record on time, in order of (timestamp, id) within the epoch."""
+        raise NotImplementedError(f"{type(self).__name__} has inputs but no process_record")
+
+    def process_timer(self, timer: Timer) -> None:
+        """Called once for every timer, in order of time."""
+        raise NotImplementedError(f"{type(self).__name__} sets timers but has no process_timer")
+
+    def process_late_record(self, record: Record) -> None:
+        """Called for a record older than the low watermark. The default drops it; the engine counts it either way."""
+
+    def set_timer(self, tag: str, time: int, kind: str = LOW_WATERMARK) -> None:
+        """Asks for `process_timer` at this low watermark, or at this wall-clock time with `kind=ms.WALL_CLOCK`.
+
+        Timers with different tags or times stand side by side; a time that has passed is due at once.
+        """
+        entry = (time, tag)
+        if kind == LOW_WATERMARK:
+            timers = self._low
+            if entry not in timers:
+                self._check_timer(tag, time)
+                timers.add(entry)
+                if time < self._next_due and time <= self.low_watermark:
+                    self._next_due = time
+        elif kind == WALL_CLOCK:
+            if entry not in self._wall:
+                self._check_timer(tag, time)
+                self._wall.add(entry)
+        else:
+            raise ValueError(f"kind={kind!r}: use ms.LOW_WATERMARK or ms.WALL_CLOCK")
+
+    def cancel_timer(self, tag: str, time: int | None = None, kind: str = LOW_WATERMARK) -> None:
+        """Takes back the timer with this tag and time, or all with this tag. Nothing happens if there is none."""
+        if kind not in (LOW_WATERMARK, WALL_CLOCK):
+            raise ValueError(f"kind={kind!r}: use ms.LOW_WATERMARK or ms.WALL_CLOCK")
+        timers = self._low if kind == LOW_WATERMARK else self._wall
+        if time is not None:
+            timers.discard((time, tag))
+        else:
+            timers.difference_update([entry for entry in timers if entry[1] == tag])
+        if kind == LOW_WATERMARK:
+            earliest = min(timers, default=(END, ""))[0]
+            self._next_due = earliest if earliest <= self.low_watermark else END
+
+    def produce(self, value: Any, *, key: Any = _OWN, timestamp: int | None = None, stream: str | None = None) -> None:
+        """Emits a record. Key and timestamp are those of the record or timer at hand unless given."""
+        if timestamp is None:
+            timestamp = self._cause_time
+        elif timestamp.__class__ is not int:
+            raise TypeError(f"produce(timestamp={timestamp!r}): give milliseconds as an int")
+        elif timestamp < self._cause_time:
+            raise ValueError(
+                f"produce(timestamp={timestamp}) is older than what caused it ({self._cause_time}): a production may not go back in event time"
+            )
+        if stream is None:
+            if self._default_stream is None:
+                known = ", ".join(sorted(self._streams)) or "none"
+                raise ValueError(f"{self._name} has several streams or none ({known}): say which with produce(..., stream=)")
+            stream = self._default_stream
+        elif stream not in self._streams:
+            known = ", ".join(sorted(self._streams)) or "none"
+            raise ValueError(f"{self._name} does not produce a stream {stream!r}; it produces: {known}")
+        if key is _OWN:
+            key = self.key
+        elif stream in self._same_key_streams and (key != self.key or type(key) is not type(self.key)):
+            raise ValueError(
+                f"produce(key={key!r}) on stream {stream!r}: its consumer gives no key of its own and so runs on the producer's. "
+                f"Give that consumer key=lambda record: record.key; it then goes through the shuffle."
+            )
+        cause = self._cause
+        of = f"{cause.kind}/{cause.time}/{cause.tag}" if cause.__class__ is Timer else cause.id  # type: ignore[union-attr]
+        digest = blake2b(self._row_key, digest_size=16)
+        digest.update(f"\0{self._name}\0{stream}\0{of}\0{self._ordinal}".encode())
+        self._ordinal += 1
+        try:
+            body = self._encode(value)
+        except Exception as error:
+            raise ValueError(f"the value produced on stream {stream!r} cannot be encoded: {error}") from error
+        self._productions.append(Production(stream, key, timestamp, digest.hexdigest(), body))
+
+    @staticmethod
+    def _check_timer(tag: str, time: int) -> None:
+        if time.__class__ is not int or not BEGINNING < time < END:
+            raise ValueError(f"set_timer({tag!r}, {time!r}): the time must be an int, milliseconds since 1970")
+        if not isinstance(tag, str):
+            raise ValueError(f"set_timer({tag!r}, ...): the tag must be a str")

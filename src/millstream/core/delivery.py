@@ -1,0 +1,45 @@
+"""Delivery: from a production to the rows of its consumers.
+
+A route's key is worked out where the record is produced, with the value as the consumer will see it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from millstream.core.keys import BadKey, key_text
+from millstream.core.record import Production, Record, single
+from millstream.core.topology import Route
+from millstream.errors import HookError
+
+def field_of(value: Any, name: str) -> Any:
+    """A named field of a value: an item of a dict, an attribute of anything else."""
+    return value[name] if isinstance(value, dict) else getattr(value, name)
+
+
+def route_key(route: Route, decode: Callable[[bytes], Any]) -> Callable[[Production], str]:
+    """A function that gives the key text of a production on a route."""
+    key = route.key
+    if key is None:
+        extract: Callable[[Record], Any] = lambda record: record.key  # noqa: E731
+    elif isinstance(key, str):
+        extract = lambda record: field_of(record.value, key)  # noqa: E731
+    elif isinstance(key, (list, tuple)):
+        extract = lambda record: tuple(field_of(record.value, name) for name in key)  # noqa: E731
+    else:
+        extract = key
+
+    def text(production: Production) -> str:
+        record = single(production.stream, production.key, production.timestamp, None if key is None else decode(production.body), production.id)
+        try:
+            return key_text(extract(record))
+        except BadKey as error:
+            raise HookError(f"stream {production.stream!r} into computation {route.computation!r}: {error} (record {record!r})") from error
+        except Exception as error:
+            raise HookError(
+                f"stream {production.stream!r} into computation {route.computation!r}: its key raised {type(error).__name__}: {error} (record {record!r})"
+            ) from error
+
+    return text
+

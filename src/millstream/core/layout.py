@@ -1,0 +1,84 @@
+"""The keyspace of a shard: how a row is laid out as sorted byte strings.
+
+Everything that one computation keeps for one shard lives in one ordered map from bytes to bytes. Three kinds of entries:
+
+    R <row key>                                 → Row: state, low-watermark timers, wall-clock timers
+    M <len> <row key> <field> 0 <sub-key>       → one entry of a MapState
+    T <kind> <time> <row key>                   → nothing: the *earliest* timer of that kind of that key
+
+Rules
+1. A row is one entry, so state and timers change together. The index holds at most one entry per key and kind, so a key
+   with a thousand timers costs two index writes when its earliest timer changes, and none otherwise.
+2. A delta is a set of puts and deletes of such entries; log, snapshot and replica know no more than that.
+3. Times are biased and big-endian: the order of bytes is the order of time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Protocol
+
+import msgspec
+
+ROW = b"R"
+SUB = b"M"
+LOW_TIMER = b"TL"
+WALL_TIMER = b"TW"
+
+_BIAS = 2**63
+
+TimerSet = set[tuple[int, str]]
+
+
+class Store(Protocol):
+    """The committed entries of a shard, as the step reads them."""
+
+    def get(self, key: bytes) -> bytes | None:
+        """The value of an entry, or None."""
+
+    def scan(self, start: bytes, stop: bytes, reverse: bool = False) -> Iterator[tuple[bytes, bytes]]:
+        """Entries with start <= key < stop, in order."""
+
+
+class Row(msgspec.Struct, array_like=True, gc=False):
+    """What is kept under one row key. Empty timer sets and an empty state mean that the row need not exist."""
+
+    state: bytes
+    low: list[tuple[int, str]] = []
+    wall: list[tuple[int, str]] = []
+
+
+encode_row = msgspec.msgpack.Encoder().encode
+decode_row = msgspec.msgpack.Decoder(Row).decode
+
+
+def timer_entry(kind: bytes, time: int, row_key: bytes) -> bytes:
+    """The index entry of a key's earliest timer of a kind."""
+    return kind + (time + _BIAS).to_bytes(8, "big") + row_key
+
+
+def timer_time(entry: bytes) -> int:
+    """The time in an index entry."""
+    return int.from_bytes(entry[2:10], "big") - _BIAS
+
+
+def timer_row_key(entry: bytes) -> bytes:
+    """The row key in an index entry."""
+    return entry[10:]
+
+
+def timers_until(kind: bytes, time: int) -> tuple[bytes, bytes]:
+    """The range of index entries with a time up to and including this one."""
+    end = time + _BIAS + 1
+    return kind, (kind + end.to_bytes(8, "big") if end < 2**64 else after(kind))
+
+
+def sub_prefix(row_key: bytes, field: str) -> bytes:
+    """What the sub-rows of one MapState of one key begin with."""
+    return SUB + len(row_key).to_bytes(4, "big") + row_key + field.encode() + b"\0"
+
+
+def after(prefix: bytes) -> bytes:
+    """The first byte string behind all that begin with a prefix."""
+    trimmed = prefix.rstrip(b"\xff")
+    return trimmed[:-1] + bytes([trimmed[-1] + 1]) if trimmed else b"\xff" * (len(prefix) + 1)

@@ -1,0 +1,142 @@
+"""MapState: a key's state as many sub-rows, sorted by sub-key, read lazily and written only where changed.
+
+`State = ms.MapState` makes the whole state a map; a field of that type in a dataclass or Struct makes a part of it one:
+
+    @dataclass
+    class Session:
+        started: int = 0
+        pages: ms.MapState = field(default_factory=ms.MapState)
+
+A key with a million entries costs what an epoch touches: `get` reads one entry, `range` streams, and only changed entries
+enter the delta. Values are taken as they are when set; changing a value in place afterwards is not seen: set it again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from millstream.core import subkeys
+from millstream.core.layout import Store, after
+
+_MISSING = object()
+
+
+class MapState:
+    """An ordered map that lives in the store, entry by entry.
+
+    >>> pages = MapState()
+    >>> pages["b"] = 2
+    >>> pages["a"] = 1
+    >>> list(pages.range("a", "b")), pages.get("c", 0), "b" in pages
+    ([('a', 1)], 0, True)
+    """
+
+    __slots__ = ("_decode", "_dirty", "_encode", "_prefix", "_store")
+
+    def __init__(self) -> None:
+        self._store: Store | None = None
+        self._prefix = b""
+        self._encode: Callable[[Any], bytes] | None = None
+        self._decode: Callable[[bytes], Any] | None = None
+        self._dirty: dict[bytes, Any] = {}
+
+    def bind(self, store: Store, prefix: bytes, encode: Callable[[Any], bytes], decode: Callable[[bytes], Any]) -> None:
+        """Called by the step: where the committed entries are."""
+        self._store, self._prefix, self._encode, self._decode = store, prefix, encode, decode
+
+    def _raw(self, sub_key: Any) -> bytes:
+        return self._prefix + subkeys.encode(sub_key)
+
+    def get(self, sub_key: Any, default: Any = None) -> Any:
+        """The value under a sub-key, or the default."""
+        raw = self._raw(sub_key)
+        value = self._dirty.get(raw, self)
+        if value is not self:
+            return default if value is _MISSING else value
+        data = self._store.get(raw) if self._store is not None else None
+        return default if data is None else self._decode(data)  # type: ignore[misc]
+
+    def __getitem__(self, sub_key: Any) -> Any:
+        value = self.get(sub_key, _MISSING)
+        if value is _MISSING:
+            raise KeyError(sub_key)
+        return value
+
+    def __contains__(self, sub_key: Any) -> bool:
+        return self.get(sub_key, _MISSING) is not _MISSING
+
+    def __setitem__(self, sub_key: Any, value: Any) -> None:
+        self._dirty[self._raw(sub_key)] = value
+
+    def __delitem__(self, sub_key: Any) -> None:
+        if sub_key not in self:
+            raise KeyError(sub_key)
+        self._dirty[self._raw(sub_key)] = _MISSING
+
+    def set(self, sub_key: Any, value: Any) -> None:
+        """The same as `map[sub_key] = value`."""
+        self[sub_key] = value
+
+    def delete(self, sub_key: Any) -> None:
+        """Removes an entry; nothing happens if there is none."""
+        self._dirty[self._raw(sub_key)] = _MISSING
+
+    def pop(self, sub_key: Any, default: Any = _MISSING) -> Any:
+        """Removes an entry and returns its value."""
+        value = self.get(sub_key, _MISSING)
+        if value is _MISSING:
+            if default is _MISSING:
+                raise KeyError(sub_key)
+            return default
+        self.delete(sub_key)
+        return value
+
+    def range(self, start: Any = None, stop: Any = None, reverse: bool = False) -> Iterator[tuple[Any, Any]]:
+        """Entries with start <= sub-key < stop in order of sub-key; None leaves that side open.
+
+        Changes made while it runs may or may not be seen by it.
+        """
+        low = self._raw(start) if start is not None else self._prefix
+        high = self._raw(stop) if stop is not None else (after(self._prefix) if self._prefix else b"\xff")
+        changed = sorted((raw for raw in self._dirty if low <= raw < high), reverse=reverse)
+        stored = iter(self._store.scan(low, high, reverse)) if self._store is not None else iter(())
+        skip = len(self._prefix)
+        head = next(stored, None)
+        for raw in changed:
+            while head is not None and (head[0] > raw if reverse else head[0] < raw):
+                yield subkeys.decode(head[0][skip:]), self._decode(head[1])  # type: ignore[misc]
+                head = next(stored, None)
+            if head is not None and head[0] == raw:
+                head = next(stored, None)
+            value = self._dirty.get(raw, _MISSING)
+            if value is not _MISSING:
+                yield subkeys.decode(raw[skip:]), value
+        while head is not None:
+            if head[0] not in self._dirty:
+                yield subkeys.decode(head[0][skip:]), self._decode(head[1])  # type: ignore[misc]
+            head = next(stored, None)
+
+    def __iter__(self) -> Iterator[Any]:
+        return (sub_key for sub_key, _ in self.range())
+
+    def items(self) -> Iterator[tuple[Any, Any]]:
+        """All entries in order of sub-key."""
+        return self.range()
+
+    def clear(self) -> None:
+        """Removes every entry; costs what there is."""
+        for sub_key in list(self):
+            self.delete(sub_key)
+
+    def is_empty(self) -> bool:
+        """Whether no entry is left."""
+        return next(iter(self), self) is self
+
+    def changes(self) -> Iterator[tuple[bytes, bytes | None]]:
+        """Called by the step: what this epoch changed, encoded."""
+        for raw, value in self._dirty.items():
+            yield raw, None if value is _MISSING else self._encode(value)  # type: ignore[misc]
+
+    def __repr__(self) -> str:
+        return f"MapState({dict(self.items())!r})"

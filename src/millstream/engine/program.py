@@ -1,0 +1,120 @@
+"""A pipeline made ready to run: the graph, codecs and key functions, worked out once and shared by both engines.
+
+`Program` is plain data and is pickled to the workers once; `Worker` is what a process makes of it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from millstream.core.codec import Codec
+from millstream.core.computation import Computation
+from millstream.core.delivery import route_key
+from millstream.core.keys import key_text
+from millstream.core.layout import Store
+from millstream.core.record import Batch, Production
+from millstream.core.step import Arrivals, Outcome, StateKind, Step, Times
+from millstream.core.topology import Group, Route, Topology
+from millstream.errors import DefinitionError
+from millstream.state.codec import msgpack
+
+Arrival = tuple[str, int, str, Batch, int]
+
+
+class Program:
+    """All that a task needs to know of a pipeline, whatever the epoch."""
+
+    def __init__(self, name: str, topology: Topology, codec: Codec) -> None:
+        self.name = name
+        self.topology = topology
+        self.codec = codec
+
+    def codec_of(self, computation: str) -> Codec:
+        """The codec of a computation's state."""
+        spec = self.topology.by_name[computation]
+        return spec.codec or getattr(spec.factory, "codec", None) or msgpack
+
+
+class Worker:
+    """A program in one process: codecs, state kinds and key functions, ready for use."""
+
+    def __init__(self, program: Program) -> None:
+        self.program = program
+        self.topology = program.topology
+        self.encode_value = program.codec.encoder()
+        self.decode_value = program.codec.decoder(object)
+        self._kinds: dict[str, StateKind] = {}
+        self.route_keys: dict[int, Callable[[Production], str]] = {
+            route.index: route_key(route, self.decode_value)
+            for route in self.topology.routes
+            if route.stream not in self.topology.injectors
+        }
+        self.routes_of: dict[str, list[Route]] = {}
+        for route in self.topology.routes:
+            self.routes_of.setdefault(route.stream, []).append(route)
+
+    def make(self, name: str) -> tuple[Computation, StateKind]:
+        """A fresh instance of a computation, and how its state is kept."""
+        spec = self.topology.by_name[name]
+        computation = spec.factory()
+        if not isinstance(computation, Computation):
+            raise DefinitionError(f"computation {name!r}: {spec.factory!r} made a {type(computation).__name__}, not a Computation")
+        kind = self._kinds.get(name)
+        if kind is None:
+            kind = self._kinds[name] = StateKind(computation, self.program.codec_of(name))
+        return computation, kind
+
+    def run_group(
+        self,
+        group: Group,
+        arrivals: Mapping[str, Arrivals],
+        stores: Mapping[str, Store],
+        times: Mapping[str, Times],
+    ) -> dict[str, Outcome]:
+        """Runs the computations of a group in order, handing productions on inside the group."""
+        outcomes: dict[str, Outcome] = {}
+        inside: dict[str, list[Production]] = {}
+        for name in group.computations:
+            spec = self.topology.by_name[name]
+            fused = self.topology.fused_inputs(name)
+            here = arrivals.get(name)
+            if fused:
+                here = self._handed_over([p for stream in fused for p in inside.get(stream, ())])
+            computation, kind = self.make(name)
+            step = Step(name, computation, kind, stores[name], times[name], spec.produces, self.encode_value, self.topology.same_key_streams)
+            outcomes[name] = outcome = step.run(here or Arrivals.none())
+            for production in outcome.productions:
+                if production.stream in self.topology.same_key_streams:
+                    inside.setdefault(production.stream, []).append(production)
+        return outcomes
+
+    def _handed_over(self, productions: Sequence[Production]) -> Arrivals:
+        batches: dict[str, BodyBatch] = {}
+        rows: list[Arrival] = []
+        for p in productions:
+            batch = batches.get(p.stream)
+            if batch is None:
+                batch = batches[p.stream] = BodyBatch(p.stream, [], [], self.decode_value)
+            batch.bodies.append(p.body)
+            batch.ids.append(p.id)
+            rows.append((key_text(p.key), p.timestamp, p.id, batch, len(batch.bodies) - 1))
+        return Arrivals.of(rows)
+
+
+class BodyBatch(Batch):
+    """Records whose values are still encoded."""
+
+    __slots__ = ("_decode", "bodies", "ids")
+
+    def __init__(self, stream: str, bodies: list[bytes], ids: list[str], decode: Callable[[bytes], Any]) -> None:
+        super().__init__(stream)
+        self.bodies = bodies
+        self.ids = ids
+        self._decode = decode
+
+    def value(self, index: int) -> Any:
+        return self._decode(self.bodies[index])
+
+    def id(self, index: int) -> str:
+        return self.ids[index]

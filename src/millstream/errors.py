@@ -1,0 +1,66 @@
+"""Every exception of Millstream, in one tree. The class says who must act.
+
+::
+
+    MillstreamError
+    ├── DefinitionError        the author of the pipeline: the graph, a key, a name is wrong. Found before any record is read
+    ├── CheckpointError        the operator: the checkpoint does not belong to this pipeline, or cannot go on
+    │   ├── DamageError        the operator: an object in the checkpoint is missing or its bytes changed
+    │   └── Fenced             nobody: another driver owns the checkpoint now, this one stopped
+    ├── InputError             whoever feeds the stream: a null key, a corrupt file, a value that does not fit
+    ├── HookError              the author of the computation: a hook raised, a value cannot be encoded
+    ├── StorageError           the operator: the disk is full, the store refuses
+    ├── SinkError              the operator of the sink
+    └── EpochAbandoned         nobody: attempts of an epoch did not fit together; it is run again
+
+An epoch that ends in any of these was not committed, and nothing already committed is touched.
+"""
+
+from __future__ import annotations
+
+
+class MillstreamError(Exception):
+    """Base of all errors that Millstream raises on purpose."""
+
+
+class DefinitionError(MillstreamError):
+    """The pipeline cannot be built as it is written."""
+
+
+class CheckpointError(MillstreamError):
+    """The checkpoint and the pipeline do not fit together."""
+
+
+class DamageError(CheckpointError):
+    """An object of the checkpoint is missing or damaged."""
+
+
+class Fenced(CheckpointError):
+    """Another driver has taken over the checkpoint; this one must stop."""
+
+
+class InputError(MillstreamError):
+    """A record or a file of an injected stream cannot be used."""
+
+
+class HookError(MillstreamError):
+    """User code raised, or gave the system something it cannot keep."""
+
+
+class StorageError(MillstreamError):
+    """The checkpoint's or the sink's storage refused an operation."""
+
+
+class SinkError(MillstreamError):
+    """A sink could not take or publish an epoch's rows."""
+
+
+class EpochAbandoned(MillstreamError):
+    """The attempts that made up an epoch do not fit together. Raised inside the engine, which runs the epoch again."""
+
+
+#: How a failure travels from a task to the driver: by the name of its class.
+BY_NAME: dict[str, type[MillstreamError]] = {
+    cls.__name__: cls
+    for cls in (DefinitionError, CheckpointError, DamageError, Fenced, InputError, HookError, StorageError, SinkError)
+}

@@ -1,0 +1,222 @@
+"""Pipeline: what users wire, and where they say run."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from millstream.core.codec import Codec
+from millstream.core.computation import Computation
+from millstream.core.topology import ComputationSpec, Emission, Injector, Input, Topology
+from millstream.core.watermark import Bounded, bounded
+from millstream.engine.program import Program
+from millstream.errors import DefinitionError
+from millstream.sinks.base import Sink
+from millstream.state.codec import msgpack
+
+if TYPE_CHECKING:
+    from millstream.engine.spark.query import Handle
+
+_NAME = re.compile(r"^[A-Za-z0-9][A-Za-z0-9_.-]*$")
+_FORWARD = "emit."
+
+
+class Stream:
+    """A named flow of records."""
+
+    def __init__(self, name: str, pipeline: Pipeline) -> None:
+        self.name = name
+        self.pipeline = pipeline
+
+    def __repr__(self) -> str:
+        return f"Stream({self.name!r})"
+
+
+class Forward(Computation):
+    """Hands an injected stream on to its sinks, keeping nothing."""
+
+    State = type(None)
+
+    def process_record(self, record: Any) -> None:
+        self.produce(record.value, key=None)
+
+    process_late_record = process_record
+
+
+class Pipeline:
+    """A graph of injectors, computations and sinks.
+
+    >>> class Count(Computation):
+    ...     State = int
+    ...     def process_record(self, record):
+    ...         self.state += 1
+    >>> import millstream as ms
+    >>> pipeline = ms.Pipeline("visits")
+    >>> visits = pipeline.inject("visits", ms.sources.rate(10), timestamp="timestamp")
+    >>> pipeline.compute(Count, visits, key="value")
+    Stream('Count')
+    """
+
+    def __init__(self, name: str, *, codec: Codec = msgpack) -> None:
+        self.name = _checked(name, "pipeline")
+        self.codec = codec
+        self._injectors: list[Injector] = []
+        self._computations: list[ComputationSpec] = []
+        self._emissions: list[Emission] = []
+
+    def inject(
+        self,
+        name: str,
+        source: Any,
+        *,
+        timestamp: Any = None,
+        id: Any = None,
+        value: str | None = None,
+        watermark: Bounded | None = None,
+    ) -> Stream:
+        """Brings records in from a source: one of `ms.sources`, or any streaming DataFrame.
+
+        timestamp: a column (milliseconds as long, or a Spark timestamp) or a Column; without it, records get the time at which their
+        epoch was planned. id: a column or Column that names a record; without it, the id follows from the row's content.
+        value: one column to be the record's value; without it, the value is the row as a dict. watermark: `ms.watermarks.bounded(delay)`,
+        by default with no delay.
+        """
+        _checked(name, "stream")
+        if any(i.name == name for i in self._injectors):
+            raise DefinitionError(f"two injected streams are called {name!r}")
+        if not hasattr(source, "load") and not hasattr(source, "isStreaming"):
+            raise DefinitionError(f"inject({name!r}, ...): {type(source).__name__} is no source. Give one of ms.sources or a streaming DataFrame.")
+        if not isinstance(watermark or bounded(0), Bounded):
+            raise DefinitionError(f"inject({name!r}, watermark=...): use ms.watermarks.bounded('2s')")
+        self._injectors.append(Injector(name, source, timestamp, id, value, watermark or bounded(0)))
+        return Stream(name, self)
+
+    def compute(
+        self,
+        computation: Callable[[], Computation],
+        *inputs: Stream | str,
+        key: Any = None,
+        produces: str | Sequence[str] | None = None,
+        name: str | None = None,
+        codec: Codec | None = None,
+        renamed_from: str | None = None,
+    ) -> Any:
+        """Runs a computation on one or several streams.
+
+        computation: a subclass of `ms.Computation`, or anything that makes an instance when called (such as functools.partial).
+        key: for an injected stream a column name, a list of names (the key is a tuple), or a Column; for an internal stream a
+        field's name, a callable on the record, or None for the producer's key, which needs no shuffle. A dict gives each stream its own.
+        produces: the name of the output stream, or several. name: the identity of its state in the checkpoint, by default the
+        class's name. Returns the output stream, or a tuple of streams.
+        """
+        if name is None:
+            name = getattr(computation, "__name__", None) or getattr(getattr(computation, "func", None), "__name__", None)
+        if not name or not callable(computation):
+            raise DefinitionError(f"compute({computation!r}): give a subclass of ms.Computation, or a callable that makes one, with name=")
+        if isinstance(computation, type) and not issubclass(computation, Computation):
+            raise DefinitionError(f"compute({computation.__name__}): it is not a subclass of ms.Computation")
+        _checked(name, "computation")
+        if any(spec.name == name for spec in self._computations):
+            raise DefinitionError(f"two computations are called {name!r}: give one of them another name=")
+        if not inputs:
+            raise DefinitionError(f"computation {name!r} reads no stream")
+        streams = [self._stream_name(i, f"computation {name!r}") for i in inputs]
+        if isinstance(key, Mapping):
+            unknown = sorted(set(key) - set(streams))
+            if unknown:
+                raise DefinitionError(f"computation {name!r}: key= names the streams {unknown}, which it does not read")
+        keys = [key.get(s) if isinstance(key, Mapping) else key for s in streams]
+        outputs = (name,) if produces is None else (produces,) if isinstance(produces, str) else tuple(produces)
+        for output in outputs:
+            _checked(output, "stream")
+        spec = ComputationSpec(
+            name, computation, tuple(Input(s, _listed(k)) for s, k in zip(streams, keys, strict=True)), outputs, codec, renamed_from
+        )
+        self._computations.append(spec)
+        made = tuple(Stream(output, self) for output in outputs)
+        return made[0] if len(made) == 1 else made
+
+    def emit(self, stream: Stream | str, sink: Sink) -> None:
+        """Sends a stream to a sink. A stream may go to several sinks."""
+        if not isinstance(sink, Sink):
+            raise DefinitionError(f"emit(...): {type(sink).__name__} is no sink. Use one of ms.sinks.")
+        name = self._stream_name(stream, "emit")
+        taken = sum(e.stream == name for e in self._emissions)
+        self._emissions.append(Emission(f"{name}.{taken}" if taken else name, name, sink))
+
+    def topology(self) -> Topology:
+        """The checked graph. Raises DefinitionError if something does not fit."""
+        injected = {i.name for i in self._injectors}
+        computations = list(self._computations)
+        emissions = []
+        for emission in self._emissions:
+            if emission.stream in injected:  # only computations have sinks, so a forwarder stands in between
+                forward = _FORWARD + emission.stream
+                if all(spec.name != forward for spec in computations):
+                    computations.append(ComputationSpec(forward, Forward, (Input(emission.stream, ()),), (forward,)))
+                emission = Emission(emission.name, forward, emission.sink)
+            emissions.append(emission)
+        if not self._injectors:
+            raise DefinitionError(f"pipeline {self.name!r} has no injector: nothing would ever come in")
+        if not computations:
+            raise DefinitionError(f"pipeline {self.name!r} has no computation and no sink: nothing would ever happen")
+        return Topology(self._injectors, computations, emissions)
+
+    def program(self) -> Program:
+        """The pipeline, ready for an engine."""
+        return Program(self.name, self.topology(), self.codec)
+
+    def run(
+        self,
+        spark: Any = None,
+        *,
+        checkpoint: str | os.PathLike[str],
+        trigger: str | int = "500ms",
+        available_now: bool = False,
+        drain: bool = True,
+        shards: int | None = None,
+        spark_checkpoint: str | os.PathLike[str] | None = None,
+        storage_options: dict[str, Any] | None = None,
+        drop: Sequence[str] = (),
+    ) -> Handle:
+        """Starts the pipeline on Spark and returns a handle (`await_termination`, `stop`, `status`).
+
+        spark: a session; without one, a local session is made. checkpoint: a directory or an s3:// URL that is this pipeline's alone.
+        available_now: process what is there and end; `drain` then moves event time to its end, so that every window closes.
+        shards: fixed when the checkpoint is made, by default one per core. spark_checkpoint: where Spark keeps its own offsets, by
+        default inside the checkpoint. drop: names of computations whose state may go although others are new.
+        """
+        from millstream.engine.spark.query import start
+
+        return start(
+            self.program(),
+            spark,
+            checkpoint=os.fspath(checkpoint),
+            trigger=None if available_now else trigger,
+            drain=drain,
+            shards=shards,
+            spark_checkpoint=None if spark_checkpoint is None else os.fspath(spark_checkpoint),
+            storage_options=storage_options,
+            drop=tuple(drop),
+        )
+
+    def _stream_name(self, stream: Stream | str, who: str) -> str:
+        if isinstance(stream, str):
+            return stream
+        if not isinstance(stream, Stream):
+            raise DefinitionError(f"{who}: {type(stream).__name__} is no stream. Give what inject or compute returned, or a stream's name.")
+        if stream.pipeline is not self:
+            raise DefinitionError(f"{who}: stream {stream.name!r} belongs to pipeline {stream.pipeline.name!r}")
+        return stream.name
+
+
+def _listed(key: Any) -> Any:
+    return tuple(key) if isinstance(key, list) else key
+
+
+def _checked(name: str, what: str) -> str:
+    if not isinstance(name, str) or not _NAME.match(name) or len(name) > 100:
+        raise DefinitionError(f"{name!r} cannot name a {what}: use letters, digits, '_', '-' and '.', beginning with a letter or digit, at most 100")
+    return name

@@ -1,0 +1,16 @@
+"""Where records go: sinks in two phases.
+
+Contract of a sink
+- `stage(context, rows)` runs in a task, before the commit, any number of times (retries, zombies). It makes the rows durable under a
+  name of its own and returns a *part*: a small dict that goes into the manifest. What no manifest names is never seen.
+- `commit(context, epoch, parts)` runs on the driver after the manifest, at least once, in order of epochs. It must be idempotent.
+- `sweep(context, keep)` runs now and then: leftovers of attempts that were never committed may go.
+
+A row of a sink is key, timestamp and value. Rows of one key stand in the order in which they were produced.
+"""
+
+from millstream.sinks.base import Sink, SinkRow
+from millstream.sinks.epochs import EachEpoch, Memory, each_epoch, memory
+from millstream.sinks.files import Files, files
+
+__all__ = ["EachEpoch", "Files", "Memory", "Sink", "SinkRow", "each_epoch", "files", "memory"]

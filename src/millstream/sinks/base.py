@@ -1,0 +1,63 @@
+"""What the engine asks of a sink. The contract is told in the package's docstring."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import msgspec
+
+from millstream.state.storage import Storage
+
+Part = dict[str, Any]
+
+
+class SinkRow(msgspec.Struct, gc=False):
+    """One row for a sink."""
+
+    key: Any
+    timestamp: int
+    value: Any
+
+
+class TaskContext(msgspec.Struct):
+    """Where a task stages: `label` is unique to stream, epoch and shard; `attempt` to this attempt."""
+
+    checkpoint: Storage
+    emission: str
+    epoch: int
+    label: str
+    attempt: str
+
+
+class DriverContext(msgspec.Struct):
+    """What a sink may use on the driver."""
+
+    checkpoint: Storage
+    emission: str
+    spark: Any = None
+
+
+class Sink:
+    """Base of all sinks."""
+
+    def check(self) -> None:
+        """Driver, at the start of a run: the time to find out that a sink cannot work."""
+
+    def resolve(self, arrow_schema: Any) -> None:
+        """Driver, at the start of a run: gets a function that turns a DDL string into an Arrow schema."""
+
+    def stage(self, context: TaskContext, rows: Sequence[SinkRow]) -> Part:
+        """Task: makes the rows durable and invisible."""
+        raise NotImplementedError
+
+    def commit(self, context: DriverContext, epoch: int, parts: Sequence[Part]) -> None:
+        """Driver: makes an epoch's parts visible."""
+        raise NotImplementedError
+
+    def sweep(self, context: DriverContext, before_epoch: int, keep: Sequence[str]) -> None:
+        """Driver: removes what attempts before an epoch left behind, except the staged names to keep."""
+
+    def describe(self) -> str:
+        """For people."""
+        return type(self).__name__.lower()

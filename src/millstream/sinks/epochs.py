@@ -1,0 +1,101 @@
+"""Sinks that are handed a whole epoch on the driver: a user's function, or a list in memory.
+
+The rows wait in the checkpoint, named by the manifest, until they have been handed over: a crash in between hands them over again,
+with the same epoch number.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import msgspec
+
+from millstream.errors import SinkError
+from millstream.sinks.base import DriverContext, Part, Sink, SinkRow, TaskContext
+from millstream.sinks.files import to_table
+from millstream.state.folding import unit_name
+
+_encode = msgspec.msgpack.Encoder().encode
+_decode = msgspec.msgpack.Decoder(list[tuple[Any, int, Any]]).decode
+
+
+class _Staged(Sink):
+    """Stages rows as msgpack in the checkpoint."""
+
+    def stage(self, context: TaskContext, rows: Sequence[SinkRow]) -> Part:
+        name = unit_name(context.epoch, "rows")
+        try:
+            data = _encode([(row.key, row.timestamp, row.value) for row in rows])
+        except Exception as error:
+            raise SinkError(f"stream {context.emission!r} into {self.describe()}: {error}") from error
+        context.checkpoint.put(name, data)
+        return {"staged": name, "rows": len(rows), "in_checkpoint": True}
+
+    def rows(self, context: DriverContext, parts: Sequence[Part]) -> list[SinkRow]:
+        """The rows of the parts."""
+        return [
+            SinkRow(tuple(key) if isinstance(key, list) else key, timestamp, value)
+            for part in parts
+            for key, timestamp, value in _decode(context.checkpoint.read(part["staged"]))
+        ]
+
+
+class EachEpoch(_Staged):
+    """See `each_epoch`."""
+
+    def __init__(self, function: Callable[[Any, int], None], schema: Any) -> None:
+        self.function = function
+        self.schema = schema
+
+    def resolve(self, arrow_schema: Any) -> None:
+        if isinstance(self.schema, str):
+            self.schema = arrow_schema(self.schema)
+
+    def commit(self, context: DriverContext, epoch: int, parts: Sequence[Part]) -> None:
+        if not parts:
+            return
+        table = to_table(self.rows(context, parts), self.schema, f"stream {context.emission!r} into {self.describe()}")
+        try:
+            self.function(context.spark.createDataFrame(table), epoch)
+        except Exception as error:
+            raise SinkError(
+                f"stream {context.emission!r}: {self.describe()} raised {type(error).__name__}: {error}. Epoch {epoch} is committed; "
+                f"its rows are handed over again at the next start."
+            ) from error
+
+    def describe(self) -> str:
+        return f"each_epoch({getattr(self.function, '__name__', 'function')})"
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {"schema": self.schema, "function": None}  # tasks only stage
+
+
+class Memory(_Staged):
+    """See `memory`."""
+
+    def __init__(self) -> None:
+        self.collected: list[SinkRow] = []
+        self.epochs: set[tuple[str, int]] = set()
+
+    def commit(self, context: DriverContext, epoch: int, parts: Sequence[Part]) -> None:
+        if parts and (context.emission, epoch) not in self.epochs:
+            self.collected.extend(self.rows(context, parts))
+            self.epochs.add((context.emission, epoch))
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {"collected": [], "epochs": set()}
+
+
+def each_epoch(function: Callable[[Any, int], None], *, schema: Any = None) -> EachEpoch:
+    """Calls `function(DataFrame, epoch)` on the driver after each commit with rows: at least once, in order of epochs.
+
+    The same epoch number may come again after a crash, with the same rows: use it to make the effect idempotent. The rows pass
+    through the driver; for bulk output use `files`.
+    """
+    return EachEpoch(function, schema)
+
+
+def memory() -> Memory:
+    """Collects rows in `.collected`, for tests: exactly once within one process."""
+    return Memory()

@@ -1,0 +1,176 @@
+"""Manifests: the one small object whose creation commits an epoch.
+
+Rules
+1. `manifests/<epoch>.json` is created exclusively. Two drivers may both believe that they own the checkpoint; only one can create it.
+2. A manifest is complete in itself: state (segments per computation and shard), low watermarks, earliest timers, what the sinks have
+   still to publish, and which run wrote it. Recovery needs the newest one and nothing else.
+3. Its second line is a CRC-32 of the first: damage is told from absence.
+4. `identity.json` is written once: the checkpoint's own id, the pipeline's name and the number of shards.
+"""
+
+from __future__ import annotations
+
+import secrets
+from typing import Any
+from zlib import crc32
+
+import msgspec
+
+from millstream.core.time import BEGINNING
+from millstream.errors import CheckpointError, DamageError
+from millstream.state.segment import SegmentRef
+from millstream.state.storage import Storage
+
+FORMAT = 1
+KEEP = 10
+
+
+class ShardState(msgspec.Struct):
+    """One shard of one computation."""
+
+    segments: list[SegmentRef] = []
+    keys: int = 0
+    timers: int = 0
+    next_low: int | None = None
+    next_wall: int | None = None
+
+
+class ComputationState(msgspec.Struct):
+    """One computation: its low watermark in the epoch, its shards, and totals since the beginning."""
+
+    low_watermark: int = BEGINNING
+    shards: list[ShardState] = []
+    codec: str = "msgpack"
+    feeds: list[str] = []
+    records: int = 0
+    late: int = 0
+    fired: int = 0
+    produced: int = 0
+
+
+class InjectorState(msgspec.Struct):
+    """One injector: the newest timestamp seen and the watermark that follows from it (for the next epoch)."""
+
+    newest: int | None = None
+    watermark: int = BEGINNING
+    records: int = 0
+
+
+class Manifest(msgspec.Struct):
+    """An epoch, committed."""
+
+    epoch: int
+    token: str
+    now: int
+    runs: list[tuple[int, str]]
+    injectors: dict[str, InjectorState] = {}
+    computations: dict[str, ComputationState] = {}
+    sinks: dict[str, list[dict[str, Any]]] = {}
+    drain: bool = False
+    drained: bool = False
+    offsets: str | None = None
+    format: int = FORMAT
+
+    def token_at(self, epoch: int) -> str | None:
+        """The run that committed an epoch."""
+        found = None
+        for first, token in self.runs:
+            if first <= epoch:
+                found = token
+        return found
+
+
+class Identity(msgspec.Struct, frozen=True):
+    """What a checkpoint is a checkpoint of."""
+
+    id: str
+    pipeline: str
+    shards: int
+    injectors: list[str]
+    format: int = FORMAT
+
+
+def manifest_name(epoch: int) -> str:
+    """The object that commits an epoch."""
+    return f"manifests/{epoch:020d}.json"
+
+
+def _seal(value: Any) -> bytes:
+    body = msgspec.json.encode(value)
+    return body + b"\n%08x\n" % crc32(body)
+
+
+def _open(data: bytes, name: str, type: Any) -> Any:
+    body, _, rest = data.partition(b"\n")
+    if rest.strip() != b"%08x" % crc32(body):
+        raise DamageError(f"{name} is damaged: its checksum does not match. Restore it from a copy, or start with a new checkpoint.")
+    try:
+        found = msgspec.json.decode(body, type=type)
+    except msgspec.ValidationError as error:
+        raise DamageError(f"{name} was written by another version of Millstream: {error}") from error
+    if found.format != FORMAT:
+        raise CheckpointError(f"{name} has format {found.format}; this version of Millstream reads format {FORMAT}.")
+    return found
+
+
+class ManifestLog:
+    """The manifests of a checkpoint."""
+
+    def __init__(self, storage: Storage) -> None:
+        self.storage = storage
+
+    def identify(self, pipeline: str, shards: int | None, default_shards: int, injectors: list[str]) -> Identity:
+        """The checkpoint's identity, written now if it is new. Says no to another pipeline or shard count."""
+        if not self.storage.exists("identity.json"):
+            if self.epochs():
+                raise DamageError(f"{self.storage.url} has manifests but no identity.json. Restore it from a copy.")
+            fresh = Identity(secrets.token_hex(8), pipeline, shards or default_shards, injectors)
+            self.storage.create("identity.json", _seal(fresh))
+        found = self.identity()
+        if found.pipeline != pipeline:
+            raise CheckpointError(f"{self.storage.url} is a checkpoint of pipeline {found.pipeline!r}, not of {pipeline!r}. Use another checkpoint directory.")
+        if shards is not None and shards != found.shards:
+            raise CheckpointError(
+                f"{self.storage.url} has {found.shards} shards, and the run asks for {shards}. The number of shards is fixed when a checkpoint is made: "
+                f"leave shards out, or start with a new checkpoint."
+            )
+        if injectors != found.injectors:
+            raise CheckpointError(
+                f"{self.storage.url} was made with the injectors {found.injectors}, and the pipeline has {injectors}. Spark keeps a position "
+                f"per source, so injectors cannot be added, removed, renamed or reordered: start with a new checkpoint."
+            )
+        return found
+
+    def identity(self) -> Identity:
+        """What the checkpoint says of itself."""
+        if not self.storage.exists("identity.json"):
+            raise CheckpointError(f"{self.storage.url} is not a checkpoint of Millstream: it has no identity.json.")
+        found: Identity = _open(self.storage.read("identity.json"), f"{self.storage.url}/identity.json", Identity)
+        return found
+
+    def epochs(self) -> list[int]:
+        """The epochs whose manifests are kept, ascending."""
+        return sorted(
+            int(stem) for name in self.storage.list("manifests") if (stem := name.rsplit("/", 1)[-1].removesuffix(".json")).isdigit()
+        )
+
+    def latest(self) -> Manifest | None:
+        """The newest committed epoch."""
+        epochs = self.epochs()
+        return self.read(epochs[-1]) if epochs else None
+
+    def read(self, epoch: int) -> Manifest:
+        """One manifest, checked."""
+        name = manifest_name(epoch)
+        found: Manifest = _open(self.storage.read(name), f"{self.storage.url}/{name}", Manifest)
+        if found.epoch != epoch:
+            raise DamageError(f"{self.storage.url}/{name} says it is epoch {found.epoch}")
+        return found
+
+    def exists(self, epoch: int) -> bool:
+        """Whether an epoch is committed."""
+        return self.storage.exists(manifest_name(epoch))
+
+    def commit(self, manifest: Manifest) -> bool:
+        """Creates the manifest: the commit. False if somebody else committed that epoch."""
+        return self.storage.create(manifest_name(manifest.epoch), _seal(manifest))

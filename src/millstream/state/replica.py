@@ -1,0 +1,201 @@
+"""The replica: this host's copy of one shard's entries, in LMDB, shared by its worker processes.
+
+Rules
+1. It holds committed entries only, and a marker: the last epoch applied and the run that committed it, written in the same
+   transaction. It is a cache: deleting it costs time, never data.
+2. Behind the manifest: apply the segments that are newer than the marker. A segment that covers more epochs than are missing may be
+   applied whole, because it ends in the same entries. Anything else (ahead, of another history, older than the base): load anew.
+3. A reader checks the marker inside its own read transaction, so a writer next to it cannot move the ground under its feet.
+4. No fsync: after a power cut the file may be torn, so the folder is named after the boot and the next boot starts afresh.
+
+Why LMDB: opened by several processes at once (RocksDB has one writer process), get and open several times faster, and its
+worse write amplification stays on a local disk cache. Figures: benchmarks/README.md.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import struct
+from collections.abc import Iterator, Sequence
+from hashlib import blake2b
+from pathlib import Path
+
+import lmdb
+import msgspec
+
+from millstream.state.manifest import Manifest
+from millstream.state.segment import SegmentRef, read_blocks
+from millstream.state.storage import Storage
+
+_MARKER = b"\0marker"
+_MAP_SIZE = 1 << 30
+_LONG = 500  # LMDB's keys end at 511 bytes
+_LEN = struct.Struct(">I")
+
+
+def _stored(key: bytes) -> bytes:
+    """The key under which LMDB keeps an entry: itself, or for a long one its beginning and a digest (order within such a beginning is not kept)."""
+    return key if len(key) < _LONG else key[: _LONG - 16] + blake2b(key, digest_size=16).digest()
+
+
+class View:
+    """The entries of a shard as of one epoch: a read transaction. Implements the core's Store."""
+
+    def __init__(self, transaction: lmdb.Transaction) -> None:
+        self._transaction = transaction
+        self._get = transaction.get
+
+    def get(self, key: bytes) -> bytes | None:
+        if len(key) < _LONG:
+            value: bytes | None = self._get(key)
+            return value
+        packed = self._get(_stored(key))
+        return None if packed is None else packed[_LEN.size + len(key) :]
+
+    def scan(self, start: bytes, stop: bytes, reverse: bool = False) -> Iterator[tuple[bytes, bytes]]:
+        low, high = start[: _LONG - 16], stop if len(stop) < _LONG else stop[: _LONG - 16] + b"\xff" * 17
+        with self._transaction.cursor() as cursor:
+            if reverse:
+                found = cursor.prev() if cursor.set_range(high) else cursor.last()
+                moves = cursor.iterprev()
+            else:
+                found = cursor.set_range(low)
+                moves = cursor.iternext()
+            if not found:
+                return
+            for key, value in moves:
+                if key < low or key >= high:
+                    return
+                if len(key) == _LONG:
+                    (length,) = _LEN.unpack_from(value)
+                    key, value = value[_LEN.size : _LEN.size + length], value[_LEN.size + length :]
+                if start <= key < stop and key != _MARKER:
+                    yield key, value
+
+    def close(self) -> None:
+        """Ends the transaction."""
+        self._transaction.abort()
+
+
+class Replica:
+    """One shard's LMDB environment in this process."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self._open()
+
+    def _open(self) -> None:
+        self.folder.mkdir(parents=True, exist_ok=True)
+        self._env = lmdb.open(
+            str(self.folder), map_size=_MAP_SIZE, sync=False, metasync=False, readahead=True, max_readers=512, max_spare_txns=2
+        )
+
+    def view(self, storage: Storage, chain: Sequence[SegmentRef], manifest: Manifest | None) -> View:
+        """The entries as of a manifest (None: before the first epoch), after catching up with it."""
+        for _ in range(100):
+            try:
+                transaction = self._env.begin()
+            except lmdb.MapResizedError:
+                self._env.set_mapsize(0)
+                continue
+            if transaction.get(_MARKER) == _mark(manifest):
+                return View(transaction)
+            transaction.abort()
+            self._catch_up(storage, chain, manifest)
+        raise RuntimeError(f"the replica in {self.folder} keeps changing: two runs share it")
+
+    def _catch_up(self, storage: Storage, chain: Sequence[SegmentRef], manifest: Manifest | None) -> None:
+        while True:
+            try:
+                with self._env.begin(write=True) as transaction:
+                    marker = transaction.get(_MARKER)
+                    if marker == _mark(manifest):
+                        return
+                    missing = _missing(marker, chain, manifest)
+                    if missing is None:
+                        database = self._env.open_db(None, txn=transaction)
+                        transaction.drop(database, delete=False)
+                        missing = chain
+                    empty = len(missing) == len(chain)
+                    for ref in missing:
+                        self._apply(transaction, storage, ref, append=empty and ref.base)
+                    transaction.put(_MARKER, _mark(manifest))
+                    return
+            except lmdb.MapFullError:
+                self._env.set_mapsize(self._env.info()["map_size"] * 2)
+            except lmdb.MapResizedError:
+                self._env.set_mapsize(0)
+            except (lmdb.CorruptedError, lmdb.PageNotFoundError, lmdb.InvalidError):
+                self._env.close()
+                shutil.rmtree(self.folder, ignore_errors=True)
+                self._open()
+
+    def _apply(self, transaction: lmdb.Transaction, storage: Storage, ref: SegmentRef, append: bool) -> None:
+        delete = transaction.delete
+        with transaction.cursor() as cursor:
+            for keys, values in read_blocks(storage, ref):
+                if any(len(key) >= _LONG for key in keys):
+                    pairs = [
+                        (_stored(k), v if v is None or len(k) < _LONG else _LEN.pack(len(k)) + k + v)
+                        for k, v in zip(keys, values, strict=True)
+                    ]
+                    append = False
+                else:
+                    pairs = list(zip(keys, values, strict=True))
+                if None in values:
+                    for key, value in pairs:
+                        if value is None:
+                            delete(key)
+                    pairs = [pair for pair in pairs if pair[1] is not None]
+                cursor.putmulti(pairs, append=append)
+
+    def close(self) -> None:
+        """Closes the environment."""
+        self._env.close()
+
+
+def _mark(manifest: Manifest | None) -> bytes | None:
+    return None if manifest is None else msgspec.msgpack.encode((manifest.epoch, manifest.token_at(manifest.epoch)))
+
+
+def _missing(marker: bytes | None, chain: Sequence[SegmentRef], manifest: Manifest | None) -> Sequence[SegmentRef] | None:
+    """The segments that lead from a marker to a manifest, or None if there is no such way."""
+    if marker is None or manifest is None:
+        return None
+    epoch, token = msgspec.msgpack.decode(marker)
+    if epoch > manifest.epoch or manifest.token_at(epoch) != token:
+        return None
+    missing = [ref for ref in chain if ref.last > epoch]
+    return None if any(ref.base for ref in missing) else missing
+
+
+_OPEN: dict[Path, Replica] = {}
+
+
+def boot_id() -> str:
+    """Tells one boot of the host from the next."""
+    try:
+        return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+    except OSError:
+        return "unknown"
+
+
+def replica_root(checkpoint_id: str, folder: str | None = None) -> Path:
+    """The folder of a checkpoint's replicas on this host. MILLSTREAM_REPLICAS chooses the disk."""
+    import tempfile
+
+    base = folder or os.environ.get("MILLSTREAM_REPLICAS") or os.path.join(tempfile.gettempdir(), f"millstream-{os.getuid()}")
+    return Path(base) / boot_id() / checkpoint_id
+
+
+def open_replica(root: Path, computation: str, shard: int) -> Replica:
+    """The replica of a shard, opened once per process."""
+    folder = root / computation.replace("/", "%2F") / str(shard)
+    found = _OPEN.get(folder)
+    if found is None:
+        found = _OPEN[folder] = Replica(folder)
+    elif not (folder / "data.mdb").exists():  # somebody deleted the cache under us
+        found.close()
+        found = _OPEN[folder] = Replica(folder)
+    return found

@@ -1,0 +1,254 @@
+"""Storage: named objects with create-if-absent, on a local (or mounted) disk or in an S3-compatible store.
+
+Contract, the same for both (`tests/test_storage.py` runs it on both):
+1. `create` makes an object that was not there, whole or not at all, durable when it returns; it says no if the name is taken.
+2. `put` writes an object under a name that nobody else uses; whole or not at all, durable when it returns.
+3. `publish` moves an object to a name a reader may see, whole. Doing it again does nothing.
+4. `read`, `list`, `delete` do what they say; deleting what is not there is no error.
+
+Local disk: bytes go to a hidden file, fsync, then `link` (create) or `rename`, then fsync of the folder. obstore's own local
+store is not used, because it does not fsync.
+"""
+
+from __future__ import annotations
+
+import os
+import secrets
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any, Protocol
+
+from millstream.errors import DamageError, StorageError
+
+_HIDDEN = ".tmp-"
+
+
+class Storage(Protocol):
+    """Objects under one root."""
+
+    url: str
+
+    def create(self, name: str, data: bytes) -> bool:
+        """Makes the object; False if the name is taken."""
+
+    def put(self, name: str, data: bytes) -> None:
+        """Writes the object."""
+
+    def read(self, name: str, offset: int = 0, length: int | None = None) -> bytes:
+        """The object's bytes, or a part of them. DamageError if it is not there."""
+
+    def exists(self, name: str) -> bool:
+        """Whether there is such an object."""
+
+    def list(self, prefix: str) -> list[str]:
+        """The names of all objects directly in a folder, sorted."""
+
+    def delete(self, names: Iterable[str]) -> None:
+        """Removes objects."""
+
+    def publish(self, source: str, target: str) -> bool:
+        """Moves source to target. False if target is there already; nothing happens if source is gone."""
+
+
+class LocalStorage:
+    """A folder."""
+
+    def __init__(self, root: str | os.PathLike[str]) -> None:
+        self.root = Path(root).absolute()
+        self.url = str(self.root)
+
+    def _write(self, path: Path, data: bytes) -> Path:
+        hidden = path.parent / f"{_HIDDEN}{secrets.token_hex(8)}"
+        try:
+            try:
+                handle = open(hidden, "xb")
+            except FileNotFoundError:
+                path.parent.mkdir(parents=True, exist_ok=True)
+                handle = open(hidden, "xb")
+            with handle:
+                handle.write(data)
+                handle.flush()
+                os.fsync(handle.fileno())
+        except OSError as error:
+            hidden.unlink(missing_ok=True)
+            raise StorageError(f"cannot write {path}: {error.strerror or error}. Make room or mend the disk, then run again; nothing committed is lost.") from error
+        return hidden
+
+    def create(self, name: str, data: bytes) -> bool:
+        path = self.root / name
+        hidden = self._write(path, data)
+        try:
+            os.link(hidden, path)
+        except FileExistsError:
+            return False
+        except OSError as error:
+            raise StorageError(f"cannot create {path}: {error.strerror or error}") from error
+        finally:
+            hidden.unlink(missing_ok=True)
+        _sync_folder(path.parent)
+        return True
+
+    def put(self, name: str, data: bytes) -> None:
+        path = self.root / name
+        hidden = self._write(path, data)
+        os.replace(hidden, path)
+        _sync_folder(path.parent)
+
+    def read(self, name: str, offset: int = 0, length: int | None = None) -> bytes:
+        path = self.root / name
+        try:
+            with open(path, "rb") as handle:
+                if offset:
+                    handle.seek(offset)
+                return handle.read() if length is None else handle.read(length)
+        except FileNotFoundError as error:
+            raise DamageError(f"{path} is missing") from error
+        except OSError as error:
+            raise StorageError(f"cannot read {path}: {error.strerror or error}") from error
+
+    def exists(self, name: str) -> bool:
+        return (self.root / name).exists()
+
+    def list(self, prefix: str) -> list[str]:
+        try:
+            with os.scandir(self.root / prefix) as entries:
+                names = [e.name for e in entries if e.is_file() and not e.name.startswith(".")]
+        except (FileNotFoundError, NotADirectoryError):
+            return []
+        return sorted(f"{prefix}/{name}" if prefix else name for name in names)
+
+    def delete(self, names: Iterable[str]) -> None:
+        for name in names:
+            (self.root / name).unlink(missing_ok=True)
+
+    def publish(self, source: str, target: str) -> bool:
+        here, there = self.root / source, self.root / target
+        if not here.exists():
+            return True
+        there.parent.mkdir(parents=True, exist_ok=True)
+        try:
+            os.link(here, there)
+        except FileExistsError:
+            if not here.exists():
+                return True
+            if os.path.samefile(here, there):  # a crash fell between link and unlink
+                here.unlink()
+                return True
+            return False
+        here.unlink()
+        _sync_folder(there.parent)
+        return True
+
+
+class ObjectStorage:
+    """A prefix in an S3-compatible store (or any other that obstore knows)."""
+
+    def __init__(self, url: str, options: dict[str, Any] | None = None) -> None:
+        from obstore.store import from_url
+
+        self.url = url.rstrip("/")
+        try:
+            self._store = from_url(self.url, **(options or {}))
+        except Exception as error:
+            raise StorageError(f"cannot open {url}: {error}") from error
+
+    def create(self, name: str, data: bytes) -> bool:
+        import obstore
+        from obstore.exceptions import AlreadyExistsError, PreconditionError
+
+        try:
+            obstore.put(self._store, name, data, mode="create", use_multipart=False)
+        except (AlreadyExistsError, PreconditionError):
+            return False
+        except Exception as error:
+            raise StorageError(f"cannot create {self.url}/{name}: {error}") from error
+        return True
+
+    def put(self, name: str, data: bytes) -> None:
+        import obstore
+
+        try:
+            obstore.put(self._store, name, data)
+        except Exception as error:
+            raise StorageError(f"cannot write {self.url}/{name}: {error}") from error
+
+    def read(self, name: str, offset: int = 0, length: int | None = None) -> bytes:
+        import obstore
+
+        try:
+            if length == 0:
+                return b""
+            if offset or length is not None:
+                end = self._size(name) if length is None else offset + length
+                return bytes(obstore.get_range(self._store, name, start=offset, end=end))
+            return bytes(obstore.get(self._store, name).bytes())
+        except FileNotFoundError as error:
+            raise DamageError(f"{self.url}/{name} is missing") from error
+        except Exception as error:
+            raise StorageError(f"cannot read {self.url}/{name}: {error}") from error
+
+    def _size(self, name: str) -> int:
+        import obstore
+
+        return int(obstore.head(self._store, name)["size"])
+
+    def exists(self, name: str) -> bool:
+        try:
+            self._size(name)
+        except FileNotFoundError:
+            return False
+        except Exception as error:
+            raise StorageError(f"cannot look at {self.url}/{name}: {error}") from error
+        return True
+
+    def list(self, prefix: str) -> list[str]:
+        import obstore
+
+        try:
+            found = obstore.list_with_delimiter(self._store, prefix=prefix or None)
+        except Exception as error:
+            raise StorageError(f"cannot list {self.url}/{prefix}: {error}") from error
+        return sorted(str(entry["path"]) for entry in found["objects"])
+
+    def delete(self, names: Iterable[str]) -> None:
+        import obstore
+
+        for name in names:
+            try:
+                obstore.delete(self._store, name)
+            except FileNotFoundError:
+                pass
+            except Exception as error:
+                raise StorageError(f"cannot delete {self.url}/{name}: {error}") from error
+
+    def publish(self, source: str, target: str) -> bool:
+        import obstore
+
+        if not self.exists(source):
+            return True
+        if self.exists(target) and self.read(source) != self.read(target):
+            return False
+        try:
+            obstore.copy(self._store, source, target, overwrite=True)
+            self.delete([source])
+        except FileNotFoundError:
+            return True
+        except Exception as error:
+            raise StorageError(f"cannot publish {self.url}/{target}: {error}") from error
+        return True
+
+
+def open_storage(url: str | os.PathLike[str], options: dict[str, Any] | None = None) -> Storage:
+    """The storage behind a path or a URL such as s3://bucket/prefix. Options go to the object store's client."""
+    text = os.fspath(url)
+    if text.startswith("file://"):
+        text = text[len("file://") :]
+    return ObjectStorage(text, options) if "://" in text else LocalStorage(text)
+
+
+def _sync_folder(folder: Path) -> None:
+    handle = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
