@@ -1,0 +1,100 @@
+"""Zeitgeist, the pipeline: queries → counts per term and second → anomalies, and forecasts of the terms that are tracked.
+
+Rules
+1. A second of a term is counted when the low watermark passes its end: no query of it is missing, however late it came in.
+2. A second without a query counts as zero while the term is alive, which it is for `PATIENCE` after its last query. The timers of
+   a silent term thus come to an end, and its row in the counter goes.
+3. When the input ends, nobody knows what would have followed, so no zeros are counted: the end of the world is not a dip.
+4. The detector has the counter's key, so a count is handed over inside the task.
+5. A term that was not heard of for `FORGET` is forgotten.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Collection
+from functools import partial
+
+import msgspec
+
+import millstream as ms
+from millstream.demo import BUCKET, DAY
+from millstream.demo.model import Forecast, Model, Verdict
+
+SCHEMA = "term string, at long, id string"
+PATIENCE = 15_000
+FORGET = 10 * DAY
+
+
+class Counting(msgspec.Struct):
+    """The open seconds of a term by their beginning, and the beginning of the last second that had a query."""
+
+    open: dict[int, int] = {}
+    last: int = 0
+
+
+class BucketCounter(ms.Computation):
+    """Counts the queries of a term in every second; produces (count, beginning of the second) at the second's end."""
+
+    State = Counting
+    state: Counting
+
+    def process_record(self, record: ms.Record) -> None:
+        second = record.timestamp - record.timestamp % BUCKET
+        state = self.state
+        if second in state.open:
+            state.open[second] += 1
+        else:
+            state.open[second] = 1
+            state.last = max(state.last, second)
+            self.set_timer("second", second + BUCKET)
+
+    def process_timer(self, timer: ms.Timer) -> None:
+        state = self.state
+        second = timer.time - BUCKET
+        self.produce((state.open.pop(second, 0), second))
+        if state.open or (second < state.last + PATIENCE and self.low_watermark < ms.END):
+            self.set_timer("second", timer.time + BUCKET)
+        else:
+            state.last = 0
+
+
+class SpikeDetector(ms.Computation):
+    """Holds every count against the term's model.
+
+    Produces on `anomalies` the begin and the end of each anomaly, and on `forecasts` every bucket of the tracked terms.
+    """
+
+    State = Model
+    state: Model
+
+    def __init__(self, tracked: Collection[str] = ()) -> None:
+        self.tracked = frozenset(tracked)
+
+    def process_record(self, record: ms.Record) -> None:
+        count, second = record.value
+        bucket = second // BUCKET
+        model = self.state
+        if not model.next:
+            self.set_timer("forget", record.timestamp + FORGET)
+        elif bucket - model.next > BUCKETS_REMEMBERED:
+            self._forget()
+        for skipped in range(self.state.next or bucket, bucket):
+            self._observe(skipped, 0)
+        self._observe(bucket, count)
+
+    def process_timer(self, timer: ms.Timer) -> None:
+        due = self.state.next * BUCKET + FORGET
+        if due > timer.time:
+            self.set_timer("forget", due)
+        else:
+            self.state = Model()
+
+    def _observe(self, bucket: int, count: int) -> None:
+        model = self.state
+        forecast = model.forecast(bucket)
+        verdict = model.observe(bucket, count, forecast)
+        if verdict is not None:
+            self.produce(anomaly(self.key, bucket, verdict), stream="anomalies")
+        if self.key in self.tracked:
+            self.produce(prediction(bucket, count, forecast), stream="forecasts")

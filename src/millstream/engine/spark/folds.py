@@ -1,0 +1,108 @@
+"""Folding beside the epochs: a background thread runs a small Spark job that folds what is due; the next manifest adopts the result.
+
+A fold reads and writes the log only, so it may run anywhere; nothing waits for it, and a fold that dies is planned again.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import msgspec
+
+from millstream.state.folding import adopt, fold, to_fold
+from millstream.state.manifest import Manifest
+from millstream.state.segment import SegmentRef
+
+from .task import Place, storage_of
+
+_log = logging.getLogger("millstream.folds")
+
+
+class FoldOrder(msgspec.Struct):
+    """One chain to fold, and what came of it."""
+
+    computation: str
+    shard: int
+    epoch: int
+    chosen: list[SegmentRef]
+    is_base: bool
+    made: list[SegmentRef] = []
+
+
+class Folds:
+    """Plans folds, runs one job at a time, hands over the results."""
+
+    def __init__(self, place: Place) -> None:
+        self._place = place
+        self._lock = threading.Lock()
+        self._thread: threading.Thread | None = None
+        self._done: dict[tuple[str, int], FoldOrder] = {}
+
+    def plan(self, manifest: Manifest, spark: Any) -> None:
+        """Starts a job if a chain has grown too long and none is under way."""
+        if self._thread is not None and self._thread.is_alive():
+            return
+        orders = []
+        for name, state in manifest.computations.items():
+            for shard, one in enumerate(state.shards):
+                chosen = to_fold(one.segments)
+                if chosen and (name, shard) not in self._done:
+                    orders.append(FoldOrder(name, shard, manifest.epoch, list(chosen), chosen[0] == one.segments[0]))
+        if orders:
+            self._thread = threading.Thread(target=self._run, args=(spark, orders), name="millstream-folds", daemon=True)
+            self._thread.start()
+
+    def _run(self, spark: Any, orders: Sequence[FoldOrder]) -> None:
+        place = msgspec.msgpack.encode(self._place)
+        work = [(msgspec.msgpack.encode(order),) for order in orders]
+
+        def run(batches: Iterator[Any]) -> Iterator[Any]:
+            from millstream.engine.spark import folds
+
+            return folds.run_partition(place, batches)
+
+        try:
+            frame = spark.createDataFrame(work, "body binary").repartition(len(work))
+            bodies = frame.mapInArrow(run, "body binary").toArrow().column("body").to_pylist()
+        except Exception as error:
+            _log.warning("a fold failed and will be tried again: %s", str(error).splitlines()[0] if str(error) else error)
+            return
+        with self._lock:
+            for body in bodies:
+                order = msgspec.msgpack.decode(body, type=FoldOrder)
+                self._done[order.computation, order.shard] = order
+
+    def adopt(self, computation: str, shard: int, chain: list[SegmentRef]) -> list[SegmentRef]:
+        """The chain for the next manifest, with a finished fold put in its place."""
+        with self._lock:
+            order = self._done.pop((computation, shard), None)
+        return chain if order is None else adopt(chain, order.chosen, order.made)
+
+    def in_flight(self) -> set[str]:
+        """Objects that the next manifest may name."""
+        with self._lock:
+            return {ref.name for order in self._done.values() for ref in order.made}
+
+    def busy(self) -> bool:
+        """Whether a job is under way."""
+        return self._thread is not None and self._thread.is_alive()
+
+    def wait(self, seconds: float) -> None:
+        """Waits for the job under way."""
+        if self._thread is not None:
+            self._thread.join(seconds)
+
+
+def run_partition(place_bytes: bytes, batches: Iterator[Any]) -> Iterator[Any]:
+    """In the task: folds what the rows say."""
+    import pyarrow as pa
+
+    storage = storage_of(msgspec.msgpack.decode(place_bytes, type=Place))
+    for batch in batches:
+        for body in batch.column(0).to_pylist():
+            order = msgspec.msgpack.decode(body, type=FoldOrder)
+            order.made = fold(storage, order.chosen, order.is_base, order.epoch)
+            yield pa.record_batch([pa.array([msgspec.msgpack.encode(order)], pa.binary())], names=["body"])

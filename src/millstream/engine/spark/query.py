@@ -1,0 +1,268 @@
+"""From `pipeline.run` to a handle: checks, the streaming query, the drain, the end."""
+
+from __future__ import annotations
+
+import logging
+import os
+import secrets
+import threading
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import msgspec
+from pyspark.sql import DataFrame
+from pyspark.sql import functions as F
+from pyspark.sql import types as T
+from pyspark.sql.pandas.types import to_arrow_schema
+
+from millstream.core.keys import check_shards
+from millstream.core.time import duration
+from millstream.engine.program import Program, Worker
+from millstream.errors import CheckpointError, DefinitionError, Fenced, InputError, MillstreamError, StorageError
+from millstream.state.manifest import ComputationState, Manifest, ManifestLog
+from millstream.state.storage import LocalStorage, open_storage
+from millstream.status.report import Status, status_of
+
+from . import rows
+from .epoch import Epochs
+from .session import local_session
+from .task import Place
+
+_log = logging.getLogger("millstream")
+
+
+def start(
+    program: Program,
+    spark: Any,
+    *,
+    checkpoint: str,
+    trigger: str | int | None,
+    drain: bool,
+    shards: int | None,
+    spark_checkpoint: str | None,
+    storage_options: dict[str, Any] | None,
+    drop: Sequence[str],
+) -> Handle:
+    """Checks all that can be checked, then starts the query."""
+    topology = program.topology
+    if shards is not None:
+        check_shards(shards)
+    millis = None if trigger is None else duration(trigger)
+    storage = open_storage(checkpoint, storage_options)
+    log = ManifestLog(storage)
+    _check_pickles(program)
+    Worker(program)
+    for spec in topology.computations:
+        Worker(program).make(spec.name)
+    spark = spark or local_session(program.name)
+    _check_session(spark)
+    for emission in topology.emissions:
+        emission.sink.check()
+        emission.sink.resolve(lambda ddl: to_arrow_schema(T.StructType.fromDDL(ddl), timezone="UTC"))
+    sources = [_load(name, injector.source, spark) for name, injector in topology.injectors.items()]
+    value_types = [rows.value_type(i, source) for i, source in zip(topology.injectors.values(), sources, strict=True)]
+    identity = log.identify(program.name, shards, spark.sparkContext.defaultParallelism, list(topology.injectors))
+    latest = log.latest()
+    latest = reconciled(latest, program, drop)
+    spark_folder = spark_checkpoint or _spark_folder(storage, checkpoint)
+    if latest is None and os.path.isdir(os.path.join(spark_folder, "commits")) and os.listdir(os.path.join(spark_folder, "commits")):
+        raise CheckpointError(f"{spark_folder} has committed batches of Spark, but {storage.url} has no manifest. Restore both from the same copy, or start with a new checkpoint.")
+    place = Place(storage.url, identity.id, storage_options, os.environ.get("MILLSTREAM_REPLICAS"), identity.shards)
+    number = 1 + (int(latest.token.split("-")[0]) if latest else 0)
+    epochs = Epochs(
+        program, place, storage, log, latest, f"{number}-{secrets.token_hex(4)}", value_types,
+        None if "://" in spark_folder else os.path.join(spark_folder, "offsets"), frozenset(drop),
+    )  # fmt: skip
+    frame = _frame(spark, program, sources, value_types, identity.shards)
+    if latest is not None:
+        epochs.collect(latest)
+    writer = frame.writeStream.queryName(None) if False else frame.writeStream
+    writer = writer.foreachBatch(_quiet(epochs)).option("checkpointLocation", spark_folder)
+    writer = writer.trigger(availableNow=True) if millis is None else writer.trigger(processingTime=f"{millis} milliseconds")
+    return Handle(program, epochs, lambda: writer.start(), drain=drain and millis is None)
+
+
+class Handle:
+    """A running pipeline."""
+
+    def __init__(self, program: Program, epochs: Epochs, begin: Callable[[], Any], drain: bool) -> None:
+        self._program = program
+        self._epochs = epochs
+        self._drain = drain
+        self._stopping = False
+        self._error: BaseException | None = None
+        self._query = begin()
+        self._done = threading.Event()
+        self._thread = threading.Thread(target=self._supervise, name="millstream-run", daemon=True)
+        self._thread.start()
+
+    def _supervise(self) -> None:
+        try:
+            self._query.awaitTermination()
+            if self._drain and not self._stopping:
+                self._epochs.drain()
+        except BaseException as error:
+            if not self._stopping or isinstance(self._epochs.error, MillstreamError):
+                self._error = _translated(self._epochs.error or error)
+        finally:
+            self._done.set()
+
+    def await_termination(self, timeout: float | None = None) -> bool:
+        """Waits for the end: of the input and the drain (available_now), of a call of `stop`, or an error, which is raised.
+
+        Returns whether the pipeline has ended; with a timeout in seconds it may not have.
+        """
+        ended = self._done.wait(timeout)
+        if self._error is not None:
+            raise self._error
+        return ended
+
+    def stop(self) -> None:
+        """Ends the pipeline between two epochs. Nothing is lost: the next run goes on from here."""
+        self._stopping = True
+        with self._epochs.lock:
+            self._query.stop()
+        self._done.wait(60)
+
+    @property
+    def running(self) -> bool:
+        """Whether the pipeline is still at work."""
+        return not self._done.is_set()
+
+    @property
+    def error(self) -> BaseException | None:
+        """What ended the pipeline, if it was an error."""
+        return self._error
+
+    def status(self) -> Status:
+        """How the pipeline is doing: epoch, speed, low watermarks and lag, keys and timers."""
+        stats = [(s.epoch, s.records, s.millis) for s in self._epochs.stats]
+        found = status_of(self._program.name, self._epochs.latest, stats)
+        found.state = "running" if self.running else "failed" if self._error else "ended"
+        return found
+
+    def epochs(self) -> list[dict[str, Any]]:
+        """The last epochs: number, records, milliseconds, whether a Spark job ran."""
+        return [msgspec.to_builtins(s) for s in self._epochs.stats]
+
+
+def reconciled(latest: Manifest | None, program: Program, drop: Sequence[str]) -> Manifest | None:
+    """The latest manifest with renames applied; says no to what could lose state by accident."""
+    if latest is None:
+        return None
+    specs = {spec.name: spec for spec in program.topology.computations}
+    for spec in specs.values():
+        old = spec.renamed_from
+        if old and old in latest.computations and spec.name not in latest.computations:
+            if old in specs:
+                raise CheckpointError(f"computation {spec.name!r} says renamed_from={old!r}, but {old!r} is still there")
+            latest.computations[spec.name] = latest.computations.pop(old)
+    known = {name for name in latest.computations if not name.startswith("emit.")}
+    gone = sorted(name for name in known - set(specs) if name not in drop)
+    new = sorted(name for name in set(specs) - known if not name.startswith("emit."))
+    if gone and new:
+        raise CheckpointError(
+            f"the checkpoint has state of {', '.join(map(repr, gone))}, which the pipeline no longer has, and the pipeline has {', '.join(map(repr, new))}, "
+            f"which the checkpoint does not know. If one was renamed, say compute(..., name=new, renamed_from=old); if its state may go, run(..., drop={gone!r})."
+        )
+    for name, spec in specs.items():
+        state: ComputationState | None = latest.computations.get(name)
+        codec = program.codec_of(name).name
+        if state is not None and state.codec != codec and any(shard.keys for shard in state.shards):
+            raise CheckpointError(f"the state of computation {name!r} was written with codec {state.codec!r}, and the pipeline says {codec!r}. Keep the codec, or rename the computation and drop its state.")
+        del spec
+    return latest
+
+
+def _check_pickles(program: Program) -> None:
+    """Finds the part of a pipeline that cannot travel to the workers."""
+    from pyspark import cloudpickle
+
+    try:
+        cloudpickle.dumps(program)
+        return
+    except Exception as error:
+        whole = error
+    suspects: list[tuple[str, Any]] = []
+    for spec in program.topology.computations:
+        suspects.append((f"computation {spec.name!r}", spec.factory))
+        suspects += [(f"computation {spec.name!r}, key of stream {i.stream!r}", i.key) for i in spec.inputs]
+        suspects.append((f"computation {spec.name!r}, codec", spec.codec))
+    suspects += [(f"sink of stream {e.stream!r}", e.sink) for e in program.topology.emissions]
+    for what, value in suspects:
+        if hasattr(value, "_jc"):
+            continue
+        try:
+            cloudpickle.dumps(value)
+        except Exception as error:
+            raise DefinitionError(f"{what} cannot be sent to the workers: {type(error).__name__}: {error}. Open files, locks and sessions inside a hook, not outside.") from error
+    raise DefinitionError(f"the pipeline cannot be sent to the workers: {whole}") from whole
+
+
+def _check_session(spark: Any) -> None:
+    if not hasattr(spark, "_jsparkSession"):
+        raise DefinitionError("Millstream needs a classic Spark session (not Spark Connect): it runs foreachBatch on the driver")
+
+
+def _load(name: str, source: Any, spark: Any) -> DataFrame:
+    if not hasattr(source, "load") or isinstance(source, DataFrame):
+        frame: DataFrame = source
+    else:
+        try:
+            frame = source.load(spark)
+        except MillstreamError:
+            raise
+        except Exception as error:
+            raise DefinitionError(f"injected stream {name!r}: Spark cannot open its source: {str(error).splitlines()[0]}") from error
+    if not frame.isStreaming:
+        raise DefinitionError(f"injected stream {name!r}: the DataFrame is not a streaming one. Use spark.readStream.")
+    return frame
+
+
+def _frame(spark: Any, program: Program, sources: list[DataFrame], value_types: list[T.DataType], shards: int) -> DataFrame:
+    """All injectors in one DataFrame, and a source that has something new at every trigger, so that time passes when input does not."""
+    frames = [
+        rows.keyed_frame(injector, at, sources[at], program.topology, shards, value_types)
+        for at, injector in enumerate(program.topology.injectors.values())
+    ]
+    tick = spark.readStream.format("rate-micro-batch").option("rowsPerBatch", 1).load()
+    empty = tick.filter(F.lit(False)).select(
+        *[F.lit(None).cast(field.dataType).alias(field.name) for field in frames[0].schema.fields]
+    )
+    whole = frames[0]
+    for frame in [*frames[1:], empty]:
+        whole = whole.union(frame)
+    return whole
+
+
+def _spark_folder(storage: Any, checkpoint: str) -> str:
+    if isinstance(storage, LocalStorage):
+        return str(storage.root / "spark")
+    return "s3a://" + checkpoint.split("://", 1)[1].rstrip("/") + "/spark"
+
+
+def _quiet(epochs: Epochs) -> Callable[[DataFrame, int], None]:
+    """Spark wants a plain function."""
+
+    def each(batch: DataFrame, epoch: int) -> None:
+        epochs(batch, epoch)
+
+    return each
+
+
+def _translated(error: BaseException) -> BaseException:
+    """Spark's own errors that have a plain meaning for a Millstream user."""
+    if isinstance(error, MillstreamError):
+        return error
+    text = str(error)
+    short = "\n".join(text.splitlines()[:12])
+    if "CONCURRENT_STREAM_LOG_UPDATE" in text or "Concurrent update to the log" in text:
+        return Fenced(f"another driver runs on the same checkpoint: Spark's log was changed by it. This one has stopped; nothing was committed twice.\n{short}")
+    for sign in ("MALFORMED_RECORD_IN_PARSING", "FAILED_READ_FILE", "CANNOT_READ_FILE", "is not a Parquet file", "MALFORMED_CSV_RECORD", "Malformed records", "CAST_INVALID_INPUT", "FILE_NOT_EXIST", "CANNOT_PARSE"):
+        if sign in text:
+            found = InputError(f"an injected stream cannot be read; nothing of this epoch was committed. Mend or remove the file, and run again.\n{short}")
+            found.__cause__ = error if isinstance(error, Exception) else None
+            return found
+    if "No space left on device" in text:
+        return StorageError(f"the disk is full; nothing of this epoch was committed. Make room and run again.\n{short}")
+    return error

@@ -1,0 +1,308 @@
+"""Rows on the move: source columns to keyed rows (in the JVM), and Arrow batches to arrivals (in the task).
+
+A row on its way to level L has these columns:
+
+    part   the partition of level L that it goes to (or, for a later level, any with the same shard)
+    route  which stream into which computation; -1 marks a receipt or an empty tick
+    key    the key's text (core/keys.py; the expressions here build the same text)
+    ts     event time in milliseconds
+    id     the record's id, or null where it has none of its own
+    ord    a hash of the whole row, which stands in for a missing id
+    body   an encoded production, or a receipt
+    unit   the digest of the attempt that produced it
+    v<i>   the value of injector i, as a struct
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+from pyspark.sql import Column, DataFrame
+from pyspark.sql import functions as F
+from pyspark.sql import types as T
+
+from millstream.core.record import Batch
+from millstream.core.step import Arrivals
+from millstream.core.topology import Injector, Route, Topology
+from millstream.errors import DefinitionError, InputError
+
+KEYED = "part int, route int, key string, ts long, id string, ord long"
+PRODUCED = "body binary, unit long"
+RECEIPT = -1
+
+_NUL = "\0"
+
+
+def key_expression(columns: Sequence[tuple[Column, T.DataType, str]], as_tuple: bool) -> Column:
+    """The key's text, in the JVM. Null where a part of the key is null."""
+    texts = [_text(column, kind, name) for column, kind, name in columns]
+    if not as_tuple:
+        return texts[0]
+    parts = [F.concat(F.length(text).cast("string"), F.lit(":"), text) for text in texts]
+    return F.concat(F.lit(_NUL + "t"), *parts)
+
+
+def _text(column: Column, kind: T.DataType, name: str) -> Column:
+    if isinstance(kind, (T.StringType, T.VarcharType, T.CharType)):
+        return F.when(F.startswith(column, F.lit(_NUL)), F.concat(F.lit(_NUL + "s"), column)).otherwise(column)
+    if isinstance(kind, T.IntegralType):
+        return F.concat(F.lit(_NUL + "i"), column.cast("string"))
+    if isinstance(kind, T.BooleanType):
+        return F.when(column, F.lit(_NUL + "b1")).when(~column, F.lit(_NUL + "b0"))
+    if isinstance(kind, T.BinaryType):
+        return F.concat(F.lit(_NUL + "x"), F.lower(F.hex(column)))
+    raise DefinitionError(f"{name} is a {kind.simpleString()}, which cannot be a key: use a string, an integer, a boolean or binary, or cast it")
+
+
+def keyed_frame(injector: Injector, index: int, source: DataFrame, topology: Topology, shards: int, value_types: list[T.DataType]) -> DataFrame:
+    """An injector's DataFrame as keyed rows, one per record and consumer."""
+    who = f"injected stream {injector.name!r}"
+    routes = [route for route in topology.routes if route.stream == injector.name]
+    id_column = F.lit(None).cast("string") if injector.id is None else _column(source, injector.id, f"{who}, id")[0].cast("string")
+    value_column = F.col(f"v{index}")
+    frame = source.select(
+        F.struct(*([_quoted(injector.value)] if injector.value else [_quoted(c) for c in source.columns])).alias(f"v{index}"),
+        _timestamp(source, injector).alias("ts"),
+        id_column.alias("id"),
+        *[_route_key(source, route, who).alias(f"k{route.index}") for route in routes if route.key != ()],
+        *[_quoted(c).alias(f"s{at}") for at, c in enumerate(source.columns) if injector.value],
+    )
+    if injector.id is None:
+        content = [F.col("ts"), value_column, *[F.col(f"s{at}") for at in range(len(source.columns)) if injector.value]]
+        if _has_map(source.schema):
+            content = [F.to_json(F.struct(*content))]
+        order = F.xxhash64(*content)
+    else:
+        order = F.lit(0).cast("long")
+    frame = frame.withColumn("ord", order)
+
+    def target(route: Route) -> Column:
+        key = F.concat(F.lit(_NUL + "i"), F.col("ord").cast("string")) if route.key == () else F.col(f"k{route.index}")
+        shard = F.coalesce(F.pmod(F.crc32(key.cast("binary")), F.lit(shards)), F.lit(0)).cast("int")
+        part = (shard + F.lit(route.group * shards) if route.level == 0 else shard).cast("int")
+        return F.struct(part.alias("part"), F.lit(route.index).cast("int").alias("route"), key.alias("key"))
+
+    if not routes:
+        targets = F.array().cast("array<struct<part:int,route:int,key:string>>")
+        frame = frame.withColumn("to", F.explode(targets))
+    elif len(routes) == 1:
+        frame = frame.withColumn("to", target(routes[0]))
+    else:
+        frame = frame.withColumn("to", F.explode(F.array(*[target(route) for route in routes])))
+    values = [value_column if at == index else F.lit(None).cast(kind).alias(f"v{at}") for at, kind in enumerate(value_types)]
+    return frame.select("to.part", "to.route", "to.key", "ts", "id", "ord", *values)
+
+
+def value_type(injector: Injector, source: DataFrame) -> T.DataType:
+    """The struct that carries an injector's values."""
+    _column(source, injector.value, f"injected stream {injector.name!r}, value") if injector.value else None
+    frame = source.select(F.struct(*([_quoted(injector.value)] if injector.value else [_quoted(c) for c in source.columns])).alias("v"))
+    return frame.schema["v"].dataType
+
+
+def tick_frame(spark: Any, partitions: int, value_types: list[T.DataType]) -> DataFrame:
+    """One empty row per partition: what the tasks get when only time has moved."""
+    types = {"part": "int", "route": "int", "key": "string", "ts": "long", "id": "string", "ord": "long"}
+    values = [F.lit(None).cast(kind).alias(f"v{at}") for at, kind in enumerate(value_types)]
+    return spark.range(0, partitions, 1, partitions).select(
+        F.col("id").cast("int").alias("part"), F.lit(RECEIPT).alias("route"),
+        *[F.lit(None).cast(types[name]).alias(name) for name in ("key", "ts", "id", "ord")], *values,
+    )  # fmt: skip
+
+
+def _quoted(name: str) -> Column:
+    return F.col("`" + name.replace("`", "``") + "`")
+
+
+def _column(source: DataFrame, given: Any, what: str) -> tuple[Column, T.DataType, str]:
+    """A column of the source by name or expression, with its type."""
+    if isinstance(given, str):
+        if given not in source.columns:
+            raise DefinitionError(f"{what}: there is no column {given!r}; the source has: {', '.join(source.columns)}")
+        return _quoted(given), source.schema[given].dataType, f"{what} column {given!r}"
+    if not isinstance(given, Column):
+        raise DefinitionError(f"{what}: give a column name or a Spark Column, not a {type(given).__name__}")
+    try:
+        return given, source.select(given.alias("x")).schema["x"].dataType, f"{what} expression"
+    except Exception as error:
+        raise DefinitionError(f"{what}: Spark cannot resolve the expression: {str(error).splitlines()[0]}") from error
+
+
+def _route_key(source: DataFrame, route: Route, who: str) -> Column:
+    what = f"{who}, key of computation {route.computation!r}"
+    if isinstance(route.key, tuple):
+        return key_expression([_column(source, part, what) for part in route.key], True)
+    return key_expression([_column(source, route.key, what)], False)
+
+
+def _timestamp(source: DataFrame, injector: Injector) -> Column:
+    what = f"injected stream {injector.name!r}, timestamp"
+    if injector.timestamp is None:
+        return F.unix_millis(F.current_timestamp())
+    column, kind, name = _column(source, injector.timestamp, what)
+    if isinstance(kind, T.IntegralType):
+        return column.cast("long")
+    if isinstance(kind, T.TimestampType):
+        return F.unix_millis(column)
+    if isinstance(kind, T.TimestampNTZType):
+        return F.unix_millis(column.cast("timestamp"))
+    raise DefinitionError(f"{name} is a {kind.simpleString()}: give milliseconds as a long, or a timestamp")
+
+
+def _has_map(kind: T.DataType) -> bool:
+    if isinstance(kind, T.StructType):
+        return any(_has_map(field.dataType) for field in kind.fields)
+    if isinstance(kind, T.ArrayType):
+        return _has_map(kind.elementType)
+    return isinstance(kind, (T.MapType, T.VariantType))
+
+
+# --- in the task -----------------------------------------------------------------------------------------------------------------
+
+
+def to_list(column: Any) -> list[Any]:
+    """An Arrow column as Python objects, by the fastest way its type has."""
+    if isinstance(column, pa.ChunkedArray):
+        column = column.combine_chunks()
+    kind = column.type
+    if column.null_count == 0 and (pa.types.is_integer(kind) or pa.types.is_floating(kind)):
+        return column.to_numpy().tolist()  # type: ignore[no-any-return]
+    if pa.types.is_string(kind) or pa.types.is_large_string(kind):
+        return column.to_numpy(zero_copy_only=False).tolist()  # type: ignore[no-any-return]
+    return column.to_pylist()  # type: ignore[no-any-return]
+
+
+class ColumnBatch(Batch):
+    """Rows of an injector, made Python values when somebody asks for the first one."""
+
+    __slots__ = ("_ids", "_single", "_table", "_values", "_vector")
+
+    def __init__(self, stream: str, table: Any, vector: str, single: bool) -> None:
+        super().__init__(stream)
+        self._table = table
+        self._vector = vector
+        self._single = single
+        self._values: list[Any] | None = None
+        self._ids: list[str] | None = None
+
+    def value(self, index: int) -> Any:
+        values = self._values
+        if values is None:
+            values = self._values = self._load()
+        return values[index]
+
+    def _load(self) -> list[Any]:
+        struct = self._table.column(self._vector).combine_chunks()
+        if isinstance(struct, pa.ChunkedArray):
+            struct = pa.concat_arrays(struct.chunks)
+        columns = [to_list(column) for column in struct.flatten()]
+        if self._single:
+            return columns[0]
+        names = [struct.type.field(i).name for i in range(struct.type.num_fields)]
+        return [dict(zip(names, row, strict=True)) for row in zip(*columns, strict=True)]
+
+    def id(self, index: int) -> str:
+        ids = self._ids
+        if ids is None:
+            ids = self._ids = record_ids(self._table)
+        return ids[index]
+
+
+class EncodedBatch(Batch):
+    """Productions that came through the shuffle."""
+
+    __slots__ = ("_bodies", "_decode", "_ids", "_table")
+
+    def __init__(self, stream: str, table: Any, decode: Callable[[bytes], Any]) -> None:
+        super().__init__(stream)
+        self._table = table
+        self._decode = decode
+        self._bodies: list[bytes] | None = None
+        self._ids: list[str] | None = None
+
+    def value(self, index: int) -> Any:
+        if self._bodies is None:
+            self._bodies = to_list(self._table.column("body"))
+        return self._decode(self._bodies[index])
+
+    def id(self, index: int) -> str:
+        if self._ids is None:
+            self._ids = record_ids(self._table)
+        return self._ids[index]
+
+
+def record_ids(table: Any) -> list[str]:
+    """The id of every row: its own, or the hash of its content."""
+    ids = table.column("id")
+    if ids.null_count == 0:
+        return to_list(ids)
+    orders = to_list(table.column("ord"))
+    return [own if own is not None else f"{order & 0xFFFFFFFFFFFFFFFF:016x}" for own, order in zip(to_list(ids), orders, strict=True)]
+
+
+def check_nulls(table: Any, routes: Sequence[Route]) -> None:
+    """A null key or timestamp is an error that shows the row."""
+    for column, what in (("key", "key"), ("ts", "timestamp")):
+        if table.column(column).null_count:
+            at = int(np.flatnonzero(table.column(column).is_null().to_numpy(zero_copy_only=False))[0])
+            route = routes[table.column("route")[at].as_py()]
+            row = {name: table.column(name)[at].as_py() for name in table.column_names if name.startswith("v")}
+            shown = next((value for value in row.values() if value is not None), row)
+            raise InputError(
+                f"injected stream {route.stream!r} into computation {route.computation!r}: the {what} "
+                f"({route.key!r} gives the key) is null in row {shown!r}. Filter such rows out in the source, or give them a value."
+            )
+
+
+def to_arrivals(table: Any, batches: dict[int, Batch], positions: Any) -> Arrivals:
+    """The rows at some positions (None: all) of a table, grouped by key in canonical order.
+
+    Sorted by (key, timestamp), as numbers; only rows that tie are compared by id.
+    """
+    keys = table.column("key").combine_chunks()
+    if isinstance(keys, pa.ChunkedArray):
+        keys = pa.concat_arrays(keys.chunks)
+    times = table.column("ts").to_numpy()
+    if positions is not None:
+        keys = keys.take(pa.array(positions))
+        times = times[positions]
+    coded = keys.dictionary_encode()
+    names = to_list(coded.dictionary)
+    ranked = sorted(range(len(names)), key=names.__getitem__)
+    rank = np.empty(len(names), dtype=np.int64)
+    rank[ranked] = np.arange(len(names))
+    codes = rank[coded.indices.to_numpy()]
+    low = int(times.min())
+    span = int(times.max()) - low + 1
+    if span * (len(names) + 1) < 2**62:
+        order = np.argsort(codes * span + (times - low))
+    else:
+        order = np.lexsort((times, codes))
+    codes, times = codes[order], times[order]
+    where = order if positions is None else positions[order]
+    tied = (codes[1:] == codes[:-1]) & (times[1:] == times[:-1])
+    if tied.any():
+        _break_ties(table, where, tied)
+    starts = np.flatnonzero(codes[1:] != codes[:-1]) + 1
+    bounds = [0, *starts.tolist(), len(codes)]
+    source = None
+    if len(batches) > 1:
+        place = {route: at for at, route in enumerate(batches)}
+        source = [place[route] for route in table.column("route").to_numpy()[where].tolist()]
+    return Arrivals([names[i] for i in ranked], bounds, times.tolist(), where.tolist(), list(batches.values()), source)
+
+
+def _break_ties(table: Any, where: Any, tied: Any) -> None:
+    """Puts runs of rows with equal key and timestamp into the order of their ids, in place."""
+    edges = np.flatnonzero(np.diff(np.concatenate(([False], tied, [False])).astype(np.int8)))
+    starts, stops = edges[::2], edges[1::2] + 1
+    member = np.zeros(len(where), dtype=bool)
+    for start, stop in zip(starts.tolist(), stops.tolist(), strict=True):
+        member[start:stop] = True
+    rows = where[member]
+    ids = dict(zip(rows.tolist(), record_ids(table.select(["id", "ord"]).take(pa.array(rows))), strict=True))
+    for start, stop in zip(starts.tolist(), stops.tolist(), strict=True):
+        where[start:stop] = sorted(where[start:stop].tolist(), key=ids.__getitem__)

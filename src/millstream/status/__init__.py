@@ -1,0 +1,1 @@
+"""What a person looks at: a status that is data, and views of it."""
