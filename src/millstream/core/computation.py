@@ -49,10 +49,11 @@ class Computation:
 
     _low: TimerSet
     _wall: TimerSet
-    _next_due: int
-    _late: int
+    _due: list[tuple[int, str]]  # low-watermark timers that are due, latest first; may hold some cancelled since
+    _next_due: int  # the time of the last of them, or END
     _cause: Record | Timer
-    _cause_time: int
+    _wall_time: int  # the event time that a wall-clock timer stands for
+    _counted: Record | Timer | None  # the cause that _ordinal counts for
     _ordinal: int
     _row_key: bytes
     _name: str
@@ -84,8 +85,10 @@ class Computation:
             if entry not in timers:
                 self._check_timer(tag, time)
                 timers.add(entry)
-                if time < self._next_due and time <= self.low_watermark:
-                    self._next_due = time
+                if time <= self.low_watermark:
+                    self._due.append(entry)
+                    self._due.sort(reverse=True)
+                    self._next_due = self._due[-1][0]
         elif kind == WALL_CLOCK:
             if entry not in self._wall:
                 self._check_timer(tag, time)
@@ -102,19 +105,22 @@ class Computation:
             timers.discard((time, tag))
         else:
             timers.difference_update([entry for entry in timers if entry[1] == tag])
-        if kind == LOW_WATERMARK:
-            earliest = min(timers, default=(END, ""))[0]
-            self._next_due = earliest if earliest <= self.low_watermark else END
 
     def produce(self, value: Any, *, key: Any = _OWN, timestamp: int | None = None, stream: str | None = None) -> None:
         """Emits a record. Key and timestamp are those of the record or timer at hand unless given."""
+        cause = self._cause
+        if cause.__class__ is Record:
+            caused, of = cause.timestamp, cause.id  # type: ignore[union-attr]
+        else:
+            caused = cause.time if cause.kind == LOW_WATERMARK else self._wall_time  # type: ignore[union-attr]
+            of = f"{cause.kind}/{cause.time}/{cause.tag}"  # type: ignore[union-attr]
         if timestamp is None:
-            timestamp = self._cause_time
+            timestamp = caused
         elif timestamp.__class__ is not int:
             raise TypeError(f"produce(timestamp={timestamp!r}): give milliseconds as an int")
-        elif timestamp < self._cause_time:
+        elif timestamp < caused:
             raise ValueError(
-                f"produce(timestamp={timestamp}) is older than what caused it ({self._cause_time}): a production may not go back in event time"
+                f"produce(timestamp={timestamp}) is older than what caused it ({caused}): a production may not go back in event time"
             )
         if stream is None:
             if self._default_stream is None:
@@ -131,11 +137,12 @@ class Computation:
                 f"produce(key={key!r}) on stream {stream!r}: its consumer gives no key of its own and so runs on the producer's. "
                 f"Give that consumer key=lambda record: record.key; it then goes through the shuffle."
             )
-        cause = self._cause
-        of = f"{cause.kind}/{cause.time}/{cause.tag}" if cause.__class__ is Timer else cause.id  # type: ignore[union-attr]
+        if self._counted is cause:
+            self._ordinal += 1
+        else:
+            self._counted, self._ordinal = cause, 0
         digest = blake2b(self._row_key, digest_size=16)
         digest.update(f"\0{self._name}\0{stream}\0{of}\0{self._ordinal}".encode())
-        self._ordinal += 1
         try:
             body = self._encode(value)
         except Exception as error:

@@ -206,42 +206,40 @@ class Step:
             low_before = row.low[0][0] if row.low else None
             wall_before = row.wall[0][0] if row.wall else None
             timers_before = len(low) + len(wall)
-        c.key = key_of(text)
+        c.key = key = key_of(text)
         c._row_key = row_key
         c._low, c._wall = low, wall
+        c._counted = None
         until = c.low_watermark
-        c._next_due = low_before if low_before is not None and low_before <= until else END
+        if low_before is not None and low_before <= until:
+            c._due = sorted([entry for entry in low if entry[0] <= until], reverse=True)
+            c._next_due = low_before
+        else:
+            c._due = []
+            c._next_due = END
         try:
             c.state = kind.fresh() if raw is None or kind.is_map else kind.decode(before)
             if self.has_maps:
                 for field, sub in kind.maps(c.state):
                     sub.bind(self.store, sub_prefix(row_key, field), kind.encode, kind.decode_sub)
-            timestamps, index, batches, source = arrivals.timestamps, arrivals.index, arrivals.batches, arrivals.source
-            key = c.key
-            batch = batches[0] if at < stop else None
-            late_before = self.times.late_before
-            while at < stop and timestamps[at] < late_before:
-                if source is not None:
-                    batch = batches[source[at]]
-                c._cause = record = Record(key, timestamps[at], batch, index[at])  # type: ignore[arg-type]
-                c._cause_time, c._ordinal = record.timestamp, 0
-                counts.late += 1
-                c.process_late_record(record)
-                at += 1
-            process = c.process_record
-            while at < stop:
-                time = timestamps[at]
-                while c._next_due <= time:
-                    if c._next_due == END:
-                        break
-                    self._fire_low()
-                if source is not None:
-                    batch = batches[source[at]]
-                c._cause = record = Record(key, time, batch, index[at])  # type: ignore[arg-type]
-                c._cause_time = time
-                c._ordinal = 0
-                process(record)
-                at += 1
+            if at < stop:
+                timestamps, index, batches, source = arrivals.timestamps, arrivals.index, arrivals.batches, arrivals.source
+                late_before = self.times.late_before
+                while at < stop and timestamps[at] < late_before:
+                    c._cause = record = Record(key, timestamps[at], batches[source[at] if source else 0], index[at])
+                    counts.late += 1
+                    c.process_late_record(record)
+                    at += 1
+                process = c.process_record
+                batch = batches[0]
+                for at in range(at, stop):
+                    time = timestamps[at]
+                    while c._next_due <= time:
+                        self._fire_low()
+                    if source is not None:
+                        batch = batches[source[at]]
+                    c._cause = record = Record(key, time, batch, index[at])
+                    process(record)
             if c._next_due != END or c._wall:
                 self._fire_rest()
             encoded = b"" if kind.is_map else kind.encode(c.state)
@@ -288,13 +286,13 @@ class Step:
                 delta[timer_entry(WALL_TIMER, wall_now, row_key)] = b""
 
     def _fire_low(self) -> None:
-        """Fires the earliest low-watermark timer and works out which is due next."""
+        """Fires the earliest low-watermark timer that is due, unless it was cancelled, and says when the next one is."""
         c = self.computation
-        entry = min(c._low)
-        c._low.discard(entry)
-        earliest = min(c._low)[0] if c._low else END
-        c._next_due = earliest if earliest <= c.low_watermark else END
-        self._fire(Timer(entry[0], entry[1], LOW_WATERMARK), entry[0])
+        entry = c._due.pop()
+        c._next_due = c._due[-1][0] if c._due else END
+        if entry in c._low:
+            c._low.discard(entry)
+            self._fire(Timer(entry[0], entry[1], LOW_WATERMARK))
 
     def _fire_rest(self) -> None:
         c = self.computation
@@ -307,16 +305,15 @@ class Step:
                 if entry is None or entry[0] > c.now:
                     return
                 c._wall.discard(entry)
-                moved = c.low_watermark
-                self._fire(Timer(entry[0], entry[1], WALL_CLOCK), moved if BEGINNING < moved < END else entry[0])
+                c._wall_time = c.low_watermark if BEGINNING < c.low_watermark < END else entry[0]
+                self._fire(Timer(entry[0], entry[1], WALL_CLOCK))
             if self.counts.fired - fired_before > MAX_FIRINGS:
                 raise RuntimeError(f"more than {MAX_FIRINGS} timers fired in one visit: a timer keeps setting one that is already due")
 
-    def _fire(self, timer: Timer, cause_time: int) -> None:
-        c = self.computation
-        c._cause, c._cause_time, c._ordinal = timer, cause_time, 0
+    def _fire(self, timer: Timer) -> None:
+        self.computation._cause = timer
         self.counts.fired += 1
-        c.process_timer(timer)
+        self.computation.process_timer(timer)
 
     def _earliest(self, kind: bytes, fired_until: int) -> int | None:
         """The earliest timer left: in the store beyond what was fired, and not deleted; or new in the delta."""

@@ -97,12 +97,16 @@ class Model(msgspec.Struct):
         mean = level * seen / over
         return Forecast(mean, mean * sqrt(1 / self.level_seen + 1 / seen))
 
+    def judges(self, bucket: int) -> bool:
+        """Whether the first day is over for a bucket."""
+        return 0 < self.taught_from <= bucket - BUCKETS
+
     def observe(self, bucket: int, count: int, forecast: Forecast) -> Verdict | None:
         """Judges a bucket against its forecast and learns from it."""
         if not self.taught_from:
             self.taught_from = bucket
         self.next = bucket + 1
-        if bucket < self.taught_from + BUCKETS:
+        if not self.judges(bucket):
             self._teach(bucket, count)
             return None
         mean, doubt = forecast.mean, forecast.doubt

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import os
 import shutil
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -26,9 +27,11 @@ from millstream.demo import DAY
 Floats = npt.NDArray[np.float64]
 Longs = npt.NDArray[np.int64]
 
-SPIKE_FLOOR = 6.0
-DIP_FLOOR = 6.0
+SPIKE_FLOOR = 4.0
+DIP_FLOOR = 5.0
 DIP_LEFT = 0.03
+MOOD = 0.1
+MOOD_SECONDS = 8.0
 
 _TOPICS = (
     "weather", "hotels", "flights", "jazz", "museum", "bakery", "football", "marathon", "opera", "taxi", "coffee", "ferry",
@@ -113,11 +116,11 @@ def inject(world: World) -> list[tuple[int, Injected]]:
         busy = min(traffic.terms, 100)
         term = int(rng.integers(busy if kind == "dip" or rng.random() < 0.5 else traffic.terms))
         begin = int(rng.integers(traffic.quiet, last_begin))
-        end = begin + int(rng.integers(8_000, 15_000))
+        end = begin + int(rng.integers(6_000, 15_000))
         usual = float(world.rate(term, (begin + end) / 2))
         factor = DIP_LEFT
         if kind == "spike":
-            factor = 1 + max(float(rng.uniform(2.0, 6.0)), float(rng.uniform(SPIKE_FLOOR, 2 * SPIKE_FLOOR)) / usual)
+            factor = 1 + max(float(rng.uniform(1.5, 5.0)), float(rng.uniform(SPIKE_FLOOR, 3 * SPIKE_FLOOR)) / usual)
         elif usual < DIP_FLOOR:
             continue
         apart = DAY // 2
@@ -138,7 +141,8 @@ def generate(world: World, injected: list[tuple[int, Injected]]) -> tuple[Longs,
     rng = np.random.default_rng([traffic.seed, 2])
     seconds = np.arange(traffic.seconds)
     every = np.arange(traffic.terms)
-    counts = rng.poisson(world.rate(every[None, :], seconds[:, None] * 1_000 + 500))
+    usual = world.rate(every[None, :], seconds[:, None] * 1_000 + 500)
+    counts = rng.poisson(usual * np.exp(_moods(traffic, rng)))
     term = np.tile(every, traffic.seconds).repeat(counts.ravel())
     at = seconds.repeat(counts.sum(axis=1)) * 1_000 + rng.integers(0, 1_000, len(term))
     for index, anomaly in injected:
@@ -148,13 +152,23 @@ def generate(world: World, injected: list[tuple[int, Injected]]) -> tuple[Longs,
             gone = inside & (rng.random(len(term)) >= DIP_LEFT)
             term, at = term[~gone], at[~gone]
         else:
-            usual = float(world.rate(index, (begin + end) / 2))
-            extra = int(rng.poisson(usual * (anomaly.factor - 1) * (end - begin) / 1_000))
+            rate = float(world.rate(index, (begin + end) / 2))
+            extra = int(rng.poisson(rate * (anomaly.factor - 1) * (end - begin) / 1_000))
             term = np.concatenate([term, np.full(extra, index)])
             at = np.concatenate([at, rng.integers(begin, end, extra)])
     delay = np.minimum(rng.exponential(traffic.disorder / 5, len(at)), traffic.disorder).astype(np.int64)
     order = np.lexsort((term, at, at + delay))
     return term[order], at[order] + traffic.begin
+
+
+def _moods(traffic: Traffic, rng: np.random.Generator) -> Floats:
+    """Seconds by terms: the logarithm of a slow wobble in each term's traffic, which no profile of the day explains."""
+    keep = np.exp(-1 / MOOD_SECONDS)
+    moods = rng.normal(0, MOOD, (traffic.seconds, traffic.terms))
+    moods[1:] *= np.sqrt(1 - keep**2)
+    for second in range(1, traffic.seconds):
+        moods[second] += keep * moods[second - 1]
+    return moods
 
 
 def write(traffic: Traffic, queries: Path, truth: Path) -> Truth:
@@ -188,7 +202,7 @@ def _write_files(world: World, term: Longs, at: Longs, folder: Path) -> None:
 
     names = pa.array(world.names)
     cuts = np.linspace(0, len(at), world.traffic.files + 1).astype(int)
-    for number, (start, stop) in enumerate(zip(cuts[:-1], cuts[1:], strict=True)):
+    for number, (start, stop) in enumerate(pairwise(cuts.tolist())):
         table = pa.table(
             {
                 "term": names.take(pa.array(term[start:stop])),

@@ -14,6 +14,7 @@ from __future__ import annotations
 import os
 from collections.abc import Collection
 from functools import partial
+from typing import Any
 
 import msgspec
 
@@ -53,7 +54,7 @@ class BucketCounter(ms.Computation):
         state = self.state
         second = timer.time - BUCKET
         self.produce((state.open.pop(second, 0), second))
-        if state.open or (second < state.last + PATIENCE and self.low_watermark < ms.END):
+        if second < state.last + PATIENCE and self.low_watermark < ms.END:
             self.set_timer("second", timer.time + BUCKET)
         else:
             state.last = 0
@@ -62,7 +63,8 @@ class BucketCounter(ms.Computation):
 class SpikeDetector(ms.Computation):
     """Holds every count against the term's model.
 
-    Produces on `anomalies` the begin and the end of each anomaly, and on `forecasts` every bucket of the tracked terms.
+    Produces on `anomalies` the begin and the end of each anomaly, and on `forecasts` every bucket of the tracked terms, with the
+    forecast that it was judged by (none in a term's first day).
     """
 
     State = Model
@@ -74,18 +76,17 @@ class SpikeDetector(ms.Computation):
     def process_record(self, record: ms.Record) -> None:
         count, second = record.value
         bucket = second // BUCKET
-        model = self.state
-        if not model.next:
+        if not self.state.next:
             self.set_timer("forget", record.timestamp + FORGET)
-        elif bucket - model.next > BUCKETS_REMEMBERED:
-            self._forget()
         for skipped in range(self.state.next or bucket, bucket):
             self._observe(skipped, 0)
         self._observe(bucket, count)
 
     def process_timer(self, timer: ms.Timer) -> None:
         due = self.state.next * BUCKET + FORGET
-        if due > timer.time:
+        if self.low_watermark == ms.END:
+            return
+        if timer.time < due:
             self.set_timer("forget", due)
         else:
             self.state = Model()
@@ -95,6 +96,50 @@ class SpikeDetector(ms.Computation):
         forecast = model.forecast(bucket)
         verdict = model.observe(bucket, count, forecast)
         if verdict is not None:
-            self.produce(anomaly(self.key, bucket, verdict), stream="anomalies")
+            self.produce(_anomaly(self.key, bucket, verdict), stream="anomalies")
         if self.key in self.tracked:
-            self.produce(prediction(bucket, count, forecast), stream="forecasts")
+            self.produce(_prediction(bucket, count, forecast if model.judges(bucket) else None), stream="forecasts")
+
+
+def _anomaly(term: str, bucket: int, verdict: Verdict) -> dict[str, Any]:
+    return {
+        "term": term,
+        "kind": verdict.kind,
+        "event": verdict.event,
+        "at": (bucket + 1) * BUCKET,
+        "since": verdict.since * BUCKET,
+        "expected": verdict.expected,
+        "actual": verdict.actual,
+    }
+
+
+def _prediction(bucket: int, count: int, forecast: Forecast | None) -> dict[str, Any]:
+    row: dict[str, Any] = {"at": bucket * BUCKET, "actual": count}
+    if forecast is not None:
+        row |= {"expected": round(forecast.mean, 3), "doubt": round(forecast.doubt, 3)}
+    return row
+
+
+def build(
+    queries: str | os.PathLike[str],
+    output: str | os.PathLike[str],
+    *,
+    tracked: Collection[str] = (),
+    max_files_per_epoch: int | None = 3,
+) -> ms.Pipeline:
+    """The pipeline from a directory of queries to `anomalies/` and `forecasts/` under the output directory."""
+    pipeline = ms.Pipeline("zeitgeist")
+    arriving = pipeline.inject(
+        "queries",
+        ms.sources.files(queries, schema=SCHEMA, format="parquet", max_files_per_epoch=max_files_per_epoch),
+        timestamp="at",
+        id="id",
+        watermark=ms.watermarks.bounded("2s"),
+    )
+    counts = pipeline.compute(BucketCounter, arriving, key="term", produces="counts")
+    anomalies, forecasts = pipeline.compute(
+        partial(SpikeDetector, tracked=tuple(tracked)), counts, name="SpikeDetector", produces=["anomalies", "forecasts"]
+    )
+    pipeline.emit(anomalies, ms.sinks.files(os.path.join(output, "anomalies")))
+    pipeline.emit(forecasts, ms.sinks.files(os.path.join(output, "forecasts")))
+    return pipeline

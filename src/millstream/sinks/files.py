@@ -59,14 +59,17 @@ class Files(Sink):
         return {"staged": staged, "final": f"{context.label}-{context.epoch:010d}.{suffix}", "rows": len(rows)}
 
     def _json(self, rows: Sequence[SinkRow], context: TaskContext) -> bytes:
-        encode = msgspec.json.Encoder(enc_hook=_plain).encode
-        lines = []
-        for row in rows:
-            try:
-                lines.append(encode({"key": row.key, "timestamp": row.timestamp, "value": row.value}))
-            except Exception as error:
-                raise SinkError(f"stream {context.emission!r} into {self.describe()}: key {row.key!r}: value {row.value!r} cannot be written: {error}") from error
-        return b"\n".join(lines) + b"\n"
+        encoder = msgspec.json.Encoder(enc_hook=_plain)
+        try:
+            return encoder.encode_lines(rows)
+        except Exception as error:
+            for row in rows:
+                try:
+                    encoder.encode(row)
+                except Exception as culprit:
+                    where = f"stream {context.emission!r} into {self.describe()}"
+                    raise SinkError(f"{where}: key {row.key!r}: value {row.value!r} cannot be written: {culprit}") from error
+            raise
 
     def _parquet(self, rows: Sequence[SinkRow], context: TaskContext) -> bytes:
         import pyarrow.parquet

@@ -60,14 +60,18 @@ def start(
         emission.sink.check()
         emission.sink.resolve(lambda ddl: to_arrow_schema(T.StructType.fromDDL(ddl), timezone="UTC"))
     sources = [_load(name, injector.source, spark) for name, injector in topology.injectors.items()]
-    value_types = [rows.value_type(i, source) for i, source in zip(topology.injectors.values(), sources, strict=True)]
+    pairs = list(zip(topology.injectors.values(), sources, strict=True))
+    value_types = [rows.value_type(injector, source, topology) for injector, source in pairs]
     identity = log.identify(program.name, shards, spark.sparkContext.defaultParallelism, list(topology.injectors))
     latest = log.latest()
     latest = reconciled(latest, program, drop)
     spark_folder = spark_checkpoint or _spark_folder(storage, checkpoint)
     if latest is None and os.path.isdir(os.path.join(spark_folder, "commits")) and os.listdir(os.path.join(spark_folder, "commits")):
         raise CheckpointError(f"{spark_folder} has committed batches of Spark, but {storage.url} has no manifest. Restore both from the same copy, or start with a new checkpoint.")
-    place = Place(storage.url, identity.id, storage_options, os.environ.get("MILLSTREAM_REPLICAS"), identity.shards)
+    place = Place(
+        storage.url, identity.id, storage_options, os.environ.get("MILLSTREAM_REPLICAS"), identity.shards,
+        [rows.value_layout(injector, source, topology) for injector, source in pairs],
+    )  # fmt: skip
     number = 1 + (int(latest.token.split("-")[0]) if latest else 0)
     epochs = Epochs(
         program, place, storage, log, latest, f"{number}-{secrets.token_hex(4)}", value_types,
@@ -76,8 +80,7 @@ def start(
     frame = _frame(spark, program, sources, value_types, identity.shards)
     if latest is not None:
         epochs.collect(latest)
-    writer = frame.writeStream.queryName(None) if False else frame.writeStream
-    writer = writer.foreachBatch(_quiet(epochs)).option("checkpointLocation", spark_folder)
+    writer = frame.writeStream.foreachBatch(_quiet(epochs)).option("checkpointLocation", spark_folder)
     writer = writer.trigger(availableNow=True) if millis is None else writer.trigger(processingTime=f"{millis} milliseconds")
     return Handle(program, epochs, lambda: writer.start(), drain=drain and millis is None)
 

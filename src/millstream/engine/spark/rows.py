@@ -10,7 +10,7 @@ A row on its way to level L has these columns:
     ord    a hash of the whole row, which stands in for a missing id
     body   an encoded production, or a receipt
     unit   the digest of the attempt that produced it
-    v<i>   the value of injector i, as a struct
+    v<i>   the value of injector i, as a struct of those columns that do not stand in key, ts or id already
 """
 
 from __future__ import annotations
@@ -18,12 +18,14 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import msgspec
 import numpy as np
 import pyarrow as pa
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
 from pyspark.sql import types as T
 
+from millstream.core.keys import key_of
 from millstream.core.record import Batch
 from millstream.core.step import Arrivals
 from millstream.core.topology import Injector, Route, Topology
@@ -64,20 +66,12 @@ def keyed_frame(injector: Injector, index: int, source: DataFrame, topology: Top
     id_column = F.lit(None).cast("string") if injector.id is None else _column(source, injector.id, f"{who}, id")[0].cast("string")
     value_column = F.col(f"v{index}")
     frame = source.select(
-        F.struct(*([_quoted(injector.value)] if injector.value else [_quoted(c) for c in source.columns])).alias(f"v{index}"),
+        _value_struct(injector, source, topology).alias(f"v{index}"),
         _timestamp(source, injector).alias("ts"),
         id_column.alias("id"),
         *[_route_key(source, route, who).alias(f"k{route.index}") for route in routes if route.key != ()],
-        *[_quoted(c).alias(f"s{at}") for at, c in enumerate(source.columns) if injector.value],
+        _content_hash(source, injector).alias("ord"),
     )
-    if injector.id is None:
-        content = [F.col("ts"), value_column, *[F.col(f"s{at}") for at in range(len(source.columns)) if injector.value]]
-        if _has_map(source.schema):
-            content = [F.to_json(F.struct(*content))]
-        order = F.xxhash64(*content)
-    else:
-        order = F.lit(0).cast("long")
-    frame = frame.withColumn("ord", order)
 
     def target(route: Route) -> Column:
         key = F.concat(F.lit(_NUL + "i"), F.col("ord").cast("string")) if route.key == () else F.col(f"k{route.index}")
@@ -96,11 +90,45 @@ def keyed_frame(injector: Injector, index: int, source: DataFrame, topology: Top
     return frame.select("to.part", "to.route", "to.key", "ts", "id", "ord", *values)
 
 
-def value_type(injector: Injector, source: DataFrame) -> T.DataType:
-    """The struct that carries an injector's values."""
-    _column(source, injector.value, f"injected stream {injector.name!r}, value") if injector.value else None
-    frame = source.select(F.struct(*([_quoted(injector.value)] if injector.value else [_quoted(c) for c in source.columns])).alias("v"))
-    return frame.schema["v"].dataType
+class ValueColumn(msgspec.Struct, frozen=True):
+    """One column of an injector's value, and where it travels: in "key", "ts" or "id", or in the struct ("")."""
+
+    name: str
+    carrier: str
+
+
+def value_layout(injector: Injector, source: DataFrame, topology: Topology) -> list[ValueColumn]:
+    """How an injector's value travels. What the keyed columns say already is not sent twice."""
+    carriers: dict[str, str] = {}
+    routes = [route for route in topology.routes if route.stream == injector.name]
+    for given, kind, carrier in (
+        (routes[0].key if len(routes) == 1 else None, T.StringType, "key"),
+        (injector.timestamp, T.LongType, "ts"),
+        (injector.id, T.StringType, "id"),
+    ):
+        if isinstance(given, str) and given in source.columns and type(source.schema[given].dataType) is kind:
+            carriers.setdefault(given, carrier)
+    if injector.value:
+        _column(source, injector.value, f"injected stream {injector.name!r}, value")
+    names = [injector.value] if injector.value else source.columns
+    return [ValueColumn(name, carriers.get(name, "")) for name in names]
+
+
+def _value_struct(injector: Injector, source: DataFrame, topology: Topology) -> Column:
+    sent = [_quoted(c.name) for c in value_layout(injector, source, topology) if not c.carrier]
+    return F.struct(*sent) if sent else F.struct(F.lit(None).cast("boolean").alias("nothing"))
+
+
+def value_type(injector: Injector, source: DataFrame, topology: Topology) -> T.DataType:
+    """The struct that carries what is left of an injector's value."""
+    return source.select(_value_struct(injector, source, topology).alias("v")).schema["v"].dataType
+
+
+def _content_hash(source: DataFrame, injector: Injector) -> Column:
+    if injector.id is not None:
+        return F.lit(0).cast("long")
+    columns = [_quoted(c) for c in source.columns]
+    return F.xxhash64(F.to_json(F.struct(*columns)) if _has_map(source.schema) else F.struct(*columns))
 
 
 def tick_frame(spark: Any, partitions: int, value_types: list[T.DataType]) -> DataFrame:
@@ -163,10 +191,16 @@ def _has_map(kind: T.DataType) -> bool:
 # --- in the task -----------------------------------------------------------------------------------------------------------------
 
 
+def whole(column: Any) -> Any:
+    """A column in one piece."""
+    if isinstance(column, pa.ChunkedArray):
+        return column.chunk(0) if column.num_chunks == 1 else pa.concat_arrays(column.chunks) if column.num_chunks else pa.nulls(0, column.type)
+    return column
+
+
 def to_list(column: Any) -> list[Any]:
     """An Arrow column as Python objects, by the fastest way its type has."""
-    if isinstance(column, pa.ChunkedArray):
-        column = column.combine_chunks()
+    column = whole(column)
     kind = column.type
     if column.null_count == 0 and (pa.types.is_integer(kind) or pa.types.is_floating(kind)):
         return column.to_numpy().tolist()  # type: ignore[no-any-return]
@@ -178,12 +212,13 @@ def to_list(column: Any) -> list[Any]:
 class ColumnBatch(Batch):
     """Rows of an injector, made Python values when somebody asks for the first one."""
 
-    __slots__ = ("_ids", "_single", "_table", "_values", "_vector")
+    __slots__ = ("_ids", "_layout", "_single", "_table", "_values", "_vector")
 
-    def __init__(self, stream: str, table: Any, vector: str, single: bool) -> None:
+    def __init__(self, stream: str, table: Any, vector: str, layout: Sequence[ValueColumn], single: bool) -> None:
         super().__init__(stream)
         self._table = table
         self._vector = vector
+        self._layout = layout
         self._single = single
         self._values: list[Any] | None = None
         self._ids: list[str] | None = None
@@ -195,13 +230,17 @@ class ColumnBatch(Batch):
         return values[index]
 
     def _load(self) -> list[Any]:
-        struct = self._table.column(self._vector).combine_chunks()
-        if isinstance(struct, pa.ChunkedArray):
-            struct = pa.concat_arrays(struct.chunks)
-        columns = [to_list(column) for column in struct.flatten()]
+        struct = whole(self._table.column(self._vector))
+        sent = iter(struct.flatten())
+        columns = []
+        for column in self._layout:
+            found = to_list(self._table.column(column.carrier) if column.carrier else next(sent))
+            if column.carrier == "key":
+                found = [text if not text.startswith(_NUL) else key_of(text) for text in found]
+            columns.append(found)
         if self._single:
             return columns[0]
-        names = [struct.type.field(i).name for i in range(struct.type.num_fields)]
+        names = [column.name for column in self._layout]
         return [dict(zip(names, row, strict=True)) for row in zip(*columns, strict=True)]
 
     def id(self, index: int) -> str:
@@ -262,9 +301,7 @@ def to_arrivals(table: Any, batches: dict[int, Batch], positions: Any) -> Arriva
 
     Sorted by (key, timestamp), as numbers; only rows that tie are compared by id.
     """
-    keys = table.column("key").combine_chunks()
-    if isinstance(keys, pa.ChunkedArray):
-        keys = pa.concat_arrays(keys.chunks)
+    keys = whole(table.column("key"))
     times = table.column("ts").to_numpy()
     if positions is not None:
         keys = keys.take(pa.array(positions))

@@ -7,6 +7,7 @@ unexpected is raised, and Spark tries again.
 
 from __future__ import annotations
 
+import gc
 import secrets
 from collections.abc import Callable, Iterator
 from hashlib import blake2b
@@ -41,6 +42,7 @@ class Place(msgspec.Struct):
     storage_options: dict[str, Any] | None
     replicas: str | None
     shards: int
+    values: list[list[rows.ValueColumn]] = []
 
 
 class EpochOrder(msgspec.Struct):
@@ -129,7 +131,11 @@ def run_partition(
     group = worker.topology.levels[level][partition // place.shards]
     task = _Task(worker, place, order, group, partition % place.shards)
     pieces = [batch for batch in batches if batch.num_rows]
-    yield from task.run(pa.Table.from_batches(pieces) if pieces else None, schema)
+    gc.disable()  # records and rows make no cycles worth looking for thousands of times an epoch
+    try:
+        yield from task.run(pa.Table.from_batches(pieces) if pieces else None, schema)
+    finally:
+        gc.enable()
 
 
 class _Task:
@@ -220,8 +226,8 @@ class _Task:
             for route in routes:
                 injector = topology.injectors.get(route.stream)
                 if injector is not None:
-                    vector = f"v{injectors.index(route.stream)}"
-                    batches[route.index] = rows.ColumnBatch(route.stream, table, vector, injector.value is not None)
+                    at = injectors.index(route.stream)
+                    batches[route.index] = rows.ColumnBatch(route.stream, table, f"v{at}", self.place.values[at], injector.value is not None)
                 else:
                     batches[route.index] = rows.EncodedBatch(route.stream, table, self.worker.decode_value)
             positions = None

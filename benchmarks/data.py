@@ -1,0 +1,48 @@
+"""The input of the benchmarks: records of Zipf-distributed keys over event time, slightly out of order, in Parquet files."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+RATE = 20_000  # records per second of event time
+DELAY = 2_000  # milliseconds out of order at most
+
+
+def make(folder: Path, files: int, per_file: int, keys: int, seed: int = 7) -> dict[tuple[str, int], int]:
+    """Writes the files and returns the true count of every (key, second)."""
+    folder.mkdir(parents=True, exist_ok=True)
+    random = np.random.default_rng(seed)
+    weights = 1.0 / np.arange(1, keys + 1) ** 1.0
+    weights /= weights.sum()
+    truth: dict[tuple[str, int], int] = {}
+    number = 0
+    for index in range(files):
+        key = random.choice(keys, size=per_file, p=weights)
+        at = (np.arange(number, number + per_file) * 1000) // RATE + 1_000_000_000_000
+        at = at - random.integers(0, DELAY, size=per_file) // 2
+        ids = np.arange(number, number + per_file)
+        number += per_file
+        table = pa.table({"term": pa.array([f"term-{k:05d}" for k in key.tolist()]), "at": pa.array(at), "id": pa.array([f"{i:09d}" for i in ids.tolist()])})
+        pq.write_table(table, folder / f"part-{index:05d}.parquet")
+        pairs, counts = np.unique(key * 10_000_000 + (at // 1000 - 999_999_000), return_counts=True)
+        for pair, count in zip(pairs.tolist(), counts.tolist(), strict=True):
+            name = (f"term-{pair // 10_000_000:05d}", (pair % 10_000_000 + 999_999_000) * 1000)
+            truth[name] = truth.get(name, 0) + count
+    return truth
+
+
+def read_counts(folder: Path) -> dict[tuple[str, int], int]:
+    """What a JSON-lines sink holds: {(key, second): count}; a doubled row is an error."""
+    found: dict[tuple[str, int], int] = {}
+    for path in sorted(folder.glob("*.jsonl")):
+        for line in path.read_text().splitlines():
+            row = json.loads(line)
+            name = (row["key"], row["timestamp"] - 1000)
+            assert name not in found, f"{name} twice"
+            found[name] = row["value"]
+    return found

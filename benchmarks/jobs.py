@@ -1,0 +1,196 @@
+"""One job in four ways: count per key and event-time second, told when the second is complete.
+
+millstream: per-record hooks, a timer per bucket. tws: Spark's transformWithState (Python, Row API, RocksDB). sql: Spark's own window count, in
+the JVM alone. floor: Millstream's plan with an identity function in place of the step. Every way reads the same files at the same pace and
+reports, from Spark's own progress, the rows and seconds of its epochs without the first (warm-up).
+"""
+
+from __future__ import annotations
+
+import shutil
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from pyspark.sql import functions as F
+from pyspark.sql import types as T
+
+import millstream as ms
+
+SCHEMA = "term string, at long, id string"
+
+
+class BucketCounter(ms.Computation):
+    """Records per key and second."""
+
+    State = dict
+
+    def process_record(self, record: ms.Record) -> None:
+        second = record.timestamp - record.timestamp % 1000
+        self.state[second] = self.state.get(second, 0) + 1
+        self.set_timer("second", second + 1000)
+
+    def process_timer(self, timer: ms.Timer) -> None:
+        self.produce(self.state.pop(timer.time - 1000), timestamp=timer.time)
+
+
+def session(shuffle: int = 2) -> Any:
+    """One session for all ways."""
+    from millstream.engine.spark.session import local_session
+
+    spark = local_session("bench")
+    spark.conf.set("spark.sql.shuffle.partitions", str(shuffle))
+    return spark
+
+
+def fresh(folder: Path) -> Path:
+    """An empty folder."""
+    shutil.rmtree(folder, ignore_errors=True)
+    folder.mkdir(parents=True)
+    return folder
+
+
+def pipeline(source: Any, output: Path, id: str | None = None) -> ms.Pipeline:
+    """The job as a Millstream user writes it."""
+    p = ms.Pipeline("bench")
+    queries = p.inject("queries", source, timestamp="at", id=id, watermark=ms.watermarks.bounded("2s"))
+    counts = p.compute(BucketCounter, queries, key="term", produces="counts")
+    p.emit(counts, ms.sinks.files(output))
+    return p
+
+
+def millstream(spark: Any, data: Path, work: Path) -> list[tuple[int, float]]:
+    """Rows and seconds per epoch."""
+    source = ms.sources.files(data, schema=SCHEMA, format="parquet", max_files_per_epoch=1)
+    handle = pipeline(source, work / "counts").run(spark, checkpoint=work / "checkpoint", available_now=True)
+    handle.await_termination()
+    return _progress(handle._query)
+
+
+def _reader(spark: Any, data: Path) -> Any:
+    return spark.readStream.schema(SCHEMA).option("maxFilesPerTrigger", 1).parquet(str(data))
+
+
+def floor(spark: Any, data: Path, work: Path) -> list[tuple[int, float]]:
+    """The same plan (key, shard, shuffle, Arrow, receipts to the driver) with nothing done in the task."""
+    from millstream.engine.spark.query import _frame
+
+    source = ms.sources.files(data, schema=SCHEMA, format="parquet", max_files_per_epoch=1)
+    program = pipeline(source, work / "counts").program()
+    loaded = source.load(spark)
+    from millstream.engine.spark import rows
+
+    types = [rows.value_type(i, loaded, program.topology) for i in program.topology.injectors.values()]
+    frame = _frame(spark, program, [loaded], types, 2)
+
+    def identity(batches: Iterator[Any]) -> Iterator[Any]:
+        import pyarrow as pa
+
+        count = 0
+        for batch in batches:
+            count += batch.num_rows
+        yield pa.record_batch([pa.array([str(count).encode()], pa.binary())], names=["body"])
+
+    def each(batch: Any, epoch: int) -> None:
+        batch.repartitionById(2, "part").mapInArrow(identity, "body binary").toArrow()
+
+    query = frame.writeStream.foreachBatch(each).option("checkpointLocation", str(work / "checkpoint")).trigger(availableNow=True).start()
+    query.awaitTermination()
+    return _progress(query)
+
+
+def sql(spark: Any, data: Path, work: Path) -> list[tuple[int, float]]:
+    """Spark's own window count."""
+    spark.conf.set("spark.sql.streaming.stateStore.providerClass", "org.apache.spark.sql.execution.streaming.state.RocksDBStateStoreProvider")
+    frame = (
+        _reader(spark, data)
+        .withColumn("ts", F.timestamp_millis("at"))
+        .withWatermark("ts", "2 seconds")
+        .groupBy("term", F.window("ts", "1 second"))
+        .count()
+        .select(F.col("term").alias("key"), F.unix_millis("window.end").alias("timestamp"), F.col("count").alias("value"))
+    )
+    query = (
+        frame.writeStream.outputMode("append").format("json").option("path", str(work / "counts"))
+        .option("checkpointLocation", str(work / "checkpoint")).trigger(availableNow=True).start()
+    )  # fmt: skip
+    query.awaitTermination()
+    return _progress(query)
+
+
+def tws(spark: Any, data: Path, work: Path) -> list[tuple[int, float]]:
+    """transformWithState, Row API, RocksDB: a map state of buckets, an event-time timer per bucket."""
+    frame = tws_frame(_reader(spark, data), spark)
+    query = (
+        frame.writeStream.outputMode("append").format("json").option("path", str(work / "counts"))
+        .option("checkpointLocation", str(work / "checkpoint")).trigger(availableNow=True).start()
+    )  # fmt: skip
+    query.awaitTermination()
+    return _progress(query)
+
+
+def tws_frame(source: Any, spark: Any) -> Any:
+    """The job on transformWithState, over any streaming source with term and at."""
+    from pyspark.sql import Row
+    from pyspark.sql.streaming.stateful_processor import StatefulProcessor, StatefulProcessorHandle
+
+    spark.conf.set("spark.sql.streaming.stateStore.providerClass", "org.apache.spark.sql.execution.streaming.state.RocksDBStateStoreProvider")
+
+    class Counter(StatefulProcessor):
+        def init(self, handle: StatefulProcessorHandle) -> None:
+            self.handle = handle
+            self.buckets = handle.getMapState("buckets", T.StructType([T.StructField("second", T.LongType())]), T.StructType([T.StructField("count", T.LongType())]))
+
+        def handleInputRows(self, key: Any, rows: Iterator[Any], timerValues: Any) -> Iterator[Any]:
+            counts: dict[int, int] = {}
+            for row in rows:
+                second = row.at - row.at % 1000
+                counts[second] = counts.get(second, 0) + 1
+            for second, count in counts.items():
+                if self.buckets.containsKey((second,)):
+                    count += self.buckets.getValue((second,))[0]
+                else:
+                    self.handle.registerTimer(second + 1000)
+                self.buckets.updateValue((second,), (count,))
+            return iter(())
+
+        def handleExpiredTimer(self, key: Any, timerValues: Any, expiredTimerInfo: Any) -> Iterator[Any]:
+            end = expiredTimerInfo.getExpiryTimeInMs()
+            count = self.buckets.getValue((end - 1000,))[0]
+            self.buckets.removeKey((end - 1000,))
+            yield Row(key=key[0], timestamp=end, value=count)
+
+        def close(self) -> None:
+            pass
+
+    return (
+        source.withColumn("ts", F.timestamp_millis("at"))
+        .withWatermark("ts", "2 seconds")
+        .groupBy("term")
+        .transformWithState(statefulProcessor=Counter(), outputStructType="key string, timestamp long, value long", outputMode="append", timeMode="eventTime")
+    )
+
+
+def _progress(query: Any) -> list[tuple[int, float]]:
+    """(rows, seconds) of each batch that had input."""
+    return [(p["numInputRows"], p["batchDuration"] / 1000) for p in map(_as_dict, query.recentProgress) if p["numInputRows"] > 1]
+
+
+def _as_dict(progress: Any) -> dict[str, Any]:
+    import json
+
+    return json.loads(progress.json) if hasattr(progress, "json") else dict(progress)
+
+
+def rate(epochs: list[tuple[int, float]]) -> float:
+    """Records per second, steady state: the first two epochs are warm-up."""
+    steady = epochs[2:] or epochs
+    return sum(rows for rows, _ in steady) / sum(seconds for _, seconds in steady)
+
+
+def timed(function: Any, *args: Any) -> tuple[Any, float]:
+    """A result and the seconds it took."""
+    began = time.perf_counter()
+    result = function(*args)
+    return result, time.perf_counter() - began

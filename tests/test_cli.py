@@ -1,0 +1,521 @@
+"""The command line. Checkpoints are made without Spark: the local engine's deltas, written through the log's own functions."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+from rich.console import Console
+
+import millstream as ms
+from millstream.cli import main
+from millstream.core.step import Outcome
+from millstream.core.time import BEGINNING
+from millstream.engine.local import LocalEngine
+from millstream.errors import DamageError, DefinitionError
+from millstream.state.folding import fold, unit_name
+from millstream.state.manifest import ComputationState, InjectorState, Manifest, ManifestLog, ShardState
+from millstream.state.segment import SegmentRef, encode_segment
+from millstream.state.storage import LocalStorage
+from millstream.status import inspect, view
+
+NOON = 1_714_564_800_000  # 2024-05-01 12:00 UTC
+
+
+class Count(ms.Computation):
+    State = int
+
+    def process_record(self, record: ms.Record) -> None:
+        self.state += 1
+        self.set_timer("close", record.timestamp - record.timestamp % 60_000 + 60_000)
+        self.produce(self.state)
+
+    def process_timer(self, timer: ms.Timer) -> None:
+        self.state += 100
+
+
+class Forget(ms.Computation):
+    """Gives back its row when the word is 'stop'."""
+
+    State = list
+
+    def process_record(self, record: ms.Record) -> None:
+        if record.value["word"] == "stop":
+            self.state = []
+        else:
+            self.state.append(record.value["word"])
+
+
+@dataclass
+class Visit:
+    started: int = 0
+    pages: ms.MapState = field(default_factory=ms.MapState)
+    words: ms.MapState = field(default_factory=ms.MapState)
+
+
+class Visits(ms.Computation):
+    State = Visit
+
+    def process_record(self, record: ms.Record) -> None:
+        self.state.started = self.state.started or record.timestamp
+        self.state.pages[record.timestamp - NOON] = record.value["word"]
+        self.state.words[record.value["word"], record.value["n"]] = 1
+        self.set_timer("idle", record.timestamp + 1_000, kind=ms.WALL_CLOCK)
+
+
+class Whole(ms.Computation):
+    State = ms.MapState
+
+    def process_record(self, record: ms.Record) -> None:
+        self.state[record.value["word"]] = {"n": record.value["n"]}
+
+
+class Pickled(ms.Computation):
+    State = set
+    codec = ms.codecs.pickle
+
+    def process_record(self, record: ms.Record) -> None:
+        self.state.add(record.value["word"])
+
+
+class Recorded(LocalEngine):
+    """A local engine that writes every epoch to a checkpoint."""
+
+    def __init__(self, pipeline: ms.Pipeline, folder: Path, shards: int = 3) -> None:
+        super().__init__(pipeline.program(), shards)
+        self.log = ManifestLog(LocalStorage(folder))
+        self.log.identify(pipeline.name, shards, shards, list(self.topology.injectors))
+        self.injected_records = 0
+        self.totals = {
+            spec.name: ComputationState(shards=[ShardState() for _ in range(shards)], codec=self.program.codec_of(spec.name).name)
+            for spec in self.topology.computations
+        }
+
+    def _commit(self, low: dict[str, int], newest: dict[str, int | None], outcomes: dict[tuple[str, int], Outcome]) -> None:
+        self.injected_records += len(self.pending)
+        super()._commit(low, newest, outcomes)
+        for (name, shard), outcome in outcomes.items():
+            total, counts = self.totals[name], outcome.counts
+            total.low_watermark = low[name]
+            total.records += counts.records
+            total.late += counts.late
+            total.produced += len(outcome.productions)
+            here = total.shards[shard]
+            here.keys += counts.keys
+            here.timers += counts.timers
+            here.next_low, here.next_wall = counts.next_low, counts.next_wall
+            if outcome.delta:
+                data = encode_segment(sorted(outcome.delta.items()))
+                unit = unit_name(self.epoch, "test")
+                self.log.storage.put(unit, data)
+                here.segments.append(SegmentRef(unit, 0, len(data), len(outcome.delta), self.epoch, self.epoch))
+        self.commit(self.epoch)
+
+    def commit(self, epoch: int) -> None:
+        self.epoch = epoch
+        injectors = {name: InjectorState(self.newest[name], self.injected[name], self.injected_records) for name in self.injected}
+        assert self.log.commit(Manifest(epoch, "1-abcd", NOON + epoch, [(0, "1-abcd")], injectors, self.totals))
+
+
+def words_pipeline() -> ms.Pipeline:
+    pipeline = ms.Pipeline("words")
+    source = ms.sources.files("nowhere", schema="word string, n long, at long", format="json")
+    words = pipeline.inject("words", source, timestamp="at", watermark=ms.watermarks.bounded("2s"))
+    pipeline.compute(Count, words, key="word")
+    pipeline.compute(Count, words, key="n", name="CountByNumber")
+    pipeline.compute(Count, words, key=["word", "n"], name="CountByBoth")
+    pipeline.compute(Visits, words, key="word")
+    pipeline.compute(Whole, words, key="n")
+    pipeline.compute(Pickled, words, key="n")
+    pipeline.compute(Forget, words, key="n")
+    return pipeline
+
+
+def row(word: str, n: int, at: int) -> dict[str, Any]:
+    return {"word": word, "n": n, "at": NOON + at}
+
+
+@pytest.fixture
+def engine(tmp_path: Path) -> Recorded:
+    """Three epochs of words."""
+    engine = Recorded(words_pipeline(), tmp_path / "checkpoint")
+    for batch in ([row("tea", 7, 0), row("7", 7, 500)], [row("tea", 8, 1_000), row("coffee", 9, 1_500)], [row("stop", 9, 5_000)]):
+        for one in batch:
+            engine.push("words", one)
+        engine.run_epoch()
+    return engine
+
+
+@pytest.fixture
+def checkpoint(engine: Recorded) -> str:
+    return engine.log.storage.url
+
+
+def called(capsys: pytest.CaptureFixture[str], *argv: str) -> str:
+    assert main(list(argv)) == 0
+    found = capsys.readouterr()
+    assert not found.err
+    return found.out
+
+
+def refused(capsys: pytest.CaptureFixture[str], *argv: str, code: int = 1) -> str:
+    assert main(list(argv)) == code
+    found = capsys.readouterr()
+    assert not found.out and "Traceback" not in found.err
+    return found.err
+
+
+def state_of(capsys: pytest.CaptureFixture[str], *argv: str) -> list[dict[str, Any]]:
+    rows: list[dict[str, Any]] = json.loads(called(capsys, "state", *argv, "--json"))["rows"]
+    return rows
+
+
+# --- status
+
+
+def test_status_shows_injectors_and_computations(checkpoint: str, capsys: pytest.CaptureFixture[str]) -> None:
+    lines = called(capsys, "status", checkpoint).splitlines()
+    assert lines[0] == f"words  {checkpoint}"
+    assert lines[1].startswith("epoch 2, committed 2024-05-01 12:00:00.002 UTC (") and lines[1].endswith("by run 1-abcd")
+    assert lines[2] == "5 records injected, 3 shards, not drained"
+    injector = next(line.split() for line in lines if line.startswith("words ") and checkpoint not in line)
+    assert injector == ["words", "2024-05-01", "12:00:03.000", "2024-05-01", "12:00:05.000", "5"]
+    count = next(line.split() for line in lines if line.startswith("Count "))
+    assert count[:9] == ["Count", "2024-05-01", "11:59:59.500", "5.5", "s", "4", "4", "5", "0"]
+    assert not any(line.endswith(" ") for line in lines)
+
+
+def test_status_as_json(checkpoint: str, capsys: pytest.CaptureFixture[str]) -> None:
+    found = json.loads(called(capsys, "status", checkpoint, "--json"))
+    assert (found["checkpoint"], found["shards"], found["token"]) == (checkpoint, 3, "1-abcd")
+    status = found["status"]
+    assert (status["pipeline"], status["state"], status["epoch"], status["records"]) == ("words", "committed", 2, 5)
+    by_name = {one["name"]: one for one in status["computations"]}
+    assert by_name["Count"]["keys"] == 4 and by_name["Visits"]["timers"] == 5
+    assert by_name["Count"]["log_bytes"] > 0
+
+
+def test_status_before_the_first_epoch(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    Recorded(words_pipeline(), tmp_path)
+    assert "No epoch is committed yet." in called(capsys, "status", str(tmp_path))
+    assert json.loads(called(capsys, "status", str(tmp_path), "--json"))["token"] is None
+    assert "no committed epoch yet" in refused(capsys, "state", str(tmp_path), "Count")
+
+
+@pytest.mark.parametrize("command", [["status"], ["state"]])
+def test_not_a_checkpoint(command: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    argv = [*command, str(tmp_path / "nothing"), *(["Count"] if command == ["state"] else [])]
+    assert "is not a checkpoint of Millstream" in refused(capsys, *argv)
+
+
+# --- state
+
+
+def test_state_of_a_string_key_with_its_timers(checkpoint: str, capsys: pytest.CaptureFixture[str]) -> None:
+    out = called(capsys, "state", checkpoint, "Count", "--key", "tea")
+    assert "Count, epoch 2" in out and "'tea'  (str, shard" in out
+    assert [line.split()[1] for line in out.splitlines() if line.split()[:1] == ["state"]] == ["2"]
+    assert "2024-05-01 12:01:00.000 'close' (low watermark)" in out
+
+
+def test_a_number_and_its_digits_are_two_keys(checkpoint: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert [r["key"] for r in state_of(capsys, checkpoint, "CountByNumber", "--key", "7")] == [7]
+    assert [r["key"] for r in state_of(capsys, checkpoint, "Count", "--key", "7")] == ["7"]
+    assert [r["key"] for r in state_of(capsys, checkpoint, "Count", "--key", '"7"')] == ["7"]
+    assert "no row for key '\"7\"' (str) nor '7' (str)" in refused(capsys, "state", checkpoint, "CountByNumber", "--key", '"7"')
+
+
+def test_tuple_keys_as_json_and_as_python_writes_them(checkpoint: str, capsys: pytest.CaptureFixture[str]) -> None:
+    for text in ('["tea", 7]', "('tea', 7)"):
+        (found,) = state_of(capsys, checkpoint, "CountByBoth", "--key", text)
+        assert found["key"] == ["tea", 7] and found["state"] == 1
+
+
+def test_map_states_in_fields(checkpoint: str, capsys: pytest.CaptureFixture[str]) -> None:
+    (found,) = state_of(capsys, checkpoint, "Visits", "--key", "tea")
+    assert found["state"] == {"started": NOON}
+    assert found["maps"] == [
+        {"field": "pages", "entries": 2, "first": [[0, "tea"], [1_000, "tea"]]},
+        {"field": "words", "entries": 2, "first": [[["tea", 7], 1], [["tea", 8], 1]]},
+    ]
+    assert [t["kind"] for t in found["timers"]] == ["wall_clock", "wall_clock"]
+    (found,) = state_of(capsys, checkpoint, "Visits", "--key", "tea", "--limit", "1")
+    assert found["maps"][0] == {"field": "pages", "entries": 2, "first": [[0, "tea"]]}
+    out = called(capsys, "state", checkpoint, "Visits", "--key", "tea", "--limit", "1")
+    assert "2 map entries, the first 1:" in out and "('tea', 7): 1" in out and "(wall clock)" in out
+
+
+def test_a_map_state_that_is_the_whole_state(checkpoint: str, capsys: pytest.CaptureFixture[str]) -> None:
+    found = state_of(capsys, checkpoint, "Whole")
+    assert [(r["key"], r["maps"][0]["first"]) for r in found] == [
+        (7, [["7", {"n": 7}], ["tea", {"n": 7}]]),
+        (8, [["tea", {"n": 8}]]),
+        (9, [["coffee", {"n": 9}], ["stop", {"n": 9}]]),
+    ]
+    assert "'coffee': {'n': 9}" in called(capsys, "state", checkpoint, "Whole")
+    assert "'coffee': {'n': 9}" in called(capsys, "state", checkpoint, "Whole", "--key", "9")
+
+
+def test_listing_is_in_order_over_all_shards_and_limited(checkpoint: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert [r["key"] for r in state_of(capsys, checkpoint, "Count")] == ["7", "coffee", "stop", "tea"]
+    for limit in range(1, 5):
+        assert [r["key"] for r in state_of(capsys, checkpoint, "Count", "--limit", str(limit))] == ["7", "coffee", "stop", "tea"][:limit]
+    out = called(capsys, "state", checkpoint, "Count", "--limit", "3")
+    assert out.startswith("Count, epoch 2: 4 keys") and "1 more: --limit N" in out and "'tea'" not in out
+
+
+def test_a_row_that_was_given_back_is_gone(checkpoint: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert [r["key"] for r in state_of(capsys, checkpoint, "Forget")] == [7, 8]
+    assert "no row for key '9' (str) nor 9 (int) in epoch 2" in refused(capsys, "state", checkpoint, "Forget", "--key", "9")
+
+
+def test_pickles_are_loaded_only_on_demand(checkpoint: str, capsys: pytest.CaptureFixture[str]) -> None:
+    (found,) = state_of(capsys, checkpoint, "Pickled", "--key", "8")
+    assert found["state"]["codec"] == "pickle" and "--unpickle" in found["state"]["hint"]
+    assert "bytes of pickle" in called(capsys, "state", checkpoint, "Pickled")
+    (found,) = state_of(capsys, checkpoint, "Pickled", "--key", "8", "--unpickle")
+    assert found["state"] == ["tea"]
+
+
+def test_bytes_that_cannot_be_loaded_are_told_not_raised() -> None:
+    for codec, raw in (("pickle", b"cno_such_module\nThing\n."), ("msgpack", b"\xc1"), ("mine", b"?")):
+        found = inspect._decoder(codec, unpickle=True)(raw)
+        assert isinstance(found, inspect.Opaque) and found.codec == codec and str(len(raw)) in str(found)
+
+
+def test_an_unknown_computation_names_the_known_ones(checkpoint: str, capsys: pytest.CaptureFixture[str]) -> None:
+    message = refused(capsys, "state", checkpoint, "Cuont")
+    assert message.startswith("millstream: ") and "no computation called 'Cuont'" in message
+    assert "Count, CountByBoth, CountByNumber, Forget, Pickled, Visits, Whole" in message
+
+
+def test_the_same_rows_after_a_fold(engine: Recorded, capsys: pytest.CaptureFixture[str]) -> None:
+    url = engine.log.storage.url
+    before = [state_of(capsys, url, name) for name in engine.totals]
+    for total in engine.totals.values():
+        for shard in total.shards:
+            if shard.segments:
+                shard.segments = fold(engine.log.storage, shard.segments, True, engine.epoch)
+    engine.commit(engine.epoch + 1)
+    assert [state_of(capsys, url, name) for name in engine.totals] == before
+
+
+def test_large_state_agrees_with_the_engine(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    pipeline = ms.Pipeline("large")
+    source = ms.sources.files("nowhere", schema="word string, at long", format="json")
+    pipeline.compute(Count, pipeline.inject("words", source, timestamp="at"), key="word")
+    engine = Recorded(pipeline, tmp_path, shards=5)
+    for epoch in range(4):
+        for n in range(0, 9_000, epoch + 1):
+            engine.push("words", {"word": f"w{n:05d}", "at": NOON + epoch * 40_000})
+        engine.run_epoch()
+    expected = engine.state("Count")
+    found = inspect.steady(engine.log, lambda m: inspect.listed(engine.log.storage, m, "Count", 100_000))
+    assert {r.key: r.state for r in found.rows} == expected and found.keys == len(expected) == 9_000
+    first = inspect.steady(engine.log, lambda m: inspect.listed(engine.log.storage, m, "Count", 10))
+    assert [r.key for r in first.rows] == sorted(expected)[:10]
+    out = called(capsys, "state", str(tmp_path), "Count", "--key", "w04321")
+    assert "1 more" not in out and "'w04321'" in out
+
+
+# --- while the pipeline runs
+
+
+def test_objects_that_are_collected_meanwhile(engine: Recorded) -> None:
+    log, tries = engine.log, []
+
+    def read(manifest: Manifest) -> int:
+        tries.append(manifest.epoch)
+        if len(tries) < 3:
+            engine.commit(manifest.epoch + 1)
+            raise DamageError("units/x is missing")
+        return manifest.epoch
+
+    assert inspect.steady(log, read) == 4 and tries == [2, 3, 4]
+
+
+def test_an_object_that_the_newest_manifest_misses_is_damage(engine: Recorded, capsys: pytest.CaptureFixture[str]) -> None:
+    for name in engine.log.storage.list("units"):
+        engine.log.storage.delete([name])
+    assert "is missing" in refused(capsys, "state", engine.log.storage.url, "Count")
+
+
+def test_a_manifest_that_is_collected_meanwhile(engine: Recorded, monkeypatch: pytest.MonkeyPatch) -> None:
+    answers = [[0], [1, 2], [1, 2]]
+    engine.log.storage.delete(["manifests/00000000000000000000.json"])
+    monkeypatch.setattr(engine.log, "epochs", lambda: answers.pop(0))
+    found = inspect.latest(engine.log)
+    assert found is not None and found.epoch == 2 and not answers
+
+
+# --- views
+
+
+def test_numbers_are_never_cut_in_a_narrow_terminal(engine: Recorded) -> None:
+    found = inspect.overview(engine.log)
+    for one in found.status.computations:
+        one.records = one.produced = 1_234_567
+    console = Console(width=80, force_terminal=True, color_system=None, highlight=False)
+    with console.capture() as captured:
+        console.print(view.overview(found))
+        console.print(view.progress(found.status))
+    assert captured.get().count("1,234,567") == 4 * 7 and "…" not in captured.get()
+
+
+def test_the_line_of_a_log(engine: Recorded) -> None:
+    status = inspect.overview(engine.log).status
+    text = view.line(status)
+    assert text.startswith("words: epoch 2, 5 records, ")
+    assert "low watermark 2024-05-01T11:59:59.500Z (lag 5.5 s)" in text
+    before = view.changes(status)
+    status.epoch, status.epoch_millis = 3, 9.0
+    assert view.changes(status) == before
+    status.records += 1
+    assert view.changes(status) != before
+
+
+def test_a_pipeline_that_has_no_epoch_yet(tmp_path: Path) -> None:
+    status = inspect.overview(Recorded(words_pipeline(), tmp_path).log).status
+    assert view.line(status) == "words: waiting for the first epoch"
+    assert "waiting for the first epoch" in str(view.progress(status))
+    assert view.moment(BEGINNING) == "beginning" and view.moment(ms.END) == "end"
+
+
+# --- the command line itself
+
+
+@pytest.mark.parametrize(
+    "argv",
+    [
+        [],
+        ["fly"],
+        ["state", "x"],
+        ["state", "x", "y", "--limit", "0"],
+        ["run", "x.py", "--trigger", "soon"],
+        ["run", "x.py", "--trigger", "1s", "--available-now"],
+        ["run", "x.py", "--shards", "0"],
+        ["run", "no-such-file.py"],
+        ["status", "x", "--storage-option", "endpoint"],
+    ],
+)
+def test_wrong_calls(argv: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(argv) == 2
+    assert capsys.readouterr().err
+
+
+def test_version(capsys: pytest.CaptureFixture[str]) -> None:
+    assert called(capsys, "--version").startswith("millstream ")
+
+
+def test_demo_is_handed_its_arguments(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    import millstream.demo.run
+
+    seen: dict[str, Any] = {}
+    monkeypatch.setattr(millstream.demo.run, "run", lambda **given: seen.update(given) or 3)
+    assert main(["demo", "--output", str(tmp_path), "--seed", "5", "--small"]) == 3
+    assert seen == {"output": tmp_path, "seed": 5, "small": True}
+
+
+PIPELINE = """
+from dataclasses import dataclass, field
+import millstream as ms
+from helper import shout
+
+@dataclass
+class Seen:
+    n: int = 0
+    pages: ms.MapState = field(default_factory=ms.MapState)
+
+class Count(ms.Computation):
+    State = Seen
+    def process_record(self, record):
+        self.state.n += 1
+        self.state.pages[self.state.n] = shout(record.value["word"])
+        self.set_timer("end", record.timestamp + 60_000)
+    def process_timer(self, timer):
+        self.produce(self.state.n)
+
+words = ms.Pipeline("words")
+stream = words.inject("words", ms.sources.files("in", schema="word string, at long"), timestamp="at")
+counts = words.compute(Count, stream, key="word")
+words.emit(counts, ms.sinks.files("out"))
+"""
+
+
+def run_file(folder: Path, *argv: str, timeout: float = 180) -> subprocess.CompletedProcess[str]:
+    environment = {**os.environ, "MILLSTREAM_REPLICAS": str(folder / "replicas")}
+    return subprocess.run(
+        [sys.executable, "-m", "millstream.cli", *argv], cwd=folder, env=environment, capture_output=True, text=True, timeout=timeout
+    )
+
+
+@pytest.fixture
+def project(tmp_path: Path) -> Path:
+    """A pipeline's file in a folder of its own, with a module beside it, and input."""
+    (tmp_path / "code").mkdir()
+    (tmp_path / "in").mkdir()
+    (tmp_path / "code" / "words.py").write_text(PIPELINE)
+    (tmp_path / "code" / "helper.py").write_text("def shout(word):\n    return word.upper()\n")
+    rows = [{"word": word, "at": NOON + n} for n, word in enumerate(["tea", "tea", "coffee"])]
+    (tmp_path / "in" / "1.json").write_text("".join(json.dumps(one) + "\n" for one in rows))
+    return tmp_path
+
+
+@pytest.mark.spark
+def test_run_to_the_end_of_the_input(project: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    ran = run_file(project, "run", "code/words.py:words", "--available-now", "--shards", "2")
+    assert ran.returncode == 0, ran.stderr
+    lines = ran.stdout.splitlines()
+    checkpoint = project / "words-checkpoint"
+    assert lines[0] == f"words: checkpoint {checkpoint}"
+    assert "3 records" in ran.stdout and lines[-1].startswith("words: ended with epoch ") and lines[-1].endswith(", drained")
+    out = [json.loads(line) for file in (project / "out").glob("*.jsonl") for line in file.read_text().splitlines()]
+    assert sorted((one["key"], one["value"]) for one in out) == [("coffee", 1), ("tea", 2)]
+    found = json.loads(called(capsys, "status", str(checkpoint), "--json"))["status"]
+    assert found["drained"] and found["records"] == 3
+    (row,) = state_of(capsys, str(checkpoint), "Count", "--key", "tea")
+    assert row["state"]["n"] == 2 and row["maps"][0]["first"] == [[1, "TEA"], [2, "TEA"]] and row["timers"] == []
+
+
+def test_a_definition_error_is_one_message(project: Path) -> None:
+    file = project / "code" / "words.py"
+    file.write_text(file.read_text().replace("compute(Count, stream", "compute(Count, 'steam'"))
+    ran = run_file(project, "run", "code/words.py", "--available-now")
+    assert ran.returncode == 1 and "Traceback" not in ran.stderr
+    assert ran.stderr.startswith("millstream: computation 'Count' reads a stream 'steam' that nobody produces")
+
+
+def test_what_a_file_raises_is_shown_from_its_first_line_on(project: Path) -> None:
+    file = project / "code" / "words.py"
+    file.write_text("import no_such_module\n")
+    ran = run_file(project, "run", "code/words.py")
+    assert ran.returncode == 1
+    assert "code/words.py cannot be executed" in ran.stderr and "No module named 'no_such_module'" in ran.stderr
+    assert "importlib" not in ran.stderr and "cli.py" not in ran.stderr
+
+
+def test_finding_the_pipeline() -> None:
+    from types import ModuleType
+
+    from millstream.cli import pipeline_in
+
+    one, two, file = ms.Pipeline("one"), ms.Pipeline("two"), Path("p.py")
+    module = ModuleType("m")
+    with pytest.raises(DefinitionError, match="has no pipeline"):
+        pipeline_in(module, None, file)
+    module.a = module.b = one  # type: ignore[attr-defined]
+    assert pipeline_in(module, None, file) is one
+    module.c = two  # type: ignore[attr-defined]
+    with pytest.raises(DefinitionError, match=r"several pipelines: a, b, c\. Say which, as in p.py:a"):
+        pipeline_in(module, None, file)
+    assert pipeline_in(module, "c", file) is two
+    with pytest.raises(DefinitionError, match="variable 'd'"):
+        pipeline_in(module, "d", file)
+    module.pipeline = two  # type: ignore[attr-defined]
+    assert pipeline_in(module, None, file) is two

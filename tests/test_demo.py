@@ -1,0 +1,254 @@
+"""The demo without Spark: the generator, the model, the computations on the local runner, the report."""
+
+from __future__ import annotations
+
+import io
+import runpy
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+import pyarrow.parquet as pq
+import pytest
+from rich.console import Console
+
+import millstream as ms
+from millstream.demo import BUCKET, DAY, picture
+from millstream.demo import run as demo
+from millstream.demo.model import BUCKETS, Model
+from millstream.demo.report import Found, match, pair
+from millstream.demo.traffic import Injected, Traffic, World, generate, inject, write
+from millstream.demo.zeitgeist import FORGET, PATIENCE, build
+
+FEW = Traffic(seed=3, terms=8, seconds=300, rate=90.0, spikes=3, dips=2, files=10)
+QUIET = msgspec.structs.replace(FEW, spikes=0, dips=0)
+
+
+def queries(traffic: Traffic) -> tuple[list[dict[str, Any]], list[Injected]]:
+    """The rows in order of arrival, and what was injected."""
+    world = World(traffic)
+    injected = inject(world)
+    term, at = generate(world, injected)
+    rows = [{"term": world.names[t], "at": a, "id": f"q{n}"} for n, (t, a) in enumerate(zip(term.tolist(), at.tolist(), strict=True))]
+    return rows, [anomaly for _, anomaly in injected]
+
+
+def run(rows: list[dict[str, Any]], epochs: int = 10, tracked: tuple[str, ...] = (), drain: bool = True) -> ms.testing.LocalRunner:
+    """Runs the pipeline on rows that arrive in equal slices."""
+    runner = ms.testing.LocalRunner(build("queries", "output", tracked=tracked))
+    for part in np.array_split(np.arange(len(rows)), epochs):
+        runner.push("queries", *(rows[i] for i in part))
+        runner.epoch()
+    if drain:
+        runner.drain()
+    return runner
+
+
+def found(runner: ms.testing.LocalRunner) -> list[Found]:
+    """The anomalies that a run produced."""
+    return pair(sorted((value for _, value, _ in runner.output("anomalies")), key=lambda value: value["at"]))
+
+
+def steady(seconds: int, per_second: int, term: str = "tea") -> list[dict[str, Any]]:
+    """Queries at an even pace from the beginning of event time 100 s on."""
+    gap = BUCKET // per_second
+    return [{"term": term, "at": 100_000 + n * gap, "id": f"{term}-{n}"} for n in range(seconds * per_second)]
+
+
+class TestTraffic:
+    def test_same_seed_same_files(self, tmp_path: Path) -> None:
+        for name in ("a", "b"):
+            write(FEW, tmp_path / name / "queries", tmp_path / name / "truth.json")
+        files = sorted(path.relative_to(tmp_path / "a") for path in (tmp_path / "a").rglob("*") if path.is_file())
+        assert len(files) == FEW.files + 1
+        assert all((tmp_path / "a" / f).read_bytes() == (tmp_path / "b" / f).read_bytes() for f in files)
+
+    def test_another_seed_is_another_world(self) -> None:
+        assert queries(FEW)[0][:50] != queries(msgspec.structs.replace(FEW, seed=4))[0][:50]
+
+    def test_disorder_is_there_and_bounded(self) -> None:
+        _, at = generate(World(FEW), [])
+        behind = np.maximum.accumulate(at) - at
+        assert 0 < behind.max() <= FEW.disorder
+
+    def test_files_hold_arrival_order_and_their_ages_follow_it(self, tmp_path: Path) -> None:
+        truth = write(FEW, tmp_path / "queries", tmp_path / "truth.json")
+        files = sorted((tmp_path / "queries").iterdir())
+        assert [f.stat().st_mtime for f in files] == sorted({f.stat().st_mtime for f in files})
+        rows = [row for f in files for row in pq.read_table(f).to_pylist()]
+        assert rows == [row | {"id": f"q{n:08d}"} for n, row in enumerate(queries(FEW)[0])]
+        assert truth.queries == len(rows)
+
+    def test_complete_traffic_is_kept_and_other_traffic_refused(self, tmp_path: Path) -> None:
+        paths = tmp_path / "queries", tmp_path / "truth.json"
+        (tmp_path / ".queries.unfinished").mkdir()
+        made = write(FEW, *paths)
+        ages = [f.stat().st_ctime_ns for f in sorted(paths[0].iterdir())]
+        assert write(FEW, *paths) == made
+        assert [f.stat().st_ctime_ns for f in sorted(paths[0].iterdir())] == ages
+        with pytest.raises(ValueError, match="other traffic"):
+            write(QUIET, *paths)
+
+    def test_injected_anomalies_keep_their_distance(self) -> None:
+        traffic = Traffic()
+        chosen = inject(World(traffic))
+        assert [a.kind for _, a in chosen].count("dip") == traffic.dips
+        for term, anomaly in chosen:
+            assert anomaly.begin >= traffic.begin + traffic.quiet
+            others = [a for t, a in chosen if t == term and a is not anomaly]
+            assert all(a.begin >= anomaly.end + DAY // 2 or anomaly.begin >= a.end + DAY // 2 for a in others)
+
+    def test_no_room_is_said(self) -> None:
+        with pytest.raises(ValueError, match="room for"):
+            inject(World(msgspec.structs.replace(FEW, dips=60)))
+
+
+class TestCounter:
+    def test_zeros_follow_the_last_query_for_a_while(self) -> None:
+        runner = run([{"term": "tea", "at": 100_500, "id": "q"}], epochs=1, drain=False)
+        runner.advance_watermark("queries", 200_000)
+        counts = [value for _, value, _ in runner.output("counts")]
+        assert counts == [[1 if n == 0 else 0, 100_000 + n * BUCKET] for n in range(PATIENCE // BUCKET + 1)]
+        assert runner.state("BucketCounter") == {}
+
+    def test_the_end_of_the_input_brings_no_zeros(self) -> None:
+        runner = run([{"term": "tea", "at": at, "id": str(at)} for at in (100_500, 103_000)], epochs=1)
+        assert [value for _, value, _ in runner.output("counts")] == [[1, 100_000], [1, 103_000]]
+
+
+class TestDetector:
+    def test_finds_what_was_injected_and_nothing_else(self) -> None:
+        rows, injected = queries(FEW)
+        made = match(injected, found(run(rows)))
+        assert {i.kind for i in injected} == {"spike", "dip"}
+        assert (made.recall, made.precision) == (1.0, 1.0)
+        assert all(f is not None and f.end is not None and abs(f.end - i.end) < 12_000 for i, f in made.matched)
+
+    def test_quiet_traffic_raises_no_alarm(self) -> None:
+        rows, _ = queries(QUIET)
+        assert found(run(rows)) == []
+
+    def test_how_epochs_are_cut_changes_nothing(self) -> None:
+        rows, _ = queries(FEW)
+        assert found(run(rows, epochs=4)) == found(run(rows, epochs=45))
+
+    def test_a_crash_changes_nothing(self) -> None:
+        rows, _ = queries(FEW)
+        runner = ms.testing.LocalRunner(build("queries", "output"))
+        for number, part in enumerate(np.array_split(np.arange(len(rows)), 10)):
+            runner.push("queries", *(rows[i] for i in part))
+            if number % 3 == 1:
+                with pytest.raises(ms.testing.SimulatedCrash):
+                    runner.epoch(crash=True)
+            runner.epoch()
+        runner.drain()
+        assert runner.records("anomalies") == run(rows).records("anomalies")
+
+    def test_forecasts_are_of_tracked_terms_only(self) -> None:
+        rows, injected = queries(FEW)
+        runner = run(rows, tracked=(injected[0].term,))
+        forecasts = runner.output("forecasts")
+        assert {key for key, _, _ in forecasts} == {injected[0].term}
+        judged = [value for _, value, _ in forecasts if "expected" in value]
+        assert len(forecasts) - len(judged) == BUCKETS
+        assert np.mean([v["expected"] for v in judged]) == pytest.approx(np.mean([v["actual"] for v in judged]), rel=0.3)
+
+    def test_a_term_that_stays_away_is_forgotten(self) -> None:
+        runner = run([*steady(70, 2), *steady(70 + FORGET // BUCKET + 60, 2, "coffee")], epochs=5, drain=False)
+        assert runner.state("SpikeDetector", "tea") is not None
+        last = max(at for _, _, at in runner.output("counts"))
+        runner.advance_watermark("queries", last + 1)
+        assert set(runner.state("SpikeDetector")) == {"coffee"}
+
+
+class TestModel:
+    def feed(self, model: Model, counts: list[int], start: int = 1_000) -> list[tuple[int, str, str]]:
+        """What the model says to these counts: (position, kind, event)."""
+        verdicts = [(n, model.observe(start + n, c, model.forecast(start + n))) for n, c in enumerate(counts)]
+        return [(n, v.kind, v.event) for n, v in verdicts if v is not None]
+
+    def test_its_size_does_not_grow(self) -> None:
+        rng = np.random.default_rng(1)
+        model = Model()
+        sizes = []
+        for day in range(30):
+            self.feed(model, rng.poisson(9.0, BUCKETS).tolist(), 1_000 + day * BUCKETS)
+            sizes.append(len(msgspec.msgpack.encode(model)))
+        assert max(sizes) <= max(sizes[:2]) + 20 < 1_000
+
+    def test_it_learns_the_rhythm_of_the_day(self) -> None:
+        usual = [round(20 + 15 * np.sin(2 * np.pi * n / BUCKETS)) for n in range(6 * BUCKETS)]
+        model = Model()
+        assert self.feed(model, usual) == []
+        errors = [abs(model.forecast(1_000 + 6 * BUCKETS + n).mean - usual[n]) for n in range(BUCKETS)]
+        assert max(errors) < 3
+
+    def test_one_odd_bucket_is_no_anomaly(self) -> None:
+        calm = [10] * (3 * BUCKETS)
+        assert self.feed(Model(), [*calm, 500, *calm]) == []
+        assert self.feed(Model(), [*calm, 0, *calm]) == []
+
+    def test_begin_and_end(self) -> None:
+        calm = [10] * (2 * BUCKETS)
+        at = len(calm)
+        assert self.feed(Model(), [*calm, *[40] * 8, *calm]) == [(at + 2, "spike", "begin"), (at + 10, "spike", "end")]
+        assert self.feed(Model(), [*calm, *[0] * 8, *calm]) == [(at + 2, "dip", "begin"), (at + 10, "dip", "end")]
+
+    def test_half_a_day_is_a_new_usual(self) -> None:
+        calm, more = [10] * (2 * BUCKETS), [40] * (4 * BUCKETS)
+        said = self.feed(Model(), [*calm, *more])
+        assert [event for _, _, event in said] == ["begin", "end"]
+        assert said[1][0] == len(calm) + BUCKETS // 2
+
+
+class TestReport:
+    injected = [Injected("tea", "spike", 10_000, 20_000, 5.0), Injected("tea", "dip", 60_000, 70_000, 0.03), Injected("rum", "dip", 10_000, 20_000, 0.03)]
+
+    @staticmethod
+    def event(term: str, kind: str, event: str, at: int) -> dict[str, Any]:
+        return {"term": term, "kind": kind, "event": event, "at": at, "since": at - 3_000, "expected": 5.0, "actual": 50}
+
+    def test_matching(self) -> None:
+        events = [
+            self.event("tea", "spike", "begin", 13_000), self.event("rum", "spike", "begin", 14_000),
+            self.event("tea", "spike", "end", 16_000), self.event("tea", "spike", "begin", 19_000),
+            self.event("tea", "dip", "begin", 72_000), self.event("rum", "dip", "begin", 90_000),
+        ]  # fmt: skip
+        made = match(self.injected, pair(events))
+        assert [(i.term, i.kind, f and f.at, f and f.end) for i, f in made.matched] == [
+            ("rum", "dip", None, None), ("tea", "spike", 13_000, 16_000), ("tea", "dip", 72_000, None),
+        ]  # fmt: skip
+        assert [(f.term, f.at) for f in made.false] == [("rum", 14_000), ("tea", 19_000), ("rum", 90_000)]
+        assert (made.recall, made.precision, made.delays) == (2 / 3, 2 / 5, [3_000, 12_000])
+
+    def test_nothing_injected_nothing_found(self) -> None:
+        assert (match([], []).recall, match([], []).precision) == (1.0, 1.0)
+
+    def test_a_run_that_has_ended_is_reported_again(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        pytest.importorskip("matplotlib")
+        monkeypatch.setattr(demo, "SMALL", FEW)
+        truth = write(FEW, tmp_path / "queries", tmp_path / "truth.json")
+        runner = run(queries(FEW)[0], tracked=tuple(picture.tracked(truth)))
+        for stream in ("anomalies", "forecasts"):
+            (tmp_path / stream).mkdir()
+            lines = [msgspec.json.encode({"key": k, "timestamp": t, "value": v}) for k, v, t in runner.output(stream)]
+            (tmp_path / stream / "part-0.jsonl").write_bytes(b"\n".join(lines) + b"\n")
+        (tmp_path / ".ended").touch()
+        console = Console(width=160, file=io.StringIO(), record=True)
+        assert demo.run(tmp_path, seed=FEW.seed, small=True, console=console) == 0
+        assert "5 anomalies injected, 5 found, 0 false: precision 1.00, recall 1.00" in console.export_text()
+        assert (tmp_path / "zeitgeist.png").stat().st_size > 20_000
+
+    def test_other_traffic_in_the_directory_is_an_error_and_not_overwritten(self, tmp_path: Path) -> None:
+        write(FEW, tmp_path / "queries", tmp_path / "truth.json")
+        console = Console(width=160, file=io.StringIO(), record=True)
+        assert demo.run(tmp_path, small=True, console=console) == 1
+        assert "other traffic" in console.export_text()
+        assert len(list((tmp_path / "queries").iterdir())) == FEW.files
+
+
+def test_the_example_is_a_sound_pipeline() -> None:
+    example = Path(__file__).parent.parent / "examples" / "zeitgeist.py"
+    topology = runpy.run_path(str(example))["pipeline"].topology()
+    assert [spec.name for spec in topology.computations] == ["BucketCounter", "SpikeDetector"]
