@@ -437,7 +437,7 @@ class Count(ms.Computation):
     def process_record(self, record):
         self.state.n += 1
         self.state.pages[self.state.n] = shout(record.value["word"])
-        self.set_timer("end", record.timestamp + 60_000)
+        self.set_timer("end", record.timestamp - record.timestamp % 60_000 + 60_000)
     def process_timer(self, timer):
         self.produce(self.state.n)
 

@@ -248,6 +248,14 @@ class TestReport:
         assert len(list((tmp_path / "queries").iterdir())) == FEW.files
 
 
+def test_fresh_removes_what_the_demo_made_and_nothing_else(tmp_path: Path) -> None:
+    write(FEW, tmp_path / "queries", tmp_path / "truth.json")
+    (tmp_path / "checkpoint").mkdir()
+    (tmp_path / "notes.txt").write_text("mine")
+    demo._clear(tmp_path)
+    assert [path.name for path in tmp_path.iterdir()] == ["notes.txt"]
+
+
 def test_the_example_is_a_sound_pipeline() -> None:
     example = Path(__file__).parent.parent / "examples" / "zeitgeist.py"
     topology = runpy.run_path(str(example))["pipeline"].topology()

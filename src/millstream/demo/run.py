@@ -3,7 +3,8 @@
 Rules
 1. A run on a directory where another was killed goes on from there: traffic that is complete is kept, the pipeline resumes from its
    checkpoint, and report and picture are made anew from the output. A run that has ended is only reported again.
-2. `fresh` removes what the demo made in the directory, by name, and nothing else.
+2. `fresh` removes what the demo made in the directory, by name, and nothing else. A kill in the midst of it leaves no traffic that
+   looks complete and is not.
 """
 
 from __future__ import annotations
@@ -23,10 +24,7 @@ FULL = Traffic()
 SMALL = Traffic(terms=200, seconds=300, rate=300.0, spikes=12, dips=4, files=20)
 
 _ENDED = ".ended"
-_MADE = (
-    "queries", ".queries.unfinished", "truth.json", ".truth.json.unfinished", "checkpoint", "anomalies", "forecasts", _ENDED,
-    "zeitgeist.png",
-)  # fmt: skip
+_MADE = (_ENDED, "checkpoint", "anomalies", "forecasts", "zeitgeist.png", ".queries.unfinished", "truth.json", ".truth.json.unfinished")
 
 
 def run(output: Path, seed: int = 7, small: bool = False, fresh: bool = False, console: Console | None = None) -> int:
@@ -40,7 +38,7 @@ def run(output: Path, seed: int = 7, small: bool = False, fresh: bool = False, c
     try:
         truth = write(traffic, output / "queries", output / "truth.json")
     except ValueError as error:
-        console.print(f"{error}", style="red", highlight=False)
+        console.print(f"{error}", style="red", highlight=False, markup=False)
         return 1
     _say(console, f"{truth.queries:,} queries of {traffic.terms:,} terms are in {output / 'queries'}", started)
 
@@ -57,11 +55,14 @@ def run(output: Path, seed: int = 7, small: bool = False, fresh: bool = False, c
         drawn = picture.draw(output, truth, found, output / "zeitgeist.png")
         console.print(f"The picture is {drawn}; what was found is in {output / 'anomalies'}.", highlight=False)
     except ImportError as error:
-        console.print(f"No picture: {error}", style="yellow", highlight=False)
+        console.print(f"No picture: {error}", style="yellow", highlight=False, markup=False)
     return 0
 
 
 def _clear(output: Path) -> None:
+    if (output / "queries").is_dir():
+        shutil.rmtree(output / ".queries.unfinished", ignore_errors=True)
+        (output / "queries").rename(output / ".queries.unfinished")
     for name in _MADE:
         path = output / name
         if path.is_dir():

@@ -1,12 +1,12 @@
 """Zeitgeist, the pipeline: queries → counts per term and second → anomalies, and forecasts of the terms that are tracked.
 
 Rules
-1. A second of a term is counted when the low watermark passes its end: no query of it is missing, however late it came in.
+1. A second of a term is counted when the low watermark passes its end, so no query that keeps the watermark's bound is missing.
 2. A second without a query counts as zero while the term is alive, which it is for `PATIENCE` after its last query. The timers of
    a silent term thus come to an end, and its row in the counter goes.
 3. When the input ends, nobody knows what would have followed, so no zeros are counted: the end of the world is not a dip.
 4. The detector has the counter's key, so a count is handed over inside the task.
-5. A term that was not heard of for `FORGET` is forgotten.
+5. A term that was not heard of for `FORGET` is forgotten, and with it an anomaly that had no end.
 """
 
 from __future__ import annotations

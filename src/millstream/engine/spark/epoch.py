@@ -23,7 +23,6 @@ from typing import Any
 
 import msgspec
 import pyarrow as pa
-from pyspark import cloudpickle
 from pyspark.sql import DataFrame
 from pyspark.sql import types as T
 from pyspark.sql.pandas.types import to_arrow_schema
@@ -40,7 +39,7 @@ from millstream.state.manifest import KEEP, ComputationState, InjectorState, Man
 from millstream.state.segment import SegmentRef
 from millstream.state.storage import Storage
 
-from . import rows
+from . import pickling, rows
 from .folds import Folds
 from .task import EpochOrder, Place, Receipt, decode_receipt, task_function
 
@@ -89,7 +88,7 @@ class Epochs:
         self.crash = faults.armed()
         self.abandoned = 0
         self.folds = Folds(place)
-        self.blob = cloudpickle.dumps(program)
+        self.blob = pickling.dumps(program)
         self.digest = hashlib.blake2b(self.blob, digest_size=16).hexdigest()
         self.place_bytes = msgspec.msgpack.encode(place)
         self._schemas = self._level_schemas()
@@ -106,23 +105,20 @@ class Epochs:
     def run(self, batch: DataFrame | None, epoch: int, drain: bool = False) -> None:
         """One epoch. With drain, event time ends."""
         began = clock.perf_counter()
-        manifest = self._committed(epoch, drain)  # 1
+        frame = batch if batch is not None and _has_rows(batch) else None
+        manifest = self._committed(epoch, drain, frame is not None)  # 1
         if manifest is not None:
             self._publish(manifest, batch.sparkSession if batch is not None else None)
             return
         faults.point("epoch.1-looked", epoch, self.crash)
-        before = self._before(epoch)  # 2
+        before = self.latest  # 2
         faults.point("epoch.2-read", epoch, self.crash)
         now = int(clock.time() * 1000)
         if before is not None:
             now = max(now, before.now)
         times = self._times(before, now, drain)
-        frame = batch if batch is not None and _has_rows(batch) else None
         if before is not None and before.drained and frame is not None:
-            raise CheckpointError(
-                f"{self.storage.url} was drained in epoch {before.epoch}: its event time has ended, and there is new input. "
-                f"Use a new checkpoint, or run with drain=False when more input may follow."
-            )
+            raise self._over(before.epoch)
         spark = _spark() if batch is None else batch.sparkSession
         receipts: list[Receipt] = []
         if frame is not None or self._due(before, times, now):
@@ -141,7 +137,7 @@ class Epochs:
 
     # --- 1 and 2: where we are
 
-    def _committed(self, epoch: int, drain: bool) -> Manifest | None:
+    def _committed(self, epoch: int, drain: bool, has_rows: bool) -> Manifest | None:
         last = -1 if self.latest is None else self.latest.epoch
         if epoch > last + 1:
             raise CheckpointError(
@@ -155,7 +151,9 @@ class Epochs:
         manifest = self.latest if epoch == last else self.log.read(epoch)
         assert manifest is not None
         if manifest.drain and not drain:
-            raise CheckpointError(f"{self.storage.url} was drained in epoch {epoch}, and there is new input. Use a new checkpoint, or run with drain=False when more input may follow.")
+            if has_rows:
+                raise self._over(epoch)
+            return manifest
         if epoch > self.started_at and manifest.token != self.token:
             raise self._fenced(epoch)
         if manifest.offsets is not None and self._offsets(epoch) not in (None, manifest.offsets):
@@ -165,8 +163,11 @@ class Epochs:
             )
         return manifest
 
-    def _before(self, epoch: int) -> Manifest | None:
-        return self.latest
+    def _over(self, epoch: int) -> CheckpointError:
+        return CheckpointError(
+            f"{self.storage.url} was drained in epoch {epoch}: its event time has ended, and there is new input. "
+            f"Use a new checkpoint, or run with drain=False when more input may follow."
+        )
 
     def _fenced(self, epoch: int) -> Fenced:
         return Fenced(
@@ -290,7 +291,7 @@ class Epochs:
                 sinks.setdefault(name, []).append(part)
         manifest = Manifest(epoch, self.token, now, self._trimmed(runs, computations), injectors, computations, sinks, drain, offsets=None if drain else self._offsets(epoch))
         drained_low = all(shard.next_low is None for c in computations.values() for shard in c.shards)
-        manifest.drained = drain and drained_low
+        manifest.drained = (drain and drained_low) or (before is not None and before.drained)
         return manifest
 
     def _computation(self, name: str, before: Manifest | None, times: dict[str, Times], receipts: Sequence[Receipt]) -> ComputationState:

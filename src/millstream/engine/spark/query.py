@@ -23,7 +23,7 @@ from millstream.state.manifest import ComputationState, Manifest, ManifestLog
 from millstream.state.storage import LocalStorage, open_storage
 from millstream.status.report import Status, status_of
 
-from . import rows
+from . import pickling, rows
 from .epoch import Epochs
 from .session import local_session
 from .task import Place
@@ -179,10 +179,8 @@ def reconciled(latest: Manifest | None, program: Program, drop: Sequence[str]) -
 
 def _check_pickles(program: Program) -> None:
     """Finds the part of a pipeline that cannot travel to the workers."""
-    from pyspark import cloudpickle
-
     try:
-        cloudpickle.dumps(program)
+        pickling.dumps(program)
         return
     except Exception as error:
         whole = error
@@ -196,7 +194,7 @@ def _check_pickles(program: Program) -> None:
         if hasattr(value, "_jc"):
             continue
         try:
-            cloudpickle.dumps(value)
+            pickling.dumps(value)
         except Exception as error:
             raise DefinitionError(f"{what} cannot be sent to the workers: {type(error).__name__}: {error}. Open files, locks and sessions inside a hook, not outside.") from error
     raise DefinitionError(f"the pipeline cannot be sent to the workers: {whole}") from whole

@@ -31,7 +31,7 @@ from millstream.state.replica import View, open_replica, replica_root
 from millstream.state.segment import SegmentRef, encode_segment
 from millstream.state.storage import Storage, open_storage
 
-from . import rows
+from . import pickling, rows
 
 
 class Place(msgspec.Struct):
@@ -89,9 +89,7 @@ _STORAGE: dict[str, Storage] = {}
 def _worker(digest: str, blob: bytes) -> Worker:
     found = _WORKERS.get(digest)
     if found is None:
-        from pyspark import cloudpickle
-
-        program: Program = cloudpickle.loads(blob)
+        program: Program = pickling.loads(blob)
         _WORKERS.clear()
         found = _WORKERS[digest] = Worker(program)
     return found

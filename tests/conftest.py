@@ -1,0 +1,28 @@
+"""One Spark session for the whole run; replicas in a folder of the run's own."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+sys.path.insert(0, str(Path(__file__).parent))
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _replicas(tmp_path_factory: pytest.TempPathFactory) -> None:
+    os.environ["MILLSTREAM_REPLICAS"] = str(tmp_path_factory.mktemp("replicas"))
+    os.environ["PYTHONPATH"] = os.pathsep.join([str(Path(__file__).parent), os.environ.get("PYTHONPATH", "")])
+
+
+@pytest.fixture(scope="session")
+def spark(_replicas: None) -> Iterator[Any]:
+    from millstream.engine.spark.session import local_session
+
+    session = local_session("tests")
+    yield session
+    session.stop()

@@ -1,0 +1,65 @@
+"""Exactly once under kill -9: real processes, killed at every numbered boundary of the epoch and at random moments."""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+import time
+from pathlib import Path
+
+import pytest
+import support
+from millstream.faults import POINTS
+
+pytestmark = [pytest.mark.spark, pytest.mark.crash]
+
+
+def test_driver_killed_at_every_boundary_and_a_worker_in_mid_staging(tmp_path: Path) -> None:
+    files = support.queries(len(POINTS) + 3, 60)
+    support.write_queries(tmp_path / "queries", files)
+    for epoch, point in enumerate(POINTS):
+        done = support.run_job(tmp_path, crash=f"{point}@{epoch}")
+        assert done.returncode == -signal.SIGKILL, (point, done.stdout, done.stderr[-2000:])
+    done = support.run_job(tmp_path, crash=f"worker:task.4-staging@{len(POINTS)}")
+    assert done.returncode == 0, done.stdout + done.stderr[-3000:]
+    done = support.run_job(tmp_path)
+    assert done.returncode == 0, done.stdout + done.stderr[-3000:]
+    support.assert_same(tmp_path, support.oracle(tmp_path, files))
+
+    # Spark forgets its last commit: the epoch is there already and must not count again
+    commits = tmp_path / "checkpoint" / "spark" / "commits"
+    last = max((p for p in commits.iterdir() if p.name.isdigit()), key=lambda p: int(p.name))
+    last.unlink()
+    (commits / f".{last.name}.crc").unlink(missing_ok=True)
+    done = support.run_job(tmp_path)
+    assert done.returncode == 0, done.stdout + done.stderr[-3000:]
+    support.assert_same(tmp_path, support.oracle(tmp_path, files))
+
+
+def test_driver_killed_at_random_moments_while_input_arrives(tmp_path: Path) -> None:
+    files = support.queries(12, 50, seed=3)
+    rng = random.Random(11)
+    fed = 0
+    for kill in range(4):
+        support.write_queries(tmp_path / "queries", files[: fed + 3])
+        fed += 3
+        process = support.start_job(tmp_path, "--trigger", "100ms")
+        deadline = time.monotonic() + 40
+        manifests = tmp_path / "checkpoint" / "manifests"
+        seen = len(list(manifests.glob("*.json"))) if manifests.exists() else 0
+        while time.monotonic() < deadline and (not manifests.exists() or len(list(manifests.glob("*.json"))) == seen):
+            assert process.poll() is None, process.communicate()[0]
+            time.sleep(0.02)
+        time.sleep(rng.random() * 1.5)
+        os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
+        process.stdout.close()  # type: ignore[union-attr]
+    for _ in range(2):
+        done = support.run_job(tmp_path)
+        assert done.returncode == 0, done.stdout + done.stderr[-3000:]
+    # epochs fell where they fell: compare what does not depend on them
+    runner = support.oracle(tmp_path, files)
+    for stream in ("counts", "trends"):
+        assert support.per_key(support.json_rows(tmp_path / stream)) == support.per_key(runner.output(stream))
+    assert support.per_key(support.parquet_rows(tmp_path / "totals")) == support.per_key(runner.output("totals"))
