@@ -43,6 +43,8 @@ MODULE = "__millstream_main__"
 _DRAWN_EVERY = 0.25
 _LINE_EVERY = 1.0
 _WIDE = 240
+_FAILED_QUERIES = "org.apache.spark.sql.execution.streaming.runtime.MicroBatchExecution"
+_STOPPING = "stopping when the epoch under way is committed; once more stops at once"
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -128,6 +130,7 @@ def _run(args: argparse.Namespace) -> int:
             storage_options=dict(args.storage_option) or None,
             drop=args.drop,
         )
+        _hush_spark()
         with _signals(stopping):
             watch(handle, stopping)
     finally:
@@ -215,30 +218,24 @@ def pipeline_in(module: ModuleType, name: str | None, file: Path) -> Pipeline:
 def watch(handle: Handle, stopping: threading.Event) -> None:
     """Shows how a run is doing until it ends or is to stop, and raises what it ended with."""
     console = Console(highlight=False)
-    stopped = False
-
-    def ended() -> bool:
-        nonlocal stopped
-        if stopping.is_set() and not stopped:
-            stopped = True
-            handle.stop()
-        return handle.await_termination(_DRAWN_EVERY)
-
-    if console.is_terminal:
-        with Live(view.progress(handle.status()), console=console, auto_refresh=False) as live:
-            while not ended():
-                live.update(view.progress(handle.status()), refresh=True)
-            live.update(view.progress(handle.status()), refresh=True)
-    else:
+    with Live(console=console, auto_refresh=False) if console.is_terminal else contextlib.nullcontext() as live:
         shown, at = view.changes(handle.status()), 0.0
-        over = False
+        stopped = over = False
         while not over:
-            over = ended()
+            if stopping.is_set() and not stopped:
+                stopped = True
+                if live is None:
+                    print(_STOPPING, flush=True)
+                else:
+                    live.console.print(_STOPPING)
+                handle.stop()
+            over = handle.await_termination(_DRAWN_EVERY)
             status = handle.status()
-            if view.changes(status) != shown and (over or time.monotonic() - at >= _LINE_EVERY):
+            if live is not None:
+                live.update(view.progress(status), refresh=True)
+            elif view.changes(status) != shown and (over or time.monotonic() - at >= _LINE_EVERY):
                 shown, at = view.changes(status), time.monotonic()
                 print(view.line(status), flush=True)
-    status = handle.status()
     if stopped:
         print(f"{status.pipeline}: stopped after epoch {status.epoch}; the next run goes on from there")
     else:
@@ -263,6 +260,17 @@ def _signals(stopping: threading.Event) -> Iterator[None]:
     finally:
         for number, old in before.items():
             signal.signal(number, old)
+
+
+def _hush_spark() -> None:
+    """Keeps Spark from logging at length the very error that the run is about to end with."""
+    from pyspark.sql import SparkSession
+
+    session = SparkSession.getActiveSession()
+    if session is not None:
+        with contextlib.suppress(Exception):
+            log4j = session.sparkContext._jvm.org.apache.logging.log4j
+            log4j.core.config.Configurator.setLevel(_FAILED_QUERIES, log4j.Level.OFF)
 
 
 def _end_spark() -> None:

@@ -41,6 +41,7 @@ from millstream.state.storage import Storage
 
 from . import pickling, rows
 from .folds import Folds
+from .offsets import SparkOffsets
 from .task import EpochOrder, Place, Receipt, decode_receipt, task_function
 
 TRIES = 5
@@ -68,8 +69,7 @@ class Epochs:
         latest: Manifest | None,
         token: str,
         value_types: list[T.DataType],
-        spark_offsets: str | None,
-        dropped: frozenset[str],
+        offsets: SparkOffsets,
     ) -> None:
         self.program = program
         self.topology = program.topology
@@ -80,8 +80,7 @@ class Epochs:
         self.started_at = -1 if latest is None else latest.epoch
         self.token = token
         self.value_types = value_types
-        self.spark_offsets = spark_offsets
-        self.dropped = dropped
+        self.offsets = offsets
         self.stats: deque[EpochStats] = deque(maxlen=256)
         self.lock = threading.Lock()
         self.error: BaseException | None = None
@@ -105,7 +104,7 @@ class Epochs:
     def run(self, batch: DataFrame | None, epoch: int, drain: bool = False) -> None:
         """One epoch. With drain, event time ends."""
         began = clock.perf_counter()
-        frame = batch if batch is not None and _has_rows(batch) else None
+        frame = batch if batch is not None and self.offsets.may_have_rows(epoch) else None
         manifest = self._committed(epoch, drain, frame is not None)  # 1
         if manifest is not None:
             self._publish(manifest, batch.sparkSession if batch is not None else None)
@@ -156,7 +155,7 @@ class Epochs:
             return manifest
         if epoch > self.started_at and manifest.token != self.token:
             raise self._fenced(epoch)
-        if manifest.offsets is not None and self._offsets(epoch) not in (None, manifest.offsets):
+        if manifest.offsets is not None and self.offsets.digest(epoch) not in (None, manifest.offsets):
             raise DamageError(
                 f"epoch {epoch} of {self.storage.url} was committed with other source offsets than Spark's checkpoint has now. The offsets of "
                 f"Spark and the manifests do not belong together: restore both from the same copy, or start with a new checkpoint."
@@ -174,17 +173,6 @@ class Epochs:
             f"another driver has committed epoch {epoch} of {self.storage.url}: it owns the checkpoint now, and this one (run {self.token}) has stopped. "
             f"Nothing of it was committed twice."
         )
-
-    def _offsets(self, epoch: int) -> str | None:
-        """A digest of Spark's own entry for an epoch, where its log can be read as a file. Its first line (version) and second (batch metadata) may differ."""
-        if self.spark_offsets is None:
-            return None
-        try:
-            with open(os.path.join(self.spark_offsets, str(epoch)), "rb") as handle:
-                lines = handle.read().split(b"\n")
-        except OSError:
-            return None
-        return hashlib.blake2b(b"\n".join(lines[2:]), digest_size=8).hexdigest()
 
     def _times(self, before: Manifest | None, now: int, drain: bool) -> dict[str, Times]:
         injected = {
@@ -289,7 +277,7 @@ class Epochs:
         for receipt in receipts:
             for name, part in receipt.parts.items():
                 sinks.setdefault(name, []).append(part)
-        manifest = Manifest(epoch, self.token, now, self._trimmed(runs, computations), injectors, computations, sinks, drain, offsets=None if drain else self._offsets(epoch))
+        manifest = Manifest(epoch, self.token, now, self._trimmed(runs, computations), injectors, computations, sinks, drain, offsets=None if drain else self.offsets.digest(epoch))
         drained_low = all(shard.next_low is None for c in computations.values() for shard in c.shards)
         manifest.drained = (drain and drained_low) or (before is not None and before.drained)
         return manifest
@@ -350,15 +338,6 @@ class Epochs:
         while self.latest is not None and not self.latest.drained:
             with self.lock:
                 self.run(None, self.latest.epoch + 1, drain=True)
-
-
-def _has_rows(batch: DataFrame) -> bool:
-    """Whether any source has something new: Spark plans an empty batch as no partition at all."""
-    plan = batch._jdf.queryExecution().analyzed()  # type: ignore[operator]
-    try:
-        return int(plan.rdd().getNumPartitions()) > 0
-    except Exception:
-        return True
 
 
 def _spark() -> Any:

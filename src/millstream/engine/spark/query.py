@@ -25,6 +25,7 @@ from millstream.status.report import Status, status_of
 
 from . import pickling, rows
 from .epoch import Epochs
+from .offsets import SparkOffsets
 from .session import local_session
 from .task import Place
 
@@ -75,14 +76,14 @@ def start(
     number = 1 + (int(latest.token.split("-")[0]) if latest else 0)
     epochs = Epochs(
         program, place, storage, log, latest, f"{number}-{secrets.token_hex(4)}", value_types,
-        None if "://" in spark_folder else os.path.join(spark_folder, "offsets"), frozenset(drop),
+        SparkOffsets(None if "://" in spark_folder else os.path.join(spark_folder, "offsets"), len(sources)),
     )  # fmt: skip
     frame = _frame(spark, program, sources, value_types, identity.shards)
     if latest is not None:
         epochs.collect(latest)
     writer = frame.writeStream.foreachBatch(_quiet(epochs)).option("checkpointLocation", spark_folder)
     writer = writer.trigger(availableNow=True) if millis is None else writer.trigger(processingTime=f"{millis} milliseconds")
-    return Handle(program, epochs, lambda: writer.start(), drain=drain and millis is None)
+    return Handle(program, epochs, lambda: _started(spark, writer), drain=drain and millis is None)
 
 
 class Handle:
@@ -226,7 +227,7 @@ def _frame(spark: Any, program: Program, sources: list[DataFrame], value_types: 
         rows.keyed_frame(injector, at, sources[at], program.topology, shards, value_types)
         for at, injector in enumerate(program.topology.injectors.values())
     ]
-    tick = spark.readStream.format("rate-micro-batch").option("rowsPerBatch", 1).load()
+    tick = spark.readStream.format("rate-micro-batch").option("rowsPerBatch", 1).option("numPartitions", 1).load()
     empty = tick.filter(F.lit(False)).select(
         *[F.lit(None).cast(field.dataType).alias(field.name) for field in frames[0].schema.fields]
     )
@@ -234,6 +235,17 @@ def _frame(spark: Any, program: Program, sources: list[DataFrame], value_types: 
     for frame in [*frames[1:], empty]:
         whole = whole.union(frame)
     return whole
+
+
+def _started(spark: Any, writer: Any) -> Any:
+    """Starts the query with a setting that lets Spark leave the ticking source's empty branch out of its plans; a query copies the settings at its start."""
+    name = "spark.sql.optimizer.pruneFiltersCanPruneStreamingSubplan"
+    before = spark.conf.get(name, "false")
+    spark.conf.set(name, "true")
+    try:
+        return writer.start()
+    finally:
+        spark.conf.set(name, before)
 
 
 def _spark_folder(storage: Any, checkpoint: str) -> str:

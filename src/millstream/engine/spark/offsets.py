@@ -1,0 +1,40 @@
+"""Spark's own offset log, read where it is a local folder: what an epoch consists of, and whether there is anything in it.
+
+Entry N is written before epoch N runs: a version, a line about the batch, then one line per source in the order of the plan; the ticking
+source comes last. A source whose line equals that of entry N-1 has nothing new. Where the log cannot be read, the answer is
+the safe one: assume that there are records, and do not compare.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+
+
+class SparkOffsets:
+    """The entries under one folder (None: out of reach)."""
+
+    def __init__(self, folder: str | None, sources: int) -> None:
+        self._folder = folder
+        self._sources = sources
+
+    def _lines(self, epoch: int) -> list[str] | None:
+        if self._folder is None:
+            return None
+        try:
+            with open(os.path.join(self._folder, str(epoch)), encoding="utf-8") as handle:
+                lines = handle.read().split("\n")
+        except OSError:
+            return None
+        found = lines[2 : 2 + self._sources + 1]
+        return found if lines[0] == "v1" and len(lines) == self._sources + 3 else None
+
+    def digest(self, epoch: int) -> str | None:
+        """Tells one content of an epoch from another."""
+        lines = self._lines(epoch)
+        return None if lines is None else hashlib.blake2b("\n".join(lines[:-1]).encode(), digest_size=8).hexdigest()
+
+    def may_have_rows(self, epoch: int) -> bool:
+        """False only if no source but the ticking one has moved since the epoch before."""
+        lines, before = self._lines(epoch), self._lines(epoch - 1)
+        return lines is None or before is None or lines[:-1] != before[:-1]
