@@ -11,14 +11,14 @@ from collections import Counter, defaultdict
 from pathlib import Path
 from typing import Any
 
-import job
 import pyarrow.parquet as pq
+
+import job
+import millstream as ms
 from millstream.core.layout import ROW, decode_row
 from millstream.state.manifest import ManifestLog
 from millstream.state.segment import merge
 from millstream.state.storage import open_storage
-
-import millstream as ms
 
 HERE = Path(__file__).parent
 

@@ -77,7 +77,8 @@ def _parser() -> argparse.ArgumentParser:
     commands = parser.add_subparsers(title="commands", metavar="COMMAND")
 
     run = commands.add_parser("run", help="run the pipeline in a file", description="Runs the pipeline in a Python file on local Spark.")
-    run.add_argument("file", metavar="FILE[:NAME]", help="the file, and the variable that holds the pipeline (by default 'pipeline', or the only one there is)")
+    which = "the file, and the variable that holds the pipeline (by default 'pipeline', or the only one there is)"
+    run.add_argument("file", metavar="FILE[:NAME]", help=which)
     run.add_argument("--checkpoint", metavar="DIR", help="a directory or s3:// URL (by default PIPELINE-checkpoint, here)")
     when = run.add_mutually_exclusive_group()
     when.add_argument("--trigger", metavar="TIME", type=_duration, default="500ms", help="how often an epoch begins, such as 500ms or 2s (500ms)")

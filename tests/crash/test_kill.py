@@ -9,6 +9,7 @@ import time
 from pathlib import Path
 
 import pytest
+
 import support
 from millstream.faults import POINTS
 
@@ -41,7 +42,7 @@ def test_driver_killed_at_random_moments_while_input_arrives(tmp_path: Path) -> 
     files = support.queries(12, 50, seed=3)
     rng = random.Random(11)
     fed = 0
-    for kill in range(4):
+    for _ in range(4):
         support.write_queries(tmp_path / "queries", files[: fed + 3])
         fed += 3
         process = support.start_job(tmp_path, "--trigger", "100ms")

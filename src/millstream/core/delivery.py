@@ -13,6 +13,7 @@ from millstream.core.record import Production, Record, single
 from millstream.core.topology import Route
 from millstream.errors import HookError
 
+
 def field_of(value: Any, name: str) -> Any:
     """A named field of a value: an item of a dict, an attribute of anything else."""
     return value[name] if isinstance(value, dict) else getattr(value, name)

@@ -32,13 +32,14 @@ def key_text(key: Any) -> str:
     """
     kind = type(key)
     if kind is str:
-        return key if not key.startswith("\0") else "\0s" + key
+        text: str = key
+        return text if not text.startswith("\0") else "\0s" + text
     if kind is int:
         return f"\0i{key}"
     if kind is bool:
         return "\0b1" if key else "\0b0"
     if kind is bytes:
-        return "\0x" + key.hex()
+        return "\0x" + bytes(key).hex()
     if kind is tuple:
         parts = [key_text(part) for part in key]
         return "\0t" + "".join(f"{len(part)}:{part}" for part in parts)

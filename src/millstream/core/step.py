@@ -122,7 +122,7 @@ class StateKind:
         self.encode = codec.encoder()
         self.is_map = computation.State is MapState
         sample = self.fresh()
-        fields = getattr(sample, "__struct_fields__", None) or getattr(sample, "__dataclass_fields__", ())
+        fields: Any = getattr(sample, "__struct_fields__", None) or getattr(sample, "__dataclass_fields__", ())
         self.map_fields = [name for name in fields if isinstance(getattr(sample, name), MapState)]
         self.decode = codec.decoder(object if self.is_map else computation.State)
         self.decode_sub = codec.decoder(object)
@@ -232,13 +232,13 @@ class Step:
                     at += 1
                 process = c.process_record
                 batch = batches[0]
-                for at in range(at, stop):
-                    time = timestamps[at]
+                for position in range(at, stop):
+                    time = timestamps[position]
                     while c._next_due <= time:
                         self._fire_low()
                     if source is not None:
-                        batch = batches[source[at]]
-                    c._cause = record = Record(key, time, batch, index[at])
+                        batch = batches[source[position]]
+                    c._cause = record = Record(key, time, batch, index[position])
                     process(record)
             if c._next_due != END or c._wall:
                 self._fire_rest()

@@ -18,18 +18,18 @@ def encode(sub_key: Any) -> bytes:
     >>> sorted([10, 9, -1], key=encode), encode((1, "a")) < encode((1, "b"))
     ([-1, 9, 10], True)
     """
-    kind = type(sub_key)
+    kind: type = type(sub_key)
     if kind is int:
         if not -_BIAS <= sub_key < _BIAS:
             raise ValueError(f"the sub-key {sub_key} does not fit 64 bits")
-        return _INT + (sub_key + _BIAS).to_bytes(8, "big")
+        return _INT + int(sub_key + _BIAS).to_bytes(8, "big")
     if kind is str:
-        return _STR + sub_key.encode().replace(b"\0", b"\0\xff") + b"\0"
+        return _STR + str(sub_key).encode().replace(b"\0", b"\0\xff") + b"\0"
     if kind is bytes:
-        return _BYTES + sub_key.replace(b"\0", b"\0\xff") + b"\0"
+        return _BYTES + bytes(sub_key).replace(b"\0", b"\0\xff") + b"\0"
     if kind is float:
         (bits,) = struct.unpack(">Q", struct.pack(">d", sub_key + 0.0))
-        return _FLOAT + (bits ^ (2**64 - 1 if bits >> 63 else _BIAS)).to_bytes(8, "big")
+        return _FLOAT + int(bits ^ (2**64 - 1 if bits >> 63 else _BIAS)).to_bytes(8, "big")
     if kind is tuple:
         return _TUPLE + b"".join(encode(part) for part in sub_key) + _STOP
     raise TypeError(f"a {kind.__name__} cannot be a sub-key: use int, float, str, bytes, or a tuple of those")

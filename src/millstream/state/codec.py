@@ -67,4 +67,5 @@ pickle = Pickle()
 
 def named(name: str) -> Codec | None:
     """One of the built-in codecs, or None for a user's own."""
-    return {"msgpack": msgpack, "pickle": pickle}.get(name)
+    built_in: dict[str, Codec] = {"msgpack": msgpack, "pickle": pickle}
+    return built_in.get(name)

@@ -17,9 +17,10 @@ from __future__ import annotations
 import os
 import shutil
 import struct
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from hashlib import blake2b
 from pathlib import Path
+from typing import Any
 
 import lmdb
 import msgspec
@@ -44,12 +45,11 @@ class View:
 
     def __init__(self, transaction: lmdb.Transaction) -> None:
         self._transaction = transaction
-        self._get = transaction.get
+        self._get: Callable[[bytes], bytes | None] = transaction.get  # type: ignore[assignment]
 
     def get(self, key: bytes) -> bytes | None:
         if len(key) < _LONG:
-            value: bytes | None = self._get(key)
-            return value
+            return self._get(key)
         packed = self._get(_stored(key))
         return None if packed is None else packed[_LEN.size + len(key) :]
 
@@ -58,7 +58,7 @@ class View:
         with self._transaction.cursor() as cursor:
             if reverse:
                 found = cursor.prev() if cursor.set_range(high) else cursor.last()
-                moves = cursor.iterprev()
+                moves: Any = cursor.iterprev()
             else:
                 found = cursor.set_range(low)
                 moves = cursor.iternext()
@@ -120,7 +120,9 @@ class Replica:
                     empty = len(missing) == len(chain)
                     for ref in missing:
                         self._apply(transaction, storage, ref, append=empty and ref.base)
-                    transaction.put(_MARKER, _mark(manifest))
+                    mark = _mark(manifest)
+                    if mark is not None:
+                        transaction.put(_MARKER, mark)
                     return
             except lmdb.MapFullError:
                 self._env.set_mapsize(self._env.info()["map_size"] * 2)
@@ -136,7 +138,7 @@ class Replica:
         with transaction.cursor() as cursor:
             for keys, values in read_blocks(storage, ref):
                 if any(len(key) >= _LONG for key in keys):
-                    pairs = [
+                    pairs: list[Any] = [
                         (_stored(k), v if v is None or len(k) < _LONG else _LEN.pack(len(k)) + k + v)
                         for k, v in zip(keys, values, strict=True)
                     ]

@@ -61,14 +61,10 @@ class LocalStorage:
         hidden = path.parent / f"{_HIDDEN}{secrets.token_hex(8)}"
         try:
             try:
-                handle = open(hidden, "xb")
+                _write_through(hidden, data)
             except FileNotFoundError:
                 path.parent.mkdir(parents=True, exist_ok=True)
-                handle = open(hidden, "xb")
-            with handle:
-                handle.write(data)
-                handle.flush()
-                os.fsync(handle.fileno())
+                _write_through(hidden, data)
         except OSError as error:
             hidden.unlink(missing_ok=True)
             raise StorageError(f"cannot write {path}: {error.strerror or error}. Make room or mend the disk, then run again; nothing committed is lost.") from error
@@ -244,6 +240,13 @@ def open_storage(url: str | os.PathLike[str], options: dict[str, Any] | None = N
     if text.startswith("file://"):
         text = text[len("file://") :]
     return ObjectStorage(text, options) if "://" in text else LocalStorage(text)
+
+
+def _write_through(path: Path, data: bytes) -> None:
+    with open(path, "xb") as handle:
+        handle.write(data)
+        handle.flush()
+        os.fsync(handle.fileno())
 
 
 def _sync_folder(folder: Path) -> None:

@@ -35,7 +35,8 @@ def overview(found: Overview) -> RenderableType:
     if found.token is None:
         return head.append("No epoch is committed yet.")
     head.append(f"epoch {status.epoch}, committed {moment(status.committed_at)} UTC ({_ago(status.committed_at)}) by run {found.token}\n")
-    head.append(f"{_count(status.records, 'record')} injected, {_count(found.shards, 'shard')}, {'drained: event time has ended' if status.drained else 'not drained'}")
+    drained = "drained: event time has ended" if status.drained else "not drained"
+    head.append(f"{_count(status.records, 'record')} injected, {_count(found.shards, 'shard')}, {drained}")
     return Group(head, "", _Injectors(status.injectors), "", _Computations(status.computations))
 
 
@@ -44,7 +45,8 @@ def progress(status: Status) -> RenderableType:
     head = Text.assemble((status.pipeline, "bold"), "  ", (status.state, "green" if status.state == "running" else "yellow"))
     if status.epoch < 0:
         return head.append("  waiting for the first epoch")
-    head.append(f"  epoch {status.epoch}  {_count(status.records, 'record')}  {status.records_per_second:,.0f}/s  {status.epoch_millis:,.0f} ms per epoch")
+    speed = f"{status.records_per_second:,.0f}/s  {status.epoch_millis:,.0f} ms per epoch"
+    head.append(f"  epoch {status.epoch}  {_count(status.records, 'record')}  {speed}")
     return Group(head, "", _Computations(status.computations))
 
 

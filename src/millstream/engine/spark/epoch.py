@@ -22,7 +22,6 @@ from collections.abc import Sequence
 from typing import Any
 
 import msgspec
-import pyarrow as pa
 from pyspark.sql import DataFrame
 from pyspark.sql import types as T
 from pyspark.sql.pandas.types import to_arrow_schema
@@ -32,7 +31,15 @@ from millstream.core.step import Times
 from millstream.core.time import BEGINNING, END
 from millstream.core.watermark import propagate
 from millstream.engine.program import Program
-from millstream.errors import BY_NAME, CheckpointError, DamageError, EpochAbandoned, Fenced, HookError, MillstreamError
+from millstream.errors import (
+    BY_NAME,
+    CheckpointError,
+    DamageError,
+    EpochAbandoned,
+    Fenced,
+    HookError,
+    MillstreamError,
+)
 from millstream.sinks.base import DriverContext
 from millstream.state import folding
 from millstream.state.manifest import KEEP, ComputationState, InjectorState, Manifest, ManifestLog, ShardState

@@ -6,6 +6,7 @@ and cloudpickle rebuilds a Struct class without its fields. Both are dealt with 
 
 from __future__ import annotations
 
+import inspect
 import io
 from typing import Any
 
@@ -41,7 +42,7 @@ def _taken_apart(cls: type[msgspec.Struct]) -> tuple[Any, ...]:
     config = cls.__struct_config__
     parents = [base for base in cls.__mro__[1:] if issubclass(base, msgspec.Struct) and base is not msgspec.Struct]
     inherited = {field for base in parents for field in base.__struct_fields__}
-    own = [f for f in msgspec.structs.fields(cls) if f.name not in inherited or f.name in cls.__dict__.get("__annotations__", {})]
+    own = [f for f in msgspec.structs.fields(cls) if f.name not in inherited or f.name in inspect.get_annotations(cls)]
     fields = [(f.name, f.type, f.default, f.default_factory, f.encode_name) for f in own]
     slots = set(cls.__struct_fields__)
     namespace = {

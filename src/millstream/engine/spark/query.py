@@ -18,7 +18,14 @@ from pyspark.sql.pandas.types import to_arrow_schema
 from millstream.core.keys import check_shards
 from millstream.core.time import duration
 from millstream.engine.program import Program, Worker
-from millstream.errors import CheckpointError, DefinitionError, Fenced, InputError, MillstreamError, StorageError
+from millstream.errors import (
+    CheckpointError,
+    DefinitionError,
+    Fenced,
+    InputError,
+    MillstreamError,
+    StorageError,
+)
 from millstream.state.manifest import ComputationState, Manifest, ManifestLog
 from millstream.state.storage import LocalStorage, open_storage
 from millstream.status.report import Status, status_of

@@ -160,8 +160,7 @@ class _Task:
             out = []
         yield from self._rows(out, schema)
         if onward is not None:
-            for batch in self._aligned(onward, schema):
-                yield batch
+            yield from self._aligned(onward, schema)
 
     def _split(self, table: Any) -> tuple[Any, Any]:
         """The rows for this task, and those for later levels (records and receipts)."""
