@@ -16,7 +16,9 @@ sys.path.insert(0, str(Path(__file__).parent))
 @pytest.fixture(scope="session", autouse=True)
 def _replicas(tmp_path_factory: pytest.TempPathFactory) -> None:
     os.environ["MILLSTREAM_REPLICAS"] = str(tmp_path_factory.mktemp("replicas"))
-    os.environ["PYTHONPATH"] = os.pathsep.join([str(Path(__file__).parent), os.environ.get("PYTHONPATH", "")])
+    here = Path(__file__).parent  # the workers import the test modules that hold the computations
+    folders = [here, here / "spark", here / "crash", os.environ.get("PYTHONPATH", "")]
+    os.environ["PYTHONPATH"] = os.pathsep.join(str(folder) for folder in folders)
 
 
 @pytest.fixture(scope="session")

@@ -138,5 +138,8 @@ class MapState:
         for raw, value in self._dirty.items():
             yield raw, None if value is _MISSING else self._encode(value)  # type: ignore[misc]
 
+    def __reduce__(self) -> Any:
+        return MapState, ()  # its entries are sub-rows of their own, whatever the codec
+
     def __repr__(self) -> str:
         return f"MapState({dict(self.items())!r})"

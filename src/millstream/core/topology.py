@@ -76,6 +76,11 @@ class Route(msgspec.Struct, frozen=True):
     level: int
     group: int
 
+    @property
+    def spread(self) -> bool:
+        """Whether the consumer has no key at all, and records may go to any shard."""
+        return isinstance(self.key, tuple) and not self.key
+
 
 class Topology:
     """A checked graph."""
@@ -96,6 +101,29 @@ class Topology:
         self.same_key_streams = frozenset(
             i.stream for spec in self.computations for i in spec.inputs if self._fused(spec.name, i.stream)
         )
+
+    def __getstate__(self) -> dict[str, Any]:
+        """What workers get: without sources and the expressions of injected streams, which belong to the driver."""
+        injectors = {
+            name: msgspec.structs.replace(i, source=None, timestamp=_plain(i.timestamp), id=_plain(i.id)) for name, i in self.injectors.items()
+        }
+
+        def stripped(stream: str, key: Any) -> Any:
+            return _plain(key) if stream in self.injectors else key
+
+        computations = tuple(
+            msgspec.structs.replace(spec, inputs=tuple(Input(i.stream, stripped(i.stream, i.key)) for i in spec.inputs))
+            for spec in self.computations
+        )
+        by_name = {spec.name: spec for spec in computations}
+        return {
+            **self.__dict__,
+            "injectors": injectors,
+            "computations": computations,
+            "by_name": by_name,
+            "routes": tuple(msgspec.structs.replace(route, key=stripped(route.stream, route.key)) for route in self.routes),
+            "_producer": {stream: by_name.get(p.name, injectors.get(stream, p)) for stream, p in self._producer.items()},
+        }
 
     def _producers(
         self, injectors: Sequence[Injector], computations: Sequence[ComputationSpec]
@@ -173,7 +201,7 @@ class Topology:
 
     def _fused(self, computation: str, stream: str) -> bool:
         producer = self._producer[stream]
-        return isinstance(producer, ComputationSpec) and self.group_of[producer.name] is self.group_of[computation] 
+        return isinstance(producer, ComputationSpec) and self.group_of[producer.name] is self.group_of[computation]
 
     def _routes(self) -> tuple[Route, ...]:
         routes: list[Route] = []
@@ -191,3 +219,10 @@ class Topology:
     def feeds(self, computation: str) -> list[str]:
         """The streams that a computation reads."""
         return [i.stream for i in self.by_name[computation].inputs]
+
+
+def _plain(key: Any) -> Any:
+    """A column's name or names as they are, an expression as a word for messages."""
+    if key is None or isinstance(key, str):
+        return key
+    return tuple(_plain(part) for part in key) if isinstance(key, tuple) else "expression"

@@ -49,13 +49,17 @@ class Msgpack:
             raise DefinitionError(f"msgpack cannot decode {type!r}: {error}") from error
 
 
+def _dumps(value: Any) -> bytes:
+    return _pickle.dumps(value, protocol=4)
+
+
 class Pickle:
-    """pickle, for values that nothing else can keep."""
+    """pickle, for values that nothing else can keep. Their classes must be importable by the workers, not defined in a script."""
 
     name = "pickle"
 
     def encoder(self) -> Callable[[Any], bytes]:
-        return lambda value: _pickle.dumps(value, protocol=4)
+        return _dumps
 
     def decoder(self, type: Any) -> Callable[[bytes], Any]:
         return _pickle.loads

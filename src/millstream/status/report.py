@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Sequence
 
 import msgspec
@@ -87,10 +86,3 @@ def status_of(pipeline: str, manifest: Manifest | None, epochs: Sequence[tuple[i
         ],
     )
 
-
-def age(manifest_time: int | None) -> str:
-    """How long ago, for people."""
-    if manifest_time is None:
-        return "never"
-    seconds = max(0, int(time.time() - manifest_time / 1000))
-    return f"{seconds} s ago" if seconds < 120 else f"{seconds // 60} min ago"

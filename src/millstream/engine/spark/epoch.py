@@ -18,7 +18,7 @@ import os
 import threading
 import time as clock
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import msgspec
@@ -340,9 +340,9 @@ class Epochs:
             keep = [part["staged"] for part in manifest.sinks.get(emission.name, ())]
             emission.sink.sweep(DriverContext(self.storage, emission.name), manifest.epoch - KEEP, keep)
 
-    def drain(self) -> None:
-        """Ends event time: epochs until no low-watermark timer is left."""
-        while self.latest is not None and not self.latest.drained:
+    def drain(self, stopped: Callable[[], bool]) -> None:
+        """Ends event time: epochs until no low-watermark timer is left, or somebody says stop."""
+        while self.latest is not None and not self.latest.drained and not stopped():
             with self.lock:
                 self.run(None, self.latest.epoch + 1, drain=True)
 

@@ -18,6 +18,17 @@ class SparkOffsets:
         self._folder = folder
         self._sources = sources
 
+    def newest(self) -> int | None:
+        """The last epoch that Spark has planned; None if there is none, or the log is out of reach."""
+        if self._folder is None or not os.path.isdir(self._folder):
+            return None
+        return max((int(name) for name in os.listdir(self._folder) if name.isdigit()), default=None)
+
+    def behind(self, epoch: int) -> bool:
+        """Whether the log is in reach and yet does not know an epoch that was committed."""
+        newest = self.newest()
+        return self._folder is not None and (newest is None or newest < epoch)
+
     def _lines(self, epoch: int) -> list[str] | None:
         if self._folder is None:
             return None

@@ -1,74 +1,88 @@
-"""Pickling for the workers: cloudpickle, and what it does not know about msgspec.
+"""Pickling a program by value: what cloudpickle does not know of msgspec.
 
-A class of a script or notebook travels by value. Two things get in the way: msgspec leaves a cache on dataclasses that cannot be pickled,
-and cloudpickle rebuilds a Struct class without its fields. Both are dealt with here, so that `State` may be defined anywhere.
+Rules
+1. A class that workers cannot import (of `__main__`, a notebook, a file that `millstream run` executes) travels by value.
+2. A Struct's fields are made when its class is made; cloudpickle makes an empty class first and fills it afterwards, and such a Struct
+   would have no fields. So it is made anew from its fields and its config.
+3. What msgspec has worked out for a class stays here: it cannot be pickled, and each process works it out again.
+4. Annotations that are strings are resolved here, where the module with their names is at hand.
 """
 
 from __future__ import annotations
 
 import inspect
 import io
+import typing
 from typing import Any
 
 import msgspec
-from pyspark import cloudpickle
-from pyspark.cloudpickle.cloudpickle import _should_pickle_by_reference
+from pyspark.cloudpickle import cloudpickle
 
-_CACHE = "__msgspec_cache__"
-_MADE_BY_MSGSPEC = {"__dict__", "__weakref__", "__slots__", "__module__", "__annotations__", "__match_args__", "__doc__", "__qualname__"}
+_CONFIG = (
+    "frozen", "eq", "order", "array_like", "gc", "repr_omit_defaults", "omit_defaults",
+    "forbid_unknown_fields", "weakref", "dict", "cache_hash", "tag", "tag_field",
+)  # fmt: skip
 
-
-class _Pickler(cloudpickle.CloudPickler):  # type: ignore[misc]
-    def reducer_override(self, obj: Any) -> Any:
-        if isinstance(obj, type):
-            if _CACHE in obj.__dict__:
-                delattr(obj, _CACHE)
-            if issubclass(obj, msgspec.Struct) and obj is not msgspec.Struct and not _should_pickle_by_reference(obj):
-                return _rebuild, _taken_apart(obj)
-        return super().reducer_override(obj)
+_META = (
+    "gt", "ge", "lt", "le", "multiple_of", "pattern", "min_length", "max_length", "tz", "title", "description", "examples", "extra_json_schema", "extra",
+)  # fmt: skip
 
 
 def dumps(value: Any) -> bytes:
-    """The bytes that `loads` turns back into the value, in another process."""
-    with io.BytesIO() as buffer:
-        _Pickler(buffer).dump(value)
-        return buffer.getvalue()
+    """The value as bytes for `cloudpickle.loads`."""
+    buffer = io.BytesIO()
+    _Pickler(buffer).dump(value)
+    return buffer.getvalue()
 
 
 loads = cloudpickle.loads
 
 
-def _taken_apart(cls: type[msgspec.Struct]) -> tuple[Any, ...]:
-    config = cls.__struct_config__
-    parents = [base for base in cls.__mro__[1:] if issubclass(base, msgspec.Struct) and base is not msgspec.Struct]
-    inherited = {field for base in parents for field in base.__struct_fields__}
-    own = [f for f in msgspec.structs.fields(cls) if f.name not in inherited or f.name in inspect.get_annotations(cls)]
-    fields = [(f.name, f.type, f.default, f.default_factory, f.encode_name) for f in own]
-    slots = set(cls.__struct_fields__)
-    namespace = {
-        name: value
-        for name, value in cls.__dict__.items()
-        if name not in slots and name not in _MADE_BY_MSGSPEC and not name.startswith("__struct") and name != _CACHE
-    }
-    settings = {
-        name: getattr(config, name)
-        for name in ("frozen", "eq", "order", "array_like", "gc", "repr_omit_defaults", "omit_defaults", "forbid_unknown_fields", "weakref", "dict", "cache_hash")
-    }
-    return cls.__name__, fields, cls.__bases__, cls.__module__, namespace, settings, config.tag, config.tag_field
+class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]
+    def reducer_override(self, obj: Any) -> Any:
+        if isinstance(obj, msgspec.Meta):
+            return _make_meta, ({name: value for name in _META if (value := getattr(obj, name)) is not None},)
+        reduced = super().reducer_override(obj)
+        if not isinstance(obj, type) or not isinstance(reduced, tuple) or reduced[0] is not cloudpickle._make_skeleton_class:
+            return reduced
+        make, args, (attributes, slots), *rest = reduced
+        attributes.pop("__msgspec_cache__", None)
+        if any(isinstance(hint, str) for hint in attributes.get("__annotations__", {}).values()):
+            attributes["__annotations__"] = _resolved(obj, attributes["__annotations__"])
+        if issubclass(obj, msgspec.Struct):
+            made = {*obj.__struct_fields__, "__slots__", "__match_args__", *vars(msgspec.defstruct("_", []))} - {"__annotations__", "__doc__"}
+            for name in [name for name in attributes if name in made]:
+                del attributes[name]
+            make, args = _make_struct, _struct_args(obj)
+        return (make, args, (attributes, slots), *rest)
 
 
-def _rebuild(
-    name: str, fields: list[Any], bases: tuple[type, ...], module: str, namespace: dict[str, Any], settings: dict[str, Any], tag: Any, tag_field: Any
-) -> type:
-    nothing = msgspec.NODEFAULT
-    made = []
-    for field, kind, default, factory, encoded in fields:
-        given: dict[str, Any] = {} if encoded == field else {"name": encoded}
-        if default is not nothing:
-            given["default"] = default
-        if factory is not nothing:
-            given["default_factory"] = factory
-        made.append((field, kind, msgspec.field(**given)) if given else (field, kind))
-    return msgspec.defstruct(
-        name, made, bases=bases, module=module, namespace=namespace, tag=tag, tag_field=tag_field, kw_only=False, **settings
-    )
+def _resolved(cls: type, annotations: dict[str, Any]) -> dict[str, Any]:
+    try:
+        hints = typing.get_type_hints(cls, include_extras=True)
+    except Exception:
+        return annotations
+    return {name: hints.get(name, hint) for name, hint in annotations.items()}
+
+
+def _struct_args(cls: type[msgspec.Struct]) -> tuple[Any, ...]:
+    own = [field for field in msgspec.structs.fields(cls) if field.name in inspect.get_annotations(cls)]
+    defaults = {field.name: field.default for field in own if field.default is not msgspec.NODEFAULT}
+    factories = {field.name: field.default_factory for field in own if field.default_factory is not msgspec.NODEFAULT}
+    config = {name: getattr(cls.__struct_config__, name) for name in _CONFIG}
+    config["rename"] = {field.name: field.encode_name for field in own if field.encode_name != field.name} or None
+    config["kw_only"] = any(field.name not in cls.__match_args__ for field in own)
+    return cls.__name__, cls.__bases__, cls.__module__, cls.__qualname__, [f.name for f in own], defaults, factories, config, cloudpickle._get_or_create_tracker_id(cls)
+
+
+def _make_struct(
+    name: str, bases: tuple[type, ...], module: str, qualname: str, fields: list[str], defaults: dict[str, Any], factories: dict[str, Any], config: dict[str, Any], tracker: str
+) -> Any:
+    namespace = {"__module__": module, "__qualname__": qualname, "__annotations__": dict.fromkeys(fields, Any), **defaults}
+    namespace |= {field: msgspec.field(default_factory=factory) for field, factory in factories.items()}
+    made = type(msgspec.Struct)(name, bases, namespace, **config)
+    return cloudpickle._lookup_class_or_track(tracker, made)
+
+
+def _make_meta(given: dict[str, Any]) -> msgspec.Meta:
+    return msgspec.Meta(**given)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import os
 import secrets
 import threading
@@ -36,7 +35,10 @@ from .offsets import SparkOffsets
 from .session import local_session
 from .task import Place
 
-_log = logging.getLogger("millstream")
+_INPUT_SIGNS = (
+    "MALFORMED_RECORD_IN_PARSING", "FAILED_READ_FILE", "CANNOT_READ_FILE", "is not a Parquet file", "MALFORMED_CSV_RECORD",
+    "Malformed records", "CAST_INVALID_INPUT", "FILE_NOT_EXIST", "CANNOT_PARSE",
+)  # fmt: skip
 
 
 def start(
@@ -70,12 +72,13 @@ def start(
     sources = [_load(name, injector.source, spark) for name, injector in topology.injectors.items()]
     pairs = list(zip(topology.injectors.values(), sources, strict=True))
     value_types = [rows.value_type(injector, source, topology) for injector, source in pairs]
+    _frame(spark, program, sources, value_types, 1)  # finds unknown columns before anything is written
     identity = log.identify(program.name, shards, spark.sparkContext.defaultParallelism, list(topology.injectors))
     latest = log.latest()
     latest = reconciled(latest, program, drop)
     spark_folder = spark_checkpoint or _spark_folder(storage, checkpoint)
-    if latest is None and os.path.isdir(os.path.join(spark_folder, "commits")) and os.listdir(os.path.join(spark_folder, "commits")):
-        raise CheckpointError(f"{spark_folder} has committed batches of Spark, but {storage.url} has no manifest. Restore both from the same copy, or start with a new checkpoint.")
+    offsets = SparkOffsets(None if "://" in spark_folder else os.path.join(spark_folder, "offsets"), len(sources))
+    _check_offsets(offsets, latest, spark_folder, storage.url)
     place = Place(
         storage.url, identity.id, storage_options, os.environ.get("MILLSTREAM_REPLICAS"), identity.shards,
         [rows.value_layout(injector, source, topology) for injector, source in pairs],
@@ -83,7 +86,7 @@ def start(
     number = 1 + (int(latest.token.split("-")[0]) if latest else 0)
     epochs = Epochs(
         program, place, storage, log, latest, f"{number}-{secrets.token_hex(4)}", value_types,
-        SparkOffsets(None if "://" in spark_folder else os.path.join(spark_folder, "offsets"), len(sources)),
+        offsets,
     )  # fmt: skip
     frame = _frame(spark, program, sources, value_types, identity.shards)
     if latest is not None:
@@ -111,7 +114,7 @@ class Handle:
         try:
             self._query.awaitTermination()
             if self._drain and not self._stopping:
-                self._epochs.drain()
+                self._epochs.drain(lambda: self._stopping)
         except BaseException as error:
             if not self._stopping or isinstance(self._epochs.error, MillstreamError):
                 self._error = _translated(self._epochs.error or error)
@@ -183,6 +186,18 @@ def reconciled(latest: Manifest | None, program: Program, drop: Sequence[str]) -
             raise CheckpointError(f"the state of computation {name!r} was written with codec {state.codec!r}, and the pipeline says {codec!r}. Keep the codec, or rename the computation and drop its state.")
         del spec
     return latest
+
+
+def _check_offsets(offsets: SparkOffsets, latest: Manifest | None, folder: str, url: str) -> None:
+    """Spark's offsets and the manifests must have the same past."""
+    lost = latest is not None and offsets.behind(0 if latest.drain else latest.epoch)
+    alone = latest is None and (offsets.newest() or 0) > 0
+    if lost or alone:
+        which = f"{url} has manifests up to epoch {latest.epoch}" if latest else f"{url} has no manifest"
+        raise CheckpointError(
+            f"{which}, but Spark's own checkpoint in {folder} ends at {offsets.newest()}. They do not belong together: "
+            f"restore both from the same copy, or start with a new checkpoint."
+        )
 
 
 def _check_pickles(program: Program) -> None:
@@ -275,14 +290,15 @@ def _translated(error: BaseException) -> BaseException:
     if isinstance(error, MillstreamError):
         return error
     text = str(error)
-    short = "\n".join(text.splitlines()[:12])
+    signs = [sign for sign in _INPUT_SIGNS if sign in text]
+    telling = [line.strip() for line in text.splitlines() if any(sign in line for sign in signs) or "file:" in line]
+    short = "\n".join(dict.fromkeys(telling[:6])) or "\n".join(text.splitlines()[:12])
     if "CONCURRENT_STREAM_LOG_UPDATE" in text or "Concurrent update to the log" in text:
         return Fenced(f"another driver runs on the same checkpoint: Spark's log was changed by it. This one has stopped; nothing was committed twice.\n{short}")
-    for sign in ("MALFORMED_RECORD_IN_PARSING", "FAILED_READ_FILE", "CANNOT_READ_FILE", "is not a Parquet file", "MALFORMED_CSV_RECORD", "Malformed records", "CAST_INVALID_INPUT", "FILE_NOT_EXIST", "CANNOT_PARSE"):
-        if sign in text:
-            found = InputError(f"an injected stream cannot be read; nothing of this epoch was committed. Mend or remove the file, and run again.\n{short}")
-            found.__cause__ = error if isinstance(error, Exception) else None
-            return found
+    if signs:
+        found = InputError(f"an injected stream cannot be read; nothing of this epoch was committed. Mend or remove the file, and run again.\n{short}")
+        found.__cause__ = error
+        return found
     if "No space left on device" in text:
         return StorageError(f"the disk is full; nothing of this epoch was committed. Make room and run again.\n{short}")
     return error

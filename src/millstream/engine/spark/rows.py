@@ -69,12 +69,12 @@ def keyed_frame(injector: Injector, index: int, source: DataFrame, topology: Top
         _value_struct(injector, source, topology).alias(f"v{index}"),
         _timestamp(source, injector).alias("ts"),
         id_column.alias("id"),
-        *[_route_key(source, route, who).alias(f"k{route.index}") for route in routes if route.key != ()],
+        *[_route_key(source, route, who).alias(f"k{route.index}") for route in routes if not route.spread],
         _content_hash(source, injector).alias("ord"),
     )
 
     def target(route: Route) -> Column:
-        key = F.concat(F.lit(_NUL + "i"), F.col("ord").cast("string")) if route.key == () else F.col(f"k{route.index}")
+        key = F.concat(F.lit(_NUL + "i"), F.col("ord").cast("string")) if route.spread else F.col(f"k{route.index}")
         shard = F.coalesce(F.pmod(F.crc32(key.cast("binary")), F.lit(shards)), F.lit(0)).cast("int")
         part = (shard + F.lit(route.group * shards) if route.level == 0 else shard).cast("int")
         return F.struct(part.alias("part"), F.lit(route.index).cast("int").alias("route"), key.alias("key"))
