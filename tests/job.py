@@ -20,8 +20,16 @@ class BucketCounter(ms.Computation):
     """Records per term and second."""
 
     State = dict
+    stalls: dict[str, tuple[str, float]] = {}  # record id: a marker's path, and the seconds that the first to make it waits
 
     def process_record(self, record: ms.Record) -> None:
+        if record.id in self.stalls:
+            marker, seconds = self.stalls[record.id]
+            try:
+                os.close(os.open(marker, os.O_CREAT | os.O_EXCL))
+                time.sleep(seconds)
+            except FileExistsError:
+                pass
         second = record.timestamp - record.timestamp % 1000
         self.state[second] = self.state.get(second, 0) + 1
         self.set_timer("second", second + 1000)
@@ -93,16 +101,25 @@ def main() -> None:
     parser.add_argument("--master")
     parser.add_argument("--trigger")
     parser.add_argument("--epochs", type=int, default=10**9)
+    parser.add_argument("--stall", action="append", default=[], help="ID=SECONDS")
+    parser.add_argument("--conf", action="append", default=[])
     options = parser.parse_args()
+    for stall in options.stall:
+        name, seconds = stall.split("=")
+        BucketCounter.stalls[name] = (str(options.work / f"stalled-{name}"), float(seconds))
     spark: Any = None
     if options.master:
         from pyspark.sql import SparkSession
 
         os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
+        builder = SparkSession.builder
+        for conf in options.conf:
+            builder = builder.config(*conf.split("=", 1))
         spark = (
-            SparkSession.builder.master(options.master).config("spark.ui.enabled", "false")
+            builder.master(options.master).config("spark.ui.enabled", "false")
             .config("spark.driver.host", "127.0.0.1").config("spark.driver.bindAddress", "127.0.0.1")
-            .config("spark.sql.adaptive.enabled", "false").config("spark.cores.max", "2").getOrCreate()
+            .config("spark.sql.adaptive.enabled", "false").config("spark.cores.max", "2")
+            .config("spark.executor.cores", "1").config("spark.executor.memory", "512m").getOrCreate()
         )  # fmt: skip
         spark.sparkContext.setLogLevel("ERROR")
     p = pipeline(options.work)

@@ -154,7 +154,7 @@ def test_a_full_disk_during_staging_stops_the_run_and_loses_nothing(spark: Any, 
     write(tmp_path / "in", "a.json", good())
     computation = type("Filling", (Filling,), {"flag": str(tmp_path / "full")})
     (tmp_path / "full").touch()
-    with pytest.raises(ms.errors.StorageError, match="cannot write .*units"):
+    with pytest.raises(ms.errors.StorageError, match=r"cannot write .*units"):
         run(counting(tmp_path, computation, sink), spark, tmp_path, drain=False)
     (tmp_path / "full").unlink()
     run(counting(tmp_path, computation, sink), spark, tmp_path, drain=False)

@@ -146,6 +146,8 @@ class Epochs:
     def _committed(self, epoch: int, drain: bool, has_rows: bool) -> Manifest | None:
         last = -1 if self.latest is None else self.latest.epoch
         if epoch > last + 1:
+            if max(self.log.epochs(), default=-1) > last:
+                raise self._fenced(last + 1)
             raise CheckpointError(
                 f"Spark asks for epoch {epoch}, but the last manifest in {self.storage.url} is {last}: manifests are missing, or "
                 f"Spark's own checkpoint belongs to something else. Restore both from the same copy, or start with a new checkpoint."
@@ -246,7 +248,12 @@ class Epochs:
             schema, arrow = self._schemas[level]
             flow = flow.mapInArrow(task_function(self.digest, self.blob, self.place_bytes, order, level, arrow), schema)
         assert flow is not None
-        bodies = flow.toArrow().column("body").to_pylist()
+        try:
+            bodies = flow.toArrow().column("body").to_pylist()
+        except Exception as error:
+            if "indeterminate output" in str(error):  # a stage was lost in mid-epoch, and Spark will not mix its attempts either
+                raise EpochAbandoned("a stage had to be computed again after its output had been used.") from error
+            raise
         return self._checked([decode_receipt(body) for body in bodies])
 
     def _checked(self, receipts: list[Receipt]) -> list[Receipt]:

@@ -1,0 +1,45 @@
+"""Two drivers on one checkpoint: one of them stops and says why, and no epoch is committed twice."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from pathlib import Path
+
+import pytest
+import support
+
+pytestmark = [pytest.mark.spark, pytest.mark.crash]
+
+
+def test_of_two_drivers_on_one_checkpoint_one_is_fenced(tmp_path: Path) -> None:
+    files = support.queries(8, 40)
+    support.write_queries(tmp_path / "queries", files)
+    first = support.start_job(tmp_path, "--trigger", "300ms")
+    second = None
+    try:
+        manifests = tmp_path / "checkpoint" / "manifests"
+        deadline = time.monotonic() + 60
+        while time.monotonic() < deadline and not (manifests.exists() and len(list(manifests.glob("*.json"))) >= 2):
+            assert first.poll() is None, first.communicate()[0]
+            time.sleep(0.05)
+        second = support.start_job(tmp_path, "--trigger", "300ms")
+        while time.monotonic() < deadline and first.poll() is None and second.poll() is None:
+            time.sleep(0.05)
+        loser = first if first.poll() is not None else second
+        said = loser.communicate(timeout=20)[0]
+        assert loser.returncode == 3, said
+        assert "Fenced: another driver" in said
+    finally:
+        for process in (first, second):
+            if process is not None and process.poll() is None:
+                os.killpg(process.pid, signal.SIGKILL)
+                process.communicate()
+    for _ in range(2):
+        done = support.run_job(tmp_path)
+        assert done.returncode == 0, done.stdout + done.stderr[-2000:]
+    runner = support.oracle(tmp_path, files)
+    for stream in ("counts", "trends"):
+        assert support.per_key(support.json_rows(tmp_path / stream)) == support.per_key(runner.output(stream))
+    assert support.per_key(support.parquet_rows(tmp_path / "totals")) == support.per_key(runner.output("totals"))

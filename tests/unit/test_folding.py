@@ -1,0 +1,374 @@
+"""Folding: chains stay short, state stays what it is, collection takes leftovers and nothing else."""
+
+from __future__ import annotations
+
+import random
+import threading
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from millstream.errors import DamageError
+from millstream.state import folding
+from millstream.state.folding import MAX_RUNS, adopt, collect, fold, made_in, named_by, to_fold, unit_name
+from millstream.state.manifest import KEEP, ComputationState, Manifest, ManifestLog, ShardState
+from millstream.state.segment import SegmentRef, merge, read_run, runs
+from unitkit import MemoryStorage, write_delta
+
+
+def apply(model: dict[bytes, bytes], delta: dict[bytes, bytes | None]) -> None:
+    for key, value in delta.items():
+        if value is None:
+            model.pop(key, None)
+        else:
+            model[key] = value
+
+
+def random_delta(rng: random.Random, keys: int) -> dict[bytes, bytes | None]:
+    delta: dict[bytes, bytes | None] = {}
+    for _ in range(rng.choice([0, 1, 3, 10, 40])):
+        delta[b"%05d" % rng.randrange(keys)] = None if rng.random() < 0.3 else rng.randbytes(rng.randrange(20))
+    return delta
+
+
+def fold_if_due(storage: MemoryStorage, chain: list[SegmentRef], epoch: int) -> tuple[list[SegmentRef], int]:
+    """What the engine does after a commit; the bytes that it wrote."""
+    chosen = to_fold(chain)
+    if not chosen:
+        return chain, 0
+    assert list(chosen) == chain[len(chain) - len(chosen) :]
+    made = fold(storage, chosen, chosen[0] == chain[0], epoch)
+    return adopt(chain, chosen, made), sum(ref.length for ref in made)
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_chains_stay_short_and_state_stays_the_same_over_500_deltas(seed):
+    rng = random.Random(seed)
+    storage, model = MemoryStorage(), {}
+    chain: list[SegmentRef] = []
+    deltas = folds = 0
+    for epoch in range(500):
+        delta = random_delta(rng, keys=300)
+        apply(model, delta)
+        if delta:
+            ref = write_delta(storage, epoch, delta)
+            chain.append(ref)
+            deltas += ref.length
+        chain, cost = fold_if_due(storage, chain, epoch)
+        folds += cost
+        assert len(runs(chain)) <= MAX_RUNS
+        if epoch % 50 == 0 or epoch == 499:
+            assert dict(merge(storage, chain, drop_deleted=True)) == model
+    assert chain[0].base and not any(ref.base for ref in chain[1:])
+    assert folds < 10 * deltas
+
+
+def test_chains_stay_short_when_the_state_only_grows():
+    """Every entry is rewritten about once per doubling of the state."""
+    storage = MemoryStorage()
+    chain: list[SegmentRef] = []
+    deltas = folds = 0
+    for epoch in range(500):
+        ref = write_delta(storage, epoch, {b"%06d" % (epoch * 10 + i): b"x" * 10 for i in range(10)})
+        chain.append(ref)
+        deltas += ref.length
+        chain, cost = fold_if_due(storage, chain, epoch)
+        folds += cost
+        assert len(runs(chain)) <= MAX_RUNS
+    assert len(list(merge(storage, chain, drop_deleted=True))) == 5000
+    assert folds < 9 * deltas  # log2(500)
+
+
+def test_a_short_chain_is_left_alone():
+    chain = [SegmentRef(f"u/{i}", 0, 10, 1, i, i) for i in range(MAX_RUNS)]
+    assert list(to_fold(chain)) == []
+    assert len(to_fold([*chain, SegmentRef("u/x", 0, 10, 1, 99, 99)])) >= 2
+
+
+def test_a_large_base_is_left_alone_until_enough_is_gathered():
+    base = SegmentRef("u/base", 0, 10_000, 1, 0, 0, True)
+    small = [SegmentRef(f"u/{i}", 0, 10, 1, i, i) for i in range(1, MAX_RUNS + 1)]
+    assert list(to_fold([base, *small])) == small
+    larger = [SegmentRef(f"u/{i}", 0, 1_000, 1, i, i) for i in range(1, MAX_RUNS + 1)]
+    assert list(to_fold([base, *larger])) == [base, *larger]
+
+
+def test_pieces_of_one_run_are_folded_together_or_not_at_all():
+    pieces = [SegmentRef(f"u/base{i}", 0, 10, 1, 0, 5, True) for i in range(30)]
+    small = [SegmentRef(f"u/{i}", 0, 1, 1, i, i) for i in range(6, 6 + MAX_RUNS)]
+    assert list(to_fold(pieces)) == []
+    chosen = list(to_fold([*pieces, *small]))
+    assert chosen == small
+
+
+def test_a_base_drops_deletions_and_another_fold_keeps_them():
+    storage = MemoryStorage()
+    chain = [write_delta(storage, 0, {b"a": b"1", b"b": b"2"}), write_delta(storage, 1, {b"a": None}), write_delta(storage, 2, {b"c": None})]
+    (base,) = fold(storage, chain, True, 2)
+    assert (list(read_run(storage, [base])), base.first, base.last, base.base) == ([(b"b", b"2")], 0, 2, True)
+    (upper,) = fold(storage, chain[1:], False, 2)
+    assert (list(read_run(storage, [upper])), upper.first, upper.last, upper.base) == ([(b"a", None), (b"c", None)], 1, 2, False)
+    assert dict(merge(storage, [chain[0], upper], drop_deleted=True)) == {b"b": b"2"}
+
+
+def test_a_fold_of_which_nothing_is_left_is_still_a_base():
+    storage = MemoryStorage()
+    chain = [write_delta(storage, 0, {b"a": b"1"}), write_delta(storage, 1, {b"a": None})]
+    made = fold(storage, chain, True, 1)
+    assert len(made) == 1 and made[0].base and made[0].entries == 0
+    assert list(read_run(storage, made)) == []
+
+
+def test_a_large_fold_is_written_in_pieces_that_are_one_run(monkeypatch):
+    monkeypatch.setattr(folding, "PIECE", 200)
+    storage = MemoryStorage()
+    model = {b"%04d" % i: b"x" * 10 for i in range(100)}
+    made = fold(storage, [write_delta(storage, 0, model)], True, 7)
+    assert len(made) > 5
+    assert len(runs(made)) == 1
+    assert dict(read_run(storage, made)) == model
+    assert max(len(storage.objects[ref.name]) for ref in made) < 400
+    assert all(made_in(ref.name) == 7 for ref in made)
+
+
+def test_a_fold_is_adopted_only_if_all_that_it_replaces_is_there():
+    storage = MemoryStorage()
+    chain = [write_delta(storage, i, {b"a": b"%d" % i}) for i in range(5)]
+    made = fold(storage, chain[1:4], False, 4)
+    assert adopt(chain, chain[1:4], made) == [chain[0], *made, chain[4]]
+    later = write_delta(storage, 5, {b"a": b"5"})
+    assert adopt([*chain, later], chain[1:4], made) == [chain[0], *made, chain[4], later]
+    for gone in (1, 2, 3):
+        without = chain[:gone] + chain[gone + 1 :]
+        assert adopt(without, chain[1:4], made) == without
+    assert adopt([], chain[1:4], made) == []
+
+
+def test_slices_of_one_object_are_told_apart_when_a_fold_is_adopted():
+    one, other = SegmentRef("u/a", 0, 10, 1, 1, 1), SegmentRef("u/a", 10, 10, 1, 1, 1)
+    fresh = [SegmentRef("u/new", 0, 5, 1, 1, 1)]
+    assert adopt([one], [other], fresh) == [one]
+    assert adopt([other], [other], fresh) == fresh
+
+
+histories = st.lists(
+    st.dictionaries(st.integers(0, 12), st.one_of(st.none(), st.integers(0, 99)), max_size=4), min_size=1, max_size=30
+)
+
+
+@settings(max_examples=100)
+@given(histories, st.data())
+def test_folding_any_part_of_a_chain_changes_nothing(history, data):
+    storage, model = MemoryStorage(), {}
+    chain = []
+    for epoch, changes in enumerate(history):
+        delta = {b"%02d" % k: None if v is None else b"%d" % v for k, v in changes.items()}
+        apply(model, delta)
+        chain.append(write_delta(storage, epoch, delta))
+        if data.draw(st.booleans()):
+            grouped = runs(chain)
+            first = data.draw(st.integers(0, len(grouped) - 1))
+            last = data.draw(st.integers(first, len(grouped) - 1))
+            chosen = [ref for run in grouped[first : last + 1] for ref in run]
+            chain = adopt(chain, chosen, fold(storage, chosen, first == 0, epoch))
+    assert dict(merge(storage, chain, drop_deleted=True)) == model
+
+
+# --- collection
+
+
+def test_a_name_tells_the_epoch_and_is_never_used_twice():
+    names = {unit_name(42, "0.1.2") for _ in range(1000)}
+    assert len(names) == 1000
+    assert {made_in(name) for name in names} == {42}
+
+
+class Driver:
+    """A driver in small: commits epochs on a log, folds, collects, may be replaced without noticing."""
+
+    def __init__(self, log: ManifestLog, token: str, rng: random.Random) -> None:
+        self.log, self.token, self.rng = log, token, rng
+        self.latest = log.latest()
+        self.done: tuple[list[SegmentRef], list[SegmentRef]] | None = None  # a fold that waits for adoption
+
+    def chain(self) -> list[SegmentRef]:
+        return self.latest.computations["C"].shards[0].segments if self.latest else []
+
+    def epoch(self) -> bool:
+        number = self.latest.epoch + 1 if self.latest else 0
+        storage = self.log.storage
+        for _ in range(self.rng.choice([0, 0, 1])):  # what a dead attempt leaves
+            storage.put(unit_name(number, "dead"), b"x")
+        name = unit_name(number, "0.0.0")
+        ref = write_delta(storage, number, {b"%02d" % self.rng.randrange(40): b"%d" % number})
+        storage.put(name, storage.objects.pop(ref.name))
+        chain = self.chain()
+        if self.done is not None:
+            chain = adopt(chain, *self.done)
+            self.done = None
+        chain = [*chain, SegmentRef(name, 0, ref.length, ref.entries, number, number)]
+        part = {"staged": unit_name(number, "rows"), "rows": 1, "in_checkpoint": True}
+        storage.put(part["staged"], b"rows")
+        state = ComputationState(shards=[ShardState(chain)])
+        manifest = Manifest(number, self.token, 0, [(0, self.token)], computations={"C": state}, sinks={"out": [part]})
+        if not self.log.commit(manifest):
+            return False
+        self.latest = manifest
+        return True
+
+    def fold(self) -> None:
+        chain = self.chain()
+        chosen = to_fold(chain) if self.rng.random() < 0.5 else chain[-3:]
+        if chosen and self.done is None:
+            self.done = list(chosen), fold(self.log.storage, chosen, chosen[0] == chain[0], self.latest.epoch)
+
+    def collect(self) -> int:
+        return 0 if self.latest is None else collect(self.log, self.latest, [ref.name for ref in self.done[1]] if self.done else [])
+
+
+def assert_whole(log: ManifestLog) -> None:
+    """Every kept manifest can be read to the last entry."""
+    for epoch in log.epochs():
+        for name in named_by(log.read(epoch)):
+            assert log.storage.exists(name), f"manifest {epoch} names {name}, which is gone"
+
+
+@settings(max_examples=60)
+@given(st.integers(0, 2**32), st.lists(st.sampled_from("eeeeefcc"), min_size=30, max_size=80))
+def test_collection_never_removes_what_a_kept_manifest_names(seed, acts):
+    log = ManifestLog(MemoryStorage())
+    driver = Driver(log, "run", random.Random(seed))
+    for act in acts:
+        {"e": driver.epoch, "f": driver.fold, "c": driver.collect}[act]()
+        assert_whole(log)
+
+
+@settings(max_examples=100)
+@given(st.integers(0, 2**32), st.lists(st.tuples(st.integers(0, 1), st.sampled_from("eeeefcc")), min_size=40, max_size=100))
+def test_a_replaced_driver_never_removes_what_its_successor_made(seed, acts):
+    """Both collect whenever they like, each with the newest manifest that it knows of. The loser of a commit stops committing."""
+    rng = random.Random(seed)
+    log = ManifestLog(MemoryStorage())
+    old = Driver(log, "old", rng)
+    for _ in range(rng.randrange(1, 30)):
+        old.epoch()
+    new = Driver(log, "new", rng)
+    drivers, fenced = [old, new], [False, False]
+    for who, act in acts:
+        driver = drivers[who]
+        if act == "e" and not fenced[who]:
+            fenced[who] = not driver.epoch()
+        elif act == "f" and not fenced[who]:
+            driver.fold()
+        elif act == "c":
+            try:
+                driver.collect()
+            except DamageError:
+                assert fenced[who] or driver.latest.epoch < log.epochs()[-1]  # only one that was overtaken may stumble
+        assert_whole(log)
+
+
+def test_collection_removes_leftovers_and_manifests_beyond_the_last_few():
+    log = ManifestLog(MemoryStorage())
+    driver = Driver(log, "run", random.Random(1))
+    dead = []
+    for epoch in range(3 * KEEP):
+        driver.epoch()
+        dead.append(unit_name(epoch, "dead"))
+        log.storage.put(dead[-1], b"x")
+        if epoch % 5 == 4:
+            driver.fold()
+    driver.epoch()
+    gone = driver.collect()
+    assert gone > 0
+    assert log.epochs() == list(range(2 * KEEP + 1, 3 * KEEP + 1))
+    left = [name for name in dead if log.storage.exists(name)]
+    assert left == dead[2 * KEEP + 1 :]
+    named = set().union(*(named_by(log.read(epoch)) for epoch in log.epochs()))
+    old = {name for name in log.storage.list("units") if made_in(name) <= 2 * KEEP}
+    assert old <= named
+
+
+def test_collection_keeps_what_is_in_flight_and_takes_it_otherwise():
+    log = ManifestLog(MemoryStorage())
+    driver = Driver(log, "run", random.Random(1))
+    driver.epoch()
+    name = unit_name(0, "fold")
+    log.storage.put(name, b"x")
+    for _ in range(2 * KEEP):
+        driver.epoch()
+    collect(log, driver.latest, [name])
+    assert log.storage.exists(name)
+    collect(log, driver.latest)
+    assert not log.storage.exists(name)
+
+
+def test_collection_with_a_manifest_that_is_no_longer_kept_does_nothing():
+    log = ManifestLog(MemoryStorage())
+    driver = Driver(log, "run", random.Random(1))
+    driver.epoch()
+    early = driver.latest
+    for _ in range(3 * KEEP):
+        driver.epoch()
+    driver.collect()
+    before = dict(log.storage.objects)
+    assert collect(log, early) == 0
+    assert log.storage.objects == before
+
+
+class FakeSpark:
+    """Runs a fold's job in this process, and lets the test look in the middle of it."""
+
+    def __init__(self) -> None:
+        self.written, self.go_on = threading.Event(), threading.Event()
+
+    def createDataFrame(self, work: list[Any], schema: str) -> Any:
+        self.work = work
+        return self
+
+    def repartition(self, count: int) -> Any:
+        return self
+
+    def mapInArrow(self, run: Any, schema: str) -> Any:
+        self.run = run
+        return self
+
+    def toArrow(self) -> Any:
+        import pyarrow as pa
+
+        batch = pa.record_batch([pa.array([w[0] for w in self.work], pa.binary())], names=["body"])
+        found = pa.Table.from_batches(list(self.run(iter([batch]))))
+        self.written.set()
+        self.go_on.wait(30)
+        return found
+
+
+def test_collection_leaves_a_fold_alone_that_is_still_under_way(tmp_path):
+    """A fold of a large state outlasts many epochs. Its pieces have no name in any manifest until it is adopted."""
+    from millstream.engine.spark.folds import Folds
+    from millstream.engine.spark.task import Place
+    from millstream.state.storage import LocalStorage
+
+    storage = LocalStorage(tmp_path)
+    log = ManifestLog(storage)
+    chain = [write_delta(storage, 0, {b"%02d" % i: b"1"}) for i in range(MAX_RUNS + 1)]
+    chain = [SegmentRef(r.name, r.offset, r.length, r.entries, i, i) for i, r in enumerate(chain)]
+
+    def commit(epoch: int, segments: list[SegmentRef]) -> Manifest:
+        manifest = Manifest(epoch, "run", 0, [(0, "run")], computations={"C": ComputationState(shards=[ShardState(segments)])})
+        assert log.commit(manifest)
+        return manifest
+
+    spark = FakeSpark()
+    folds = Folds(Place(str(tmp_path), "id", None, None, 1))
+    folds.plan(commit(20, chain), spark)
+    assert spark.written.wait(30)
+    for epoch in range(21, 41):
+        latest = commit(epoch, chain)
+    collect(log, latest, folds.in_flight())
+    spark.go_on.set()
+    folds.wait(30)
+    adopted = folds.adopt("C", 0, chain)
+    assert adopted != chain
+    assert len(dict(merge(storage, adopted, drop_deleted=True))) == len(chain)

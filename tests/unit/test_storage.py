@@ -1,0 +1,386 @@
+"""One contract for both storages: a folder, and a real S3 server on this host."""
+
+from __future__ import annotations
+
+import errno
+import os
+import socket
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from millstream.errors import DamageError, StorageError
+from millstream.state.folding import adopt, fold
+from millstream.state.manifest import ComputationState, Manifest, ManifestLog, ShardState
+from millstream.state.replica import Replica
+from millstream.state.segment import encode_segment, lookup, merge, read_blocks
+from millstream.state.storage import LocalStorage, ObjectStorage, Storage, open_storage
+from s3server import S3Server
+from unitkit import write_delta
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[S3Server]:
+    found = S3Server()
+    yield found
+    found.stop()
+
+
+@pytest.fixture(params=["local", "s3"])
+def storage(request: pytest.FixtureRequest, tmp_path: Path) -> Storage:
+    if request.param == "local":
+        return LocalStorage(tmp_path / "root")
+    server = request.getfixturevalue("server")
+    return open_storage(server.url(), server.options)
+
+
+def at_once(count: int, what: Callable[[int], Any]) -> list[Any]:
+    """What comes of several threads that begin together: results, or the errors."""
+    barrier = threading.Barrier(count)
+    found: list[Any] = [None] * count
+
+    def run(index: int) -> None:
+        barrier.wait()
+        try:
+            found[index] = what(index)
+        except Exception as error:
+            found[index] = error
+
+    threads = [threading.Thread(target=run, args=(i,)) for i in range(count)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(30)
+    return found
+
+
+# --- create, put
+
+
+def test_what_was_created_can_be_read(storage):
+    assert storage.create("manifests/1.json", b"one") is True
+    assert storage.read("manifests/1.json") == b"one"
+
+
+def test_a_name_is_created_once(storage):
+    assert storage.create("manifests/1.json", b"one")
+    assert storage.create("manifests/1.json", b"two") is False
+    assert storage.create("manifests/1.json", b"one") is False
+    assert storage.read("manifests/1.json") == b"one"
+
+
+def test_create_says_no_to_a_name_that_was_put(storage):
+    storage.put("a", b"put")
+    assert storage.create("a", b"created") is False
+    assert storage.read("a") == b"put"
+
+
+def test_a_deleted_name_can_be_created_again(storage):
+    assert storage.create("a", b"1")
+    storage.delete(["a"])
+    assert storage.create("a", b"2")
+    assert storage.read("a") == b"2"
+
+
+@pytest.mark.parametrize("round", range(5))
+def test_of_eight_that_create_at_once_exactly_one_succeeds(storage, round):
+    name = f"manifests/{round}.json"
+    data = [bytes([i]) * 10_000 for i in range(8)]
+    won = at_once(8, lambda i: storage.create(name, data[i]))
+    assert sorted(map(str, won)) == ["False"] * 7 + ["True"]
+    assert storage.read(name) == data[won.index(True)]
+    assert storage.list("manifests") == [name]
+
+
+def test_put_replaces(storage):
+    storage.put("units/a", b"one")
+    storage.put("units/a", b"two")
+    assert storage.read("units/a") == b"two"
+
+
+@pytest.mark.parametrize("data", [b"", b"\0", bytes(range(256)) * 5000], ids=["empty", "nul", "large"])
+def test_any_bytes_come_back(storage, data):
+    storage.put("put", data)
+    storage.create("created", data)
+    assert storage.read("put") == storage.read("created") == data
+
+
+# --- read
+
+
+def test_parts_of_an_object_are_what_slices_are(storage):
+    data = bytes(range(20))
+    storage.put("a", data)
+    for offset in (0, 1, 7, 19):
+        assert storage.read("a", offset) == data[offset:]
+        for length in (1, 2, 13, 20, 100):
+            assert storage.read("a", offset, length) == data[offset : offset + length]
+
+
+def test_a_missing_object_is_damage_however_it_is_read(storage):
+    storage.put("units/there", b"x")
+    for args in [(), (0, 5), (3,), (3, 5)]:
+        with pytest.raises(DamageError, match="units/gone"):
+            storage.read("units/gone", *args)
+
+
+def test_an_object_cut_short_is_damage_wherever_it_is_cut(storage):
+    first, second = encode_segment([(b"a", b"1")]), encode_segment([(b"b", b"2")])
+    ref = write_delta(storage, 1, {b"b": b"2"})
+    from millstream.state.segment import SegmentRef
+
+    ref = SegmentRef(ref.name, len(first), len(second), 1, 1, 1)
+    whole = first + second
+    storage.put(ref.name, whole)
+    assert list(read_blocks(storage, ref)) == [([b"b"], [b"2"])]
+    problems = []
+    for cut in (len(whole) - 1, len(first) + 3, len(first), len(first) - 1, 0):
+        storage.put(ref.name, whole[:cut])
+        try:
+            list(read_blocks(storage, ref))
+            problems.append((cut, "not noticed"))
+        except DamageError:
+            pass
+        except Exception as error:
+            problems.append((cut, type(error).__name__))
+    assert problems == []
+
+
+# --- exists, list, delete
+
+
+def test_exists_tells_what_is_there(storage):
+    storage.put("units/a", b"")
+    assert storage.exists("units/a")
+    assert not storage.exists("units/b")
+    assert not storage.exists("units/a/b")
+
+
+def test_list_gives_the_names_directly_in_a_folder_sorted(storage):
+    for name in ("units/b", "units/a", "units/deep/c", "units2/d", "unit", "e"):
+        storage.put(name, b"x")
+    assert storage.list("units") == ["units/a", "units/b"]
+    assert storage.list("units/deep") == ["units/deep/c"]
+    assert storage.list("nothing") == []
+    assert storage.list("") == ["e", "unit"]
+    for name in storage.list("units"):
+        assert storage.read(name) == b"x"
+
+
+def test_list_is_complete_beyond_a_page(storage):
+    count = 1100 if isinstance(storage, ObjectStorage) else 50  # S3 lists a thousand at a time
+    names = [f"units/{i:05d}" for i in range(count)]
+
+    def put(worker: int) -> None:
+        for name in names[worker::4]:
+            storage.put(name, b"x") if isinstance(storage, LocalStorage) else storage.create(name, b"x")
+
+    at_once(4, put)
+    assert storage.list("units") == names
+
+
+def test_delete_removes_and_does_not_mind_what_is_gone(storage):
+    storage.put("a", b"1")
+    storage.put("b", b"2")
+    storage.delete(["a", "never", "a"])
+    assert not storage.exists("a")
+    assert storage.read("b") == b"2"
+
+
+# --- publish
+
+
+def test_publish_moves_an_object_whole(storage):
+    storage.put("_staging/part", b"rows")
+    assert storage.publish("_staging/part", "out/part") is True
+    assert storage.read("out/part") == b"rows"
+    assert not storage.exists("_staging/part")
+
+
+def test_publishing_again_does_nothing(storage):
+    storage.put("_staging/part", b"rows")
+    assert storage.publish("_staging/part", "part")
+    assert storage.publish("_staging/part", "part") is True
+    assert storage.read("part") == b"rows"
+
+
+def test_publishing_over_another_object_says_no_and_changes_nothing(storage):
+    storage.put("part", b"somebody else's")
+    storage.put("_staging/part", b"rows")
+    assert storage.publish("_staging/part", "part") is False
+    assert storage.read("part") == b"somebody else's"
+    assert storage.read("_staging/part") == b"rows"
+
+
+def test_a_publication_that_died_in_the_middle_can_be_repeated(storage):
+    storage.put("_staging/part", b"rows")
+    if isinstance(storage, LocalStorage):
+        os.link(storage.root / "_staging/part", storage.root / "part")
+    else:
+        storage.put("part", b"rows")
+    assert storage.publish("_staging/part", "part") is True
+    assert storage.read("part") == b"rows"
+    assert not storage.exists("_staging/part")
+
+
+def test_eight_that_publish_the_same_part_at_once_all_succeed(storage):
+    """A driver that was replaced without noticing publishes beside its successor."""
+    problems = []
+    for round in range(40 if isinstance(storage, LocalStorage) else 8):
+        storage.put(f"_staging/{round}", b"rows")
+        won = at_once(8, lambda _, round=round: storage.publish(f"_staging/{round}", f"part-{round}"))
+        problems += [repr(w) for w in won if w is not True]
+        assert storage.read(f"part-{round}") == b"rows"
+    assert problems == []
+
+
+# --- a folder
+
+
+def test_a_disk_without_room_is_a_storage_error_and_leaves_nothing(tmp_path, monkeypatch):
+    storage = LocalStorage(tmp_path)
+
+    def full(handle: int) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(os, "fsync", full)
+    for write in (storage.create, storage.put):
+        with pytest.raises(StorageError, match="No space left"):
+            write("units/a", b"data")
+    assert [p for p in tmp_path.rglob("*") if p.is_file()] == []
+
+
+def test_a_half_written_object_is_never_seen(tmp_path, monkeypatch):
+    storage = LocalStorage(tmp_path)
+    seen: list[Any] = []
+    sync = os.fsync
+
+    def look(handle: int) -> None:
+        seen.append((storage.list("units"), storage.exists("units/a")))
+        sync(handle)
+
+    monkeypatch.setattr(os, "fsync", look)
+    storage.create("units/a", b"data")
+    assert seen[0] == ([], False)
+    assert storage.list("units") == ["units/a"]
+
+
+def synced(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The paths that are fsynced from now on."""
+    found: list[str] = []
+    sync = os.fsync
+
+    def noted(handle: int) -> None:
+        found.append(os.readlink(f"/proc/self/fd/{handle}"))
+        sync(handle)
+
+    monkeypatch.setattr(os, "fsync", noted)
+    return found
+
+
+@pytest.mark.parametrize("how", ["create", "put", "publish"])
+def test_bytes_and_name_are_on_disk_when_a_write_returns(tmp_path, monkeypatch, how):
+    storage = LocalStorage(tmp_path)
+    storage.put("units/source", b"data")
+    paths = synced(monkeypatch)
+    if how == "publish":
+        storage.publish("units/source", "units/a")
+    else:
+        getattr(storage, how)("units/a", b"data")
+        assert ".tmp-" in paths[0]
+    assert paths[-1] == str(tmp_path / "units")
+
+
+@pytest.mark.parametrize("how", ["create", "put", "publish"])
+def test_a_folder_that_a_write_makes_is_on_disk_too(tmp_path, monkeypatch, how):
+    """Without that, a power cut after the commit of epoch 0 takes the whole folder of manifests with it."""
+    storage = LocalStorage(tmp_path)
+    storage.put("source", b"data")
+    paths = synced(monkeypatch)
+    if how == "publish":
+        storage.publish("source", "new/deeper/a")
+    else:
+        getattr(storage, how)("new/deeper/a", b"data")
+    assert {str(tmp_path), str(tmp_path / "new"), str(tmp_path / "new" / "deeper")} <= set(paths)
+
+
+def test_a_name_whose_folder_is_a_file_is_a_storage_error(tmp_path):
+    storage = LocalStorage(tmp_path)
+    storage.put("units", b"a file")
+    with pytest.raises(StorageError):
+        storage.create("units/a", b"data")
+
+
+# --- opening
+
+
+def test_a_path_and_a_url_open_what_they_say(tmp_path, server):
+    assert isinstance(open_storage(tmp_path), LocalStorage)
+    assert open_storage(f"file://{tmp_path}").url == str(tmp_path)
+    assert isinstance(open_storage(server.url(), server.options), ObjectStorage)
+
+
+def test_two_prefixes_of_a_bucket_do_not_see_each_other(server):
+    one, other = open_storage(server.url(), server.options), open_storage(server.url(), server.options)
+    one.put("units/a", b"1")
+    assert other.list("units") == [] and not other.exists("units/a")
+
+
+def test_a_store_that_cannot_be_opened_is_a_storage_error():
+    with pytest.raises(StorageError, match="nonsense"):
+        open_storage("nonsense://bucket/x")
+
+
+def test_a_store_that_does_not_answer_is_a_storage_error(server):
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        options = {**server.options, "endpoint": f"http://127.0.0.1:{taken.getsockname()[1]}", "retry_config": {"max_retries": 0}}
+        storage = open_storage("s3://bucket/x", options)
+        for call in (
+            lambda: storage.create("a", b"1"),
+            lambda: storage.put("a", b"1"),
+            lambda: storage.read("a"),
+            lambda: storage.exists("a"),
+            lambda: storage.list("units"),
+            lambda: storage.delete(["a"]),
+        ):
+            with pytest.raises(StorageError, match="s3://bucket/x"):
+                call()
+
+
+# --- the log on both
+
+
+def test_manifests_segments_folds_and_replica_work_on_both(storage, tmp_path):
+    log = ManifestLog(storage)
+    identity = log.identify("p", None, 1, ["in"])
+    assert log.identify("p", 1, 5, ["in"]) == identity
+    model: dict[bytes, bytes] = {}
+    chain: list[Any] = []
+    replica = Replica(tmp_path / "replica")
+    for epoch in range(8):
+        delta: dict[bytes, bytes | None] = {b"k%d" % i: b"%d" % epoch for i in range(epoch, epoch + 3)}
+        if epoch:
+            delta[b"k%d" % (epoch - 1)] = None
+        chain = [*chain, write_delta(storage, epoch, delta)]
+        for key, value in delta.items():
+            model.pop(key, None) if value is None else model.__setitem__(key, value)
+        if epoch == 5:
+            chain = adopt(chain, chain, fold(storage, chain, True, epoch))
+        manifest = Manifest(epoch, "run", 0, [(0, "run")], computations={"C": ComputationState(shards=[ShardState(chain)])})
+        assert log.commit(manifest) is True
+        assert log.commit(manifest) is False
+        if epoch % 3 == 0:
+            view = replica.view(storage, chain, manifest)
+            assert dict(view.scan(b"k", b"l")) == model
+            view.close()
+    assert log.epochs() == list(range(8))
+    found = log.latest()
+    assert found == manifest
+    chain = found.computations["C"].shards[0].segments
+    assert len(chain) == 3 and chain[0].base
+    assert dict(merge(storage, chain, drop_deleted=True)) == model
+    assert all(lookup(storage, chain, b"k%d" % i) == model.get(b"k%d" % i) for i in range(12))
+    replica.close()
