@@ -51,10 +51,10 @@ def fresh(folder: Path) -> Path:
     return folder
 
 
-def pipeline(source: Any, output: Path, id: str | None = None) -> ms.Pipeline:
+def pipeline(source: Any, output: Path, id: str | None = None, delay: str = "2s") -> ms.Pipeline:
     """The job as a Millstream user writes it."""
     p = ms.Pipeline("bench")
-    queries = p.inject("queries", source, timestamp="at", id=id, watermark=ms.watermarks.bounded("2s"))
+    queries = p.inject("queries", source, timestamp="at", id=id, watermark=ms.watermarks.bounded(delay))
     counts = p.compute(BucketCounter, queries, key="term", produces="counts")
     p.emit(counts, ms.sinks.files(output))
     return p
@@ -130,7 +130,7 @@ def tws(spark: Any, data: Path, work: Path) -> list[tuple[int, float]]:
     return _progress(query)
 
 
-def tws_frame(source: Any, spark: Any) -> Any:
+def tws_frame(source: Any, spark: Any, delay: str = "2 seconds") -> Any:
     """The job on transformWithState, over any streaming source with term and at."""
     from pyspark.sql import Row
     from pyspark.sql.streaming.stateful_processor import StatefulProcessor, StatefulProcessorHandle
@@ -166,7 +166,7 @@ def tws_frame(source: Any, spark: Any) -> Any:
 
     return (
         source.withColumn("ts", F.timestamp_millis("at"))
-        .withWatermark("ts", "2 seconds")
+        .withWatermark("ts", delay)
         .groupBy("term")
         .transformWithState(statefulProcessor=Counter(), outputStructType="key string, timestamp long, value long", outputMode="append", timeMode="eventTime")
     )
@@ -181,12 +181,6 @@ def _as_dict(progress: Any) -> dict[str, Any]:
     import json
 
     return json.loads(progress.json) if hasattr(progress, "json") else dict(progress)
-
-
-def rate(epochs: list[tuple[int, float]]) -> float:
-    """Records per second, steady state: the first two epochs are warm-up."""
-    steady = epochs[2:] or epochs
-    return sum(rows for rows, _ in steady) / sum(seconds for _, seconds in steady)
 
 
 def timed(function: Any, *args: Any) -> tuple[Any, float]:

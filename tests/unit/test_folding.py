@@ -9,12 +9,13 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from unitkit import MemoryStorage, write_delta
+
 from millstream.errors import DamageError
 from millstream.state import folding
 from millstream.state.folding import MAX_RUNS, adopt, collect, fold, made_in, named_by, to_fold, unit_name
 from millstream.state.manifest import KEEP, ComputationState, Manifest, ManifestLog, ShardState
 from millstream.state.segment import SegmentRef, merge, read_run, runs
-from unitkit import MemoryStorage, write_delta
 
 
 def apply(model: dict[bytes, bytes], delta: dict[bytes, bytes | None]) -> None:

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+
 from millstream.core.keys import MAX_SHARDS, BadKey, check_shards, key_bytes, key_of, key_text, shard_of
 from millstream.errors import DefinitionError
 

@@ -6,12 +6,20 @@ import threading
 
 import msgspec
 import pytest
+from unitkit import MemoryStorage
+
 from millstream.errors import CheckpointError, DamageError
 from millstream.state import manifest as manifest_module
-from millstream.state.manifest import ComputationState, InjectorState, Manifest, ManifestLog, ShardState, manifest_name
+from millstream.state.manifest import (
+    ComputationState,
+    InjectorState,
+    Manifest,
+    ManifestLog,
+    ShardState,
+    manifest_name,
+)
 from millstream.state.segment import SegmentRef
 from millstream.state.storage import LocalStorage
-from unitkit import MemoryStorage
 
 
 def made(epoch=4, token="run"):

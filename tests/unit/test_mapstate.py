@@ -7,15 +7,15 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from unitkit import CountingStore, run_step
+
+import millstream as ms
 from millstream.core import subkeys
 from millstream.core.layout import sub_prefix
 from millstream.core.mapstate import MapState
 from millstream.core.step import StateKind
 from millstream.engine.local import MemoryStore
 from millstream.state.codec import msgpack
-from unitkit import CountingStore, run_step
-
-import millstream as ms
 
 encode, decode = msgpack.encoder(), msgpack.decoder(object)
 PREFIX = sub_prefix(b"tea", "pages")

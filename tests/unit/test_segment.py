@@ -5,10 +5,11 @@ from __future__ import annotations
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from unitkit import MemoryStorage
+
 from millstream.errors import DamageError
 from millstream.state import segment
 from millstream.state.segment import SegmentRef, encode_segment, lookup, merge, read_blocks, read_run, runs
-from unitkit import MemoryStorage
 
 keys = st.binary(min_size=1, max_size=6)
 deltas = st.dictionaries(keys, st.one_of(st.none(), st.binary(max_size=6)), max_size=12)
@@ -73,13 +74,6 @@ def test_a_reference_that_says_too_little_is_noticed(monkeypatch):
     for length in range(ref.length):
         with pytest.raises(DamageError):
             list(read_blocks(storage, SegmentRef(ref.name, 0, length, ref.entries, 3, 5)))
-
-
-def test_bytes_behind_the_closing_block_are_noticed(monkeypatch):
-    storage, ref = small(monkeypatch)
-    storage.objects[ref.name] += b"junk"
-    with pytest.raises(DamageError):
-        list(read_blocks(storage, SegmentRef(ref.name, 0, ref.length + 4, ref.entries, 3, 5)))
 
 
 def test_another_number_of_entries_is_noticed():

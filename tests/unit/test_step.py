@@ -10,6 +10,9 @@ import msgspec
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from unitkit import arrivals, dumb_counts, dumb_index, run_step
+
+import millstream as ms
 from millstream.core import step as step_module
 from millstream.core.keys import key_bytes, key_text
 from millstream.core.layout import LOW_TIMER, ROW, SUB, WALL_TIMER, decode_row
@@ -19,9 +22,6 @@ from millstream.core.time import BEGINNING, END
 from millstream.engine.local import MemoryStore
 from millstream.errors import HookError
 from millstream.state.codec import msgpack, pickle
-from unitkit import arrivals, dumb_counts, dumb_index, run_step
-
-import millstream as ms
 
 LOW, WALL = ms.LOW_WATERMARK, ms.WALL_CLOCK
 
@@ -340,7 +340,7 @@ def test_a_timer_that_keeps_setting_itself_is_an_error(monkeypatch, kind):
     monkeypatch.setattr(step_module, "MAX_FIRINGS", 50)
     loop = Loop()
     loop.kind = kind
-    with pytest.raises(HookError, match="computation 'C', key 'k'.*more than 50 timers"):
+    with pytest.raises(HookError, match=r"computation 'C', key 'k'.*more than 50 timers"):
         run_step(loop, [("k", 0, "r", None)], now=10, low=10)
 
 
@@ -669,7 +669,7 @@ class Back(ms.Computation):
 
 
 def test_a_production_older_than_its_record_is_a_hook_error():
-    with pytest.raises(HookError, match="computation 'Backward', key \\('k', 1\\).*may not go back"):
+    with pytest.raises(HookError, match=r"computation 'Backward', key \('k', 1\).*may not go back"):
         run_step(Back(), [(("k", 1), 7, "r", -1)], name="Backward")
     (production,) = run_step(Back(), [(("k", 1), 7, "r", 0)], name="Backward").productions
     assert production.timestamp == 7
@@ -680,7 +680,7 @@ def test_a_production_older_than_its_timer_is_a_hook_error():
         def process_record(self, record):
             self.set_timer("t", 5)
 
-    with pytest.raises(HookError, match="computation 'C', key 'k'.*may not go back"):
+    with pytest.raises(HookError, match=r"computation 'C', key 'k'.*may not go back"):
         run_step(Late(), [("k", 0, "r", None)], low=5)
 
 
@@ -707,14 +707,14 @@ def test_a_production_needs_a_whole_timestamp(timestamp):
         def process_record(self, record):
             self.produce(1, timestamp=timestamp)
 
-    with pytest.raises(HookError, match="computation 'C', key 'k'.*milliseconds as an int"):
+    with pytest.raises(HookError, match=r"computation 'C', key 'k'.*milliseconds as an int"):
         run_step(Odd(), [("k", 0, "r", None)])
 
 
 def test_a_stream_that_is_not_produced_is_a_hook_error_that_names_those_that_are():
     shout = Shout()
     shout.stream = "nowhere"
-    with pytest.raises(HookError, match="'nowhere'.*first, second"):
+    with pytest.raises(HookError, match=r"'nowhere'.*first, second"):
         run_step(shout, [("k", 0, "r", ["v"])], streams=("first", "second"))
     shout.stream = None
     with pytest.raises(HookError, match="say which"):
@@ -726,7 +726,7 @@ def test_another_key_on_a_same_key_stream_is_a_hook_error():
         def process_record(self, record):
             self.produce(1, key=record.value)
 
-    with pytest.raises(HookError, match="computation 'C', key 1.*produce\\(key=2\\) on stream 'out'"):
+    with pytest.raises(HookError, match=r"computation 'C', key 1.*produce\(key=2\) on stream 'out'"):
         run_step(Other(), [(1, 0, "r", 2)], same_key=["out"])
     with pytest.raises(HookError):
         run_step(Other(), [(1, 0, "r", True)], same_key=["out"])
@@ -747,7 +747,7 @@ def test_a_state_that_cannot_be_encoded_names_computation_key_and_type():
         def process_record(self, record):
             self.state["x"] = Opaque()
 
-    with pytest.raises(HookError, match="computation 'C', key 'k'.*Opaque"):
+    with pytest.raises(HookError, match=r"computation 'C', key 'k'.*Opaque"):
         run_step(Bad(), [("k", 0, "r", None)])
 
 
@@ -756,7 +756,7 @@ def test_a_value_that_cannot_be_encoded_names_computation_key_stream_and_type():
         def process_record(self, record):
             self.produce(Opaque())
 
-    with pytest.raises(HookError, match="computation 'C', key 'k'.*stream 'out'.*Opaque"):
+    with pytest.raises(HookError, match=r"computation 'C', key 'k'.*stream 'out'.*Opaque"):
         run_step(Bad(), [("k", 0, "r", None)])
 
 
@@ -767,7 +767,7 @@ def test_a_map_entry_that_cannot_be_encoded_names_computation_key_and_type():
         def process_record(self, record):
             self.state["x"] = Opaque()
 
-    with pytest.raises(HookError, match="computation 'C', key 'k'.*Opaque"):
+    with pytest.raises(HookError, match=r"computation 'C', key 'k'.*Opaque"):
         run_step(Bad(), [("k", 0, "r", None)])
 
 
@@ -809,7 +809,7 @@ def test_a_record_whose_value_cannot_be_read_is_a_hook_error():
         def id(self, index):
             return "r"
 
-    with pytest.raises(HookError, match="computation 'C', key 'k'.*unreadable"):
+    with pytest.raises(HookError, match=r"computation 'C', key 'k'.*unreadable"):
         run_step(Scripted(), rows=[("k", 0, "r", Broken("in"), 0)])
 
 
@@ -872,7 +872,7 @@ def test_a_field_without_a_value_in_old_rows_is_a_hook_error_that_names_it():
     class New(msgspec.Struct):
         seen: str = ""
 
-    with pytest.raises(HookError, match="computation 'C', key 'k'.*seen"):
+    with pytest.raises(HookError, match=r"computation 'C', key 'k'.*seen"):
         grown(Old, New)
 
 

@@ -11,14 +11,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from s3server import S3Server
+from unitkit import write_delta
+
 from millstream.errors import DamageError, StorageError
 from millstream.state.folding import adopt, fold
 from millstream.state.manifest import ComputationState, Manifest, ManifestLog, ShardState
 from millstream.state.replica import Replica
 from millstream.state.segment import encode_segment, lookup, merge, read_blocks
 from millstream.state.storage import LocalStorage, ObjectStorage, Storage, open_storage
-from s3server import S3Server
-from unitkit import write_delta
 
 
 @pytest.fixture(scope="module")

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+
 from millstream.core.subkeys import decode, encode
 
 ints = st.integers(-(2**63), 2**63 - 1)

@@ -59,6 +59,7 @@ class Computation:
     _name: str
     _streams: frozenset[str]
     _same_key_streams: frozenset[str]
+    _named_streams: frozenset[str]  # those whose records need an id
     _default_stream: str | None
     _encode: Callable[[Any], bytes]
     _productions: list[Production]
@@ -108,12 +109,11 @@ class Computation:
 
     def produce(self, value: Any, *, key: Any = _OWN, timestamp: int | None = None, stream: str | None = None) -> None:
         """Emits a record. Key and timestamp are those of the record or timer at hand unless given."""
-        cause = self._cause
+        cause: Any = self._cause
         if cause.__class__ is Record:
-            caused, of = cause.timestamp, cause.id  # type: ignore[union-attr]
+            caused = cause.timestamp
         else:
-            caused = cause.time if cause.kind == LOW_WATERMARK else self._wall_time  # type: ignore[union-attr]
-            of = f"{cause.kind}/{cause.time}/{cause.tag}"  # type: ignore[union-attr]
+            caused = cause.time if cause.kind == LOW_WATERMARK else self._wall_time
         if timestamp is None:
             timestamp = caused
         elif timestamp.__class__ is not int:
@@ -137,17 +137,23 @@ class Computation:
                 f"produce(key={key!r}) on stream {stream!r}: its consumer gives no key of its own and so runs on the producer's. "
                 f"Give that consumer key=lambda record: record.key; it then goes through the shuffle."
             )
-        if self._counted is cause:
-            self._ordinal += 1
-        else:
-            self._counted, self._ordinal = cause, 0
-        digest = blake2b(self._row_key, digest_size=16)
-        digest.update(f"\0{self._name}\0{stream}\0{of}\0{self._ordinal}".encode())
         try:
             body = self._encode(value)
         except Exception as error:
             raise ValueError(f"the value produced on stream {stream!r} cannot be encoded: {error}") from error
-        self._productions.append(Production(stream, key, timestamp, digest.hexdigest(), body))
+        id = self._production_id(stream) if stream in self._named_streams else ""
+        self._productions.append(Production(stream, key, timestamp, id, body))
+
+    def _production_id(self, stream: str) -> str:
+        cause: Any = self._cause
+        if self._counted is cause:
+            self._ordinal += 1
+        else:
+            self._counted, self._ordinal = cause, 0
+        of = cause.id if cause.__class__ is Record else f"{cause.kind}/{cause.time}/{cause.tag}"
+        digest = blake2b(self._row_key, digest_size=16)
+        digest.update(f"\0{self._name}\0{stream}\0{of}\0{self._ordinal}".encode())
+        return digest.hexdigest()
 
     @staticmethod
     def _check_timer(tag: str, time: int) -> None:

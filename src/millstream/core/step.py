@@ -148,6 +148,7 @@ class Step:
         streams: Sequence[str],
         encode_value: Callable[[Any], bytes],
         same_key_streams: frozenset[str] = frozenset(),
+        named_streams: frozenset[str] | None = None,
     ) -> None:
         self.name = name
         self.computation = computation
@@ -165,6 +166,7 @@ class Step:
         c._default_stream = streams[0] if len(streams) == 1 else None
         c._encode = encode_value
         c._same_key_streams = same_key_streams
+        c._named_streams = frozenset(streams) if named_streams is None else named_streams
         c._productions = []
 
     def run(self, arrivals: Arrivals) -> Outcome:

@@ -71,7 +71,7 @@ class LocalEngine:
     def __init__(self, program: Program, shards: int = 2) -> None:
         self.program = program
         self.topology: Topology = program.topology
-        self.worker = Worker(program)
+        self.worker = Worker(program, all_ids=True)
         self.shards = shards
         self.epoch = -1
         self.now = 0

@@ -39,7 +39,8 @@ class Program:
 class Worker:
     """A program in one process: codecs, state kinds and key functions, ready for use."""
 
-    def __init__(self, program: Program) -> None:
+    def __init__(self, program: Program, all_ids: bool = False) -> None:
+        """all_ids: give every production an id, not only those that another computation reads (it costs a hash each)."""
         self.program = program
         self.topology = program.topology
         self.encode_value = program.codec.encoder()
@@ -50,6 +51,8 @@ class Worker:
             for route in self.topology.routes
             if route.stream not in self.topology.injectors
         }
+        consumed = {i.stream for spec in self.topology.computations for i in spec.inputs}
+        self.named_streams = None if all_ids else frozenset(consumed)
         self.routes_of: dict[str, list[Route]] = {}
         for route in self.topology.routes:
             self.routes_of.setdefault(route.stream, []).append(route)
@@ -82,7 +85,10 @@ class Worker:
             if fused:
                 here = self._handed_over([p for stream in fused for p in inside.get(stream, ())])
             computation, kind = self.make(name)
-            step = Step(name, computation, kind, stores[name], times[name], spec.produces, self.encode_value, self.topology.same_key_streams)
+            step = Step(
+                name, computation, kind, stores[name], times[name], spec.produces, self.encode_value,
+                self.topology.same_key_streams, self.named_streams,
+            )  # fmt: skip
             outcomes[name] = outcome = step.run(here or Arrivals.none())
             for production in outcome.productions:
                 if production.stream in self.topology.same_key_streams:

@@ -1,0 +1,156 @@
+"""Latency at 1,000 records/s: from the end of a window to its row in the sink, against transformWithState; and the time of an epoch against the
+bare minimum, a foreachBatch with one shuffle and an identity function.
+
+A feeder writes a small file every 100 ms; every way reads the same kind of feed for the same time, with the same trigger.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import tempfile
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+import millstream as ms
+from benchmarks import jobs
+
+TRIGGER = 100
+
+
+class Feeder(threading.Thread):
+    """Writes `rate` records a second, stamped with the time of writing."""
+
+    def __init__(self, folder: Path, rate: int, keys: int, seconds: float) -> None:
+        super().__init__(daemon=True)
+        self.folder, self.rate, self.keys, self.seconds = folder, rate, keys, seconds
+        folder.mkdir(parents=True, exist_ok=True)
+
+    def run(self) -> None:
+        random = np.random.default_rng(3)
+        weights = 1.0 / np.arange(1, self.keys + 1)
+        weights /= weights.sum()
+        began, number, index = time.time(), 0, 0
+        while time.time() - began < self.seconds:
+            due = int((time.time() - began) * self.rate)
+            count = due - number
+            terms = random.choice(self.keys, size=count, p=weights).tolist()
+            now = int(time.time() * 1000)
+            lines = [json.dumps({"term": f"term-{t:05d}", "at": now, "id": str(number + i)}) for i, t in enumerate(terms)]
+            number += count
+            hidden = self.folder / f".{index:06d}"
+            hidden.write_text("\n".join(lines) + "\n")
+            hidden.rename(self.folder / f"{index:06d}.json")
+            index += 1
+            time.sleep(max(0.0, 0.1 - (time.time() * 1000 - now) / 1000))
+
+
+def latencies(folder: Path, pattern: str, skip: float, began: float) -> list[float]:
+    """Milliseconds from the end of a window to the file that holds its row, without the warm-up."""
+    found = []
+    for path in folder.glob(pattern):
+        written = path.stat().st_mtime
+        for line in path.read_text().splitlines():
+            row = json.loads(line)
+            if row["timestamp"] / 1000 > began + skip:
+                found.append(written * 1000 - row["timestamp"])
+    return sorted(found)
+
+
+def _times(query: Any, skip: float, began: float) -> list[float]:
+    import datetime
+
+    found = []
+    for progress in query.recentProgress:
+        p = json.loads(progress.json)
+        at = datetime.datetime.fromisoformat(p["timestamp"].replace("Z", "+00:00")).timestamp()
+        if p["numInputRows"] > 1 and at > began + skip:
+            found.append(p["durationMs"]["triggerExecution"])
+    return found
+
+
+def quantiles(values: list[float]) -> tuple[float, float]:
+    """p50 and p95."""
+    return statistics.median(values), values[int(len(values) * 0.95)]
+
+
+def main() -> dict[str, float]:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--seconds", type=float, default=60)
+    parser.add_argument("--rate", type=int, default=1_000)
+    parser.add_argument("--keys", type=int, default=10_000)
+    options = parser.parse_args()
+    spark = jobs.session()
+    spark.conf.set("spark.sql.streaming.numRecentProgressUpdates", "2000")
+    skip = options.seconds / 3
+    results: dict[str, tuple[float, float]] = {}
+    epochs: dict[str, float] = {}
+    with tempfile.TemporaryDirectory() as temporary:
+        root = Path(temporary)
+
+        def feed(name: str) -> tuple[Path, Feeder, float]:
+            feeder = Feeder(root / name / "in", options.rate, options.keys, options.seconds)
+            feeder.start()
+            return root / name / "in", feeder, time.time()
+
+        folder, feeder, began = feed("millstream")
+        source = ms.sources.files(folder, schema=jobs.SCHEMA, format="json")
+        p = jobs.pipeline(source, root / "millstream" / "counts", delay="0s")
+        handle = p.run(spark, checkpoint=root / "millstream" / "checkpoint", trigger=TRIGGER)
+        feeder.join()
+        time.sleep(3)
+        handle.stop()
+        results["millstream"] = quantiles(latencies(root / "millstream" / "counts", "*.jsonl", skip, began))
+        epochs["millstream"] = statistics.median(_times(handle._query, skip, began))
+
+        folder, feeder, began = feed("bare")
+        query = bare(spark, folder, root / "bare")
+        feeder.join()
+        query.stop()
+        epochs["bare"] = statistics.median(_times(query, skip, began))
+
+        folder, feeder, began = feed("tws")
+        stream = spark.readStream.schema(jobs.SCHEMA).json(str(folder))
+        query = (
+            jobs.tws_frame(stream, spark, "0 seconds").writeStream.outputMode("append").format("json")
+            .option("path", str(root / "tws" / "counts")).option("checkpointLocation", str(root / "tws" / "checkpoint"))
+            .trigger(processingTime=f"{TRIGGER} milliseconds").start()
+        )  # fmt: skip
+        feeder.join()
+        time.sleep(10)
+        query.stop()
+        results["tws"] = quantiles(latencies(root / "tws" / "counts", "*.json", skip, began))
+    for name, (p50, p95) in results.items():
+        print(f"{name:11s} window end to sink: p50 {p50:8.0f} ms   p95 {p95:8.0f} ms")
+    for name, millis in epochs.items():
+        print(f"{name:11s} epoch, median: {millis:6.0f} ms")
+    result = {
+        "latency_p50_vs_tws": round(results["millstream"][0] / results["tws"][0], 2),
+        "epoch_vs_bare": round(epochs["millstream"] / epochs["bare"], 2),
+    }
+    print(json.dumps(result))
+    return result
+
+
+def bare(spark: Any, folder: Path, work: Path) -> Any:
+    """The least that a foreachBatch with one shuffle through Python costs."""
+
+    def identity(batches: Iterator[Any]) -> Iterator[Any]:
+        yield from batches
+
+    def each(batch: Any, epoch: int) -> None:
+        batch.repartition(2, "term").mapInArrow(identity, jobs.SCHEMA).write.format("noop").mode("overwrite").save()
+
+    stream = spark.readStream.schema(jobs.SCHEMA).json(str(folder))
+    writer = stream.writeStream.foreachBatch(each).option("checkpointLocation", str(work / "checkpoint"))
+    return writer.trigger(processingTime=f"{TRIGGER} milliseconds").start()
+
+
+if __name__ == "__main__":
+    main()
