@@ -24,7 +24,7 @@ demo: setup
 check: $(STAMP)
 	$(BIN)/ruff check src tests benchmarks examples
 	$(BIN)/mypy
-	$(BIN)/pytest -q tests/test_layout.py
+	$(BIN)/pytest tests/test_layout.py
 
 test: setup
 	$(BIN)/pytest -m "not soak"

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from millstream.engine.spark.query import Handle
 
 _NAME = re.compile(r"^[A-Za-z0-9][A-Za-z0-9_.-]*$")
-_FORWARD = "emit."
+_FORWARD = "emit~"  # no name of a user's has a tilde
 
 
 class Stream:
@@ -123,6 +123,8 @@ class Pipeline:
         if not inputs:
             raise DefinitionError(f"computation {name!r} reads no stream")
         streams = [self._stream_name(i, f"computation {name!r}") for i in inputs]
+        if len(set(streams)) < len(streams):
+            raise DefinitionError(f"computation {name!r} reads a stream twice: {streams}")
         if isinstance(key, Mapping):
             unknown = sorted(set(key) - set(streams))
             if unknown:
@@ -144,7 +146,7 @@ class Pipeline:
             raise DefinitionError(f"emit(...): {type(sink).__name__} is no sink. Use one of ms.sinks.")
         name = self._stream_name(stream, "emit")
         taken = sum(e.stream == name for e in self._emissions)
-        self._emissions.append(Emission(f"{name}.{taken}" if taken else name, name, sink))
+        self._emissions.append(Emission(f"{name}~{taken}" if taken else name, name, sink))
 
     def topology(self) -> Topology:
         """The checked graph. Raises DefinitionError if something does not fit."""

@@ -14,6 +14,7 @@ from typing import Any
 import psutil
 import pyspark
 import pytest
+
 import support
 
 pytestmark = [pytest.mark.spark, pytest.mark.crash]

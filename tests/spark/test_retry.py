@@ -8,15 +8,15 @@ import random
 from pathlib import Path
 from typing import Any
 
-import job
 import pyarrow as pa
 import pytest
+from test_engine import BASE, run, write
+
+import job
+import millstream as ms
 import support
 from millstream.engine.spark import task
 from millstream.engine.spark.epoch import Epochs
-from test_engine import BASE, run, write
-
-import millstream as ms
 
 pytestmark = pytest.mark.spark
 
@@ -97,7 +97,7 @@ def test_a_zombie_attempt_that_wakes_up_late_changes_nothing_and_is_collected(sp
     epochs = run(job.pipeline(tmp_path), spark, tmp_path, drain=False)._epochs
     before, units = epochs.latest, tmp_path / "checkpoint" / "units"
     honest = set(units.iterdir())
-    order = task.EpochOrder(before.epoch, epochs.log.read(before.epoch - 1), epochs._times(before, before.now, False), os.getpid(), "")
+    order = task.EpochOrder(before.epoch, epochs.log.read(before.epoch - 1), epochs._times(before.epoch, before, before.now, False), os.getpid(), "")
     rows = files[0]
     table = pa.table({
         "part": pa.array([0] * len(rows), pa.int32()), "route": pa.array([0] * len(rows), pa.int32()), "key": [r["term"] for r in rows],

@@ -367,7 +367,7 @@ def test_collection_leaves_a_fold_alone_that_is_still_under_way(tmp_path):
     assert spark.written.wait(30)
     for epoch in range(21, 41):
         latest = commit(epoch, chain)
-    collect(log, latest, folds.in_flight())
+    collect(log, latest, folds.in_flight(), folds.since())
     spark.go_on.set()
     folds.wait(30)
     adopted = folds.adopt("C", 0, chain)

@@ -169,7 +169,7 @@ def test_an_injected_stream_can_be_emitted_as_it_is():
     runner = LocalRunner(p)
     runner.push("in", {"at": 1, "v": "a"}, {"at": 2, "v": "b"})
     runner.run()
-    assert sorted(runner.output("emit.in"), key=str) == [(None, "a", 1), (None, "b", 2)]
+    assert sorted(runner.output("emit~in"), key=str) == [(None, "a", 1), (None, "b", 2)]
 
 
 # --- keys
@@ -394,6 +394,7 @@ def test_the_number_of_shards_changes_nothing_per_key(history, crash):
     for name in ("Count", "Double", "Total"):
         assert one.state(name) == five.state(name)
         assert one.late(name) == five.late(name)
+    assert one.late("Double") == one.late("Total") == 0  # what was on time at first stays so
 
 
 @settings(max_examples=60)

@@ -26,8 +26,8 @@ def task(epoch: int = 3, shard: int = 0, attempt: str = "a1", emission: str = "c
     return TaskContext(checkpoint or MemoryStorage(), emission, epoch, f"pipe-{emission}-{shard:04d}", attempt)
 
 
-def driver(emission: str = "counts", checkpoint: Any = None, spark: Any = None) -> DriverContext:
-    return DriverContext(checkpoint or MemoryStorage(), emission, spark)
+def driver(emission: str = "counts", checkpoint: Any = None, spark: Any = None, redo: bool = False) -> DriverContext:
+    return DriverContext(checkpoint or MemoryStorage(), "pipe", emission, spark, redo)
 
 
 ROWS = [SinkRow("tea", 10, 1), SinkRow("rum", 20, 2), SinkRow("tea", 30, 3)]
@@ -76,7 +76,7 @@ def test_committing_twice_is_harmless(tmp_path, format):
     sink = made(tmp_path, format)
     part = sink.stage(task(), ROWS)
     for _ in range(3):
-        made(tmp_path, format).commit(driver(), 3, [part])
+        made(tmp_path, format).commit(driver(redo=True), 3, [part])
     assert len(seen(tmp_path)) == 3
 
 
@@ -93,8 +93,16 @@ def test_a_crash_between_the_parts_of_an_epoch_is_mended_by_the_next_commit(tmp_
     parts = [sink.stage(task(shard=shard), [SinkRow(f"k{shard}", 1, shard)]) for shard in range(3)]
     sink.commit(driver(), 3, parts[:2])
     assert len(seen(tmp_path)) == 2
-    sink.commit(driver(), 3, parts)
+    sink.commit(driver(redo=True), 3, parts)
     assert sorted(row["key"] for row in seen(tmp_path)) == ["k0", "k1", "k2"]
+
+
+def test_a_part_that_the_driver_cannot_see_is_an_error_and_not_taken_for_published(tmp_path, format):
+    sink = made(tmp_path, format)
+    part = sink.stage(task(), ROWS)
+    (tmp_path / part["staged"]).unlink()
+    with pytest.raises(SinkError, match="same on every host"):
+        sink.commit(driver(), 3, [part])
 
 
 def test_epochs_and_shards_have_files_of_their_own(tmp_path, format):

@@ -165,7 +165,7 @@ def test_several_sinks_of_a_stream_have_names_of_their_own():
     out = p.compute(C, stream, key="k")
     p.emit(out, ms.sinks.memory())
     p.emit(out, ms.sinks.memory())
-    assert [e.name for e in p.topology().emissions] == ["C", "C.1"]
+    assert [e.name for e in p.topology().emissions] == ["C", "C~1"]
 
 
 def test_names_of_sinks_are_unique_whatever_the_streams_are_called():
@@ -184,8 +184,8 @@ def test_an_injected_stream_may_be_emitted():
     p.emit(stream, ms.sinks.memory())
     p.emit(stream, ms.sinks.memory())
     topology = p.topology()
-    assert [c.name for c in topology.computations] == ["emit.in"]
-    assert [e.stream for e in topology.emissions] == ["emit.in", "emit.in"]
+    assert [c.name for c in topology.computations] == ["emit~in"]
+    assert [e.stream for e in topology.emissions] == ["emit~in", "emit~in"]
 
 
 def test_a_computation_called_like_a_forwarder_is_not_taken_for_it():

@@ -104,11 +104,12 @@ def run_step(
     same_key: Sequence[str] = (),
     codec: Any = msgpack,
     rows: Any = None,
+    epoch: int = 0,
 ) -> Outcome:
     """One step by hand; applies the delta if the store can take it."""
     store = MemoryStore() if store is None else store
     kind = StateKind(computation, codec)
-    step = Step(name, computation, kind, store, Times(now, late_before, low), streams, msgpack.encoder(), frozenset(same_key))
+    step = Step(name, computation, kind, store, Times(now, late_before, low, epoch), streams, msgpack.encoder(), frozenset(same_key))
     outcome = step.run(Arrivals.of(arrivals(records) if rows is None else rows))
     if hasattr(store, "apply"):
         store.apply(outcome.delta)

@@ -13,6 +13,7 @@ from collections.abc import Callable
 from hashlib import blake2b
 from typing import Any
 
+from millstream.core.keys import key_text
 from millstream.core.layout import TimerSet
 from millstream.core.record import Production, Record, Timer
 from millstream.core.time import BEGINNING, END, LOW_WATERMARK, WALL_CLOCK
@@ -53,9 +54,12 @@ class Computation:
     _next_due: int  # the time of the last of them, or END
     _cause: Record | Timer
     _wall_time: int  # the event time that a wall-clock timer stands for
-    _counted: Record | Timer | None  # the cause that _ordinal counts for
-    _ordinal: int
+    _counted: Record | Timer | None  # the cause that _ordinals count for
+    _ordinals: dict[str, int]  # productions per stream so far
     _row_key: bytes
+    _epoch: int
+    _nth_firing: int  # firings of the step so far,
+    _firings_before: int  # and before this key
     _name: str
     _streams: frozenset[str]
     _same_key_streams: frozenset[str]
@@ -116,8 +120,8 @@ class Computation:
             caused = cause.time if cause.kind == LOW_WATERMARK else self._wall_time
         if timestamp is None:
             timestamp = caused
-        elif timestamp.__class__ is not int:
-            raise TypeError(f"produce(timestamp={timestamp!r}): give milliseconds as an int")
+        elif timestamp.__class__ is not int or not BEGINNING < timestamp < END:
+            raise ValueError(f"produce(timestamp={timestamp!r}): give milliseconds as an int")
         elif timestamp < caused:
             raise ValueError(
                 f"produce(timestamp={timestamp}) is older than what caused it ({caused}): a production may not go back in event time"
@@ -132,7 +136,9 @@ class Computation:
             raise ValueError(f"{self._name} does not produce a stream {stream!r}; it produces: {known}")
         if key is _OWN:
             key = self.key
-        elif stream in self._same_key_streams and (key != self.key or type(key) is not type(self.key)):
+        elif key is not None:
+            key_text(key)
+        if key is not self.key and stream in self._same_key_streams and (key != self.key or type(key) is not type(self.key)):
             raise ValueError(
                 f"produce(key={key!r}) on stream {stream!r}: its consumer gives no key of its own and so runs on the producer's. "
                 f"Give that consumer key=lambda record: record.key; it then goes through the shuffle."
@@ -146,13 +152,15 @@ class Computation:
 
     def _production_id(self, stream: str) -> str:
         cause: Any = self._cause
-        if self._counted is cause:
-            self._ordinal += 1
-        else:
-            self._counted, self._ordinal = cause, 0
-        of = cause.id if cause.__class__ is Record else f"{cause.kind}/{cause.time}/{cause.tag}"
+        if self._counted is not cause:
+            self._counted, self._ordinals = cause, {}
+        ordinal = self._ordinals[stream] = self._ordinals.get(stream, -1) + 1
+        if cause.__class__ is Record:
+            of = f"record/{cause.stream}/{cause.id}"
+        else:  # the same timer may be set and fire again, in the same epoch or a later one
+            of = f"timer/{cause.kind}/{cause.time}/{cause.tag}/{self._epoch}/{self._nth_firing - self._firings_before}"
         digest = blake2b(self._row_key, digest_size=16)
-        digest.update(f"\0{self._name}\0{stream}\0{of}\0{self._ordinal}".encode())
+        digest.update(f"\0{self._name}\0{stream}\0{of}\0{ordinal}".encode())
         return digest.hexdigest()
 
     @staticmethod

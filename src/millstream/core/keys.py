@@ -33,6 +33,11 @@ def key_text(key: Any) -> str:
     kind = type(key)
     if kind is str:
         text: str = key
+        if not text.isascii():
+            try:
+                text.encode()
+            except UnicodeEncodeError as error:
+                raise BadKey(f"the key {key!r} is not valid Unicode") from error
         return text if not text.startswith("\0") else "\0s" + text
     if kind is int:
         return f"\0i{key}"
@@ -46,18 +51,15 @@ def key_text(key: Any) -> str:
     if key is None:
         raise BadKey("the key is None")
     if isinstance(key, str):
-        return key_text(str(key))
+        return key_text(str.__str__(key))
     if isinstance(key, int):
-        return key_text(int(key))
+        return key_text(int.__int__(key))
     raise BadKey(f"a {kind.__name__} cannot be a key: use str, int, bool, bytes, or a tuple of those")
 
 
 def key_bytes(key: Any) -> bytes:
     """The byte string under which the row of a key is kept."""
-    try:
-        return key_text(key).encode()
-    except UnicodeEncodeError as error:
-        raise BadKey(f"the key {key!r} is not valid Unicode") from error
+    return key_text(key).encode()
 
 
 def key_of(text: str) -> Any:

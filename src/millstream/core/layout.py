@@ -40,6 +40,19 @@ class Store(Protocol):
         """Entries with start <= key < stop, in order."""
 
 
+class NoEntries:
+    """A store with nothing in it: what a computation without state reads."""
+
+    def get(self, key: bytes) -> bytes | None:
+        return None
+
+    def scan(self, start: bytes, stop: bytes, reverse: bool = False) -> Iterator[tuple[bytes, bytes]]:
+        return iter(())
+
+    def close(self) -> None:
+        """Nothing to end."""
+
+
 class Row(msgspec.Struct, array_like=True, gc=False):
     """What is kept under one row key. Empty timer sets and an empty state mean that the row need not exist."""
 

@@ -45,6 +45,11 @@ class MapState:
         """Called by the step: where the committed entries are."""
         self._store, self._prefix, self._encode, self._decode = store, prefix, encode, decode
 
+    @property
+    def is_bound(self) -> bool:
+        """Whether the step knows this map: as the state itself, or as a field of it."""
+        return self._store is not None
+
     def _raw(self, sub_key: Any) -> bytes:
         return self._prefix + subkeys.encode(sub_key)
 
@@ -132,6 +137,12 @@ class MapState:
     def is_empty(self) -> bool:
         """Whether no entry is left."""
         return next(iter(self), self) is self
+
+    def take_over(self, store: Store, prefix: bytes, encode: Callable[[Any], bytes], decode: Callable[[bytes], Any]) -> None:
+        """Called by the step for a map that user code put in the place of the one it was given: what was stored goes."""
+        gone = {key: _MISSING for key, _ in store.scan(prefix, after(prefix))}
+        self._dirty = {**gone, **{prefix + raw: value for raw, value in self._dirty.items()}}
+        self.bind(store, prefix, encode, decode)
 
     def changes(self) -> Iterator[tuple[bytes, bytes | None]]:
         """Called by the step: what this epoch changed, encoded."""

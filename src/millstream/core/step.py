@@ -5,7 +5,8 @@ In: the committed entries of the shard, the epoch's times, the records that arri
 Rules
 1. A key is visited once per epoch, with all its records and due timers, so its row changes once (MillWheel §4.1: rows are atomic).
 2. Canonical order within a key is event time: a timer at t fires after every record older than t and before the rest; ties among
-   records go by id. Between keys the order is that of the row keys. A retry therefore repeats itself.
+   records go by id, then stream. Keys with records come first, then those with due timers alone, each in the order of the row keys.
+   A retry therefore repeats itself.
 3. A record is late if it is older than the low watermark *before* the epoch; timers fire up to the low watermark *of* the epoch.
    What came in with the very records that move time is not late, and no timer fires before them.
 4. Wall-clock timers fire after event time has moved, in order of time, against the epoch's fixed clock. Whatever a hook makes
@@ -28,6 +29,7 @@ from millstream.core.layout import (
     LOW_TIMER,
     ROW,
     WALL_TIMER,
+    NoEntries,
     Row,
     Store,
     after,
@@ -53,6 +55,7 @@ class Times(msgspec.Struct, frozen=True):
     now: int
     late_before: int
     low_watermark: int
+    epoch: int = 0
 
 
 class Arrivals(msgspec.Struct):
@@ -77,7 +80,7 @@ class Arrivals(msgspec.Struct):
     @classmethod
     def of(cls, records: Iterable[tuple[str, int, str, Batch, int]]) -> Arrivals:
         """From (key text, timestamp, id, batch, index) in any order."""
-        rows = sorted(records, key=lambda row: (row[0], row[1], row[2]))
+        rows = sorted(records, key=lambda row: (row[0], row[1], row[2], row[3].stream))
         keys: list[str] = []
         bounds: list[int] = []
         batches: dict[int, tuple[int, Batch]] = {}
@@ -124,6 +127,8 @@ class StateKind:
         sample = self.fresh()
         fields: Any = getattr(sample, "__struct_fields__", None) or getattr(sample, "__dataclass_fields__", ())
         self.map_fields = [name for name in fields if isinstance(getattr(sample, name), MapState)]
+        for name in self.map_fields:
+            getattr(sample, name).bind(NoEntries(), b"", self.encode, self.encode)
         self.decode = codec.decoder(object if self.is_map else computation.State)
         self.decode_sub = codec.decoder(object)
         self.empty = b"" if self.is_map else self.encode(sample)
@@ -157,11 +162,13 @@ class Step:
         self.times = times
         self.delta: dict[bytes, bytes | None] = {}
         self.counts = Counts()
+        self.firings_until = MAX_FIRINGS
         self.has_maps = kind.is_map or bool(kind.map_fields)
         c = computation
         c.low_watermark = times.low_watermark
         c.now = times.now
         c._name = name
+        c._epoch = times.epoch
         c._streams = frozenset(streams)
         c._default_stream = streams[0] if len(streams) == 1 else None
         c._encode = encode_value
@@ -212,6 +219,9 @@ class Step:
         c._row_key = row_key
         c._low, c._wall = low, wall
         c._counted = None
+        c._cause = None  # type: ignore[assignment]
+        c._firings_before = counts.fired
+        self.firings_until = counts.fired + MAX_FIRINGS
         until = c.low_watermark
         if low_before is not None and low_before <= until:
             c._due = sorted([entry for entry in low if entry[0] <= until], reverse=True)
@@ -244,27 +254,26 @@ class Step:
                     process(record)
             if c._next_due != END or c._wall:
                 self._fire_rest()
-            encoded = b"" if kind.is_map else kind.encode(c.state)
+            self._write(row_key, row_entry, raw, low_before, wall_before, timers_before)
         except HookError:
             raise
         except Exception as error:
-            raise self._blame(error, raw is not None) from error
-        self._write(row_key, row_entry, raw, before, encoded, low_before, wall_before, timers_before)
+            raise self._blame(error) from error
 
     def _write(
-        self, row_key: bytes, row_entry: bytes, raw: bytes | None, before: bytes, encoded: bytes,
-        low_before: int | None, wall_before: int | None, timers_before: int,
-    ) -> None:  # fmt: skip
-        c, counts, delta = self.computation, self.counts, self.delta
+        self, row_key: bytes, row_entry: bytes, raw: bytes | None, low_before: int | None, wall_before: int | None, timers_before: int
+    ) -> None:
+        c, kind, counts, delta = self.computation, self.kind, self.counts, self.delta
         low, wall = sorted(c._low), sorted(c._wall)
-        alive = bool(low or wall) or encoded != self.kind.empty
+        alive = bool(low or wall)
         if self.has_maps:
-            for _, sub in self.kind.maps(c.state):
-                try:
-                    delta.update(sub.changes())
-                except Exception as error:
-                    raise self._blame(error, True) from error
+            for field, sub in kind.maps(c.state):
+                if not sub.is_bound:
+                    sub.take_over(self.store, sub_prefix(row_key, field), kind.encode, kind.decode_sub)
+                delta.update(sub.changes())
                 alive = alive or not sub.is_empty()
+        encoded = b"" if kind.is_map else kind.encode(c.state)
+        alive = alive or encoded != kind.empty
         counts.timers += len(low) + len(wall) - timers_before
         if alive:
             new = encode_row(Row(encoded, low, wall))
@@ -298,7 +307,6 @@ class Step:
 
     def _fire_rest(self) -> None:
         c = self.computation
-        fired_before = self.counts.fired
         while True:
             if c._next_due != END:
                 self._fire_low()
@@ -309,12 +317,13 @@ class Step:
                 c._wall.discard(entry)
                 c._wall_time = c.low_watermark if BEGINNING < c.low_watermark < END else entry[0]
                 self._fire(Timer(entry[0], entry[1], WALL_CLOCK))
-            if self.counts.fired - fired_before > MAX_FIRINGS:
-                raise RuntimeError(f"more than {MAX_FIRINGS} timers fired in one visit: a timer keeps setting one that is already due")
 
     def _fire(self, timer: Timer) -> None:
         self.computation._cause = timer
         self.counts.fired += 1
+        self.computation._nth_firing = self.counts.fired
+        if self.counts.fired > self.firings_until:
+            raise RuntimeError(f"more than {MAX_FIRINGS} timers fired in one visit: a timer keeps setting one that is already due")
         self.computation.process_timer(timer)
 
     def _earliest(self, kind: bytes, fired_until: int) -> int | None:
@@ -326,12 +335,16 @@ class Step:
         left = [timer_time(entry) for entry in (stored, fresh) if entry is not None]
         return min(left, default=None)
 
-    def _blame(self, error: Exception, in_hook: bool) -> HookError:
+    def _blame(self, error: Exception) -> HookError:
         c = self.computation
-        cause = getattr(c, "_cause", None)
         trace = "".join(traceback.format_exception(error))
+        handling = ""
+        if c._cause is not None:
+            try:
+                handling = f"  while handling: {c._cause!r}\n"
+            except Exception as unreadable:
+                handling = f"  while handling a record at {getattr(c._cause, 'timestamp', None)} whose value cannot be read: {unreadable}\n"
         return HookError(
-            f"computation {self.name!r}, key {c.key!r}: {type(error).__name__}: {error}\n"
-            f"  while handling: {cause!r}\n"
+            f"computation {self.name!r}, key {c.key!r}: {type(error).__name__}: {error}\n{handling}"
             f"  The epoch was not committed; nothing is lost. Mend the code or the input and run again.\n{trace}"
         )

@@ -168,7 +168,7 @@ class Topology:
         while left:
             free = [spec for spec in left if all(i.stream in ready for i in spec.inputs)]
             if not free:
-                names = " → ".join(spec.name for spec in left)
+                names = " → ".join(spec.name for spec in _circling(left))
                 raise DefinitionError(f"the streams form a cycle through {names}. Weak edges deliver within one epoch, so a cycle would never end.")
             for spec in free:
                 ordered.append(spec)
@@ -219,6 +219,17 @@ class Topology:
     def feeds(self, computation: str) -> list[str]:
         """The streams that a computation reads."""
         return [i.stream for i in self.by_name[computation].inputs]
+
+
+def _circling(left: Sequence[ComputationSpec]) -> list[ComputationSpec]:
+    """Those of some computations that are part of a cycle, without what only reads from one."""
+    circling = list(left)
+    while True:
+        read = {i.stream for spec in circling for i in spec.inputs}
+        kept = [spec for spec in circling if read & set(spec.produces)]
+        if len(kept) == len(circling):
+            return kept
+        circling = kept
 
 
 def _plain(key: Any) -> Any:

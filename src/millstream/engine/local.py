@@ -7,6 +7,7 @@ attempts, files. Keys and timestamps of injected streams must be column names (a
 from __future__ import annotations
 
 import bisect
+import copy
 from collections.abc import Iterator, Mapping
 from hashlib import blake2b
 from typing import Any
@@ -93,7 +94,7 @@ class LocalEngine:
     def run_epoch(self, crash: bool = False) -> None:
         """One epoch: everything pushed so far, and every timer that is due."""
         low = propagate(self.topology, self.injected, self.low_watermarks)
-        times = {name: Times(self.now, self.low_watermarks[name], low[name]) for name in low}
+        times = {name: Times(self.now, self.low_watermarks[name], low[name], self.epoch + 1) for name in low}
         queued: dict[tuple[str, int], list[Arrival]] = {}
         newest = dict(self.newest)
         for stream, row in self.pending:
@@ -131,7 +132,7 @@ class LocalEngine:
             except BadKey as error:
                 raise InputError(f"stream {injector.name!r}, key {route.key!r} of computation {route.computation!r}: {error} (row {row!r})") from error
             shard = shard_of(text.encode(), self.shards)
-            queued.setdefault((route.computation, shard), []).append((text, time, name, ListBatch(injector.name, (value,), (name,)), 0))
+            queued.setdefault((route.computation, shard), []).append((text, time, name, ListBatch(injector.name, (copy.deepcopy(value),), (name,)), 0))
 
     def _column(self, injector: Injector, row: dict[str, Any], column: Any, what: str) -> Any:
         if not isinstance(column, str):

@@ -33,7 +33,8 @@ class Program:
     def codec_of(self, computation: str) -> Codec:
         """The codec of a computation's state."""
         spec = self.topology.by_name[computation]
-        return spec.codec or getattr(spec.factory, "codec", None) or msgpack
+        made_by = getattr(spec.factory, "func", spec.factory)  # the class behind a functools.partial
+        return spec.codec or getattr(made_by, "codec", None) or msgpack
 
 
 class Worker:
@@ -65,7 +66,10 @@ class Worker:
             raise DefinitionError(f"computation {name!r}: {spec.factory!r} made a {type(computation).__name__}, not a Computation")
         kind = self._kinds.get(name)
         if kind is None:
-            kind = self._kinds[name] = StateKind(computation, self.program.codec_of(name))
+            try:
+                kind = self._kinds[name] = StateKind(computation, self.program.codec_of(name))
+            except Exception as error:
+                raise DefinitionError(f"computation {name!r}: its State cannot be made or kept: {type(error).__name__}: {error}") from error
         return computation, kind
 
     def run_group(

@@ -4,7 +4,8 @@ Contract of a sink
 - `stage(context, rows)` runs in a task, before the commit, any number of times (retries, zombies). It makes the rows durable under a
   name of its own and returns a *part*: a small dict that goes into the manifest. What no manifest names is never seen.
 - `commit(context, epoch, parts)` runs on the driver after the manifest, at least once, in order of epochs. It must be idempotent.
-- `sweep(context, keep)` runs now and then: leftovers of attempts that were never committed may go.
+- `sweep(context, before_epoch, keep)` runs now and then: leftovers of attempts that were never committed may go.
+- A part that names an object of its own in `staged` has it kept by `sweep`; with `in_checkpoint`, by the checkpoint's collection.
 
 A row of a sink is key, timestamp and value. Rows of one key stand in the order in which they were produced.
 """

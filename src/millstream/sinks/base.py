@@ -34,8 +34,10 @@ class DriverContext(msgspec.Struct):
     """What a sink may use on the driver."""
 
     checkpoint: Storage
+    pipeline: str
     emission: str
     spark: Any = None
+    redo: bool = False  # the epoch may have been published before: a part that is gone was moved then
 
 
 class Sink:

@@ -35,10 +35,14 @@ class _Staged(Sink):
     def rows(self, context: DriverContext, parts: Sequence[Part]) -> list[SinkRow]:
         """The rows of the parts."""
         return [
-            SinkRow(tuple(key) if isinstance(key, list) else key, timestamp, value)
+            SinkRow(_as_key(key), timestamp, value)
             for part in parts
             for key, timestamp, value in _decode(context.checkpoint.read(part["staged"]))
         ]
+
+
+def _as_key(key: Any) -> Any:
+    return tuple(_as_key(part) for part in key) if isinstance(key, list) else key
 
 
 class EachEpoch(_Staged):

@@ -10,6 +10,7 @@ from __future__ import annotations
 import base64
 import io
 import os
+import re
 from collections.abc import Sequence
 from typing import Any
 
@@ -82,6 +83,11 @@ class Files(Sink):
     def commit(self, context: DriverContext, epoch: int, parts: Sequence[Part]) -> None:
         storage = open_storage(self.path, self.options)
         for part in parts:
+            if not context.redo and not storage.exists(part["staged"]):
+                raise SinkError(
+                    f"{self.path}/{part['staged']} was staged by a task but is not there for the driver: the directory must be the same on every host. "
+                    f"Epoch {epoch} is committed; copy its files of _staging/ from the hosts that ran its tasks, and run again."
+                )
             if not storage.publish(part["staged"], part["final"]):
                 raise SinkError(
                     f"{self.path}/{part['final']} is there already, and not from this checkpoint: the directory holds another run's output. "
@@ -90,12 +96,25 @@ class Files(Sink):
 
     def sweep(self, context: DriverContext, before_epoch: int, keep: Sequence[str]) -> None:
         storage = open_storage(self.path, self.options)
-        mine = f"-{context.emission}-"
-        gone = [
-            name for name in storage.list("_staging")
-            if name not in keep and mine in name and int(name.split("/")[1].split("-", 1)[0]) < before_epoch
-        ]  # fmt: skip
+        mine = re.compile(rf"_staging/(\d+)-{re.escape(context.pipeline)}-{re.escape(context.emission)}-\d+-[^-]+\.\w+$")
+        gone = []
+        for name in storage.list("_staging"):
+            match = mine.match(name)
+            if match and name not in keep and int(match.group(1)) < before_epoch:
+                gone.append(name)
         storage.delete(gone)
+
+
+class _Fraction(ValueError):
+    """A number that would lose its fraction, which Arrow lets pass."""
+
+
+def _array(values: Sequence[Any], kind: Any) -> Any:
+    import pyarrow as pa
+
+    if kind is not None and pa.types.is_integer(kind) and any(isinstance(v, float) and not v.is_integer() for v in values):
+        raise _Fraction("a fraction does not fit an integer column")
+    return pa.array(values, type=kind)
 
 
 def to_table(rows: Sequence[SinkRow], schema: Any, where: str) -> Any:
@@ -105,17 +124,17 @@ def to_table(rows: Sequence[SinkRow], schema: Any, where: str) -> Any:
     columns = {"key": [r.key for r in rows], "timestamp": [r.timestamp for r in rows], "value": [r.value for r in rows]}
     try:
         if schema is None:
-            return pa.table({name: pa.array(values) for name, values in columns.items()})
+            return pa.table({name: _array(values, None) for name, values in columns.items()})
         unknown = [name for name in schema.names if name not in columns]
         if unknown:
             raise SinkError(f"{where}: the schema names the columns {unknown}, but a row has key, timestamp and value")
-        return pa.table({field.name: pa.array(columns[field.name], type=field.type) for field in schema}, schema=schema)
-    except (pa.ArrowInvalid, pa.ArrowTypeError, OverflowError) as error:
+        return pa.table({field.name: _array(columns[field.name], field.type) for field in schema}, schema=schema)
+    except (pa.ArrowInvalid, pa.ArrowTypeError, OverflowError, UnicodeError, _Fraction) as error:
         for row in rows:
             for name in columns:
                 field = schema.field(name) if schema is not None and name in schema.names else None
                 try:
-                    pa.array([getattr(row, name)], type=field.type if field is not None else None)
+                    _array([getattr(row, name)], field.type if field is not None else None)
                 except Exception as culprit:
                     raise SinkError(f"{where}: key {row.key!r}: column {name!r}: {getattr(row, name)!r} does not fit: {culprit}") from error
         raise SinkError(f"{where}: the values of this epoch do not have one type: {error}. Say schema='key ..., timestamp long, value ...'.") from error
@@ -127,9 +146,10 @@ def files(path: str | os.PathLike[str], *, format: str = "json", schema: Any = N
     Every row has `key`, `timestamp` and `value`. For Parquet say the schema (`"key string, timestamp long, value long"`), or the
     types are taken from each part's values.
 
-    >>> files("counts/").describe()
-    'json files in counts/'
+    >>> files("/data/counts").describe()
+    'json files in /data/counts'
     """
     if format not in _SUFFIX:
         raise DefinitionError(f"sinks.files(format={format!r}): use 'json' (lines) or 'parquet'")
-    return Files(os.fspath(path), format, schema, storage_options)
+    text = os.fspath(path)
+    return Files(text if "://" in text else os.path.abspath(text), format, schema, storage_options)

@@ -22,7 +22,9 @@ __all__ = ["Codec", "msgpack", "named", "pickle"]
 
 def _enc_hook(value: Any) -> Any:
     if isinstance(value, MapState):
-        return None  # its entries are sub-rows of their own
+        if value.is_bound:
+            return None  # its entries are sub-rows of their own
+        raise TypeError("a MapState must be the whole state, or a field of a dataclass or Struct that is the state")
     raise TypeError(
         f"{type(value).__name__} cannot be kept as msgpack. Use plain types, a dataclass or a msgspec.Struct, or say codec=ms.codecs.pickle."
     )

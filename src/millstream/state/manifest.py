@@ -46,6 +46,7 @@ class ComputationState(msgspec.Struct):
     late: int = 0
     fired: int = 0
     produced: int = 0
+    lineage: str = ""  # where this state began (epoch and run); survives renaming, and tells a successor of the same name from it
 
 
 class InjectorState(msgspec.Struct):

@@ -32,12 +32,13 @@ from millstream.state.storage import Storage
 _MARKER = b"\0marker"
 _MAP_SIZE = 1 << 30
 _LONG = 500  # LMDB's keys end at 511 bytes
+_HEAD = _LONG - 16
 _LEN = struct.Struct(">I")
 
 
 def _stored(key: bytes) -> bytes:
-    """The key under which LMDB keeps an entry: itself, or for a long one its beginning and a digest (order within such a beginning is not kept)."""
-    return key if len(key) < _LONG else key[: _LONG - 16] + blake2b(key, digest_size=16).digest()
+    """The key under which LMDB keeps an entry: itself, or for a long one its beginning and a digest. A scan sorts what shares a beginning."""
+    return key if len(key) < _LONG else key[:_HEAD] + blake2b(key, digest_size=16).digest()
 
 
 class View:
@@ -54,7 +55,7 @@ class View:
         return None if packed is None else packed[_LEN.size + len(key) :]
 
     def scan(self, start: bytes, stop: bytes, reverse: bool = False) -> Iterator[tuple[bytes, bytes]]:
-        low, high = start[: _LONG - 16], stop if len(stop) < _LONG else stop[: _LONG - 16] + b"\xff" * 17
+        low, high = start[:_HEAD], stop if len(stop) <= _HEAD else stop[:_HEAD] + b"\xff" * 17
         with self._transaction.cursor() as cursor:
             if reverse:
                 found = cursor.prev() if cursor.set_range(high) else cursor.last()
@@ -64,14 +65,25 @@ class View:
                 moves = cursor.iternext()
             if not found:
                 return
+            alike: list[tuple[bytes, bytes]] = []  # entries with one beginning, which LMDB keeps in the order of their digests
+            beginning = b""
             for key, value in moves:
                 if key < low or key >= high:
-                    return
+                    break
+                if alike and not key.startswith(beginning):
+                    yield from sorted(alike, reverse=reverse)
+                    alike = []
                 if len(key) == _LONG:
                     (length,) = _LEN.unpack_from(value)
                     key, value = value[_LEN.size : _LEN.size + length], value[_LEN.size + length :]
-                if start <= key < stop and key != _MARKER:
+                if not start <= key < stop or key == _MARKER:
+                    continue
+                if len(key) >= _HEAD:
+                    beginning = key[:_HEAD]
+                    alike.append((key, value))
+                else:
                     yield key, value
+            yield from sorted(alike, reverse=reverse)
 
     def close(self) -> None:
         """Ends the transaction."""
@@ -86,10 +98,17 @@ class Replica:
         self._open()
 
     def _open(self) -> None:
-        self.folder.mkdir(parents=True, exist_ok=True)
-        self._env = lmdb.open(
-            str(self.folder), map_size=_MAP_SIZE, sync=False, metasync=False, readahead=True, max_readers=512, max_spare_txns=2
-        )
+        for last in (False, True):
+            self.folder.mkdir(parents=True, exist_ok=True)
+            try:
+                self._env = lmdb.open(
+                    str(self.folder), map_size=_MAP_SIZE, sync=False, metasync=False, readahead=True, max_readers=512, max_spare_txns=2
+                )
+                return
+            except (lmdb.InvalidError, lmdb.CorruptedError, lmdb.VersionMismatchError):
+                if last:
+                    raise
+                shutil.rmtree(self.folder, ignore_errors=True)  # a torn cache: load it anew
 
     def view(self, storage: Storage, chain: Sequence[SegmentRef], manifest: Manifest | None) -> View:
         """The entries as of a manifest (None: before the first epoch), after catching up with it."""
@@ -118,8 +137,9 @@ class Replica:
                         transaction.drop(database, delete=False)
                         missing = chain
                     empty = len(missing) == len(chain)
+                    sorted_so_far = empty
                     for ref in missing:
-                        self._apply(transaction, storage, ref, append=empty and ref.base)
+                        sorted_so_far = self._apply(transaction, storage, ref, sorted_so_far and ref.base)
                     mark = _mark(manifest)
                     if mark is not None:
                         transaction.put(_MARKER, mark)
@@ -133,7 +153,8 @@ class Replica:
                 shutil.rmtree(self.folder, ignore_errors=True)
                 self._open()
 
-    def _apply(self, transaction: lmdb.Transaction, storage: Storage, ref: SegmentRef, append: bool) -> None:
+    def _apply(self, transaction: lmdb.Transaction, storage: Storage, ref: SegmentRef, append: bool) -> bool:
+        """Puts and deletes. `append` says that every key is behind all that are there, which is faster; returns whether that still holds."""
         delete = transaction.delete
         with transaction.cursor() as cursor:
             for keys, values in read_blocks(storage, ref):
@@ -151,6 +172,7 @@ class Replica:
                             delete(key)
                     pairs = [pair for pair in pairs if pair[1] is not None]
                 cursor.putmulti(pairs, append=append)
+        return append
 
     def close(self) -> None:
         """Closes the environment."""
@@ -191,9 +213,10 @@ def replica_root(checkpoint_id: str, folder: str | None = None) -> Path:
     return Path(base) / boot_id() / checkpoint_id
 
 
-def open_replica(root: Path, computation: str, shard: int) -> Replica:
-    """The replica of a shard, opened once per process."""
-    folder = root / computation.replace("/", "%2F") / str(shard)
+def open_replica(root: Path, lineage: str, shard: int) -> Replica:
+    """The replica of a shard, opened once per process. It is named after the state's lineage: a computation that takes over the name of one
+    that is gone must not find its rows."""
+    folder = root / lineage / str(shard)
     found = _OPEN.get(folder)
     if found is None:
         found = _OPEN[folder] = Replica(folder)

@@ -12,6 +12,7 @@ store is not used, because it does not fsync.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import secrets
 from collections.abc import Iterable
@@ -63,10 +64,11 @@ class LocalStorage:
             try:
                 _write_through(hidden, data)
             except FileNotFoundError:
-                path.parent.mkdir(parents=True, exist_ok=True)
+                _make_folder(path.parent)
                 _write_through(hidden, data)
         except OSError as error:
-            hidden.unlink(missing_ok=True)
+            with contextlib.suppress(OSError):
+                hidden.unlink(missing_ok=True)
             raise StorageError(f"cannot write {path}: {error.strerror or error}. Make room or mend the disk, then run again; nothing committed is lost.") from error
         return hidden
 
@@ -121,17 +123,18 @@ class LocalStorage:
         here, there = self.root / source, self.root / target
         if not here.exists():
             return True
-        there.parent.mkdir(parents=True, exist_ok=True)
+        _make_folder(there.parent)
         try:
             os.link(here, there)
+        except FileNotFoundError:
+            return True  # somebody else has just moved it
         except FileExistsError:
-            if not here.exists():
+            try:
+                if not os.path.samefile(here, there):
+                    return False
+            except FileNotFoundError:
                 return True
-            if os.path.samefile(here, there):  # a crash fell between link and unlink
-                here.unlink()
-                return True
-            return False
-        here.unlink()
+        here.unlink(missing_ok=True)
         _sync_folder(there.parent)
         return True
 
@@ -175,7 +178,10 @@ class ObjectStorage:
             if length == 0:
                 return b""
             if offset or length is not None:
-                end = self._size(name) if length is None else offset + length
+                size = self._size(name)
+                end = size if length is None else min(size, offset + length)
+                if offset >= end:
+                    return b""
                 return bytes(obstore.get_range(self._store, name, start=offset, end=end))
             return bytes(obstore.get(self._store, name).bytes())
         except FileNotFoundError as error:
@@ -222,12 +228,12 @@ class ObjectStorage:
 
         if not self.exists(source):
             return True
-        if self.exists(target) and self.read(source) != self.read(target):
-            return False
         try:
+            if self.exists(target) and self.read(source) != self.read(target):
+                return False
             obstore.copy(self._store, source, target, overwrite=True)
             self.delete([source])
-        except FileNotFoundError:
+        except (FileNotFoundError, DamageError):
             return True
         except Exception as error:
             raise StorageError(f"cannot publish {self.url}/{target}: {error}") from error
@@ -247,6 +253,15 @@ def _write_through(path: Path, data: bytes) -> None:
         handle.write(data)
         handle.flush()
         os.fsync(handle.fileno())
+
+
+def _make_folder(folder: Path) -> None:
+    """Makes a folder and what is missing above it, all of it durable."""
+    missing = [folder, *folder.parents]
+    missing = missing[: next((at for at, path in enumerate(missing) if path.exists()), len(missing))]
+    folder.mkdir(parents=True, exist_ok=True)
+    for path in missing:
+        _sync_folder(path.parent)
 
 
 def _sync_folder(folder: Path) -> None:

@@ -114,7 +114,7 @@ class Epochs:
         frame = batch if batch is not None and self.offsets.may_have_rows(epoch) else None
         manifest = self._committed(epoch, drain, frame is not None)  # 1
         if manifest is not None:
-            self._publish(manifest, batch.sparkSession if batch is not None else None)
+            self._publish(manifest, batch.sparkSession if batch is not None else None, redo=True)
             return
         faults.point("epoch.1-looked", epoch, self.crash)
         before = self.latest  # 2
@@ -122,7 +122,7 @@ class Epochs:
         now = int(clock.time() * 1000)
         if before is not None:
             now = max(now, before.now)
-        times = self._times(before, now, drain)
+        times = self._times(epoch, before, now, drain)
         if before is not None and before.drained and frame is not None:
             raise self._over(before.epoch)
         spark = _spark() if batch is None else batch.sparkSession
@@ -183,14 +183,14 @@ class Epochs:
             f"Nothing of it was committed twice."
         )
 
-    def _times(self, before: Manifest | None, now: int, drain: bool) -> dict[str, Times]:
+    def _times(self, epoch: int, before: Manifest | None, now: int, drain: bool) -> dict[str, Times]:
         injected = {
             name: END if drain else (before.injectors[name].watermark if before and name in before.injectors else BEGINNING)
             for name in self.topology.injectors
         }
         was = {name: state.low_watermark for name, state in before.computations.items()} if before else {}
         low = propagate(self.topology, injected, was)
-        return {name: Times(now, was.get(name, BEGINNING), low[name]) for name in low}
+        return {name: Times(now, was.get(name, BEGINNING), low[name], epoch) for name in low}
 
     def _due(self, before: Manifest | None, times: dict[str, Times], now: int) -> bool:
         return before is not None and any(
@@ -286,7 +286,7 @@ class Epochs:
             injectors[name] = InjectorState(newest, watermark, old.records + sum(r.injected.get(name, 0) for r in receipts))
         computations = {}
         for spec in self.topology.computations:
-            computations[spec.name] = self._computation(spec.name, before, times, receipts)
+            computations[spec.name] = self._computation(spec.name, epoch, before, times, receipts)
         sinks: dict[str, list[dict[str, Any]]] = {}
         for receipt in receipts:
             for name, part in receipt.parts.items():
@@ -296,11 +296,12 @@ class Epochs:
         manifest.drained = (drain and drained_low) or (before is not None and before.drained)
         return manifest
 
-    def _computation(self, name: str, before: Manifest | None, times: dict[str, Times], receipts: Sequence[Receipt]) -> ComputationState:
+    def _computation(self, name: str, epoch: int, before: Manifest | None, times: dict[str, Times], receipts: Sequence[Receipt]) -> ComputationState:
         old = before.computations.get(name) if before else None
         old = old or ComputationState(shards=[ShardState() for _ in range(self.place.shards)])
         new = ComputationState(
-            times[name].low_watermark, [], self.program.codec_of(name).name, self.topology.feeds(name), old.records, old.late, old.fired, old.produced
+            times[name].low_watermark, [], self.program.codec_of(name).name, self.topology.feeds(name),
+            old.records, old.late, old.fired, old.produced, old.lineage or f"{epoch}-{self.token}-{name}",
         )
         mine = {r.shard: r.deltas[name] for r in receipts if name in r.deltas}
         for shard, state in enumerate(old.shards):
@@ -326,13 +327,19 @@ class Epochs:
 
     # --- 7: after the commit
 
-    def _publish(self, manifest: Manifest, spark: Any) -> None:
+    def resume(self, spark: Any) -> None:
+        """At the start of a run: what the last one committed in a drain and may not have published. Spark asks for all other epochs itself."""
+        if self.latest is not None and self.latest.drain:
+            self._publish(self.latest, spark, redo=True)
+
+    def _publish(self, manifest: Manifest, spark: Any, redo: bool = False) -> None:
         sinks = {emission.name: emission.sink for emission in self.topology.emissions}
         for at, (name, parts) in enumerate(manifest.sinks.items()):
             if at:
                 faults.point("epoch.7-publishing", manifest.epoch, self.crash)
             if name in sinks:
-                sinks[name].commit(DriverContext(self.storage, name, spark or _spark()), manifest.epoch, parts)
+                context = DriverContext(self.storage, self.program.name, name, spark or _spark(), redo)
+                sinks[name].commit(context, manifest.epoch, parts)
         faults.point("epoch.7-published", manifest.epoch, self.crash)
 
     def _maintain(self, manifest: Manifest, spark: Any) -> None:
@@ -344,8 +351,8 @@ class Epochs:
         """Removes what no manifest needs, in the checkpoint and at the sinks."""
         folding.collect(self.log, manifest, self.folds.in_flight())
         for emission in self.topology.emissions:
-            keep = [part["staged"] for part in manifest.sinks.get(emission.name, ())]
-            emission.sink.sweep(DriverContext(self.storage, emission.name), manifest.epoch - KEEP, keep)
+            keep = [str(part["staged"]) for part in manifest.sinks.get(emission.name, ()) if "staged" in part]
+            emission.sink.sweep(DriverContext(self.storage, self.program.name, emission.name), manifest.epoch - KEEP, keep)
 
     def drain(self, stopped: Callable[[], bool]) -> None:
         """Ends event time: epochs until no low-watermark timer is left, or somebody says stop."""

@@ -80,7 +80,7 @@ def _make_struct(
 ) -> Any:
     namespace = {"__module__": module, "__qualname__": qualname, "__annotations__": dict.fromkeys(fields, Any), **defaults}
     namespace |= {field: msgspec.field(default_factory=factory) for field, factory in factories.items()}
-    made = type(msgspec.Struct)(name, bases, namespace, **config)
+    made = type(msgspec.Struct)(name, bases, namespace, **config)  # type: ignore[misc]
     return cloudpickle._lookup_class_or_track(tracker, made)
 
 

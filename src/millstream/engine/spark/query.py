@@ -89,6 +89,7 @@ def start(
         offsets,
     )  # fmt: skip
     frame = _frame(spark, program, sources, value_types, identity.shards)
+    epochs.resume(spark)
     if latest is not None:
         epochs.collect(latest)
     writer = frame.writeStream.foreachBatch(_quiet(epochs)).option("checkpointLocation", spark_folder)
@@ -171,9 +172,9 @@ def reconciled(latest: Manifest | None, program: Program, drop: Sequence[str]) -
             if old in specs:
                 raise CheckpointError(f"computation {spec.name!r} says renamed_from={old!r}, but {old!r} is still there")
             latest.computations[spec.name] = latest.computations.pop(old)
-    known = {name for name in latest.computations if not name.startswith("emit.")}
+    known = {name for name in latest.computations if not name.startswith("emit~")}
     gone = sorted(name for name in known - set(specs) if name not in drop)
-    new = sorted(name for name in set(specs) - known if not name.startswith("emit."))
+    new = sorted(name for name in set(specs) - known if not name.startswith("emit~"))
     if gone and new:
         raise CheckpointError(
             f"the checkpoint has state of {', '.join(map(repr, gone))}, which the pipeline no longer has, and the pipeline has {', '.join(map(repr, new))}, "

@@ -70,7 +70,7 @@ def keyed_frame(injector: Injector, index: int, source: DataFrame, topology: Top
         _timestamp(source, injector).alias("ts"),
         id_column.alias("id"),
         *[_route_key(source, route, who).alias(f"k{route.index}") for route in routes if not route.spread],
-        _content_hash(source, injector).alias("ord"),
+        _content_hash(source, injector, id_column, any(route.spread for route in routes)).alias("ord"),
     )
 
     def target(route: Route) -> Column:
@@ -124,9 +124,9 @@ def value_type(injector: Injector, source: DataFrame, topology: Topology) -> T.D
     return source.select(_value_struct(injector, source, topology).alias("v")).schema["v"].dataType
 
 
-def _content_hash(source: DataFrame, injector: Injector) -> Column:
+def _content_hash(source: DataFrame, injector: Injector, id_column: Column, spread: bool) -> Column:
     if injector.id is not None:
-        return F.lit(0).cast("long")
+        return F.xxhash64(id_column) if spread else F.lit(0).cast("long")
     columns = [_quoted(c) for c in source.columns]
     return F.xxhash64(F.to_json(F.struct(*columns)) if _has_map(source.schema) else F.struct(*columns))
 
@@ -282,12 +282,15 @@ def record_ids(table: Any) -> list[str]:
     return [own if own is not None else f"{order & 0xFFFFFFFFFFFFFFFF:016x}" for own, order in zip(to_list(ids), orders, strict=True)]
 
 
-def check_nulls(table: Any, routes: Sequence[Route]) -> None:
-    """A null key or timestamp is an error that shows the row."""
-    for column, what in (("key", "key"), ("ts", "timestamp")):
-        if table.column(column).null_count:
-            at = int(np.flatnonzero(table.column(column).is_null().to_numpy(zero_copy_only=False))[0])
-            route = routes[table.column("route")[at].as_py()]
+def check_nulls(table: Any, topology: Topology) -> None:
+    """A null key or timestamp, or a null where an id was promised, is an error that shows the row."""
+    for column, what in (("key", "key"), ("ts", "timestamp"), ("id", "id")):
+        if not table.column(column).null_count:
+            continue
+        for at in np.flatnonzero(whole(table.column(column).is_null()).to_numpy(zero_copy_only=False)).tolist():
+            route = topology.routes[table.column("route")[at].as_py()]
+            if column == "id" and topology.injectors[route.stream].id is None:
+                continue
             row = {name: table.column(name)[at].as_py() for name in table.column_names if name.startswith("v")}
             shown = next((value for value in row.values() if value is not None), row)
             raise InputError(
@@ -322,7 +325,7 @@ def to_arrivals(table: Any, batches: dict[int, Batch], positions: Any) -> Arriva
     where = order if positions is None else positions[order]
     tied = (codes[1:] == codes[:-1]) & (times[1:] == times[:-1])
     if tied.any():
-        _break_ties(table, where, tied)
+        _break_ties(table, where, tied, {route: batch.stream for route, batch in batches.items()})
     starts = np.flatnonzero(codes[1:] != codes[:-1]) + 1
     bounds = [0, *starts.tolist(), len(codes)]
     source = None
@@ -332,14 +335,15 @@ def to_arrivals(table: Any, batches: dict[int, Batch], positions: Any) -> Arriva
     return Arrivals([names[i] for i in ranked], bounds, times.tolist(), where.tolist(), list(batches.values()), source)
 
 
-def _break_ties(table: Any, where: Any, tied: Any) -> None:
-    """Puts runs of rows with equal key and timestamp into the order of their ids, in place."""
+def _break_ties(table: Any, where: Any, tied: Any, streams: dict[int, str]) -> None:
+    """Puts runs of rows with equal key and timestamp into the order of their ids (and streams), in place."""
     edges = np.flatnonzero(np.diff(np.concatenate(([False], tied, [False])).astype(np.int8)))
     starts, stops = edges[::2], edges[1::2] + 1
     member = np.zeros(len(where), dtype=bool)
     for start, stop in zip(starts.tolist(), stops.tolist(), strict=True):
         member[start:stop] = True
     rows = where[member]
-    ids = dict(zip(rows.tolist(), record_ids(table.select(["id", "ord"]).take(pa.array(rows))), strict=True))
+    few = table.select(["id", "ord", "route"]).take(pa.array(rows))
+    ids = dict(zip(rows.tolist(), zip(record_ids(few), map(streams.get, to_list(few.column("route"))), strict=True), strict=True))
     for start, stop in zip(starts.tolist(), stops.tolist(), strict=True):
         where[start:stop] = sorted(where[start:stop].tolist(), key=ids.__getitem__)

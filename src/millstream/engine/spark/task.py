@@ -19,6 +19,7 @@ import pyarrow as pa
 
 from millstream import faults
 from millstream.core.keys import shard_of
+from millstream.core.layout import NoEntries
 from millstream.core.record import Batch, Production
 from millstream.core.step import Arrivals, Counts, Outcome, Times
 from millstream.core.topology import Group, Route
@@ -181,20 +182,23 @@ class _Task:
         topology = self.worker.topology
         arrivals: dict[str, Arrivals] = {}
         if table is not None:
-            rows.check_nulls(table, topology.routes)
+            rows.check_nulls(table, topology)
             if "unit" in table.column_names:
                 units = table.column("unit").drop_null().unique()
                 self.receipt.consumed = sorted(units.to_pylist())
             arrivals = self._arrivals(table)
         faults.point("task.3-shuffled", self.order.epoch, self.order.crash, self.order.driver)
-        views: dict[str, View] = {}
+        views: dict[str, View | NoEntries] = {}
         root = replica_root(self.place.checkpoint_id, self.place.replicas)
         try:
             before = self.order.before
             for name in self.group.computations:
                 known = before.computations.get(name) if before else None
-                chain = known.shards[self.shard].segments if known else []
-                views[name] = open_replica(root, name, self.shard).view(self.storage, chain, before)
+                if known is None:
+                    views[name] = NoEntries()
+                else:
+                    replica = open_replica(root, known.lineage, self.shard)
+                    views[name] = replica.view(self.storage, known.shards[self.shard].segments, before)
             return self.worker.run_group(self.group, arrivals, views, self.order.times)
         finally:
             for view in views.values():

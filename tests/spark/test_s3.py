@@ -1,0 +1,50 @@
+"""A checkpoint and a sink in an S3-compatible store (a real local server), through the same code as on disk."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from test_bad_input import Sum, good
+from test_engine import write
+
+import millstream as ms
+from millstream.state.storage import open_storage
+from s3server import S3Server
+
+pytestmark = pytest.mark.spark
+
+
+@pytest.fixture
+def server() -> Iterator[S3Server]:
+    made = S3Server()
+    yield made
+    made.stop()
+
+
+def test_state_survives_a_restart_and_output_appears_once(spark: Any, tmp_path: Path, server: S3Server) -> None:
+    checkpoint, output = server.url(), server.url()
+
+    def run() -> ms.sinks.Memory:
+        p = ms.Pipeline("s3")
+        source = ms.sources.files(tmp_path / "in", schema="k string, n long, at long", format="json")
+        sums = p.compute(Sum, p.inject("in", source, timestamp="at"), key="k", produces="sums")
+        sink = ms.sinks.memory()
+        p.emit(sums, sink)
+        p.emit(sums, ms.sinks.files(output, storage_options=server.options))
+        handle = p.run(
+            spark, checkpoint=checkpoint, storage_options=server.options, spark_checkpoint=tmp_path / "spark", available_now=True, drain=False
+        )
+        handle.await_termination()
+        return sink
+
+    write(tmp_path / "in", "a.json", good())
+    assert [row.value for row in run().collected] == [1, 2, 3, 4, 5]
+    write(tmp_path / "in", "b.json", good(100))
+    assert [row.value for row in run().collected] == [6, 7, 8, 9, 10]
+    files = open_storage(output, server.options)
+    lines = [line for name in files.list("") if name.endswith(".jsonl") for line in files.read(name).splitlines()]
+    assert len(lines) == 10
+    assert not files.list("_staging")
