@@ -623,10 +623,22 @@ def test_production_ids_are_stable_and_unique():
     assert len(seen) == 2 * 2 * len(records) * 2
 
 
-def test_production_ids_do_not_depend_on_the_epoch_or_on_other_keys():
-    alone = run_step(Shout(), [("a", 0, "r", ["v"])], now=1, low=-5)
-    together = run_step(Shout(), [("a", 0, "r", ["v"]), ("b", 0, "q", ["v"])], now=99)
+def test_ids_of_what_a_record_causes_do_not_depend_on_the_epoch_or_on_other_keys():
+    alone = run_step(Shout(), [("a", 0, "r", ["v"])], now=1, low=-5, epoch=1)
+    together = run_step(Shout(), [("a", 0, "r", ["v"]), ("b", 0, "q", ["v"])], now=99, epoch=2)
     assert ids(alone)[0] == ids(together)[0]
+
+
+def test_ids_of_what_a_timer_causes_do_not_depend_on_other_keys():
+    """Nor on how many of their timers fire first."""
+    found = []
+    for others in ([], ["a"], ["a", "b", "z"]):
+        store = MemoryStore()
+        run_step(Scripted(), [(key, 0, f"r{key}", [("set", "tells", 5, LOW)]) for key in [*others, "k"]], store=store)
+        outcome = run_step(Scripted(), store=store, low=5, epoch=1)
+        found.append([p.id for p in outcome.productions if p.key == "k"])
+    assert found[0] == found[1] == found[2]
+    assert len(found[0]) == 1
 
 
 def test_timers_of_one_visit_give_different_ids():

@@ -90,8 +90,11 @@ def named_by(manifest: Manifest) -> set[str]:
     return names
 
 
-def collect(log: ManifestLog, newest: Manifest, in_flight: Iterable[str] = ()) -> int:
-    """Removes manifests beyond the last few, and objects that nothing names. Returns how many objects went."""
+def collect(log: ManifestLog, newest: Manifest, in_flight: Iterable[str] = (), folding_since: int | None = None) -> int:
+    """Removes manifests beyond the last few, and objects that nothing names. Returns how many objects went.
+
+    in_flight: finished folds that the next manifest may adopt. folding_since: the epoch in which a fold still under way began.
+    """
     storage = log.storage
     epochs = log.epochs()
     kept = [epoch for epoch in epochs if newest.epoch - KEEP < epoch <= newest.epoch]
@@ -100,7 +103,8 @@ def collect(log: ManifestLog, newest: Manifest, in_flight: Iterable[str] = ()) -
     needed = set(in_flight) | named_by(newest)
     for epoch in kept[:-1]:
         needed |= named_by(log.read(epoch))
-    gone = [name for name in storage.list(UNITS) if name not in needed and made_in(name) < kept[0]]
+    limit = kept[0] if folding_since is None else min(kept[0], folding_since)
+    gone = [name for name in storage.list(UNITS) if name not in needed and made_in(name) < limit]
     storage.delete(gone)
     storage.delete(manifest_name(epoch) for epoch in epochs if epoch < kept[0])
     return len(gone)

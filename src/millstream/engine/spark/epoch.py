@@ -349,7 +349,8 @@ class Epochs:
 
     def collect(self, manifest: Manifest) -> None:
         """Removes what no manifest needs, in the checkpoint and at the sinks."""
-        folding.collect(self.log, manifest, self.folds.in_flight())
+        since = self.folds.since()  # asked before what is done: a fold that ends in between is then in one of the two
+        folding.collect(self.log, manifest, self.folds.in_flight(), since)
         for emission in self.topology.emissions:
             keep = [str(part["staged"]) for part in manifest.sinks.get(emission.name, ()) if "staged" in part]
             emission.sink.sweep(DriverContext(self.storage, self.program.name, emission.name), manifest.epoch - KEEP, keep)

@@ -40,6 +40,7 @@ class Folds:
         self._lock = threading.Lock()
         self._thread: threading.Thread | None = None
         self._done: dict[tuple[str, int], FoldOrder] = {}
+        self._began = 0
 
     def plan(self, manifest: Manifest, spark: Any) -> None:
         """Starts a job if a chain has grown too long and none is under way."""
@@ -52,6 +53,7 @@ class Folds:
                 if chosen and (name, shard) not in self._done:
                     orders.append(FoldOrder(name, shard, manifest.epoch, list(chosen), chosen[0] == one.segments[0]))
         if orders:
+            self._began = manifest.epoch
             self._thread = threading.Thread(target=self._run, args=(spark, orders), name="millstream-folds", daemon=True)
             self._thread.start()
 
@@ -86,9 +88,9 @@ class Folds:
         with self._lock:
             return {ref.name for order in self._done.values() for ref in order.made}
 
-    def busy(self) -> bool:
-        """Whether a job is under way."""
-        return self._thread is not None and self._thread.is_alive()
+    def since(self) -> int | None:
+        """The epoch in which the job under way began, if there is one."""
+        return self._began if self._thread is not None and self._thread.is_alive() else None
 
     def wait(self, seconds: float) -> None:
         """Waits for the job under way."""
