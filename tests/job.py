@@ -100,6 +100,7 @@ def main() -> None:
     parser.add_argument("--shards", type=int)
     parser.add_argument("--master")
     parser.add_argument("--trigger")
+    parser.add_argument("--drain", action="store_true")
     parser.add_argument("--epochs", type=int, default=10**9)
     parser.add_argument("--stall", action="append", default=[], help="ID=SECONDS")
     parser.add_argument("--conf", action="append", default=[])
@@ -131,7 +132,7 @@ def main() -> None:
             handle.stop()
             handle.await_termination(1)
         else:
-            handle = p.run(spark, checkpoint=options.work / "checkpoint", available_now=True, drain=False, shards=options.shards)
+            handle = p.run(spark, checkpoint=options.work / "checkpoint", available_now=True, drain=options.drain, shards=options.shards)
             handle.await_termination()
     except ms.errors.MillstreamError as error:
         print(f"{type(error).__name__}: {error}", flush=True)

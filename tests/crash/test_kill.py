@@ -24,9 +24,6 @@ def test_driver_killed_at_every_boundary_and_a_worker_in_mid_staging(tmp_path: P
         assert done.returncode == -signal.SIGKILL, (point, done.stdout, done.stderr[-2000:])
     done = support.run_job(tmp_path, crash=f"worker:task.4-staging@{len(POINTS)}")
     assert done.returncode == 0, done.stdout + done.stderr[-3000:]
-    done = support.run_job(tmp_path)
-    assert done.returncode == 0, done.stdout + done.stderr[-3000:]
-    support.assert_same(tmp_path, support.oracle(tmp_path, files))
 
     # Spark forgets its last commit: the epoch is there already and must not count again
     commits = tmp_path / "checkpoint" / "spark" / "commits"
@@ -39,10 +36,10 @@ def test_driver_killed_at_every_boundary_and_a_worker_in_mid_staging(tmp_path: P
 
 
 def test_driver_killed_at_random_moments_while_input_arrives(tmp_path: Path) -> None:
-    files = support.queries(12, 50, seed=3)
+    files = support.queries(9, 50, seed=3)
     rng = random.Random(11)
     fed = 0
-    for _ in range(4):
+    for _ in range(3):
         support.write_queries(tmp_path / "queries", files[: fed + 3])
         fed += 3
         process = support.start_job(tmp_path, "--trigger", "100ms")
@@ -56,11 +53,6 @@ def test_driver_killed_at_random_moments_while_input_arrives(tmp_path: Path) -> 
         os.killpg(process.pid, signal.SIGKILL)
         process.wait()
         process.stdout.close()  # type: ignore[union-attr]
-    for _ in range(2):
-        done = support.run_job(tmp_path)
-        assert done.returncode == 0, done.stdout + done.stderr[-3000:]
-    # epochs fell where they fell: compare what does not depend on them
-    runner = support.oracle(tmp_path, files)
-    for stream in ("counts", "trends"):
-        assert support.per_key(support.json_rows(tmp_path / stream)) == support.per_key(runner.output(stream))
-    assert support.per_key(support.parquet_rows(tmp_path / "totals")) == support.per_key(runner.output("totals"))
+    done = support.run_job(tmp_path, "--drain")
+    assert done.returncode == 0, done.stdout + done.stderr[-3000:]
+    support.assert_same(tmp_path, support.oracle(tmp_path, files, drain=True))

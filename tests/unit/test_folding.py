@@ -347,9 +347,7 @@ class FakeSpark:
 
 def test_collection_leaves_a_fold_alone_that_is_still_under_way(tmp_path):
     """A fold of a large state outlasts many epochs. Its pieces have no name in any manifest until it is adopted."""
-    from types import SimpleNamespace
 
-    from millstream.engine.spark.epoch import Epochs
     from millstream.engine.spark.folds import Folds
     from millstream.engine.spark.task import Place
     from millstream.state.storage import LocalStorage
