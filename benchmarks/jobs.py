@@ -63,7 +63,7 @@ def pipeline(source: Any, output: Path, id: str | None = None, delay: str = "2s"
 def millstream(spark: Any, data: Path, work: Path) -> list[tuple[int, float]]:
     """Rows and seconds per epoch."""
     source = ms.sources.files(data, schema=SCHEMA, format="parquet", max_files_per_epoch=1)
-    handle = pipeline(source, work / "counts").run(spark, checkpoint=work / "checkpoint", available_now=True)
+    handle = pipeline(source, work / "counts", id="id").run(spark, checkpoint=work / "checkpoint", available_now=True)
     handle.await_termination()
     return _progress(handle._query)
 
@@ -77,7 +77,7 @@ def floor(spark: Any, data: Path, work: Path) -> list[tuple[int, float]]:
     from millstream.engine.spark.query import _frame
 
     source = ms.sources.files(data, schema=SCHEMA, format="parquet", max_files_per_epoch=1)
-    program = pipeline(source, work / "counts").program()
+    program = pipeline(source, work / "counts", id="id").program()
     loaded = source.load(spark)
     from millstream.engine.spark import rows
 

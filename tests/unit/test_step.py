@@ -581,6 +581,32 @@ def test_a_state_assigned_anew_can_be_written_to(computation):
     assert len(seen) == 1 and b"b" in seen[0]
 
 
+def test_maps_that_change_places_take_their_entries_along_or_are_refused():
+    class Swap(ms.Computation):
+        @dataclass
+        class State:
+            one: ms.MapState = field(default_factory=ms.MapState)
+            other: ms.MapState = field(default_factory=ms.MapState)
+
+        def process_record(self, record):
+            if record.value == "fill":
+                self.state.one["x"] = 1
+            elif record.value == "swap":
+                self.state.one, self.state.other = self.state.other, self.state.one
+            else:
+                self.produce([list(self.state.one), list(self.state.other)])
+
+    store = MemoryStore()
+    run_step(Swap(), [("k", 0, "r", "fill")], store=store)
+    try:
+        run_step(Swap(), [("k", 1, "s", "swap")], store=store)
+    except HookError as error:
+        assert "MapState" in str(error)
+        return
+    (production,) = run_step(Swap(), [("k", 2, "t", "tell")], store=store).productions
+    assert msgspec.msgpack.decode(production.body) == [[], ["x"]]
+
+
 def test_a_map_hidden_in_a_plain_value_is_refused_and_not_silently_lost():
     class Hidden(ms.Computation):
         def process_record(self, record):

@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from s3server import S3Server
 from unitkit import write_delta
 
 from millstream.errors import DamageError, StorageError
@@ -20,6 +19,7 @@ from millstream.state.manifest import ComputationState, Manifest, ManifestLog, S
 from millstream.state.replica import Replica
 from millstream.state.segment import encode_segment, lookup, merge, read_blocks
 from millstream.state.storage import LocalStorage, ObjectStorage, Storage, open_storage
+from s3server import S3Server
 
 
 @pytest.fixture(scope="module")
@@ -351,6 +351,38 @@ def test_a_store_that_does_not_answer_is_a_storage_error(server):
                 call()
 
 
+def losing_one_answer(server: S3Server, monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """From now on the first PUT of a manifest is done, but its answer says 500. The client tries again by itself."""
+    app, lost = server._server.app, []
+
+    def lossy(environ: Any, start_response: Any) -> Any:
+        if environ["REQUEST_METHOD"] == "PUT" and "/manifests/" in environ["PATH_INFO"] and not lost:
+            lost.append(environ["PATH_INFO"])
+            list(app(environ, lambda *_: lambda _: None))
+            start_response("500 Internal Server Error", [("Content-Length", "0")])
+            return [b""]
+        return app(environ, start_response)
+
+    monkeypatch.setattr(server._server, "app", lossy)
+    return lost
+
+
+def test_a_commit_whose_answer_was_lost_is_a_commit(server, monkeypatch):
+    """Otherwise the driver is stopped as fenced by itself."""
+    log = ManifestLog(open_storage(server.url(), server.options))
+    lost = losing_one_answer(server, monkeypatch)
+    assert log.commit(Manifest(0, "mine", 0, [(0, "mine")])) is True
+    assert lost and log.latest().token == "mine"
+
+
+def test_a_commit_whose_answer_was_lost_is_no_licence_to_take_over_another(server, monkeypatch):
+    log = ManifestLog(open_storage(server.url(), server.options))
+    assert log.commit(Manifest(0, "theirs", 0, [(0, "theirs")]))
+    lost = losing_one_answer(server, monkeypatch)
+    assert log.commit(Manifest(0, "mine", 0, [(0, "mine")])) is False
+    assert lost and log.latest().token == "theirs"
+
+
 # --- the log on both
 
 
@@ -372,7 +404,7 @@ def test_manifests_segments_folds_and_replica_work_on_both(storage, tmp_path):
             chain = adopt(chain, chain, fold(storage, chain, True, epoch))
         manifest = Manifest(epoch, "run", 0, [(0, "run")], computations={"C": ComputationState(shards=[ShardState(chain)])})
         assert log.commit(manifest) is True
-        assert log.commit(manifest) is False
+        assert log.commit(Manifest(epoch, "other", 0, [(0, "other")])) is False
         if epoch % 3 == 0:
             view = replica.view(storage, chain, manifest)
             assert dict(view.scan(b"k", b"l")) == model

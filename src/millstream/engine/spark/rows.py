@@ -284,13 +284,15 @@ def record_ids(table: Any) -> list[str]:
 
 def check_nulls(table: Any, topology: Topology) -> None:
     """A null key or timestamp, or a null where an id was promised, is an error that shows the row."""
+    promised = [r.index for r in topology.routes if r.stream in topology.injectors and topology.injectors[r.stream].id is not None]
     for column, what in (("key", "key"), ("ts", "timestamp"), ("id", "id")):
-        if not table.column(column).null_count:
+        if not table.column(column).null_count or (column == "id" and not promised):
             continue
-        for at in np.flatnonzero(whole(table.column(column).is_null()).to_numpy(zero_copy_only=False)).tolist():
+        null = whole(table.column(column).is_null()).to_numpy(zero_copy_only=False)
+        if column == "id":
+            null &= np.isin(table.column("route").to_numpy(), promised)
+        for at in np.flatnonzero(null)[:1].tolist():
             route = topology.routes[table.column("route")[at].as_py()]
-            if column == "id" and topology.injectors[route.stream].id is None:
-                continue
             row = {name: table.column(name)[at].as_py() for name in table.column_names if name.startswith("v")}
             shown = next((value for value in row.values() if value is not None), row)
             raise InputError(
