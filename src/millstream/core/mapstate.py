@@ -50,6 +50,10 @@ class MapState:
         """Whether the step knows this map: as the state itself, or as a field of it."""
         return self._store is not None
 
+    def belongs_to(self, prefix: bytes) -> bool:
+        """Whether this is the map that was handed out for a field."""
+        return self._prefix == prefix
+
     def _raw(self, sub_key: Any) -> bytes:
         return self._prefix + subkeys.encode(sub_key)
 

@@ -268,8 +268,11 @@ class Step:
         alive = bool(low or wall)
         if self.has_maps:
             for field, sub in kind.maps(c.state):
+                prefix = sub_prefix(row_key, field)
                 if not sub.is_bound:
-                    sub.take_over(self.store, sub_prefix(row_key, field), kind.encode, kind.decode_sub)
+                    sub.take_over(self.store, prefix, kind.encode, kind.decode_sub)
+                elif not sub.belongs_to(prefix):
+                    raise ValueError(f"the MapState in {field!r} is another field's: maps cannot change places. Copy the entries instead.")
                 delta.update(sub.changes())
                 alive = alive or not sub.is_empty()
         encoded = b"" if kind.is_map else kind.encode(c.state)

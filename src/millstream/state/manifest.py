@@ -173,5 +173,9 @@ class ManifestLog:
         return self.storage.exists(manifest_name(epoch))
 
     def commit(self, manifest: Manifest) -> bool:
-        """Creates the manifest: the commit. False if somebody else committed that epoch."""
-        return self.storage.create(manifest_name(manifest.epoch), _seal(manifest))
+        """Creates the manifest: the commit. False if somebody else committed that epoch.
+
+        An object store may take the object and lose its answer; the retry then finds the name taken, by ourselves.
+        """
+        name, data = manifest_name(manifest.epoch), _seal(manifest)
+        return self.storage.create(name, data) or self.storage.read(name) == data

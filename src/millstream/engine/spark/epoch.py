@@ -55,6 +55,10 @@ TRIES = 5
 COLLECT_EVERY = 20
 
 
+class Stopped(Exception):
+    """An epoch that was not begun because somebody said stop."""
+
+
 class EpochStats(msgspec.Struct):
     """What one epoch was like."""
 
@@ -91,6 +95,7 @@ class Epochs:
         self.stats: deque[EpochStats] = deque(maxlen=256)
         self.lock = threading.Lock()
         self.error: BaseException | None = None
+        self.stopping = False
         self.crash = faults.armed()
         self.abandoned = 0
         self.folds = Folds(place)
@@ -102,6 +107,8 @@ class Epochs:
     def __call__(self, batch: DataFrame, epoch: int) -> None:
         """Spark's foreachBatch calls this; an error is kept for the handle, because Spark would only pass on its text."""
         with self.lock:
+            if self.stopping:
+                raise Stopped("the pipeline is being stopped; this epoch runs at the next start")
             try:
                 self.run(batch, epoch)
             except BaseException as error:

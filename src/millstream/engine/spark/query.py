@@ -134,9 +134,10 @@ class Handle:
 
     def stop(self) -> None:
         """Ends the pipeline between two epochs. Nothing is lost: the next run goes on from here."""
-        self._stopping = True
+        self._stopping = self._epochs.stopping = True
         with self._epochs.lock:
-            self._query.stop()
+            pass  # the epoch under way ends; one that comes later is turned away. Holding on would leave Spark waiting for it
+        self._query.stop()
         self._done.wait(60)
 
     @property
