@@ -1,6 +1,6 @@
 """Spikes and dips in search traffic: which terms are suddenly searched for, and which have gone quiet?
 
-    python -m millstream.demo zeitgeist      makes the queries, and runs the same pipeline on them
+    millstream demo --output zeitgeist      makes the queries, and runs the same pipeline on them
 
 Queries come in out of order. Each term has a counter, which says at the end of every second how many there were, and a model
 of its usual day, which says whether that is remarkable. Both computations are in millstream/demo/zeitgeist.py, the model is in
