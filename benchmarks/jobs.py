@@ -111,10 +111,12 @@ def sql(spark: Any, data: Path, work: Path) -> list[tuple[int, float]]:
         .count()
         .select(F.col("term").alias("key"), F.unix_millis("window.end").alias("timestamp"), F.col("count").alias("value"))
     )
-    query = (
-        frame.writeStream.outputMode("append").format("json").option("path", str(work / "counts"))
-        .option("checkpointLocation", str(work / "checkpoint")).trigger(availableNow=True).start()
-    )  # fmt: skip
+    return _to_the_end(frame, work)
+
+
+def _to_the_end(frame: Any, work: Path) -> list[tuple[int, float]]:
+    writer = frame.writeStream.outputMode("append").format("json").option("path", str(work / "counts"))
+    query = writer.option("checkpointLocation", str(work / "checkpoint")).trigger(availableNow=True).start()
     query.awaitTermination()
     return _progress(query)
 
@@ -122,12 +124,7 @@ def sql(spark: Any, data: Path, work: Path) -> list[tuple[int, float]]:
 def tws(spark: Any, data: Path, work: Path) -> list[tuple[int, float]]:
     """transformWithState, Row API, RocksDB: a map state of buckets, an event-time timer per bucket."""
     frame = tws_frame(_reader(spark, data), spark)
-    query = (
-        frame.writeStream.outputMode("append").format("json").option("path", str(work / "counts"))
-        .option("checkpointLocation", str(work / "checkpoint")).trigger(availableNow=True).start()
-    )  # fmt: skip
-    query.awaitTermination()
-    return _progress(query)
+    return _to_the_end(frame, work)
 
 
 def tws_frame(source: Any, spark: Any, delay: str = "2 seconds") -> Any:

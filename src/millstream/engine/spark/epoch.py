@@ -53,6 +53,7 @@ from .task import EpochOrder, Place, Receipt, decode_receipt, task_function
 
 TRIES = 5
 COLLECT_EVERY = 20
+KEPT_RUNS = 64  # a replica that was last brought up to date by an older run loads anew
 
 
 class Stopped(Exception):
@@ -298,7 +299,7 @@ class Epochs:
         for receipt in receipts:
             for name, part in receipt.parts.items():
                 sinks.setdefault(name, []).append(part)
-        manifest = Manifest(epoch, self.token, now, self._trimmed(runs, computations), injectors, computations, sinks, drain, offsets=None if drain else self.offsets.digest(epoch))
+        manifest = Manifest(epoch, self.token, now, runs[-KEPT_RUNS:], injectors, computations, sinks, drain, offsets=None if drain else self.offsets.digest(epoch))
         drained_low = all(shard.next_low is None for c in computations.values() for shard in c.shards)
         manifest.drained = (drain and drained_low) or (before is not None and before.drained)
         return manifest
@@ -326,11 +327,6 @@ class Epochs:
             new.fired += counts.fired
             new.produced += delta.produced
         return new
-
-    @staticmethod
-    def _trimmed(runs: list[tuple[int, str]], computations: dict[str, ComputationState]) -> list[tuple[int, str]]:
-        """Runs that only old replicas could ask for are forgotten: those then load anew."""
-        return runs[-64:]
 
     # --- 7: after the commit
 
