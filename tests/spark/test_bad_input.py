@@ -265,3 +265,14 @@ def test_spark_offsets_that_do_not_belong_to_the_manifests_are_refused(spark: An
     shutil.rmtree(folder)
     with pytest.raises(ms.errors.CheckpointError, match="do not belong together"):
         run(counting(tmp_path, Sum), spark, tmp_path, drain=False)
+
+
+def test_a_computation_that_takes_over_a_name_starts_with_nothing(spark: Any, tmp_path: Path) -> None:
+    write(tmp_path / "in", "a.json", good())
+    run(counting(tmp_path, Sum), spark, tmp_path, drain=False)
+    write(tmp_path / "in", "b.json", good(100))
+    run(counting(tmp_path, Sum, name="Between"), spark, tmp_path, drain=False, drop=["Sum"])
+    write(tmp_path / "in", "c.json", good(200))
+    sink = ms.sinks.memory()
+    run(counting(tmp_path, Sum, sink), spark, tmp_path, drain=False, drop=["Between"])
+    assert [r.value for r in sink.collected] == [1, 2, 3, 4, 5]
