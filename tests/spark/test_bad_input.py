@@ -276,3 +276,9 @@ def test_a_computation_that_takes_over_a_name_starts_with_nothing(spark: Any, tm
     sink = ms.sinks.memory()
     run(counting(tmp_path, Sum, sink), spark, tmp_path, drain=False, drop=["Between"])
     assert [r.value for r in sink.collected] == [1, 2, 3, 4, 5]
+
+
+def test_a_null_where_an_id_was_promised_names_stream_and_row(spark: Any, tmp_path: Path) -> None:
+    write(tmp_path / "in", "a.json", [{"k": "a", "n": 1, "at": BASE, "i": None}])
+    with pytest.raises(ms.errors.InputError, match="'in' into computation 'Sum': the id"):
+        run(counting(tmp_path, Sum, id="i", schema="k string, n long, at long, i string"), spark, tmp_path)

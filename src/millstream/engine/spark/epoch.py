@@ -127,7 +127,9 @@ class Epochs:
         faults.point("epoch.1-looked", epoch, self.crash)
         before = self.latest  # 2
         faults.point("epoch.2-read", epoch, self.crash)
-        now = int(clock.time() * 1000)
+        now = None if drain else self.offsets.planned_at(epoch)
+        if now is None:
+            now = int(clock.time() * 1000)
         if before is not None:
             now = max(now, before.now)
         times = self._times(epoch, before, now, drain)
@@ -211,11 +213,11 @@ class Epochs:
 
     # --- 3, 4 and 5: the job
 
-    def _level_schemas(self) -> list[tuple[str, bytes]]:
-        """What the tasks of each level put out: DDL for Spark, the same for Arrow."""
+    def _level_schemas(self) -> list[tuple[T.StructType, bytes]]:
+        """What the tasks of each level put out: for Spark, and the same for Arrow."""
         last = len(self.topology.levels) - 1
         injectors = list(self.topology.injectors)
-        found: list[tuple[str, bytes]] = []
+        found: list[tuple[T.StructType, bytes]] = []
         for level in range(last + 1):
             if level == last:
                 schema = T._parse_datatype_string("body binary")
@@ -228,7 +230,7 @@ class Epochs:
                         schema = schema.add(f"v{at}", self.value_types[at])
             assert isinstance(schema, T.StructType)
             arrow = to_arrow_schema(schema, timezone="UTC")
-            found.append((schema, arrow.serialize().to_pybytes()))  # type: ignore[arg-type]
+            found.append((schema, arrow.serialize().to_pybytes()))
         return found
 
     def _receipts(self, spark: Any, frame: DataFrame | None, epoch: int, before: Manifest | None, times: dict[str, Times]) -> list[Receipt]:

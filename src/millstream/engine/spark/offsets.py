@@ -8,6 +8,7 @@ the safe one: assume that there are records, and do not compare.
 from __future__ import annotations
 
 import hashlib
+import json
 import os
 
 
@@ -29,7 +30,7 @@ class SparkOffsets:
         newest = self.newest()
         return self._folder is not None and (newest is None or newest < epoch)
 
-    def _lines(self, epoch: int) -> list[str] | None:
+    def _entry(self, epoch: int) -> list[str] | None:
         if self._folder is None:
             return None
         try:
@@ -37,8 +38,19 @@ class SparkOffsets:
                 lines = handle.read().split("\n")
         except OSError:
             return None
-        found = lines[2 : 2 + self._sources + 1]
-        return found if lines[0] == "v1" and len(lines) == self._sources + 3 else None
+        return lines if lines[0] == "v1" and len(lines) == self._sources + 3 else None
+
+    def _lines(self, epoch: int) -> list[str] | None:
+        entry = self._entry(epoch)
+        return None if entry is None else entry[2:]
+
+    def planned_at(self, epoch: int) -> int | None:
+        """The wall clock at which Spark planned an epoch: the same for a driver that runs it again after a crash."""
+        entry = self._entry(epoch)
+        try:
+            return None if entry is None else int(json.loads(entry[1])["batchTimestampMs"])
+        except (ValueError, KeyError, TypeError):
+            return None
 
     def digest(self, epoch: int) -> str | None:
         """Tells one content of an epoch from another."""

@@ -61,9 +61,9 @@ def start(
     storage = open_storage(checkpoint, storage_options)
     log = ManifestLog(storage)
     _check_pickles(program)
-    Worker(program)
+    worker = Worker(program)
     for spec in topology.computations:
-        Worker(program).make(spec.name)
+        worker.make(spec.name)
     spark = spark or local_session(program.name)
     _check_session(spark)
     for emission in topology.emissions:
@@ -85,9 +85,8 @@ def start(
     )  # fmt: skip
     number = 1 + (int(latest.token.split("-")[0]) if latest else 0)
     epochs = Epochs(
-        program, place, storage, log, latest, f"{number}-{secrets.token_hex(4)}", value_types,
-        offsets,
-    )  # fmt: skip
+        program, place, storage, log, latest, f"{number}-{secrets.token_hex(4)}", value_types, offsets
+    )
     frame = _frame(spark, program, sources, value_types, identity.shards)
     epochs.resume(spark)
     if latest is not None:
