@@ -11,10 +11,12 @@ from collections import Counter, defaultdict
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pyarrow.parquet as pq
 
 import job
 import millstream as ms
+from millstream.core.dedup import IDS
 from millstream.core.layout import ROW, decode_row
 from millstream.state.manifest import ManifestLog
 from millstream.state.segment import merge
@@ -93,9 +95,25 @@ def entries(checkpoint: Path) -> dict[str, dict[bytes, bytes | None]]:
     manifest = ManifestLog(storage).latest()
     assert manifest is not None
     return {
-        name: {key: value for shard in state.shards for key, value in merge(storage, shard.segments, drop_deleted=True)}
+        name: {
+            key: value for shard in state.shards for key, value in merge(storage, shard.segments, drop_deleted=True) if not key.startswith(IDS)
+        }
         for name, state in manifest.computations.items()
-    }
+    }  # fmt: skip
+
+
+def ids_held(checkpoint: Path) -> dict[str, list[bytes]]:
+    """The ids that deduplication holds, per computation: each as key, separator, id."""
+    storage = open_storage(checkpoint)
+    manifest = ManifestLog(storage).latest()
+    assert manifest is not None
+    return {
+        name: sorted(
+            id for shard in state.shards for key, value in merge(storage, shard.segments, drop_deleted=True)
+            if key.startswith(IDS) and key.endswith(b"i") and value for id in msgspec.msgpack.decode(value)
+        )
+        for name, state in manifest.computations.items()
+    }  # fmt: skip
 
 
 def rows_of(found: dict[bytes, bytes | None]) -> dict[bytes, Any]:
@@ -127,3 +145,5 @@ def assert_same(work: Path, runner: ms.testing.LocalRunner) -> None:
         for shard in range(engine.shards):
             expected_entries.update(engine.stores[name, shard].entries)
         assert found == expected_entries, name
+    for name, held in ids_held(work / "checkpoint").items():
+        assert held == sorted(f"{key}\x1f{id}".encode() for (of, _), ids in engine.ids.items() if of == name for key, id in ids), name

@@ -15,12 +15,13 @@ from rich.console import Console
 
 import millstream as ms
 from millstream.cli import main
+from millstream.core.authority import Standing
 from millstream.core.step import Outcome
 from millstream.core.time import BEGINNING
 from millstream.engine.local import LocalEngine
 from millstream.errors import DamageError, DefinitionError
 from millstream.state.folding import fold, unit_name
-from millstream.state.manifest import ComputationState, InjectorState, Manifest, ManifestLog, ShardState
+from millstream.state.manifest import ComputationState, Manifest, ManifestLog, ShardState
 from millstream.state.segment import SegmentRef, encode_segment
 from millstream.state.storage import LocalStorage
 from millstream.status import inspect, view
@@ -91,18 +92,16 @@ class Recorded(LocalEngine):
         super().__init__(pipeline.program(), shards)
         self.log = ManifestLog(LocalStorage(folder))
         self.log.identify(pipeline.name, shards, shards, list(self.topology.injectors))
-        self.injected_records = 0
         self.totals = {
             spec.name: ComputationState(shards=[ShardState() for _ in range(shards)], codec=self.program.codec_of(spec.name).name)
             for spec in self.topology.computations
         }
 
-    def _commit(self, low: dict[str, int], newest: dict[str, int | None], outcomes: dict[tuple[str, int], Outcome]) -> None:
-        self.injected_records += len(self.pending)
-        super()._commit(low, newest, outcomes)
+    def _commit(self, standings: dict[str, Standing], seen: Any, outcomes: dict[tuple[str, int], Outcome], *rest: Any) -> None:
+        super()._commit(standings, seen, outcomes, *rest)
         for (name, shard), outcome in outcomes.items():
             total, counts = self.totals[name], outcome.counts
-            total.low_watermark = low[name]
+            total.low_watermark = standings[name].low
             total.records += counts.records
             total.late += counts.late
             total.produced += len(outcome.productions)
@@ -119,8 +118,7 @@ class Recorded(LocalEngine):
 
     def commit(self, epoch: int) -> None:
         self.epoch = epoch
-        injectors = {name: InjectorState(self.newest[name], self.injected[name], self.injected_records) for name in self.injected}
-        assert self.log.commit(Manifest(epoch, "1-abcd", NOON + epoch, [(0, "1-abcd")], injectors, self.totals))
+        assert self.log.commit(Manifest(epoch, "1-abcd", NOON + epoch, [(0, "1-abcd")], self.progress, self.totals))
 
 
 def words_pipeline() -> ms.Pipeline:

@@ -3,19 +3,28 @@
 from millstream import errors, sinks, sources, testing
 from millstream.core import watermark as watermarks
 from millstream.core.computation import Computation
+from millstream.core.dedup import dedup
 from millstream.core.mapstate import MapState
+from millstream.core.outcome import DROP
 from millstream.core.record import Record, Timer
 from millstream.core.time import BEGINNING, END, LOW_WATERMARK, WALL_CLOCK
+from millstream.core.topology import ADAPTIVE, DEAD_LETTER, FAIL, STRONG, WEAK
 from millstream.pipeline import Pipeline, Stream
 from millstream.state import codec as codecs
 
 __version__ = "0.1.0"
 
 __all__ = [
+    "ADAPTIVE",
     "BEGINNING",
+    "DEAD_LETTER",
+    "DROP",
     "END",
+    "FAIL",
     "LOW_WATERMARK",
+    "STRONG",
     "WALL_CLOCK",
+    "WEAK",
     "Computation",
     "MapState",
     "Pipeline",
@@ -23,6 +32,7 @@ __all__ = [
     "Stream",
     "Timer",
     "codecs",
+    "dedup",
     "errors",
     "sinks",
     "sources",

@@ -20,7 +20,9 @@ from __future__ import annotations
 
 
 class MillstreamError(Exception):
-    """Base of all errors that Millstream raises on purpose."""
+    """Base of all errors that Millstream raises on purpose. `culprits`: the computations whose task failed, if that is known."""
+
+    culprits: tuple[str, ...] | None = None
 
 
 class DefinitionError(MillstreamError):

@@ -9,8 +9,21 @@ from typing import TYPE_CHECKING, Any
 
 from millstream.core.codec import Codec
 from millstream.core.computation import Computation
-from millstream.core.topology import ComputationSpec, Emission, Injector, Input, Topology
-from millstream.core.watermark import Bounded, bounded
+from millstream.core.dedup import Dedup, dedup
+from millstream.core.outcome import DROP, HOOK
+from millstream.core.record import Record
+from millstream.core.time import BEGINNING, duration
+from millstream.core.topology import (
+    DEAD_LETTER,
+    FAIL,
+    PRODUCTIONS,
+    ComputationSpec,
+    Emission,
+    Injector,
+    Input,
+    Topology,
+)
+from millstream.core.watermark import Policy, bounded
 from millstream.engine.program import Program
 from millstream.errors import DefinitionError
 from millstream.sinks.base import Sink
@@ -30,8 +43,21 @@ class Stream:
         self.name = name
         self.pipeline = pipeline
 
+    def via(self, production: str, *, slow_after: str | int | None = None) -> Edge:
+        """This stream over an edge of a kind of its own, for one consumer: `compute(C, counts.via(ms.STRONG))`."""
+        return Edge(self, _production(production, f"stream {self.name!r}"), None if slow_after is None else duration(slow_after))
+
     def __repr__(self) -> str:
         return f"Stream({self.name!r})"
+
+
+class Edge:
+    """A stream's way into one computation, where it differs from what the producer says."""
+
+    def __init__(self, stream: Stream, production: str, slow_after: int | None) -> None:
+        self.stream = stream
+        self.production = production
+        self.slow_after = slow_after
 
 
 class Forward(Computation):
@@ -39,10 +65,15 @@ class Forward(Computation):
 
     State = type(None)
 
-    def process_record(self, record: Any) -> None:
-        self.produce(record.value, key=None)
+    def process_record(self, record: Record) -> None:
+        self.produce(record.value, key=None, timestamp=record.timestamp)
 
-    process_late_record = process_record
+    def process_late_record(self, record: Record) -> None:
+        self._least = BEGINNING  # nobody reads this stream but sinks, to which a record is what it is
+        self.process_record(record)
+
+    def _production_id(self, stream: str) -> str:
+        return self._cause.id  # type: ignore[union-attr]
 
 
 class Pipeline:
@@ -74,34 +105,41 @@ class Pipeline:
         timestamp: Any = None,
         id: Any = None,
         value: str | None = None,
-        watermark: Bounded | None = None,
+        watermark: Policy | None = None,
+        dedup: str | int | Dedup | None = "10m",
     ) -> Stream:
         """Brings records in from a source: one of `ms.sources`, or any streaming DataFrame.
 
         timestamp: a column (milliseconds as long, or a Spark timestamp) or a Column; without it, records get the time at which their
         epoch was planned. id: a column or Column that names a record; without it, the id follows from the row's content.
-        value: one column to be the record's value; without it, the value is the row as a dict. watermark: `ms.watermarks.bounded(delay)`,
-        by default with no delay.
+        value: one column to be the record's value; without it, the value is the row as a dict. watermark: one of `ms.watermarks`, by default
+        bounded with no delay. dedup: for how long (of arrival time) ids are held, so that a record which the source repeats counts once;
+        `ms.dedup(horizon, slack=)` says more, None switches it off. Without id= there is nothing to go by.
         """
         _checked(name, "stream")
         if any(i.name == name for i in self._injectors):
             raise DefinitionError(f"two injected streams are called {name!r}")
         if not hasattr(source, "load") and not hasattr(source, "isStreaming"):
             raise DefinitionError(f"inject({name!r}, ...): {type(source).__name__} is no source. Give one of ms.sources or a streaming DataFrame.")
-        if not isinstance(watermark or bounded(0), Bounded):
-            raise DefinitionError(f"inject({name!r}, watermark=...): use ms.watermarks.bounded('2s')")
-        self._injectors.append(Injector(name, source, timestamp, id, value, watermark or bounded(0)))
+        if not isinstance(watermark or bounded(0), Policy):
+            raise DefinitionError(f"inject({name!r}, watermark=...): use one of ms.watermarks, such as ms.watermarks.bounded('2s')")
+        rule = None if dedup is None or id is None else dedup if isinstance(dedup, Dedup) else _dedup(dedup)
+        self._injectors.append(Injector(name, source, timestamp, id, value, watermark or bounded(0), rule))
         return Stream(name, self)
 
     def compute(
         self,
         computation: Callable[[], Computation],
-        *inputs: Stream | str,
+        *inputs: Stream | Edge | str,
         key: Any = None,
         produces: str | Sequence[str] | None = None,
         name: str | None = None,
         codec: Codec | None = None,
         renamed_from: str | None = None,
+        production: str | Mapping[str, str] | None = None,
+        slow_after: str | int = "1s",
+        late: str | Mapping[str, str] | None = None,
+        on_error: str = FAIL,
     ) -> Any:
         """Runs a computation on one or several streams.
 
@@ -110,6 +148,12 @@ class Pipeline:
         field's name, a callable on the record, or None for the producer's key, which needs no shuffle. A dict gives each stream its own.
         produces: the name of the output stream, or several. name: the identity of its state in the checkpoint, by default the
         class's name. Returns the output stream, or a tuple of streams.
+
+        production: how its productions reach other computations: `ms.WEAK` (the default: in the same epoch), `ms.STRONG` (stored in the
+        commit, delivered in the next epoch), `ms.ADAPTIVE` (weak, stored while a consumer takes longer than slow_after or fails); a dict gives
+        each stream its own, and `stream.via(...)` one consumer. late: for late records, `ms.DROP`, or the name of a stream
+        that gets them; without it they go to `process_late_record`; a dict gives each input its own. on_error: `ms.DEAD_LETTER` sends what makes a hook
+        raise to the stream `<name>.dead-letters`; without it the epoch fails.
         """
         if name is None:
             name = getattr(computation, "__name__", None) or getattr(getattr(computation, "func", None), "__name__", None)
@@ -122,7 +166,8 @@ class Pipeline:
             raise DefinitionError(f"two computations are called {name!r}: give one of them another name=")
         if not inputs:
             raise DefinitionError(f"computation {name!r} reads no stream")
-        streams = [self._stream_name(i, f"computation {name!r}") for i in inputs]
+        edges = [i if isinstance(i, Edge) else None for i in inputs]
+        streams = [self._stream_name(i.stream if isinstance(i, Edge) else i, f"computation {name!r}") for i in inputs]
         if len(set(streams)) < len(streams):
             raise DefinitionError(f"computation {name!r} reads a stream twice: {streams}")
         if isinstance(key, Mapping):
@@ -131,22 +176,61 @@ class Pipeline:
                 raise DefinitionError(f"computation {name!r}: key= names the streams {unknown}, which it does not read")
         keys = [key.get(s) if isinstance(key, Mapping) else key for s in streams]
         outputs = (name,) if produces is None else (produces,) if isinstance(produces, str) else tuple(produces)
-        for output in outputs:
+        lates = self._lates(name, streams, late)
+        for output in (*outputs, *[way for way in lates.values() if way not in (DROP, HOOK)]):
             _checked(output, "stream")
+        if on_error not in (FAIL, DEAD_LETTER):
+            raise DefinitionError(f"computation {name!r}: on_error={on_error!r}: use ms.FAIL or ms.DEAD_LETTER")
         spec = ComputationSpec(
-            name, computation, tuple(Input(s, _listed(k)) for s, k in zip(streams, keys, strict=True)), outputs, codec, renamed_from
-        )
+            name, computation,
+            tuple(
+                Input(s, _listed(k), edge.production if edge else None, edge.slow_after if edge else None, lates[s])
+                for s, k, edge in zip(streams, keys, edges, strict=True)
+            ),
+            outputs, codec, renamed_from, self._productions(name, outputs, production), duration(slow_after),
+            dead_letters(name) if on_error == DEAD_LETTER else None,
+        )  # fmt: skip
         self._computations.append(spec)
         made = tuple(Stream(output, self) for output in outputs)
         return made[0] if len(made) == 1 else made
 
-    def emit(self, stream: Stream | str, sink: Sink) -> None:
-        """Sends a stream to a sink. A stream may go to several sinks."""
+    def _lates(self, name: str, streams: Sequence[str], late: str | Mapping[str, str] | None) -> dict[str, str]:
+        if isinstance(late, Mapping):
+            unknown = sorted(set(late) - set(streams))
+            if unknown:
+                raise DefinitionError(f"computation {name!r}: late= names the streams {unknown}, which it does not read")
+        return {s: (late.get(s, HOOK) if isinstance(late, Mapping) else late or HOOK) for s in streams}
+
+    def _productions(self, name: str, outputs: Sequence[str], production: str | Mapping[str, str] | None) -> dict[str, str]:
+        if production is None:
+            return {}
+        if not isinstance(production, Mapping):
+            return dict.fromkeys(outputs, _production(production, f"computation {name!r}"))
+        unknown = sorted(set(production) - set(outputs))
+        if unknown:
+            raise DefinitionError(f"computation {name!r}: production= names the streams {unknown}, which it does not produce")
+        return {stream: _production(kind, f"computation {name!r}") for stream, kind in production.items()}
+
+    def dead_letters(self, computation: str) -> Stream:
+        """The stream of what made a computation's hooks raise. Its values are dicts: stream, value, timestamp, id, computation, error, traceback."""
+        spec = next((spec for spec in self._computations if spec.name == computation), None)
+        if spec is None or spec.dead_letters is None:
+            raise DefinitionError(f"computation {computation!r} has no dead letters: there is none, or it was not given on_error=ms.DEAD_LETTER")
+        return Stream(spec.dead_letters, self)
+
+    def late_records(self, stream: str) -> Stream:
+        """A stream of late records, as named with `late=`. Its values are dicts: stream, value, timestamp, id, low_watermark."""
+        if all(stream not in spec.late_streams.values() for spec in self._computations):
+            raise DefinitionError(f"no computation was given late={stream!r}")
+        return Stream(stream, self)
+
+    def emit(self, stream: Stream | str, sink: Sink, *, ids: bool = False) -> None:
+        """Sends a stream to a sink. A stream may go to several sinks. ids: rows carry `id`, the same on every retry, for whoever deduplicates downstream."""
         if not isinstance(sink, Sink):
             raise DefinitionError(f"emit(...): {type(sink).__name__} is no sink. Use one of ms.sinks.")
         name = self._stream_name(stream, "emit")
         taken = sum(e.stream == name for e in self._emissions)
-        self._emissions.append(Emission(f"{name}~{taken}" if taken else name, name, sink))
+        self._emissions.append(Emission(f"{name}~{taken}" if taken else name, name, sink, ids))
 
     def topology(self) -> Topology:
         """The checked graph. Raises DefinitionError if something does not fit."""
@@ -158,7 +242,7 @@ class Pipeline:
                 forward = _FORWARD + emission.stream
                 if all(spec.name != forward for spec in computations):
                     computations.append(ComputationSpec(forward, Forward, (Input(emission.stream, ()),), (forward,)))
-                emission = Emission(emission.name, forward, emission.sink)
+                emission = Emission(emission.name, forward, emission.sink, emission.ids)
             emissions.append(emission)
         if not self._injectors:
             raise DefinitionError(f"pipeline {self.name!r} has no injector: nothing would ever come in")
@@ -212,6 +296,21 @@ class Pipeline:
         if stream.pipeline is not self:
             raise DefinitionError(f"{who}: stream {stream.name!r} belongs to pipeline {stream.pipeline.name!r}")
         return stream.name
+
+
+def dead_letters(computation: str) -> str:
+    """The name of a computation's stream of dead letters."""
+    return f"{computation}.dead-letters"
+
+
+def _dedup(given: str | int) -> Dedup:
+    return dedup(given)
+
+
+def _production(kind: str, who: str) -> str:
+    if kind not in PRODUCTIONS:
+        raise DefinitionError(f"{who}: production={kind!r}: use ms.WEAK, ms.STRONG or ms.ADAPTIVE")
+    return kind
 
 
 def _listed(key: Any) -> Any:

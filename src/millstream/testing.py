@@ -12,6 +12,7 @@ from __future__ import annotations
 from typing import Any
 
 from millstream.core.record import Timer
+from millstream.core.topology import ADAPTIVE
 from millstream.engine.local import Emitted, LocalEngine, SimulatedCrash
 from millstream.errors import DefinitionError
 from millstream.pipeline import Pipeline
@@ -51,7 +52,7 @@ class LocalRunner:
         """Moves an injected stream's watermark forward, as if its source had said so, and runs what is due."""
         if stream not in self._engine.injected:
             raise DefinitionError(f"no injected stream is called {stream!r}; there are: {', '.join(self._engine.injected)}")
-        self._engine.injected[stream] = max(self._engine.injected[stream], to)
+        self._engine.progress[stream].watermark = max(self._engine.injected[stream], to)
         self._settle()
 
     def advance_clock(self, to: int) -> None:
@@ -91,6 +92,22 @@ class LocalRunner:
     def late(self, computation: str) -> int:
         """How many late records a computation has seen."""
         return self._engine.late[computation]
+
+    def dead(self, computation: str) -> int:
+        """How many dead letters a computation has written."""
+        return self._engine.dead[computation]
+
+    @property
+    def duplicates(self) -> int:
+        """How many repeated records were dropped."""
+        return self._engine.duplicates
+
+    def store(self, stream: str, computation: str, storing: bool = True) -> None:
+        """Makes an adaptive edge store (or deliver at once again), as a slow consumer would."""
+        edge = (stream, computation)
+        if self._engine.topology.edges.get(edge) != ADAPTIVE:
+            raise DefinitionError(f"the edge from {stream!r} into {computation!r} is not adaptive")
+        (self._engine.storing.add if storing else self._engine.storing.discard)(edge)
 
     def low_watermark(self, computation: str) -> int:
         """A computation's low watermark after the last epoch."""

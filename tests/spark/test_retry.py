@@ -15,8 +15,12 @@ from test_engine import BASE, run, write
 import job
 import millstream as ms
 import support
+from millstream.core import authority
+from millstream.core.guards import ALL_GUARDS
+from millstream.engine.epochs import Epochs
+from millstream.engine.receipts import EpochOrder, Receipt
 from millstream.engine.spark import task
-from millstream.engine.spark.epoch import Epochs
+from millstream.status.report import standings_of
 
 pytestmark = pytest.mark.spark
 
@@ -78,11 +82,11 @@ def test_a_stage_recomputed_in_mid_epoch_abandons_the_epoch_and_never_mixes_atte
 def test_receipts_of_mixed_missing_or_doubled_attempts_are_refused_and_equal_ones_are_not(tmp_path: Path) -> None:
     epochs = Epochs.__new__(Epochs)
     epochs.topology = job.pipeline(tmp_path).topology()
-    epochs.place = task.Place("", "", None, None, 1)
-    first, second = task.Receipt(0, 0, 0, unit=1), task.Receipt(1, 0, 0, unit=2, consumed=[1])
+    epochs.shards, epochs.guards = 1, ALL_GUARDS
+    first, second = Receipt(0, 0, 0, unit=1), Receipt(1, 0, 0, unit=2, consumed=[1])
     assert epochs._checked([first, second]) == [first, second]
     for bad in (
-        [first, task.Receipt(1, 0, 0, unit=2, consumed=[1, 7])],  # fed by an attempt that is not the one staged
+        [first, Receipt(1, 0, 0, unit=2, consumed=[1, 7])],  # fed by an attempt that is not the one staged
         [first],
         [first, second, second],
         [first, first, second],
@@ -97,7 +101,9 @@ def test_a_zombie_attempt_that_wakes_up_late_changes_nothing_and_is_collected(sp
     epochs = run(job.pipeline(tmp_path), spark, tmp_path, drain=False)._epochs
     before, units = epochs.latest, tmp_path / "checkpoint" / "units"
     honest = set(units.iterdir())
-    order = task.EpochOrder(before.epoch, epochs.log.read(before.epoch - 1), epochs._times(before.epoch, before, before.now, False), os.getpid(), "")
+    then = standings_of(before)
+    times = authority.times(epochs.topology, then, then, before.now, before.epoch)
+    order = EpochOrder(before.epoch, epochs.token, epochs.log.read(before.epoch - 1), times, [], os.getpid(), "")
     rows = files[0]
     table = pa.table({
         "part": pa.array([0] * len(rows), pa.int32()), "route": pa.array([0] * len(rows), pa.int32()), "key": [r["term"] for r in rows],

@@ -363,7 +363,7 @@ def test_collection_leaves_a_fold_alone_that_is_still_under_way(tmp_path):
         return manifest
 
     spark = FakeSpark()
-    folds = Folds(Place(str(tmp_path), "id", None, None, 1))
+    folds = Folds(Place(str(tmp_path), "id", None, None, 1), "1-run")
     folds.plan(commit(20, chain), spark)
     assert spark.written.wait(30)
     for epoch in range(21, 41):

@@ -8,11 +8,11 @@ import msgspec
 import pytest
 from unitkit import MemoryStorage
 
+from millstream.core.watermark import Progress
 from millstream.errors import CheckpointError, DamageError
 from millstream.state import manifest as manifest_module
 from millstream.state.manifest import (
     ComputationState,
-    InjectorState,
     Manifest,
     ManifestLog,
     ShardState,
@@ -25,7 +25,7 @@ from millstream.state.storage import LocalStorage
 def made(epoch=4, token="run"):
     shard = ShardState([SegmentRef("units/a", 7, 100, 3, 0, 4, True)], keys=2, timers=1, next_low=-5)
     return Manifest(
-        epoch, token, 1_700_000_000_000, [(0, "old"), (3, token)], {"in": InjectorState(9, 8, 7)},
+        epoch, token, 1_700_000_000_000, [(0, "old"), (3, token)], {"in": Progress(9, 8, 7)},
         {"C": ComputationState(5, [shard], "pickle", ["in"], 1, 2, 3, 4)}, {"out": [{"staged": "x", "rows": 3}]}, offsets="abc",
     )  # fmt: skip
 
@@ -127,9 +127,9 @@ def test_a_manifest_under_another_name_is_noticed(log):
 
 def test_another_format_is_told_from_damage(log):
     other = made()
-    other.format = 2
+    other.format = 1
     log.commit(other)
-    with pytest.raises(CheckpointError, match="format 2") as caught:
+    with pytest.raises(CheckpointError, match="format 1") as caught:
         log.read(4)
     assert not isinstance(caught.value, DamageError)
 

@@ -7,9 +7,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import millstream as ms
+from millstream.core.authority import Standing, propagate
 from millstream.core.time import BEGINNING, END
 from millstream.core.topology import ComputationSpec, Emission, Injector, Input, Topology
-from millstream.core.watermark import bounded, propagate
+from millstream.core.watermark import Progress, Seen, bounded
 from millstream.errors import DefinitionError
 
 
@@ -335,15 +336,20 @@ def test_watermarks_are_what_recursion_says_and_never_go_back(given_graph, data)
             return max([min(fed), best.get(name, BEGINNING)])
 
         expected = {c.name: low(c.name) for c in computations}
-        now = propagate(found, at, before)
+        standings = propagate(found, {name: Progress(watermark=time) for name, time in at.items()}, {name: Standing(was, was) for name, was in before.items()})
+        now = {name: standing.low for name, standing in standings.items()}
         assert now == expected
+        assert all(standing.output == standing.low for standing in standings.values())
         assert all(now[name] >= was for name, was in before.items())
         assert all(now[c.name] >= min(at.values()) for c in computations)
         before = best = now
 
 
 def test_a_bounded_watermark_follows_the_newest_record_at_a_distance():
-    assert bounded("2s").watermark(None) == BEGINNING
-    assert bounded("2s").watermark(10_000) == 8_000
-    assert bounded(0).watermark(5) == 5
-    assert bounded("1d").watermark(BEGINNING + 5) == BEGINNING
+    def after(delay, newest):
+        return bounded(delay).advance(Progress(), Seen(1, newest) if newest is not None else Seen(), 0).watermark
+
+    assert after("2s", None) == BEGINNING
+    assert after("2s", 10_000) == 8_000
+    assert after(0, 5) == 5
+    assert after("1d", BEGINNING + 5) == BEGINNING

@@ -9,7 +9,7 @@ from millstream.core.computation import Computation
 from millstream.core.keys import key_text
 from millstream.core.layout import LOW_TIMER, ROW, WALL_TIMER, decode_row, timer_entry
 from millstream.core.record import ListBatch
-from millstream.core.step import Arrivals, Outcome, StateKind, Step, Times
+from millstream.core.step import Arrivals, Outcome, StateKind, Step, Times, Wiring
 from millstream.core.time import BEGINNING
 from millstream.engine.local import MemoryStore
 from millstream.errors import DamageError
@@ -109,7 +109,9 @@ def run_step(
     """One step by hand; applies the delta if the store can take it."""
     store = MemoryStore() if store is None else store
     kind = StateKind(computation, codec)
-    step = Step(name, computation, kind, store, Times(now, late_before, low, epoch), streams, msgpack.encoder(), frozenset(same_key))
+    step = Step(
+        Wiring(name, tuple(streams), frozenset(same_key)), computation, kind, store, Times(now, late_before, low, epoch), msgpack.encoder()
+    )
     outcome = step.run(Arrivals.of(arrivals(records) if rows is None else rows))
     if hasattr(store, "apply"):
         store.apply(outcome.delta)

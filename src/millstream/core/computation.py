@@ -2,9 +2,13 @@
 
 The step binds `key` and `state` before it calls a hook and reads `state`, timers and productions after the key's last hook of the
 epoch. Rules that this file enforces:
-1. A production's timestamp is not older than its cause's (MillWheel §4: otherwise it could be late behind its own cause).
+1. A production's timestamp is not older than its cause's (MillWheel §4: otherwise it could be late behind its own cause), unless a
+   hold has kept time back for it; and never older than what the computation's streams have promised. Where none is given and
+   the cause is older than that (a late record, a timer set in the past), it is what was promised.
 2. A production's id follows from computation, key, cause and ordinal, so a retry makes the same id.
 3. Timers are a set of (time, tag) per kind: setting one twice is setting it once.
+4. A hold keeps the output watermark at a timestamp until it is released, or its timer fires. It cannot take back what was promised:
+   an older one is moved up to that.
 """
 
 from __future__ import annotations
@@ -14,7 +18,7 @@ from hashlib import blake2b
 from typing import Any
 
 from millstream.core.keys import key_text
-from millstream.core.layout import TimerSet
+from millstream.core.layout import STATE_HOLD, Holds, TimerSet
 from millstream.core.record import Production, Record, Timer
 from millstream.core.time import BEGINNING, END, LOW_WATERMARK, WALL_CLOCK
 
@@ -67,6 +71,10 @@ class Computation:
     _default_stream: str | None
     _encode: Callable[[Any], bytes]
     _productions: list[Production]
+    _least: int  # no production may be older
+    _promised: int  # no hold may be older
+    _holds: Holds  # (kind, time, tag) of a timer, or STATE_HOLD: what it holds
+    _held: int  # the oldest hold of this key that was in force in this epoch, or END
 
     def process_record(self, record: Record) -> None:
         """Called for every record on time, in order of (timestamp, id) within the epoch."""
@@ -79,11 +87,17 @@ class Computation:
     def process_late_record(self, record: Record) -> None:
         """Called for a record older than the low watermark. The default drops it; the engine counts it either way."""
 
-    def set_timer(self, tag: str, time: int, kind: str = LOW_WATERMARK) -> None:
+    def set_timer(self, tag: str, time: int, kind: str = LOW_WATERMARK, *, hold: int | None = None) -> None:
         """Asks for `process_timer` at this low watermark, or at this wall-clock time with `kind=ms.WALL_CLOCK`.
 
-        Timers with different tags or times stand side by side; a time that has passed is due at once.
+        Timers with different tags or times stand side by side; a time that has passed is due at once. hold: until the timer fires, the
+        output watermark stays at this timestamp, so that what the timer will produce with it is late for nobody.
         """
+        if hold is not None:
+            self._check_timer(tag, hold)
+            hold = max(hold, self._promised)
+            self._holds[kind, time, tag] = hold
+            self._held = min(self._held, hold)
         entry = (time, tag)
         if kind == LOW_WATERMARK:
             timers = self._low
@@ -106,10 +120,24 @@ class Computation:
         if kind not in (LOW_WATERMARK, WALL_CLOCK):
             raise ValueError(f"kind={kind!r}: use ms.LOW_WATERMARK or ms.WALL_CLOCK")
         timers = self._low if kind == LOW_WATERMARK else self._wall
-        if time is not None:
-            timers.discard((time, tag))
-        else:
-            timers.difference_update([entry for entry in timers if entry[1] == tag])
+        gone = [(time, tag)] if time is not None else [entry for entry in timers if entry[1] == tag]
+        timers.difference_update(gone)
+        if self._holds:
+            for entry in gone:
+                self._holds.pop((kind, *entry), None)
+
+    def hold(self, timestamp: int) -> int:
+        """Keeps the output watermark at a timestamp on behalf of this key's state, until `release`. Returns the timestamp in force: what has been
+        promised already cannot be taken back. A key has one such hold; a second call moves it."""
+        self._check_timer("hold", timestamp)
+        timestamp = max(timestamp, self._promised)
+        self._holds[STATE_HOLD] = timestamp
+        self._held = min(self._held, timestamp)
+        return timestamp
+
+    def release(self) -> None:
+        """Ends this key's hold. Nothing happens if there is none."""
+        self._holds.pop(STATE_HOLD, None)
 
     def produce(self, value: Any, *, key: Any = _OWN, timestamp: int | None = None, stream: str | None = None) -> None:
         """Emits a record. Key and timestamp are those of the record or timer at hand unless given."""
@@ -119,12 +147,18 @@ class Computation:
         else:
             caused = cause.time if cause.kind == LOW_WATERMARK else self._wall_time
         if timestamp is None:
-            timestamp = caused
+            timestamp = caused if caused >= self._least else self._least
         elif timestamp.__class__ is not int or not BEGINNING < timestamp < END:
             raise ValueError(f"produce(timestamp={timestamp!r}): give milliseconds as an int")
-        elif timestamp < caused:
+        elif timestamp < caused and timestamp < self._held:
             raise ValueError(
-                f"produce(timestamp={timestamp}) is older than what caused it ({caused}): a production may not go back in event time"
+                f"produce(timestamp={timestamp}) is older than what caused it ({caused}): a production may not go back in event time, "
+                f"unless a hold (set_timer(..., hold=), self.hold) has kept time back for it"
+            )
+        elif timestamp < self._least:
+            raise ValueError(
+                f"produce(timestamp={timestamp}) is below the low watermark that {self._name} has promised ({self._least}): it would be late wherever "
+                f"it goes. Give a newer timestamp, or hold the watermark back in time (set_timer(..., hold=), self.hold)"
             )
         if stream is None:
             if self._default_stream is None:

@@ -1,10 +1,11 @@
 """The keyspace of a shard: how a row is laid out as sorted byte strings.
 
-Everything that one computation keeps for one shard lives in one ordered map from bytes to bytes. Three kinds of entries:
+Everything that one computation keeps for one shard lives in one ordered map from bytes to bytes. Four kinds of entries:
 
-    R <row key>                                 → Row: state, low-watermark timers, wall-clock timers
+    R <row key>                                 → Row: state, low-watermark timers, wall-clock timers, holds
     M <len> <row key> <field> 0 <sub-key>       → one entry of a MapState
-    T <kind> <time> <row key>                   → nothing: the *earliest* timer of that kind of that key
+    T <kind> <time> <row key>                   → nothing: the *earliest* timer (or hold) of that kind of that key
+    D <stream> 0 <span> <epoch> ...             → ids of injected records (core/dedup.py)
 
 Rules
 1. A row is one entry, so state and timers change together. The index holds at most one entry per key and kind, so a key
@@ -24,10 +25,13 @@ ROW = b"R"
 SUB = b"M"
 LOW_TIMER = b"TL"
 WALL_TIMER = b"TW"
+HOLD = b"TH"
 
 _BIAS = 2**63
 
 TimerSet = set[tuple[int, str]]
+Holds = dict[tuple[str, int, str], int]
+STATE_HOLD = ("", 0, "")
 
 
 class Store(Protocol):
@@ -49,6 +53,9 @@ class NoEntries:
     def scan(self, start: bytes, stop: bytes, reverse: bool = False) -> Iterator[tuple[bytes, bytes]]:
         return iter(())
 
+    def keys(self, start: bytes, stop: bytes) -> Iterator[bytes]:
+        return iter(())
+
     def close(self) -> None:
         """Nothing to end."""
 
@@ -59,6 +66,7 @@ class Row(msgspec.Struct, array_like=True, gc=False):
     state: bytes
     low: list[tuple[int, str]] = []
     wall: list[tuple[int, str]] = []
+    holds: list[tuple[int, str, int, str]] = []  # timestamp, then the timer's kind, time and tag, or STATE_HOLD
 
 
 encode_row = msgspec.msgpack.Encoder().encode

@@ -153,6 +153,14 @@ class MapState:
         for raw, value in self._dirty.items():
             yield raw, None if value is _MISSING else self._encode(value)  # type: ignore[misc]
 
+    def copied(self) -> dict[bytes, Any]:
+        """Called by the step: this epoch's changes so far, encoded, so that `put_back` can return to them."""
+        return {raw: _MISSING if value is _MISSING else self._encode(value) for raw, value in self._dirty.items()}  # type: ignore[misc]
+
+    def put_back(self, changes: dict[bytes, Any]) -> None:
+        """Called by the step: as `copied` found it."""
+        self._dirty = {raw: _MISSING if data is _MISSING else self._decode(data) for raw, data in changes.items()}  # type: ignore[misc]
+
     def __reduce__(self) -> Any:
         return MapState, ()  # its entries are sub-rows of their own, whatever the codec
 

@@ -75,11 +75,12 @@ class Record(msgspec.Struct, gc=False, eq=False):
 
 
 class Timer(msgspec.Struct, frozen=True, order=True, gc=False):
-    """A timer that fires: when it was set for, its tag, and its kind."""
+    """A timer that fires: when it was set for, its tag, its kind, and the timestamp at which it held the output watermark, if it did."""
 
     time: int
     tag: str
     kind: str
+    hold: int | None = None
 
 
 class Production(msgspec.Struct, gc=False, array_like=True):

@@ -11,13 +11,21 @@ Rules
    What came in with the very records that move time is not late, and no timer fires before them.
 4. Wall-clock timers fire after event time has moved, in order of time, against the epoch's fixed clock. Whatever a hook makes
    due is fired in the same visit, up to `MAX_FIRINGS`, where a loop is assumed.
-5. A row that equals a fresh one (default state, no timers, no sub-rows) is deleted.
+5. A row that equals a fresh one (default state, no timers, no sub-rows, no hold) is deleted.
+6. At most `MAX_DUE` keys are visited for their timers alone, those with the earliest timers; the rest has its turn in the next epoch, and
+   holds the output watermark until then. So a jump of the watermark over millions of keys needs no more memory than an epoch.
+7. A late record goes where its input says: nowhere, to `process_late_record`, or to a stream. It is counted in any case.
+8. A hook that raises fails the epoch; or, where the computation has a stream of dead letters, the record or timer goes there and all
+   that it changed (state, timers, holds, productions) is undone. The visit is then begun anew, this time with a copy of the state before each
+   hook: pipelines pay for that only where something fails.
 """
 
 from __future__ import annotations
 
 import traceback
 from collections.abc import Callable, Iterable, Sequence
+from functools import partial
+from itertools import islice
 from typing import Any
 
 import msgspec
@@ -26,6 +34,7 @@ from millstream.core.codec import Codec
 from millstream.core.computation import Computation
 from millstream.core.keys import key_of
 from millstream.core.layout import (
+    HOLD,
     LOW_TIMER,
     ROW,
     WALL_TIMER,
@@ -42,20 +51,14 @@ from millstream.core.layout import (
     timers_until,
 )
 from millstream.core.mapstate import MapState
+from millstream.core.outcome import DROP, HOOK, Counts, LateRecord, Outcome, Times, Wiring
 from millstream.core.record import Batch, Production, Record, Timer
 from millstream.core.time import BEGINNING, END, LOW_WATERMARK, WALL_CLOCK
 from millstream.errors import HookError
 
 MAX_FIRINGS = 1_000_000
-
-
-class Times(msgspec.Struct, frozen=True):
-    """The times of one computation in one epoch. Invariant: late_before <= low_watermark."""
-
-    now: int
-    late_before: int
-    low_watermark: int
-    epoch: int = 0
+MAX_DUE = 200_000
+LAST_LATE = 5  # late records that are shown
 
 
 class Arrivals(msgspec.Struct):
@@ -78,9 +81,9 @@ class Arrivals(msgspec.Struct):
         return cls([], [0], [], [], [])
 
     @classmethod
-    def of(cls, records: Iterable[tuple[str, int, str, Batch, int]]) -> Arrivals:
-        """From (key text, timestamp, id, batch, index) in any order."""
-        rows = sorted(records, key=lambda row: (row[0], row[1], row[2], row[3].stream))
+    def of(cls, records: Iterable[tuple[str, int, str, Batch, int]], ordered: bool = True) -> Arrivals:
+        """From (key text, timestamp, id, batch, index) in any order. Without `ordered`, a key's records stay as they come."""
+        rows = sorted(records, key=lambda row: (row[0], row[1], row[2], row[3].stream) if ordered else (row[0],))
         keys: list[str] = []
         bounds: list[int] = []
         batches: dict[int, tuple[int, Batch]] = {}
@@ -94,27 +97,6 @@ class Arrivals(msgspec.Struct):
             keys, bounds, [row[1] for row in rows], [row[4] for row in rows],
             [batch for _, batch in batches.values()], [batches[id(row[3])][0] for row in rows],
         )  # fmt: skip
-
-
-class Counts(msgspec.Struct):
-    """What a step did, for status and manifest."""
-
-    records: int = 0
-    late: int = 0
-    fired: int = 0
-    touched: int = 0
-    keys: int = 0  # rows added minus rows removed
-    timers: int = 0  # timers added minus timers removed
-    next_low: int | None = None  # earliest timer left, if any
-    next_wall: int | None = None
-
-
-class Outcome(msgspec.Struct):
-    """The result of a step: the delta (None deletes), the productions in order, the counts."""
-
-    delta: dict[bytes, bytes | None]
-    productions: list[Production]
-    counts: Counts
 
 
 class StateKind:
@@ -144,18 +126,10 @@ class Step:
     """Runs one computation on one shard for one epoch. Use once."""
 
     def __init__(
-        self,
-        name: str,
-        computation: Computation,
-        kind: StateKind,
-        store: Store,
-        times: Times,
-        streams: Sequence[str],
-        encode_value: Callable[[Any], bytes],
-        same_key_streams: frozenset[str] = frozenset(),
-        named_streams: frozenset[str] | None = None,
+        self, wiring: Wiring, computation: Computation, kind: StateKind, store: Store, times: Times, encode_value: Callable[[Any], bytes]
     ) -> None:
-        self.name = name
+        self.wiring = wiring
+        self.name = wiring.name
         self.computation = computation
         self.kind = kind
         self.store = store
@@ -164,27 +138,36 @@ class Step:
         self.counts = Counts()
         self.firings_until = MAX_FIRINGS
         self.has_maps = kind.is_map or bool(kind.map_fields)
+        self.careful = False  # a hook of the key at hand has raised
+        self.saved: _Saved | None = None
         c = computation
         c.low_watermark = times.low_watermark
         c.now = times.now
-        c._name = name
+        c._name = wiring.name
         c._epoch = times.epoch
-        c._streams = frozenset(streams)
-        c._default_stream = streams[0] if len(streams) == 1 else None
+        c._streams = frozenset(wiring.streams)
+        c._default_stream = wiring.streams[0] if len(wiring.streams) == 1 else None
         c._encode = encode_value
-        c._same_key_streams = same_key_streams
-        c._named_streams = frozenset(streams) if named_streams is None else named_streams
+        c._same_key_streams = wiring.same_key
+        c._named_streams = frozenset(wiring.streams) if wiring.named is None else wiring.named
         c._productions = []
+        c._least = times.least
+        c._promised = times.promised
 
     def run(self, arrivals: Arrivals) -> Outcome:
         """Visits every key that has records or a due timer."""
-        times, counts = self.times, self.counts
+        times = self.times
         due: dict[bytes, None] = {}
+        left: dict[bytes, bytes] = {}  # where the index goes on behind what is visited
         for kind, until in ((LOW_TIMER, times.low_watermark), (WALL_TIMER, times.now)):
+            left[kind] = kind
             if until > BEGINNING:
-                due.update((timer_row_key(entry), None) for entry, _ in self.store.scan(*timers_until(kind, until)))
+                start, stop = timers_until(kind, until)
+                found = [entry for entry, _ in islice(self.store.scan(start, stop), MAX_DUE)]
+                due.update((timer_row_key(entry), None) for entry in found)
+                left[kind] = stop if len(found) < MAX_DUE else found[-1]
         bounds = arrivals.bounds
-        visit = self._visit
+        visit = self._visit if self.wiring.dead_letters is None else self._forgiving
         for group, text in enumerate(arrivals.keys):
             row_key = text.encode()
             due.pop(row_key, None)
@@ -192,29 +175,51 @@ class Step:
         none = Arrivals.none()
         for row_key in sorted(due):
             visit(row_key, row_key.decode(), none, 0, 0)
+        counts = self.counts
         counts.records = len(arrivals.timestamps)
         counts.touched = len(arrivals.keys) + len(due)
-        counts.next_low = self._earliest(LOW_TIMER, times.low_watermark)
-        counts.next_wall = self._earliest(WALL_TIMER, times.now)
+        counts.next_low, _ = self._earliest(LOW_TIMER, left[LOW_TIMER])
+        counts.next_wall, _ = self._earliest(WALL_TIMER, left[WALL_TIMER])
+        counts.held, held_by = self._earliest(HOLD, HOLD)
+        counts.holder = "" if held_by is None else repr(key_of(held_by.decode()))
         return Outcome(self.delta, self.computation._productions, counts)
+
+    def _forgiving(self, row_key: bytes, text: str, arrivals: Arrivals, at: int, stop: int) -> None:
+        """A visit in which what makes a hook raise becomes a dead letter."""
+        counts, productions = self.counts, self.computation._productions
+        before = (len(productions), msgspec.structs.replace(counts, late_by=dict(counts.late_by), last_late=list(counts.last_late)))
+        try:
+            self._visit(row_key, text, arrivals, at, stop)
+        except HookError:
+            del productions[before[0] :]
+            self.counts = before[1]
+            self.careful = True
+            try:
+                self._visit(row_key, text, arrivals, at, stop)
+            finally:
+                self.careful = False
+                self.saved = None
 
     def _visit(self, row_key: bytes, text: str, arrivals: Arrivals, at: int, stop: int) -> None:
         c, kind, counts = self.computation, self.kind, self.counts
         row_entry = ROW + row_key
         raw = self.store.get(row_entry)
+        c._holds = {}
+        c._held = END
         if raw is None:
+            row = None
             before = kind.empty
             low: set[tuple[int, str]] = set()
             wall: set[tuple[int, str]] = set()
-            low_before = wall_before = None
-            timers_before = 0
+            low_before = None
         else:
             row = decode_row(raw)
             before = row.state
             low, wall = set(row.low), set(row.wall)
             low_before = row.low[0][0] if row.low else None
-            wall_before = row.wall[0][0] if row.wall else None
-            timers_before = len(low) + len(wall)
+            if row.holds:
+                c._holds = {(of, time, tag): hold for hold, of, time, tag in row.holds}
+                c._held = row.holds[0][0]
         c.key = key = key_of(text)
         c._row_key = row_key
         c._low, c._wall = low, wall
@@ -238,11 +243,9 @@ class Step:
                 timestamps, index, batches, source = arrivals.timestamps, arrivals.index, arrivals.batches, arrivals.source
                 late_before = self.times.late_before
                 while at < stop and timestamps[at] < late_before:
-                    c._cause = record = Record(key, timestamps[at], batches[source[at] if source else 0], index[at])
-                    counts.late += 1
-                    c.process_late_record(record)
+                    self._late(Record(key, timestamps[at], batches[source[at] if source else 0], index[at]))
                     at += 1
-                process = c.process_record
+                process = c.process_record if not self.careful else partial(self._carefully, c.process_record)
                 batch = batches[0]
                 for position in range(at, stop):
                     time = timestamps[position]
@@ -254,50 +257,132 @@ class Step:
                     process(record)
             if c._next_due != END or c._wall:
                 self._fire_rest()
-            self._write(row_key, row_entry, raw, low_before, wall_before, timers_before)
+            self._write(row_key, row_entry, raw, row)
         except HookError:
             raise
         except Exception as error:
             raise self._blame(error) from error
 
-    def _write(
-        self, row_key: bytes, row_entry: bytes, raw: bytes | None, low_before: int | None, wall_before: int | None, timers_before: int
-    ) -> None:
+    def _late(self, record: Record) -> None:
+        c, counts = self.computation, self.counts
+        stream = record.stream
+        counts.late += 1
+        counts.late_by[stream] = counts.late_by.get(stream, 0) + 1
+        counts.last_late = [
+            *counts.last_late[1 - LAST_LATE :],
+            LateRecord(stream, repr(c.key)[:100], record.timestamp, self.times.late_before, _shown(record)),
+        ]
+        c._cause = record
+        way = self.wiring.late.get(stream, HOOK)
+        if way == HOOK:
+            if self.careful:
+                self._carefully(c.process_late_record, record)
+            else:
+                c.process_late_record(record)
+        elif way != DROP:
+            self._emit(way, {**_described(record), "low_watermark": self.times.late_before})
+
+    # --- dead letters
+
+    def _carefully(self, hook: Callable[[Any], None], cause: Record | Timer) -> None:
+        """Calls a hook; if it raises, or leaves a state that cannot be encoded, undoes what it did and writes a dead letter."""
+        c = self.computation
+        if self.saved is None or self.saved.row_key != c._row_key:
+            self.saved = self._save()
+        try:
+            hook(cause)
+            self.saved = self._save()
+        except Exception as error:
+            self._restore(self.saved)
+            if cause.__class__ is Timer:  # it has fired, whatever came of it
+                timers = c._low if cause.kind == LOW_WATERMARK else c._wall  # type: ignore[union-attr]
+                timers.discard((cause.time, cause.tag))  # type: ignore[union-attr]
+                c._holds.pop((cause.kind, cause.time, cause.tag), None)  # type: ignore[union-attr]
+            self.saved = self._save()
+            assert self.wiring.dead_letters is not None
+            trace = "".join(traceback.format_exception(error))
+            self.counts.dead += 1
+            c._counted = None
+            c._cause = cause
+            self._emit(self.wiring.dead_letters, {**_described(cause), "computation": self.name, "error": f"{type(error).__name__}: {error}", "traceback": trace})
+
+    def _save(self) -> _Saved:
+        c, kind = self.computation, self.kind
+        maps = [sub.copied() for sub in self._maps()] if self.has_maps else []
+        encoded = b"" if kind.is_map else kind.encode(c.state)
+        return _Saved(c._row_key, encoded, maps, set(c._low), set(c._wall), list(c._due), c._next_due, dict(c._holds), c._held, len(c._productions))
+
+    def _restore(self, saved: _Saved) -> None:
+        c, kind = self.computation, self.kind
+        c.state = MapState() if kind.is_map else kind.decode(saved.state)
+        if self.has_maps:
+            for (field, sub), changes in zip(kind.maps(c.state), saved.maps, strict=True):
+                sub.bind(self.store, sub_prefix(c._row_key, field), kind.encode, kind.decode_sub)
+                sub.put_back(changes)
+        c._low, c._wall, c._due, c._next_due = set(saved.low), set(saved.wall), list(saved.due), saved.next_due
+        c._holds, c._held = dict(saved.holds), saved.held
+        del c._productions[saved.productions :]
+
+    def _emit(self, stream: str, value: dict[str, Any]) -> None:
+        """A production of the system's own, caused by what is at hand."""
+        c = self.computation
+        try:
+            body = c._encode(value)
+        except Exception:
+            body = c._encode({**value, "value": repr(value.get("value"))})
+        caused = c._wall_time if value["timestamp"] is None else value["timestamp"]
+        c._productions.append(Production(stream, c.key, max(self.times.least, caused), c._production_id(stream), body))
+
+    def _write(self, row_key: bytes, row_entry: bytes, raw: bytes | None, row: Row | None) -> None:
         c, kind, counts, delta = self.computation, self.kind, self.counts, self.delta
         low, wall = sorted(c._low), sorted(c._wall)
-        alive = bool(low or wall)
-        if self.has_maps:
-            for field, sub in kind.maps(c.state):
-                prefix = sub_prefix(row_key, field)
-                if not sub.is_bound:
-                    sub.take_over(self.store, prefix, kind.encode, kind.decode_sub)
-                elif not sub.belongs_to(prefix):
-                    raise ValueError(f"the MapState in {field!r} is another field's: maps cannot change places. Copy the entries instead.")
-                delta.update(sub.changes())
-                alive = alive or not sub.is_empty()
+        holds = sorted((hold, *of) for of, hold in c._holds.items()) if c._holds else []
+        alive = bool(low or wall or holds)
+        maps = self._maps() if self.has_maps else []
         encoded = b"" if kind.is_map else kind.encode(c.state)
+        if maps:
+            changes: dict[bytes, bytes | None] = {}
+            for sub in maps:
+                changes.update(sub.changes())
+                alive = alive or not sub.is_empty()
+            delta.update(changes)
         alive = alive or encoded != kind.empty
-        counts.timers += len(low) + len(wall) - timers_before
+        counts.timers += len(low) + len(wall) - (0 if row is None else len(row.low) + len(row.wall))
         if alive:
-            new = encode_row(Row(encoded, low, wall))
+            new = encode_row(Row(encoded, low, wall, holds))
             if new != raw:
                 delta[row_entry] = new
                 counts.keys += raw is None
         elif raw is not None:
             delta[row_entry] = None
             counts.keys -= 1
-        low_now = low[0][0] if low else None
-        if low_now != low_before:
-            if low_before is not None:
-                delta[timer_entry(LOW_TIMER, low_before, row_key)] = None
-            if low_now is not None:
-                delta[timer_entry(LOW_TIMER, low_now, row_key)] = b""
-        wall_now = wall[0][0] if wall else None
-        if wall_now != wall_before:
-            if wall_before is not None:
-                delta[timer_entry(WALL_TIMER, wall_before, row_key)] = None
-            if wall_now is not None:
-                delta[timer_entry(WALL_TIMER, wall_now, row_key)] = b""
+        self._index(LOW_TIMER, row_key, row.low if row is not None else (), low)
+        self._index(WALL_TIMER, row_key, row.wall if row is not None else (), wall)
+        if holds or (row is not None and row.holds):
+            self._index(HOLD, row_key, row.holds if row is not None else (), holds)
+
+    def _maps(self) -> list[MapState]:
+        """The state's maps, each bound to its place."""
+        c, kind = self.computation, self.kind
+        found = []
+        for field, sub in kind.maps(c.state):
+            prefix = sub_prefix(c._row_key, field)
+            if not sub.is_bound:
+                sub.take_over(self.store, prefix, kind.encode, kind.decode_sub)
+            elif not sub.belongs_to(prefix):
+                raise ValueError(f"the MapState in {field!r} is another field's: maps cannot change places. Copy the entries instead.")
+            found.append(sub)
+        return found
+
+    def _index(self, kind: bytes, row_key: bytes, before: Sequence[tuple[Any, ...]], now: Sequence[tuple[Any, ...]]) -> None:
+        """Keeps the index on a key's earliest timer or hold."""
+        old = before[0][0] if before else None
+        new = now[0][0] if now else None
+        if new != old:
+            if old is not None:
+                self.delta[timer_entry(kind, old, row_key)] = None
+            if new is not None:
+                self.delta[timer_entry(kind, new, row_key)] = b""
 
     def _fire_low(self) -> None:
         """Fires the earliest low-watermark timer that is due, unless it was cancelled, and says when the next one is."""
@@ -306,7 +391,7 @@ class Step:
         c._next_due = c._due[-1][0] if c._due else END
         if entry in c._low:
             c._low.discard(entry)
-            self._fire(Timer(entry[0], entry[1], LOW_WATERMARK))
+            self._fire(Timer(entry[0], entry[1], LOW_WATERMARK, c._holds.pop((LOW_WATERMARK, *entry), None) if c._holds else None))
 
     def _fire_rest(self) -> None:
         c = self.computation
@@ -319,7 +404,7 @@ class Step:
                     return
                 c._wall.discard(entry)
                 c._wall_time = c.low_watermark if BEGINNING < c.low_watermark < END else entry[0]
-                self._fire(Timer(entry[0], entry[1], WALL_CLOCK))
+                self._fire(Timer(entry[0], entry[1], WALL_CLOCK, c._holds.pop((WALL_CLOCK, *entry), None) if c._holds else None))
 
     def _fire(self, timer: Timer) -> None:
         self.computation._cause = timer
@@ -327,16 +412,18 @@ class Step:
         self.computation._nth_firing = self.counts.fired
         if self.counts.fired > self.firings_until:
             raise RuntimeError(f"more than {MAX_FIRINGS} timers fired in one visit: a timer keeps setting one that is already due")
-        self.computation.process_timer(timer)
+        if self.careful:
+            self._carefully(self.computation.process_timer, timer)
+        else:
+            self.computation.process_timer(timer)
 
-    def _earliest(self, kind: bytes, fired_until: int) -> int | None:
-        """The earliest timer left: in the store beyond what was fired, and not deleted; or new in the delta."""
+    def _earliest(self, kind: bytes, start: bytes) -> tuple[int | None, bytes | None]:
+        """The earliest timer or hold left, and its row key: in the store and not deleted, or new in the delta."""
         delta = self.delta
-        start = timers_until(kind, fired_until)[1] if fired_until > BEGINNING else kind
         stored = next((e for e, _ in self.store.scan(start, after(kind)) if delta.get(e, b"") is not None), None)
         fresh = min((e for e, value in delta.items() if value is not None and e.startswith(kind)), default=None)
-        left = [timer_time(entry) for entry in (stored, fresh) if entry is not None]
-        return min(left, default=None)
+        first = min((entry for entry in (stored, fresh) if entry is not None), default=None)
+        return (None, None) if first is None else (timer_time(first), timer_row_key(first))
 
     def _blame(self, error: Exception) -> HookError:
         c = self.computation
@@ -351,3 +438,36 @@ class Step:
             f"computation {self.name!r}, key {c.key!r}: {type(error).__name__}: {error}\n{handling}"
             f"  The epoch was not committed; nothing is lost. Mend the code or the input and run again.\n{trace}"
         )
+
+
+class _Saved(msgspec.Struct):
+    """A key as it was before a hook."""
+
+    row_key: bytes
+    state: bytes
+    maps: list[dict[bytes, Any]]
+    low: set[tuple[int, str]]
+    wall: set[tuple[int, str]]
+    due: list[tuple[int, str]]
+    next_due: int
+    holds: dict[tuple[str, int, str], int]
+    held: int
+    productions: int
+
+
+def _shown(record: Record) -> str:
+    try:
+        return repr(record.value)[:200]
+    except Exception as error:
+        return f"cannot be read: {error}"
+
+
+def _described(cause: Record | Timer) -> dict[str, Any]:
+    """What a late record or a dead letter says about itself."""
+    if cause.__class__ is Timer:
+        return {"stream": None, "value": None, "timestamp": cause.time if cause.kind == LOW_WATERMARK else None, "id": None, "timer": [cause.kind, cause.tag, cause.time]}  # type: ignore[union-attr]
+    try:
+        value = cause.value  # type: ignore[union-attr]
+    except Exception as error:
+        value = f"cannot be read: {error}"
+    return {"stream": cause.stream, "value": value, "timestamp": cause.timestamp, "id": cause.id}  # type: ignore[union-attr]

@@ -2,11 +2,14 @@
 
 Rules
 1. Names are the identity: of streams, computations, injectors. State belongs to a computation's name.
-2. Edges of one epoch form no cycle. Computations are kept in an order in which producers come first.
-3. A computation that gives no key for a stream gets the producer's key. Where that holds for all its inputs and these come from
+2. An edge is weak (delivered in the epoch that makes the production), strong (stored with the producer's commit, delivered in the
+   next epoch), or adaptive (weak, and stored while its consumer is slow or failing). Weak and adaptive edges form no cycle; strong
+   edges may close one. Computations are kept in an order in which producers come first, strong edges aside.
+3. A computation that gives no key for a stream gets the producer's key. Where that holds for all its inputs, over weak edges from
    one group, it joins the group: the same task runs both, and no shuffle stands between them. A production that
    changes its key on such a stream would land in the wrong shard, so it is refused.
-4. A group is one partition range of one level. Level L runs after L-1 in the same job; only what crosses groups is shuffled.
+4. A group is one partition range of one level. Level L runs after L-1 in the same job; only what crosses groups is shuffled. A
+   strong edge needs no level: its productions are stored by the consumer's shard, and a chain of strong edges is one level.
 """
 
 from __future__ import annotations
@@ -17,8 +20,18 @@ from typing import Any
 import msgspec
 
 from millstream.core.computation import Computation
-from millstream.core.watermark import Bounded
+from millstream.core.dedup import Dedup
+from millstream.core.outcome import DROP, HOOK
+from millstream.core.watermark import Policy
 from millstream.errors import DefinitionError
+
+WEAK = "weak"
+STRONG = "strong"
+ADAPTIVE = "adaptive"
+PRODUCTIONS = (WEAK, STRONG, ADAPTIVE)
+
+FAIL = "fail"  # a hook that raises fails the epoch
+DEAD_LETTER = "dead_letter"  # its record goes to a stream
 
 
 class Injector(msgspec.Struct, frozen=True):
@@ -29,14 +42,21 @@ class Injector(msgspec.Struct, frozen=True):
     timestamp: Any
     id: Any
     value: str | None
-    watermark: Bounded
+    watermark: Policy
+    dedup: Dedup | None = None
 
 
 class Input(msgspec.Struct, frozen=True):
-    """One stream into a computation. The key is a column name, a Spark Column, a callable, a list of names, or None for the producer's."""
+    """One stream into a computation. The key is a column name, a Spark Column, a callable, a list of names, or None for the producer's.
+
+    production: what this edge says itself, None for what its producer says. late: DROP, HOOK, or the stream that late records go to.
+    """
 
     stream: str
     key: Any
+    production: str | None = None
+    slow_after: int | None = None
+    late: str = HOOK
 
 
 class ComputationSpec(msgspec.Struct, frozen=True):
@@ -48,14 +68,29 @@ class ComputationSpec(msgspec.Struct, frozen=True):
     produces: tuple[str, ...]
     codec: Any = None
     renamed_from: str | None = None
+    production: dict[str, str] = {}
+    slow_after: int = 1000
+    dead_letters: str | None = None  # the stream of what made a hook raise; None: the epoch fails
+
+    @property
+    def late_streams(self) -> dict[str, str]:
+        """By input: DROP, HOOK, or the stream of its late records."""
+        return {i.stream: i.late for i in self.inputs}
+
+    @property
+    def streams(self) -> tuple[str, ...]:
+        """All that comes out of it: what its hooks produce, late records, dead letters."""
+        extra = [i.late for i in self.inputs if i.late not in (DROP, HOOK)] + ([self.dead_letters] if self.dead_letters else [])
+        return (*self.produces, *dict.fromkeys(extra))
 
 
 class Emission(msgspec.Struct, frozen=True):
-    """A stream's way to a sink. `name` is unique in the pipeline."""
+    """A stream's way to a sink. `name` is unique in the pipeline. ids: rows carry the production's id."""
 
     name: str
     stream: str
     sink: Any
+    ids: bool = False
 
 
 class Group(msgspec.Struct, frozen=True):
@@ -75,6 +110,7 @@ class Route(msgspec.Struct, frozen=True):
     key: Any
     level: int
     group: int
+    production: str = WEAK
 
     @property
     def spread(self) -> bool:
@@ -92,12 +128,15 @@ class Topology:
         self.emissions = tuple(emissions)
         self._producer = self._producers(injectors, computations)
         self._check_inputs(computations)
+        self.edges = {(i.stream, spec.name): self._edge(spec, i) for spec in computations for i in spec.inputs}
         self.computations = self._ordered(computations)
         self.by_name = {spec.name: spec for spec in self.computations}
         self.levels: list[list[Group]] = []
         self.group_of: dict[str, Group] = {}
         self._lay_out()
         self.routes = self._routes()
+        self.cycles = _cycles(self)
+        self.cycle_of = {name: at for at, members in enumerate(self.cycles) for name in members}
         self.same_key_streams = frozenset(
             i.stream for spec in self.computations for i in spec.inputs if self._fused(spec.name, i.stream)
         )
@@ -105,14 +144,15 @@ class Topology:
     def __getstate__(self) -> dict[str, Any]:
         """What workers get: without sources and the expressions of injected streams, which belong to the driver."""
         injectors = {
-            name: msgspec.structs.replace(i, source=None, timestamp=_plain(i.timestamp), id=_plain(i.id)) for name, i in self.injectors.items()
+            name: msgspec.structs.replace(i, source=None, timestamp=_plain(i.timestamp), id=_plain(i.id), watermark=i.watermark.for_tasks())
+            for name, i in self.injectors.items()
         }
 
         def stripped(stream: str, key: Any) -> Any:
             return _plain(key) if stream in self.injectors else key
 
         computations = tuple(
-            msgspec.structs.replace(spec, inputs=tuple(Input(i.stream, stripped(i.stream, i.key)) for i in spec.inputs))
+            msgspec.structs.replace(spec, inputs=tuple(msgspec.structs.replace(i, key=stripped(i.stream, i.key)) for i in spec.inputs))
             for spec in self.computations
         )
         by_name = {spec.name: spec for spec in computations}
@@ -132,7 +172,7 @@ class Topology:
         for injector in injectors:
             producer[injector.name] = injector
         for spec in computations:
-            for stream in spec.produces:
+            for stream in spec.streams:
                 if stream in producer:
                     raise DefinitionError(f"two producers for stream {stream!r}: {producer[stream].name!r} and {spec.name!r}. Give one of them another name.")
                 producer[stream] = spec
@@ -145,6 +185,11 @@ class Topology:
                 if i.stream not in self._producer:
                     raise DefinitionError(f"computation {spec.name!r} reads a stream {i.stream!r} that nobody produces. Known streams: {known}.")
                 injected = i.stream in self.injectors
+                if injected and i.production not in (None, WEAK):
+                    raise DefinitionError(
+                        f"computation {spec.name!r}: the injected stream {i.stream!r} cannot be {i.production}: its source keeps the records. Only "
+                        f"streams that a computation produces have strong or adaptive edges."
+                    )
                 if injected and i.key is None:
                     raise DefinitionError(f"computation {spec.name!r} reads the injected stream {i.stream!r} without a key. Say key='column' or a Column.")
                 if injected and callable(i.key) and not hasattr(i.key, "_jc") and not hasattr(i.key, "_expr"):
@@ -166,13 +211,16 @@ class Topology:
         ready = set(self.injectors)
         ordered: list[ComputationSpec] = []
         while left:
-            free = [spec for spec in left if all(i.stream in ready for i in spec.inputs)]
+            free = [spec for spec in left if all(i.stream in ready or self.edges[i.stream, spec.name] == STRONG for i in spec.inputs)]
             if not free:
                 names = " → ".join(spec.name for spec in _circling(left))
-                raise DefinitionError(f"the streams form a cycle through {names}. Weak edges deliver within one epoch, so a cycle would never end.")
+                raise DefinitionError(
+                    f"the streams form a cycle through {names}. Weak edges deliver within one epoch, so a cycle would never end: "
+                    f"make one of its edges strong, with compute(..., production={{stream: ms.STRONG}}) or stream.via(ms.STRONG)."
+                )
             for spec in free:
                 ordered.append(spec)
-                ready.update(spec.produces)
+                ready.update(spec.streams)
                 left.remove(spec)
         return tuple(ordered)
 
@@ -181,9 +229,12 @@ class Topology:
         place: dict[str, tuple[int, int]] = {}
         width: list[int] = []
         for spec in self.computations:
-            producers = [self._producer[i.stream] for i in spec.inputs]
+            near = [i for i in spec.inputs if self.edges[i.stream, spec.name] != STRONG]
+            producers = [self._producer[i.stream] for i in near]
             homes = {place[p.name] for p in producers if isinstance(p, ComputationSpec)}
-            joins = len(homes) == 1 and all(i.key is None and isinstance(p, ComputationSpec) for i, p in zip(spec.inputs, producers, strict=True))
+            joins = len(homes) == 1 and all(
+                i.key is None and self.edges[i.stream, spec.name] == WEAK and i.stream not in self.injectors for i in spec.inputs
+            )
             if joins:
                 home = homes.pop()
             else:
@@ -199,8 +250,27 @@ class Topology:
         ]
         self.group_of = {name: group for groups in self.levels for group in groups for name in group.computations}
 
+    def _edge(self, spec: ComputationSpec, i: Input) -> str:
+        producer = self._producer[i.stream]
+        if isinstance(producer, Injector):
+            return WEAK
+        return i.production or producer.production.get(i.stream) or WEAK
+
+    def slow_after(self, stream: str, computation: str) -> int:
+        """How long a consumer may take before an adaptive edge stores, in milliseconds."""
+        own = next(i.slow_after for i in self.by_name[computation].inputs if i.stream == stream)
+        producer = self._producer[stream]
+        assert isinstance(producer, ComputationSpec)
+        return producer.slow_after if own is None else own
+
+    def producer(self, stream: str) -> str:
+        """The computation (or injector) that a stream comes from."""
+        return self._producer[stream].name
+
     def _fused(self, computation: str, stream: str) -> bool:
         producer = self._producer[stream]
+        if self.edges[stream, computation] != WEAK:
+            return False
         return isinstance(producer, ComputationSpec) and self.group_of[producer.name] is self.group_of[computation]
 
     def _routes(self) -> tuple[Route, ...]:
@@ -209,7 +279,7 @@ class Topology:
             group = self.group_of[spec.name]
             for i in spec.inputs:
                 if not self._fused(spec.name, i.stream):
-                    routes.append(Route(len(routes), i.stream, spec.name, i.key, group.level, group.index))
+                    routes.append(Route(len(routes), i.stream, spec.name, i.key, group.level, group.index, self.edges[i.stream, spec.name]))
         return tuple(routes)
 
     def fused_inputs(self, computation: str) -> list[str]:
@@ -221,12 +291,29 @@ class Topology:
         return [i.stream for i in self.by_name[computation].inputs]
 
 
+def _cycles(topology: Topology) -> list[frozenset[str]]:
+    """The sets of computations that feed each other."""
+    reach: dict[str, set[str]] = {}
+    for spec in topology.computations:
+        found: set[str] = set()
+        ahead = [spec.name]
+        while ahead:
+            streams = set(topology.by_name[ahead.pop()].streams)
+            for other in topology.computations:
+                if other.name not in found and any(i.stream in streams for i in other.inputs):
+                    found.add(other.name)
+                    ahead.append(other.name)
+        reach[spec.name] = found
+    cycles = {frozenset(b for b in reach if b in reach[a] and a in reach[b]) for a in reach if a in reach[a]}
+    return sorted(cycles, key=sorted)
+
+
 def _circling(left: Sequence[ComputationSpec]) -> list[ComputationSpec]:
     """Those of some computations that are part of a cycle, without what only reads from one."""
     circling = list(left)
     while True:
         read = {i.stream for spec in circling for i in spec.inputs}
-        kept = [spec for spec in circling if read & set(spec.produces)]
+        kept = [spec for spec in circling if read & set(spec.streams)]
         if len(kept) == len(circling):
             return kept
         circling = kept

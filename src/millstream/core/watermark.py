@@ -1,58 +1,347 @@
-"""Low watermarks: how far event time is complete, injector by injector and computation by computation.
+"""Injector watermarks: how far event time is complete where records come in.
 
 Rules (MillWheel §4.3)
-1. low watermark(A) = min(oldest pending work of A, low watermark of everything that feeds A). Over weak edges nothing is pending
-   when an epoch ends, so the minimum over the inputs is all there is to it.
-2. It never goes back, whatever an injector says.
-3. What the records of epoch N imply is used in epoch N+1: the tasks of N do not know each other's records, and an extra pass to
-   find out would cost a stage. Since an idle pipeline still has epochs, no window waits for a further record.
+1. A watermark is a promise about what is still to come: no record older than it. It never goes back, whatever a source says.
+2. What the records of epoch N imply is used in epoch N+1: the tasks of N do not know each other's records, and finding out first would
+   cost a pass over the input. Since an idle pipeline still has epochs, no window waits for a further record.
+3. A declared set of sub-sources waits for all of them: one that was never heard of holds the watermark. Records of one that was
+   not declared are taken, and hold nothing back.
+4. An injector or sub-source that has been silent for `idle` holds nothing back until it speaks again. Then its old records are late.
+5. A policy is a pure function of what was known and what an epoch's tasks saw, so that a replayed epoch gives the same watermark.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import TYPE_CHECKING
+import math
+import re
+from collections.abc import Callable, Mapping
+from typing import Any
 
 import msgspec
 
-from millstream.core.time import BEGINNING, duration
+from millstream.core.time import BEGINNING, END, duration
 from millstream.errors import DefinitionError
 
-if TYPE_CHECKING:
-    from millstream.core.topology import Topology
+_PER_OCTAVE = 4  # buckets of lag per doubling
+_DECAY = 0.95  # per epoch with records
+_ENOUGH = 200  # records, before an estimate counts
 
 
-class Bounded(msgspec.Struct, frozen=True):
+class SubProgress(msgspec.Struct):
+    """One sub-source: its newest timestamp, its watermark, and the wall clock when it last spoke."""
+
+    newest: int
+    watermark: int
+    heard: int
+
+
+class Progress(msgspec.Struct):
+    """What is known of an injector after an epoch. `watermark` is for the next epoch, `used` was that of this one."""
+
+    newest: int | None = None
+    watermark: int = BEGINNING
+    used: int = BEGINNING
+    records: int = 0
+    heard: int | None = None  # wall clock of the last records; before the first, of the first epoch
+    idle: bool = False
+    subs: dict[str, SubProgress] = {}
+    lags: dict[int, float] = {}  # decayed counts of records per bucket of lag
+    said: int | None = None  # what the source declared before this epoch, not yet to be relied on
+    holder: str = ""  # what the watermark waits for
+
+
+class Seen(msgspec.Struct):
+    """What the tasks of an epoch saw of an injector. Marks are the watermarks that the records themselves carry."""
+
+    records: int = 0
+    newest: int | None = None
+    mark: int | None = None
+    subs: dict[str, tuple[int, int | None]] = {}  # name: newest timestamp, mark
+    lags: dict[int, int] = {}
+
+    def add(self, other: Seen) -> None:
+        """Takes in what another task saw."""
+        self.records += other.records
+        self.newest = _latest(self.newest, other.newest)
+        self.mark = _latest(self.mark, other.mark)
+        for name, (newest, mark) in other.subs.items():
+            mine = self.subs.get(name, (newest, mark))
+            self.subs[name] = (max(mine[0], newest), _latest(mine[1], mark))
+        for bucket, count in other.lags.items():
+            self.lags[bucket] = self.lags.get(bucket, 0) + count
+
+
+def _latest(one: int | None, other: int | None) -> int | None:
+    return other if one is None else one if other is None else max(one, other)
+
+
+class Policy(msgspec.Struct, frozen=True, kw_only=True):
+    """How an injector's watermark follows from its records. `idle`: silence after which it holds nothing back (None: never)."""
+
+    idle: int | None = None
+
+    @property
+    def mark_column(self) -> str | None:
+        """A column whose values are watermarks."""
+        return None
+
+    @property
+    def sub_column(self) -> str | None:
+        """A column that names the sub-source."""
+        return None
+
+    def value(self, progress: Progress, seen: Seen, now: int) -> tuple[int, str]:
+        """The watermark that follows from what is known, and what holds it there."""
+        raise NotImplementedError
+
+    def for_tasks(self) -> Policy:
+        """What tasks need of it; functions belong to the driver."""
+        return self
+
+    def advance(self, before: Progress, seen: Seen, now: int, said: int | None = None) -> Progress:
+        """What is known after an epoch at wall clock `now`."""
+        heard = now if seen.records or before.heard is None else before.heard
+        after = Progress(
+            _latest(before.newest, seen.newest), before.watermark, before.watermark, before.records + seen.records, heard,
+            self.idle is not None and now - heard >= self.idle, dict(before.subs), before.lags, _latest(before.said, said),
+        )  # fmt: skip
+        value, after.holder = self.value(after, seen, now)
+        after.watermark = max(before.watermark, value)
+        if after.idle:
+            after.holder = "nothing: it is idle"
+        return after
+
+
+class Bounded(Policy, frozen=True):
     """Records come at most `delay` milliseconds of event time behind the newest one seen."""
 
     delay: int
 
-    def watermark(self, newest: int | None) -> int:
-        """The injector's watermark once `newest` is the newest timestamp seen."""
-        return BEGINNING if newest is None else max(newest - self.delay, BEGINNING)
+    def value(self, progress: Progress, seen: Seen, now: int) -> tuple[int, str]:
+        if progress.newest is None:
+            return BEGINNING, "no record yet"
+        return max(progress.newest - self.delay, BEGINNING), f"its newest record, less {self.delay} ms"
 
 
-def bounded(delay: str | int) -> Bounded:
+class Declared(Policy, frozen=True):
+    """The source itself says how far it is: in a column of its records, or to a callable on the driver."""
+
+    column: str | None = None
+    function: Callable[[], int | None] | None = None
+
+    @property
+    def mark_column(self) -> str | None:
+        return self.column
+
+    def value(self, progress: Progress, seen: Seen, now: int) -> tuple[int, str]:
+        said = seen.mark if self.column is not None else progress.said
+        return (BEGINNING if said is None else said), "what its source declares"
+
+    def for_tasks(self) -> Policy:
+        return Declared(column=self.column)
+
+    def advance(self, before: Progress, seen: Seen, now: int, said: int | None = None) -> Progress:
+        # What the callable said in this epoch may speak of records that Spark plans for the next one: it counts from then on.
+        after = super().advance(before, seen, now, None)
+        after.said = _latest(before.said, said)
+        return after
+
+
+class Percentile(Policy, frozen=True):
+    """All but a share of the records come within a delay that is estimated from the recent past."""
+
+    share: float
+    first: int
+    at_least: int
+    at_most: int
+
+    def delay(self, lags: Mapping[int, float]) -> int:
+        """The delay that covers the share of the records in a histogram of lags."""
+        total = sum(lags.values())
+        if total < _ENOUGH:
+            return self.first
+        wanted, gathered = self.share * total, 0.0
+        for bucket in sorted(lags):
+            gathered += lags[bucket]
+            if gathered >= wanted:
+                return min(max(bucket_end(bucket), self.at_least), self.at_most)
+        return self.at_most
+
+    def value(self, progress: Progress, seen: Seen, now: int) -> tuple[int, str]:
+        if progress.newest is None:
+            return BEGINNING, "no record yet"
+        delay = self.delay(progress.lags)
+        return max(progress.newest - delay, BEGINNING), f"its newest record, less the estimated {delay} ms"
+
+    def advance(self, before: Progress, seen: Seen, now: int, said: int | None = None) -> Progress:
+        lags = before.lags
+        if seen.lags:
+            lags = {bucket: count * _DECAY for bucket, count in lags.items() if count > 0.01}
+            for bucket, more in seen.lags.items():
+                lags[bucket] = lags.get(bucket, 0.0) + more
+        return super().advance(msgspec.structs.replace(before, lags=lags), seen, now, said)
+
+
+class SubSources(Policy, frozen=True):
+    """The minimum over a declared set of sub-sources, named by a column."""
+
+    column: str
+    names: tuple[str, ...]
+    each: Bounded | Declared
+
+    @property
+    def sub_column(self) -> str | None:
+        return self.column
+
+    @property
+    def mark_column(self) -> str | None:
+        return self.each.mark_column
+
+    def value(self, progress: Progress, seen: Seen, now: int) -> tuple[int, str]:
+        for name, (newest, mark) in seen.subs.items():
+            old = progress.subs.get(name)
+            latest = newest if old is None else max(newest, old.newest)
+            said, _ = self.each.value(Progress(newest=latest), Seen(mark=mark), now)
+            progress.subs[name] = SubProgress(latest, said if old is None else max(said, old.watermark), now)
+        if progress.heard is None:
+            progress.heard = now
+        holding: list[tuple[int, str]] = []
+        for name in self.names:
+            sub = progress.subs.get(name)
+            silent = now - (progress.heard if sub is None else sub.heard)
+            if self.each.idle is not None and silent >= self.each.idle and (sub is not None or progress.subs):
+                continue
+            holding.append((BEGINNING, f"sub-source {name!r}, of which nothing was heard") if sub is None else (sub.watermark, f"sub-source {name!r}"))
+        if not holding:
+            return max([sub.watermark for sub in progress.subs.values()], default=BEGINNING), "nothing: all sub-sources are idle"
+        return min(holding)
+
+
+class FileTimes(Policy, frozen=True):
+    """The oldest file not yet read holds the watermark (MillWheel §4.3's example of log files)."""
+
+    start: Callable[[str, int], int]
+
+    def value(self, progress: Progress, seen: Seen, now: int) -> tuple[int, str]:
+        return (BEGINNING if progress.said is None else progress.said), "the oldest file not yet read"
+
+    def for_tasks(self) -> Policy:
+        return Bounded(delay=0)
+
+    def from_files(self, files: Mapping[str, int], read: set[str]) -> int | None:
+        """The watermark, given all files with their times of modification, and those that have been read."""
+        starts = {path: self.start(path, modified) for path, modified in files.items()}
+        unread = [start for path, start in starts.items() if path not in read]
+        if unread:
+            return min(unread)
+        return max(starts.values(), default=None)
+
+
+def bucket(lag: int) -> int:
+    """The bucket of a lag in milliseconds: 0 for none, then four per doubling."""
+    return 0 if lag <= 0 else 1 + int(_PER_OCTAVE * math.log2(lag))
+
+
+def bucket_end(number: int) -> int:
+    """The largest lag in a bucket."""
+    return 0 if number == 0 else math.ceil(2 ** (number / _PER_OCTAVE))
+
+
+def bounded(delay: str | int, *, idle: str | int | None = None) -> Bounded:
     """The watermark follows the newest timestamp at a fixed distance.
 
-    >>> bounded("2s").watermark(10_000)
+    >>> bounded("2s").value(Progress(newest=10_000), Seen(), 0)[0]
     8000
     """
     millis = duration(delay)
     if millis < 0:
         raise DefinitionError(f"bounded({delay!r}): the delay cannot be negative")
-    return Bounded(millis)
+    return Bounded(delay=millis, idle=_idle(idle))
 
 
-def propagate(
-    topology: Topology, injectors: Mapping[str, int], before: Mapping[str, int]
-) -> dict[str, int]:
-    """Every computation's low watermark, given the injectors' and what it was before."""
-    streams: dict[str, int] = dict(injectors)
-    result: dict[str, int] = {}
-    for computation in topology.computations:
-        fed = min(streams[i.stream] for i in computation.inputs)
-        result[computation.name] = max(fed, before.get(computation.name, BEGINNING))
-        for stream in computation.produces:
-            streams[stream] = result[computation.name]
-    return result
+def declared(by: str | Callable[[], int | None], *, idle: str | int | None = None) -> Declared:
+    """The source says how far it is: `by` names a column that carries watermarks (milliseconds), or is a callable on the driver.
+
+    The callable is asked in every epoch, and what it says counts from the next epoch but one: by then everything that the source had
+    delivered when it spoke has been read (unless the source is read in limited portions, such as `max_files_per_epoch`). None says nothing new.
+
+    >>> declared("complete_until").mark_column
+    'complete_until'
+    """
+    if isinstance(by, str):
+        return Declared(column=by, idle=_idle(idle))
+    if not callable(by):
+        raise DefinitionError(f"declared({by!r}): give a column's name, or a callable without arguments")
+    return Declared(function=by, idle=_idle(idle))
+
+
+def percentile(
+    share: float, *, first: str | int = "10s", at_least: str | int = 0, at_most: str | int = "1h", idle: str | int | None = None
+) -> Percentile:
+    """A share of the records (say 0.99) comes within a delay that is estimated from recent epochs. The rest is late.
+
+    first: the delay until there is enough to estimate from. The estimate is rounded up by at most a fifth.
+
+    >>> percentile(0.99).share
+    0.99
+    """
+    if not 0 < share < 1:
+        raise DefinitionError(f"percentile({share}): give a share between 0 and 1, such as 0.99")
+    return Percentile(share=share, first=duration(first), at_least=duration(at_least), at_most=duration(at_most), idle=_idle(idle))
+
+
+def sub_sources(column: str, names: Any, each: Bounded | Declared) -> SubSources:
+    """The minimum over a declared set of sub-sources, which a column names. One that is missing holds the watermark, unless `each` has an idle time.
+
+    >>> sub_sources("host", ["a", "b"], bounded("2s")).names
+    ('a', 'b')
+    """
+    if isinstance(names, str) or not names or not all(isinstance(name, str) for name in names):
+        raise DefinitionError("sub_sources(column, names, each): names is a list of strings")
+    if not isinstance(each, (Bounded, Declared)) or (isinstance(each, Declared) and each.column is None):
+        raise DefinitionError("sub_sources(column, names, each): each is bounded(...) or declared('column')")
+    return SubSources(column=column, names=tuple(names), each=each)
+
+
+def files(start: str | Callable[[str, int], int] | None = None) -> FileTimes:
+    """For `ms.sources.files`: no record is older than the start of the oldest file that has not been read.
+
+    start: a file's start, as a regular expression whose first group is milliseconds in its name, or a callable on (path, modification
+    time in ms); by default the modification time. New files must not start before those that are there.
+
+    >>> files(r"log-([0-9]+)").from_files({"log-100": 0, "log-200": 0}, {"log-100"})
+    200
+    """
+    if start is None:
+        return FileTimes(start=lambda path, modified: modified)
+    if callable(start):
+        return FileTimes(start=start)
+    pattern = re.compile(start)
+    if pattern.groups < 1:
+        raise DefinitionError(f"watermarks.files({start!r}): the expression needs a group that is the milliseconds")
+
+    def found(path: str, modified: int) -> int:
+        match = pattern.search(path)
+        if match is None:
+            raise DefinitionError(f"watermarks.files({start!r}): the name of {path} does not match")
+        return int(match.group(1))
+
+    return FileTimes(start=found)
+
+
+def _idle(idle: str | int | None) -> int | None:
+    if idle is None:
+        return None
+    millis = duration(idle)
+    if millis <= 0:
+        raise DefinitionError(f"idle={idle!r}: give a time longer than nothing")
+    return millis
+
+
+def effective(injectors: Mapping[str, Progress], drain: bool = False) -> dict[str, int]:
+    """The watermarks that injectors contribute to the next epoch: an idle one follows the slowest that is not."""
+    if drain:
+        return dict.fromkeys(injectors, END)
+    awake = [p.watermark for p in injectors.values() if not p.idle]
+    floor = min(awake, default=BEGINNING)
+    return {name: max(p.watermark, floor) if p.idle else p.watermark for name, p in injectors.items()}

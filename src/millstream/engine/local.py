@@ -14,13 +14,16 @@ from typing import Any
 
 import msgspec
 
+from millstream.core.authority import Edge, Standing, is_stored, propagate, times
+from millstream.core.guards import ALL_GUARDS, Guards
 from millstream.core.keys import BadKey, key_bytes, key_text, shard_of
 from millstream.core.layout import ROW, decode_row, sub_prefix
+from millstream.core.outcome import Counts, Outcome
 from millstream.core.record import ListBatch, Timer
-from millstream.core.step import Arrivals, Outcome, StateKind, Times
-from millstream.core.time import BEGINNING, END, LOW_WATERMARK, WALL_CLOCK
+from millstream.core.step import Arrivals, StateKind
+from millstream.core.time import END, LOW_WATERMARK, WALL_CLOCK
 from millstream.core.topology import Injector, Topology
-from millstream.core.watermark import propagate
+from millstream.core.watermark import Declared, Percentile, Progress, Seen, bucket, effective
 from millstream.engine.program import Arrival, BodyBatch, Program, Worker
 from millstream.errors import DefinitionError, InputError
 
@@ -40,6 +43,10 @@ class MemoryStore:
         found = self._keys[low:high]
         for key in reversed(found) if reverse else found:
             yield key, self.entries[key]
+
+    def keys(self, start: bytes, stop: bytes) -> Iterator[bytes]:
+        low, high = bisect.bisect_left(self._keys, start), bisect.bisect_left(self._keys, stop)
+        return iter(self._keys[low:high])
 
     def apply(self, delta: Mapping[bytes, bytes | None]) -> None:
         """Puts and deletes, together."""
@@ -62,6 +69,9 @@ class Emitted(msgspec.Struct, frozen=True):
     id: str
 
 
+Stored = tuple[str, str, int, Arrival]  # stream, consumer, its shard, the record
+
+
 class SimulatedCrash(Exception):
     """Raised by an epoch that was asked to crash. Nothing of it was committed."""
 
@@ -69,21 +79,38 @@ class SimulatedCrash(Exception):
 class LocalEngine:
     """A pipeline in memory."""
 
-    def __init__(self, program: Program, shards: int = 2) -> None:
+    def __init__(self, program: Program, shards: int = 2, guards: Guards = ALL_GUARDS) -> None:
         self.program = program
         self.topology: Topology = program.topology
         self.worker = Worker(program, all_ids=True)
         self.shards = shards
+        self.guards = guards
         self.epoch = -1
         self.now = 0
         self.pending: list[tuple[str, dict[str, Any]]] = []
-        self.newest: dict[str, int | None] = dict.fromkeys(self.topology.injectors)
-        self.injected: dict[str, int] = dict.fromkeys(self.topology.injectors, BEGINNING)
-        self.low_watermarks: dict[str, int] = {spec.name: BEGINNING for spec in self.topology.computations}
+        self.stored: list[Stored] = []  # productions of the last epoch that wait for the next one
+        self.storing: set[Edge] = set()  # adaptive edges that store; nothing is ever slow here
+        self.drained = False
+        self.progress = {name: Progress() for name in self.topology.injectors}
+        self.standings: dict[str, Standing] = {spec.name: Standing() for spec in self.topology.computations}
         self.stores = {(spec.name, shard): MemoryStore() for spec in self.topology.computations for shard in range(shards)}
-        self.outputs: dict[str, list[Emitted]] = {stream: [] for spec in self.topology.computations for stream in spec.produces}
+        self.outputs: dict[str, list[Emitted]] = {stream: [] for spec in self.topology.computations for stream in spec.streams}
         self.late: dict[str, int] = {spec.name: 0 for spec in self.topology.computations}
-        self.next_timers: dict[tuple[str, int], tuple[int | None, int | None]] = {}
+        self.late_by: dict[str, int] = {}
+        self.dead: dict[str, int] = {spec.name: 0 for spec in self.topology.computations}
+        self.duplicates = 0
+        self.ids: dict[tuple[str, str], dict[tuple[str, str], int]] = {}  # consumer and stream: (key, id) to span. Dumb, and exact
+        self.marks: dict[tuple[str, int], Counts] = {}
+
+    @property
+    def low_watermarks(self) -> dict[str, int]:
+        """Every computation's low watermark."""
+        return {name: standing.low for name, standing in self.standings.items()}
+
+    @property
+    def injected(self) -> dict[str, int]:
+        """Every injector's watermark."""
+        return {name: progress.watermark for name, progress in self.progress.items()}
 
     def push(self, stream: str, row: dict[str, Any]) -> None:
         """Lets a row arrive in the next epoch."""
@@ -92,27 +119,31 @@ class LocalEngine:
         self.pending.append((stream, dict(row)))
 
     def run_epoch(self, crash: bool = False) -> None:
-        """One epoch: everything pushed so far, and every timer that is due."""
-        low = propagate(self.topology, self.injected, self.low_watermarks)
-        times = {name: Times(self.now, self.low_watermarks[name], low[name], self.epoch + 1) for name in low}
+        """One epoch: everything pushed so far, what was stored, and every timer that is due."""
+        standings = propagate(self.topology, self.progress, self.standings, self.storing, self.drained)
+        all_times = times(self.topology, standings, self.standings, self.now, self.epoch + 1)
         queued: dict[tuple[str, int], list[Arrival]] = {}
-        newest = dict(self.newest)
+        seen = {name: Seen() for name in self.topology.injectors}
         for stream, row in self.pending:
-            self._route(self.topology.injectors[stream], row, queued, newest)
+            self._route(self.topology.injectors[stream], row, queued, seen[stream])
+        ids, duplicates = self._deduplicated(queued)
+        for _, computation, shard, arrival in self.stored:
+            queued.setdefault((computation, shard), []).append(arrival)
+        stored: list[Stored] = []
         outcomes: dict[tuple[str, int], Outcome] = {}
         for groups in self.topology.levels:
             for group in groups:
                 for shard in range(self.shards):
-                    arrivals = {name: Arrivals.of(queued.get((name, shard), ())) for name in group.computations}
+                    arrivals = {name: Arrivals.of(queued.get((name, shard), ()), self.guards.order) for name in group.computations}
                     stores = {name: self.stores[name, shard] for name in group.computations}
-                    for name, outcome in self.worker.run_group(group, arrivals, stores, times).items():
+                    for name, outcome in self.worker.run_group(group, arrivals, stores, all_times).items():
                         outcomes[name, shard] = outcome
-                        self._forward(outcome, queued)
+                        self._forward(outcome, queued, stored)
         if crash:
             raise SimulatedCrash(f"epoch {self.epoch + 1} was not committed")
-        self._commit(low, newest, outcomes)
+        self._commit(standings, seen, outcomes, stored, ids, duplicates)
 
-    def _route(self, injector: Injector, row: dict[str, Any], queued: dict[tuple[str, int], list[Arrival]], newest: dict[str, int | None]) -> None:
+    def _route(self, injector: Injector, row: dict[str, Any], queued: dict[tuple[str, int], list[Arrival]], seen: Seen) -> None:
         time = self.now if injector.timestamp is None else self._column(injector, row, injector.timestamp, "timestamp")
         if time.__class__ is not int:
             raise InputError(f"stream {injector.name!r}: the timestamp {time!r} of {row!r} is not an int (milliseconds)")
@@ -121,7 +152,7 @@ class LocalEngine:
         else:
             name = str(self._column(injector, row, injector.id, "id"))
         value = row if injector.value is None else self._column(injector, row, injector.value, "value")
-        newest[injector.name] = max(time, newest[injector.name] if newest[injector.name] is not None else time)  # type: ignore[type-var]
+        self._look(injector, row, time, seen)
         for route in self.worker.routes_of.get(injector.name, ()):
             if isinstance(route.key, tuple):
                 key: Any = tuple(self._column(injector, row, k, "key") for k in route.key) if route.key else name
@@ -134,6 +165,46 @@ class LocalEngine:
             shard = shard_of(text.encode(), self.shards)
             queued.setdefault((route.computation, shard), []).append((text, time, name, ListBatch(injector.name, (copy.deepcopy(value),), (name,)), 0))
 
+    def _look(self, injector: Injector, row: dict[str, Any], time: int, seen: Seen) -> None:
+        """What the injector's watermark policy wants to know."""
+        policy = injector.watermark
+        mark = self._column(injector, row, policy.mark_column, "watermark") if policy.mark_column else None
+        one = Seen(1, time, mark)
+        if policy.sub_column:
+            sub = self._column(injector, row, policy.sub_column, "sub-source")
+            if sub is not None:
+                one.subs = {sub: (time, mark)}
+        newest = self.progress[injector.name].newest
+        if isinstance(policy, Percentile) and newest is not None:
+            one.lags = {bucket(newest - time): 1}
+        seen.add(one)
+
+    def _deduplicated(self, queued: dict[tuple[str, int], list[Arrival]]) -> tuple[dict[tuple[str, str], dict[tuple[str, str], int]], int]:
+        """Takes duplicates out of what came in, and says which ids are held now."""
+        held = {
+            (spec.name, i.stream): {
+                name: span for name, span in self.ids.get((spec.name, i.stream), {}).items()
+                if not self.topology.injectors[i.stream].dedup.is_over(span, self.now)  # type: ignore[union-attr]
+            }
+            for spec in self.topology.computations
+            for i in spec.inputs
+            if i.stream in self.topology.injectors and self.topology.injectors[i.stream].dedup is not None and self.guards.dedup
+        }  # fmt: skip
+        dropped = 0
+        for (computation, _), arrivals in queued.items():
+            kept: list[Arrival] = []
+            for arrival in sorted(arrivals, key=lambda a: a[1]):
+                mine = held.get((computation, arrival[3].stream))
+                if mine is None:
+                    kept.append(arrival)
+                elif (arrival[0], arrival[2]) in mine:
+                    dropped += 1
+                else:
+                    mine[arrival[0], arrival[2]] = self.topology.injectors[arrival[3].stream].dedup.span_of(self.now)  # type: ignore[union-attr]
+                    kept.append(arrival)
+            arrivals[:] = kept
+        return held, dropped
+
     def _column(self, injector: Injector, row: dict[str, Any], column: Any, what: str) -> Any:
         if not isinstance(column, str):
             raise DefinitionError(f"stream {injector.name!r}: the local engine needs a column name for its {what}, not a Spark expression")
@@ -141,43 +212,73 @@ class LocalEngine:
             raise InputError(f"stream {injector.name!r}: {row!r} has no column {column!r}, which is its {what}")
         return row[column]
 
-    def _forward(self, outcome: Outcome, queued: dict[tuple[str, int], list[Arrival]]) -> None:
+    def _forward(self, outcome: Outcome, queued: dict[tuple[str, int], list[Arrival]], stored: list[Stored]) -> None:
         for p in outcome.productions:
             for route in self.worker.routes_of.get(p.stream, ()):
                 text = self.worker.route_keys[route.index](p)
                 batch = BodyBatch(p.stream, [p.body], [p.id], self.worker.decode_value)
                 shard = shard_of(text.encode(), self.shards)
-                queued.setdefault((route.computation, shard), []).append((text, p.timestamp, p.id, batch, 0))
+                arrival = (text, p.timestamp, p.id, batch, 0)
+                if is_stored(self.topology, (route.stream, route.computation), self.storing):
+                    stored.append((route.stream, route.computation, shard, arrival))
+                else:
+                    queued.setdefault((route.computation, shard), []).append(arrival)
 
-    def _commit(self, low: dict[str, int], newest: dict[str, int | None], outcomes: dict[tuple[str, int], Outcome]) -> None:
+    def _commit(
+        self,
+        standings: dict[str, Standing],
+        seen: dict[str, Seen],
+        outcomes: dict[tuple[str, int], Outcome],
+        stored: list[Stored],
+        ids: dict[tuple[str, str], dict[tuple[str, str], int]],
+        duplicates: int,
+    ) -> None:
         self.epoch += 1
         self.pending = []
-        self.low_watermarks = low
-        self.newest = newest
-        for name, time in newest.items():
-            self.injected[name] = max(self.injected[name], self.topology.injectors[name].watermark.watermark(time))
+        self.stored = stored
+        self.ids = ids
+        self.duplicates += duplicates
+        used = effective(self.progress, self.drained)
+        for name, injector in self.topology.injectors.items():
+            policy = injector.watermark
+            said = policy.function() if isinstance(policy, Declared) and policy.function is not None else None
+            self.progress[name] = policy.advance(self.progress[name], seen[name], self.now, said)
+            self.progress[name].used = used[name]
         for (name, shard), outcome in outcomes.items():
             self.stores[name, shard].apply(outcome.delta)
             self.late[name] += outcome.counts.late
-            self.next_timers[name, shard] = (outcome.counts.next_low, outcome.counts.next_wall)
+            for stream, count in outcome.counts.late_by.items():
+                self.late_by[stream] = self.late_by.get(stream, 0) + count
+            self.dead[name] += outcome.counts.dead
+            self.marks[name, shard] = outcome.counts
             for p in outcome.productions:
                 self.outputs[p.stream].append(Emitted(p.key, self.worker.decode_value(p.body), p.timestamp, p.id))
+        for name, standing in standings.items():
+            mine = [counts for (computation, _), counts in self.marks.items() if computation == name]
+            standing.held = min((c.held for c in mine if c.held is not None), default=None)
+            standing.next_low = min((c.next_low for c in mine if c.next_low is not None), default=None)
+            standing.pending = min((a[1] for _, computation, _, a in stored if computation == name), default=None)
+        self.standings = standings
 
     def due(self) -> bool:
-        """Whether the next epoch has anything to do."""
-        low = propagate(self.topology, self.injected, self.low_watermarks)
-        return bool(self.pending) or any(
-            (next_low is not None and next_low <= low[name]) or (next_wall is not None and next_wall <= self.now)
-            for (name, _), (next_low, next_wall) in self.next_timers.items()
+        """Whether the next epoch has anything to do: records, stored productions, timers, or time that has still to reach a computation."""
+        standings = propagate(self.topology, self.progress, self.standings, self.storing, self.drained)
+        return (
+            bool(self.pending or self.stored)
+            or any(standings[name].low != standing.low for name, standing in self.standings.items() if standing.next_low is not None)
+            or any(
+                (counts.next_low is not None and counts.next_low <= standings[name].low) or (counts.next_wall is not None and counts.next_wall <= self.now)
+                for (name, _), counts in self.marks.items()
+            )
         )
 
     def drain(self) -> None:
         """Ends event time: all that was pushed is processed, and every low-watermark timer fires."""
         if self.pending:
             self.run_epoch()
-        self.injected = dict.fromkeys(self.injected, END)
+        self.drained = True
         self.run_epoch()
-        while self.due():
+        while self.due() or any(standing.low != END for standing in self.standings.values()):
             self.run_epoch()
 
     def state(self, computation: str) -> dict[Any, Any]:

@@ -20,14 +20,21 @@ class SinkRow(msgspec.Struct, gc=False):
     value: Any
 
 
+class IdentifiedRow(SinkRow, gc=False):
+    """A row with the production's id, which is the same on every retry: for streams that are emitted with `ids=True`."""
+
+    id: str
+
+
 class TaskContext(msgspec.Struct):
-    """Where a task stages: `label` is unique to stream, epoch and shard; `attempt` to this attempt."""
+    """Where a task stages: `label` is unique to stream, epoch and shard; `attempt` to this attempt; `token` to the run."""
 
     checkpoint: Storage
     emission: str
     epoch: int
     label: str
     attempt: str
+    token: str = "0-"
 
 
 class DriverContext(msgspec.Struct):
@@ -52,6 +59,9 @@ class Sink:
     def stage(self, context: TaskContext, rows: Sequence[SinkRow]) -> Part:
         """Task: makes the rows durable and invisible."""
         raise NotImplementedError
+
+    def prepare(self, context: DriverContext, epoch: int, parts: Sequence[Part]) -> None:
+        """Driver, before the manifest: the last moment at which a sink can say no. Whatever it does must be undone if no manifest follows."""
 
     def commit(self, context: DriverContext, epoch: int, parts: Sequence[Part]) -> None:
         """Driver: makes an epoch's parts visible."""

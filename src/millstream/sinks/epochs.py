@@ -12,21 +12,21 @@ from typing import Any
 import msgspec
 
 from millstream.errors import SinkError
-from millstream.sinks.base import DriverContext, Part, Sink, SinkRow, TaskContext
+from millstream.sinks.base import DriverContext, IdentifiedRow, Part, Sink, SinkRow, TaskContext
 from millstream.sinks.files import to_table
 from millstream.state.folding import unit_name
 
 _encode = msgspec.msgpack.Encoder().encode
-_decode = msgspec.msgpack.Decoder(list[tuple[Any, int, Any]]).decode
+_decode = msgspec.msgpack.Decoder(list[tuple[Any, int, Any, str | None]]).decode
 
 
 class _Staged(Sink):
     """Stages rows as msgpack in the checkpoint."""
 
     def stage(self, context: TaskContext, rows: Sequence[SinkRow]) -> Part:
-        name = unit_name(context.epoch, "rows")
+        name = unit_name(context.epoch, "rows", context.token)
         try:
-            data = _encode([(row.key, row.timestamp, row.value) for row in rows])
+            data = _encode([(row.key, row.timestamp, row.value, getattr(row, "id", None)) for row in rows])
         except Exception as error:
             raise SinkError(f"stream {context.emission!r} into {self.describe()}: {error}") from error
         context.checkpoint.put(name, data)
@@ -35,9 +35,9 @@ class _Staged(Sink):
     def rows(self, context: DriverContext, parts: Sequence[Part]) -> list[SinkRow]:
         """The rows of the parts."""
         return [
-            SinkRow(_as_key(key), timestamp, value)
+            SinkRow(_as_key(key), timestamp, value) if id is None else IdentifiedRow(_as_key(key), timestamp, value, id)
             for part in parts
-            for key, timestamp, value in _decode(context.checkpoint.read(part["staged"]))
+            for key, timestamp, value, id in _decode(context.checkpoint.read(part["staged"]))
         ]
 
 

@@ -17,7 +17,7 @@ from typing import Any
 import msgspec
 
 from millstream.errors import DefinitionError, SinkError
-from millstream.sinks.base import DriverContext, Part, Sink, SinkRow, TaskContext
+from millstream.sinks.base import DriverContext, IdentifiedRow, Part, Sink, SinkRow, TaskContext
 from millstream.state.storage import open_storage
 
 _SUFFIX = {"json": "jsonl", "parquet": "parquet"}
@@ -118,16 +118,18 @@ def _array(values: Sequence[Any], kind: Any) -> Any:
 
 
 def to_table(rows: Sequence[SinkRow], schema: Any, where: str) -> Any:
-    """The rows as an Arrow table: columns key, timestamp, value."""
+    """The rows as an Arrow table: columns key, timestamp, value, and id where rows have one."""
     import pyarrow as pa
 
     columns = {"key": [r.key for r in rows], "timestamp": [r.timestamp for r in rows], "value": [r.value for r in rows]}
+    if rows and isinstance(rows[0], IdentifiedRow):
+        columns["id"] = [r.id for r in rows]  # type: ignore[attr-defined]
     try:
         if schema is None:
             return pa.table({name: _array(values, None) for name, values in columns.items()})
         unknown = [name for name in schema.names if name not in columns]
         if unknown:
-            raise SinkError(f"{where}: the schema names the columns {unknown}, but a row has key, timestamp and value")
+            raise SinkError(f"{where}: the schema names the columns {unknown}, but a row has {', '.join(columns)}")
         return pa.table({field.name: _array(columns[field.name], field.type) for field in schema}, schema=schema)
     except (pa.ArrowInvalid, pa.ArrowTypeError, OverflowError, UnicodeError, _Fraction) as error:
         for row in rows:
@@ -143,7 +145,7 @@ def to_table(rows: Sequence[SinkRow], schema: Any, where: str) -> Any:
 def files(path: str | os.PathLike[str], *, format: str = "json", schema: Any = None, storage_options: dict[str, Any] | None = None) -> Files:
     """JSON lines or Parquet files in a directory (or under s3://...), exactly once.
 
-    Every row has `key`, `timestamp` and `value`. For Parquet say the schema (`"key string, timestamp long, value long"`), or the
+    Every row has `key`, `timestamp` and `value`, and `id` with `emit(..., ids=True)`. For Parquet say the schema (`"key string, timestamp long, value long"`), or the
     types are taken from each part's values.
 
     >>> files("/data/counts").describe()

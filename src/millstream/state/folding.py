@@ -15,7 +15,7 @@ from __future__ import annotations
 import secrets
 from collections.abc import Iterable, Sequence
 
-from millstream.state.manifest import KEEP, Manifest, ManifestLog, manifest_name
+from millstream.state.manifest import KEEP, Manifest, ManifestLog, manifest_name, run_number
 from millstream.state.segment import PIECE, Entry, SegmentRef, encode_segment, merge, runs
 from millstream.state.storage import Storage
 
@@ -23,9 +23,9 @@ MAX_RUNS = 12
 UNITS = "units"
 
 
-def unit_name(epoch: int, label: str) -> str:
-    """A name for an object made in an epoch, never used twice."""
-    return f"{UNITS}/{epoch:012d}-{label}-{secrets.token_hex(6)}"
+def unit_name(epoch: int, label: str, token: str = "0-") -> str:
+    """A name for an object made in an epoch by a run, never used twice."""
+    return f"{UNITS}/{epoch:012d}-{run_number(token)}-{label}-{secrets.token_hex(6)}"
 
 
 def made_in(name: str) -> int:
@@ -49,14 +49,14 @@ def to_fold(chain: Sequence[SegmentRef]) -> Sequence[SegmentRef]:
     return chosen
 
 
-def fold(storage: Storage, chosen: Sequence[SegmentRef], is_base: bool, epoch: int) -> list[SegmentRef]:
+def fold(storage: Storage, chosen: Sequence[SegmentRef], is_base: bool, epoch: int, token: str = "0-") -> list[SegmentRef]:
     """Writes the run that replaces the chosen segments. Memory: one piece, whatever the size of the state."""
     first, last = chosen[0].first, chosen[-1].last
     made: list[SegmentRef] = []
 
     def flush(piece: list[Entry]) -> None:
         data = encode_segment(piece)
-        name = unit_name(epoch, "fold")
+        name = unit_name(epoch, "fold", token)
         storage.put(name, data)
         made.append(SegmentRef(name, 0, len(data), len(piece), first, last, is_base))
 
@@ -86,6 +86,7 @@ def adopt(chain: Sequence[SegmentRef], chosen: Sequence[SegmentRef], made: Seque
 def named_by(manifest: Manifest) -> set[str]:
     """The objects that a manifest needs."""
     names = {ref.name for c in manifest.computations.values() for shard in c.shards for ref in shard.segments}
+    names.update(parcel.name for parcel in manifest.pending)
     names.update(part["staged"] for parts in manifest.sinks.values() for part in parts if part.get("in_checkpoint"))
     return names
 

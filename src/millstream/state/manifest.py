@@ -2,10 +2,12 @@
 
 Rules
 1. `manifests/<epoch>.json` is created exclusively. Two drivers may both believe that they own the checkpoint; only one can create it.
-2. A manifest is complete in itself: state (segments per computation and shard), low watermarks, earliest timers, what the sinks have
-   still to publish, and which run wrote it. Recovery needs the newest one and nothing else.
+2. A manifest is complete in itself: state (segments per computation and shard), low watermarks, earliest timers and holds, stored
+   productions, what the sinks have still to publish, and which run wrote it. Recovery needs the newest one and nothing else.
 3. Its second line is a CRC-32 of the first: damage is told from absence.
 4. `identity.json` is written once: the checkpoint's own id, the pipeline's name and the number of shards.
+5. `runs/<number>` is created exclusively at the start of a run: tokens grow, and whoever finds a number above its own has been replaced.
+   `refused/...` is what such a one leaves behind instead of what it wanted to write; the owner counts it.
 """
 
 from __future__ import annotations
@@ -16,23 +18,42 @@ from zlib import crc32
 
 import msgspec
 
+from millstream.core.adaptive import EdgeState
+from millstream.core.dedup import DedupCounts
+from millstream.core.outcome import LateRecord
 from millstream.core.time import BEGINNING
+from millstream.core.watermark import Progress
 from millstream.errors import CheckpointError, DamageError
 from millstream.state.segment import SegmentRef
 from millstream.state.storage import Storage
 
-FORMAT = 1
+FORMAT = 2
 KEEP = 10
 
 
+class Parcel(msgspec.Struct):
+    """Stored productions of one task over one edge. slices: by the consumer's shard, (offset, length, count) in the object."""
+
+    stream: str
+    computation: str
+    name: str
+    slices: dict[int, tuple[int, int, int]]
+    oldest: int
+
+
 class ShardState(msgspec.Struct):
-    """One shard of one computation."""
+    """One shard of one computation. held and holder: the oldest hold, and whose it is. ids: held by deduplication."""
 
     segments: list[SegmentRef] = []
     keys: int = 0
     timers: int = 0
     next_low: int | None = None
     next_wall: int | None = None
+    held: int | None = None
+    holder: str = ""
+    ids: int = 0
+    low_watermark: int = BEGINNING
+    output: int = BEGINNING
 
 
 class ComputationState(msgspec.Struct):
@@ -47,14 +68,12 @@ class ComputationState(msgspec.Struct):
     fired: int = 0
     produced: int = 0
     lineage: str = ""  # where this state began (epoch and run); survives renaming, and tells a successor of the same name from it
-
-
-class InjectorState(msgspec.Struct):
-    """One injector: the newest timestamp seen and the watermark that follows from it (for the next epoch)."""
-
-    newest: int | None = None
-    watermark: int = BEGINNING
-    records: int = 0
+    streams: list[str] = []
+    output: int = BEGINNING  # what its streams promise
+    late_by: dict[str, int] = {}
+    last_late: list[LateRecord] = []
+    dead: int = 0
+    dedup: DedupCounts = msgspec.field(default_factory=DedupCounts)
 
 
 class Manifest(msgspec.Struct):
@@ -64,12 +83,15 @@ class Manifest(msgspec.Struct):
     token: str
     now: int
     runs: list[tuple[int, str]]
-    injectors: dict[str, InjectorState] = {}
+    injectors: dict[str, Progress] = {}
     computations: dict[str, ComputationState] = {}
     sinks: dict[str, list[dict[str, Any]]] = {}
     drain: bool = False
     drained: bool = False
     offsets: str | None = None
+    pending: list[Parcel] = []
+    edges: dict[str, EdgeState] = {}
+    refused: int = 0  # writes of runs that had been replaced
     format: int = FORMAT
 
     def token_at(self, epoch: int) -> str | None:
@@ -89,6 +111,20 @@ class Identity(msgspec.Struct, frozen=True):
     shards: int
     injectors: list[str]
     format: int = FORMAT
+
+
+def run_number(token: str) -> int:
+    """The growing part of a run's token.
+
+    >>> run_number("12-5f3a")
+    12
+    """
+    return int(token.split("-")[0])
+
+
+def edge_name(stream: str, computation: str) -> str:
+    """How a manifest calls an edge."""
+    return f"{stream} → {computation}"
 
 
 def manifest_name(epoch: int) -> str:
@@ -172,10 +208,43 @@ class ManifestLog:
         """Whether an epoch is committed."""
         return self.storage.exists(manifest_name(epoch))
 
-    def commit(self, manifest: Manifest) -> bool:
+    def claim(self, latest: Manifest | None) -> str:
+        """Begins a run: its token, whose number is above that of every run before."""
+        number = max([int(name.rsplit("/", 1)[-1]) for name in self.storage.list("runs")] + [run_number(latest.token) if latest else 0])
+        while True:
+            number += 1
+            token = f"{number}-{secrets.token_hex(4)}"
+            if self.storage.create(_run_name(number), token.encode()):
+                return token
+
+    def superseded(self, token: str) -> bool:
+        """Whether a newer run has begun."""
+        return superseded(self.storage, token)
+
+    def count_refused(self) -> list[str]:
+        """What replaced runs left behind since somebody last looked."""
+        return self.storage.list("refused")
+
+    def commit(self, manifest: Manifest, exclusive: bool = True) -> bool:
         """Creates the manifest: the commit. False if somebody else committed that epoch.
 
         An object store may take the object and lose its answer; the retry then finds the name taken, by ourselves.
         """
         name, data = manifest_name(manifest.epoch), _seal(manifest)
+        if not exclusive:
+            self.storage.delete([name])
         return self.storage.create(name, data) or self.storage.read(name) == data
+
+
+def _run_name(number: int) -> str:
+    return f"runs/{number:010d}"
+
+
+def superseded(storage: Storage, token: str) -> bool:
+    """Whether a run that began later than the one with this token is known."""
+    return storage.exists(_run_name(run_number(token) + 1))
+
+
+def refuse(storage: Storage, token: str) -> None:
+    """Leaves a mark of a write that was refused because its run has been replaced."""
+    storage.put(f"refused/{run_number(token)}-{secrets.token_hex(6)}", b"")

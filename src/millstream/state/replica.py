@@ -85,6 +85,16 @@ class View:
                     yield key, value
             yield from sorted(alike, reverse=reverse)
 
+    def keys(self, start: bytes, stop: bytes) -> Iterator[bytes]:
+        """Entries with start <= key < stop, in order, without their values. For short keys only."""
+        with self._transaction.cursor() as cursor:
+            if cursor.set_range(start):
+                moves: Any = cursor.iternext(keys=True, values=False)
+                for key in moves:
+                    if key >= stop:
+                        break
+                    yield key
+
     def close(self) -> None:
         """Ends the transaction."""
         self._transaction.abort()

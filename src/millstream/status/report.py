@@ -6,12 +6,20 @@ from collections.abc import Sequence
 
 import msgspec
 
+from millstream.core.adaptive import EdgeState
+from millstream.core.authority import Standing, holder
+from millstream.core.dedup import DedupCounts
+from millstream.core.outcome import LateRecord
 from millstream.core.time import BEGINNING, END
 from millstream.state.manifest import Manifest
 
 
 class ComputationStatus(msgspec.Struct):
-    """One computation: lag is its low watermark's distance to the newest timestamp injected, in milliseconds."""
+    """One computation.
+
+    lag: its low watermark's distance to the newest timestamp injected; behind: the same to the wall clock of the last epoch; in milliseconds.
+    held_back_by: what its low watermark waits for.
+    """
 
     name: str
     low_watermark: int
@@ -24,19 +32,34 @@ class ComputationStatus(msgspec.Struct):
     produced: int
     segments: int
     log_bytes: int
+    behind: int | None = None
+    output_watermark: int = BEGINNING
+    held_back_by: str = ""
+    late_by: dict[str, int] = {}
+    last_late: list[LateRecord] = []
+    dead_letters: int = 0
+    waiting: int = 0  # productions stored for it
+    dedup: DedupCounts | None = None  # None where no id was checked
+    ids_held: int = 0
 
 
 class InjectorStatus(msgspec.Struct):
-    """One injector."""
+    """One injector: what its watermark waits for, and its sub-sources' watermarks."""
 
     name: str
     records: int
     newest: int | None
     watermark: int
+    idle: bool = False
+    held_back_by: str = ""
+    sub_sources: dict[str, int] = {}
 
 
 class Status(msgspec.Struct):
-    """A pipeline at a glance. Speeds are over the last epochs that had records."""
+    """A pipeline at a glance. Speeds are over the last epochs that had records.
+
+    edges: the adaptive ones, whether they store, and why. refused: writes of runs that had been replaced.
+    """
 
     pipeline: str
     state: str
@@ -48,6 +71,39 @@ class Status(msgspec.Struct):
     epoch_millis: float
     injectors: list[InjectorStatus]
     computations: list[ComputationStatus]
+    edges: dict[str, EdgeState] = {}
+    run: str = ""
+    refused: int = 0
+
+
+def standings_of(manifest: Manifest | None) -> dict[str, Standing]:
+    """Where every computation stands."""
+    found: dict[str, Standing] = {}
+    if manifest is None:
+        return found
+    for name, state in manifest.computations.items():
+        pending = min((parcel.oldest for parcel in manifest.pending if parcel.computation == name), default=None)
+        held = min((shard.held for shard in state.shards if shard.held is not None), default=None)
+        next_low = min((shard.next_low for shard in state.shards if shard.next_low is not None), default=None)
+        found[name] = Standing(state.low_watermark, state.output, held, next_low, pending)
+    return found
+
+
+def held_back_by(manifest: Manifest) -> dict[str, str]:
+    """For every computation, what its low watermark waits for."""
+    feeds = {name: c.feeds for name, c in manifest.computations.items()}
+    producers = {stream: name for name, c in manifest.computations.items() for stream in c.streams}
+    keys = {}
+    for name, c in manifest.computations.items():
+        holding = [shard for shard in c.shards if shard.held is not None]
+        if holding:
+            keys[name] = min(holding, key=lambda shard: shard.held or 0).holder
+    standings = standings_of(manifest)
+    found = {}
+    for name in manifest.computations:
+        one = holder(name, feeds, producers, manifest.injectors, standings, keys)
+        found[name] = one.text + (f" (by way of {' ← '.join(one.path)})" if len(one.path) > 1 else "")
+    return found
 
 
 def status_of(pipeline: str, manifest: Manifest | None, epochs: Sequence[tuple[int, int, float]] = ()) -> Status:
@@ -58,6 +114,7 @@ def status_of(pipeline: str, manifest: Manifest | None, epochs: Sequence[tuple[i
     busy = [e for e in recent if e[1]] or recent
     millis = sum(e[2] for e in busy)
     newest = max((i.newest for i in manifest.injectors.values() if i.newest is not None), default=None)
+    holders = held_back_by(manifest)
     return Status(
         pipeline=pipeline,
         state="stopped",
@@ -67,7 +124,10 @@ def status_of(pipeline: str, manifest: Manifest | None, epochs: Sequence[tuple[i
         records=sum(i.records for i in manifest.injectors.values()),
         records_per_second=sum(e[1] for e in busy) / millis * 1000 if millis else 0.0,
         epoch_millis=millis / len(busy) if busy else 0.0,
-        injectors=[InjectorStatus(name, i.records, i.newest, i.watermark) for name, i in manifest.injectors.items()],
+        injectors=[
+            InjectorStatus(name, i.records, i.newest, i.watermark, i.idle, i.holder, {sub: one.watermark for sub, one in i.subs.items()})
+            for name, i in manifest.injectors.items()
+        ],
         computations=[
             ComputationStatus(
                 name=name,
@@ -81,8 +141,19 @@ def status_of(pipeline: str, manifest: Manifest | None, epochs: Sequence[tuple[i
                 produced=c.produced,
                 segments=sum(len(s.segments) for s in c.shards),
                 log_bytes=sum(ref.length for s in c.shards for ref in s.segments),
+                behind=max(0, manifest.now - c.low_watermark) if BEGINNING < c.low_watermark < END else None,
+                output_watermark=c.output,
+                held_back_by=holders[name],
+                late_by=c.late_by,
+                last_late=c.last_late,
+                dead_letters=c.dead,
+                waiting=sum(count for p in manifest.pending if p.computation == name for _, _, count in p.slices.values()),
+                dedup=c.dedup if c.dedup.checked else None,
+                ids_held=sum(s.ids for s in c.shards),
             )
             for name, c in manifest.computations.items()
         ],
+        edges=manifest.edges,
+        run=manifest.token,
+        refused=manifest.refused,
     )
-

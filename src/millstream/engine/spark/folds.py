@@ -13,7 +13,7 @@ from typing import Any
 import msgspec
 
 from millstream.state.folding import adopt, fold, to_fold
-from millstream.state.manifest import Manifest
+from millstream.state.manifest import Manifest, refuse, superseded
 from millstream.state.segment import SegmentRef
 
 from .task import Place, storage_of
@@ -29,14 +29,16 @@ class FoldOrder(msgspec.Struct):
     epoch: int
     chosen: list[SegmentRef]
     is_base: bool
+    token: str
     made: list[SegmentRef] = []
 
 
 class Folds:
     """Plans folds, runs one job at a time, hands over the results."""
 
-    def __init__(self, place: Place) -> None:
+    def __init__(self, place: Place, token: str) -> None:
         self._place = place
+        self._token = token
         self._lock = threading.Lock()
         self._thread: threading.Thread | None = None
         self._done: dict[tuple[str, int], FoldOrder] = {}
@@ -51,7 +53,7 @@ class Folds:
             for shard, one in enumerate(state.shards):
                 chosen = to_fold(one.segments)
                 if chosen and (name, shard) not in self._done:
-                    orders.append(FoldOrder(name, shard, manifest.epoch, list(chosen), chosen[0] == one.segments[0]))
+                    orders.append(FoldOrder(name, shard, manifest.epoch, list(chosen), chosen[0] == one.segments[0], self._token))
         if orders:
             self._began = manifest.epoch
             self._thread = threading.Thread(target=self._run, args=(spark, orders), name="millstream-folds", daemon=True)
@@ -106,5 +108,8 @@ def run_partition(place_bytes: bytes, batches: Iterator[Any]) -> Iterator[Any]:
     for batch in batches:
         for body in batch.column(0).to_pylist():
             order = msgspec.msgpack.decode(body, type=FoldOrder)
-            order.made = fold(storage, order.chosen, order.is_base, order.epoch)
+            if superseded(storage, order.token):
+                refuse(storage, order.token)
+                continue
+            order.made = fold(storage, order.chosen, order.is_base, order.epoch, order.token)
             yield pa.record_batch([pa.array([msgspec.msgpack.encode(order)], pa.binary())], names=["body"])

@@ -10,6 +10,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import urllib.parse
 
 
 class SparkOffsets:
@@ -61,3 +62,33 @@ class SparkOffsets:
         """False only if no source but the ticking one has moved since the epoch before."""
         lines, before = self._lines(epoch), self._lines(epoch - 1)
         return lines is None or before is None or lines[:-1] != before[:-1]
+
+
+class SourceFiles:
+    """The files of a file source, and those that Spark has read: from the log that the source keeps in Spark's checkpoint.
+
+    Entries of that log hold a version and then one JSON object per file; every tenth is a compact one that repeats all before it.
+    """
+
+    def __init__(self, folder: str, log: str) -> None:
+        self._folder = folder
+        self._log = log
+        self._seen: set[str] = set()
+        self._read: set[str] = set()
+
+    def now(self) -> tuple[dict[str, int], set[str]]:
+        """All files with their times of modification in milliseconds, and the set of those that some epoch has been planned with."""
+        files: dict[str, int] = {}
+        for entry in os.scandir(self._folder):
+            if entry.is_file() and not entry.name.startswith((".", "_")):
+                files[os.path.realpath(entry.path)] = int(entry.stat().st_mtime * 1000)
+        for name in os.listdir(self._log) if os.path.isdir(self._log) else ():
+            if name in self._seen or name.startswith("."):
+                continue
+            with open(os.path.join(self._log, name), encoding="utf-8") as handle:
+                for line in handle.read().split("\n")[1:]:
+                    if line:
+                        path = urllib.parse.unquote(urllib.parse.urlparse(json.loads(line)["path"]).path)
+                        self._read.add(os.path.realpath(path))
+            self._seen.add(name)
+        return files, self._read

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import os
-import secrets
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import msgspec
@@ -16,6 +15,8 @@ from pyspark.sql.pandas.types import to_arrow_schema
 
 from millstream.core.keys import check_shards
 from millstream.core.time import duration
+from millstream.core.topology import Injector
+from millstream.core.watermark import FileTimes
 from millstream.engine.program import Program, Worker
 from millstream.errors import (
     CheckpointError,
@@ -25,13 +26,14 @@ from millstream.errors import (
     MillstreamError,
     StorageError,
 )
+from millstream.sources import Files
 from millstream.state.manifest import ComputationState, Manifest, ManifestLog
 from millstream.state.storage import LocalStorage, open_storage
 from millstream.status.report import Status, status_of
 
 from . import pickling, rows
-from .epoch import Epochs
-from .offsets import SparkOffsets
+from .epoch import SparkEpochs
+from .offsets import SourceFiles, SparkOffsets
 from .session import local_session
 from .task import Place
 
@@ -83,12 +85,12 @@ def start(
         storage.url, identity.id, storage_options, os.environ.get("MILLSTREAM_REPLICAS"), identity.shards,
         [rows.value_layout(injector, source, topology) for injector, source in pairs],
     )  # fmt: skip
-    number = 1 + (int(latest.token.split("-")[0]) if latest else 0)
-    epochs = Epochs(
-        program, place, storage, log, latest, f"{number}-{secrets.token_hex(4)}", value_types, offsets
-    )
+    files = _source_files(topology.injectors.values(), spark_folder)
+    token = log.claim(latest)
+    latest = reconciled(log.latest(), program, drop)  # a run that ends may have committed one more before it found the claim
+    epochs = SparkEpochs(program, place, log, latest, token, value_types, offsets, files)
     frame = _frame(spark, program, sources, value_types, identity.shards)
-    epochs.resume(spark)
+    epochs.resume()
     if latest is not None:
         epochs.collect(latest)
     writer = frame.writeStream.foreachBatch(_quiet(epochs)).option("checkpointLocation", spark_folder)
@@ -99,7 +101,7 @@ def start(
 class Handle:
     """A running pipeline."""
 
-    def __init__(self, program: Program, epochs: Epochs, begin: Callable[[], Any], drain: bool) -> None:
+    def __init__(self, program: Program, epochs: SparkEpochs, begin: Callable[[], Any], drain: bool) -> None:
         self._program = program
         self._epochs = epochs
         self._drain = drain
@@ -172,6 +174,9 @@ def reconciled(latest: Manifest | None, program: Program, drop: Sequence[str]) -
             if old in specs:
                 raise CheckpointError(f"computation {spec.name!r} says renamed_from={old!r}, but {old!r} is still there")
             latest.computations[spec.name] = latest.computations.pop(old)
+            for parcel in latest.pending:
+                if parcel.computation == old:
+                    parcel.computation = spec.name
     known = {name for name in latest.computations if not name.startswith("emit~")}
     gone = sorted(name for name in known - set(specs) if name not in drop)
     new = sorted(name for name in set(specs) - known if not name.startswith("emit~"))
@@ -186,7 +191,27 @@ def reconciled(latest: Manifest | None, program: Program, drop: Sequence[str]) -
         if state is not None and state.codec != codec and any(shard.keys for shard in state.shards):
             raise CheckpointError(f"the state of computation {name!r} was written with codec {state.codec!r}, and the pipeline says {codec!r}. Keep the codec, or rename the computation and drop its state.")
         del spec
+    latest.pending = [parcel for parcel in latest.pending if parcel.computation in specs]
+    ways = {(route.stream, route.computation) for route in program.topology.routes}
+    lost = sorted({f"{p.stream!r} into {p.computation!r}" for p in latest.pending if (p.stream, p.computation) not in ways})
+    if lost:
+        raise CheckpointError(
+            f"stored productions wait in the checkpoint for a way that the pipeline no longer has: {', '.join(lost)}. Run once more with that edge as it "
+            f"was (strong or adaptive), so that they are consumed, and then change it."
+        )
     return latest
+
+
+def _source_files(injectors: Iterable[Injector], spark_folder: str) -> dict[str, SourceFiles]:
+    """For injectors whose watermark is that of the oldest file not yet read."""
+    found = {}
+    for at, injector in enumerate(injectors):
+        if isinstance(injector.watermark, FileTimes):
+            path = getattr(injector.source, "path", None)
+            if not isinstance(injector.source, Files) or path is None or "://" in path or "://" in spark_folder or not os.path.isdir(path):
+                raise DefinitionError(f"injected stream {injector.name!r}: watermarks.files needs ms.sources.files with a local directory, and a local checkpoint")
+            found[injector.name] = SourceFiles(path, os.path.join(spark_folder, "sources", str(at)))
+    return found
 
 
 def _check_offsets(offsets: SparkOffsets, latest: Manifest | None, folder: str, url: str) -> None:
@@ -277,7 +302,7 @@ def _spark_folder(storage: Any, checkpoint: str) -> str:
     return "s3a://" + checkpoint.split("://", 1)[1].rstrip("/") + "/spark"
 
 
-def _quiet(epochs: Epochs) -> Callable[[DataFrame, int], None]:
+def _quiet(epochs: SparkEpochs) -> Callable[[DataFrame, int], None]:
     """Spark wants a plain function."""
 
     def each(batch: DataFrame, epoch: int) -> None:

@@ -7,10 +7,12 @@ A row on its way to level L has these columns:
     key    the key's text (core/keys.py; the expressions here build the same text)
     ts     event time in milliseconds
     id     the record's id, or null where it has none of its own
-    ord    a hash of the whole row, which stands in for a missing id
+    ord    a hash of the whole row, which stands in for a missing id; or, where ids are deduplicated, of key and id
     body   an encoded production, or a receipt
     unit   the digest of the attempt that produced it
     v<i>   the value of injector i, as a struct of those columns that do not stand in key, ts or id already
+    sub    the sub-source that an injector's watermark policy asks for   } only where some injector's policy
+    mark   the watermark that the record itself carries                 } needs them
 """
 
 from __future__ import annotations
@@ -21,21 +23,41 @@ from typing import Any
 import msgspec
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
 from pyspark.sql import types as T
 
+from millstream.core import dedup
+from millstream.core.dedup import Dedup, DedupCounts, SpanFilters
 from millstream.core.keys import key_of
 from millstream.core.record import Batch
 from millstream.core.step import Arrivals
 from millstream.core.topology import Injector, Route, Topology
+from millstream.core.watermark import Percentile, Seen
 from millstream.errors import DefinitionError, InputError
 
-KEYED = "part int, route int, key string, ts long, id string, ord long"
+_KEYED = "part int, route int, key string, ts long, id string, ord long"
 PRODUCED = "body binary, unit long"
 RECEIPT = -1
 
 _NUL = "\0"
+
+
+def marks(topology: Topology) -> dict[str, str]:
+    """The columns that watermark policies need, with their types."""
+    policies = [injector.watermark for injector in topology.injectors.values()]
+    found = {}
+    if any(policy.sub_column for policy in policies):
+        found["sub"] = "string"
+    if any(policy.mark_column for policy in policies):
+        found["mark"] = "long"
+    return found
+
+
+def keyed_columns(topology: Topology) -> str:
+    """The columns of every row, as DDL."""
+    return ", ".join([_KEYED, *[f"{name} {kind}" for name, kind in marks(topology).items()]])
 
 
 def key_expression(columns: Sequence[tuple[Column, T.DataType, str]], as_tuple: bool) -> Column:
@@ -70,6 +92,7 @@ def keyed_frame(injector: Injector, index: int, source: DataFrame, topology: Top
         _timestamp(source, injector).alias("ts"),
         id_column.alias("id"),
         *[_route_key(source, route, who).alias(f"k{route.index}") for route in routes if not route.spread],
+        *[_mark(source, injector, name, kind, who).alias(name) for name, kind in marks(topology).items()],
         _content_hash(source, injector, id_column, any(route.spread for route in routes)).alias("ord"),
     )
 
@@ -77,17 +100,18 @@ def keyed_frame(injector: Injector, index: int, source: DataFrame, topology: Top
         key = F.concat(F.lit(_NUL + "i"), F.col("ord").cast("string")) if route.spread else F.col(f"k{route.index}")
         shard = F.coalesce(F.pmod(F.crc32(key.cast("binary")), F.lit(shards)), F.lit(0)).cast("int")
         part = (shard + F.lit(route.group * shards) if route.level == 0 else shard).cast("int")
-        return F.struct(part.alias("part"), F.lit(route.index).cast("int").alias("route"), key.alias("key"))
+        order = F.xxhash64(key, F.col("id")) if injector.dedup is not None else F.col("ord")
+        return F.struct(part.alias("part"), F.lit(route.index).cast("int").alias("route"), key.alias("key"), order.alias("ord"))
 
     if not routes:
-        targets = F.array().cast("array<struct<part:int,route:int,key:string>>")
+        targets = F.array().cast("array<struct<part:int,route:int,key:string,ord:bigint>>")
         frame = frame.withColumn("to", F.explode(targets))
     elif len(routes) == 1:
         frame = frame.withColumn("to", target(routes[0]))
     else:
         frame = frame.withColumn("to", F.explode(F.array(*[target(route) for route in routes])))
     values = [value_column if at == index else F.lit(None).cast(kind).alias(f"v{at}") for at, kind in enumerate(value_types)]
-    return frame.select("to.part", "to.route", "to.key", "ts", "id", "ord", *values)
+    return frame.select("to.part", "to.route", "to.key", "ts", "id", "to.ord", *marks(topology), *values)
 
 
 class ValueColumn(msgspec.Struct, frozen=True):
@@ -131,13 +155,13 @@ def _content_hash(source: DataFrame, injector: Injector, id_column: Column, spre
     return F.xxhash64(F.to_json(F.struct(*columns)) if _has_map(source.schema) else F.struct(*columns))
 
 
-def tick_frame(spark: Any, partitions: int, value_types: list[T.DataType]) -> DataFrame:
+def tick_frame(spark: Any, partitions: int, topology: Topology, value_types: list[T.DataType]) -> DataFrame:
     """One empty row per partition: what the tasks get when only time has moved."""
-    types = {"part": "int", "route": "int", "key": "string", "ts": "long", "id": "string", "ord": "long"}
+    types = {"key": "string", "ts": "long", "id": "string", "ord": "long", **marks(topology)}
     values = [F.lit(None).cast(kind).alias(f"v{at}") for at, kind in enumerate(value_types)]
     return spark.range(0, partitions, 1, partitions).select(
         F.col("id").cast("int").alias("part"), F.lit(RECEIPT).alias("route"),
-        *[F.lit(None).cast(types[name]).alias(name) for name in ("key", "ts", "id", "ord")], *values,
+        *[F.lit(None).cast(kind).alias(name) for name, kind in types.items()], *values,
     )  # fmt: skip
 
 
@@ -166,11 +190,23 @@ def _route_key(source: DataFrame, route: Route, who: str) -> Column:
     return key_expression([_column(source, route.key, what)], False)
 
 
+def _mark(source: DataFrame, injector: Injector, name: str, kind: str, who: str) -> Column:
+    wanted = injector.watermark.sub_column if name == "sub" else injector.watermark.mark_column
+    if wanted is None:
+        return F.lit(None).cast(kind)
+    if name == "mark":
+        return _millis(source, wanted, f"{who}, watermark")
+    return _column(source, wanted, f"{who}, sub-source")[0].cast("string")
+
+
 def _timestamp(source: DataFrame, injector: Injector) -> Column:
-    what = f"injected stream {injector.name!r}, timestamp"
     if injector.timestamp is None:
         return F.unix_millis(F.current_timestamp())
-    column, kind, name = _column(source, injector.timestamp, what)
+    return _millis(source, injector.timestamp, f"injected stream {injector.name!r}, timestamp")
+
+
+def _millis(source: DataFrame, given: Any, what: str) -> Column:
+    column, kind, name = _column(source, given, what)
     if isinstance(kind, T.IntegralType):
         return column.cast("long")
     if isinstance(kind, T.TimestampType):
@@ -349,3 +385,72 @@ def _break_ties(table: Any, where: Any, tied: Any, streams: dict[int, str]) -> N
     ids = dict(zip(rows.tolist(), zip(record_ids(few), map(streams.get, to_list(few.column("route"))), strict=True), strict=True))
     for start, stop in zip(starts.tolist(), stops.tolist(), strict=True):
         where[start:stop] = sorted(where[start:stop].tolist(), key=ids.__getitem__)
+
+
+def seen(injector: Injector, table: Any, positions: Any, newest_before: int | None) -> Seen:
+    """What a watermark policy wants to know of an injector's rows (at some positions, or all)."""
+
+    def column(name: str) -> Any:
+        found = whole(table.column(name))
+        return found if positions is None else found.take(pa.array(positions))
+
+    times = column("ts").to_numpy()
+    found = Seen(len(times), int(times.max()))
+    policy = injector.watermark
+    mark = column("mark").to_numpy(zero_copy_only=False) if policy.mark_column else None
+    if policy.sub_column:
+        names = column("sub").dictionary_encode()
+        codes = names.indices.fill_null(-1).to_numpy()
+        for at, name in enumerate(names.dictionary.to_pylist()):
+            which = codes == at
+            found.subs[name] = (int(times[which].max()), _largest(mark[which]) if mark is not None else None)
+    elif mark is not None:
+        found.mark = _largest(mark)
+    if isinstance(policy, Percentile) and newest_before is not None:
+        lags = newest_before - times
+        behind = lags > 0
+        counts = np.bincount(1 + np.floor(4 * np.log2(lags[behind])).astype(np.int64)) if behind.any() else np.zeros(1, np.int64)
+        found.lags = {int(b): int(counts[b]) for b in np.flatnonzero(counts)}
+        if not behind.all():
+            found.lags[0] = int(len(lags) - behind.sum())
+    return found
+
+
+def _largest(values: Any) -> int | None:
+    known = values[~np.isnan(values)] if values.dtype.kind == "f" else values
+    return int(known.max()) if len(known) else None
+
+
+class Identified:
+    """The rows of one route, as deduplication sees them. A row is named by its key and its id."""
+
+    def __init__(self, table: Any, positions: Any) -> None:
+        self.table = table
+        self.positions = positions
+        orders = table.column("ord").to_numpy()
+        self.hashes = (orders if positions is None else orders[positions]).view(np.uint64)
+
+    def at(self, chosen: Any) -> Any:
+        """Positions in the table."""
+        return chosen if self.positions is None else self.positions[chosen]
+
+    def ids(self, chosen: Any) -> list[bytes]:
+        """What names the rows."""
+        few = self.table.select(["key", "id"]).take(pa.array(self.at(chosen)))
+        joined = pc.binary_join_element_wise(few.column("key").cast(pa.binary()), few.column("id").cast(pa.binary()), b"\x1f")
+        return whole(joined).to_numpy(zero_copy_only=False).tolist()  # type: ignore[no-any-return]
+
+    def in_order(self, chosen: Any) -> Any:
+        """The same rows in canonical order."""
+        times = self.table.column("ts").to_numpy()[self.at(chosen)]
+        return chosen[np.lexsort((chosen, times))]
+
+
+def deduplicated(
+    rule: Dedup, stream: str, view: Any, filters: SpanFilters, rows: Identified | None, now: int, epoch: int
+) -> tuple[Any, dict[bytes, bytes | None], DedupCounts]:
+    """The positions of duplicates in the table (None: there are none), what changes in the store, and the counts."""
+    if rows is None:
+        return None, *dedup.check(rule, stream, view, filters, np.zeros(0, np.uint64), lambda _: [], lambda _: _, now, epoch)[1:]
+    keep, delta, counts = dedup.check(rule, stream, view, filters, rows.hashes, rows.ids, rows.in_order, now, epoch)
+    return (rows.at(np.flatnonzero(~keep)) if counts.dropped else None), delta, counts

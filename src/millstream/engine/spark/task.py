@@ -8,9 +8,7 @@ unexpected is raised, and Spark tries again.
 from __future__ import annotations
 
 import gc
-import secrets
 from collections.abc import Callable, Iterator
-from hashlib import blake2b
 from typing import Any
 
 import msgspec
@@ -18,18 +16,18 @@ import numpy as np
 import pyarrow as pa
 
 from millstream import faults
-from millstream.core.keys import shard_of
+from millstream.core.dedup import DedupCounts, SpanFilters
 from millstream.core.layout import NoEntries
+from millstream.core.outcome import Outcome
 from millstream.core.record import Batch, Production
-from millstream.core.step import Arrivals, Counts, Outcome, Times
-from millstream.core.topology import Group, Route
+from millstream.core.step import Arrivals
+from millstream.core.topology import Group, Injector, Route
 from millstream.engine.program import Program, Worker
+from millstream.engine.receipts import EpochOrder, Receipt, encode_receipt
+from millstream.engine.staging import Sent, Staging, outgoing
 from millstream.errors import MillstreamError
-from millstream.sinks.base import SinkRow, TaskContext
-from millstream.state.folding import unit_name
-from millstream.state.manifest import Manifest
+from millstream.state.parcel import read_slice
 from millstream.state.replica import View, open_replica, replica_root
-from millstream.state.segment import SegmentRef, encode_segment
 from millstream.state.storage import Storage, open_storage
 
 from . import pickling, rows
@@ -46,45 +44,9 @@ class Place(msgspec.Struct):
     values: list[list[rows.ValueColumn]] = []
 
 
-class EpochOrder(msgspec.Struct):
-    """What the driver tells the tasks of one epoch."""
-
-    epoch: int
-    before: Manifest | None
-    times: dict[str, Times]
-    driver: int
-    crash: str
-
-
-class Delta(msgspec.Struct):
-    """What became of one computation in one task."""
-
-    segment: SegmentRef | None
-    counts: Counts
-    produced: int
-
-
-class Receipt(msgspec.Struct):
-    """What a task did, for the driver. `unit` is a digest of content: equal for attempts that did the same."""
-
-    level: int
-    group: int
-    shard: int
-    unit: int = 0
-    consumed: list[int] = []
-    deltas: dict[str, Delta] = {}
-    parts: dict[str, dict[str, Any]] = {}
-    newest: dict[str, int] = {}
-    injected: dict[str, int] = {}
-    failure: str | None = None
-    message: str = ""
-
-
-encode_receipt = msgspec.msgpack.Encoder().encode
-decode_receipt = msgspec.msgpack.Decoder(Receipt).decode
-
 _WORKERS: dict[str, Worker] = {}
 _STORAGE: dict[str, Storage] = {}
+_FILTERS: dict[tuple[str, str, int, str], SpanFilters] = {}  # checkpoint, lineage, shard, stream
 
 
 def _worker(digest: str, blob: bytes) -> Worker:
@@ -150,18 +112,21 @@ class _Task:
     def run(self, table: Any, schema: Any) -> Iterator[Any]:
         """Runs the step, then yields what goes on."""
         here, onward = self._split(table)
-        productions: list[Production] = []
+        sent: list[Sent] = []
         try:
-            outcomes = self._step(here)
-            productions = [p for outcome in outcomes.values() for p in outcome.productions]
-            out = self._outgoing(productions)
-            self._stage(outcomes)
+            outcomes, dedup, millis = self._step(here)
+            productions: list[Production] = [p for outcome in outcomes.values() for p in outcome.productions]
+            out = outgoing(self.worker, productions, self.group.level, self.place.shards, set(self.order.stored))
+            Staging(self.worker, self.storage, self.order, self.group, self.shard, self._point).stage(self.receipt, outcomes, out, dedup, millis)
+            sent = out.sent
         except MillstreamError as error:
             self.receipt = Receipt(self.group.level, self.group.index, self.shard, failure=type(error).__name__, message=str(error))
-            out = []
-        yield from self._rows(out, schema)
+        yield from self._rows(sent, schema)
         if onward is not None:
             yield from self._aligned(onward, schema)
+
+    def _point(self, name: str) -> None:
+        faults.point(name, self.order.epoch, self.order.crash, self.order.driver)
 
     def _split(self, table: Any) -> tuple[Any, Any]:
         """The rows for this task, and those for later levels (records and receipts)."""
@@ -178,16 +143,14 @@ class _Task:
         here = table.filter(pa.array(for_here)) if for_here.any() else None
         return here, (table.filter(pa.array(later)) if later.any() else None)
 
-    def _step(self, table: Any) -> dict[str, Outcome]:
-        topology = self.worker.topology
-        arrivals: dict[str, Arrivals] = {}
+    def _step(self, table: Any) -> tuple[dict[str, Outcome], dict[str, DedupCounts], dict[str, float]]:
         if table is not None:
-            rows.check_nulls(table, topology)
+            rows.check_nulls(table, self.worker.topology)
             if "unit" in table.column_names:
                 units = table.column("unit").drop_null().unique()
                 self.receipt.consumed = sorted(units.to_pylist())
-            arrivals = self._arrivals(table)
-        faults.point("task.3-shuffled", self.order.epoch, self.order.crash, self.order.driver)
+        table = self._with_stored(table)
+        self._point("task.3-shuffled")
         views: dict[str, View | NoEntries] = {}
         root = replica_root(self.place.checkpoint_id, self.place.replicas)
         try:
@@ -199,28 +162,53 @@ class _Task:
                 else:
                     replica = open_replica(root, known.lineage, self.shard)
                     views[name] = replica.view(self.storage, known.shards[self.shard].segments, before)
-            return self.worker.run_group(self.group, arrivals, views, self.order.times)
+            deltas: dict[str, dict[bytes, bytes | None]] = {}
+            counts: dict[str, DedupCounts] = {}
+            arrivals = self._arrivals(table, views, deltas, counts)
+            millis: dict[str, float] = {}
+            outcomes = self.worker.run_group(self.group, arrivals, views, self.order.times, millis)
+            for name, delta in deltas.items():
+                outcomes[name].delta.update(delta)
+            return outcomes, counts, millis
         finally:
             for view in views.values():
                 view.close()
 
-    def _arrivals(self, table: Any) -> dict[str, Arrivals]:
+    def _with_stored(self, table: Any) -> Any:
+        """The rows that came through the shuffle, and the productions that were stored for this shard in the epoch before."""
+        before = self.order.before
+        if before is None or not before.pending:
+            return table
+        routes = {(r.stream, r.computation): r.index for r in self.worker.topology.routes}
+        pieces = [] if table is None else [table]
+        for parcel in before.pending:
+            if parcel.computation not in self.group.computations:
+                continue
+            found = read_slice(self.storage, parcel, self.shard)
+            if found is not None:
+                index = routes[parcel.stream, parcel.computation]
+                found = found.append_column("route", pa.array(np.full(len(found), index, np.int32)))
+                pieces.append(found.append_column("ord", pa.array(np.zeros(len(found), np.int64))))
+        if len(pieces) < 2:
+            return pieces[0] if pieces else None
+        return pa.concat_tables(pieces, promote_options="default")
+
+    def _arrivals(
+        self, table: Any, views: dict[str, View | NoEntries], deltas: dict[str, dict[bytes, bytes | None]], counts: dict[str, DedupCounts]
+    ) -> dict[str, Arrivals]:
         topology = self.worker.topology
         injectors = list(topology.injectors)
-        route_column = table.column("route").to_numpy()
-        present = np.unique(route_column).tolist()
-        by_computation: dict[str, list[Route]] = {}
+        by_computation: dict[str, list[Route]] = {name: [] for name in self.group.computations if self._deduplicated(name)}
+        present: list[int] = []
+        if table is not None:
+            route_column = table.column("route").to_numpy()
+            present = np.unique(route_column).tolist()
         for index in present:
             route = topology.routes[index]
             by_computation.setdefault(route.computation, []).append(route)
             injector = topology.injectors.get(route.stream)
             if injector is not None:
-                times = table.column("ts").to_numpy()
-                times = times if len(present) == 1 else times[route_column == index]
-                newest = self.receipt.newest
-                newest[route.stream] = max(int(times.max()), newest.get(route.stream, int(times.max())))
-                if self.worker.routes_of[route.stream][0] is route:
-                    self.receipt.injected[route.stream] = len(times)
+                self._look(injector, route, table, None if len(present) == 1 else np.flatnonzero(route_column == index))
         found: dict[str, Arrivals] = {}
         for name, routes in by_computation.items():
             batches: dict[int, Batch] = {}
@@ -232,61 +220,50 @@ class _Task:
                 else:
                     batches[route.index] = rows.EncodedBatch(route.stream, table, self.worker.decode_value)
             positions = None
-            if len(routes) < len(present):
+            if routes and len(routes) < len(present):
                 positions = np.flatnonzero(np.isin(route_column, [route.index for route in routes]))
-            found[name] = rows.to_arrivals(table, batches, positions)
+            for stream in self._deduplicated(name):
+                mine = next((r for r in routes if r.stream == stream), None)
+                of = None if mine is None else positions if len(routes) == 1 else np.flatnonzero(route_column == mine.index)
+                dropped = self._dedup(name, stream, mine, table, of, views[name], deltas, counts)
+                if dropped is not None:
+                    positions = np.setdiff1d(np.arange(len(table)) if positions is None else positions, dropped, assume_unique=True)
+            if routes and (positions is None or len(positions)):
+                found[name] = rows.to_arrivals(table, batches, positions)
         return found
 
-    def _outgoing(self, productions: list[Production]) -> list[tuple[int, int, str, int, str, bytes]]:
-        """Productions for other groups, with their targets."""
-        worker, shards = self.worker, self.place.shards
-        out: list[tuple[int, int, str, int, str, bytes]] = []
-        for p in productions:
-            for route in worker.routes_of.get(p.stream, ()):
-                text = worker.route_keys[route.index](p)
-                shard = shard_of(text.encode(), shards)
-                part = shard + route.group * shards if route.level == self.group.level + 1 else shard
-                out.append((part, route.index, text, p.timestamp, p.id, p.body))
-        return out
+    def _deduplicated(self, computation: str) -> list[str]:
+        """The inputs of a computation whose ids are held."""
+        if not self.order.guards.dedup:
+            return []
+        topology = self.worker.topology
+        return [i.stream for i in topology.by_name[computation].inputs if i.stream in topology.injectors and topology.injectors[i.stream].dedup]
 
-    def _stage(self, outcomes: dict[str, Outcome]) -> None:
-        """Writes the unit: deltas of all computations in one object, then the sink parts. Fills the receipt."""
-        order, receipt = self.order, self.receipt
-        name = unit_name(order.epoch, f"{self.group.level}.{self.group.index}.{self.shard}")
-        digest = blake2b(digest_size=8)
-        segments: list[bytes] = []
-        offset = 0
-        for computation, outcome in outcomes.items():
-            ref = None
-            digest.update(computation.encode())
-            if outcome.delta:
-                data = encode_segment(sorted(outcome.delta.items()))
-                digest.update(data)
-                ref = SegmentRef(name, offset, len(data), len(outcome.delta), order.epoch, order.epoch)
-                segments.append(data)
-                offset += len(data)
-            digest.update(msgspec.msgpack.encode(outcome.productions))
-            receipt.deltas[computation] = Delta(ref, outcome.counts, len(outcome.productions))
-        if segments:
-            self.storage.put(name, b"".join(segments))
-        faults.point("task.4-staging", order.epoch, order.crash, order.driver)
-        digest.update(b"%d.%d.%d" % (self.group.level, self.group.index, self.shard))
-        receipt.unit = int.from_bytes(digest.digest(), "big", signed=True)
-        self._stage_sinks(outcomes)
-        faults.point("task.4-staged", order.epoch, order.crash, order.driver)
+    def _dedup(
+        self, name: str, stream: str, route: Route | None, table: Any, positions: Any, view: View | NoEntries,
+        deltas: dict[str, dict[bytes, bytes | None]], counts: dict[str, DedupCounts],
+    ) -> Any:  # fmt: skip
+        """Checks one input of one computation; returns the positions of duplicates, None if there are none."""
+        rule = self.worker.topology.injectors[stream].dedup
+        assert rule is not None
+        before = self.order.before
+        lineage = before.computations[name].lineage if before and name in before.computations else ""
+        filters = _FILTERS.setdefault((self.place.checkpoint_id, lineage, self.shard, stream), SpanFilters())
+        mine = None if route is None else rows.Identified(table, positions)
+        dropped, delta, count = rows.deduplicated(rule, stream, view, filters, mine, self.order.times[name].now, self.order.epoch)
+        deltas.setdefault(name, {}).update(delta)
+        counts.setdefault(name, DedupCounts()).add(count)
+        return dropped
 
-    def _stage_sinks(self, outcomes: dict[str, Outcome]) -> None:
-        decode = self.worker.decode_value
-        attempt = secrets.token_hex(6)
-        for emission in self.worker.topology.emissions:
-            for outcome in outcomes.values():
-                found = [SinkRow(p.key, p.timestamp, decode(p.body)) for p in outcome.productions if p.stream == emission.stream]
-                if found:
-                    label = f"{self.worker.program.name}-{emission.name}-{self.shard:04d}"
-                    context = TaskContext(self.storage, emission.name, self.order.epoch, label, attempt)
-                    self.receipt.parts[emission.name] = emission.sink.stage(context, found)
+    def _look(self, injector: Injector, route: Route, table: Any, positions: Any) -> None:
+        """What the watermark policy of an injector wants to know. All its routes carry the same records; the first one counts them."""
+        if self.worker.routes_of[route.stream][0] is route:
+            newest = None
+            if self.order.before is not None and route.stream in self.order.before.injectors:
+                newest = self.order.before.injectors[route.stream].newest
+            self.receipt.seen[route.stream] = rows.seen(injector, table, positions, newest)
 
-    def _rows(self, out: list[tuple[int, int, str, int, str, bytes]], schema: Any) -> Iterator[Any]:
+    def _rows(self, out: list[Sent], schema: Any) -> Iterator[Any]:
         """The productions and, last, the receipt, as Arrow."""
         receipt = encode_receipt(self.receipt)
         if "part" not in schema.names:

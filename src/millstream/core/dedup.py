@@ -1,0 +1,260 @@
+"""Deduplication: a record of an injected stream counts once, however often its source brings it (MillWheel §4.1.1).
+
+A record is (stream, key, id). Ids are kept per shard and consumer, in spans of arrival time:
+
+    D <stream> 0 <span> <epoch> h      → the hashes of the ids that came in this epoch, ascending, 8 bytes each
+    D <stream> 0 <span> <epoch> i      → the ids themselves, in the same order
+
+Rules
+1. A record is a duplicate if its id is held. A filter per span answers for almost every new record that it is not; where the filter
+   says maybe, the stored hashes decide, and where a hash is equal, the ids themselves. Nothing is ever dropped because of a hash.
+2. Of several with one id in one epoch, the first in canonical order stays.
+3. Arrival time is the epoch's wall clock, the same on every retry. A span is dropped whole once it ended longer ago than
+   horizon and slack, so ids never pile up; until then every one of its ids is held.
+4. The filter lives in the worker's memory and follows from the stored hashes: losing it costs time only.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Any, Protocol
+
+import msgspec
+import numpy as np
+
+from millstream.core.time import duration
+from millstream.errors import DefinitionError
+
+IDS = b"D"
+_WHEN = struct.Struct(">QQ")
+_SPANS = 10  # per horizon
+_BITS = 24  # per id
+_SMALLEST = 12  # a filter begins with 2**12 words
+
+_pack = msgspec.msgpack.Encoder().encode
+_unpack = msgspec.msgpack.Decoder(list[bytes]).decode
+
+
+class Dedup(msgspec.Struct, frozen=True):
+    """How long ids are held: `horizon` plus `slack`, in milliseconds, by spans."""
+
+    horizon: int
+    slack: int = 0
+    span: int = 60_000
+
+    def span_of(self, now: int) -> int:
+        """The span of an arrival."""
+        return now // self.span
+
+    def is_over(self, span: int, now: int) -> bool:
+        """Whether a span may go."""
+        return (span + 1) * self.span + self.horizon + self.slack <= now
+
+
+def dedup(horizon: str | int = "10m", *, slack: str | int = 0) -> Dedup:
+    """Ids are held for a horizon of arrival time, plus slack for injectors that deliver late.
+
+    >>> dedup("10m", slack="1m")
+    Dedup(horizon=600000, slack=60000, span=60000)
+    """
+    millis = duration(horizon)
+    if millis <= 0:
+        raise DefinitionError(f"dedup={horizon!r}: give a time longer than nothing, or None to switch deduplication off")
+    return Dedup(millis, duration(slack), max(1, millis // _SPANS))
+
+
+class IdStore(Protocol):
+    """The committed entries of a shard, as deduplication reads them."""
+
+    def get(self, key: bytes) -> bytes | None:
+        """The value of an entry, or None."""
+
+    def keys(self, start: bytes, stop: bytes) -> Iterator[bytes]:
+        """Entries with start <= key < stop, in order, without their values."""
+
+
+class DedupCounts(msgspec.Struct):
+    """What deduplication did. `filtered`: answered by the filter alone. `held`: ids added minus ids dropped with their span."""
+
+    checked: int = 0
+    filtered: int = 0
+    dropped: int = 0
+    held: int = 0
+
+    def add(self, other: DedupCounts) -> None:
+        """Sums up."""
+        self.checked += other.checked
+        self.filtered += other.filtered
+        self.dropped += other.dropped
+        self.held += other.held
+
+
+class Filter:
+    """A Bloom filter in which all bits of an id lie in one 64-bit word: one memory access per question, all of a batch at once.
+
+    The hash's upper bits choose the word, five groups of six lower bits the bits in it.
+    """
+
+    def __init__(self, capacity: int) -> None:
+        self.power = max(_SMALLEST, (max(1, capacity) * _BITS // 64).bit_length())
+        self.words = np.zeros(1 << self.power, np.uint64)
+        self.capacity = (64 << self.power) // _BITS
+        self.count = 0
+
+    def _where(self, hashes: Any) -> tuple[Any, Any]:
+        one, six = np.uint64(1), np.uint64(63)
+        mask = one << (hashes & six)
+        for shift in (6, 12, 18, 24):
+            mask |= one << ((hashes >> np.uint64(shift)) & six)
+        return (hashes >> np.uint64(64 - self.power)).astype(np.int64), mask
+
+    def add(self, hashes: Any) -> None:
+        """Takes hashes in."""
+        at, mask = self._where(hashes)
+        np.bitwise_or.at(self.words, at, mask)
+        self.count += len(hashes)
+
+    def may_have(self, hashes: Any) -> Any:
+        """For each hash: False if it was never added."""
+        at, mask = self._where(hashes)
+        return (self.words[at] & mask) == mask
+
+
+class SpanFilters:
+    """The filters of one stream in one shard, kept between epochs by the worker process that happens to run the shard."""
+
+    def __init__(self) -> None:
+        self._filters: dict[int, Filter] = {}
+        self._known: dict[int, set[bytes]] = {}
+
+    def follow(self, store: IdStore, entries: Mapping[int, Sequence[bytes]]) -> None:
+        """Makes the filters cover exactly the entries that the store has."""
+        for span in [span for span in self._filters if span not in entries or not self._known[span] <= set(entries[span])]:
+            del self._filters[span], self._known[span]
+        for span, keys in entries.items():
+            known = self._known.setdefault(span, set())
+            missing = [key for key in keys if key not in known]
+            if not missing:
+                continue
+            hashes = [_hashes(store, key) for key in missing]
+            more = sum(len(h) for h in hashes)
+            filter = self._filters.get(span)
+            if filter is None or filter.count + more > filter.capacity:
+                old = [_hashes(store, key) for key in known]
+                filter = self._filters[span] = Filter(2 * (sum(len(h) for h in old) + more))
+                hashes = [*old, *hashes]
+            for each in hashes:
+                filter.add(each)
+            known.update(missing)
+
+    def may_have(self, span: int, hashes: Any) -> Any:
+        """What the filter of a span says."""
+        return self._filters[span].may_have(hashes)
+
+
+def _hashes(store: IdStore, key: bytes) -> Any:
+    data = store.get(key)
+    assert data is not None
+    return np.frombuffer(data, np.uint64)
+
+
+def _prefix(stream: str) -> bytes:
+    return IDS + stream.encode() + b"\0"
+
+
+def _when(prefix: bytes, key: bytes) -> tuple[int, int]:
+    span, epoch = _WHEN.unpack_from(key, len(prefix))
+    return span, epoch
+
+
+def check(
+    rule: Dedup,
+    stream: str,
+    store: IdStore,
+    filters: SpanFilters,
+    hashes: Any,
+    ids: Callable[[Any], list[bytes]],
+    order: Callable[[Any], Any],
+    now: int,
+    epoch: int,
+) -> tuple[Any, dict[bytes, bytes | None], DedupCounts]:
+    """Which records of one stream stay (a mask), what changes in the store, and the counts.
+
+    hashes: one uint64 per record. ids(positions): what names those records, as bytes. order(positions): the same, in canonical order.
+    """
+    prefix = _prefix(stream)
+    delta: dict[bytes, bytes | None] = {}
+    counts = DedupCounts(checked=len(hashes))
+    entries: dict[int, list[bytes]] = {}
+    for key in store.keys(prefix, prefix + b"\xff" * 20):
+        span, _ = _when(prefix, key)
+        if rule.is_over(span, now):
+            delta[key] = None
+            if key.endswith(b"h"):
+                data = store.get(key)
+                counts.held -= len(data or b"") // 8
+        elif key.endswith(b"h"):
+            entries.setdefault(span, []).append(key)
+    keep = np.ones(len(hashes), bool)
+    if not len(hashes):
+        return keep, delta, counts
+    filters.follow(store, entries)
+    doubtful = np.zeros(len(hashes), bool)
+    for span in entries:
+        maybe = filters.may_have(span, hashes)
+        if maybe.any():
+            doubtful |= maybe
+            _drop_held(keep, np.flatnonzero(maybe & keep), hashes, ids, store, entries[span])
+    counts.filtered = int(len(hashes) - doubtful.sum())
+    sorted_at = np.argsort(hashes, kind="stable")
+    in_order = hashes[sorted_at]
+    equal = in_order[1:] == in_order[:-1]
+    if equal.any():
+        _drop_repeated(keep, sorted_at, equal, ids, order)
+        sorted_at = sorted_at[keep[sorted_at]]
+    elif not keep.all():
+        sorted_at = sorted_at[keep[sorted_at]]
+    counts.dropped = int(len(hashes) - len(sorted_at))
+    if len(sorted_at):
+        key = prefix + _WHEN.pack(rule.span_of(now), epoch)
+        delta[key + b"h"] = hashes[sorted_at].tobytes()
+        delta[key + b"i"] = _pack(ids(sorted_at))
+        counts.held += len(sorted_at)
+    return keep, delta, counts
+
+
+def _drop_held(keep: Any, asked: Any, hashes: Any, ids: Callable[[Any], list[bytes]], store: IdStore, entries: Iterable[bytes]) -> None:
+    """Takes out of `keep` those of the records asked about whose ids are stored."""
+    for key in entries:
+        if not len(asked):
+            return
+        held = _hashes(store, key)
+        wanted = hashes[asked]
+        left = np.searchsorted(held, wanted, "left")
+        alike = np.flatnonzero(held[np.minimum(left, len(held) - 1)] == wanted)
+        if not len(alike):
+            continue
+        stored = _unpack(store.get(key[:-1] + b"i") or b"")
+        for position, name in zip(asked[alike].tolist(), ids(asked[alike]), strict=True):
+            at = int(np.searchsorted(held, hashes[position], "left"))
+            while at < len(held) and held[at] == hashes[position]:
+                if stored[at] == name:
+                    keep[position] = False
+                    break
+                at += 1
+        asked = asked[keep[asked]]
+
+
+def _drop_repeated(keep: Any, sorted_at: Any, equal: Any, ids: Callable[[Any], list[bytes]], order: Callable[[Any], Any]) -> None:
+    """Of records with one id in this epoch, leaves the first in canonical order."""
+    member = np.zeros(len(sorted_at), bool)
+    member[1:] |= equal
+    member[:-1] |= equal
+    positions = order(sorted_at[member])
+    seen: set[bytes] = set()
+    for position, name in zip(positions.tolist(), ids(positions), strict=True):
+        if keep[position]:
+            if name in seen:
+                keep[position] = False
+            seen.add(name)

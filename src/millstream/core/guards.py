@@ -1,0 +1,42 @@
+"""The guards of exactly-once, each with a switch. All are on; a test switches one off to show that it does something.
+
+order       records of a key come in canonical order, so a retried task repeats itself
+exclusive   a manifest is created only if it does not exist
+tokens      a run looks for a newer one before it writes or publishes
+dedup       a repeated id is dropped
+receipts    consumers must have been fed by the attempts that are committed
+journal     what is pending is delivered again until the commit that consumed it
+markers     a replica is used only for the epoch and run it stands at
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+
+class Guards(msgspec.Struct, frozen=True):
+    """Which guards are on."""
+
+    order: bool = True
+    exclusive: bool = True
+    tokens: bool = True
+    dedup: bool = True
+    receipts: bool = True
+    journal: bool = True
+    markers: bool = True
+
+    @classmethod
+    def without(cls, names: str) -> Guards:
+        """All but some, by comma-separated names.
+
+        >>> Guards.without("tokens,dedup").dedup
+        False
+        """
+        off = [name for name in names.split(",") if name]
+        unknown = [name for name in off if name not in cls.__struct_fields__]
+        if unknown:
+            raise ValueError(f"no guard is called {', '.join(unknown)}; there are: {', '.join(cls.__struct_fields__)}")
+        return cls(**dict.fromkeys(off, False))
+
+
+ALL_GUARDS = Guards()

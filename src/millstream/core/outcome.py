@@ -1,0 +1,72 @@
+"""What goes into a step besides records, and what comes out of it."""
+
+from __future__ import annotations
+
+import msgspec
+
+from millstream.core.record import Production
+from millstream.core.time import BEGINNING
+
+DROP = "drop"  # a late record is counted and dropped
+HOOK = "hook"  # it is handed to process_late_record
+
+
+class Times(msgspec.Struct, frozen=True):
+    """The times of one computation in one epoch. Invariants: late_before <= low_watermark; least <= promised <= low_watermark.
+
+    least: what its streams had promised before: no production may be older. promised: what they promise now: no hold may be older.
+    """
+
+    now: int
+    late_before: int
+    low_watermark: int
+    epoch: int = 0
+    least: int = BEGINNING
+    promised: int = BEGINNING
+
+
+class Wiring(msgspec.Struct, frozen=True):
+    """How a computation is connected. named: the streams whose productions need an id. late: by input, DROP, HOOK or a stream."""
+
+    name: str
+    streams: tuple[str, ...]
+    same_key: frozenset[str] = frozenset()
+    named: frozenset[str] | None = None
+    late: dict[str, str] = {}
+    dead_letters: str | None = None
+
+
+class LateRecord(msgspec.Struct):
+    """One of the last late records, for people."""
+
+    stream: str
+    key: str
+    timestamp: int
+    low_watermark: int
+    value: str
+
+
+class Counts(msgspec.Struct):
+    """What a step did, for status and manifest."""
+
+    records: int = 0
+    late: int = 0
+    fired: int = 0
+    touched: int = 0
+    keys: int = 0  # rows added minus rows removed
+    timers: int = 0  # timers added minus timers removed
+    next_low: int | None = None  # earliest timer left, if any
+    next_wall: int | None = None
+    held: int | None = None  # oldest hold left, if any
+    holder: str = ""  # whose it is
+    late_by: dict[str, int] = {}  # per input
+    last_late: list[LateRecord] = []
+    dead: int = 0  # dead letters
+
+
+class Outcome(msgspec.Struct):
+    """The result of a step: the delta (None deletes), the productions in order, the counts."""
+
+    delta: dict[bytes, bytes | None]
+    productions: list[Production]
+    counts: Counts

@@ -1,0 +1,496 @@
+"""One epoch, from what a source planned to a manifest. The driver's side, whatever runs the tasks.
+
+    1. Manifest N exists? Then N was committed and Spark does not know it yet: redo step 7 and return.
+    2. Manifest N-1 says what makes up the state, how far time is, which timer is next and which productions wait.
+    3. Rows go through the shuffle to their shards, one level of the topology per stage. Stored productions lie in their shards already.
+    4. Tasks run the step and stage.
+    5. Receipts: every shard of every group exactly once, every consumer fed by the very attempts that are about to be committed.
+       Sinks are prepared.
+    6. Manifest N is created exclusively. This is the commit.
+    7. Sinks publish, folds are planned, leftovers are collected.
+
+An epoch with no record and nothing due needs no job: its manifest says that time has passed. A run that has been replaced finds a newer
+token before each of these writes, writes nothing, and says why. Subclasses say how tasks are run (`job`).
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+import time as clock
+from collections import deque
+from collections.abc import Callable, Sequence
+from typing import Any, Protocol
+
+import msgspec
+
+from millstream.core import adaptive
+from millstream.core.adaptive import EdgeState
+from millstream.core.authority import Edge, Standing, propagate, times
+from millstream.core.guards import Guards
+from millstream.core.outcome import Times
+from millstream.core.step import LAST_LATE
+from millstream.core.time import END
+from millstream.core.topology import ADAPTIVE
+from millstream.core.watermark import Declared, FileTimes, Progress, Seen, effective
+from millstream.engine.program import Program
+from millstream.engine.receipts import EpochOrder, Receipt
+from millstream.errors import (
+    BY_NAME,
+    CheckpointError,
+    DamageError,
+    EpochAbandoned,
+    Fenced,
+    HookError,
+    InputError,
+    MillstreamError,
+    SinkError,
+)
+from millstream.sinks.base import DriverContext
+from millstream.state import folding
+from millstream.state.manifest import (
+    KEEP,
+    ComputationState,
+    Manifest,
+    ManifestLog,
+    ShardState,
+    edge_name,
+    refuse,
+    run_number,
+)
+from millstream.state.segment import SegmentRef
+from millstream.status.report import standings_of
+
+TRIES = 5
+COLLECT_EVERY = 20
+KEPT_RUNS = 64  # a replica that was last brought up to date by an older run loads anew
+
+
+class Stopped(Exception):
+    """An epoch that was not begun because somebody said stop."""
+
+
+class Offsets(Protocol):
+    """What the source's log says about an epoch."""
+
+    def may_have_rows(self, epoch: int) -> bool:
+        """False only if nothing came in."""
+
+    def planned_at(self, epoch: int) -> int | None:
+        """The wall clock at which the epoch was planned, if that is known."""
+
+    def digest(self, epoch: int) -> str | None:
+        """Tells one content of an epoch from another."""
+
+
+class Folder(Protocol):
+    """Who folds chains beside the epochs."""
+
+    def plan(self, manifest: Manifest, spark: Any) -> None:
+        """Starts a fold if one is due."""
+
+    def adopt(self, computation: str, shard: int, chain: list[SegmentRef]) -> list[SegmentRef]:
+        """The chain for the next manifest."""
+
+    def in_flight(self) -> set[str]:
+        """Objects that the next manifest may name."""
+
+    def since(self) -> int | None:
+        """The epoch in which the fold under way began."""
+
+
+class EpochStats(msgspec.Struct):
+    """What one epoch was like. stored: the adaptive edges that stored in it, with the reason."""
+
+    epoch: int
+    records: int
+    millis: float
+    job: bool
+    stored: dict[str, str] = {}
+
+
+class Epochs:
+    """Runs epochs on one checkpoint, for one run of a pipeline."""
+
+    def __init__(
+        self, program: Program, shards: int, log: ManifestLog, latest: Manifest | None, token: str, offsets: Offsets, folds: Folder, guards: Guards
+    ) -> None:
+        self.program = program
+        self.topology = program.topology
+        self.shards = shards
+        self.storage = log.storage
+        self.log = log
+        self.latest = latest
+        self.started_at = -1 if latest is None else latest.epoch
+        self.token = token
+        self.offsets = offsets
+        self.folds = folds
+        self.guards = guards
+        self.crash = ""
+        self.stats: deque[EpochStats] = deque(maxlen=256)
+        self.lock = threading.Lock()
+        self.error: BaseException | None = None
+        self.stopping = False
+        self.abandoned = 0
+        self.adaptive: list[Edge] = [edge for edge, kind in self.topology.edges.items() if kind == ADAPTIVE]
+
+    # --- what a way of running tasks adds
+
+    def job(self, batch: Any, order: EpochOrder) -> list[Receipt]:
+        """Runs the tasks of an epoch on what came in (None: only time has moved). One receipt per group and shard."""
+        raise NotImplementedError
+
+    def point(self, name: str, epoch: int) -> None:
+        """A place where a test can have the process killed."""
+
+    def session(self) -> Any:
+        """What sinks may use on the driver."""
+        return None
+
+    def read_files(self, injector: str) -> tuple[dict[str, int], set[str]]:
+        """The files of a file source with their times of modification, and those that have been read."""
+        raise NotImplementedError
+
+    # --- the epoch
+
+    def run(self, batch: Any, epoch: int, drain: bool = False) -> None:
+        """One epoch. With drain, event time ends."""
+        began = clock.perf_counter()
+        frame = batch if batch is not None and self.offsets.may_have_rows(epoch) else None
+        manifest = self._committed(epoch, drain, frame is not None)  # 1
+        if manifest is not None:
+            self._publish(manifest, redo=True)
+            return
+        self.point("epoch.1-looked", epoch)
+        before = self.latest  # 2
+        self.point("epoch.2-read", epoch)
+        now = None if drain else self.offsets.planned_at(epoch)
+        if now is None:
+            now = self.clock()
+        if before is not None:
+            now = max(now, before.now)
+        if before is not None and before.drained and frame is not None:
+            raise self._over(before.epoch)
+        said = {} if drain else self._said()
+        stored = self._stored(before)
+        while True:
+            standings, before_standings = self._standings(before, stored, drain)
+            all_times = times(self.topology, standings, before_standings, now, epoch)
+            receipts: list[Receipt] = []
+            if frame is None and not self._due(before, all_times, now):
+                break
+            order = EpochOrder(epoch, self.token, before, all_times, list(stored), os.getpid(), self.crash, self.guards)
+            try:
+                receipts = self._receipts(frame, order)  # 3, 4, 5
+                break
+            except Exception as error:
+                more = self._to_store(error, stored)
+                if not more:
+                    raise
+                stored.update(more)
+        self.point("epoch.5-checked", epoch)
+        manifest = self._manifest(epoch, before, now, standings, receipts, said, stored, drain)
+        self._prepare(manifest)
+        if self._replaced():
+            raise self._fenced(epoch)
+        if not self.log.commit(manifest, self.guards.exclusive):  # 6
+            manifest = self._adopted(epoch)
+        self.latest = manifest
+        self.point("epoch.6-committed", epoch)
+        self._publish(manifest, redo=manifest.token != self.token)  # 7
+        self._maintain(manifest)
+        records = sum(seen.records for r in receipts for seen in r.seen.values())
+        self.stats.append(EpochStats(epoch, records, (clock.perf_counter() - began) * 1000, bool(receipts), {edge_name(*e): why for e, why in stored.items()}))
+        self.point("epoch.7-done", epoch)
+
+    def clock(self) -> int:
+        """The wall clock, where the source's log does not say."""
+        return int(clock.time() * 1000)
+
+    # --- 1 and 2: where we are
+
+    def _committed(self, epoch: int, drain: bool, has_rows: bool) -> Manifest | None:
+        if self._replaced():
+            raise self._fenced(epoch)
+        last = -1 if self.latest is None else self.latest.epoch
+        if epoch > last + 1:
+            if max(self.log.epochs(), default=-1) > last:
+                raise self._fenced(last + 1)
+            raise CheckpointError(
+                f"Spark asks for epoch {epoch}, but the last manifest in {self.storage.url} is {last}: manifests are missing, or "
+                f"Spark's own checkpoint belongs to something else. Restore both from the same copy, or start with a new checkpoint."
+            )
+        if epoch == last + 1:
+            if not self.log.exists(epoch) or not self.guards.exclusive:
+                return None
+            self.latest = self._adopted(epoch)
+            last = epoch
+        manifest = self.latest if epoch == last else self.log.read(epoch)
+        assert manifest is not None
+        if manifest.drain and not drain:
+            if has_rows:
+                raise self._over(epoch)
+            return manifest
+        if epoch > self.started_at and run_number(manifest.token) > run_number(self.token):
+            raise self._fenced(epoch)
+        if manifest.offsets is not None and self.offsets.digest(epoch) not in (None, manifest.offsets):
+            raise DamageError(
+                f"epoch {epoch} of {self.storage.url} was committed with other source offsets than Spark's checkpoint has now. The offsets of "
+                f"Spark and the manifests do not belong together: restore both from the same copy, or start with a new checkpoint."
+            )
+        return manifest
+
+    def _adopted(self, epoch: int) -> Manifest:
+        """An epoch that somebody else has committed: by a run before this one, which was about to end, it stands; by a newer one, we are replaced."""
+        found = self.log.read(epoch)
+        if run_number(found.token) >= run_number(self.token):
+            raise self._fenced(epoch)
+        return found
+
+    def _replaced(self) -> bool:
+        if not self.guards.tokens or not self.log.superseded(self.token):
+            return False
+        refuse(self.storage, self.token)
+        return True
+
+    def _over(self, epoch: int) -> CheckpointError:
+        return CheckpointError(
+            f"{self.storage.url} was drained in epoch {epoch}: its event time has ended, and there is new input. "
+            f"Use a new checkpoint, or run with drain=False when more input may follow."
+        )
+
+    def _fenced(self, epoch: int) -> Fenced:
+        return Fenced(
+            f"another driver owns {self.storage.url} now: a newer run has begun, or has committed epoch {epoch}. This one (run {self.token}) has stopped. "
+            f"Nothing of it was committed twice."
+        )
+
+    def _said(self) -> dict[str, int]:
+        """What sources declare on the driver."""
+        found: dict[str, int] = {}
+        for name, injector in self.topology.injectors.items():
+            policy = injector.watermark
+            said: Any = None
+            if isinstance(policy, Declared) and policy.function is not None:
+                try:
+                    said = policy.function()
+                except Exception as error:
+                    raise InputError(f"injected stream {name!r}: the callable that declares its watermark raised {type(error).__name__}: {error}") from error
+                if said is not None and said.__class__ is not int:
+                    raise InputError(f"injected stream {name!r}: its watermark was declared as {said!r}: give milliseconds as an int, or None")
+            elif isinstance(policy, FileTimes):
+                said = policy.from_files(*self.read_files(name))
+            if said is not None:
+                found[name] = said
+        return found
+
+    def _stored(self, before: Manifest | None) -> dict[Edge, str]:
+        edges = before.edges if before else {}
+        found = {edge: edges.get(edge_name(*edge), EdgeState()) for edge in self.adaptive}
+        return {edge: state.why for edge, state in found.items() if state.stored}
+
+    def _standings(self, before: Manifest | None, stored: dict[Edge, str], drain: bool) -> tuple[dict[str, Standing], dict[str, Standing]]:
+        was = standings_of(before)
+        return propagate(self.topology, self._progress(before), was, stored, drain), was
+
+    def _progress(self, before: Manifest | None) -> dict[str, Progress]:
+        known = before.injectors if before else {}
+        return {name: known.get(name, Progress()) for name in self.topology.injectors}
+
+    def _due(self, before: Manifest | None, all_times: dict[str, Times], now: int) -> bool:
+        return before is not None and (
+            bool(before.pending)
+            or any(
+                (shard.next_low is not None and shard.next_low <= all_times[name].low_watermark)
+                or (shard.next_wall is not None and shard.next_wall <= now)
+                for name, state in before.computations.items()
+                if name in all_times
+                for shard in state.shards
+            )
+        )
+
+    # --- 3, 4 and 5: the job
+
+    def _receipts(self, frame: Any, order: EpochOrder) -> list[Receipt]:
+        for _ in range(TRIES):
+            try:
+                return self._checked(self.job(frame, order))
+            except EpochAbandoned as error:
+                self.abandoned += 1
+                last = error
+        raise HookError(
+            f"epoch {order.epoch} was abandoned {TRIES} times: {last} A computation that is not deterministic (randomness, the clock, outside "
+            f"calls) cannot stand before a weak edge. Make its productions strong (production=ms.STRONG), or make it repeat itself: use self.now, and seed by self.key."
+        )
+
+    def _checked(self, receipts: list[Receipt]) -> list[Receipt]:
+        for receipt in receipts:
+            if receipt.failure:
+                error = BY_NAME.get(receipt.failure, MillstreamError)(receipt.message)
+                error.culprits = self.topology.levels[receipt.level][receipt.group].computations
+                raise error
+        expected = {(level, group.index, shard) for level, groups in enumerate(self.topology.levels) for group in groups for shard in range(self.shards)}
+        got = [(r.level, r.group, r.shard) for r in receipts]
+        if len(got) != len(expected) or set(got) != expected:
+            raise EpochAbandoned(f"receipts do not cover every shard once: {sorted(set(expected) ^ set(got))} missing or unknown, {len(got)} in all.")
+        units = {r.unit for r in receipts}
+        for receipt in receipts:
+            strangers = [unit for unit in receipt.consumed if unit not in units]
+            if strangers and self.guards.receipts:
+                names = ", ".join(self.topology.levels[receipt.level][receipt.group].computations)
+                raise EpochAbandoned(f"shard {receipt.shard} of {names} consumed productions of an attempt that is not the one staged.")
+        return receipts
+
+    def _to_store(self, error: Exception, stored: dict[Edge, str]) -> dict[Edge, str]:
+        """The adaptive edges that should store because their consumer failed: it then gets its productions from the log, in an epoch of its own."""
+        if isinstance(error, MillstreamError) and not isinstance(error, (HookError, SinkError)):
+            return {}
+        culprits: Sequence[str] | None = getattr(error, "culprits", None)
+        text = str(error).splitlines()[0] if str(error) else type(error).__name__
+        return {
+            edge: f"its consumer failed: {text[:200]}"
+            for edge in self.adaptive
+            if edge not in stored and (culprits is None or edge[1] in culprits)
+        }
+
+    # --- 6: the manifest
+
+    def _manifest(
+        self,
+        epoch: int,
+        before: Manifest | None,
+        now: int,
+        standings: dict[str, Standing],
+        receipts: Sequence[Receipt],
+        said: dict[str, int],
+        stored: dict[Edge, str],
+        drain: bool,
+    ) -> Manifest:
+        runs = list(before.runs) if before else []
+        if not runs or runs[-1][1] != self.token:
+            runs.append((epoch, self.token))
+        progress = self._progress(before)
+        used = effective(progress, drain)
+        injectors = {}
+        for name, injector in self.topology.injectors.items():
+            seen = Seen()
+            for receipt in receipts:
+                if name in receipt.seen:
+                    seen.add(receipt.seen[name])
+            after = injector.watermark.advance(progress[name], seen, now, said.get(name))
+            after.used = used[name]
+            if drain:
+                after.watermark = END
+            injectors[name] = after
+        computations = {spec.name: self._computation(spec.name, epoch, before, standings[spec.name], receipts) for spec in self.topology.computations}
+        sinks: dict[str, list[dict[str, Any]]] = {}
+        for receipt in receipts:
+            for name, part in receipt.parts.items():
+                sinks.setdefault(name, []).append(part)
+        pending = [parcel for receipt in receipts for parcel in receipt.parcels]
+        refused = self.log.count_refused() if epoch % COLLECT_EVERY == 0 or self.started_at == epoch - 1 else []
+        manifest = Manifest(
+            epoch, self.token, now, runs[-KEPT_RUNS:], injectors, computations, sinks, drain,
+            offsets=None if drain else self.offsets.digest(epoch), pending=pending,
+            edges=self._edges(before, receipts, stored), refused=(before.refused if before else 0) + len(refused),
+        )  # fmt: skip
+        self._refused = refused
+        over = not pending and all(c.low_watermark == END and shard.next_low is None for c in computations.values() for shard in c.shards)
+        manifest.drained = (drain and over) or (before is not None and before.drained)
+        return manifest
+
+    def _edges(self, before: Manifest | None, receipts: Sequence[Receipt], stored: dict[Edge, str]) -> dict[str, EdgeState]:
+        found = {}
+        for edge in self.adaptive:
+            stream, consumer = edge
+            deltas = [r.deltas[consumer] for r in receipts if consumer in r.deltas]
+            busy = any(delta.counts.records for delta in deltas)
+            millis = max(delta.millis for delta in deltas) if busy else None
+            old = before.edges.get(edge_name(*edge), EdgeState()) if before else EdgeState()
+            found[edge_name(*edge)] = adaptive.decide(old, edge in stored, stored.get(edge, ""), millis, self.topology.slow_after(stream, consumer))
+        return found
+
+    def _computation(self, name: str, epoch: int, before: Manifest | None, standing: Standing, receipts: Sequence[Receipt]) -> ComputationState:
+        old = before.computations.get(name) if before else None
+        old = old or ComputationState(shards=[ShardState() for _ in range(self.shards)])
+        new = ComputationState(
+            standing.low, [], self.program.codec_of(name).name, self.topology.feeds(name), old.records, old.late, old.fired, old.produced,
+            old.lineage or f"{epoch}-{self.token}-{name}", list(self.topology.by_name[name].streams), standing.output,
+            dict(old.late_by), old.last_late, old.dead, msgspec.structs.replace(old.dedup),
+        )  # fmt: skip
+        mine = {r.shard: r.deltas[name] for r in receipts if name in r.deltas}
+        for shard, state in enumerate(old.shards):
+            segments: list[SegmentRef] = self.folds.adopt(name, shard, state.segments)
+            delta = mine.get(shard)
+            after = msgspec.structs.replace(state, segments=segments, low_watermark=standing.low)
+            if delta is not None:
+                counts = delta.counts
+                if delta.segment is not None:
+                    after.segments = [*segments, delta.segment]
+                after.keys += counts.keys
+                after.timers += counts.timers
+                after.next_low, after.next_wall = counts.next_low, counts.next_wall
+                after.held, after.holder = counts.held, counts.holder
+                after.ids += delta.dedup.held
+                new.records += counts.records
+                new.late += counts.late
+                new.fired += counts.fired
+                new.produced += delta.produced
+                new.dead += counts.dead
+                for stream, late in counts.late_by.items():
+                    new.late_by[stream] = new.late_by.get(stream, 0) + late
+                new.last_late = [*new.last_late, *counts.last_late][-LAST_LATE:]
+                new.dedup.add(delta.dedup)
+            overdue = after.next_low if after.next_low is not None and after.next_low <= standing.low else END
+            after.output = max(standing.output, min(standing.low, END if after.held is None else after.held, overdue))
+            new.shards.append(after)
+        return new
+
+    def _prepare(self, manifest: Manifest) -> None:
+        for emission in self.topology.emissions:
+            parts = manifest.sinks.get(emission.name)
+            if parts:
+                emission.sink.prepare(DriverContext(self.storage, self.program.name, emission.name, self.session()), manifest.epoch, parts)
+
+    # --- 7: after the commit
+
+    def resume(self) -> None:
+        """At the start of a run: what the last one committed in a drain and may not have published. Spark asks for all other epochs itself."""
+        if self.latest is not None and self.latest.drain:
+            self._publish(self.latest, redo=True)
+
+    def _publish(self, manifest: Manifest, redo: bool = False) -> None:
+        if self._replaced():
+            raise self._fenced(manifest.epoch)
+        sinks = {emission.name: emission.sink for emission in self.topology.emissions}
+        for at, (name, parts) in enumerate(manifest.sinks.items()):
+            if at:
+                self.point("epoch.7-publishing", manifest.epoch)
+            if name in sinks:
+                context = DriverContext(self.storage, self.program.name, name, self.session(), redo)
+                sinks[name].commit(context, manifest.epoch, parts)
+        self.point("epoch.7-published", manifest.epoch)
+
+    def _maintain(self, manifest: Manifest) -> None:
+        if self._refused:
+            self.storage.delete(self._refused)
+            self._refused = []
+        self.folds.plan(manifest, self.session())
+        if manifest.epoch % COLLECT_EVERY == 0:
+            self.collect(manifest)
+
+    _refused: list[str] = []
+
+    def collect(self, manifest: Manifest) -> None:
+        """Removes what no manifest needs, in the checkpoint and at the sinks."""
+        since = self.folds.since()  # asked before what is done: a fold that ends in between is then in one of the two
+        folding.collect(self.log, manifest, self.folds.in_flight(), since)
+        for emission in self.topology.emissions:
+            keep = [str(part["staged"]) for part in manifest.sinks.get(emission.name, ()) if "staged" in part]
+            emission.sink.sweep(DriverContext(self.storage, self.program.name, emission.name), manifest.epoch - KEEP, keep)
+
+    def drain(self, stopped: Callable[[], bool]) -> None:
+        """Ends event time: epochs until no low-watermark timer and no stored production is left, or somebody says stop."""
+        while self.latest is not None and not self.latest.drained and not stopped():
+            with self.lock:
+                self.run(None, self.latest.epoch + 1, drain=True)

@@ -1,0 +1,137 @@
+"""Staging: what a task has worked out becomes one unit (deltas and stored productions) and sink parts, under names of its own attempt.
+
+Rules
+1. Nothing that is staged is visible until a manifest names it.
+2. Everything carries the run's token in its name. A task whose run has been replaced stages nothing: it leaves a mark and ends with `Fenced`.
+3. The receipt's `unit` is a digest of all that the task made, so two attempts that did the same have the same.
+"""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Callable, Collection, Mapping, Sequence
+from hashlib import blake2b
+
+import msgspec
+
+from millstream.core.dedup import DedupCounts
+from millstream.core.keys import shard_of
+from millstream.core.outcome import Outcome
+from millstream.core.record import Production
+from millstream.core.topology import STRONG, Group
+from millstream.engine.program import Worker
+from millstream.engine.receipts import Delta, EpochOrder, Receipt
+from millstream.errors import Fenced
+from millstream.sinks.base import IdentifiedRow, SinkRow, TaskContext
+from millstream.state.folding import unit_name
+from millstream.state.manifest import Parcel, refuse, run_number, superseded
+from millstream.state.parcel import StoredRow, encode_slice
+from millstream.state.segment import SegmentRef, encode_segment
+from millstream.state.storage import Storage
+
+Sent = tuple[int, int, str, int, str, bytes]  # partition of the consumer's level, route, key, timestamp, id, body
+
+
+class Outgoing(msgspec.Struct):
+    """Productions with their targets: those that go on in this epoch, and those that are stored, by edge and shard."""
+
+    sent: list[Sent] = []
+    kept: dict[tuple[str, str], dict[int, list[StoredRow]]] = {}
+
+
+def outgoing(worker: Worker, productions: Sequence[Production], level: int, shards: int, stored: Collection[tuple[str, str]]) -> Outgoing:
+    """Where productions go that leave their task."""
+    out = Outgoing()
+    sent = out.sent
+    routes_of, route_keys = worker.routes_of, worker.route_keys
+    for p in productions:
+        for route in routes_of.get(p.stream, ()):
+            text = route_keys[route.index](p)
+            shard = shard_of(text.encode(), shards)
+            edge = (route.stream, route.computation)
+            if route.production == STRONG or edge in stored:
+                by_shard = out.kept.get(edge)
+                if by_shard is None:
+                    by_shard = out.kept[edge] = {}
+                by_shard.setdefault(shard, []).append((text, p.timestamp, p.id, p.body))
+            else:
+                part = shard + route.group * shards if route.level == level + 1 else shard
+                sent.append((part, route.index, text, p.timestamp, p.id, p.body))
+    return out
+
+
+class Staging:
+    """Stages for one task."""
+
+    def __init__(self, worker: Worker, storage: Storage, order: EpochOrder, group: Group, shard: int, point: Callable[[str], None]) -> None:
+        self.worker = worker
+        self.storage = storage
+        self.order = order
+        self.group = group
+        self.shard = shard
+        self.point = point
+
+    def stage(
+        self,
+        receipt: Receipt,
+        outcomes: Mapping[str, Outcome],
+        out: Outgoing,
+        dedup: Mapping[str, DedupCounts],
+        millis: Mapping[str, float],
+    ) -> None:
+        """Writes the unit, then the sink parts. Fills the receipt."""
+        self._check_token()
+        order = self.order
+        name = unit_name(order.epoch, f"{self.group.level}.{self.group.index}.{self.shard}", order.token)
+        digest = blake2b(digest_size=8)
+        pieces: list[bytes] = []
+        offset = 0
+        for computation, outcome in outcomes.items():
+            ref = None
+            digest.update(computation.encode())
+            if outcome.delta:
+                data = encode_segment(sorted(outcome.delta.items()))
+                digest.update(data)
+                ref = SegmentRef(name, offset, len(data), len(outcome.delta), order.epoch, order.epoch)
+                pieces.append(data)
+                offset += len(data)
+            digest.update(msgspec.msgpack.encode(outcome.productions))
+            receipt.deltas[computation] = Delta(
+                ref, outcome.counts, len(outcome.productions), dedup.get(computation, DedupCounts()), millis.get(computation, 0.0)
+            )
+        for (stream, computation), by_shard in sorted(out.kept.items()):
+            parcel = Parcel(stream, computation, name, {}, min(row[1] for rows in by_shard.values() for row in rows))
+            for shard, rows in sorted(by_shard.items()):
+                data = encode_slice(rows)
+                parcel.slices[shard] = (offset, len(data), len(rows))
+                pieces.append(data)
+                offset += len(data)
+            receipt.parcels.append(parcel)
+        if pieces:
+            self.storage.put(name, b"".join(pieces))
+        self.point("task.4-staging")
+        digest.update(b"%d.%d.%d" % (self.group.level, self.group.index, self.shard))
+        receipt.unit = int.from_bytes(digest.digest(), "big", signed=True)
+        self._stage_sinks(receipt, outcomes)
+        self.point("task.4-staged")
+
+    def _check_token(self) -> None:
+        order = self.order
+        if order.guards.tokens and superseded(self.storage, order.token):
+            refuse(self.storage, order.token)
+            raise Fenced(f"a task of run {order.token} found that a newer run owns {self.storage.url}: it has staged nothing")
+
+    def _stage_sinks(self, receipt: Receipt, outcomes: Mapping[str, Outcome]) -> None:
+        decode = self.worker.decode_value
+        attempt = f"{run_number(self.order.token)}.{secrets.token_hex(6)}"
+        for emission in self.worker.topology.emissions:
+            for outcome in outcomes.values():
+                found: list[SinkRow]
+                if emission.ids:
+                    found = [IdentifiedRow(p.key, p.timestamp, decode(p.body), p.id) for p in outcome.productions if p.stream == emission.stream]
+                else:
+                    found = [SinkRow(p.key, p.timestamp, decode(p.body)) for p in outcome.productions if p.stream == emission.stream]
+                if found:
+                    label = f"{self.worker.program.name}-{emission.name}-{self.shard:04d}"
+                    context = TaskContext(self.storage, emission.name, self.order.epoch, label, attempt, self.order.token)
+                    receipt.parts[emission.name] = emission.sink.stage(context, found)
