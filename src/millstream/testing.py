@@ -1,23 +1,38 @@
-"""The user's test kit: a pipeline in one process, without Spark, on a hand-moved clock.
+"""The user's test kit: a pipeline in one process, without Spark, on a hand-moved clock; under simulated faults; and under real kills.
 
     runner = ms.testing.LocalRunner(pipeline)
     runner.push("queries", {"term": "tea", "at": 1_000, "id": "q1"})
     runner.run()                       # epochs until nothing is due
     runner.drain()                     # the input ends, every window closes
     assert runner.output("counts") == [("tea", 1, 2_000)]
+
+    ms.testing.assert_exactly_once(pipeline, records, seeds=range(200))     # crashes, zombies, repeated input: the same outcome
+
+    faults = ms.testing.SparkFaults("my_job.py", "checkpoint")              # kill -9 at a named point, on Spark
+    faults.kill_at("epoch.6-committed", epoch=3)
 """
 
 from __future__ import annotations
 
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any
 
+from millstream import faults as _faults
+from millstream.core.guards import ALL_GUARDS, Guards
 from millstream.core.record import Timer
 from millstream.core.topology import ADAPTIVE
 from millstream.engine.local import Emitted, LocalEngine, SimulatedCrash
+from millstream.engine.schedules import KINDS, Rows, trial
 from millstream.errors import DefinitionError
 from millstream.pipeline import Pipeline
 
-__all__ = ["Emitted", "LocalRunner", "SimulatedCrash"]
+__all__ = ["Emitted", "LocalRunner", "SimulatedCrash", "SparkFaults", "assert_exactly_once"]
+
+CRASH_POINTS = _faults.POINTS
 
 
 class LocalRunner:
@@ -112,3 +127,131 @@ class LocalRunner:
     def low_watermark(self, computation: str) -> int:
         """A computation's low watermark after the last epoch."""
         return self._engine.low_watermarks[computation]
+
+
+def assert_exactly_once(
+    pipeline: Pipeline,
+    records: Iterable[Any] | Mapping[str, Iterable[dict[str, Any]]],
+    seeds: Iterable[int] = range(200),
+    *,
+    shards: int = 2,
+    faults: Collection[str] | None = None,
+    guards: Guards = ALL_GUARDS,
+) -> None:
+    """Runs a pipeline under simulated faults, once per seed, and compares outputs, state, timers and low watermarks with an undisturbed run.
+
+    records: rows of the one injected stream; or (stream, row) pairs in order of arrival; or a dict of rows by stream. faults: some of
+    "crash", "pause", "retry", "recompute", "zombie", "repeat", "fold", "forget"; all by default, "repeat" only on streams whose ids are
+    deduplicated. Hooks must repeat themselves: a pipeline that rolls dice differs from its undisturbed run without any fault.
+    Raises AssertionError with the seed and the shortest schedule that fails.
+
+    >>> import millstream as ms
+    >>> class Count(ms.Computation):
+    ...     State = int
+    ...     def process_record(self, record):
+    ...         self.state += 1
+    ...         self.produce(self.state)
+    >>> pipeline = ms.Pipeline("words")
+    >>> words = pipeline.inject("words", ms.sources.files("in/", schema="word string, at long, id string"), timestamp="at", id="id")
+    >>> counts = pipeline.compute(Count, words, key="word")
+    >>> rows = [{"word": "tea", "at": at, "id": str(at)} for at in range(10)]
+    >>> ms.testing.assert_exactly_once(pipeline, rows, seeds=range(5))
+    """
+    program = pipeline.program()
+    rows = _rows(pipeline, records)
+    kinds = tuple(faults) if faults is not None else KINDS
+    unknown = sorted(set(kinds) - set(KINDS))
+    if unknown:
+        raise DefinitionError(f"faults={unknown}: there are {', '.join(KINDS)}")
+    if faults is None and not any(injector.dedup for injector in program.topology.injectors.values()):
+        kinds = tuple(kind for kind in kinds if kind != "repeat")
+    for seed in seeds:
+        found = trial(program, rows, seed, kinds, shards, guards)
+        if found is not None:
+            raise AssertionError(f"pipeline {pipeline.name!r} is not exactly once. {found}")
+
+
+def _rows(pipeline: Pipeline, records: Any) -> Rows:
+    injected = list(pipeline.topology().injectors)
+    if isinstance(records, Mapping):
+        unknown = [stream for stream in records if stream not in injected]
+        rows: Sequence[Any] = [(stream, row) for stream, given in records.items() for row in given]
+    else:
+        rows = [row if isinstance(row, tuple) else (injected[0], row) for row in records]
+        unknown = [stream for stream, _ in rows if stream not in injected]
+        if len(injected) > 1 and any(not isinstance(row, tuple) for row in records):
+            raise DefinitionError(f"the pipeline has several injected streams ({', '.join(injected)}): give (stream, row) pairs, or a dict")
+    if unknown:
+        raise DefinitionError(f"no injected stream is called {unknown[0]!r}; there are: {', '.join(injected)}")
+    return rows
+
+
+class SparkFaults:
+    """A pipeline on Spark in a child process that can be killed (SIGKILL) at a named point of an epoch, and started again.
+
+    program: a Python file that runs the pipeline to its end, or a list of arguments for Python. `points` names the places, in the order of the
+    epoch; they are explained in docs/guarantees.md.
+    """
+
+    points = _faults.POINTS
+
+    def __init__(self, program: str | os.PathLike[str] | Sequence[str], *arguments: str, timeout: float = 300, env: Mapping[str, str] | None = None) -> None:
+        given = [os.fspath(program)] if isinstance(program, (str, os.PathLike)) else list(program)
+        self.command = [sys.executable, *given, *arguments]
+        self.timeout = timeout
+        self.env = dict(env or {})
+
+    def start(self, crash: str = "") -> subprocess.Popen[bytes]:
+        """Starts the child, armed or not. The caller waits for it, or kills it with `kill`."""
+        return subprocess.Popen(
+            self.command, env={**os.environ, **self.env, _faults.VARIABLE: crash}, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, start_new_session=True
+        )
+
+    def kill_at(self, point: str, epoch: int, *, worker: bool = False) -> str:
+        """Runs the child until it kills itself there (worker: only the Python worker, and the child goes on to its end). Returns its output.
+
+        Raises AssertionError if it ended before it got there.
+        """
+        if point not in self.points:
+            raise ValueError(f"no crash point is called {point!r}; there are: {', '.join(self.points)}")
+        code, output = self._wait(self.start(f"{'worker:' if worker else ''}{point}@{epoch}"))
+        expected = 0 if worker else -signal.SIGKILL
+        if code != expected:
+            raise AssertionError(f"the child ended with {code} instead of {expected} at {point} of epoch {epoch}:\n{output[-4000:]}")
+        return output
+
+    def run(self) -> str:
+        """Runs the child to its end, undisturbed. Raises AssertionError if it fails."""
+        code, output = self._wait(self.start())
+        if code:
+            raise AssertionError(f"the child ended with {code}:\n{output[-4000:]}")
+        return output
+
+    def kill_after(self, seconds: float) -> str:
+        """Starts the child and kills it, with all its processes, after a time."""
+        child = self.start()
+        try:
+            child.wait(seconds)
+        except subprocess.TimeoutExpired:
+            pass
+        self.kill(child)
+        return child.communicate()[0].decode(errors="replace")
+
+    @staticmethod
+    def kill(child: subprocess.Popen[bytes]) -> None:
+        """SIGKILL to the child and everything it started."""
+        try:
+            os.killpg(child.pid, signal.SIGKILL)
+        except ProcessLookupError:
+            pass
+
+    def _wait(self, child: subprocess.Popen[bytes]) -> tuple[int, str]:
+        try:
+            output = child.communicate(timeout=self.timeout)[0]
+        except subprocess.TimeoutExpired:
+            self.kill(child)
+            output = child.communicate()[0]
+            raise AssertionError(f"the child did not end within {self.timeout} s:\n{output.decode(errors='replace')[-4000:]}") from None
+        finally:
+            self.kill(child)  # Spark's JVM outlives a driver that was killed
+        return child.returncode, output.decode(errors="replace")

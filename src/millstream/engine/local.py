@@ -7,25 +7,24 @@ attempts, files. Keys and timestamps of injected streams must be column names (a
 from __future__ import annotations
 
 import bisect
-import copy
 from collections.abc import Iterator, Mapping
-from hashlib import blake2b
 from typing import Any
 
 import msgspec
 
 from millstream.core.authority import Edge, Standing, is_stored, propagate, times
 from millstream.core.guards import ALL_GUARDS, Guards
-from millstream.core.keys import BadKey, key_bytes, key_text, shard_of
+from millstream.core.keys import key_bytes, shard_of
 from millstream.core.layout import ROW, decode_row, sub_prefix
 from millstream.core.outcome import Counts, Outcome
-from millstream.core.record import ListBatch, Timer
+from millstream.core.record import Timer
 from millstream.core.step import Arrivals, StateKind
 from millstream.core.time import END, LOW_WATERMARK, WALL_CLOCK
-from millstream.core.topology import Injector, Topology
-from millstream.core.watermark import Declared, Percentile, Progress, Seen, bucket, effective
+from millstream.core.topology import Topology
+from millstream.core.watermark import Declared, Progress, Seen, effective
+from millstream.engine.intake import Intake
 from millstream.engine.program import Arrival, BodyBatch, Program, Worker
-from millstream.errors import DefinitionError, InputError
+from millstream.errors import DefinitionError
 
 
 class MemoryStore:
@@ -122,10 +121,10 @@ class LocalEngine:
         """One epoch: everything pushed so far, what was stored, and every timer that is due."""
         standings = propagate(self.topology, self.progress, self.standings, self.storing, self.drained)
         all_times = times(self.topology, standings, self.standings, self.now, self.epoch + 1)
-        queued: dict[tuple[str, int], list[Arrival]] = {}
-        seen = {name: Seen() for name in self.topology.injectors}
+        intake = Intake(self.worker, self.shards, self.now, self.progress)
         for stream, row in self.pending:
-            self._route(self.topology.injectors[stream], row, queued, seen[stream])
+            intake.add(self.topology.injectors[stream], row)
+        queued, seen = intake.queued, intake.seen_in_all()
         ids, duplicates = self._deduplicated(queued)
         for _, computation, shard, arrival in self.stored:
             queued.setdefault((computation, shard), []).append(arrival)
@@ -142,42 +141,6 @@ class LocalEngine:
         if crash:
             raise SimulatedCrash(f"epoch {self.epoch + 1} was not committed")
         self._commit(standings, seen, outcomes, stored, ids, duplicates)
-
-    def _route(self, injector: Injector, row: dict[str, Any], queued: dict[tuple[str, int], list[Arrival]], seen: Seen) -> None:
-        time = self.now if injector.timestamp is None else self._column(injector, row, injector.timestamp, "timestamp")
-        if time.__class__ is not int:
-            raise InputError(f"stream {injector.name!r}: the timestamp {time!r} of {row!r} is not an int (milliseconds)")
-        if injector.id is None:
-            name = blake2b(repr(sorted(row.items(), key=lambda item: item[0])).encode(), digest_size=8).hexdigest()
-        else:
-            name = str(self._column(injector, row, injector.id, "id"))
-        value = row if injector.value is None else self._column(injector, row, injector.value, "value")
-        self._look(injector, row, time, seen)
-        for route in self.worker.routes_of.get(injector.name, ()):
-            if isinstance(route.key, tuple):
-                key: Any = tuple(self._column(injector, row, k, "key") for k in route.key) if route.key else name
-            else:
-                key = self._column(injector, row, route.key, "key")
-            try:
-                text = key_text(key)
-            except BadKey as error:
-                raise InputError(f"stream {injector.name!r}, key {route.key!r} of computation {route.computation!r}: {error} (row {row!r})") from error
-            shard = shard_of(text.encode(), self.shards)
-            queued.setdefault((route.computation, shard), []).append((text, time, name, ListBatch(injector.name, (copy.deepcopy(value),), (name,)), 0))
-
-    def _look(self, injector: Injector, row: dict[str, Any], time: int, seen: Seen) -> None:
-        """What the injector's watermark policy wants to know."""
-        policy = injector.watermark
-        mark = self._column(injector, row, policy.mark_column, "watermark") if policy.mark_column else None
-        one = Seen(1, time, mark)
-        if policy.sub_column:
-            sub = self._column(injector, row, policy.sub_column, "sub-source")
-            if sub is not None:
-                one.subs = {sub: (time, mark)}
-        newest = self.progress[injector.name].newest
-        if isinstance(policy, Percentile) and newest is not None:
-            one.lags = {bucket(newest - time): 1}
-        seen.add(one)
 
     def _deduplicated(self, queued: dict[tuple[str, int], list[Arrival]]) -> tuple[dict[tuple[str, str], dict[tuple[str, str], int]], int]:
         """Takes duplicates out of what came in, and says which ids are held now."""
@@ -204,13 +167,6 @@ class LocalEngine:
                     kept.append(arrival)
             arrivals[:] = kept
         return held, dropped
-
-    def _column(self, injector: Injector, row: dict[str, Any], column: Any, what: str) -> Any:
-        if not isinstance(column, str):
-            raise DefinitionError(f"stream {injector.name!r}: the local engine needs a column name for its {what}, not a Spark expression")
-        if column not in row:
-            raise InputError(f"stream {injector.name!r}: {row!r} has no column {column!r}, which is its {what}")
-        return row[column]
 
     def _forward(self, outcome: Outcome, queued: dict[tuple[str, int], list[Arrival]], stored: list[Stored]) -> None:
         for p in outcome.productions:

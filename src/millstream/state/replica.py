@@ -128,7 +128,7 @@ class Replica:
             except lmdb.MapResizedError:
                 self._env.set_mapsize(0)
                 continue
-            if transaction.get(_MARKER) == _mark(manifest):
+            if transaction.get(_MARKER) == mark_of(manifest):
                 return View(transaction)
             transaction.abort()
             self._catch_up(storage, chain, manifest)
@@ -139,18 +139,18 @@ class Replica:
             try:
                 with self._env.begin(write=True) as transaction:
                     marker = transaction.get(_MARKER)
-                    if marker == _mark(manifest):
+                    if marker == mark_of(manifest):
                         return
-                    missing = _missing(marker, chain, manifest)
-                    if missing is None:
+                    due = missing(marker, chain, manifest)
+                    if due is None:
                         database = self._env.open_db(None, txn=transaction)
                         transaction.drop(database, delete=False)
-                        missing = chain
-                    empty = len(missing) == len(chain)
+                        due = chain
+                    empty = len(due) == len(chain)
                     sorted_so_far = empty
-                    for ref in missing:
+                    for ref in due:
                         sorted_so_far = self._apply(transaction, storage, ref, sorted_so_far and ref.base)
-                    mark = _mark(manifest)
+                    mark = mark_of(manifest)
                     if mark is not None:
                         transaction.put(_MARKER, mark)
                     return
@@ -189,19 +189,20 @@ class Replica:
         self._env.close()
 
 
-def _mark(manifest: Manifest | None) -> bytes | None:
+def mark_of(manifest: Manifest | None) -> bytes | None:
+    """What a replica's marker says when it stands at a manifest."""
     return None if manifest is None else msgspec.msgpack.encode((manifest.epoch, manifest.token_at(manifest.epoch)))
 
 
-def _missing(marker: bytes | None, chain: Sequence[SegmentRef], manifest: Manifest | None) -> Sequence[SegmentRef] | None:
+def missing(marker: bytes | None, chain: Sequence[SegmentRef], manifest: Manifest | None) -> Sequence[SegmentRef] | None:
     """The segments that lead from a marker to a manifest, or None if there is no such way."""
     if marker is None or manifest is None:
         return None
     epoch, token = msgspec.msgpack.decode(marker)
     if epoch > manifest.epoch or manifest.token_at(epoch) != token:
         return None
-    missing = [ref for ref in chain if ref.last > epoch]
-    return None if any(ref.base for ref in missing) else missing
+    newer = [ref for ref in chain if ref.last > epoch]
+    return None if any(ref.base for ref in newer) else newer
 
 
 _OPEN: dict[Path, Replica] = {}

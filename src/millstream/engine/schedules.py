@@ -1,0 +1,127 @@
+"""Plans and schedules from a seed, and the shortest schedule that fails."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Collection, Sequence
+from itertools import pairwise
+from typing import Any
+
+from millstream.core.guards import ALL_GUARDS, Guards
+from millstream.core.watermark import Bounded
+from millstream.engine.program import Program
+from millstream.engine.simulated import Fault, Plan, Simulation, Violation, compare, undisturbed
+from millstream.errors import MillstreamError
+from millstream.faults import POINTS
+
+KINDS = ("crash", "pause", "retry", "recompute", "zombie", "repeat", "fold", "forget")
+START = 1_700_000_000_000
+_PAUSES = ("epoch.2-read", "epoch.5-checked", "epoch.6-committed")
+_MOST = 5  # faults in one schedule
+
+Rows = Sequence[tuple[str, dict[str, Any]]]
+
+
+def make_plan(records: Rows, seed: int) -> Plan:
+    """The records, cut into epochs with a clock; a few empty epochs in between and at the end."""
+    dice = random.Random(f"plan {seed}")
+    wanted = dice.randint(2, 6)
+    cuts = sorted(dice.randrange(len(records) + 1) for _ in range(wanted - 1)) if records else [0] * (wanted - 1)
+    bounds = [0, *cuts, len(records)]
+    epochs = [list(records[a:b]) for a, b in pairwise(bounds)] + [[] for _ in range(dice.randint(1, 3))]
+    clock, now = [], START
+    for _ in epochs:
+        now += dice.choice([50, 500, 1000, 5000])
+        clock.append(now)
+    return Plan(epochs, clock)
+
+
+def make_schedule(program: Program, plan: Plan, seed: int, kinds: Collection[str], shards: int) -> list[Fault]:
+    """One to five faults."""
+    dice = random.Random(f"schedule {seed}")
+    tasks = shards * sum(len(groups) for groups in program.topology.levels)
+    repeatable = [at for at, (stream, _) in enumerate(_flat(plan)) if may_repeat(program, stream)] or list(range(len(_flat(plan))))
+    found: list[Fault] = []
+    for _ in range(dice.randint(1, _MOST)):
+        kind, epoch = dice.choice(sorted(kinds)), dice.randrange(len(plan.epochs))
+        if kind == "crash":
+            found.append(Fault(kind, epoch, dice.choice(POINTS)))
+        elif kind == "pause":
+            found.append(Fault(kind, epoch, dice.choice(_PAUSES), later=dice.randint(0, 3)))
+        elif kind == "repeat":
+            if repeatable:
+                found.append(Fault(kind, epoch, later=dice.choice(repeatable)))
+        else:
+            found.append(Fault(kind, epoch, task=dice.randrange(tasks), later=dice.randint(0, 3)))
+    return list(dict.fromkeys(found))
+
+
+def _flat(plan: Plan) -> list[tuple[str, dict[str, Any]]]:
+    return [row for rows in plan.epochs for row in rows]
+
+
+def may_repeat(program: Program, stream: str) -> bool:
+    """Whether a repeated record of a stream should change nothing: its ids are held, and its watermark does not ask when it was last heard."""
+    injector = program.topology.injectors[stream]
+    return injector.dedup is not None and isinstance(injector.watermark, Bounded) and injector.watermark.idle is None
+
+
+def repeated(plan: Plan, schedule: Sequence[Fault]) -> Plan:
+    """The plan with the records that the schedule brings again, in the same epoch as the first time or a later one."""
+    home = [(epoch, row) for epoch, rows in enumerate(plan.epochs) for row in rows]
+    epochs = [list(rows) for rows in plan.epochs]
+    for fault in schedule:
+        if fault.kind == "repeat":
+            first, row = home[fault.later]
+            epochs[max(first, fault.epoch)].append(row)
+    return Plan(epochs, plan.clock)
+
+
+class Outcome:
+    """What came of one seed: None, or the difference and the shortest schedule that shows it."""
+
+    def __init__(self, seed: int, schedule: Sequence[Fault], difference: str) -> None:
+        self.seed = seed
+        self.schedule = schedule
+        self.difference = difference
+
+    def __str__(self) -> str:
+        steps = "\n".join(f"  {number}. {fault}" for number, fault in enumerate(self.schedule, 1)) or "  (no fault at all)"
+        return f"seed {self.seed}: {self.difference}\nThe shortest schedule that shows it:\n{steps}"
+
+
+def trial(
+    program: Program, records: Rows, seed: int, kinds: Collection[str] = KINDS, shards: int = 2, guards: Guards = ALL_GUARDS
+) -> Outcome | None:
+    """Runs one seed; None if the run ends as the undisturbed one does."""
+    plan = make_plan(records, seed)
+    oracle = undisturbed(program, plan, shards)
+    schedule = make_schedule(program, plan, seed, kinds, shards)
+
+    def differs(faults: Sequence[Fault]) -> str | None:
+        simulation = Simulation(program, repeated(plan, faults), faults, seed, shards, guards)
+        try:
+            return compare(simulation, simulation.run(), oracle)
+        except Violation as violation:
+            return str(violation)
+        except MillstreamError as error:
+            return f"the run ended with {type(error).__name__}: {str(error).splitlines()[0]}"
+
+    difference = differs(schedule)
+    if difference is None:
+        return None
+    shortest = shrink(schedule, differs)
+    return Outcome(seed, shortest, differs(shortest) or difference)
+
+
+def shrink(schedule: Sequence[Fault], differs: Callable[[Sequence[Fault]], str | None]) -> list[Fault]:
+    """Takes out fault after fault as long as the run still fails."""
+    kept = list(schedule)
+    at = 0
+    while at < len(kept):
+        without = kept[:at] + kept[at + 1 :]
+        if differs(without) is not None:
+            kept, at = without, 0
+        else:
+            at += 1
+    return kept

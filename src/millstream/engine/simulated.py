@@ -1,0 +1,500 @@
+"""A simulated cluster: the real epoch protocol, manifests, segments, parcels and folds, over a storage in memory, under a schedule of faults.
+
+What is real: `engine/epochs.py`, `engine/staging.py`, the step, everything in `state/` but the disk. What is modelled: the source and its log,
+the network between tasks (it delivers in any order), worker processes with their replicas, and processes that die, stall or wake up late.
+A run is determined by its plan and its schedule; both follow from a seed. After the last fault the run goes on undisturbed to its end, and is
+compared with the local engine, which knows nothing of all this.
+
+    crash      the driver dies at a named point of an epoch; another one starts, on other workers
+    pause      the driver stalls there, is replaced, and wakes up later: it must end with Fenced, and change nothing
+    retry      a task's first attempt stages everything and is lost; it is run again
+    recompute  a task is run again after its productions have been consumed
+    zombie     a task's attempt stalls, is overtaken, and works and writes after later epochs have been committed
+    repeat     the source brings a record again
+    fold       a chain of segments is folded beside the epoch
+    forget     a worker loses its replicas
+"""
+
+from __future__ import annotations
+
+import pickle
+import random
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+import msgspec
+
+from millstream.core.dedup import SpanFilters
+from millstream.core.guards import ALL_GUARDS, Guards
+from millstream.core.keys import key_text, shard_of
+from millstream.core.layout import NoEntries
+from millstream.core.outcome import Outcome
+from millstream.core.step import Arrivals
+from millstream.core.topology import Emission, Group, Topology
+from millstream.engine.epochs import Epochs
+from millstream.engine.intake import Intake
+from millstream.engine.local import LocalEngine, MemoryStore
+from millstream.engine.program import Arrival, BodyBatch, Program, Worker
+from millstream.engine.receipts import EpochOrder, Receipt
+from millstream.engine.staging import Staging, outgoing
+from millstream.errors import Fenced, MillstreamError
+from millstream.sinks.base import DriverContext, Part, Sink, SinkRow, TaskContext
+from millstream.state.folding import adopt, collect, fold
+from millstream.state.manifest import Manifest, ManifestLog
+from millstream.state.memory import MemoryStorage
+from millstream.state.parcel import read_slice
+from millstream.state.replica import mark_of, missing
+from millstream.state.segment import SegmentRef, merge, read_blocks, runs
+
+
+class Fault(msgspec.Struct, frozen=True):
+    """One thing that goes wrong. `task` counts the tasks of an epoch; `later` is how many epochs it takes to wake up, or which record is repeated."""
+
+    kind: str
+    epoch: int
+    point: str = ""
+    task: int = 0
+    later: int = 0
+
+    def __str__(self) -> str:
+        where = {"crash": self.point, "pause": f"{self.point}, for {self.later} epochs", "zombie": f"task {self.task}, for {self.later} epochs",
+                 "repeat": f"record {self.later}", "forget": "", "fold": ""}.get(self.kind, f"task {self.task}")  # fmt: skip
+        return f"{self.kind} in epoch {self.epoch}" + (f": {where}" if where else "")
+
+
+class Plan(msgspec.Struct):
+    """What the source brings in each epoch, and when."""
+
+    epochs: list[list[tuple[str, dict[str, Any]]]]
+    clock: list[int]
+
+
+class Killed(BaseException):
+    """The driver's process is gone."""
+
+
+class Violation(AssertionError):
+    """Something that must never happen has happened."""
+
+
+class _Ledger(Sink):
+    """A sink that stages and publishes as `sinks.files` does, and notes the order in which epochs are handed over."""
+
+    def __init__(self, storage: MemoryStorage) -> None:
+        self.storage = storage
+        self.handed: list[int] = []
+
+    def stage(self, context: TaskContext, rows: Sequence[SinkRow]) -> Part:
+        staged = f"staging/{context.epoch:06d}-{context.label}-{context.attempt}"
+        self.storage.put(staged, pickle.dumps([(row.key, row.timestamp, row.value, row.id) for row in rows]))  # type: ignore[attr-defined]
+        return {"staged": staged, "final": f"out/{context.emission}/{context.epoch:06d}-{context.label}"}
+
+    def commit(self, context: DriverContext, epoch: int, parts: Sequence[Part]) -> None:
+        if self.handed and epoch < self.handed[-1]:
+            raise Violation(f"epoch {epoch} was published after epoch {self.handed[-1]}")
+        self.handed.append(epoch)
+        for part in parts:
+            if not context.redo and not self.storage.exists(part["staged"]):
+                raise Violation(f"{part['staged']} was committed and is gone")
+            if not self.storage.publish(part["staged"], part["final"]):
+                raise Violation(f"{part['final']} was published twice, with different rows")
+
+    def rows(self, emission: str) -> list[tuple[Any, int, Any, str]]:
+        """All that was published, in order of epochs."""
+        return [row for name in self.storage.list(f"out/{emission}") for row in pickle.loads(self.storage.read(name))]
+
+
+class _Replica:
+    """One shard in the memory of one worker, with the rules of `state/replica.py`."""
+
+    def __init__(self) -> None:
+        self.marker: bytes | None = None
+        self.store = MemoryStore()
+
+    def view(self, storage: MemoryStorage, chain: Sequence[SegmentRef], manifest: Manifest, trusting: bool) -> MemoryStore:
+        mark = mark_of(manifest)
+        if self.marker == mark or (trusting and self.marker is not None):
+            return self.store
+        due = missing(self.marker, chain, manifest)
+        if due is None:
+            self.store = MemoryStore()
+            due = chain
+        for ref in due:
+            for keys, values in read_blocks(storage, ref):
+                self.store.apply(dict(zip(keys, values, strict=True)))
+        self.marker = mark
+        return self.store
+
+
+class _Host:
+    """A worker process: replicas and filters."""
+
+    def __init__(self) -> None:
+        self.replicas: dict[tuple[str, int], _Replica] = {}
+        self.filters: dict[tuple[str, int, str], SpanFilters] = {}
+
+
+class _Folds:
+    """Folds at once; the next manifest adopts the result."""
+
+    def __init__(self, simulation: Simulation, token: str) -> None:
+        self.simulation = simulation
+        self.token = token
+        self.done: dict[tuple[str, int], tuple[list[SegmentRef], list[SegmentRef]]] = {}
+
+    def plan(self, manifest: Manifest, spark: Any) -> None:
+        if not self.simulation.hits("fold", manifest.epoch):
+            return
+        for name, state in manifest.computations.items():
+            for shard, one in enumerate(state.shards):
+                groups = runs(one.segments)
+                if len(groups) > 1:
+                    chosen = [ref for run in groups[self.simulation.dice("fold", manifest.epoch, name, shard).randrange(len(groups) - 1) :] for ref in run]
+                    made = fold(self.simulation.storage, chosen, chosen[0] == one.segments[0], manifest.epoch, self.token)
+                    self.done[name, shard] = (chosen, made)
+
+    def adopt(self, computation: str, shard: int, chain: list[SegmentRef]) -> list[SegmentRef]:
+        found = self.done.pop((computation, shard), None)
+        return chain if found is None else adopt(chain, *found)
+
+    def in_flight(self) -> set[str]:
+        return {ref.name for _, made in self.done.values() for ref in made}
+
+    def since(self) -> int | None:
+        return None
+
+
+class _Driver(Epochs):
+    """The real protocol, with simulated tasks."""
+
+    def __init__(self, simulation: Simulation) -> None:
+        log = ManifestLog(simulation.storage)
+        token = log.claim(log.latest())
+        super().__init__(
+            simulation.program, simulation.shards, log, log.latest(), token, simulation, _Folds(simulation, token), simulation.guards
+        )
+        self.simulation = simulation
+        self.worker = simulation.worker
+        self.hosts = [_Host() for _ in range(simulation.dice("hosts", token.split("-")[0]).randint(1, 4))]
+        if self.latest is not None:
+            collect(log, self.latest)
+
+    def clock(self) -> int:
+        return self.simulation.plan.clock[-1]
+
+    def point(self, name: str, epoch: int) -> None:
+        self.simulation.at(self, name, epoch)
+
+    def job(self, batch: Any, order: EpochOrder) -> list[Receipt]:
+        receipts: dict[int, Receipt] = {}
+        arrived = self._injected(batch or [], order)
+        sent: dict[tuple[str, int], list[tuple[int, Arrival]]] = {}
+        number = 0
+        again: list[tuple[int, Callable[[], Receipt]]] = []
+        for groups in self.topology.levels:
+            for group in groups:
+                for shard in range(self.shards):
+                    task = _Task(self, order, group, shard, number, arrived, {n: list(sent.get((n, shard), ())) for n in group.computations})
+                    self.simulation.at_task(order.epoch, "task.3-shuffled")
+                    if self.simulation.hits("retry", order.epoch, number):
+                        task.run("lost")
+                    for fault in self.simulation.found("zombie", order.epoch, number):
+                        self.simulation.sleep(order.epoch + fault.later, lambda task=task: task.run("zombie"))  # type: ignore[misc]
+                    receipt, out = task.run("first")
+                    receipts[number] = receipt
+                    for _, route, text, time, id, body in out:
+                        to = self.topology.routes[route]
+                        batch_of = BodyBatch(to.stream, [body], [id], self.worker.decode_value)
+                        where = (to.computation, self.simulation.shard_of(text))
+                        sent.setdefault(where, []).append((receipt.unit, (text, time, id, batch_of, 0)))
+                    if self.simulation.hits("recompute", order.epoch, number):
+                        again.append((number, lambda task=task: task.run("again")[0]))  # type: ignore[misc]
+                    number += 1
+        for number, rerun in again:
+            receipts[number] = rerun()
+        return list(receipts.values())
+
+    def _injected(self, rows: Sequence[tuple[str, dict[str, Any]]], order: EpochOrder) -> Intake:
+        now = next(iter(order.times.values())).now
+        progress = order.before.injectors if order.before else {}
+        intake = Intake(self.worker, self.shards, now, progress)
+        for stream, row in rows:
+            intake.add(self.topology.injectors[stream], row)
+        return intake
+
+
+class _Task:
+    """One task of one epoch, which may be attempted several times."""
+
+    def __init__(
+        self, driver: _Driver, order: EpochOrder, group: Group, shard: int, number: int, arrived: Intake, handed: Mapping[str, list[tuple[int, Arrival]]]
+    ) -> None:
+        self.driver = driver
+        self.order = order
+        self.group = group
+        self.shard = shard
+        self.number = number
+        self.arrived = arrived
+        self.handed = handed
+
+    def run(self, attempt: str) -> tuple[Receipt, list[Any]]:
+        """One attempt: its receipt and what it sends on."""
+        driver, order, simulation = self.driver, self.order, self.driver.simulation
+        dice = simulation.dice("attempt", order.epoch, self.number, attempt)
+        host = dice.choice(driver.hosts)
+        receipt = Receipt(self.group.level, self.group.index, self.shard)
+        out: list[Any] = []
+        try:
+            outcomes, dedup = self._step(receipt, host, dice)
+            productions = [p for outcome in outcomes.values() for p in outcome.productions]
+            going = outgoing(driver.worker, productions, self.group.level, driver.shards, set(order.stored))
+            staging = Staging(driver.worker, simulation.storage, order, self.group, self.shard, lambda name: simulation.at_task(order.epoch, name))
+            staging.stage(receipt, outcomes, going, dedup, {})
+            out = going.sent
+        except MillstreamError as error:
+            receipt = Receipt(self.group.level, self.group.index, self.shard, failure=type(error).__name__, message=str(error))
+        return receipt, out
+
+    def _step(self, receipt: Receipt, host: _Host, dice: random.Random) -> tuple[dict[str, Outcome], dict[str, Any]]:
+        driver, order, storage = self.driver, self.order, self.driver.simulation.storage
+        before = order.before
+        stores: dict[str, Any] = {}
+        arrivals: dict[str, Arrivals] = {}
+        deltas: dict[str, dict[bytes, bytes | None]] = {}
+        dedup: dict[str, Any] = {}
+        for name in self.group.computations:
+            known = before.computations.get(name) if before else None
+            if known is None or before is None:
+                stores[name] = NoEntries()
+            else:
+                replica = host.replicas.setdefault((known.lineage, self.shard), _Replica())
+                stores[name] = replica.view(storage, known.shards[self.shard].segments, before, not order.guards.markers)
+            rows = list(self.arrived.queued.get((name, self.shard), ()))
+            if order.guards.dedup:
+                lineage = known.lineage if known else ""
+
+                def filters(stream: str, lineage: str = lineage) -> SpanFilters:
+                    return host.filters.setdefault((lineage, self.shard, stream), SpanFilters())
+
+                rows, deltas[name], dedup[name] = self.arrived.deduplicated(name, rows, stores[name], filters, order.epoch)
+            for unit, arrival in self.handed.get(name, ()):
+                receipt.consumed.append(unit)
+                rows.append(arrival)
+            rows += self._stored(name)
+            dice.shuffle(rows)
+            arrivals[name] = Arrivals.of(rows, order.guards.order)
+        receipt.seen = self.arrived.seen_by(self.group, self.shard)
+        outcomes = driver.worker.run_group(self.group, arrivals, stores, order.times)
+        for name, delta in deltas.items():
+            outcomes[name].delta.update(delta)
+        return outcomes, dedup
+
+    def _stored(self, name: str) -> Iterator[Arrival]:
+        before, driver = self.order.before, self.driver
+        storage = driver.simulation.storage
+        for parcel in before.pending if before else ():
+            table = read_slice(storage, parcel, self.shard) if parcel.computation == name else None
+            if table is None:
+                continue
+            if not self.order.guards.journal:
+                del parcel.slices[self.shard]  # "delivered": gone with the first attempt
+            for key, time, id, body in zip(*[table.column(c).to_pylist() for c in ("key", "ts", "id", "body")], strict=True):
+                yield key, time, id, BodyBatch(parcel.stream, [body], [id], driver.worker.decode_value), 0
+
+
+class Simulation:
+    """One run of a program under a schedule."""
+
+    def __init__(self, program: Program, plan: Plan, schedule: Sequence[Fault], seed: int, shards: int = 2, guards: Guards = ALL_GUARDS) -> None:
+        self.storage = MemoryStorage()
+        self.ledgers = {stream: _Ledger(self.storage) for spec in program.topology.computations for stream in spec.streams}
+        topology = program.topology
+        emissions = [Emission(stream, stream, ledger, ids=True) for stream, ledger in self.ledgers.items()]
+        self.program = Program(program.name, Topology(list(topology.injectors.values()), topology.computations, emissions), program.codec)
+        self.worker = Worker(self.program, all_ids=True)
+        self.plan = plan
+        self.schedule = list(schedule)
+        self.seed = seed
+        self.shards = shards
+        self.guards = guards
+        self.used: set[Fault] = set()
+        self.acknowledged = -1  # the last epoch that the source's own log calls done
+        self.asleep: list[tuple[int, Callable[[], Any]]] = []
+        self.paused: list[tuple[int, threading.Event, threading.Thread, list[BaseException]]] = []
+        self._turn = threading.Event()
+
+    # --- the schedule
+
+    def dice(self, *what: Any) -> random.Random:
+        """Randomness that depends on the seed and the place alone: taking one fault out of a schedule changes nothing else."""
+        return random.Random(f"{self.seed}{what}")
+
+    def shard_of(self, text: str) -> int:
+        """The shard of a key's text."""
+        return shard_of(text.encode(), self.shards)
+
+    def found(self, kind: str, epoch: int, task: int | None = None) -> list[Fault]:
+        """Faults that are due here and have not happened yet."""
+        due = [f for f in self.schedule if f.kind == kind and f.epoch == epoch and (task is None or f.task == task) and f not in self.used]
+        self.used.update(due)
+        return due
+
+    def hits(self, kind: str, epoch: int, task: int | None = None) -> bool:
+        """Whether a fault strikes."""
+        return bool(self.found(kind, epoch, task))
+
+    def sleep(self, until: int, wake: Callable[[], Any]) -> None:
+        """Has something happen after an epoch has been committed."""
+        self.asleep.append((until, wake))
+
+    def at_task(self, epoch: int, name: str) -> None:
+        """A point inside a task; a crash there takes the driver along."""
+        for fault in self.schedule:
+            if fault.kind == "crash" and fault.epoch == epoch and fault.point == name and fault not in self.used:
+                self.used.add(fault)
+                raise Killed(name)
+
+    def at(self, driver: _Driver, name: str, epoch: int) -> None:
+        """A point in the driver."""
+        self.at_task(epoch, name)
+        for fault in self.schedule:
+            if fault.kind == "pause" and fault.epoch == epoch and fault.point == name and fault not in self.used:
+                self.used.add(fault)
+                entry = next(p for p in self.paused if p[2] is threading.current_thread())
+                self.paused[self.paused.index(entry)] = (epoch + fault.later, *entry[1:])
+                self._turn.set()
+                entry[1].wait()
+
+    # --- the source's log
+
+    def may_have_rows(self, epoch: int) -> bool:
+        return epoch < len(self.plan.epochs) and bool(self.plan.epochs[epoch])
+
+    def planned_at(self, epoch: int) -> int | None:
+        return self.plan.clock[min(epoch, len(self.plan.clock) - 1)]
+
+    def digest(self, epoch: int) -> str | None:
+        return f"{epoch}"
+
+    # --- the run
+
+    def run(self) -> Manifest:
+        """From the first epoch to the end of event time, through all faults; returns the last manifest."""
+        for _ in range(1000):
+            driver = _Driver(self)
+            try:
+                self._drive(driver)
+                break
+            except Killed:
+                continue
+        else:
+            raise Violation("the run does not end")
+        for epoch in sorted({until for until, _ in self.asleep}):
+            self._wake(epoch)
+        self._resume(10**9)
+        latest = ManifestLog(self.storage).latest()
+        assert latest is not None
+        return latest
+
+    def _drive(self, driver: _Driver) -> None:
+        driver.resume()
+        while self.acknowledged + 1 < len(self.plan.epochs):
+            epoch = self.acknowledged + 1
+            self._epoch(driver, epoch)
+            self.acknowledged = epoch
+            self._wake(epoch)
+            self._resume(epoch)
+            if self.hits("forget", epoch):
+                driver.hosts = [_Host() for _ in driver.hosts]
+        while driver.latest is not None and not driver.latest.drained:
+            epoch = driver.latest.epoch + 1
+            driver.run(None, epoch, drain=True)
+            self._wake(epoch)
+
+    def _epoch(self, driver: _Driver, epoch: int) -> None:
+        """One epoch of a driver; in a thread of its own where it is going to stall."""
+        rows = self.plan.epochs[epoch]
+        if not any(f.kind == "pause" and f.epoch == epoch and f not in self.used for f in self.schedule):
+            driver.run(rows, epoch)
+            return
+        go_on, raised = threading.Event(), list[BaseException]()
+        self._turn = threading.Event()
+        turn = self._turn
+
+        def body() -> None:
+            try:
+                driver.run(rows, epoch)
+            except BaseException as error:
+                raised.append(error)
+            finally:
+                turn.set()
+
+        thread = threading.Thread(target=body, daemon=True)
+        self.paused.append((-1, go_on, thread, raised))
+        thread.start()
+        turn.wait()
+        if thread.is_alive() and self.paused[-1][0] >= 0:
+            raise Killed("paused, and replaced")
+        thread.join()
+        self.paused.pop()
+        if raised:
+            raise raised[0]
+
+    def _wake(self, epoch: int) -> None:
+        """Zombie attempts that have slept long enough do their work now."""
+        due = [wake for until, wake in self.asleep if until <= epoch]
+        self.asleep = [(until, wake) for until, wake in self.asleep if until > epoch]
+        for wake in due:
+            wake()
+
+    def _resume(self, epoch: int) -> None:
+        """Stalled drivers that have slept long enough go on; each must find that it was replaced."""
+        for entry in [p for p in self.paused if 0 <= p[0] <= epoch]:
+            self.paused.remove(entry)
+            _, go_on, thread, raised = entry
+            self._turn = threading.Event()
+            go_on.set()
+            thread.join()
+            if not raised:
+                raise Violation("a driver that had been replaced went on as if nothing had happened")
+            if not isinstance(raised[0], Fenced):
+                raise raised[0]
+
+
+def compare(simulation: Simulation, manifest: Manifest, oracle: LocalEngine) -> str | None:
+    """The first difference between a run and the undisturbed one; None if there is none."""
+    for stream, ledger in simulation.ledgers.items():
+        got, expected = _per_key(ledger.rows(stream)), _per_key([(e.key, e.timestamp, e.value, e.id) for e in oracle.outputs[stream]])
+        for key in sorted(set(got) | set(expected), key=repr):
+            if got.get(key) != expected.get(key):
+                return f"stream {stream!r}, key {key!r}: {got.get(key, [])} instead of {expected.get(key, [])}"
+    for name, state in manifest.computations.items():
+        if state.low_watermark != oracle.standings[name].low:
+            return f"low watermark of {name!r}: {state.low_watermark} instead of {oracle.standings[name].low}"
+        for shard, one in enumerate(state.shards):
+            entries = {k: v for k, v in merge(simulation.storage, one.segments, drop_deleted=True) if not k.startswith(b"D")}
+            wanted = oracle.stores[name, shard].entries
+            if entries != wanted:
+                odd = sorted(set(entries.items()) ^ set(wanted.items()), key=repr)[0]
+                return f"state of {name!r}, shard {shard}: entry {odd[0]!r} is {entries.get(odd[0])!r} instead of {wanted.get(odd[0])!r}"
+    return None
+
+
+def _per_key(rows: Sequence[tuple[Any, int, Any, str]]) -> dict[str, list[Any]]:
+    found: dict[str, list[Any]] = {}
+    for key, timestamp, value, id in rows:
+        found.setdefault("None" if key is None else key_text(key), []).append((timestamp, value, id))
+    return found
+
+
+def undisturbed(program: Program, plan: Plan, shards: int, guards: Guards = ALL_GUARDS) -> LocalEngine:
+    """The same plan on the local engine."""
+    engine = LocalEngine(program, shards, guards)
+    for rows, now in zip(plan.epochs, plan.clock, strict=True):
+        engine.now = now
+        for stream, row in rows:
+            engine.push(stream, row)
+        engine.run_epoch()
+    engine.drain()
+    return engine
