@@ -281,6 +281,7 @@ class Step:
                 c.process_late_record(record)
         elif way != DROP:
             self._emit(way, {**_described(record), "low_watermark": self.times.late_before})
+            self.saved = None
 
     # --- dead letters
 
@@ -298,13 +299,13 @@ class Step:
                 timers = c._low if cause.kind == LOW_WATERMARK else c._wall  # type: ignore[union-attr]
                 timers.discard((cause.time, cause.tag))  # type: ignore[union-attr]
                 c._holds.pop((cause.kind, cause.time, cause.tag), None)  # type: ignore[union-attr]
-            self.saved = self._save()
             assert self.wiring.dead_letters is not None
             trace = "".join(traceback.format_exception(error))
             self.counts.dead += 1
             c._counted = None
             c._cause = cause
             self._emit(self.wiring.dead_letters, {**_described(cause), "computation": self.name, "error": f"{type(error).__name__}: {error}", "traceback": trace})
+            self.saved = self._save()
 
     def _save(self) -> _Saved:
         c, kind = self.computation, self.kind

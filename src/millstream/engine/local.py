@@ -12,6 +12,7 @@ from typing import Any
 
 import msgspec
 
+from millstream.core import step
 from millstream.core.authority import Edge, Standing, is_stored, propagate, times
 from millstream.core.guards import ALL_GUARDS, Guards
 from millstream.core.keys import key_bytes, shard_of
@@ -100,6 +101,7 @@ class LocalEngine:
         self.duplicates = 0
         self.ids: dict[tuple[str, str], dict[tuple[str, str], int]] = {}  # consumer and stream: (key, id) to span. Dumb, and exact
         self.marks: dict[tuple[str, int], Counts] = {}
+        self.timer_counts: dict[tuple[str, int], int] = {}
 
     @property
     def low_watermarks(self) -> dict[str, int]:
@@ -207,12 +209,14 @@ class LocalEngine:
                 self.late_by[stream] = self.late_by.get(stream, 0) + count
             self.dead[name] += outcome.counts.dead
             self.marks[name, shard] = outcome.counts
+            self.timer_counts[name, shard] = self.timer_counts.get((name, shard), 0) + outcome.counts.timers
             for p in outcome.productions:
                 self.outputs[p.stream].append(Emitted(p.key, self.worker.decode_value(p.body), p.timestamp, p.id))
         for name, standing in standings.items():
             mine = [counts for (computation, _), counts in self.marks.items() if computation == name]
             standing.held = min((c.held for c in mine if c.held is not None), default=None)
             standing.next_low = min((c.next_low for c in mine if c.next_low is not None), default=None)
+            standing.crowded = any(count > step.MAX_DUE for (computation, _), count in self.timer_counts.items() if computation == name)
             standing.pending = min((a[1] for _, computation, _, a in stored if computation == name), default=None)
         self.standings = standings
 

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 import msgspec
 
+from millstream.core import step
 from millstream.core.adaptive import EdgeState
 from millstream.core.authority import Standing, holder
 from millstream.core.dedup import DedupCounts
@@ -85,7 +86,8 @@ def standings_of(manifest: Manifest | None) -> dict[str, Standing]:
         pending = min((parcel.oldest for parcel in manifest.pending if parcel.computation == name), default=None)
         held = min((shard.held for shard in state.shards if shard.held is not None), default=None)
         next_low = min((shard.next_low for shard in state.shards if shard.next_low is not None), default=None)
-        found[name] = Standing(state.low_watermark, state.output, held, next_low, pending)
+        crowded = any(shard.timers > step.MAX_DUE for shard in state.shards)
+        found[name] = Standing(state.low_watermark, state.output, held, next_low, pending, crowded)
     return found
 
 
