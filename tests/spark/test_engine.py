@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 import json
+import os
 import time
 from pathlib import Path
 from typing import Any
@@ -19,9 +21,14 @@ pytestmark = pytest.mark.spark
 BASE = 1_700_000_000_000
 
 
+_WRITTEN = itertools.count()
+
+
 def write(folder: Path, name: str, rows: list[dict[str, Any]]) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     (folder / f".{name}").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    moment = 1_700_000_000 + next(_WRITTEN)  # Spark reads the oldest file first, and does not tell files of one millisecond apart
+    os.utime(folder / f".{name}", (moment, moment))
     (folder / f".{name}").rename(folder / name)
 
 
