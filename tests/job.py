@@ -78,8 +78,8 @@ def group_of(record: ms.Record) -> int:
     return int(record.key[1:]) % 3
 
 
-def pipeline(work: Path, per_epoch: int = 1) -> ms.Pipeline:
-    """The graph."""
+def pipeline(work: Path, per_epoch: int = 1, production: str = ms.WEAK) -> ms.Pipeline:
+    """The graph. production: of the edge between the first task and the totals."""
     p = ms.Pipeline("crash")
     source = ms.sources.files(
         work / "queries", schema="term string, at long, id string", format="json", max_files_per_epoch=per_epoch
@@ -87,7 +87,7 @@ def pipeline(work: Path, per_epoch: int = 1) -> ms.Pipeline:
     queries = p.inject("queries", source, timestamp="at", id="id", watermark=ms.watermarks.bounded("2s"))
     counts = p.compute(BucketCounter, queries, key="term", produces="counts")
     trends = p.compute(Trend, counts, produces="trends")
-    totals = p.compute(Totals, counts, key=group_of, produces="totals")
+    totals = p.compute(Totals, counts.via(production), key=group_of, produces="totals")
     p.emit(counts, ms.sinks.files(work / "counts"))
     p.emit(trends, ms.sinks.files(work / "trends"))
     p.emit(totals, ms.sinks.files(work / "totals", format="parquet"))
@@ -100,6 +100,7 @@ def main() -> None:
     parser.add_argument("--shards", type=int)
     parser.add_argument("--master")
     parser.add_argument("--trigger")
+    parser.add_argument("--production", default=ms.WEAK)
     parser.add_argument("--drain", action="store_true")
     parser.add_argument("--epochs", type=int, default=10**9)
     parser.add_argument("--stall", action="append", default=[], help="ID=SECONDS")
@@ -123,7 +124,7 @@ def main() -> None:
             .config("spark.executor.cores", "1").config("spark.executor.memory", "512m").getOrCreate()
         )  # fmt: skip
         spark.sparkContext.setLogLevel("ERROR")
-    p = pipeline(options.work)
+    p = pipeline(options.work, production=options.production)
     try:
         if options.trigger:
             handle = p.run(spark, checkpoint=options.work / "checkpoint", trigger=options.trigger, shards=options.shards)

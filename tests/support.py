@@ -121,9 +121,11 @@ def rows_of(found: dict[bytes, bytes | None]) -> dict[bytes, Any]:
     return {key[1:]: decode_row(value) for key, value in found.items() if key.startswith(ROW) and value is not None}
 
 
-def oracle(work: Path, files: list[list[dict[str, Any]]], drain: bool = False, shards: int = 2) -> ms.testing.LocalRunner:
+def oracle(
+    work: Path, files: list[list[dict[str, Any]]], drain: bool = False, shards: int = 2, production: str = ms.WEAK
+) -> ms.testing.LocalRunner:
     """The crash pipeline on the local engine, with the same epochs."""
-    runner = ms.testing.LocalRunner(job.pipeline(work), shards=shards)
+    runner = ms.testing.LocalRunner(job.pipeline(work, production=production), shards=shards)
     for rows in files:
         runner.push("queries", *rows)
         runner.epoch()

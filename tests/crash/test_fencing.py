@@ -40,3 +40,32 @@ def test_of_two_drivers_on_one_checkpoint_one_is_fenced(tmp_path: Path) -> None:
     done = support.run_job(tmp_path, "--drain")
     assert done.returncode == 0, done.stdout + done.stderr[-2000:]
     support.assert_same(tmp_path, support.oracle(tmp_path, files, drain=True))
+
+
+def test_a_driver_that_was_paused_replaced_and_continued_commits_nothing_and_says_why(tmp_path: Path) -> None:
+    files = support.queries(6, 40)
+    support.write_queries(tmp_path / "queries", files[:3])
+    paused = support.start_job(tmp_path, "--trigger", "300ms")
+    try:
+        manifests = tmp_path / "checkpoint" / "manifests"
+        deadline = time.monotonic() + 60
+        while time.monotonic() < deadline and not (manifests.exists() and len(list(manifests.glob("*.json"))) >= 2):
+            assert paused.poll() is None, paused.communicate()[0]
+            time.sleep(0.05)
+        os.killpg(paused.pid, signal.SIGSTOP)  # driver, JVM and workers
+        support.write_queries(tmp_path / "queries", files)
+        done = support.run_job(tmp_path, "--drain")
+        assert done.returncode == 0, done.stdout + done.stderr[-2000:]
+        after = support.oracle(tmp_path, files, drain=True)
+        support.assert_same(tmp_path, after)
+        committed = sorted(path.name for path in manifests.iterdir())
+        os.killpg(paused.pid, signal.SIGCONT)
+        said = paused.communicate(timeout=60)[0]
+        assert paused.returncode == 3, said
+        assert "Fenced: another driver" in said
+        assert sorted(path.name for path in manifests.iterdir()) == committed
+        support.assert_same(tmp_path, after)
+    finally:
+        if paused.poll() is None:
+            os.killpg(paused.pid, signal.SIGKILL)
+            paused.communicate()

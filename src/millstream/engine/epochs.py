@@ -253,6 +253,10 @@ class Epochs:
         refuse(self.storage, self.token)
         return True
 
+    def fenced(self) -> Fenced | None:
+        """What to say if a newer run has begun."""
+        return self._fenced(-1 if self.latest is None else self.latest.epoch + 1) if self._replaced() else None
+
     def _over(self, epoch: int) -> CheckpointError:
         return CheckpointError(
             f"{self.storage.url} was drained in epoch {epoch}: its event time has ended, and there is new input. "

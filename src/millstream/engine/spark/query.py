@@ -119,9 +119,18 @@ class Handle:
                 self._epochs.drain(lambda: self._stopping)
         except BaseException as error:
             if not self._stopping or isinstance(self._epochs.error, MillstreamError):
-                self._error = _translated(self._epochs.error or error)
+                self._error = self._fenced(error) or _translated(self._epochs.error or error)
         finally:
             self._done.set()
+
+    def _fenced(self, error: BaseException) -> Fenced | None:
+        """A run that has been replaced may hear of it from Spark first, whose own log the other one has written to."""
+        if isinstance(self._epochs.error, MillstreamError):
+            return None
+        fenced = self._epochs.fenced()
+        if fenced is not None:
+            fenced.__cause__ = error
+        return fenced
 
     def await_termination(self, timeout: float | None = None) -> bool:
         """Waits for the end: of the input and the drain (available_now), of a call of `stop`, or an error, which is raised.
