@@ -9,7 +9,7 @@ import sys
 
 def main() -> None:
     ratios: dict[str, float] = {}
-    for name in ("throughput", "latency", "growth"):
+    for name in ("throughput", "guarantees", "latency", "growth"):
         print(f"== {name}", flush=True)
         process = subprocess.Popen([sys.executable, "-m", f"benchmarks.{name}"], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
         assert process.stdout is not None

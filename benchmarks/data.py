@@ -13,8 +13,9 @@ RATE = 20_000  # records per second of event time
 DELAY = 2_000  # milliseconds out of order at most
 
 
-def make(folder: Path, files: int, per_file: int, keys: int, seed: int = 7) -> dict[tuple[str, int], int]:
-    """Writes the files and returns the true count of every (key, second)."""
+def make(folder: Path, files: int, per_file: int, keys: int, seed: int = 7, repeated: float = 0.0) -> dict[tuple[str, int], int]:
+    """Writes the files and returns the true count of every (key, second). repeated: the share of records that are brought a second time,
+    in the same file; they are not in the count, and come on top."""
     folder.mkdir(parents=True, exist_ok=True)
     random = np.random.default_rng(seed)
     weights = 1.0 / np.arange(1, keys + 1) ** 1.0
@@ -28,6 +29,9 @@ def make(folder: Path, files: int, per_file: int, keys: int, seed: int = 7) -> d
         ids = np.arange(number, number + per_file)
         number += per_file
         table = pa.table({"term": pa.array([f"term-{k:05d}" for k in key.tolist()]), "at": pa.array(at), "id": pa.array([f"{i:09d}" for i in ids.tolist()])})
+        if repeated:
+            again = random.choice(per_file, size=int(per_file * repeated), replace=False)
+            table = pa.concat_tables([table, table.take(pa.array(again))])
         pq.write_table(table, folder / f"part-{index:05d}.parquet")
         pairs, counts = np.unique(key * 10_000_000 + (at // 1000 - 999_999_000), return_counts=True)
         for pair, count in zip(pairs.tolist(), counts.tolist(), strict=True):

@@ -51,10 +51,10 @@ def fresh(folder: Path) -> Path:
     return folder
 
 
-def pipeline(source: Any, output: Path, id: str | None = None, delay: str = "2s") -> ms.Pipeline:
-    """The job as a Millstream user writes it."""
+def pipeline(source: Any, output: Path, id: str | None = None, delay: str = "2s", dedup: str | None = None) -> ms.Pipeline:
+    """The job as a Millstream user writes it. Without deduplication unless asked for, because the other ways have none."""
     p = ms.Pipeline("bench")
-    queries = p.inject("queries", source, timestamp="at", id=id, watermark=ms.watermarks.bounded(delay))
+    queries = p.inject("queries", source, timestamp="at", id=id, watermark=ms.watermarks.bounded(delay), dedup=dedup)
     counts = p.compute(BucketCounter, queries, key="term", produces="counts")
     p.emit(counts, ms.sinks.files(output))
     return p
