@@ -1,4 +1,4 @@
-"""Adaptive edges: weak while the consumer keeps up, stored while it is slow or has failed (MillWheel §5.4: a straggler's producers checkpoint).
+"""Adaptive edges: weak while the consumer keeps up, stored while it is slow or has failed (MillWheel §6.1.3: a straggler's producers checkpoint).
 
 Rules
 1. An edge begins to store in the epoch after one in which its consumer took longer than `slow_after`; at once, within the same epoch, if the

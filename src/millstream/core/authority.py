@@ -1,6 +1,6 @@
 """The authority: every computation's low watermark, and what holds it back.
 
-    low watermark(A) = min(oldest pending work of A, low watermark of everything that feeds A)            MillWheel §4.3
+    low watermark(A) = min(oldest pending work of A, low watermark of everything that feeds A)            MillWheel §4.5
 
 Rules
 1. It never goes back: each value is at least the one before.

@@ -2,7 +2,7 @@
 
 The step binds `key` and `state` before it calls a hook and reads `state`, timers and productions after the key's last hook of the
 epoch. Rules that this file enforces:
-1. A production's timestamp is not older than its cause's (MillWheel §4: otherwise it could be late behind its own cause), unless a
+1. A production's timestamp is not older than its cause's (MillWheel §4.5: otherwise it could be late behind its own cause), unless a
    hold has kept time back for it; and never older than what the computation's streams have promised. Where none is given and
    the cause is older than that (a late record, a timer set in the past), it is what was promised.
 2. A production's id follows from computation, key, cause and ordinal, so a retry makes the same id.

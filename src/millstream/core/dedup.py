@@ -1,4 +1,4 @@
-"""Deduplication: a record of an injected stream counts once, however often its source brings it (MillWheel §4.1.1).
+"""Deduplication: a record of an injected stream counts once, however often its source brings it (MillWheel §6.1.1).
 
 A record is (stream, key, id). Ids are kept per shard and consumer, in spans of arrival time:
 

@@ -3,7 +3,7 @@
 In: the committed entries of the shard, the epoch's times, the records that arrived. Out: a delta, productions, counts.
 
 Rules
-1. A key is visited once per epoch, with all its records and due timers, so its row changes once (MillWheel §4.1: rows are atomic).
+1. A key is visited once per epoch, with all its records and due timers, so its row changes once (MillWheel §6.2: rows are atomic).
 2. Canonical order within a key is event time: a timer at t fires after every record older than t and before the rest; ties among
    records go by id, then stream. Keys with records come first, then those with due timers alone, each in the order of the row keys.
    A retry therefore repeats itself.

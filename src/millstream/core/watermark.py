@@ -1,6 +1,6 @@
 """Injector watermarks: how far event time is complete where records come in.
 
-Rules (MillWheel §4.3)
+Rules (MillWheel §4.5, §5.2)
 1. A watermark is a promise about what is still to come: no record older than it. It never goes back, whatever a source says.
 2. What the records of epoch N imply is used in epoch N+1: the tasks of N do not know each other's records, and finding out first would
    cost a pass over the input. Since an idle pipeline still has epochs, no window waits for a further record.
@@ -218,7 +218,7 @@ class SubSources(Policy, frozen=True):
 
 
 class FileTimes(Policy, frozen=True):
-    """The oldest file not yet read holds the watermark (MillWheel §4.3's example of log files)."""
+    """The oldest file not yet read holds the watermark (MillWheel §4.5, its example of log files)."""
 
     start: Callable[[str, int], int]
 

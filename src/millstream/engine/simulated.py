@@ -365,6 +365,7 @@ class Simulation:
                 self.paused[self.paused.index(entry)] = (epoch + fault.later, *entry[1:])
                 self._turn.set()
                 entry[1].wait()
+                return
 
     # --- the source's log
 

@@ -1,0 +1,120 @@
+"""Pipelines and helpers for the paper's statements."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+
+import millstream as ms
+from millstream.core.guards import Guards
+from millstream.engine.schedules import make_plan, repeated
+from millstream.engine.simulated import Fault, Plan, Simulation
+
+SOURCE = ms.sources.files("nowhere", schema="k string, n long, at long, id string", format="json")
+
+
+class Sum(ms.Computation):
+    """A running sum, told each time."""
+
+    State = int
+
+    def process_record(self, record: ms.Record) -> None:
+        self.state += record.value["n"] if isinstance(record.value, dict) else record.value
+        self.produce(self.state)
+
+
+class Windows(ms.Computation):
+    """Sums per window of 100."""
+
+    State = dict
+
+    def process_record(self, record: ms.Record) -> None:
+        window = record.timestamp - record.timestamp % 100
+        self.state[window] = self.state.get(window, 0) + (record.value["n"] if isinstance(record.value, dict) else record.value)
+        self.set_timer("window", window + 100)
+
+    def process_timer(self, timer: ms.Timer) -> None:
+        self.produce(self.state.pop(timer.time - 100))
+
+
+class Dice(ms.Computation):
+    """Not deterministic: a random number for every record, and what it said so far."""
+
+    State = list
+
+    def process_record(self, record: ms.Record) -> None:
+        number = random.SystemRandom().randrange(10**9)
+        self.state.append(number)
+        self.produce(number)
+
+
+class Gather(ms.Computation):
+    """All that came."""
+
+    State = list
+
+    def process_record(self, record: ms.Record) -> None:
+        self.state.append(record.value)
+
+
+def key(record: ms.Record) -> Any:
+    """The producer's key, through a way of its own."""
+    return record.key
+
+
+def rows(count: int = 30, seed: int = 1) -> list[dict[str, Any]]:
+    dice = random.Random(seed)
+    return [{"k": dice.choice("abcd"), "n": dice.randrange(9), "at": 1_000 + 10 * i + dice.randrange(50), "id": str(i)} for i in range(count)]
+
+
+def inject(p: ms.Pipeline, **options: Any) -> ms.Stream:
+    return p.inject("in", SOURCE, timestamp="at", **{"id": "id", "watermark": ms.watermarks.bounded(60), **options})
+
+
+def sums(production: str = ms.WEAK, **options: Any) -> ms.Pipeline:
+    """Sums per key, then windows over the sums behind an edge."""
+    p = ms.Pipeline("sums")
+    stream = p.compute(Sum, inject(p, **options), key="k", produces="sums", production=production)
+    p.compute(Windows, stream, key=key, produces="windows")
+    return p
+
+
+def dice(production: str) -> ms.Pipeline:
+    p = ms.Pipeline("dice")
+    p.compute(Gather, p.compute(Dice, inject(p), key="k", produces="dice", production=production), key=key)
+    return p
+
+
+def simulate(pipeline: ms.Pipeline, faults: Sequence[Fault], seed: int = 1, guards: str = "", plan: Plan | None = None) -> tuple[Simulation, Any]:
+    """One run under a schedule made by hand; the simulation and the last manifest."""
+    plan = plan or make_plan([("in", row) for row in rows()], seed)
+    simulation = Simulation(pipeline.program(), repeated(plan, faults), faults, seed, guards=Guards.without(guards))
+    return simulation, simulation.run()
+
+
+def states(simulation: Simulation, manifest: Any, computation: str) -> dict[str, Any]:
+    """The committed state of every key of a computation."""
+    from millstream.core.layout import ROW, decode_row
+    from millstream.state.segment import merge
+
+    _, kind = simulation.worker.make(computation)
+    return {
+        entry[1:].decode(): kind.decode(decode_row(raw).state)
+        for shard in manifest.computations[computation].shards
+        for entry, raw in merge(simulation.storage, shard.segments, drop_deleted=True)
+        if entry.startswith(ROW) and raw is not None
+    }
+
+
+def holds(pipeline: ms.Pipeline, faults: Sequence[str], seeds: int = 40) -> None:
+    """The guarantee: under these faults everything ends as if nothing had happened."""
+    ms.testing.assert_exactly_once(pipeline, rows(), seeds=range(seeds), faults=faults)
+
+
+def fails_without(guards: str, pipeline: ms.Pipeline, faults: Sequence[str], match: str = "is not exactly once", seeds: int = 60) -> None:
+    """The negative twin: with the guard off, some seed fails."""
+    with pytest.raises(AssertionError, match=match):
+        ms.testing.assert_exactly_once(pipeline, rows(), seeds=range(seeds), faults=faults, guards=Guards.without(guards))

@@ -1,0 +1,151 @@
+"""MillWheel §6.1: delivery guarantees. Each test names the statement it checks; each has a negative twin."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from paperkit import Gather, Sum, dice, fails_without, holds, inject, key, rows, simulate, states, sums
+
+import millstream as ms
+from millstream.engine.schedules import make_plan
+from millstream.engine.simulated import Fault
+from millstream.faults import POINTS
+
+# §6.1.1: the steps of an exactly-once delivery, and their order: duplicates are discarded; user code runs; pending changes are committed;
+# senders are acknowledged; productions are sent.
+
+
+def test_6_1_1_a_repeated_record_is_discarded() -> None:
+    holds(sums(), ["repeat"])
+
+
+def test_6_1_1_twin_without_deduplication_a_repeated_record_counts_twice() -> None:
+    fails_without("dedup", sums(), ["repeat"])
+    fails_without("", sums(dedup=None), ["repeat"])
+
+
+@pytest.mark.parametrize("production", [ms.WEAK, ms.STRONG, ms.ADAPTIVE])
+def test_6_1_1_a_crash_between_any_two_steps_leaves_no_trace(production: str) -> None:
+    holds(sums(production), ["crash"])
+
+
+@pytest.mark.parametrize("point", POINTS)
+def test_6_1_1_what_is_committed_is_acknowledged_afterwards_and_what_is_not_is_not(point: str) -> None:
+    """The source hears of an epoch only when its manifest is there, and a crash before the manifest leaves nothing that a reader could see."""
+    plan = make_plan([("in", row) for row in rows()], 1)
+    whole, end = simulate(sums(), [], plan=plan)
+    crashed, after = simulate(sums(), [Fault("crash", 1, point)], plan=plan)
+    assert [crashed.ledgers[s].rows(s) for s in crashed.ledgers] == [whole.ledgers[s].rows(s) for s in whole.ledgers]
+    assert after.epoch == end.epoch
+    assert after.runs[0][0] == 0 and len(after.runs) == 2, "a second run went on from where the manifests end"
+
+
+def test_6_1_1_twin_a_manifest_that_is_not_exclusive_lets_an_epoch_be_committed_twice() -> None:
+    fails_without("exclusive,tokens", sums(), ["pause"])
+
+
+# §6.1.2: strong productions are checkpointed before delivery, in the same atomic write as the state; a restart replays them.
+
+
+def test_6_1_2_strong_productions_are_stored_with_the_producers_state_and_replayed_until_consumed() -> None:
+    holds(sums(ms.STRONG), ["crash", "retry", "recompute", "zombie", "pause"], seeds=60)
+
+
+def test_6_1_2_twin_without_the_journal_a_retried_consumer_finds_nothing() -> None:
+    fails_without("journal", sums(ms.STRONG), ["retry", "recompute"])
+
+
+def test_6_1_2_a_stored_production_is_named_by_one_manifest_and_then_collected() -> None:
+    simulation, end = simulate(sums(ms.STRONG), [])
+    assert end.pending == []
+    log = [name for name in simulation.storage.list("manifests")]
+    assert len(log) == end.epoch + 1
+
+
+def test_6_1_2_code_that_is_not_deterministic_is_safe_before_a_strong_edge() -> None:
+    """Whatever fails and is repeated: what the consumer got is what the producer remembers having said."""
+    for seed in range(25):
+        faults = [Fault("recompute", 1, task=seed % 4), Fault("retry", 2, task=(seed + 1) % 4), Fault("crash", 3, POINTS[seed % len(POINTS)])]
+        simulation, end = simulate(dice(ms.STRONG), faults, seed)
+        said, heard = states(simulation, end, "Dice"), states(simulation, end, "Gather")
+        assert {k: sorted(v) for k, v in said.items()} == {k: sorted(v) for k, v in heard.items()}
+
+
+# §6.1.3: weak productions are sent before anything is durable; computations must then be idempotent, or they are repeated together.
+
+
+def test_6_1_3_a_weak_chain_is_repeated_together_when_attempts_do_not_fit() -> None:
+    """The caveat: code that rolls dice before a weak edge. A recomputed producer disagrees with what was consumed; the epoch is abandoned and run
+    again as a whole, so producer and consumer agree in the end."""
+    for seed in range(10):
+        simulation, end = simulate(dice(ms.WEAK), [Fault("recompute", 1, task=seed % 2)], seed)
+        said, heard = states(simulation, end, "Dice"), states(simulation, end, "Gather")
+        assert {k: sorted(v) for k, v in said.items()} == {k: sorted(v) for k, v in heard.items()}
+
+
+def test_6_1_3_twin_without_receipts_producer_and_consumer_disagree() -> None:
+    def disagree(seed: int) -> bool:
+        simulation, end = simulate(dice(ms.WEAK), [Fault("recompute", 1, task=seed % 2)], seed, guards="receipts")
+        said, heard = states(simulation, end, "Dice"), states(simulation, end, "Gather")
+        return {k: sorted(v) for k, v in said.items()} != {k: sorted(v) for k, v in heard.items()}
+
+    assert any(disagree(seed) for seed in range(10))
+
+
+def test_6_1_3_deterministic_code_repeats_itself_over_weak_edges() -> None:
+    holds(sums(ms.WEAK), ["retry", "recompute", "zombie", "forget"], seeds=60)
+
+
+def test_6_1_3_twin_without_canonical_order_a_retried_task_does_not_repeat_itself() -> None:
+    fails_without("order", sums(ms.WEAK), ["recompute"])
+
+
+def test_6_1_3_a_straggler_has_its_productions_checkpointed_and_its_producer_goes_on() -> None:
+    runner = ms.testing.LocalRunner(sums(ms.ADAPTIVE))
+    given = rows(20)
+    runner.push("in", *given[:10])
+    runner.epoch()
+    runner.store("sums", "Windows")
+    runner.push("in", *given[10:])
+    runner.epoch()
+    waiting = len(runner._engine.stored)
+    assert waiting == 10, "stored, not delivered"
+    assert len(runner.output("sums")) == 20, "the producer is done"
+    runner.store("sums", "Windows", False)
+    runner.drain()
+    plain = ms.testing.LocalRunner(sums(ms.WEAK))
+    for part in (given[:10], given[10:]):
+        plain.push("in", *part)
+        plain.epoch()
+    plain.drain()
+    assert sorted(runner.output("windows")) == sorted(plain.output("windows"))
+
+
+# Ids: every record has one; a production's follows from its cause, so that a retry makes the same.
+
+
+def test_6_1_1_a_productions_id_follows_from_its_cause() -> None:
+    plan = make_plan([("in", row) for row in rows()], 2)
+    ids = []
+    for faults in ([], [Fault("crash", 1, "task.4-staged"), Fault("retry", 2, task=0), Fault("recompute", 3, task=1)]):
+        simulation, _ = simulate(sums(), faults, plan=plan)
+        ids.append(sorted(id for stream in simulation.ledgers for *_, id in simulation.ledgers[stream].rows(stream)))
+    assert ids[0] == ids[1]
+    assert len(set(ids[0])) == len(ids[0])
+
+
+def test_cycles_over_strong_edges_survive_what_everything_else_survives() -> None:
+    class Down(ms.Computation):
+        State = int
+
+        def process_record(self, record: ms.Record) -> None:
+            number: Any = record.value["n"] if isinstance(record.value, dict) else record.value
+            self.state += 1
+            self.produce(number - 1, stream="again" if number > 0 else "done")
+
+    p = ms.Pipeline("down")
+    p.compute(Down, inject(p), "again", key={"in": "k", "again": key}, produces=["again", "done"], production={"again": ms.STRONG})
+    p.compute(Gather, "done", key=lambda record: "all")
+    p.compute(Sum, "again", key=key, name="Circling", produces="circling", late=ms.DROP)
+    holds(p, ["crash", "retry", "zombie", "pause", "repeat", "fold"], seeds=40)

@@ -1,0 +1,112 @@
+"""The fault kit itself: it passes what is right, finds what is wrong, and tells the shortest way there."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+import millstream as ms
+from millstream.core.guards import Guards
+
+SOURCE = ms.sources.files("nowhere", schema="k string, n long, at long, id string", format="json")
+ROWS = [{"k": "abc"[i % 3], "n": i % 5, "at": 1_000 + 10 * i, "id": str(i)} for i in range(24)]
+
+
+class Sum(ms.Computation):
+    State = int
+
+    def process_record(self, record: ms.Record) -> None:
+        self.state += record.value["n"] if isinstance(record.value, dict) else record.value
+        self.produce(self.state)
+
+
+class Windows(ms.Computation):
+    State = dict
+
+    def process_record(self, record: ms.Record) -> None:
+        window = record.timestamp - record.timestamp % 100
+        self.state[window] = self.state.get(window, 0) + record.value
+        self.set_timer("w", window + 100)
+        self.set_timer("wall", self.now + 700, kind=ms.WALL_CLOCK)
+
+    def process_timer(self, timer: ms.Timer) -> None:
+        self.produce(self.state.pop(timer.time - 100) if timer.kind == ms.LOW_WATERMARK else "wall")
+
+
+class Fragile(Sum):
+    def process_record(self, record: ms.Record) -> None:
+        super().process_record(record)
+        if record.value["n"] == 3:
+            raise ValueError("three")
+
+
+def pipeline(kind: str = ms.WEAK, computation: Any = Sum, **options: Any) -> ms.Pipeline:
+    p = ms.Pipeline("kit")
+    stream = p.inject("in", SOURCE, timestamp="at", id="id", watermark=ms.watermarks.bounded(30), **options)
+    sums = p.compute(computation, stream, key="k", produces="sums", production=kind, on_error=ms.DEAD_LETTER, late="late")
+    windows = p.compute(Windows, sums, key=lambda record: record.key, produces="windows", production=ms.STRONG)
+    p.compute(Sum, "late", key=lambda record: "x", name="Late", produces="latesums", on_error=ms.DEAD_LETTER)
+    p.compute(Collect, windows, sums, key=lambda record: "all")
+    return p
+
+
+class Collect(ms.Computation):
+    State = ms.MapState
+
+    def process_record(self, record: ms.Record) -> None:
+        self.state[record.stream, record.id] = record.value
+
+
+@pytest.mark.parametrize(("kind", "computation"), [(ms.WEAK, Sum), (ms.STRONG, Fragile), (ms.ADAPTIVE, Sum), (ms.WEAK, Fragile)])
+def test_a_thousand_seeds_pass(kind: str, computation: Any) -> None:
+    ms.testing.assert_exactly_once(pipeline(kind, computation), ROWS, seeds=range(250))
+
+
+def test_it_prints_the_seed_and_the_shortest_schedule_that_fails() -> None:
+    with pytest.raises(AssertionError) as caught:
+        ms.testing.assert_exactly_once(pipeline(), ROWS, seeds=range(100), guards=Guards.without("tokens"))
+    said = str(caught.value)
+    assert "pipeline 'kit' is not exactly once. seed " in said
+    assert "The shortest schedule that shows it:\n  1. pause in epoch" in said
+    assert "\n  2." not in said, "one fault is enough for this"
+
+
+def test_a_pipeline_that_is_not_deterministic_is_found_out() -> None:
+    counter = iter(range(10**9))
+
+    class Moody(Sum):
+        def process_record(self, record: ms.Record) -> None:
+            self.produce(next(counter))
+
+    with pytest.raises(AssertionError, match="is not exactly once"):
+        ms.testing.assert_exactly_once(pipeline(computation=Moody), ROWS, seeds=range(3))
+
+
+def test_state_kept_outside_of_state_is_found_out() -> None:
+    """The classic mistake: a counter on the class counts every attempt."""
+
+    class Leaky(Sum):
+        seen = 0
+
+        def process_record(self, record: ms.Record) -> None:
+            Leaky.seen += 1
+            self.produce(Leaky.seen)
+
+    with pytest.raises(AssertionError, match="stream 'sums', key"):
+        ms.testing.assert_exactly_once(pipeline(computation=Leaky), ROWS, seeds=range(20))
+
+
+def test_records_may_be_given_by_stream_or_as_pairs() -> None:
+    p = ms.Pipeline("two")
+    one = p.inject("one", SOURCE, timestamp="at", id="id")
+    two = p.inject("two", SOURCE, timestamp="at", id="id")
+    p.compute(Sum, one, two, key="k", late=ms.DROP)
+    ms.testing.assert_exactly_once(p, {"one": ROWS[:5], "two": ROWS[5:10]}, seeds=range(5))
+    ms.testing.assert_exactly_once(p, [("one", row) for row in ROWS[:5]] + [("two", row) for row in ROWS[5:9]], seeds=range(5))
+    with pytest.raises(ms.errors.DefinitionError, match="several injected streams"):
+        ms.testing.assert_exactly_once(p, ROWS)
+    with pytest.raises(ms.errors.DefinitionError, match="no injected stream is called 'three'"):
+        ms.testing.assert_exactly_once(p, {"three": ROWS})
+    with pytest.raises(ms.errors.DefinitionError, match="'earthquake'"):
+        ms.testing.assert_exactly_once(p, {"one": ROWS}, faults=["earthquake"])
