@@ -1,0 +1,95 @@
+"""What one worker's session does in its thread: bytes in, the output called, bytes to send out.
+
+Everything that may block is here, so that a slow disk or database stops nobody but the worker whose bytes it holds. The loop of the server gives
+a lane one piece of input after another and never two at a time.
+"""
+
+from __future__ import annotations
+
+import logging
+
+import msgspec
+
+from millstream.connector import sink_session as fx
+from millstream.connector.codec import Decoder, encode
+from millstream.connector.output import Output
+from millstream.errors import MillstreamError, RemoteProtocolError
+
+log = logging.getLogger("millstream.connector")
+
+
+class Done(msgspec.Struct):
+    """What the loop has to do after a piece of input."""
+
+    send: bytes = b""
+    close: bool = False
+    archive: tuple[str, ...] = ()
+
+
+class Lane:
+    """A session, the decoder of its bytes, and the output of its worker."""
+
+    def __init__(self, session: fx.SinkSession, decoder: Decoder, output: Output) -> None:
+        self.session, self.decoder, self.output = session, decoder, output
+        self.stopped = False  # set from outside: what is not yet decoded is dropped
+
+    def recover(self) -> Done:
+        """Carries out the `Recover` that HELLO asked for, and goes on with what came behind HELLO."""
+        assert self.session.worker is not None
+        done = Done()
+        self._carry_out([fx.Recover(self.session.worker)], done)
+        return self._go_on(done)
+
+    def feed(self, data: memoryview) -> Done:
+        self.decoder.receive(data)
+        return self._go_on(Done())
+
+    def _go_on(self, done: Done) -> Done:
+        while not (done.close or self.stopped):
+            try:
+                message = self.decoder.next()
+            except RemoteProtocolError as error:
+                self._carry_out(self.session.failed(str(error)), done)
+                break
+            if message is None:
+                break
+            self._carry_out(self.session.receive(message), done)
+        return done
+
+    def _carry_out(self, effects: list[fx.Effect], done: Done) -> None:
+        for effect in effects:
+            try:
+                more = self._one(effect, done)
+            except Exception as error:
+                log.log(logging.ERROR, "the output of worker %r failed at %s: %s", self.session.worker, type(effect).__name__, error, exc_info=not isinstance(error, MillstreamError))
+                self._carry_out(self.session.failed(f"the sink failed at {type(effect).__name__}: {error}"), done)
+                return
+            if more:
+                self._carry_out(more, done)
+
+    def _one(self, effect: fx.Effect, done: Done) -> list[fx.Effect]:
+        match effect:
+            case fx.Append(data):
+                self.output.append(data)
+            case fx.Send(frame):
+                done.send += encode(frame)
+            case fx.Close():
+                done.close = True
+            case fx.Recover():
+                return self.session.answer(self.output.recover())
+            case fx.Compare(offset, data):
+                return self.session.answer(self.output.same(offset, data))
+            case fx.Begin(offset):
+                self.output.begin(offset)
+            case fx.Prepare(txn, start, end):
+                self.output.prepare(txn, start, end)
+            case fx.Veto(txn, why):
+                log.warning("transaction %r is voted down: %s", txn, why)
+                self.output.veto(txn, why)
+            case fx.Commit(txn, end):
+                self.output.commit(txn, end)
+            case fx.Rollback(txn, committed):
+                self.output.rollback(txn, committed)
+            case fx.Archive(workers):
+                done.archive += workers
+        return []
