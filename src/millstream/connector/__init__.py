@@ -12,7 +12,7 @@ Pure (no sockets, files, threads or clock; tested without either end being there
     names             what a worker may be called, and what its files are called
 
 Sockets, files and threads:
-    wire, lane, server    the sink server: bytes, one worker's thread, all workers
+    connection, lane, server    the sink server: bytes, one worker's thread, all workers
     output, files, postgres    where a worker's bytes end up
     worker                the client of a sink
     credentials           cookies, certificates, addresses

@@ -1,37 +1,44 @@
 """What one worker's session does in its thread: bytes in, the output called, bytes to send out.
 
-Everything that may block is here, so that a slow disk or database stops nobody but the worker whose bytes it holds. The loop of the server gives
-a lane one piece of input after another and never two at a time.
+Everything that may block is here, and each worker has a thread, so that a slow disk or database stops nobody but the worker whose bytes it holds.
 """
 
 from __future__ import annotations
 
 import logging
+from typing import Protocol
 
 import msgspec
 
 from millstream.connector import sink_session as fx
 from millstream.connector.codec import Decoder, encode
+from millstream.connector.messages import Error
 from millstream.connector.output import Output
 from millstream.errors import MillstreamError, RemoteProtocolError
 
 log = logging.getLogger("millstream.connector")
 
 
+class Cut(Protocol):
+    """Whoever can be cut off from outside: what is not decoded by then is dropped."""
+
+    is_cut: bool
+
+
 class Done(msgspec.Struct):
-    """What the loop has to do after a piece of input."""
+    """What is left to do after a piece of input."""
 
     send: bytes = b""
     close: bool = False
+    last_words: Error | None = None
     archive: tuple[str, ...] = ()
 
 
 class Lane:
     """A session, the decoder of its bytes, and the output of its worker."""
 
-    def __init__(self, session: fx.SinkSession, decoder: Decoder, output: Output) -> None:
-        self.session, self.decoder, self.output = session, decoder, output
-        self.stopped = False  # set from outside: what is not yet decoded is dropped
+    def __init__(self, session: fx.SinkSession, decoder: Decoder, output: Output, connection: Cut) -> None:
+        self.session, self.decoder, self.output, self.connection = session, decoder, output, connection
 
     def recover(self) -> Done:
         """Carries out the `Recover` that HELLO asked for, and goes on with what came behind HELLO."""
@@ -45,7 +52,7 @@ class Lane:
         return self._go_on(Done())
 
     def _go_on(self, done: Done) -> Done:
-        while not (done.close or self.stopped):
+        while not (done.close or self.connection.is_cut):
             try:
                 message = self.decoder.next()
             except RemoteProtocolError as error:
@@ -71,6 +78,8 @@ class Lane:
         match effect:
             case fx.Append(data):
                 self.output.append(data)
+            case fx.Send(Error() as words):
+                done.last_words = words
             case fx.Send(frame):
                 done.send += encode(frame)
             case fx.Close():

@@ -1,60 +1,52 @@
 """The sink server: many workers at once, each with its own connection, output and thread.
 
 Rules
-1. The event loop only moves bytes. Whatever may block runs in a worker's lane (`lane`).
-2. A name has one seat. A new HELLO with that name closes the connection that sits there, drops its unread input, and waits until its lane has
+1. A connection has a thread, which reads, decides and calls the output (`lane`). So whatever blocks, blocks one worker; and between the arrival of phase
+   one and the vote there is no hand-over, only the disk.
+2. A name has one seat. A new HELLO with that name cuts the connection that sits there, drops its unread input, and waits until its lane has
    come to rest; then it recovers. To refuse the new one instead would let a half-open socket keep a worker out for ever.
 3. Connections that have not greeted are few: when one more comes, the oldest goes. So a crowd cannot keep a worker out, and those who
-   have greeted do not notice it. Sessions are limited too: one too many is told so.
+   have greeted do not notice it. Sessions are limited too: one too many is told so. Threads are limited by both.
 4. A peer's mistake costs its own connection. An output's failure costs that worker's connection. Neither ends the server.
-5. WORKERS_LEFT closes what those workers still have open and archives their output when it is at rest.
+5. WORKERS_LEFT cuts what those workers still have open and archives their output when it is at rest.
 """
 
 from __future__ import annotations
 
-import asyncio
-import concurrent.futures
 import contextlib
 import logging
+import queue
 import socket
+import ssl
 import threading
-from collections.abc import Callable, Coroutine, Iterator
-from typing import Any, TypeVar
+import time
+from collections.abc import Callable, Iterator
 
 from millstream.connector import credentials
 from millstream.connector import sink_session as fx
-from millstream.connector.codec import FRAME_LIMIT, Decoder, encode
+from millstream.connector.codec import FRAME_LIMIT, Decoder
+from millstream.connector.connection import Connection
 from millstream.connector.credentials import Tls
 from millstream.connector.lane import Lane
-from millstream.connector.messages import DATA_STREAM, Error, Restart
+from millstream.connector.messages import DATA_STREAM, Error, Frame, Restart
 from millstream.connector.output import Output
 from millstream.connector.sink_session import SinkSession
-from millstream.connector.wire import Wire
 from millstream.errors import RemoteProtocolError, SinkError
-
-T = TypeVar("T")
 
 log = logging.getLogger("millstream.connector")
 
 #: A HELLO is short; who sends more than this before being known is cut off.
 _GREETING_LIMIT = 4 << 10
+_LEAVING = 1000
 
 
 class _Seat:
     """The place of one worker's name: who sits there, and who may touch its output."""
 
     def __init__(self) -> None:
-        self.lock = asyncio.Lock()
-        self.wire: Wire | None = None
-        self.lane: Lane | None = None
+        self.lock = threading.Lock()
+        self.holder: Connection | None = None
         self.users = 0
-
-    def fence(self, why: str) -> None:
-        if self.lane is not None:
-            self.lane.stopped = True
-        if self.wire is not None:
-            self.wire.close(encode(Error(why)))
-            self.wire = None
 
 
 class SinkServer:
@@ -62,6 +54,9 @@ class SinkServer:
 
     `outputs` makes an `Output` from a worker's name: `Files(folder)`, `Memory()`, `Postgres(...)` or your own. `listen` is HOST:PORT, port 0 for a
     free one. Use it as a context manager, or `start` and `stop`; `address` is where it listens.
+
+    `cookie` and `tls` say who may come (both off by default). `sessions` is how many workers may be there at once, `strangers` how many may be
+    about to greet, for `greeting` seconds; `frame_limit` bounds one message; `patience` is for peers that do not read.
     """
 
     def __init__(
@@ -86,15 +81,15 @@ class SinkServer:
         self._sessions, self._strangers_limit = sessions, strangers
         self._frame_limit = frame_limit
         self._greeting, self._patience = greeting, patience
-        self._strangers: dict[Wire, None] = {}  # connections that have not greeted, oldest first
-        self._greeted: set[Wire] = set()
+        self._lock = threading.Lock()  # of everything below
+        self._strangers: dict[Connection, None] = {}  # oldest first
+        self._greeted: set[Connection] = set()
         self._seats: dict[str, _Seat] = {}
-        self._tasks: set[asyncio.Task[None]] = set()
-        self._lanes = concurrent.futures.ThreadPoolExecutor(sessions + 8, thread_name_prefix="millstream-sink")
-        self._thread: threading.Thread | None = None
-        self._listening: concurrent.futures.Future[tuple[str, int]] = concurrent.futures.Future()
-        self._loop: asyncio.AbstractEventLoop | None = None
-        self._stopping: asyncio.Event | None = None
+        self._threads: set[threading.Thread] = set()
+        self._room = threading.BoundedSemaphore(sessions + 2 * strangers)
+        self._leaving: queue.Queue[str] = queue.Queue(_LEAVING)
+        self._listener: socket.socket | None = None
+        self._stopping = threading.Event()
 
     # ---- life
 
@@ -107,109 +102,115 @@ class SinkServer:
     @property
     def address(self) -> str:
         """HOST:PORT, once it listens."""
-        host, port = self._listening.result(timeout=0)
+        assert self._listener is not None, "the server is not started"
+        host, port = self._listener.getsockname()[:2]
         return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
     def start(self) -> SinkServer:
-        """Listens, in a thread of its own."""
-        self._thread = threading.Thread(target=self.run, name="millstream-sink-loop", daemon=True)
-        self._thread.start()
-        self._listening.result()
+        """Listens, in threads of its own."""
+        try:
+            family = socket.AF_INET6 if ":" in self._host else socket.AF_INET
+            self._listener = socket.create_server((self._host, self._port), family=family, backlog=512)
+        except OSError as error:
+            raise SinkError(f"cannot listen on {self._host}:{self._port}: {error}") from error
+        self._thread(self._accept)
+        self._thread(self._archive)
         return self
 
     def stop(self) -> None:
         """Tells the workers to come back later, and returns when all outputs are at rest."""
-        loop, stopping = self._loop, self._stopping
-        if loop is not None and stopping is not None:
-            with contextlib.suppress(RuntimeError):  # the loop is closed: it has stopped already
-                loop.call_soon_threadsafe(stopping.set)
-        if self._thread is not None:
-            self._thread.join()
-            self._thread = None
+        self._stopping.set()
+        if self._listener is not None:
+            with contextlib.suppress(OSError):
+                self._listener.shutdown(socket.SHUT_RDWR)
+        with self._lock:
+            for connection in [*self._strangers, *self._greeted]:
+                connection.cut(Restart())
+        while self._threads:
+            with self._lock:
+                thread = next(iter(self._threads), None)
+            if thread is not None:
+                thread.join(0.1)
+        if self._listener is not None:
+            self._listener.close()
 
-    def run(self, listening: Callable[[str], None] | None = None) -> None:
-        """Listens in this thread, until `stop` is called from another or from a signal handler. Says its address to `listening`."""
+    def wait(self, timeout: float | None = None) -> bool:
+        """Waits until `stop` is called from another thread."""
+        return self._stopping.wait(timeout)
+
+    def _thread(self, work: Callable[[], None]) -> None:
+        def run() -> None:
+            try:
+                work()
+            except Exception:
+                log.exception("a thread of the sink ended in an error of its own")
+            finally:
+                with self._lock:
+                    self._threads.discard(thread)
+
+        thread = threading.Thread(target=run, name="millstream-sink", daemon=True)
+        with self._lock:
+            self._threads.add(thread)
         try:
-            asyncio.run(self._run(listening))
-        except BaseException as error:
-            if not self._listening.done():
-                self._listening.set_exception(error)
-                if self._thread is not None:
-                    return
+            thread.start()
+        except RuntimeError:
+            with self._lock:
+                self._threads.discard(thread)
             raise
-        finally:
-            self._lanes.shutdown()
-
-    async def _run(self, listening: Callable[[str], None] | None) -> None:
-        self._loop, self._stopping = asyncio.get_running_loop(), asyncio.Event()
-        try:
-            server = await self._loop.create_server(
-                lambda: Wire(self._accepted), self._host or None, self._port, ssl=self._context, backlog=512,
-                ssl_handshake_timeout=None if self._context is None else self._greeting,
-            )  # fmt: skip
-        except OSError as error:
-            raise SinkError(f"cannot listen on {self._host}:{self._port}: {error}") from error
-        found = server.sockets[0].getsockname()
-        self._listening.set_result((found[0], found[1]))
-        if listening is not None:
-            listening(self.address)
-        await self._stopping.wait()
-        server.close()
-        for wire in [*self._strangers, *self._greeted]:
-            wire.close(encode(Restart()))
-        for seat in self._seats.values():
-            seat.fence("the sink stops")
-        while self._tasks:
-            await asyncio.wait(self._tasks)
 
     # ---- connections
 
-    def _accepted(self, wire: Wire) -> None:
-        sock = wire.transport.get_extra_info("socket")
-        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-        if len(self._strangers) >= self._strangers_limit:
-            oldest = next(iter(self._strangers))
-            del self._strangers[oldest]
-            oldest.close(encode(Error("too many connections that do not greet")))
-        self._strangers[wire] = None
-        self._spawn(self._serve(wire))
+    def _accept(self) -> None:
+        assert self._listener is not None
+        while True:
+            self._room.acquire()
+            try:
+                sock, _ = self._listener.accept()
+                if self._stopping.is_set():
+                    sock.close()
+                    return
+                self._admit(Connection(sock, self._patience))
+            except (OSError, RuntimeError) as error:
+                self._room.release()
+                if self._stopping.is_set():
+                    return
+                log.warning("a connection could not be accepted: %s", error)
+                time.sleep(0.05)
 
-    def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
-        task = asyncio.get_running_loop().create_task(work)
-        self._tasks.add(task)
-        task.add_done_callback(self._ended)
+    def _admit(self, connection: Connection) -> None:
+        with self._lock:
+            if len(self._strangers) >= self._strangers_limit:
+                oldest = next(iter(self._strangers))
+                del self._strangers[oldest]
+                oldest.cut(Error("too many connections that do not greet"))
+            self._strangers[connection] = None
+        self._thread(lambda: self._serve(connection))
 
-    def _ended(self, task: asyncio.Task[None]) -> None:
-        self._tasks.discard(task)
-        if not task.cancelled() and task.exception() is not None:
-            log.error("a session ended in an error of the server's own", exc_info=task.exception())
-
-    async def _serve(self, wire: Wire) -> None:
+    def _serve(self, connection: Connection) -> None:
         session = SinkSession(self._cookie)
         decoder = Decoder(_GREETING_LIMIT, join=DATA_STREAM)
         try:
-            refused = await asyncio.wait_for(self._greet(wire, session, decoder), self._greeting)
-            self._strangers.pop(wire, None)
-            if refused or session.worker is None:
-                wire.close(refused)
-            elif len(self._greeted) >= self._sessions and session.worker not in self._seats:
-                wire.close(encode(Error(f"the sink has {self._sessions} sessions and takes no more")))
-            else:
-                self._greeted.add(wire)
-                wire.enlarge()
+            deadline = time.monotonic() + self._greeting
+            connection.open(self._context, deadline)
+            connection.last_words = self._greet(connection, session, decoder, deadline)
+            if self._is_let_in(connection, session):
+                connection.enlarge()
                 decoder.limit = self._frame_limit
-                await self._sit(wire, session, decoder)
-        except (asyncio.TimeoutError, TimeoutError):
-            wire.close(encode(Error("nothing was heard for too long")))
+                self._sit(connection, session, decoder)
+        except TimeoutError:
+            connection.last_words = connection.last_words or Error("nothing was heard for too long")
+        except (OSError, ssl.SSLError) as error:
+            log.info("a connection was lost: %s", error)
         finally:
-            self._strangers.pop(wire, None)
-            self._greeted.discard(wire)
-            wire.close()
+            with self._lock:
+                self._strangers.pop(connection, None)
+                self._greeted.discard(connection)
+            connection.close()
+            self._room.release()
 
-    async def _greet(self, wire: Wire, session: SinkSession, decoder: Decoder) -> bytes:
-        """Waits for HELLO. Returns what to refuse the peer with: nothing if it is welcome."""
-        while (data := await wire.read()) is not None:
+    def _greet(self, connection: Connection, session: SinkSession, decoder: Decoder, deadline: float) -> Frame | None:
+        """Waits for HELLO. Returns what to refuse the peer with: None if it is welcome, or gone."""
+        while (data := connection.read(deadline)) is not None:
             try:
                 decoder.receive(data)
                 message = decoder.next()
@@ -219,72 +220,96 @@ class SinkServer:
                 if message is None:
                     continue
                 effects = session.receive(message)
-            refused = b"".join(encode(effect.frame) for effect in effects if isinstance(effect, fx.Send))
-            if refused:
-                log.info("%s is refused: %s", wire.peer, effects[0])
-            return refused
-        return b""
+            return next((effect.frame for effect in effects if isinstance(effect, fx.Send)), None)
+        return connection.last_words
+
+    def _is_let_in(self, connection: Connection, session: SinkSession) -> bool:
+        with self._lock:
+            self._strangers.pop(connection, None)
+            if connection.last_words is not None or session.worker is None or self._stopping.is_set():
+                return False
+            if len(self._greeted) >= self._sessions and session.worker not in self._seats:
+                connection.last_words = Error(f"the sink has {self._sessions} sessions and takes no more")
+                return False
+            self._greeted.add(connection)
+            return True
 
     @contextlib.contextmanager
-    def _seat(self, worker: str, why: str) -> Iterator[_Seat]:
-        """Rule 2: the seat of a name, with whoever sat there on the way out."""
-        seat = self._seats.setdefault(worker, _Seat())
-        seat.users += 1
-        seat.fence(why)
+    def _seat(self, worker: str, holder: Connection | None, why: str) -> Iterator[None]:
+        """Rule 2: the seat of a name, once whoever sat there has come to rest."""
+        with self._lock:
+            seat = self._seats.setdefault(worker, _Seat())
+            seat.users += 1
+            before, seat.holder = seat.holder, holder
+            if before is not None:
+                before.cut(Error(why))
         try:
-            yield seat
+            while not seat.lock.acquire(timeout=1.0):
+                if before is not None:
+                    before.cut(None, at_once=True)  # it may hang in sending
+            try:
+                yield
+            finally:
+                seat.lock.release()
         finally:
-            seat.users -= 1
-            if not seat.users:
-                del self._seats[worker]
+            with self._lock:
+                seat.users -= 1
+                if seat.holder is holder:
+                    seat.holder = None
+                if not seat.users:
+                    del self._seats[worker]
 
-    async def _sit(self, wire: Wire, session: SinkSession, decoder: Decoder) -> None:
+    def _sit(self, connection: Connection, session: SinkSession, decoder: Decoder) -> None:
         assert session.worker is not None
-        with self._seat(session.worker, "fenced: another connection has this worker's name now") as seat:
-            seat.wire = wire
-            async with seat.lock:
-                if wire.closed:
-                    return
-                try:
-                    output = await self._in_lane(self._outputs, session.worker)
-                except Exception as error:
-                    log.error("no output for worker %r: %s", session.worker, error)
-                    wire.close(encode(Error(f"the sink has no output for this worker: {error}")))
-                    return
-                seat.lane = lane = Lane(session, decoder, output)
-                try:
-                    await self._talk(wire, lane)
-                finally:
-                    seat.lane = None
-                    if seat.wire is wire:
-                        seat.wire = None
-                    await self._in_lane(output.close)
+        with self._seat(session.worker, connection, "fenced: another connection has this worker's name now"):
+            if connection.is_cut:
+                return
+            try:
+                output = self._outputs(session.worker)
+            except Exception as error:
+                log.error("no output for worker %r: %s", session.worker, error)
+                connection.last_words = Error(f"the sink has no output for this worker: {error}")
+                return
+            try:
+                self._talk(connection, Lane(session, decoder, output, connection))
+            finally:
+                output.close()
 
-    async def _talk(self, wire: Wire, lane: Lane) -> None:
-        done = await self._in_lane(lane.recover)
+    def _talk(self, connection: Connection, lane: Lane) -> None:
+        done = lane.recover()
         while True:
             for worker in done.archive:
-                self._spawn(self._archive(worker))
+                self._leave(worker, connection)
+            connection.send(done.send)
             if done.close:
-                wire.close(done.send)
+                connection.last_words = connection.last_words or done.last_words
                 return
-            if done.send:
-                wire.write(done.send)
-                await asyncio.wait_for(wire.drain(), self._patience)
-            data = await wire.read()
+            data = connection.read()
             if data is None:
                 return
-            done = await self._in_lane(lane.feed, data)
+            done = lane.feed(data)
 
-    async def _archive(self, worker: str) -> None:
-        with self._seat(worker, "fenced: this worker is said to have left") as seat:
-            async with seat.lock:
+    # ---- workers that have left
+
+    def _leave(self, worker: str, teller: Connection) -> None:
+        while not teller.is_cut:
+            try:
+                return self._leaving.put(worker, timeout=0.1)
+            except queue.Full:
+                continue
+
+    def _archive(self) -> None:
+        while not self._stopping.is_set():
+            try:
+                worker = self._leaving.get(timeout=0.2)
+            except queue.Empty:
+                continue
+            with self._seat(worker, None, "fenced: this worker is said to have left"):
                 try:
-                    output = await self._in_lane(self._outputs, worker)
-                    await self._in_lane(output.archive)
-                    await self._in_lane(output.close)
+                    output = self._outputs(worker)
+                    try:
+                        output.archive()
+                    finally:
+                        output.close()
                 except Exception as error:
                     log.error("the output of worker %r, which has left, cannot be archived: %s", worker, error)
-
-    async def _in_lane(self, call: Callable[..., T], *args: object) -> T:
-        return await asyncio.get_running_loop().run_in_executor(self._lanes, call, *args)

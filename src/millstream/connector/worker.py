@@ -31,7 +31,7 @@ from millstream.connector.credentials import Tls, client_context, parse_address
 from millstream.connector.worker_session import WAITING, State, WorkerSession
 from millstream.errors import RemoteProtocolError, SinkError
 
-#: Bytes are sent in messages of about this size.
+#: Bytes are sent in messages of about this size, and never more than twice of it.
 MESSAGE_SIZE = 256 << 10
 _ANSWER_LIMIT = 1 << 20
 _PAUSE = 0.05
@@ -48,7 +48,8 @@ class WorkerClient:
         self._socket: socket.socket | None = None
         self._session = WorkerSession(name)
         self._decoder = Decoder(_ANSWER_LIMIT)
-        self._held = bytearray()
+        self._held: list[bytes] = []
+        self._held_size = 0
 
     @classmethod
     def connect(
@@ -78,7 +79,7 @@ class WorkerClient:
     @property
     def offset(self) -> int:
         """Where the next byte goes: after `connect` this is how many bytes the sink holds."""
-        return self._session.offset + len(self._held)
+        return self._session.offset + self._held_size
 
     @property
     def committed(self) -> int:
@@ -99,22 +100,19 @@ class WorkerClient:
 
     def write(self, data: bytes | bytearray | memoryview) -> None:
         """Adds bytes to the transaction under way. They are sent in large messages, at the latest by `prepare`."""
-        if self._session.state is not State.READY:
-            self._session.write(0)  # says why not
-        if len(data) >= MESSAGE_SIZE:
-            self.flush()
-            for at in range(0, len(data), MESSAGE_SIZE):
-                self._send_bytes(memoryview(data)[at : at + MESSAGE_SIZE])
-            return
-        self._held += data
-        if len(self._held) >= MESSAGE_SIZE:
+        if not self._held_size:
+            self._session.check_writable()
+        self._held.append(data if type(data) is bytes else bytes(data))
+        self._held_size += len(data)
+        if self._held_size >= MESSAGE_SIZE:
             self.flush()
 
     def flush(self) -> None:
         """Sends what `write` has held back."""
-        if self._held:
-            held, self._held = self._held, bytearray()
-            self._send_bytes(memoryview(held))
+        with memoryview(b"".join(self._held)) as data:
+            self._held, self._held_size = [], 0
+            for at in range(0, len(data), 2 * MESSAGE_SIZE):
+                self._send_bytes(data[at : at + 2 * MESSAGE_SIZE])
 
     def prepare(self, txn: str) -> bool:
         """Phase one, of everything that was written since the last commit or rollback. True: the sink promises to commit if told so.
@@ -181,7 +179,7 @@ class WorkerClient:
 
     def close(self) -> None:
         """Leaves. A transaction that is prepared stays open at the sink."""
-        self._held = bytearray()
+        self._held, self._held_size = [], 0
         if self._socket is not None:
             self._socket.close()
             self._socket = None
@@ -212,7 +210,7 @@ class WorkerClient:
         head = message_head(m.DATA_STREAM, self._session.write(len(data)), len(data))
         self._send_all(head + data)
 
-    def _send_all(self, data: bytes) -> None:
+    def _send_all(self, data: bytes | bytearray) -> None:
         if self._socket is None:
             raise SinkError(f"the connection to the sink at {self.address} is closed")
         try:

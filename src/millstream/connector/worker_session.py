@@ -130,6 +130,11 @@ class WorkerSession:
         self.offset += size
         return at
 
+    def check_writable(self) -> None:
+        """Fails as `write` would."""
+        if m.Message not in SENT[self.state]:
+            raise LocalProtocolError(f"{m.Message.__name__} cannot be sent in state {self.state.value}")
+
     def prepare(self, txn: str) -> list[m.Frame]:
         self._sent(m.Phase1)
         self.txn = txn
