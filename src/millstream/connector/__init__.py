@@ -23,7 +23,8 @@ from millstream.connector.credentials import Tls
 from millstream.connector.files import Files
 from millstream.connector.ledger import Open, Standing
 from millstream.connector.output import Memory, Output
+from millstream.connector.postgres import Postgres
 from millstream.connector.server import SinkServer
 from millstream.connector.worker import WorkerClient
 
-__all__ = ["Files", "Memory", "Open", "Output", "SinkServer", "Standing", "Tls", "WorkerClient"]
+__all__ = ["Files", "Memory", "Open", "Output", "Postgres", "SinkServer", "Standing", "Tls", "WorkerClient"]
