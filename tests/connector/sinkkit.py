@@ -10,8 +10,9 @@ import socket
 import struct
 import subprocess
 import sys
+import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -116,57 +117,114 @@ class Raw:
         self.socket.close()
 
 
-class SinkProcess:
-    """A sink server in a process that can be killed. Always at the same address, so that workers find it again."""
+class Link:
+    """A line between a worker and a sink that breaks at a chosen frame: before it is delivered, or right after."""
 
-    def __init__(self, folder: Path, **options: Any) -> None:
+    def __init__(self, target: str, breaks: Callable[[str, m.Frame, int], str | None]) -> None:
+        self._target = target
+        self._breaks = breaks
+        self._count = 0
+        self._lock = threading.Lock()
+        self._listener = socket.create_server(("127.0.0.1", 0))
+        self.address = f"127.0.0.1:{self._listener.getsockname()[1]}"
+        threading.Thread(target=self._accept, daemon=True).start()
+
+    def __enter__(self) -> Link:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._listener.close()
+
+    def _accept(self) -> None:
+        with contextlib.suppress(OSError):
+            while True:
+                near, _ = self._listener.accept()
+                host, _, port = self._target.rpartition(":")
+                far = socket.create_connection((host, int(port)))
+                for side, source, target in (("worker", near, far), ("sink", far, near)):
+                    threading.Thread(target=self._carry, args=(side, source, target), daemon=True).start()
+
+    def _carry(self, side: str, source: socket.socket, target: socket.socket) -> None:
+        decoder = Decoder()
+        with contextlib.suppress(OSError):
+            while data := source.recv(65536):
+                decoder.receive(data)
+                while (frame := decoder.next()) is not None:
+                    with self._lock:
+                        verdict = self._breaks(side, frame, self._count)
+                        self._count += 1
+                    if verdict != "before":
+                        target.sendall(encode(frame))
+                    if verdict is not None:
+                        raise OSError("broken on purpose")
+        for end in (source, target):
+            with contextlib.suppress(OSError):
+                end.shutdown(socket.SHUT_RDWR)
+        target.close()
+
+
+class Nursery:
+    """Starts sinks in processes of their own, quickly; see `sinkproc`."""
+
+    def __init__(self) -> None:
+        self._parent = subprocess.Popen([sys.executable, str(HERE / "sinkproc.py")], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+
+    def start(self, **options: Any) -> tuple[int, int]:
+        assert self._parent.stdin is not None and self._parent.stdout is not None
+        self._parent.stdin.write(json.dumps(options) + "\n")
+        self._parent.stdin.flush()
+        answer = self._parent.stdout.readline()
+        assert answer and not answer.startswith("failed"), answer
+        pid, port = answer.split()
+        return int(pid), int(port)
+
+    def close(self) -> None:
+        assert self._parent.stdin is not None and self._parent.stdout is not None
+        self._parent.stdin.close()
+        self._parent.stdout.close()
+        self._parent.wait(10)
+
+
+class SinkProcess:
+    """A sink that is killed and started again, always at the same address, so that workers find it again."""
+
+    def __init__(self, nursery: Nursery, folder: Path, **options: Any) -> None:
+        self._nursery = nursery
         self.folder = folder
         self.options = options
-        self._port = 0
-        self.process: subprocess.Popen[str] | None = None
+        self.pid = self.port = 0
 
     @property
     def address(self) -> str:
-        return f"127.0.0.1:{self._port}"
+        return f"127.0.0.1:{self.port}"
 
     @property
-    def pid(self) -> int:
-        assert self.process is not None
-        return self.process.pid
+    def is_alive(self) -> bool:
+        try:
+            os.kill(self.pid, 0)
+        except ProcessLookupError:
+            return False
+        return bool(self.pid)
 
     def start(self, **options: Any) -> SinkProcess:
-        command = [sys.executable, str(HERE / "sinkproc.py"), str(self.folder), str(self._port), json.dumps({**self.options, **options})]
-        self.process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
-        assert self.process.stdout is not None
-        line = self.process.stdout.readline()
-        assert line, "the sink did not start"
-        self._port = int(line)
+        self.pid, self.port = self._nursery.start(**{"folder": str(self.folder), "port": self.port, **self.options, **options})
         return self
 
-    def command(self, line: str) -> str:
-        """Asks the warm process for something; see `sinkproc`."""
-        raise NotImplementedError
-
     def kill(self) -> None:
-        if self.process is not None:
+        if self.pid:
             with contextlib.suppress(ProcessLookupError):
-                os.kill(self.process.pid, signal.SIGKILL)
+                os.kill(self.pid, signal.SIGKILL)
             self.wait()
 
-    def wait(self, timeout: float = 10) -> None:
-        assert self.process is not None
-        self.process.wait(timeout)
-        if self.process.stdout is not None:
-            self.process.stdout.close()
-        self.process = None
+    def wait(self) -> None:
+        until(lambda: not self.is_alive)
+        self.pid = 0
 
-    @contextlib.contextmanager
-    def running(self, **options: Any) -> Iterator[SinkProcess]:
-        self.start(**options)
-        try:
-            yield self
-        finally:
-            self.kill()
+    def __enter__(self) -> SinkProcess:
+        return self if self.pid else self.start()
+
+    def __exit__(self, *_: object) -> None:
+        self.kill()
 
 
 def until(condition: Any, timeout: float = 10) -> None:

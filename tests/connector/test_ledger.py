@@ -162,7 +162,7 @@ def test_twin_that_keeps_everything_agrees(script: list[tuple[str, object, objec
                 if second:
                     done, last = done + tail, first
                 tail, spoilt, waits = b"", False, None
-            elif waits is not None and waits[0] == first or bool(second) != (first == last):
+            elif (waits is not None and waits[0] == first) or bool(second) != (first == last):
                 with pytest.raises(RemoteProtocolError):
                     book.resolve(told)
             else:

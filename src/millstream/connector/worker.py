@@ -13,7 +13,8 @@ Rules
 2. After a `SinkError` or `RemoteProtocolError` the connection is over. What was not prepared is gone, and the sink drops it; what was
    prepared waits for whoever connects next under this name, in this process or another.
 3. Only one connection has a name: to connect closes the one that had it before. The sink tells it, and it fails with a `SinkError`.
-4. `resolve`, `settle` and `finish(confirm=True)` return when the sink has carried out phase two. A plain `finish` returns when it is sent.
+4. `resolve`, `settle` and `finish(confirm=True)` return when the sink has carried out phase two. A plain `finish` returns when it is sent: if the
+   connection breaks, or somebody takes over the name, it may be lost, and the transaction is open still. Who has decided must come back and look.
 5. A client belongs to one thread.
 """
 
@@ -138,6 +139,7 @@ class WorkerClient:
     def resolve(self, txn: str, commit: bool) -> None:
         """Phase two of a transaction that was found open, and a new connection, which knows where the output ends now."""
         self._send(self._session.finish(txn, commit))
+        self.confirm()  # on this connection: the next one would cut it off with phase two unread
         self.reconnect()
         if txn in self.uncommitted:
             raise SinkError(f"the sink at {self.address} was told how transaction {txn!r} ends, and still has it open")
