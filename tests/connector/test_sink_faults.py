@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from sinkkit import Link, Nursery, Raw, SinkProcess
+from sinkkit import Link, Nursery, Raw, SinkProcess, until
 from sinkproc import CALLS
 
 from millstream.connector import WorkerClient, files
@@ -203,6 +203,7 @@ def test_negative_twin_without_fencing_an_older_attempt_spoils_the_newer(nursery
             with WorkerClient.connect(sink.address, "w") as second:
                 first.write(b"older\n")
                 first.flush()
+                until(lambda: (sink.folder / "workers" / "w" / "output").stat().st_size)
                 second.write(b"new\n")
                 assert second.prepare("t")
                 second.finish("t", commit=True, confirm=True)

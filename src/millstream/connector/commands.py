@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import logging
 import os
 import signal
 import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 from millstream.connector import files
 from millstream.connector.credentials import Tls
 from millstream.connector.output import Output
+from millstream.connector.postgres import Postgres
 from millstream.connector.server import SinkServer
 from millstream.errors import SinkError
 
@@ -47,24 +49,24 @@ def _sink(args: argparse.Namespace) -> int:
     if args.tls_cert is None and (args.tls_key or args.tls_ca):
         raise SinkError("--tls-key and --tls-ca need --tls-cert")
     tls = None if args.tls_cert is None else Tls(args.tls_cert, args.tls_key, args.tls_ca)
-    server = SinkServer(_outputs(args), args.listen, cookie=cookie, tls=tls, force=args.force)
     stopping = threading.Event()
     if threading.current_thread() is threading.main_thread():
         for number in (signal.SIGINT, signal.SIGTERM):
             signal.signal(number, lambda *_: stopping.set())
-    with server:
+    with _outputs(args) as outputs, SinkServer(outputs, args.listen, cookie=cookie, tls=tls, force=args.force) as server:
         print(f"sink: listening on {server.address}, {'TLS' if tls else 'no TLS'}, {'a cookie' if cookie else 'no cookie'}", flush=True)
         stopping.wait()
     print("sink: stopped; what was promised is kept", flush=True)
     return 0
 
 
-def _outputs(args: argparse.Namespace) -> Callable[[str], Output]:
+@contextlib.contextmanager
+def _outputs(args: argparse.Namespace) -> Iterator[Callable[[str], Output]]:
     if args.dir is not None:
-        return files.Files(args.dir)
-    from millstream.connector.postgres import Postgres
-
-    return Postgres(args.postgres, args.table)
+        with contextlib.closing(files.Files(args.dir)) as outputs:
+            yield outputs
+    else:
+        yield Postgres(args.postgres, args.table)
 
 
 def _sink_read(args: argparse.Namespace) -> int:

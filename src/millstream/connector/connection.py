@@ -23,6 +23,7 @@ from millstream.connector.messages import Frame
 SMALL = 4 << 10
 LARGE = 256 << 10
 _LINGER = 0.5
+_LINGER_STRANGER = 0.05
 _LINGER_BYTES = 8 << 20
 
 
@@ -33,6 +34,7 @@ class Connection:
         self._socket = sock
         self._patience = patience
         self._buffer = memoryview(bytearray(SMALL))
+        self._linger_for = _LINGER_STRANGER
         self._lock = threading.Lock()
         self._closed = False
         self.is_cut = False
@@ -55,6 +57,7 @@ class Connection:
         """The peer is known: from now on it may be silent, and speak at length."""
         self._buffer = memoryview(bytearray(LARGE))
         self._socket.settimeout(self._patience)
+        self._linger_for = _LINGER
 
     def read(self, deadline: float | None = None) -> memoryview | None:
         """What has come, to be used until the next call; None when the connection is over or cut."""
@@ -103,7 +106,7 @@ class Connection:
     def _linger(self) -> None:
         """Rule 4."""
         self._socket.shutdown(socket.SHUT_WR)
-        until, dropped = time.monotonic() + _LINGER, 0
+        until, dropped = time.monotonic() + self._linger_for, 0
         while dropped < _LINGER_BYTES and (left := until - time.monotonic()) > 0:
             self._socket.settimeout(left)
             size = self._socket.recv_into(self._buffer)

@@ -280,6 +280,8 @@ class SinkServer:
         while True:
             for worker in done.archive:
                 self._leave(worker, connection)
+            if connection.is_cut:
+                return  # whoever took over decides now; a vote would only mislead
             connection.send(done.send)
             if done.close:
                 connection.last_words = connection.last_words or done.last_words

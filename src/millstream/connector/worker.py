@@ -102,7 +102,7 @@ class WorkerClient:
     def write(self, data: bytes | bytearray | memoryview) -> None:
         """Adds bytes to the transaction under way. They are sent in large messages, at the latest by `prepare`."""
         if not self._held_size:
-            self._session.check_writable()
+            self._live().check_writable()
         self._held.append(data if type(data) is bytes else bytes(data))
         self._held_size += len(data)
         if self._held_size >= MESSAGE_SIZE:
@@ -121,14 +121,14 @@ class WorkerClient:
         After False this connection is of no more use: `reconnect`, and `resolve` what is found.
         """
         self.flush()
-        self._send(self._session.prepare(txn))
+        self._send(self._live().prepare(txn))
         self._hear()
         return self._session.state is State.VOTED
 
     def finish(self, txn: str, commit: bool, *, confirm: bool = False) -> None:
         """Phase two of the transaction that was just prepared. With `confirm`, waits until the sink has carried it out, over a new connection if need be."""
         try:
-            self._send(self._session.finish(txn, commit))
+            self._send(self._live().finish(txn, commit))
             if confirm:
                 self.confirm()
         except SinkError:
@@ -138,7 +138,7 @@ class WorkerClient:
 
     def resolve(self, txn: str, commit: bool) -> None:
         """Phase two of a transaction that was found open, and a new connection, which knows where the output ends now."""
-        self._send(self._session.finish(txn, commit))
+        self._send(self._live().finish(txn, commit))
         self.confirm()  # on this connection: the next one would cut it off with phase two unread
         self.reconnect()
         if txn in self.uncommitted:
@@ -159,12 +159,12 @@ class WorkerClient:
 
     def confirm(self) -> None:
         """Returns when the sink has carried out the phase two that was sent last."""
-        self._send(self._session.list_again())
+        self._send(self._live().list_again())
         self._hear()
 
     def workers_left(self, names: Sequence[str]) -> None:
         """Tells the sink that these workers are gone for good: their output is archived, and the names begin at 0."""
-        self._send(self._session.workers_left(tuple(names)))
+        self._send(self._live().workers_left(tuple(names)))
 
     def reconnect(self, *, patience: float = 0.0) -> None:
         """A new connection under the same name. What was written and not prepared is gone."""
@@ -205,16 +205,20 @@ class WorkerClient:
         self._send(self._session.greet(at))
         self._hear()
 
+    def _live(self) -> WorkerSession:
+        if self._socket is None:
+            raise SinkError(f"the connection to the sink at {self.address} is closed")
+        return self._session
+
     def _send(self, frames: list[m.Frame]) -> None:
         self._send_all(b"".join(map(encode, frames)))
 
     def _send_bytes(self, data: memoryview) -> None:
-        head = message_head(m.DATA_STREAM, self._session.write(len(data)), len(data))
+        head = message_head(m.DATA_STREAM, self._live().write(len(data)), len(data))
         self._send_all(head + data)
 
     def _send_all(self, data: bytes | bytearray) -> None:
-        if self._socket is None:
-            raise SinkError(f"the connection to the sink at {self.address} is closed")
+        assert self._socket is not None
         try:
             self._socket.sendall(data)
         except (OSError, ssl.SSLError) as error:
@@ -229,9 +233,8 @@ class WorkerClient:
     def _take(self, until: float) -> None:
         message = self._decode()
         if message is None:
+            assert self._socket is not None
             try:
-                if self._socket is None:
-                    raise SinkError(f"the connection to the sink at {self.address} is closed")
                 self._socket.settimeout(max(0.001, until - time.monotonic()))
                 data = self._socket.recv(64 << 10)
                 self._socket.settimeout(self._timeout)
