@@ -16,7 +16,7 @@ Rules
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 import msgspec
@@ -97,7 +97,7 @@ class Streams:
                 mark = acknowledged[name]
                 stream.acknowledged, stream.watermark, stream.ended = mark.last, mark.watermark, mark.ended
 
-    def __iter__(self) -> Iterable[Stream]:  # type: ignore[override]
+    def __iter__(self) -> Iterator[Stream]:
         return iter(self._streams.values())
 
     def __len__(self) -> int:
