@@ -74,7 +74,7 @@ def _padded(size: int) -> int:
 
 def columns(head: Head) -> Columns:
     n = head.entries
-    ids = HEAD_SIZE + head.marks
+    ids = HEAD_SIZE + _padded(head.marks)
     times = ids + 8 * n
     key_ends = times + 8 * n
     payload_ends = key_ends + 4 * (n + 1)
@@ -92,11 +92,10 @@ def encode_batch(position: int, entries: Sequence[Entry]) -> tuple[bytes, list[M
     streams = [numbers.setdefault(name, len(numbers)) for name in names]
     marks = _marks(entries, numbers)
     meta = _encode(marks)
-    meta += b"\0" * (_padded(len(meta)) - len(meta))
     key_bytes, payload_bytes = b"".join(keys), b"".join(payloads)
     body = b"".join(
         (
-            meta,
+            meta.ljust(_padded(len(meta)), b"\0"),
             struct.pack(f"<{n}q", *ids),
             struct.pack(f"<{n}q", *times),
             struct.pack(f"<{n + 1}i", 0, *accumulate(map(len, keys))),
@@ -150,11 +149,7 @@ def is_whole(batch: bytes | memoryview, head: Head) -> bool:
 
 def decode_marks(batch: bytes | memoryview, head: Head) -> list[Mark]:
     """The marks of a whole batch."""
-    return _unpadded(batch[HEAD_SIZE : HEAD_SIZE + head.marks])
-
-
-def _unpadded(data: bytes | memoryview) -> list[Mark]:
-    return _decode(bytes(data).rstrip(b"\0") or b"\x90") if data[-1:] == b"\0" else _decode(data)
+    return _decode(batch[HEAD_SIZE : HEAD_SIZE + head.marks])
 
 
 def decode_entries(batch: bytes, head: Head) -> list[Entry]:

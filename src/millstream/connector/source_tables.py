@@ -28,7 +28,6 @@ Rules
 from __future__ import annotations
 
 import enum
-from collections.abc import Mapping
 
 from millstream.connector import messages as m
 
@@ -140,9 +139,7 @@ CLIENT_STREAM_RECEIVED: dict[ClientStream, dict[type[m.Frame], dict[str, ClientS
 
 # ---- pictures
 
-_WIRE = {m.NotifyAck: "NOTIFY_ACK"}
-
-Cells = Mapping[enum.Enum, Mapping[type[m.Frame], Mapping[str, enum.Enum]]]
+_WIRE: dict[object, str] = {m.NotifyAck: "NOTIFY_ACK"}
 
 
 def diagram(*tables: tuple[str, object]) -> str:
