@@ -68,13 +68,13 @@ class PushSession:
         self.streams[number] = stream
         return m.Notify(number, name, point or 0)
 
-    def push(self, number: int, count: int, last: int) -> None:
-        """So many messages are about to be sent, in the order of their ids, of which this is the last."""
+    def push(self, number: int, count: int, last: int | None) -> None:
+        """So many MESSAGEs are about to be sent, in the order of their ids, of which this is the last. None: they only declare watermarks."""
         stream = self._streaming(number)
-        if stream.sent is not None and last <= stream.sent:
+        if last is not None and stream.sent is not None and last <= stream.sent:
             raise LocalProtocolError(f"ids on stream {stream.name!r} increase; {stream.sent} was sent, and now comes {last}")
         self._sent(m.Message, "pushed", count)
-        stream.sent = last
+        stream.sent = stream.sent if last is None else last
 
     def declare(self, number: int, watermark: int) -> m.Message:
         stream = self._streaming(number)

@@ -78,12 +78,14 @@ class SourceDecoder:
     def _frame(self) -> m.Frame | None:
         left = len(self._buffer) - self._at
         if left < 4:
-            return self._keep(4)
+            self._keep(4)
+            return None
         (length,) = _LENGTH.unpack_from(self._buffer, self._at)
         if not 0 < length <= self.limit:
             raise RemoteProtocolError("a frame of length 0" if not length else f"a frame of {length} bytes; the limit is {self.limit}")
         if left < 4 + length:
-            return self._keep(4 + length)
+            self._keep(4 + length)
+            return None
         frame = self._buffer[self._at + 4 : self._at + 4 + length]
         self._at += 4 + length
         return decode(frame, two_phase=False)
