@@ -194,6 +194,12 @@ def test_a_stalled_attempt_is_fenced_and_its_backlog_dropped(nursery: Nursery, t
         assert committed(sink, "slow") == b"new\n"
 
 
+def test_negative_twin_without_the_ledgers_rule_about_gaps_bytes_are_missing(nursery: Nursery, tmp_path: Path) -> None:
+    with SinkProcess(nursery, tmp_path / "sink", broken="ignores gaps") as sink:
+        first_commit(sink.address)
+        assert attempt(sink.address, gap=True)  # it votes yes, and nobody learns that three bytes never came
+
+
 def test_negative_twin_without_fencing_an_older_attempt_spoils_the_newer(nursery: Nursery, tmp_path: Path) -> None:
     with SinkProcess(nursery, tmp_path / "sink", broken="does not fence") as sink:
         first = WorkerClient.connect(sink.address, "w")
