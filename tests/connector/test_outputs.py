@@ -118,6 +118,25 @@ def test_a_veto_survives_until_it_is_rolled_back(kit: Kit) -> None:
     last.close()
 
 
+def test_a_fence_survives_with_everything_else(kit: Kit) -> None:
+    outputs, committed = kit
+    output = outputs("w")
+    output.recover()
+    output.seal(3)
+    output.prepare("s", 0, written(output, 0, b"first\n"))
+    output.commit("s", 6)
+    output.prepare("t", 6, written(output, 6, b"gone\n"))
+    output.close()
+    again = outputs("w")
+    assert again.recover() == Standing(6, Open("t", 11), "s", 3)
+    again.seal(4)
+    again.rollback("t", 6)
+    again.close()
+    last = outputs("w")
+    assert last.recover() == Standing(6, None, "s", 4) and committed("w") == b"first\n"
+    last.close()
+
+
 def test_a_line_may_be_split_over_messages_and_transactions(kit: Kit) -> None:
     outputs, committed = kit
     output = outputs("w")

@@ -181,6 +181,40 @@ def test_a_second_attempt_rolls_back_the_first_and_writes_again(sink: SinkProces
     assert committed(sink) == b"of the second\n"
 
 
+def test_an_attempt_that_comes_too_late_cannot_take_back_what_the_driver_has_counted(sink: SinkProcess) -> None:
+    with WorkerClient.connect(sink.address, "w", fence=14) as task:
+        task.write(b"rows\n")
+        assert task.prepare("epoch 7")
+    with WorkerClient.connect(sink.address, "w", fence=15) as driver:
+        assert driver.uncommitted == ("epoch 7",)
+        with pytest.raises(SinkError, match="fenced"):  # and the driver keeps its connection
+            WorkerClient.connect(sink.address, "w", fence=14)
+        sink.kill()
+        sink.start()
+        with pytest.raises(SinkError, match="fenced"):
+            WorkerClient.connect(sink.address, "w", fence=14)
+        with pytest.raises(SinkError, match="fenced"):
+            WorkerClient.connect(sink.address, "w")
+        assert driver.settle("epoch 7", commit=True)
+        with pytest.raises(SinkError, match="fenced"):
+            WorkerClient.connect(sink.address, "w", fence=14)
+        driver.confirm()
+    with WorkerClient.connect(sink.address, "w", fence=16) as following:
+        assert following.offset == 5
+    assert committed(sink) == b"rows\n"
+
+
+def test_negative_twin_without_a_fence_the_late_attempt_takes_it_back(sink: SinkProcess) -> None:
+    with WorkerClient.connect(sink.address, "w") as task:
+        task.write(b"rows\n")
+        assert task.prepare("epoch 7")
+    with WorkerClient.connect(sink.address, "w") as driver, WorkerClient.connect(sink.address, "w") as late:
+        assert driver.uncommitted == ("epoch 7",)
+        late.resolve("epoch 7", commit=False)
+        assert not driver.settle("epoch 7", commit=True)
+    assert committed(sink) == b""
+
+
 def test_a_stalled_attempt_is_fenced_and_its_backlog_dropped(nursery: Nursery, tmp_path: Path) -> None:
     with SinkProcess(nursery, tmp_path / "sink", slow=0.05) as sink, WorkerClient.connect(sink.address, "slow") as old:
         for _ in range(40):

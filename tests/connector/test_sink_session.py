@@ -195,6 +195,18 @@ def test_a_repetition_is_compared_and_what_is_new_in_it_appended() -> None:
     assert session.receive(m.Phase1("u", ((1, 10, 15),)))[-1] == fx.Send(m.Vote("u", False))
 
 
+def test_a_higher_fence_is_remembered_before_ok_and_a_lower_one_is_refused() -> None:
+    session = SinkSession()
+    session.receive(m.Hello(m.SINK_VERSION, "", "app fence=7", "w"))
+    seal, ok = session.answer(Standing(0, None, None, 6))
+    assert seal == fx.Seal(7) and isinstance(ok, fx.Send) and isinstance(ok.frame, m.Ok)
+    for program in ("app fence=5", "app"):
+        late = SinkSession()
+        late.receive(m.Hello(m.SINK_VERSION, "", program, "w"))
+        refused, close = late.answer(Standing(0, Open("t", 3), None, 6))
+        assert isinstance(refused, fx.Send) and isinstance(refused.frame, m.Error) and "fenced" in refused.frame.text and close == fx.Close()
+
+
 def test_an_answer_nobody_asked_for_is_our_own_mistake() -> None:
     with pytest.raises(LocalProtocolError):
         in_state(State.READY).answer(True)

@@ -18,6 +18,7 @@ ENTRIES: list[t.Entry] = [
     t.RolledBack("b", 10),
     t.Vetoed("c", "bytes 10 to 12 never came"),
     t.RolledBack("c", 10),
+    t.Sealed(7),
     t.Prepared("d", 10, 30),
 ]
 LOG = t.MAGIC + b"".join(map(t.encode_entry, ENTRIES))
@@ -90,7 +91,8 @@ def test_the_last_records_decide() -> None:
         5: Standing(10, None, "a"),
         6: Standing(10, Open("c", 10, "bytes 10 to 12 never came"), "a"),
         7: Standing(10, None, "a"),
-        8: Standing(10, Open("d", 30), "a"),
+        8: Standing(10, None, "a", 7),
+        9: Standing(10, Open("d", 30), "a", 7),
     }
     for count, standing in expected.items():
         assert t.standing(ENTRIES[:count]) == standing

@@ -147,6 +147,9 @@ class FileOutput(Output):
         self._record(txnlog.RolledBack(txn, committed))  # first: a promise whose bytes are gone would be damage
         os.ftruncate(self._data, committed)
 
+    def seal(self, fence: int) -> None:
+        self._record(txnlog.Sealed(fence))
+
     def same(self, offset: int, data: bytes) -> bool:
         return os.pread(self._data, len(data), offset) == data
 

@@ -99,6 +99,8 @@ class Lane:
                 self.output.commit(txn, end)
             case fx.Rollback(txn, committed):
                 self.output.rollback(txn, committed)
+            case fx.Seal(fence):
+                self.output.seal(fence)
             case fx.Archive(workers):
                 done.archive += workers
         return []

@@ -41,11 +41,13 @@ class Open(msgspec.Struct, frozen=True):
 
 
 class Standing(msgspec.Struct, frozen=True):
-    """What an output knows of a worker after recovery: all that survives a crash. `last` is the last transaction to be committed."""
+    """What an output knows of a worker after recovery: all that survives a crash. `last` is the last transaction to be committed; `fence` the highest
+    number under which the worker was here."""
 
     committed: int = 0
     open: Open | None = None
     last: str | None = None
+    fence: int = 0
 
 
 class Place(enum.Enum):

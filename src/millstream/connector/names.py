@@ -5,16 +5,19 @@ Rules
 2. Different names have different file names, and a file name has no other characters than letters, digits, `_`, `-`, `%` and `~`: no
    slash, no dot, nothing that a shell, a path or a terminal could understand.
 3. A name whose file name would be long is cut and told apart by its SHA-256. `~` appears in no other file name.
+4. HELLO has no place for a fence (see `sink_session`), so it stands at the end of the program's name: "millstream fence=7". No fence is fence 0.
 """
 
 from __future__ import annotations
 
 import hashlib
+import re
 from urllib.parse import quote
 
 NAME_LIMIT = 200
 _LONGEST = 120
 _CUT = 40
+_FENCE = re.compile(r" fence=([0-9]{1,18})$")
 
 
 def file_name(name: str) -> str:
@@ -35,3 +38,17 @@ def objection(name: str) -> str | None:
     if not size:
         return "a worker needs a name"
     return f"a worker's name of {size} bytes is too long; the limit is {NAME_LIMIT}" if size > NAME_LIMIT else None
+
+
+def with_fence(program: str, fence: int) -> str:
+    """Rule 4.
+
+    >>> with_fence("millstream", 7), fence_of("millstream fence=7"), fence_of("Celsius to Fahrenheit")
+    ('millstream fence=7', 7, 0)
+    """
+    return f"{program} fence={fence}" if fence else program
+
+
+def fence_of(program: str) -> int:
+    found = _FENCE.search(program)
+    return 0 if found is None else int(found[1])

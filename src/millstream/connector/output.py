@@ -18,6 +18,8 @@ from __future__ import annotations
 
 import threading
 
+import msgspec
+
 from millstream.connector.ledger import Open, Standing
 from millstream.errors import SinkError
 
@@ -51,6 +53,9 @@ class Output:
 
     def veto(self, txn: str, why: str) -> None:
         """Remembers, if it can, that this transaction is open and can only be rolled back. To forget it after a crash rolls it back as well."""
+
+    def seal(self, fence: int) -> None:
+        """Remembers, if it can, that the worker is at this fence. To forget it lets an attempt in that comes too late, after a crash of the sink."""
 
     def same(self, offset: int, data: bytes) -> bool:
         """Whether these bytes are held at this offset. No costs the worker a rollback, so an output that cannot read may say no."""
@@ -111,17 +116,20 @@ class MemoryOutput(Output):
 
     def prepare(self, txn: str, start: int, end: int) -> None:
         assert end == len(self.data)
-        self.standing = Standing(start, Open(txn, end), self.standing.last)
+        self.standing = msgspec.structs.replace(self.standing, open=Open(txn, end))
 
     def veto(self, txn: str, why: str) -> None:
-        self.standing = Standing(self.standing.committed, Open(txn, self.standing.committed, why), self.standing.last)
+        self.standing = msgspec.structs.replace(self.standing, open=Open(txn, self.standing.committed, why))
 
     def commit(self, txn: str, end: int) -> None:
-        self.standing = Standing(end, None, txn)
+        self.standing = msgspec.structs.replace(self.standing, committed=end, open=None, last=txn)
 
     def rollback(self, txn: str, committed: int) -> None:
         del self.data[committed:]
-        self.standing = Standing(committed, None, self.standing.last)
+        self.standing = msgspec.structs.replace(self.standing, open=None)
+
+    def seal(self, fence: int) -> None:
+        self.standing = msgspec.structs.replace(self.standing, fence=fence)
 
     def same(self, offset: int, data: bytes) -> bool:
         return self.data[offset : offset + len(data)] == data

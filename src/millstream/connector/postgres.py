@@ -2,7 +2,7 @@
 
     TABLE(worker, at, line)              the committed lines; `at` is the offset of the line's first byte, `line` the bytes without the newline
     TABLE_staged(worker, at, line)       lines of transactions that are not committed
-    TABLE_workers(worker, committed, rest, last, txn, txn_end, txn_rest, veto)
+    TABLE_workers(worker, committed, rest, last, txn, txn_end, txn_rest, veto, fence)
                                          one row per worker: how far it is, and which transaction is open
 
 Rules
@@ -47,7 +47,7 @@ class Postgres:
             connection.execute(f"CREATE TABLE IF NOT EXISTS {table}_staged (worker text, at bigint, line bytea NOT NULL, PRIMARY KEY (worker, at))")
             connection.execute(
                 f"CREATE TABLE IF NOT EXISTS {table}_workers (worker text PRIMARY KEY, committed bigint NOT NULL, rest bytea NOT NULL, last text, "
-                f"txn text, txn_end bigint, txn_rest bytea, veto text)"
+                f"txn text, txn_end bigint, txn_rest bytea, veto text, fence bigint NOT NULL DEFAULT 0)"
             )
             connection.execute(f"CREATE TABLE IF NOT EXISTS {table}_left (worker text, archived timestamptz, at bigint, line bytea NOT NULL)")
 
@@ -82,18 +82,18 @@ class PostgresOutput(Output):
         self._connection = _connected(self._dsn)
         self._lock()
         found = self._connection.execute(
-            f"SELECT committed, rest, last, txn, txn_end, txn_rest, veto FROM {self._table}_workers WHERE worker = %s", (self._worker,)
+            f"SELECT committed, rest, last, txn, txn_end, txn_rest, veto, fence FROM {self._table}_workers WHERE worker = %s", (self._worker,)
         ).fetchone()
         if found is None:
             self._connection.execute(f"INSERT INTO {self._table}_workers (worker, committed, rest) VALUES (%s, 0, '')", (self._worker,))
-            found = (0, b"", None, None, None, None, None)
+            found = (0, b"", None, None, None, None, None, 0)
         self._connection.commit()
-        committed, rest, last, txn, end, txn_rest, veto = found
+        committed, rest, last, txn, end, txn_rest, veto, fence = found
         opened = None if txn is None else Open(txn, end, veto)
         promised = opened is not None and opened.veto is None
         self._rest = bytes(txn_rest if promised else rest)
         self._at = (end if promised else committed) - len(self._rest)
-        return Standing(committed, opened, last)
+        return Standing(committed, opened, last, fence)
 
     def _lock(self) -> None:
         import psycopg
@@ -155,6 +155,10 @@ class PostgresOutput(Output):
         self._connection.commit()
         self._rest = bytes(rest)
         self._at = committed - len(self._rest)
+
+    def seal(self, fence: int) -> None:
+        self._connection.execute(f"UPDATE {self._table}_workers SET fence = %s WHERE worker = %s", (fence, self._worker))
+        self._connection.commit()
 
     def archive(self) -> None:
         self.recover()

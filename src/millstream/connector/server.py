@@ -3,7 +3,7 @@
 Rules
 1. A connection has a thread, which reads, decides and calls the output (`lane`). So whatever blocks, blocks one worker; and between the arrival of phase
    one and the vote there is no hand-over, only the disk.
-2. A name has one seat. A new HELLO with that name cuts the connection that sits there, drops its unread input, and waits until its lane has
+2. A name has one seat. A new HELLO with that name, unless its fence is lower, cuts the connection that sits there, drops its unread input, and waits until its lane has
    come to rest; then it recovers. To refuse the new one instead would let a half-open socket keep a worker out for ever.
 3. Connections that have not greeted are few: when one more comes, the oldest goes. So a crowd cannot keep a worker out, and those who
    have greeted do not notice it. Sessions are limited too: one too many is told so. Threads are limited by both.
@@ -46,6 +46,7 @@ class _Seat:
     def __init__(self) -> None:
         self.lock = threading.Lock()
         self.holder: Connection | None = None
+        self.fence = 0
         self.users = 0
 
 
@@ -199,6 +200,8 @@ class SinkServer:
                 self._sit(connection, session, decoder)
         except TimeoutError:
             connection.last_words = connection.last_words or Error("nothing was heard for too long")
+        except RemoteProtocolError as error:
+            connection.last_words = Error(str(error))
         except (OSError, ssl.SSLError) as error:
             log.info("a connection was lost: %s", error)
         finally:
@@ -235,10 +238,14 @@ class SinkServer:
             return True
 
     @contextlib.contextmanager
-    def _seat(self, worker: str, holder: Connection | None, why: str) -> Iterator[None]:
-        """Rule 2: the seat of a name, once whoever sat there has come to rest."""
+    def _seat(self, worker: str, holder: Connection | None, why: str, fence: int | None = None) -> Iterator[None]:
+        """Rule 2: the seat of a name, once whoever sat there has come to rest. Who comes with a lower fence does not get it."""
         with self._lock:
             seat = self._seats.setdefault(worker, _Seat())
+            if fence is not None:
+                if fence < seat.fence:
+                    raise RemoteProtocolError(fx.fenced(fence, seat.fence))
+                seat.fence = fence
             seat.users += 1
             before, seat.holder = seat.holder, holder
             if before is not None:
@@ -261,7 +268,7 @@ class SinkServer:
 
     def _sit(self, connection: Connection, session: SinkSession, decoder: Decoder) -> None:
         assert session.worker is not None
-        with self._seat(session.worker, connection, "fenced: another connection has this worker's name now"):
+        with self._seat(session.worker, connection, "fenced: another connection has this worker's name now", session.fence):
             if connection.is_cut:
                 return
             try:

@@ -19,13 +19,17 @@ Rules
 4. Phase one leads to PREPARED whichever the vote is. After a no the worker closes, comes back, and rolls back what it finds listed.
 5. PHASE2, MESSAGE and WORKERS_LEFT are never answered: an answer would end the worker.
 6. Everything about offsets is decided in `ledger`.
+7. A worker may say a fence in its HELLO: a number that never goes back for a name. Once it was seen, a HELLO with a lower one is refused, also after a
+   restart, and does not cut anybody off. So a coordinator that has counted its votes can lock out attempts that come too late and would roll
+   back what they find. Workers that say none are all at 0, and the last to come has the name.
 
 The caller's duties
 1. Carry out the effects in order. An effect that cannot be carried out ends the session: drop the rest, call `failed`, and carry out what
    that returns.
 2. `Recover` and `Compare` ask for an answer, and are always the last of their list. Give it to `answer` before the next message.
-3. Before `Recover`: close an older session with that worker's name, drop its unread input, and wait for its last effect.
-4. What `Prepare`, `Veto`, `Commit` and `Rollback` say is durable before the next effect is looked at. What `Append` says need not be,
+3. Before `Recover`: close an older session with that worker's name, drop its unread input, and wait for its last effect; unless its fence is higher,
+   then `failed`.
+4. What `Prepare`, `Seal`, `Veto`, `Commit` and `Rollback` say is durable before the next effect is looked at. What `Append` says need not be,
    until `Prepare`.
 5. After `Close`, read nothing more. When the connection ends in any other way, just forget the session: what is open stays open, and the
    rest is dropped by the next recovery.
@@ -147,13 +151,24 @@ class Rollback(msgspec.Struct, frozen=True):
     committed: int
 
 
+class Seal(msgspec.Struct, frozen=True):
+    """Remember that this worker is at this fence."""
+
+    fence: int
+
+
 class Archive(msgspec.Struct, frozen=True):
     """These workers have left: put their output aside, so that the names begin at 0."""
 
     workers: tuple[str, ...]
 
 
-Effect = Send | Close | Recover | Begin | Append | Compare | Prepare | Veto | Commit | Rollback | Archive
+Effect = Send | Close | Recover | Begin | Append | Compare | Prepare | Veto | Commit | Rollback | Seal | Archive
+
+
+def fenced(said: int, known: int) -> str:
+    """Rule 7, for the one who is refused."""
+    return f"fenced: this worker is at fence {known}, and {said} is over"
 
 
 class SinkSession:
@@ -162,6 +177,7 @@ class SinkSession:
     def __init__(self, cookie: str = "") -> None:
         self.state = State.INITIAL
         self.worker: str | None = None
+        self.fence = 0
         self._cookie = cookie
         self._ledger: Ledger | None = None
         self._asked: Recover | Compare | None = None
@@ -201,9 +217,11 @@ class SinkSession:
         """What comes after the answer to `Recover` or `Compare`."""
         asked, self._asked = self._asked, None
         if isinstance(asked, Recover) and isinstance(found, Standing):
+            if self.fence < found.fence:
+                return self.failed(fenced(self.fence, found.fence))
             self._ledger = Ledger(found)
             self._to(m.Hello, "recovered")
-            return [Send(m.Ok(CREDITS))]
+            return [*([Seal(self.fence)] if self.fence > found.fence else []), Send(m.Ok(CREDITS))]
         if isinstance(asked, Compare) and isinstance(found, bool):
             self.ledger.compared(found, asked.offset)
             return self._append(self._beyond) if found else []
@@ -228,7 +246,7 @@ class SinkSession:
         objection = names.objection(hello.instance)
         if objection is not None:
             raise RemoteProtocolError(objection)
-        self.worker = hello.instance
+        self.worker, self.fence = hello.instance, names.fence_of(hello.program)
         self._asked = Recover(hello.instance)
         return [self._asked]
 

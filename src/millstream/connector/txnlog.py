@@ -66,7 +66,13 @@ class RolledBack(msgspec.Struct, frozen=True, tag="rolled back"):
     offset: int
 
 
-Entry = Named | Prepared | Vetoed | Committed | RolledBack
+class Sealed(msgspec.Struct, frozen=True, tag="sealed"):
+    """The worker is at this fence: who says a lower one is refused."""
+
+    fence: int
+
+
+Entry = Named | Sealed | Prepared | Vetoed | Committed | RolledBack
 
 _encode = msgspec.msgpack.Encoder().encode
 _decode = msgspec.msgpack.Decoder(Entry).decode
@@ -122,7 +128,7 @@ def _damaged(where: str, at: int, what: str) -> DamageError:
 
 def standing(entries: Iterable[Entry]) -> Standing:
     """Rule 3: what the records say in the end."""
-    committed, last, found = 0, None, None
+    committed, last, found, fence = 0, None, None, 0
     for entry in entries:
         if isinstance(entry, Prepared):
             found = Open(entry.txn, entry.end)
@@ -132,12 +138,16 @@ def standing(entries: Iterable[Entry]) -> Standing:
             committed, last, found = entry.offset, entry.txn, None
         elif isinstance(entry, RolledBack):
             found = None
-    return Standing(committed, found, last)
+        elif isinstance(entry, Sealed):
+            fence = entry.fence
+    return Standing(committed, found, last, fence)
 
 
 def condensed(worker: str, found: Standing) -> bytes:
     """The shortest log that says the same."""
     entries: list[Entry] = [Named(worker)]
+    if found.fence:
+        entries.append(Sealed(found.fence))
     if found.last is not None:
         entries.append(Committed(found.last, found.committed))
     if found.open is not None:

@@ -12,7 +12,8 @@ Rules
    is no sink. `LocalProtocolError`: the call was not allowed at this point, nothing was sent, and the connection is as it was.
 2. After a `SinkError` or `RemoteProtocolError` the connection is over. What was not prepared is gone, and the sink drops it; what was
    prepared waits for whoever connects next under this name, in this process or another.
-3. Only one connection has a name: to connect closes the one that had it before. The sink tells it, and it fails with a `SinkError`.
+3. Only one connection has a name: to connect closes the one that had it before. The sink tells it, and it fails with a `SinkError`. With a `fence`, only
+   who comes with the same number or a higher one gets the name: a driver with a higher one than its tasks shuts out those that come too late.
 4. `resolve`, `settle` and `finish(confirm=True)` return when the sink has carried out phase two. A plain `finish` returns when it is sent: if the
    connection breaks, or somebody takes over the name, it may be lost, and the transaction is open still. Who has decided must come back and look.
 5. A client belongs to one thread.
@@ -29,6 +30,7 @@ from collections.abc import Sequence
 from millstream.connector import messages as m
 from millstream.connector.codec import Decoder, encode, message_head
 from millstream.connector.credentials import Tls, client_context, parse_address
+from millstream.connector.names import with_fence
 from millstream.connector.worker_session import WAITING, State, WorkerSession
 from millstream.errors import RemoteProtocolError, SinkError
 
@@ -61,11 +63,15 @@ class WorkerClient:
         cookie: str = "",
         tls: Tls | None = None,
         program: str = "millstream",
+        fence: int = 0,
         timeout: float = 30.0,
         patience: float = 0.0,
     ) -> WorkerClient:
-        """Greets the sink at HOST:PORT. `timeout` bounds every wait for it; `patience` is how long to go on trying while it is away."""
-        client = cls(address, name, cookie=cookie, program=program, tls=tls, timeout=timeout)
+        """Greets the sink at HOST:PORT. `timeout` bounds every wait for it; `patience` is how long to go on trying while it is away.
+
+        `fence` is a number that never goes back for a name: once the sink has seen it, who comes with a lower one is refused.
+        """
+        client = cls(address, name, cookie=cookie, program=with_fence(program, fence), tls=tls, timeout=timeout)
         client.reconnect(patience=patience)
         return client
 
