@@ -430,6 +430,9 @@ class _Peer(asyncio.Protocol):
                 self._transport.close()
 
     def abort(self) -> None:
+        self._is_closing = True
+        self.session.ended()
+        self._server.left(self)
         if self._transport is not None:
             self._transport.abort()
 
