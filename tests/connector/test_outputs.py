@@ -296,6 +296,17 @@ def test_a_reader_follows_commits_and_never_sees_the_tail(tmp_path: Path) -> Non
     output.close()
 
 
+def test_a_reader_that_follows_is_told_that_the_worker_has_left(tmp_path: Path) -> None:
+    (tmp_path / "left").mkdir()
+    output = promised(tmp_path)
+    reader = files.read(tmp_path, "w", follow=True, every=0.001)
+    assert next(reader) == b"xxxxxx"
+    output.archive()
+    promised(tmp_path, 9).close()
+    with pytest.raises(SinkError, match="has left"):
+        next(reader)
+
+
 def test_one_server_owns_a_folder(tmp_path: Path) -> None:
     first = Files(tmp_path)
     with pytest.raises(SinkError, match="another sink"):

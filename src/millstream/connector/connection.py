@@ -73,7 +73,7 @@ class Connection:
             return self._buffer[:size] if size and not self.is_cut else None
         return None
 
-    def send(self, data: bytes) -> None:
+    def send(self, data: bytes | bytearray) -> None:
         if data:
             self._socket.sendall(data)
 

@@ -42,6 +42,14 @@ def _sync_folder(path: Path) -> None:
         os.close(fd)
 
 
+def _sync(fd: int) -> None:
+    """What was written is on the disk, and the file as long as it must be to read it."""
+    if hasattr(os, "fdatasync"):
+        os.fdatasync(fd)
+    else:
+        os.fsync(fd)
+
+
 def _write_all(fd: int, data: bytes | memoryview) -> None:
     with memoryview(data) as view:
         at = 0
@@ -132,7 +140,7 @@ class FileOutput(Output):
 
     def prepare(self, txn: str, start: int, end: int) -> None:
         if end > start:
-            os.fdatasync(self._data)
+            _sync(self._data)
         self._record(txnlog.Prepared(txn, start, end))
 
     def veto(self, txn: str, why: str) -> None:
@@ -173,7 +181,7 @@ class FileOutput(Output):
     def _record(self, entry: txnlog.Entry) -> None:
         data = txnlog.encode_entry(entry)
         _write_all(self._log, data)
-        os.fdatasync(self._log)
+        _sync(self._log)
         self._log_size += len(data)
 
     def _condense(self) -> None:
@@ -217,7 +225,8 @@ def workers(folder: Path | str) -> list[str]:
 def read(folder: Path | str, worker: str, *, follow: bool = False, every: float = 0.2) -> Iterator[bytes]:
     """The committed bytes of a worker, piece by piece; with `follow` also those that are committed later, without end."""
     end = committed(folder, worker)
-    with open(Path(folder) / "workers" / file_name(worker) / "output", "rb", buffering=0) as file:
+    path = Path(folder) / "workers" / file_name(worker) / "output"
+    with open(path, "rb", buffering=0) as file:
         at = 0
         while True:
             while at < end:
@@ -229,4 +238,7 @@ def read(folder: Path | str, worker: str, *, follow: bool = False, every: float 
             if not follow:
                 return
             time.sleep(every)
-            end = max(end, committed(folder, worker))
+            found = committed(folder, worker)
+            if not os.path.samestat(os.stat(path), os.fstat(file.fileno())):
+                raise SinkError(f"worker {worker!r} has left, and its output was archived; what follows under this name begins at 0")
+            end = max(end, found)

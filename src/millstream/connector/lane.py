@@ -28,7 +28,7 @@ class Cut(Protocol):
 class Done(msgspec.Struct):
     """What is left to do after a piece of input."""
 
-    send: bytes = b""
+    send: bytearray = msgspec.field(default_factory=bytearray)
     close: bool = False
     last_words: Error | None = None
     archive: tuple[str, ...] = ()

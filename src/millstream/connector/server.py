@@ -151,13 +151,8 @@ class SinkServer:
 
         thread = threading.Thread(target=run, name="millstream-sink", daemon=True)
         with self._lock:
-            self._threads.add(thread)
-        try:
             thread.start()
-        except RuntimeError:
-            with self._lock:
-                self._threads.discard(thread)
-            raise
+            self._threads.add(thread)
 
     # ---- connections
 
@@ -167,9 +162,6 @@ class SinkServer:
             self._room.acquire()
             try:
                 sock, _ = self._listener.accept()
-                if self._stopping.is_set():
-                    sock.close()
-                    return
                 self._admit(Connection(sock, self._patience))
             except (OSError, RuntimeError) as error:
                 self._room.release()
@@ -185,7 +177,15 @@ class SinkServer:
                 del self._strangers[oldest]
                 oldest.cut(Error("too many connections that do not greet"))
             self._strangers[connection] = None
-        self._thread(lambda: self._serve(connection))
+            if self._stopping.is_set():
+                connection.cut(Restart())
+        try:
+            self._thread(lambda: self._serve(connection))
+        except RuntimeError:
+            with self._lock:
+                self._strangers.pop(connection, None)
+            connection.close()
+            raise
 
     def _serve(self, connection: Connection) -> None:
         session = SinkSession(self._cookie)
@@ -193,7 +193,7 @@ class SinkServer:
         try:
             deadline = time.monotonic() + self._greeting
             connection.open(self._context, deadline)
-            connection.last_words = self._greet(connection, session, decoder, deadline)
+            connection.last_words = self._greet(connection, session, decoder, deadline) or connection.last_words
             if self._is_let_in(connection, session):
                 connection.enlarge()
                 decoder.limit = self._frame_limit
@@ -224,7 +224,7 @@ class SinkServer:
                     continue
                 effects = session.receive(message)
             return next((effect.frame for effect in effects if isinstance(effect, fx.Send)), None)
-        return connection.last_words
+        return None
 
     def _is_let_in(self, connection: Connection, session: SinkSession) -> bool:
         with self._lock:
