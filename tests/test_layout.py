@@ -12,7 +12,10 @@ import millstream as ms
 ROOT = Path(ms.__file__).parent
 
 #: Who stands above whom: a module may import its own layer and those below it (larger numbers).
-LAYERS = {"cli": 0, "demo": 1, "testing": 2, "pipeline": 3, "engine": 4, "status": 5, "sinks": 6, "sources": 6, "state": 7, "core": 8, "faults": 9, "errors": 9}
+LAYERS = {"cli": 0, "demo": 1, "testing": 2, "pipeline": 3, "engine": 4, "status": 5, "sinks": 6, "sources": 6, "connector": 6, "state": 7, "core": 8, "faults": 9, "errors": 9}
+
+#: The modules of the connector that decide: messages, states and sessions. The rest are its sockets, files and processes.
+PURE_CONNECTOR = {"messages", "codec", "ledger", "names", "sink_session", "worker_session", "txnlog"}
 
 #: Modules that decide. Nothing that does input or output, keeps time or draws lots may be imported there.
 IMPURE = {"os", "io", "socket", "subprocess", "threading", "asyncio", "random", "secrets", "pathlib", "shutil", "tempfile", "pyspark", "pyarrow", "lmdb", "obstore"}
@@ -73,6 +76,19 @@ def test_the_core_is_pure() -> None:
         for name in imported(path)
         if name.split(".")[0] in IMPURE or name in ("time", "datetime.now")
     ]
+    assert not wrong
+
+
+def test_the_protocol_of_the_connector_is_pure() -> None:
+    pure = {ROOT / "connector" / f"{name}.py" for name in PURE_CONNECTOR}
+    wrong = []
+    for path in pure:
+        for name in imported(path):
+            other = name.split(".")
+            if other[0] in IMPURE | {"ssl", "selectors", "psycopg", "time"}:
+                wrong.append(f"{path.name} imports {name}")
+            if name.startswith("millstream.connector.") and other[2] not in PURE_CONNECTOR:
+                wrong.append(f"{path.name} imports {name}, which is not pure")
     assert not wrong
 
 

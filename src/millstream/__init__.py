@@ -1,6 +1,6 @@
 """Millstream: MillWheel's model of stream processing on Spark, from Python."""
 
-from millstream import errors, sinks, sources, testing
+from millstream import connector, errors, sinks, sources, testing
 from millstream.core import watermark as watermarks
 from millstream.core.computation import Computation
 from millstream.core.dedup import dedup
@@ -32,6 +32,7 @@ __all__ = [
     "Stream",
     "Timer",
     "codecs",
+    "connector",
     "dedup",
     "errors",
     "sinks",

@@ -29,6 +29,7 @@ from rich.console import Console, RenderableType
 from rich.live import Live
 
 from millstream import __version__
+from millstream.connector import commands as connector
 from millstream.core.time import duration
 from millstream.errors import CheckpointError, DefinitionError, MillstreamError
 from millstream.pipeline import Pipeline
@@ -110,6 +111,8 @@ def _parser() -> argparse.ArgumentParser:
     state.add_argument("--json", action="store_true", help="as JSON")
     _storage_option(state)
     state.set_defaults(command=_state)
+
+    connector.add_commands(commands)
     return parser
 
 

@@ -11,6 +11,9 @@
     ├── HookError              the author of the computation: a hook raised, a value cannot be encoded
     ├── StorageError           the operator: the disk is full, the store refuses
     ├── SinkError              the operator of the sink
+    ├── ProtocolError          whoever wrote one end of a connection of the connector
+    │   ├── LocalProtocolError     our end: it was asked to say something that the protocol does not allow at this point
+    │   └── RemoteProtocolError    the other end: what it sent is no message, or not one that it may send at this point
     └── EpochAbandoned         nobody: attempts of an epoch did not fit together; it is run again
 
 An epoch that ends in any of these was not committed, and nothing already committed is touched.
@@ -57,6 +60,18 @@ class SinkError(MillstreamError):
     """A sink could not take or publish an epoch's rows."""
 
 
+class ProtocolError(MillstreamError):
+    """One end of a connection did not keep to the connector protocol."""
+
+
+class LocalProtocolError(ProtocolError):
+    """Our end was asked to say something that the protocol does not allow at this point."""
+
+
+class RemoteProtocolError(ProtocolError):
+    """The other end sent bytes that are no message, or a message that it may not send at this point."""
+
+
 class EpochAbandoned(MillstreamError):
     """The attempts that made up an epoch do not fit together. Raised inside the engine, which runs the epoch again."""
 
@@ -64,5 +79,5 @@ class EpochAbandoned(MillstreamError):
 #: How a failure travels from a task to the driver: by the name of its class.
 BY_NAME: dict[str, type[MillstreamError]] = {
     cls.__name__: cls
-    for cls in (DefinitionError, CheckpointError, DamageError, Fenced, InputError, HookError, StorageError, SinkError)
+    for cls in (DefinitionError, CheckpointError, DamageError, Fenced, InputError, HookError, StorageError, SinkError, LocalProtocolError, RemoteProtocolError)
 }

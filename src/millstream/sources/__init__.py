@@ -13,8 +13,9 @@ from typing import Any
 import msgspec
 
 from millstream.errors import DefinitionError
+from millstream.sources.connector import Connector, connector
 
-__all__ = ["Files", "Rate", "files", "rate"]
+__all__ = ["Connector", "Files", "Rate", "connector", "files", "rate"]
 
 _FORMATS = {".parquet": "parquet", ".json": "json", ".jsonl": "json", ".ndjson": "json", ".csv": "csv"}
 

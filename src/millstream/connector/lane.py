@@ -1,0 +1,106 @@
+"""What one worker's session does in its thread: bytes in, the output called, bytes to send out.
+
+Everything that may block is here, and each worker has a thread, so that a slow disk or database stops nobody but the worker whose bytes it holds.
+"""
+
+from __future__ import annotations
+
+import logging
+from typing import Protocol
+
+import msgspec
+
+from millstream.connector import sink_session as fx
+from millstream.connector.codec import Decoder, encode
+from millstream.connector.messages import Error
+from millstream.connector.output import Output
+from millstream.errors import MillstreamError, RemoteProtocolError
+
+log = logging.getLogger("millstream.connector")
+
+
+class Cut(Protocol):
+    """Whoever can be cut off from outside: what is not decoded by then is dropped."""
+
+    is_cut: bool
+
+
+class Done(msgspec.Struct):
+    """What is left to do after a piece of input."""
+
+    send: bytearray = msgspec.field(default_factory=bytearray)
+    close: bool = False
+    last_words: Error | None = None
+    archive: tuple[str, ...] = ()
+
+
+class Lane:
+    """A session, the decoder of its bytes, and the output of its worker."""
+
+    def __init__(self, session: fx.SinkSession, decoder: Decoder, output: Output, connection: Cut) -> None:
+        self.session, self.decoder, self.output, self.connection = session, decoder, output, connection
+
+    def recover(self) -> Done:
+        """Carries out the `Recover` that HELLO asked for, and goes on with what came behind HELLO."""
+        assert self.session.worker is not None
+        done = Done()
+        self._carry_out([fx.Recover(self.session.worker)], done)
+        return self._go_on(done)
+
+    def feed(self, data: memoryview) -> Done:
+        self.decoder.receive(data)
+        return self._go_on(Done())
+
+    def _go_on(self, done: Done) -> Done:
+        while not (done.close or self.connection.is_cut):
+            try:
+                message = self.decoder.next()
+            except RemoteProtocolError as error:
+                self._carry_out(self.session.failed(str(error)), done)
+                break
+            if message is None:
+                break
+            self._carry_out(self.session.receive(message), done)
+        return done
+
+    def _carry_out(self, effects: list[fx.Effect], done: Done) -> None:
+        for effect in effects:
+            try:
+                more = self._one(effect, done)
+            except Exception as error:
+                log.log(logging.ERROR, "the output of worker %r failed at %s: %s", self.session.worker, type(effect).__name__, error, exc_info=not isinstance(error, MillstreamError))
+                self._carry_out(self.session.failed(f"the sink failed at {type(effect).__name__}: {error}"), done)
+                return
+            if more:
+                self._carry_out(more, done)
+
+    def _one(self, effect: fx.Effect, done: Done) -> list[fx.Effect]:
+        match effect:
+            case fx.Append(data):
+                self.output.append(data)
+            case fx.Send(Error() as words):
+                done.last_words = words
+            case fx.Send(frame):
+                done.send += encode(frame)
+            case fx.Close():
+                done.close = True
+            case fx.Recover():
+                return self.session.answer(self.output.recover())
+            case fx.Compare(offset, data):
+                return self.session.answer(self.output.same(offset, data))
+            case fx.Begin(offset):
+                self.output.begin(offset)
+            case fx.Prepare(txn, start, end):
+                self.output.prepare(txn, start, end)
+            case fx.Veto(txn, why):
+                log.warning("transaction %r is voted down: %s", txn, why)
+                self.output.veto(txn, why)
+            case fx.Commit(txn, end):
+                self.output.commit(txn, end)
+            case fx.Rollback(txn, committed):
+                self.output.rollback(txn, committed)
+            case fx.Seal(fence):
+                self.output.seal(fence)
+            case fx.Archive(workers):
+                done.archive += workers
+        return []

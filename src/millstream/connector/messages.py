@@ -1,0 +1,142 @@
+"""What the two ends of a connection can say, as values. How it looks in bytes is the business of `codec`.
+
+Rules
+1. A message is immutable, and equal to another with the same content.
+2. Texts (versions, names, transaction ids) are `str`; what belongs to the user (a key, a payload) is `bytes` and never interpreted.
+3. "Nothing yet" is `None`, here and everywhere above the codec. Only the wire knows it as 2^64-1.
+4. The two-phase-commit messages travel inside a MESSAGE on stream 0. Above the codec they are messages like any other.
+5. Who may send what, and when, is not said here but in the tables of the sessions.
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+#: The version in a HELLO, compared exactly: towards a source's server, and towards a sink.
+SOURCE_VERSION = "0.0.1"
+SINK_VERSION = "v0.0.1"
+
+#: The streams of a sink: two-phase commit, and the application's bytes.
+CONTROL_STREAM = 0
+DATA_STREAM = 1
+
+U16 = (1 << 16) - 1
+U32 = (1 << 32) - 1
+U64 = (1 << 64) - 1
+
+
+class Hello(msgspec.Struct, frozen=True):
+    """The first message of whoever dials."""
+
+    version: str
+    cookie: str
+    program: str
+    instance: str
+
+
+class Ok(msgspec.Struct, frozen=True):
+    """HELLO is accepted; so many messages may be sent before an ACK returns credits."""
+
+    credits: int
+
+
+class Error(msgspec.Struct, frozen=True):
+    """The sender gives up, says why, and closes."""
+
+    text: str
+
+
+class Notify(msgspec.Struct, frozen=True):
+    """A stream begins, or goes on from a point of reference."""
+
+    stream: int
+    name: str
+    point: int
+
+
+class NotifyAck(msgspec.Struct, frozen=True):
+    """The answer to NOTIFY: whether the stream is accepted, and the point to go on from (None: nothing yet)."""
+
+    success: bool
+    stream: int
+    point: int | None
+
+
+class Message(msgspec.Struct, frozen=True):
+    """Bytes of a stream. To a sink `id` is the offset of the payload's first byte in all that the worker ever put out."""
+
+    stream: int
+    id: int
+    payload: bytes
+    event_time: int = 0
+    key: bytes = b""
+
+
+class Ack(msgspec.Struct, frozen=True):
+    """Credits back, and per stream the point up to which everything is safe."""
+
+    credits: int
+    points: tuple[tuple[int, int], ...] = ()
+
+
+class Restart(msgspec.Struct, frozen=True):
+    """Come back, at this "host:port" or (empty) at the same place."""
+
+    address: str = ""
+
+
+class Eos(msgspec.Struct, frozen=True):
+    """Nothing more will come on a stream."""
+
+    stream: int
+
+
+class ListUncommitted(msgspec.Struct, frozen=True):
+    """Which transactions wait for phase two? The tag comes back in the answer."""
+
+    rtag: int
+
+
+class ReplyUncommitted(msgspec.Struct, frozen=True):
+    """The transactions that wait for phase two."""
+
+    rtag: int
+    txns: tuple[str, ...] = ()
+
+
+class Phase1(msgspec.Struct, frozen=True):
+    """Can you promise to commit these (stream, start, end) ranges?"""
+
+    txn: str
+    ranges: tuple[tuple[int, int, int], ...]
+
+
+class Vote(msgspec.Struct, frozen=True):
+    """The answer to phase one. A yes is a promise that outlives the sink's process."""
+
+    txn: str
+    commit: bool
+
+
+class Phase2(msgspec.Struct, frozen=True):
+    """The outcome. Never answered."""
+
+    txn: str
+    commit: bool
+
+
+class WorkersLeft(msgspec.Struct, frozen=True):
+    """These workers are gone for good; their names may begin again at 0."""
+
+    rtag: int
+    workers: tuple[str, ...]
+
+
+TwoPhase = ListUncommitted | ReplyUncommitted | Phase1 | Vote | Phase2 | WorkersLeft
+Frame = Hello | Ok | Error | Notify | NotifyAck | Message | Ack | Restart | Eos | TwoPhase
+
+#: Every kind of message, in the order of its tag.
+KINDS: tuple[type[Frame], ...] = (
+    Hello, Ok, Error, Notify, NotifyAck, Message, Ack, Restart, Eos,
+    ListUncommitted, ReplyUncommitted, Phase1, Vote, Phase2, WorkersLeft,
+)  # fmt: skip

@@ -1,0 +1,139 @@
+"""What a sink server asks of an output, and the simplest one, which keeps everything in memory.
+
+An output is where one worker's bytes end up: a file, a table, a bucket. `SinkServer` is given a function that makes one from a worker's name.
+
+The contract
+1. `recover` comes first, at every connection of the worker, and says what survived: the committed offset, and the transaction that is open.
+   Everything else that was appended is dropped by it. It may be called many times on the same object.
+2. `begin`, `append`..., then `prepare` or nothing. `begin` says at which offset the bytes go on: that is the committed offset always.
+3. When `prepare` returns, the bytes and the promise to commit them survive a crash of the machine. So does what `commit`, `rollback` and `veto`
+   say when they return. Nothing of a transaction is visible to a reader before `commit`.
+4. `commit` and `rollback` come for the open transaction only. If a crash falls into one of them, either it happened, or `recover` still
+   says that the transaction is open.
+5. Calls for one worker come one after another, in a thread that may block; calls for different workers come at the same time.
+6. An exception ends that worker's connection, with the text as the reason. The worker comes back, and `recover` is called.
+"""
+
+from __future__ import annotations
+
+import threading
+
+import msgspec
+
+from millstream.connector.ledger import Open, Standing
+from millstream.errors import SinkError
+
+
+class Output:
+    """One worker's output. The first six methods are to be implemented; the others have defaults that are safe."""
+
+    def recover(self) -> Standing:
+        """Drops what is neither committed nor promised, and says what is left."""
+        raise NotImplementedError
+
+    def begin(self, offset: int) -> None:
+        """Bytes of a new transaction follow."""
+        raise NotImplementedError
+
+    def append(self, data: bytes) -> None:
+        """Takes bytes, in order. They need not be durable yet."""
+        raise NotImplementedError
+
+    def prepare(self, txn: str, start: int, end: int) -> None:
+        """Makes the bytes durable, then the promise."""
+        raise NotImplementedError
+
+    def commit(self, txn: str, end: int) -> None:
+        """Makes the bytes below `end` visible, for ever."""
+        raise NotImplementedError
+
+    def rollback(self, txn: str, committed: int) -> None:
+        """Drops the bytes from `committed` on."""
+        raise NotImplementedError
+
+    def veto(self, txn: str, why: str) -> None:
+        """Remembers, if it can, that this transaction is open and can only be rolled back. To forget it after a crash rolls it back as well."""
+
+    def seal(self, fence: int) -> None:
+        """Remembers, if it can, that the worker is at this fence. To forget it lets an attempt in that comes too late, after a crash of the sink."""
+
+    def same(self, offset: int, data: bytes) -> bool:
+        """Whether these bytes are held at this offset. No costs the worker a rollback, so an output that cannot read may say no."""
+        return False
+
+    def archive(self) -> None:
+        """The worker has left: puts its output aside, so that the name begins again at 0."""
+        raise SinkError(f"{type(self).__name__} cannot archive the output of a worker that has left")
+
+    def close(self) -> None:
+        """The worker's connection is over. `recover` may follow."""
+
+
+class Memory:
+    """Outputs in memory, for tests and for trying things out: survives connections, not the process.
+
+    >>> outputs = Memory()
+    >>> worker = outputs("w1")
+    >>> worker.begin(0); worker.append(b"abc"); worker.prepare("t1", 0, 3); worker.commit("t1", 3)
+    >>> outputs.committed("w1")
+    b'abc'
+    """
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._workers: dict[str, MemoryOutput] = {}
+        self.archived: list[tuple[str, bytes]] = []
+
+    def __call__(self, worker: str) -> MemoryOutput:
+        with self._lock:
+            return self._workers.setdefault(worker, MemoryOutput(self, worker))
+
+    def committed(self, worker: str) -> bytes:
+        """The committed bytes of a worker."""
+        output = self(worker)
+        return bytes(output.data[: output.standing.committed])
+
+
+class MemoryOutput(Output):
+    """One worker's output in memory."""
+
+    def __init__(self, owner: Memory, worker: str) -> None:
+        self._owner, self._worker = owner, worker
+        self.data = bytearray()
+        self.standing = Standing()
+
+    def recover(self) -> Standing:
+        found = self.standing
+        keep = found.committed if found.open is None or found.open.veto is not None else found.open.end
+        del self.data[keep:]
+        return found
+
+    def begin(self, offset: int) -> None:
+        assert offset == len(self.data) == self.standing.committed
+
+    def append(self, data: bytes) -> None:
+        self.data += data
+
+    def prepare(self, txn: str, start: int, end: int) -> None:
+        assert end == len(self.data)
+        self.standing = msgspec.structs.replace(self.standing, open=Open(txn, end))
+
+    def veto(self, txn: str, why: str) -> None:
+        self.standing = msgspec.structs.replace(self.standing, open=Open(txn, self.standing.committed, why))
+
+    def commit(self, txn: str, end: int) -> None:
+        self.standing = msgspec.structs.replace(self.standing, committed=end, open=None, last=txn)
+
+    def rollback(self, txn: str, committed: int) -> None:
+        del self.data[committed:]
+        self.standing = msgspec.structs.replace(self.standing, open=None)
+
+    def seal(self, fence: int) -> None:
+        self.standing = msgspec.structs.replace(self.standing, fence=fence)
+
+    def same(self, offset: int, data: bytes) -> bool:
+        return self.data[offset : offset + len(data)] == data
+
+    def archive(self) -> None:
+        self._owner.archived.append((self._worker, bytes(self.data[: self.standing.committed])))
+        self.data, self.standing = bytearray(), Standing()

@@ -1,0 +1,27 @@
+"""The page about the connector cannot drift from the code: its diagrams are drawn from the tables, its tags are the codec's."""
+
+from __future__ import annotations
+
+import importlib.util
+import re
+from pathlib import Path
+
+from millstream.connector import codec
+
+ROOT = Path(__file__).parent.parent.parent
+PAGE = ROOT / "docs" / "connector.md"
+
+
+def test_the_diagrams_are_those_of_the_tables() -> None:
+    spec = importlib.util.spec_from_file_location("connector_diagrams", ROOT / "scripts" / "connector_diagrams.py")
+    assert spec is not None and spec.loader is not None
+    script = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(script)
+    page = PAGE.read_text()
+    assert script.drawn(page) == page, "run python scripts/connector_diagrams.py"
+    assert "Prepared --> Ready: PHASE2 (committed)" in page
+
+
+def test_the_tables_of_the_page_have_every_tag() -> None:
+    rows = re.findall(r"^\| (\d+) \| ([A-Z0-9_]+) \|", PAGE.read_text(), re.MULTILINE)
+    assert sorted(int(tag) for tag, _ in rows) == sorted(codec._FORMS)

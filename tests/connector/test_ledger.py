@@ -1,0 +1,174 @@
+"""Points of reference: the ledger, rule by rule, and against a twin that keeps all bytes and every vote."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from millstream.connector.ledger import Ledger, Open, Outcome, Place, Standing
+from millstream.connector.messages import Phase1, Phase2
+from millstream.errors import RemoteProtocolError
+
+
+def ledger(committed: int = 10, received: int = 25) -> Ledger:
+    made = Ledger(Standing(committed, None, "before"))
+    made.appended(received - committed)
+    return made
+
+
+def whole(book: Ledger, txn: str = "t") -> Phase1:
+    return Phase1(txn, ((1, book.committed, book.received),))
+
+
+def test_bytes_at_the_received_offset_are_appended() -> None:
+    assert ledger().place(25) is Place.APPEND
+
+
+def test_bytes_below_it_are_compared_and_equal_ones_do_no_harm() -> None:
+    book = ledger()
+    assert book.place(12) is Place.COMPARE
+    book.compared(True, 12)
+    assert book.vote(whole(book)).veto is None
+
+
+def test_other_bytes_in_the_same_place_veto() -> None:
+    book = ledger()
+    book.compared(False, 12)
+    assert "not the same" in (book.vote(whole(book)).veto or "")
+
+
+def test_a_gap_vetoes_and_everything_after_it_is_dropped() -> None:
+    book = ledger()
+    assert book.place(26) is Place.DROP
+    assert [book.place(offset) for offset in (25, 12, 30)] == [Place.DROP] * 3
+    assert book.received == 25 and "25 to 26 never came" in (book.vote(whole(book)).veto or "")
+
+
+def test_a_rollback_cuts_to_the_committed_offset_and_lifts_the_veto() -> None:
+    book = ledger()
+    book.place(99)
+    book.vote(Phase1("t", ((1, 0, 25),)))
+    assert book.resolve(Phase2("t", False)) is Outcome.ROLLBACK
+    assert (book.committed, book.received, book.veto, book.place(10)) == (10, 10, None, Place.APPEND)
+
+
+@pytest.mark.parametrize(
+    "ranges",
+    [(), ((1, 10, 25), (1, 10, 25)), ((2, 10, 25),), ((0, 10, 25),), ((1, 0, 25),), ((1, 11, 25),), ((1, 10, 24),), ((1, 10, 26),), ((1, 25, 10),)],
+)
+def test_the_vote_on_any_other_range_is_no(ranges: tuple[tuple[int, int, int], ...]) -> None:
+    assert ledger().vote(Phase1("t", ranges)).veto is not None
+
+
+def test_the_vote_on_the_whole_range_is_yes_also_if_it_is_empty() -> None:
+    assert ledger().vote(Phase1("t", ((1, 10, 25),))).veto is None
+    assert ledger(10, 10).vote(Phase1("t", ((1, 10, 10),))).veto is None
+
+
+def test_the_vote_on_a_second_transaction_is_no_and_leaves_the_first_open() -> None:
+    book = ledger()
+    book.vote(whole(book, "first"))
+    assert "still open" in (book.vote(whole(book, "second")).veto or "")
+    assert book.open == Open("first", 25)
+    assert book.resolve(Phase2("first", True)) is Outcome.COMMIT
+
+
+def test_to_be_asked_again_does_not_change_the_promise() -> None:
+    book = ledger()
+    assert book.vote(whole(book)) == book.vote(whole(book)) == Open("t", 25)
+    assert book.vote(Phase1("t", ())).veto is not None and book.open == Open("t", 25)
+
+
+def test_a_vetoed_transaction_stays_open_across_restarts_and_can_only_be_rolled_back() -> None:
+    book = Ledger(Standing(10, Open("t", 10, "a gap"), "before"))
+    assert book.vote(whole(book)).veto == "a gap"
+    with pytest.raises(RemoteProtocolError, match="voted down"):
+        book.resolve(Phase2("t", True))
+    assert book.resolve(Phase2("t", False)) is Outcome.ROLLBACK
+
+
+def test_a_promise_survives_a_restart_with_its_bytes() -> None:
+    book = Ledger(Standing(10, Open("t", 25), "before"))
+    assert book.received == 25 and book.resolve(Phase2("t", True)) is Outcome.COMMIT
+    assert (book.committed, book.last) == (25, "t")
+
+
+def test_phase_two_may_be_repeated() -> None:
+    book = ledger()
+    assert book.resolve(Phase2("before", True)) is Outcome.NOTHING
+    assert book.resolve(Phase2("never heard of", False)) is Outcome.NOTHING
+    assert (book.committed, book.received) == (10, 25)
+
+
+def test_what_is_not_open_cannot_be_committed_and_what_is_committed_not_rolled_back() -> None:
+    with pytest.raises(RemoteProtocolError, match="not open"):
+        ledger().resolve(Phase2("never heard of", True))
+    with pytest.raises(RemoteProtocolError, match="is committed"):
+        ledger().resolve(Phase2("before", False))
+
+
+def test_a_name_is_committed_once() -> None:
+    book = ledger()
+    assert "already committed" in (book.vote(whole(book, "before")).veto or "")
+
+
+steps = st.one_of(
+    st.tuples(st.just("bytes"), st.integers(0, 12), st.binary(min_size=1, max_size=4)),
+    st.tuples(st.just("phase1"), st.sampled_from("ab"), st.tuples(st.integers(0, 8), st.integers(0, 12))),
+    st.tuples(st.just("honest"), st.sampled_from("ab"), st.none()),
+    st.tuples(st.just("phase2"), st.sampled_from("ab"), st.booleans()),
+    st.tuples(st.just("restart"), st.none(), st.none()),
+)
+
+
+@given(st.lists(steps, max_size=30))
+def test_twin_that_keeps_everything_agrees(script: list[tuple[str, object, object]]) -> None:
+    """The twin holds the bytes themselves, and votes by looking at what the worker would have to have sent."""
+    book = Ledger(Standing())
+    done, tail, spoilt = b"", b"", False  # committed; after it; does the tail miss or contradict something?
+    waits: tuple[str, bool] | None = None
+    last = None
+    for kind, first, second in script:
+        if kind == "bytes" and waits is None:
+            assert isinstance(first, int) and isinstance(second, bytes)
+            held = done + tail
+            place = book.place(first)
+            if place is Place.COMPARE:
+                equal = held[first : first + len(second)] == second[: len(held) - first]
+                book.compared(equal, first)
+                if equal:
+                    book.appended(max(0, first + len(second) - len(held)))
+            elif place is Place.APPEND:
+                book.appended(len(second))
+            if not spoilt:
+                if first > len(held) or held[first : first + len(second)] != second[: max(0, len(held) - first)]:
+                    spoilt = True
+                else:
+                    tail = (held + second[len(held) - first :])[len(done) :]
+        elif kind in ("phase1", "honest"):
+            start, end = (len(done), len(done + tail)) if second is None else second  # type: ignore[misc]
+            vote = book.vote(Phase1(str(first), ((1, start, end),))).veto is None
+            fits = not spoilt and (start, end) == (len(done), len(done + tail)) and first != last
+            if waits is None:
+                assert vote == fits
+                waits = (str(first), fits)
+            else:
+                assert vote == (fits and waits == (first, True))
+        elif kind == "phase2":
+            told = Phase2(str(first), bool(second))
+            if waits is not None and waits[0] == first and (waits[1] or not second):
+                assert book.resolve(told) is (Outcome.COMMIT if second else Outcome.ROLLBACK)
+                if second:
+                    done, last = done + tail, first
+                tail, spoilt, waits = b"", False, None
+            elif (waits is not None and waits[0] == first) or bool(second) != (first == last):
+                with pytest.raises(RemoteProtocolError):
+                    book.resolve(told)
+            else:
+                assert book.resolve(told) is Outcome.NOTHING
+        elif kind == "restart":
+            if waits is None or not waits[1]:
+                tail, spoilt = b"", False
+            book = Ledger(Standing(len(done), book.open, book.last))
+        assert (book.committed, book.received) == (len(done), len(done + tail))

@@ -1,0 +1,284 @@
+"""The sink's session without sockets: every state with every message, and what the effects are, in which order."""
+
+from __future__ import annotations
+
+import pytest
+from sinkkit import Pair, pair
+
+from millstream.connector import messages as m
+from millstream.connector import sink_session as fx
+from millstream.connector.ledger import Open, Standing
+from millstream.connector.output import Memory
+from millstream.connector.sink_session import TABLE, SinkSession, State
+from millstream.errors import LocalProtocolError
+
+HELLO = m.Hello(m.SINK_VERSION, "", "p", "w")
+
+
+def in_state(state: State, standing: Standing | None = None) -> SinkSession:
+    """A session that got there by messages alone. In PREPARED, transaction `t` is open from 10 to 13."""
+    session = SinkSession()
+    standing = standing or Standing(10, Open("t", 13) if state is State.PREPARED else None, "s")
+    if state is State.CLOSED:
+        session.failed("over")
+    elif state is not State.INITIAL:
+        assert session.receive(HELLO) == [fx.Recover("w")]
+        session.answer(standing)
+        if state is not State.AWAIT_APPROVAL:
+            session.receive(m.Notify(1, "w", 0))
+    assert session.state is state
+    return session
+
+
+#: One message of each kind, such as an honest worker in READY would send it.
+SAMPLES: dict[type[m.Frame], m.Frame] = {
+    m.Hello: HELLO,
+    m.Ok: m.Ok(5),
+    m.Error: m.Error("oops"),
+    m.Notify: m.Notify(1, "w", 0),
+    m.NotifyAck: m.NotifyAck(True, 1, 0),
+    m.Message: m.Message(1, 10, b"abc"),
+    m.Ack: m.Ack(1),
+    m.Restart: m.Restart(),
+    m.Eos: m.Eos(1),
+    m.ListUncommitted: m.ListUncommitted(3),
+    m.ReplyUncommitted: m.ReplyUncommitted(3),
+    m.Phase1: m.Phase1("t", ((1, 10, 10),)),
+    m.Vote: m.Vote("t", True),
+    m.Phase2: m.Phase2("t", True),
+    m.WorkersLeft: m.WorkersLeft(3, ("x",)),
+}
+
+REFUSED = "refused"
+
+#: What is to happen, written down once more and independently of the table: the next state, or REFUSED (ERROR and closed).
+EXPECTED: dict[State, dict[type[m.Frame], State]] = {
+    State.INITIAL: {m.Hello: State.INITIAL, m.Error: State.CLOSED},  # HELLO waits for the answer to Recover
+    State.AWAIT_APPROVAL: {m.Notify: State.READY, m.Error: State.CLOSED},
+    State.READY: {
+        m.Message: State.READY,
+        m.Eos: State.READY,
+        m.ListUncommitted: State.READY,
+        m.Phase1: State.PREPARED,
+        m.WorkersLeft: State.READY,
+        m.Error: State.CLOSED,
+    },
+    State.PREPARED: {
+        m.ListUncommitted: State.PREPARED,
+        m.Phase1: State.PREPARED,
+        m.Phase2: State.READY,
+        m.WorkersLeft: State.PREPARED,
+        m.Error: State.CLOSED,
+    },
+    State.CLOSED: dict.fromkeys(m.KINDS, State.CLOSED),
+}
+
+
+@pytest.mark.parametrize("kind", m.KINDS, ids=lambda kind: kind.__name__)
+@pytest.mark.parametrize("state", State, ids=lambda state: state.value)
+def test_every_message_in_every_state_has_a_defined_outcome(state: State, kind: type[m.Frame]) -> None:
+    session = in_state(state)
+    effects = session.receive(SAMPLES[kind])
+    expected = EXPECTED[state].get(kind, REFUSED)
+    if expected == REFUSED:
+        assert session.state is State.CLOSED
+        assert isinstance(effects[0], fx.Send) and isinstance(effects[0].frame, m.Error) and effects[1:] == [fx.Close()]
+    else:
+        assert session.state is expected
+        assert not any(isinstance(effect, fx.Send) and isinstance(effect.frame, m.Error) for effect in effects)
+        assert (fx.Close() in effects) == (expected is State.CLOSED and state is not State.CLOSED)
+
+
+def test_every_cell_of_the_table_can_be_reached() -> None:
+    reached = set()
+    scripts: list[tuple[State, m.Frame]] = [(state, SAMPLES[kind]) for state in State for kind in m.KINDS]
+    scripts += [(State.READY, m.Phase2("s", True)), (State.PREPARED, m.Phase2("s", True)), (State.PREPARED, m.Phase2("t", False))]
+    for state, message in scripts:
+        session = in_state(state)
+        steps: list[tuple[State, type[m.Frame], str]] = []
+        original = SinkSession._to
+
+        def noted(self: SinkSession, kind: type[m.Frame], outcome: str) -> None:
+            steps.append((self.state, kind, outcome))  # noqa: B023
+            original(self, kind, outcome)  # noqa: B023
+
+        SinkSession._to = noted  # type: ignore[method-assign]
+        try:
+            effects = session.receive(message)
+            if effects and isinstance(effects[-1], fx.Recover):
+                session.answer(Standing())
+                for standing in (Standing(), Standing(0, Open("t", 3))):
+                    other = SinkSession()
+                    other.receive(HELLO)
+                    other.answer(standing)
+                    other.receive(m.Notify(1, "w", 0))
+        finally:
+            SinkSession._to = original  # type: ignore[method-assign]
+        reached.update(steps)
+    assert reached == {(state, kind, outcome) for state, row in TABLE.items() for kind, cell in row.items() for outcome in cell}
+
+
+@pytest.mark.parametrize(
+    ("state", "message", "says"),
+    [
+        (State.INITIAL, m.Hello("0.0.1", "", "p", "w"), "version '0.0.1'"),
+        (State.INITIAL, m.Hello(m.SINK_VERSION, "guess", "p", "w"), "cookie is wrong"),
+        (State.INITIAL, m.Hello(m.SINK_VERSION, "", "p", ""), "needs a name"),
+        (State.INITIAL, m.Hello(m.SINK_VERSION, "", "p", "w" * 201), "too long"),
+        (State.AWAIT_APPROVAL, m.Notify(0, "w", 0), "stream 0"),
+        (State.AWAIT_APPROVAL, m.Notify(2, "w", 0), "stream 2"),
+        (State.AWAIT_APPROVAL, m.Message(1, 0, b"x"), "not expected"),
+        (State.READY, m.Message(2, 10, b"x"), "never announced"),
+        (State.READY, m.Eos(2), "never announced"),
+        (State.READY, HELLO, "not expected"),
+        (State.READY, m.Phase2("u", True), "not open"),
+        (State.READY, m.Phase2("s", False), "is committed"),
+        (State.PREPARED, m.Phase2("u", True), "not open"),
+        (State.PREPARED, m.Message(1, 13, b"x"), "not expected"),
+        (State.READY, m.WorkersLeft(1, ("w",)), "still here"),
+    ],
+)
+def test_what_the_content_makes_wrong_is_refused_with_the_reason(state: State, message: m.Frame, says: str) -> None:
+    session = in_state(state)
+    send, close = session.receive(message)
+    assert isinstance(send, fx.Send) and isinstance(send.frame, m.Error) and says in send.frame.text
+    assert close == fx.Close() and session.state is State.CLOSED
+
+
+def test_nothing_is_sent_before_recovery_is_complete() -> None:
+    session = SinkSession()
+    assert session.receive(HELLO) == [fx.Recover("w")]
+    with pytest.raises(LocalProtocolError):
+        session.receive(m.Notify(1, "w", 0))
+    (ok,) = session.answer(Standing(10))
+    assert isinstance(ok, fx.Send) and isinstance(ok.frame, m.Ok) and ok.frame.credits >= 2
+    assert session.receive(m.Notify(1, "w", 99)) == [fx.Send(m.NotifyAck(True, 1, 10))]
+
+
+def test_what_is_open_is_listed_and_its_bytes_count_as_held() -> None:
+    session = SinkSession()
+    session.receive(HELLO)
+    session.answer(Standing(10, Open("t", 13), "s"))
+    assert session.receive(m.Notify(1, "w", 0)) == [fx.Send(m.NotifyAck(True, 1, 13))]
+    assert session.receive(m.ListUncommitted(9)) == [fx.Send(m.ReplyUncommitted(9, ("t",)))]
+    assert session.receive(m.Phase2("t", True)) == [fx.Commit("t", 13)]
+    assert session.receive(m.ListUncommitted(10)) == [fx.Send(m.ReplyUncommitted(10, ()))]
+
+
+def test_the_promise_is_durable_before_the_vote_and_phase_two_is_not_answered() -> None:
+    session = in_state(State.READY)
+    assert session.receive(m.Message(1, 10, b"abc")) == [fx.Begin(10), fx.Append(b"abc")]
+    assert session.receive(m.Message(1, 13, b"de")) == [fx.Append(b"de")]
+    assert session.receive(m.Phase1("u", ((1, 10, 15),))) == [fx.Prepare("u", 10, 15), fx.Send(m.Vote("u", True))]
+    assert session.receive(m.Phase2("u", True)) == [fx.Commit("u", 15)]
+    assert session.receive(m.Message(1, 15, b"f")) == [fx.Begin(15), fx.Append(b"f")]
+
+
+def test_abort_cuts_to_the_last_commit_never_to_a_start_that_the_peer_sent() -> None:
+    session = in_state(State.READY)
+    session.receive(m.Message(1, 10, b"abc"))
+    veto, vote = session.receive(m.Phase1("u", ((1, 0, 13),)))
+    assert isinstance(veto, fx.Veto) and vote == fx.Send(m.Vote("u", False))
+    assert session.receive(m.Phase2("u", False)) == [fx.Rollback("u", 10)]
+
+
+def test_a_repetition_is_compared_and_what_is_new_in_it_appended() -> None:
+    session = in_state(State.READY)
+    session.receive(m.Message(1, 10, b"abc"))
+    assert session.receive(m.Message(1, 9, b"9abcde")) == [fx.Compare(9, b"9abc")]
+    with pytest.raises(LocalProtocolError):
+        session.receive(m.ListUncommitted(1))
+    assert session.answer(True) == [fx.Append(b"de")]
+    assert session.receive(m.Message(1, 11, b"XX")) == [fx.Compare(11, b"XX")]
+    assert session.answer(False) == []
+    assert session.receive(m.Message(1, 15, b"f")) == []
+    assert session.receive(m.Phase1("u", ((1, 10, 15),)))[-1] == fx.Send(m.Vote("u", False))
+
+
+def test_a_higher_fence_is_remembered_before_ok_and_a_lower_one_is_refused() -> None:
+    session = SinkSession()
+    session.receive(m.Hello(m.SINK_VERSION, "", "app fence=7", "w"))
+    seal, ok = session.answer(Standing(0, None, None, 6))
+    assert seal == fx.Seal(7) and isinstance(ok, fx.Send) and isinstance(ok.frame, m.Ok)
+    for program in ("app fence=5", "app"):
+        late = SinkSession()
+        late.receive(m.Hello(m.SINK_VERSION, "", program, "w"))
+        refused, close = late.answer(Standing(0, Open("t", 3), None, 6))
+        assert isinstance(refused, fx.Send) and isinstance(refused.frame, m.Error) and "fenced" in refused.frame.text and close == fx.Close()
+
+
+def test_an_answer_nobody_asked_for_is_our_own_mistake() -> None:
+    with pytest.raises(LocalProtocolError):
+        in_state(State.READY).answer(True)
+
+
+def test_eos_is_acknowledged_with_what_is_committed() -> None:
+    assert in_state(State.READY).receive(m.Eos(1)) == [fx.Send(m.Ack(0, ((1, 10),)))]
+
+
+def test_the_pair_commits_what_was_written_and_nothing_else() -> None:
+    outputs = Memory()
+    both = pair(outputs)
+    both.write(b"one\n")
+    assert outputs.committed("w") == b""
+    assert both.prepare("t1") and outputs.committed("w") == b""
+    both.finish("t1", True)
+    assert outputs.committed("w") == b"one\n"
+    both.write(b"gone\n")
+    assert both.prepare("t2")
+    both.finish("t2", False)
+    both.write(b"two\n")
+    assert both.prepare("t2")
+    both.finish("t2", True)
+    assert outputs.committed("w") == b"one\ntwo\n" and not both.closed
+
+
+def test_the_pair_resolves_in_a_second_connection_what_the_first_one_prepared() -> None:
+    outputs = Memory()
+    first = pair(outputs)
+    first.write(b"one\n")
+    assert first.prepare("t1")
+    second = pair(outputs)
+    assert second.worker.uncommitted == ("t1",) and second.worker.offset == 4
+    second.finish("t1", True)
+    assert outputs.committed("w") == b"one\n"
+    third = pair(outputs)
+    assert third.worker.uncommitted == () and third.worker.offset == 4
+
+
+def test_the_pair_drops_what_was_not_prepared() -> None:
+    outputs = Memory()
+    pair(outputs).write(b"lost\n")
+    assert pair(outputs).worker.offset == 0
+
+
+def test_the_pair_sees_a_gap_votes_no_and_lists_the_transaction_until_it_is_rolled_back() -> None:
+    outputs = Memory()
+    first = pair(outputs)
+    first.worker.write(5)  # produced while nobody listened
+    first.write(b"after the gap\n")
+    assert not first.prepare("t1")
+    second = pair(outputs)
+    assert second.worker.uncommitted == ("t1",)
+    second.say(m.Phase2("t1", True))
+    assert second.closed and isinstance(second.heard[-1], m.Error)
+    third = pair(outputs)
+    third.finish("t1", False)
+    fourth = pair(outputs)
+    assert fourth.worker.uncommitted == () and fourth.worker.offset == 0
+    fourth.write(b"again\n")
+    assert fourth.prepare("t1")
+
+
+def test_a_failing_output_ends_the_session_and_no_vote_is_sent() -> None:
+    outputs = Memory()
+    both = Pair(outputs("w"), "w").connect()
+    both.write(b"x")
+
+    def full(*_: object) -> None:
+        raise OSError("no space left on device")
+
+    both.lane.output.prepare = full  # type: ignore[method-assign]
+    both.say(*both.worker.prepare("t"))
+    assert both.closed and not any(isinstance(frame, m.Vote) for frame in both.heard)
+    assert isinstance(both.heard[-1], m.Error) and "no space left" in both.heard[-1].text

@@ -1,0 +1,179 @@
+"""Every state and every message of the source protocol, at both ends, has a defined outcome; the pictures in the docs are drawn from the tables."""
+
+from __future__ import annotations
+
+import ast
+import itertools
+from pathlib import Path
+from typing import Any
+
+import pytest
+from sourcekit import Desk
+
+import millstream
+from millstream.connector import messages as m
+from millstream.connector import source_tables as t
+from millstream.connector.push_session import PushSession
+from millstream.connector.source_session import SourceSession
+from millstream.connector.source_tables import Client, ClientStream, Server, ServerStream
+from millstream.errors import LocalProtocolError, RemoteProtocolError
+
+ROOT = Path(__file__).parent.parent.parent
+CONNECTOR = Path(millstream.__file__).parent / "connector"
+
+SAMPLES: dict[type[m.Frame], m.Frame] = {
+    m.Hello: m.Hello(m.SOURCE_VERSION, "", "p", ""), m.Ok: m.Ok(5), m.Error: m.Error("no"), m.Notify: m.Notify(1, "s", 0), m.NotifyAck: m.NotifyAck(True, 1, None),
+    m.Message: m.Message(1, 7, b"x"), m.Ack: m.Ack(1, ((1, 3),)), m.Restart: m.Restart(""), m.Eos: m.Eos(1), m.ListUncommitted: m.ListUncommitted(1),
+    m.ReplyUncommitted: m.ReplyUncommitted(1), m.Phase1: m.Phase1("t", ()), m.Vote: m.Vote("t", True), m.Phase2: m.Phase2("t", True), m.WorkersLeft: m.WorkersLeft(1, ()),
+}  # fmt: skip
+
+
+# ---- the server
+
+
+def server_in(state: Server, stream: ServerStream) -> tuple[Desk, SourceSession]:
+    desk = Desk()
+    session = desk.session(greeted=state is not Server.INITIAL)
+    if stream is not ServerStream.ABSENT:
+        desk.tell(session, m.Notify(1, "s", 0))
+    if stream is ServerStream.ENDING:
+        desk.tell(session, m.Message(1, 3, b"x"), m.Eos(1))
+    if state is Server.CLOSED:
+        desk.tell(session, m.Error("over"))
+    desk.heard(session)
+    assert (session.state, session.stream_state(1)) == (state, stream)
+    return desk, session
+
+
+SITUATIONS = [(Server.INITIAL, ServerStream.ABSENT), *((Server.READY, stream) for stream in ServerStream), (Server.CLOSED, ServerStream.ABSENT)]
+
+
+@pytest.mark.parametrize(("state", "stream", "kind"), [(*s, kind) for s, kind in itertools.product(SITUATIONS, m.KINDS)])
+def test_every_message_to_the_server_does_what_its_cell_says(state: Server, stream: ServerStream, kind: type[m.Frame]) -> None:
+    desk, session = server_in(state, stream)
+    before = list(desk.stored)
+    desk.tell(session, SAMPLES[kind])
+    said = desk.heard(session)
+    streamwise = kind in (m.Notify, m.Message, m.Eos) and state is Server.READY
+    allowed = kind in t.SERVER[state] and (not streamwise or kind in t.SERVER_STREAM[stream])
+    if allowed:
+        assert session.state in t.SERVER[state][kind].values()
+        if streamwise:
+            assert session.stream_state(1) in t.SERVER_STREAM[stream][kind].values()
+        assert not any(isinstance(frame, m.Error) for frame in said)
+    else:
+        assert session.state is Server.CLOSED and desk.stored == before
+        assert [type(frame) for frame in said] == ([] if state is Server.CLOSED else [m.Error])
+        assert state is Server.CLOSED or session in desk.closed
+
+
+@pytest.mark.parametrize("stream", list(ServerStream))
+def test_every_commit_does_what_its_cell_says(stream: ServerStream) -> None:
+    desk, session = server_in(Server.READY, stream)
+    desk.commit()
+    outcomes = t.COMMITTED[stream]
+    assert session.stream_state(1) in (outcomes.values() or {stream})
+
+
+def test_the_tables_have_a_row_for_every_state() -> None:
+    assert set(t.SERVER) == set(Server) and set(t.SERVER_STREAM) == set(t.COMMITTED) == set(ServerStream)
+    assert set(t.CLIENT_SENT) == set(t.CLIENT_RECEIVED) == set(Client)
+    assert set(t.CLIENT_STREAM_SENT) == set(t.CLIENT_STREAM_RECEIVED) == set(ClientStream)
+
+
+def test_a_guard_that_is_off_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The negative twin: with one more cell, the test above would see a session that goes on."""
+    monkeypatch.setitem(t.SERVER[Server.READY], m.Hello, {"welcome": Server.READY})
+    desk, session = server_in(Server.READY, ServerStream.ABSENT)
+    desk.tell(session, SAMPLES[m.Hello])
+    assert session.state is not Server.CLOSED
+
+
+# ---- the client
+
+
+def client_in(state: Client, stream: ClientStream) -> PushSession:
+    session = PushSession()
+    if state is Client.INITIAL:
+        return session
+    session.greet()
+    if state is not Client.AWAIT_OK:
+        session.receive(m.Ok(100))
+    if stream is not ClientStream.ABSENT:
+        session.notify(1, "s")
+    if stream in (ClientStream.OPEN, ClientStream.ENDING):
+        session.receive(m.NotifyAck(True, 1, None))
+    if stream is ClientStream.ENDING:
+        session.push(1, 1, 9)
+        session.end(1)
+    if state is Client.CLOSED:
+        session.receive(m.Error("over"))
+    assert session.state is state and (1 not in session.streams or session.streams[1].state is stream)
+    return session
+
+
+CLIENT_SITUATIONS = [
+    (Client.INITIAL, ClientStream.ABSENT), (Client.AWAIT_OK, ClientStream.ABSENT), *((Client.READY, stream) for stream in ClientStream), (Client.CLOSED, ClientStream.ABSENT),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("state", "stream", "kind"), [(*s, kind) for s, kind in itertools.product(CLIENT_SITUATIONS, m.KINDS)])
+def test_every_message_to_the_client_does_what_its_cell_says(state: Client, stream: ClientStream, kind: type[m.Frame]) -> None:
+    session = client_in(state, stream)
+    known = 1 in session.streams
+    streamwise = kind in (m.NotifyAck, m.Ack) and state is Client.READY
+    allowed = kind in t.CLIENT_RECEIVED[state] and (not streamwise or (known and kind in t.CLIENT_STREAM_RECEIVED[stream]))
+    if not allowed:
+        with pytest.raises(RemoteProtocolError):
+            session.receive(SAMPLES[kind])
+        assert session.state is Client.CLOSED
+        return
+    session.receive(SAMPLES[kind])
+    assert session.state in t.CLIENT_RECEIVED[state][kind].values()
+    if streamwise:
+        assert session.streams[1].state in t.CLIENT_STREAM_RECEIVED[stream][kind].values()
+
+
+ACTIONS: dict[type[m.Frame], Any] = {
+    m.Hello: lambda s: s.greet(), m.Notify: lambda s: s.notify(1, "s"), m.Message: lambda s: s.push(1, 1, 50), m.Eos: lambda s: s.end(1), m.Error: lambda s: s.give_up("no"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("state", "stream", "kind"), [(*s, kind) for s, kind in itertools.product(CLIENT_SITUATIONS, ACTIONS)])
+def test_the_client_says_only_what_its_tables_allow(state: Client, stream: ClientStream, kind: type[m.Frame]) -> None:
+    session = client_in(state, stream)
+    streamwise = kind in (m.Notify, m.Message, m.Eos)
+    allowed = kind in t.CLIENT_SENT[state] and (not streamwise or kind in t.CLIENT_STREAM_SENT[stream])
+    if allowed:
+        ACTIONS[kind](session)
+        assert session.state in t.CLIENT_SENT[state][kind].values()
+        assert not streamwise or session.streams[1].state in t.CLIENT_STREAM_SENT[stream][kind].values()
+    else:
+        with pytest.raises(LocalProtocolError):
+            ACTIONS[kind](session)
+        assert session.state is state
+
+
+# ---- pictures, and purity
+
+PICTURES = {
+    "server": t.diagram(("", t.SERVER)),
+    "server-stream": t.diagram(("", t.SERVER_STREAM), ("commit", t.COMMITTED)),
+    "client": t.diagram(("send", t.CLIENT_SENT), ("hear", t.CLIENT_RECEIVED)),
+    "client-stream": t.diagram(("send", t.CLIENT_STREAM_SENT), ("hear", t.CLIENT_STREAM_RECEIVED)),
+}
+
+
+@pytest.mark.parametrize("name", list(PICTURES))
+def test_the_diagrams_of_the_docs_are_those_of_the_tables(name: str) -> None:
+    text = (ROOT / "docs" / "pushing.md").read_text()
+    assert f"<!-- {name} -->\n```mermaid\n{PICTURES[name]}\n```" in text
+
+
+def test_what_decides_knows_no_sockets_files_or_clocks() -> None:
+    impure = {"os", "io", "socket", "ssl", "threading", "asyncio", "time", "random", "secrets", "pathlib", "select", "selectors", "pyspark", "pyarrow"}
+    for name in ("source_tables", "source_streams", "source_session", "push_session", "source_frames", "intake_batch"):
+        tree = ast.parse((CONNECTOR / f"{name}.py").read_text())
+        imported = {alias.name.split(".")[0] for node in ast.walk(tree) if isinstance(node, ast.Import) for alias in node.names}
+        imported |= {(node.module or "").split(".")[0] for node in ast.walk(tree) if isinstance(node, ast.ImportFrom)}
+        assert not imported & impure, name
