@@ -16,9 +16,10 @@ from rich.console import Console
 import millstream as ms
 from millstream.cli import main
 from millstream.core.authority import Standing
-from millstream.core.step import Outcome
+from millstream.core.outcome import Outcome
 from millstream.core.time import BEGINNING
 from millstream.engine.local import LocalEngine
+from millstream.engine.simulated import Fault, Plan, Simulation
 from millstream.errors import DamageError, DefinitionError
 from millstream.state.folding import fold, unit_name
 from millstream.state.manifest import ComputationState, Manifest, ManifestLog, ShardState
@@ -93,7 +94,9 @@ class Recorded(LocalEngine):
         self.log = ManifestLog(LocalStorage(folder))
         self.log.identify(pipeline.name, shards, shards, list(self.topology.injectors))
         self.totals = {
-            spec.name: ComputationState(shards=[ShardState() for _ in range(shards)], codec=self.program.codec_of(spec.name).name)
+            spec.name: ComputationState(
+                shards=[ShardState() for _ in range(shards)], codec=self.program.codec_of(spec.name).name, feeds=self.topology.feeds(spec.name)
+            )
             for spec in self.topology.computations
         }
 
@@ -183,9 +186,10 @@ def test_status_shows_injectors_and_computations(checkpoint: str, capsys: pytest
     assert lines[1].startswith("epoch 2, committed 2024-05-01 12:00:00.002 UTC (") and lines[1].endswith("by run 1-abcd")
     assert lines[2] == "5 records injected, 3 shards, not drained"
     injector = next(line.split() for line in lines if line.startswith("words ") and checkpoint not in line)
-    assert injector == ["words", "2024-05-01", "12:00:03.000", "2024-05-01", "12:00:05.000", "5"]
+    assert injector[:6] == ["words", "2024-05-01", "12:00:03.000", "2024-05-01", "12:00:05.000", "5"]
+    assert " ".join(injector[6:]) == "its newest record, less 2000 ms"
     count = next(line.split() for line in lines if line.startswith("Count "))
-    assert count[:9] == ["Count", "2024-05-01", "11:59:59.500", "5.5", "s", "4", "4", "5", "0"]
+    assert count[:11] == ["Count", "2024-05-01", "11:59:59.500", "5.5", "s", "502", "ms", "4", "4", "5", "0"]
     assert not any(line.endswith(" ") for line in lines)
 
 
@@ -212,7 +216,120 @@ def test_not_a_checkpoint(command: list[str], tmp_path: Path, capsys: pytest.Cap
     assert "is not a checkpoint of Millstream" in refused(capsys, *argv)
 
 
+class Window(ms.Computation):
+    """Holds time at the first record of its window."""
+
+    State = dict
+
+    def process_record(self, record: ms.Record) -> None:
+        if record.value["n"] < 0:
+            raise ValueError("below nothing")
+        if not self.state:
+            self.state["first"] = self.hold(record.timestamp)
+        self.set_timer("window", NOON + 60_000, hold=record.timestamp)
+        self.produce(record.value["n"])
+
+    def process_timer(self, timer: ms.Timer) -> None:
+        self.release()
+
+
+class FailsOnce(ms.Computation):
+    State = int
+    left = 1
+
+    def process_record(self, record: ms.Record) -> None:
+        if FailsOnce.left:
+            FailsOnce.left -= 1
+            raise RuntimeError("not today")
+        self.state += 1
+        self.produce(self.state)
+
+
+@pytest.fixture
+def busy(tmp_path: Path) -> str:
+    """A checkpoint with a hold, sub-sources, late records, duplicates, dead letters, stored productions and a replaced run: the real protocol, simulated."""
+    p = ms.Pipeline("busy")
+    source = ms.sources.files("nowhere", schema="k string, host string, n long, at long, id string", format="json")
+    policy = ms.watermarks.sub_sources("host", ["eu", "us"], ms.watermarks.bounded("1s"))
+    stream = p.inject("in", source, timestamp="at", id="id", watermark=policy)
+    options: dict[str, Any] = {"production": ms.ADAPTIVE, "late": ms.DROP, "on_error": ms.DEAD_LETTER}
+    windows = p.compute(Window, stream, key="k", produces="windows", **options)
+    once = p.compute(FailsOnce, windows, key=lambda record: record.key, produces="once", production=ms.STRONG)
+    p.compute(Count, once, key=lambda record: record.key, name="Last")
+
+    def one(k: str, host: str, n: int, at: int) -> tuple[str, dict[str, Any]]:
+        return "in", {"k": k, "host": host, "n": n, "at": NOON + at, "id": f"{k}{host}{n}{at}"}
+
+    FailsOnce.left = 1
+    first = [one("a", "eu", 1, 0), one("b", "us", 2, 500)]
+    epochs = [first, [one("a", "eu", 1, 9_000), one("b", "us", 2, 20_000), first[1]], [one("a", "eu", -1, 30_000)], [one("b", "us", 3, 700), one("b", "us", 4, 31_000)]]
+    clock = [NOON + 40_000 + at for at in range(len(epochs))]
+    schedule = [Fault("zombie", 1, task=0, later=2), Fault("crash", 2, "epoch.5-checked")]
+    simulation = Simulation(p.program(), Plan(epochs, clock), schedule, seed=1)
+    simulation.run()
+    storage = LocalStorage(tmp_path / "busy")
+    ManifestLog(storage).identify("busy", 2, 2, ["in"])
+    for name, data in simulation.storage.objects.items():
+        epoch = name.removeprefix("manifests/").removesuffix(".json")
+        if not (epoch.isdigit() and int(epoch) >= len(epochs)):  # those after the last are the drain's
+            storage.put(name, data)
+    return storage.url
+
+
+def test_status_says_what_holds_time_back_and_what_went_astray(busy: str, capsys: pytest.CaptureFixture[str]) -> None:
+    out = called(capsys, "status", busy)
+    lines = [" ".join(line.split()) for line in out.splitlines()]
+    assert next(line for line in lines if line.startswith("in ")).endswith(" 8 sub-source 'eu'")
+    assert "'eu' 2024-05-01 12:00:29.000" in lines and "'us' 2024-05-01 12:00:30.000" in lines
+    assert "Window injector 'in' at 2024-05-01T12:00:29.000Z: sub-source 'eu'" in lines
+    assert any(line.startswith("FailsOnce a hold at 2024-05-01T12:00:00.000Z of key 'a' of computation 'Window'") for line in lines)
+    assert "waiting dead letters log" in next(line for line in lines if line.startswith("computation low watermark"))
+    assert "Window 8 7 1 7" in lines, "ids checked, by the filter alone, dropped, held"
+    assert "windows → FailsOnce stored: its consumer failed: computation 'FailsOnce', key 'a': RuntimeError: not today" in lines
+    assert "late in Window: 1 of 'in', the last of them:" in lines
+    assert "2024-05-01 12:00:00.700, low watermark 2024-05-01 12:00:08.000, 'in', key 'b': {" in out
+
+
+def test_status_as_json_has_the_same_facts(busy: str, capsys: pytest.CaptureFixture[str]) -> None:
+    status = json.loads(called(capsys, "status", busy, "--json"))["status"]
+    window, once, last = (next(c for c in status["computations"] if c["name"] == name) for name in ("Window", "FailsOnce", "Last"))
+    assert (window["late_by"], window["dead_letters"], window["ids_held"], window["dedup"]["dropped"]) == ({"in": 1}, 1, 7, 1)
+    assert window["last_late"][0]["timestamp"] == NOON + 700
+    assert once["waiting"] + last["waiting"] > 0
+    assert status["edges"]["windows → FailsOnce"]["stored"]
+    assert status["run"].startswith("2-") and set(status["injectors"][0]["sub_sources"]) == {"eu", "us"}
+
+
+def test_views_of_a_run_in_trouble(busy: str) -> None:
+    status = inspect.overview(ManifestLog(LocalStorage(Path(busy)))).status
+    text = view.line(status)
+    assert "1 late, 1 duplicate dropped, " in text and " waiting, 1 dead letter, stored: windows → FailsOnce" in text
+    status.refused = 2
+    for width in (60, 200):
+        console = Console(width=width, force_terminal=True, color_system=None, highlight=False)
+        with console.capture() as captured:
+            console.print(view.progress(status))
+        drawn = " ".join(captured.get().split())
+        assert "2 writes of replaced runs refused" in drawn and "held back by" in drawn and "stored: its consumer failed" in drawn
+
+
+def test_nothing_is_held_back_when_event_time_has_ended(engine: Recorded, capsys: pytest.CaptureFixture[str]) -> None:
+    engine.drain()
+    out = called(capsys, "status", engine.log.storage.url)
+    assert "injector 'words'" not in out and "adaptive" not in out and "deduplication" not in out and "dead letters" not in out
+
+
 # --- state
+
+
+def test_state_shows_the_holds_of_a_key(busy: str, capsys: pytest.CaptureFixture[str]) -> None:
+    out = called(capsys, "state", busy, "Window", "--key", "a")
+    assert "2024-05-01 12:01:00.000 'window' (low watermark, holds 2024-05-01 12:00:09.000)" in out
+    assert [line.split() for line in out.splitlines() if line.startswith("hold")] == [["hold", "2024-05-01", "12:00:00.000"]]
+    listing = called(capsys, "state", busy, "Window")
+    assert "timers and holds" in listing and "2024-05-01 12:00:00.000 held" in listing
+    (found,) = state_of(capsys, busy, "Window", "--key", "a")
+    assert found["hold"] == NOON and found["timers"][0]["hold"] == NOON + 9_000
 
 
 def test_state_of_a_string_key_with_its_timers(checkpoint: str, capsys: pytest.CaptureFixture[str]) -> None:

@@ -23,7 +23,7 @@ import msgspec
 
 from millstream.core import subkeys
 from millstream.core.keys import key_bytes, key_of, shard_of
-from millstream.core.layout import ROW, SUB, after, decode_row
+from millstream.core.layout import ROW, STATE_HOLD, SUB, Holds, after, decode_row
 from millstream.core.record import Timer
 from millstream.core.time import LOW_WATERMARK, WALL_CLOCK
 from millstream.errors import CheckpointError, DamageError
@@ -67,7 +67,7 @@ class MapView(msgspec.Struct):
 
 
 class RowView(msgspec.Struct):
-    """A row: its key, its state with MapStates kept apart, and its timers by kind and time.
+    """A row: its key, its state with MapStates kept apart, its timers by kind and time, each with what it holds, and the state's own hold.
 
     `is_map` says that the state is one MapState and nothing else.
     """
@@ -78,6 +78,7 @@ class RowView(msgspec.Struct):
     is_map: bool
     maps: list[MapView]
     timers: list[Timer]
+    hold: int | None = None
 
 
 class Listing(msgspec.Struct):
@@ -230,6 +231,7 @@ def plain_listing(found: Listing) -> dict[str, Any]:
                     for one in row.maps
                 ],
                 "timers": msgspec.to_builtins(row.timers),
+                "hold": row.hold,
             }
             for row in found.rows
         ],
@@ -245,9 +247,15 @@ def _computation(manifest: Manifest, name: str) -> ComputationState:
 
 def _row(row_key: bytes, shard: int, raw: bytes, decode: Callable[[bytes], Any]) -> RowView:
     row = decode_row(raw)
-    timers = [Timer(time, tag, LOW_WATERMARK) for time, tag in row.low] + [Timer(time, tag, WALL_CLOCK) for time, tag in row.wall]
+    holds: Holds = {(kind, time, tag): hold for hold, kind, time, tag in row.holds}
+    timers = [
+        Timer(time, tag, kind, holds.get((kind, time, tag)))
+        for kind, entries in ((LOW_WATERMARK, row.low), (WALL_CLOCK, row.wall))
+        for time, tag in entries
+    ]
     is_map = not row.state
-    return RowView(key_of(row_key.decode()), shard, None if is_map else decode(row.state), is_map, [], timers)
+    state = None if is_map else decode(row.state)
+    return RowView(key_of(row_key.decode()), shard, state, is_map, [], timers, holds.get(STATE_HOLD))
 
 
 def _add_maps(

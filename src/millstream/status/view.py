@@ -4,6 +4,7 @@ Rules
 1. Everything is rendered from data (`Status`, `Overview`, `Listing`) and nothing is read here.
 2. Event time is shown in UTC. Keys are shown as Python writes them: the string '7' and the number 7 are two keys.
 3. Numbers are never cut: where a table does not fit, there is a paragraph for each of its rows instead.
+4. What is not there is not shown: no column of zeros for dead letters, no paragraph about late records where none was late.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from rich.table import Table
 from rich.text import Text
 
 from millstream.core.record import Timer
-from millstream.core.time import BEGINNING, LOW_WATERMARK, describe
+from millstream.core.time import BEGINNING, END, LOW_WATERMARK, describe
 from millstream.status.inspect import Listing, MapView, Opaque, Overview, RowView
 from millstream.status.report import ComputationStatus, InjectorStatus, Status
 
@@ -29,15 +30,16 @@ _SHORT = 160
 
 
 def overview(found: Overview) -> RenderableType:
-    """A checkpoint: who wrote it and when, its injectors, its computations."""
+    """A checkpoint: who wrote it and when, its injectors, its computations, what holds them back and what went astray."""
     status = found.status
     head = Text.assemble((status.pipeline, "bold"), f"  {found.checkpoint}", "\n")
     if found.token is None:
         return head.append("No epoch is committed yet.")
     head.append(f"epoch {status.epoch}, committed {moment(status.committed_at)} UTC ({_ago(status.committed_at)}) by run {found.token}\n")
     drained = "drained: event time has ended" if status.drained else "not drained"
-    head.append(f"{_count(status.records, 'record')} injected, {_count(found.shards, 'shard')}, {drained}")
-    return Group(head, "", _Injectors(status.injectors), "", _Computations(status.computations))
+    head.append(f"{_count(status.records, 'record')} injected, {_count(found.shards, 'shard')}, {drained}{_refused(status)}")
+    parts: list[RenderableType] = [head, "", _Injectors(status.injectors), "", _Computations(status.computations)]
+    return Group(*parts, *_details(status), *_late_records(status.computations))
 
 
 def progress(status: Status) -> RenderableType:
@@ -46,8 +48,8 @@ def progress(status: Status) -> RenderableType:
     if status.epoch < 0:
         return head.append("  waiting for the first epoch")
     speed = f"{status.records_per_second:,.0f}/s  {status.epoch_millis:,.0f} ms per epoch"
-    head.append(f"  epoch {status.epoch}  {_count(status.records, 'record')}  {speed}")
-    return Group(head, "", _Computations(status.computations))
+    head.append(f"  epoch {status.epoch}  run {status.run}  {_count(status.records, 'record')}  {speed}{_refused(status)}")
+    return Group(head, "", _Computations(status.computations), *_details(status))
 
 
 def line(status: Status) -> str:
@@ -66,7 +68,15 @@ def line(status: Status) -> str:
         _count(sum(c.timers for c in status.computations), "timer"),
     ]
     late = sum(c.late for c in status.computations)
-    return f"{status.pipeline}: " + ", ".join(parts + ([f"{late:,} late"] if late else []))
+    waiting = sum(c.waiting for c in status.computations)
+    dead = sum(c.dead_letters for c in status.computations)
+    dropped = sum(c.dedup.dropped for c in status.computations if c.dedup is not None)
+    parts += [f"{late:,} late"] if late else []
+    parts += [_count(dropped, "duplicate") + " dropped"] if dropped else []
+    parts += [f"{waiting:,} waiting"] if waiting else []
+    parts += [_count(dead, "dead letter")] if dead else []
+    parts += [f"stored: {name}" for name, edge in status.edges.items() if edge.stored]
+    return f"{status.pipeline}: " + ", ".join(parts)
 
 
 def changes(status: Status) -> tuple[Any, ...]:
@@ -74,8 +84,42 @@ def changes(status: Status) -> tuple[Any, ...]:
     return (
         status.epoch < 0,
         status.records,
-        tuple((c.low_watermark, c.keys, c.timers, c.records, c.fired, c.produced) for c in status.computations),
+        tuple((c.low_watermark, c.keys, c.timers, c.records, c.fired, c.produced, c.waiting) for c in status.computations),
+        tuple(name for name, edge in status.edges.items() if edge.stored),
     )
+
+
+def _details(status: Status) -> list[RenderableType]:
+    """What holds time back, what deduplication did, what adaptive edges do."""
+    parts: list[RenderableType] = []
+    waiting = [(c.name, c.held_back_by) for c in status.computations if c.held_back_by and c.low_watermark < END]
+    if waiting:
+        parts += ["", _pairs("computation", "held back by", waiting)]
+    checked = [c for c in status.computations if c.dedup is not None]
+    if checked:
+        parts += ["", _Deduplication(checked)]
+    if status.edges:
+        parts += ["", _pairs("adaptive edge", "delivery", [(name, f"stored: {edge.why}" if edge.stored else "weak") for name, edge in status.edges.items()])]
+    return parts
+
+
+def _late_records(found: Sequence[ComputationStatus]) -> list[RenderableType]:
+    """Per computation with late records: how many by input, and the last of them."""
+    parts: list[RenderableType] = []
+    for one in found:
+        if one.late:
+            counts = ", ".join(f"{count:,} of {stream!r}" for stream, count in one.late_by.items())
+            last = [
+                f"{moment(late.timestamp)}, low watermark {moment(late.low_watermark)}, {late.stream!r}, key {late.key}: {_cut(late.value)}"
+                for late in one.last_late
+            ]
+            parts += ["", Text.assemble(("late in ", "dim"), one.name, f": {counts}" + (", the last of them:" if last else ""))]
+            parts += [Padding(Text("\n".join(last)), (0, 0, 0, 2))] if last else []
+    return parts
+
+
+def _refused(status: Status) -> str:
+    return f", {_count(status.refused, 'write')} of replaced runs refused" if status.refused else ""
 
 
 def listing(found: Listing) -> RenderableType:
@@ -83,13 +127,15 @@ def listing(found: Listing) -> RenderableType:
     parts: list[RenderableType] = [Text(f"{found.computation}, epoch {found.epoch}: {_count(found.keys, 'key')}")]
     if found.rows:
         parts.append("")
-        table = _table("key", "state", "timers")
+        table = _table("key", "state", "timers and holds" if any(row.hold is not None for row in found.rows) else "timers")
         for row in found.rows:
             state = [] if row.is_map else [_cut(_shown(row.state))]
             maps = [_cut(text) for view in row.maps for text in _map_lines(view)]
             timers = [_timer(timer) for timer in row.timers[:_FEW]]
             if len(row.timers) > _FEW:
                 timers.append(f"and {len(row.timers) - _FEW:,} more")
+            if row.hold is not None:
+                timers.append(f"{moment(row.hold)} held")
             table.add_row(Text(_cut(repr(row.key))), Text("\n".join(state + maps)), Text("\n".join(timers)))
         parts.append(table)
     hidden = found.keys - len(found.rows)
@@ -176,34 +222,85 @@ class _Injectors(_Fitting):
 
     def table(self) -> Table:
         table = _table("injector", "watermark", "newest timestamp", numbers=["records"])
+        table.add_column("  held back by")
         for one in self.found:
-            table.add_row(escape(one.name), moment(one.watermark), moment(one.newest), f"{one.records:,}")
+            table.add_row(escape(one.name), moment(one.watermark), moment(one.newest), f"{one.records:,}", Text(f"  {_holder(one)}"))
+            for name, at in one.sub_sources.items():
+                table.add_row(Text(f"  {name!r}"), moment(at))
         return table
 
     def paragraphs(self) -> Iterable[tuple[str, str]]:
         for one in self.found:
-            yield one.name, f"watermark {moment(one.watermark)}, newest timestamp {moment(one.newest)}, {_count(one.records, 'record')}"
+            text = f"watermark {moment(one.watermark)}, newest timestamp {moment(one.newest)}, {_count(one.records, 'record')}"
+            text += f"\nheld back by {_holder(one)}" if _holder(one) else ""
+            yield one.name, text + "".join(f"\n{name!r} {moment(at)}" for name, at in one.sub_sources.items())
 
 
 class _Computations(_Fitting):
     def __init__(self, found: Sequence[ComputationStatus]) -> None:
         self.found = found
+        self.rare = [
+            (title, field)
+            for title, field in (("waiting", "waiting"), ("dead letters", "dead_letters"))
+            if any(getattr(one, field) for one in found)
+        ]
 
     def table(self) -> Table:
-        table = _table("computation", "low watermark", numbers=["lag", "keys", "timers", "records", "late", "fired", "produced", "log"])
+        rare = [title for title, _ in self.rare]
+        numbers = ["lag", "behind clock", "keys", "timers", "records", "late", "fired", "produced", *rare, "log"]
+        table = _table("computation", "low watermark", numbers=numbers)
         for one in self.found:
-            counts = [f"{n:,}" for n in (one.keys, one.timers, one.records, one.late, one.fired, one.produced)]
-            table.add_row(escape(one.name), moment(one.low_watermark), span(one.lag), *counts, size(one.log_bytes))
+            counts = [one.keys, one.timers, one.records, one.late, one.fired, one.produced, *(getattr(one, field) for _, field in self.rare)]
+            table.add_row(
+                escape(one.name), moment(one.low_watermark), span(one.lag), span(one.behind), *[f"{n:,}" for n in counts], size(one.log_bytes)
+            )
         return table
 
     def paragraphs(self) -> Iterable[tuple[str, str]]:
         for one in self.found:
-            lag = "" if one.lag is None else f", lag {span(one.lag)}"
+            lag = "" if one.lag is None else f", lag {span(one.lag)}, behind the clock {span(one.behind)}"
             parts = [
                 _count(one.keys, "key"), _count(one.timers, "timer"), _count(one.records, "record"),
-                f"{one.late:,} late", f"{one.fired:,} fired", f"{one.produced:,} produced", f"log {size(one.log_bytes)}",
+                f"{one.late:,} late", f"{one.fired:,} fired", f"{one.produced:,} produced",
+                *([f"{one.waiting:,} waiting"] if one.waiting else []),
+                *([_count(one.dead_letters, "dead letter")] if one.dead_letters else []), f"log {size(one.log_bytes)}",
             ]  # fmt: skip
             yield one.name, f"low watermark {moment(one.low_watermark)}{lag}\n" + ", ".join(parts)
+
+
+class _Deduplication(_Fitting):
+    def __init__(self, found: Sequence[ComputationStatus]) -> None:
+        self.found = found
+
+    def _numbers(self) -> Iterable[tuple[str, list[tuple[str, int]]]]:
+        for one in self.found:
+            assert one.dedup is not None
+            of = one.dedup
+            yield one.name, [("checked", of.checked), ("by the filter alone", of.filtered), ("dropped", of.dropped), ("held", one.ids_held)]
+
+    def table(self) -> Table:
+        table = _table("deduplication", numbers=["ids checked", "by the filter alone", "dropped", "held"])
+        for name, numbers in self._numbers():
+            table.add_row(escape(name), *[f"{number:,}" for _, number in numbers])
+        return table
+
+    def paragraphs(self) -> Iterable[tuple[str, str]]:
+        for name, numbers in self._numbers():
+            yield name, "ids: " + ", ".join(f"{number:,} {what}" for what, number in numbers)
+
+
+def _pairs(what: str, title: str, found: Iterable[tuple[str, str]]) -> Table:
+    """Names and a text each, which may wrap."""
+    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="dim")
+    table.add_column(what, no_wrap=True)
+    table.add_column(title, overflow="fold")
+    for name, text in found:
+        table.add_row(escape(name), Text(text))
+    return table
+
+
+def _holder(one: InjectorStatus) -> str:
+    return "" if one.watermark >= END else "nothing: it is idle" if one.idle else one.held_back_by
 
 
 def _card(row: RowView) -> RenderableType:
@@ -218,6 +315,8 @@ def _card(row: RowView) -> RenderableType:
     if row.is_map and not row.maps:
         card.add_row("state", "an empty map")
     card.add_row("timers", Text("\n".join(map(_timer, row.timers)) or "none"))
+    if row.hold is not None:
+        card.add_row("hold", moment(row.hold))
     return card
 
 
@@ -232,7 +331,8 @@ def _map_lines(view: MapView, named: bool = True) -> list[str]:
 
 def _timer(timer: Timer) -> str:
     kind = "low watermark" if timer.kind == LOW_WATERMARK else "wall clock"
-    return f"{moment(timer.time)} {timer.tag!r} ({kind})"
+    held = "" if timer.hold is None else f", holds {moment(timer.hold)}"
+    return f"{moment(timer.time)} {timer.tag!r} ({kind}{held})"
 
 
 def _shown(value: Any, whole: bool = False) -> str:
