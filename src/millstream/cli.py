@@ -30,6 +30,7 @@ from rich.live import Live
 
 from millstream import __version__
 from millstream.connector import commands as connector
+from millstream.connector import push_command
 from millstream.core.time import duration
 from millstream.errors import CheckpointError, DefinitionError, MillstreamError
 from millstream.pipeline import Pipeline
@@ -113,6 +114,7 @@ def _parser() -> argparse.ArgumentParser:
     state.set_defaults(command=_state)
 
     connector.add_commands(commands)
+    push_command.add_command(commands)
     return parser
 
 

@@ -151,6 +151,9 @@ class Epochs:
         """The files of a file source with their times of modification, and those that have been read."""
         raise NotImplementedError
 
+    def acknowledge(self, epoch: int) -> None:
+        """Tells sources what is safe: an epoch is committed and published."""
+
     # --- the epoch
 
     def run(self, batch: Any, epoch: int, drain: bool = False) -> None:
@@ -454,7 +457,7 @@ class Epochs:
         for emission in self.topology.emissions:
             parts = manifest.sinks.get(emission.name)
             if parts:
-                emission.sink.prepare(DriverContext(self.storage, self.program.name, emission.name, self.session()), manifest.epoch, parts)
+                emission.sink.prepare(self._context(emission.name), manifest.epoch, parts)
 
     # --- 7: after the commit
 
@@ -471,9 +474,13 @@ class Epochs:
             if at:
                 self.point("epoch.7-publishing", manifest.epoch)
             if name in sinks:
-                context = DriverContext(self.storage, self.program.name, name, self.session(), redo)
-                sinks[name].commit(context, manifest.epoch, parts)
+                sinks[name].commit(self._context(name, redo), manifest.epoch, parts)
         self.point("epoch.7-published", manifest.epoch)
+        if not manifest.drain:
+            self.acknowledge(manifest.epoch)
+
+    def _context(self, emission: str, redo: bool = False) -> DriverContext:
+        return DriverContext(self.storage, self.program.name, emission, self.session(), self.token, redo)
 
     def _maintain(self, manifest: Manifest) -> None:
         if self._refused:
@@ -491,7 +498,7 @@ class Epochs:
         folding.collect(self.log, manifest, self.folds.in_flight(), since)
         for emission in self.topology.emissions:
             keep = [str(part["staged"]) for part in manifest.sinks.get(emission.name, ()) if "staged" in part]
-            emission.sink.sweep(DriverContext(self.storage, self.program.name, emission.name), manifest.epoch - KEEP, keep)
+            emission.sink.sweep(self._context(emission.name), manifest.epoch - KEEP, keep)
 
     def drain(self, stopped: Callable[[], bool]) -> None:
         """Ends event time: epochs until no low-watermark timer and no stored production is left, or somebody says stop."""

@@ -23,7 +23,8 @@ from millstream.state.storage import open_storage
 _SUFFIX = {"json": "jsonl", "parquet": "parquet"}
 
 
-def _plain(value: Any) -> Any:
+def plain(value: Any) -> Any:
+    """What JSON makes of a value that it does not know."""
     if isinstance(value, bytes):
         return base64.b64encode(value).decode()
     raise TypeError(f"{type(value).__name__} cannot be written as JSON")
@@ -60,7 +61,7 @@ class Files(Sink):
         return {"staged": staged, "final": f"{context.label}-{context.epoch:010d}.{suffix}", "rows": len(rows)}
 
     def _json(self, rows: Sequence[SinkRow], context: TaskContext) -> bytes:
-        encoder = msgspec.json.Encoder(enc_hook=_plain)
+        encoder = msgspec.json.Encoder(enc_hook=plain)
         try:
             return encoder.encode_lines(rows)
         except Exception as error:

@@ -16,7 +16,7 @@ from millstream.core.guards import Guards
 from millstream.engine.epochs import Epochs, Stopped
 from millstream.engine.program import Program
 from millstream.engine.receipts import EpochOrder, Receipt, decode_receipt
-from millstream.errors import EpochAbandoned
+from millstream.errors import CheckpointError, EpochAbandoned
 from millstream.state.manifest import Manifest, ManifestLog
 
 from . import pickling, rows
@@ -43,6 +43,7 @@ class SparkEpochs(Epochs):
     ) -> None:
         super().__init__(program, place.shards, log, latest, token, offsets, Folds(place, token), Guards.without(os.environ.get(GUARDS_OFF, "")))
         self.place = place
+        self.offsets: SparkOffsets = offsets
         self.value_types = value_types
         self.files = files
         self.crash = faults.armed()
@@ -72,6 +73,25 @@ class SparkEpochs(Epochs):
 
     def read_files(self, injector: str) -> tuple[dict[str, int], set[str]]:
         return self.files[injector].now()
+
+    def acknowledge(self, epoch: int) -> None:
+        for at, injector in enumerate(self.topology.injectors.values()):
+            tell = getattr(injector.source, "acknowledge", None)
+            if tell is not None:
+                offset = self.offsets.end(epoch, at)
+                if offset is None:
+                    raise CheckpointError(
+                        f"injected stream {injector.name!r}: {injector.source.describe()} must be told what is committed, and Spark's offset log cannot be "
+                        f"read. Keep Spark's checkpoint in a local folder, with run(..., spark_checkpoint=...)."
+                    )
+                tell(offset)
+
+    def close(self) -> None:
+        """Ends what runs on the driver for sources."""
+        for injector in self.topology.injectors.values():
+            end = getattr(injector.source, "close", None)
+            if end is not None:
+                end()
 
     def _level_schemas(self) -> list[tuple[T.StructType, bytes]]:
         """What the tasks of each level put out: for Spark, and the same for Arrow."""

@@ -53,6 +53,11 @@ class SparkOffsets:
         except (ValueError, KeyError, TypeError):
             return None
 
+    def end(self, epoch: int, source: int) -> str | None:
+        """Where an epoch ends for a source, as Spark wrote it."""
+        lines = self._lines(epoch)
+        return None if lines is None else lines[source]
+
     def digest(self, epoch: int) -> str | None:
         """Tells one content of an epoch from another."""
         lines = self._lines(epoch)

@@ -121,6 +121,7 @@ class Handle:
             if not self._stopping or isinstance(self._epochs.error, MillstreamError):
                 self._error = self._fenced(error) or _translated(self._epochs.error or error)
         finally:
+            self._epochs.close()
             self._done.set()
 
     def _fenced(self, error: BaseException) -> Fenced | None:
