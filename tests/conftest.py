@@ -19,7 +19,7 @@ def _replicas(tmp_path_factory: pytest.TempPathFactory) -> None:
     # many short-lived JVMs: the quick compiler alone starts in half the time
     os.environ["JDK_JAVA_OPTIONS"] = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
     here = Path(__file__).parent  # the workers import the test modules that hold the computations
-    folders = [here, here / "spark", here / "crash", os.environ.get("PYTHONPATH", "")]
+    folders = [here, here / "spark", here / "crash", here / "connector", os.environ.get("PYTHONPATH", "")]
     os.environ["PYTHONPATH"] = os.pathsep.join(str(folder) for folder in folders)
 
 

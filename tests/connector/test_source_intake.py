@@ -15,7 +15,13 @@ from hypothesis import strategies as st
 from millstream.connector import intake as intake_module
 from millstream.connector import intake_reader as reader
 from millstream.connector.intake import Intake
-from millstream.connector.intake_batch import decode_entries, decode_head, decode_marks, encode_batch, is_whole
+from millstream.connector.intake_batch import (
+    decode_entries,
+    decode_head,
+    decode_marks,
+    encode_batch,
+    is_whole,
+)
 from millstream.connector.source_session import END, MESSAGE, WATERMARK, Entry
 from millstream.connector.source_streams import Mark
 from millstream.errors import CheckpointError, DamageError, StorageError

@@ -1,0 +1,137 @@
+"""`ms.sinks.connector`: phase one before the manifest, phase two after it; what fails in between decides nothing by itself."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from sinkjob import pipeline
+
+import millstream as ms
+from millstream.connector import SinkServer, WorkerClient, files
+
+pytestmark = pytest.mark.spark
+
+HERE = Path(__file__).parent
+
+
+@contextlib.contextmanager
+def serving(folder: Path, **options: Any) -> Iterator[SinkServer]:
+    """A sink on a folder, which is free again afterwards."""
+    outputs = ms.connector.Files(folder)
+    with SinkServer(outputs, **options) as running:
+        yield running
+    outputs.close()
+
+
+@pytest.fixture
+def server(tmp_path: Path) -> Iterator[SinkServer]:
+    with serving(tmp_path / "sink") as running:
+        yield running
+
+
+def write(work: Path, number: int, keys: str = "ab") -> None:
+    (work / "in").mkdir(parents=True, exist_ok=True)
+    hidden = work / "in" / f".{number}"
+    hidden.write_text("".join(json.dumps({"k": key, "n": number + 1, "at": 1_000 + number}) + "\n" for key in keys))
+    os.utime(hidden, (1_000 + number, 1_000 + number))
+    hidden.rename(work / "in" / f"{number}.json")
+
+
+def committed(folder: Path) -> list[tuple[str, int]]:
+    """What a reader of the sink sees."""
+    rows = []
+    for worker in files.workers(folder):
+        data = b"".join(files.read(folder, worker))
+        rows += [json.loads(line) for line in data.splitlines()]
+    return sorted((row["key"], row["value"]) for row in rows)
+
+
+def expected(count: int, keys: str = "ab") -> list[tuple[str, int]]:
+    return sorted((key, sum(range(1, n + 2))) for key in keys for n in range(count))
+
+
+def run(spark: Any, work: Path, sink: ms.sinks.Sink) -> None:
+    pipeline(work, sink).run(spark, checkpoint=work / "checkpoint", available_now=True, drain=False, shards=2).await_termination()
+
+
+def test_rows_are_committed_with_their_epoch_and_open_transactions_of_others_are_rolled_back(spark: Any, tmp_path: Path, server: SinkServer) -> None:
+    for number in range(3):
+        write(tmp_path, number)
+    for shard in range(2):  # an attempt of a run that died before its manifest
+        with WorkerClient.connect(server.address, f"sums-w-sums-id-{shard}", fence=7) as left:
+            left.write(b'{"key":"a","value":666}\n')
+            assert left.prepare("left by nobody")
+    run(spark, tmp_path, ms.sinks.connector(server.address))
+    assert committed(tmp_path / "sink") == expected(3)
+
+
+def test_a_sink_that_is_away_fails_the_epoch_and_nothing_is_lost(spark: Any, tmp_path: Path) -> None:
+    write(tmp_path, 0)
+    with serving(tmp_path / "sink") as server:
+        address = server.address
+        run(spark, tmp_path, ms.sinks.connector(address))
+    write(tmp_path, 1)
+    with pytest.raises(ms.errors.SinkError, match=address):
+        run(spark, tmp_path, ms.sinks.connector(address, patience="200ms"))
+    assert committed(tmp_path / "sink") == expected(1)
+    with serving(tmp_path / "sink", listen=address) as server:
+        run(spark, tmp_path, ms.sinks.connector(address))
+    assert committed(tmp_path / "sink") == expected(2)
+
+
+def test_a_sink_that_votes_no_fails_the_epoch_and_nothing_is_lost(spark: Any, tmp_path: Path) -> None:
+    folder = tmp_path / "sink"
+
+    class Full(OSError):
+        pass
+
+    outputs = ms.connector.Files(folder)
+
+    def full(worker: str) -> Any:
+        output = outputs(worker)
+
+        def prepare(*args: Any) -> None:
+            raise Full("no room")
+
+        output.prepare = prepare  # type: ignore[method-assign]
+        return output
+
+    write(tmp_path, 0)
+    with SinkServer(full) as server, pytest.raises(ms.errors.SinkError):
+        run(spark, tmp_path, ms.sinks.connector(server.address, patience="1s"))
+    outputs.close()
+    with serving(folder) as server:
+        run(spark, tmp_path, ms.sinks.connector(server.address))
+    assert committed(folder) == expected(1)
+
+
+def test_rows_may_be_encoded_by_the_user_and_the_cookie_is_needed(spark: Any, tmp_path: Path) -> None:
+    write(tmp_path, 0, keys="a")
+    with serving(tmp_path / "sink", cookie="secret") as server:
+        with pytest.raises(ms.errors.SinkError, match="cookie"):
+            run(spark, tmp_path, ms.sinks.connector(server.address, patience="0s"))
+        run(spark, tmp_path, ms.sinks.connector(server.address, cookie="secret", encode=lambda row: f"{row.key}={row.value};".encode()))
+    assert b"".join(b"".join(files.read(tmp_path / "sink", worker)) for worker in files.workers(tmp_path / "sink")) == b"a=1;"
+
+
+@pytest.mark.crash
+def test_after_a_kill_the_manifest_decides_what_becomes_of_open_transactions(tmp_path: Path) -> None:
+    """Before the manifest: rolled back and written again. After it: committed by the next run, and not written again."""
+    for number in range(4):
+        write(tmp_path, number)
+    with serving(tmp_path / "sink") as server:
+        faults = ms.testing.SparkFaults(HERE / "sinkjob.py", str(tmp_path), server.address)
+        faults.kill_at("epoch.5-checked", epoch=1)
+        assert committed(tmp_path / "sink") == expected(1)
+        faults.kill_at("epoch.6-committed", epoch=2)
+        assert committed(tmp_path / "sink") == expected(2), "the manifest is there, phase two is not"
+        faults.run()
+    assert committed(tmp_path / "sink") == expected(4)
+    assert sys.executable in faults.command
