@@ -295,4 +295,4 @@ def test_status_names_the_key_whose_state_holds_time_back(spark: Any, tmp_path: 
     status = run(p, spark, tmp_path, drain=False).status()
     gather = next(c for c in status.computations if c.name == "Gather")
     assert gather.low_watermark == BASE + 50
-    assert "hold" in gather.held_back_by and "'key" in gather.held_back_by and "'Windows'" in gather.held_back_by
+    assert "the timer 'window' at" in gather.held_back_by and "of key 'key" in gather.held_back_by and "'Windows'" in gather.held_back_by

@@ -158,7 +158,7 @@ def holder(
         elif what == "pending":
             text = f"a production of {describe(time)} that {name!r} has not consumed yet"
         elif what == "state":
-            text = f"a hold at {describe(time)} of key {keys.get(name, '?')} of computation {name!r}"
+            text = f"a hold at {describe(time)} by {keys.get(name, 'a key')} of computation {name!r}"
         else:
-            text = f"a timer at {describe(time)} of computation {name!r} that is due and has not had its turn"
+            text = f"a timer at {describe(time)} of {keys.get(name, 'a key')} of computation {name!r} that is due and has not had its turn"
         return Holder(what, name, time, path, text)

@@ -178,10 +178,13 @@ class Step:
         counts = self.counts
         counts.records = len(arrivals.timestamps)
         counts.touched = len(arrivals.keys) + len(due)
-        counts.next_low, _ = self._earliest(LOW_TIMER, left[LOW_TIMER])
+        counts.next_low, next_key = self._earliest(LOW_TIMER, left[LOW_TIMER])
         counts.next_wall, _ = self._earliest(WALL_TIMER, left[WALL_TIMER])
         counts.held, held_by = self._earliest(HOLD, HOLD)
-        counts.holder = "" if held_by is None else repr(key_of(held_by.decode()))
+        if held_by is not None:
+            counts.holder = self._holder(held_by)
+        elif counts.next_low is not None and counts.next_low <= times.low_watermark and next_key is not None:
+            counts.holder = f"key {key_of(next_key.decode())!r}"
         return Outcome(self.delta, self.computation._productions, counts)
 
     def _forgiving(self, row_key: bytes, text: str, arrivals: Arrivals, at: int, stop: int) -> None:
@@ -425,6 +428,15 @@ class Step:
         fresh = min((e for e, value in delta.items() if value is not None and e.startswith(kind)), default=None)
         first = min((entry for entry in (stored, fresh) if entry is not None), default=None)
         return (None, None) if first is None else (timer_time(first), timer_row_key(first))
+
+    def _holder(self, row_key: bytes) -> str:
+        """For people: what of a key holds the output watermark."""
+        raw = self.delta.get(ROW + row_key) or self.store.get(ROW + row_key)
+        key = f"key {key_of(row_key.decode())!r}"
+        if raw is None:
+            return key
+        _, kind, time, tag = decode_row(raw).holds[0]
+        return f"the timer {tag!r} at {time} of {key}" if kind else f"the state of {key}"
 
     def _blame(self, error: Exception) -> HookError:
         c = self.computation

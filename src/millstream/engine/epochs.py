@@ -480,7 +480,7 @@ class Epochs:
             self.acknowledge(manifest.epoch)
 
     def _context(self, emission: str, redo: bool = False) -> DriverContext:
-        return DriverContext(self.storage, self.program.name, emission, self.session(), self.token, redo)
+        return DriverContext(self.storage, self.program.name, emission, self.session(), redo, self.token)
 
     def _maintain(self, manifest: Manifest) -> None:
         if self._refused:

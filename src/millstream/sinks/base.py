@@ -44,8 +44,8 @@ class DriverContext(msgspec.Struct):
     pipeline: str
     emission: str
     spark: Any = None
-    token: str = "0-"  # of the run
     redo: bool = False  # the epoch may have been published before: a part that is gone was moved then
+    token: str = "0-"  # of the run
 
 
 class Sink:

@@ -97,9 +97,9 @@ def held_back_by(manifest: Manifest) -> dict[str, str]:
     producers = {stream: name for name, c in manifest.computations.items() for stream in c.streams}
     keys = {}
     for name, c in manifest.computations.items():
-        holding = [shard for shard in c.shards if shard.held is not None]
+        holding = [shard for shard in c.shards if shard.holder]
         if holding:
-            keys[name] = min(holding, key=lambda shard: shard.held or 0).holder
+            keys[name] = min(holding, key=lambda shard: shard.output).holder
     standings = standings_of(manifest)
     found = {}
     for name in manifest.computations:
