@@ -305,9 +305,8 @@ def test_listening_beyond_this_machine_without_a_cookie_is_refused(tmp_path: Pat
 
 
 def test_a_port_that_is_taken_is_an_error_and_the_folder_is_free_again(tmp_path: Path) -> None:
-    with socket.create_server(("127.0.0.1", 0)) as taken:
-        with pytest.raises(StorageError, match="cannot listen"):
-            SourceServer(tmp_path, f"127.0.0.1:{taken.getsockname()[1]}").start()
+    with socket.create_server(("127.0.0.1", 0)) as taken, pytest.raises(StorageError, match="cannot listen"):
+        SourceServer(tmp_path, f"127.0.0.1:{taken.getsockname()[1]}").start()
     SourceServer(tmp_path).start().stop()
 
 

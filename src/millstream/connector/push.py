@@ -48,6 +48,7 @@ _AT_ONCE = 4096  # messages of one stream, before another stream has its turn
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.05, 2.0
 _ASK_AGAIN = 0.3
 _FAREWELL = 2.0
+_PARTING = 0.5
 
 
 class _Stream:
@@ -68,7 +69,7 @@ class _Stream:
         self.refused_since: float | None = None
 
     def waits(self) -> bool:
-        return any(item[2] for item in self.unsent) or any(item[2] for item in self.unacknowledged) or (self.ending and not self.end_sent)
+        return any(item[2] for item in self.unsent) or bool(self.unacknowledged) or (self.ending and not self.end_sent)
 
 
 class PushClient:
@@ -234,9 +235,15 @@ class PushClient:
         """Everything up to this id is committed."""
         found.acknowledged = point if found.acknowledged is None else max(point, found.acknowledged)
         found.last = max(found.last, found.acknowledged)
+        marks = []
         for queue in (found.unacknowledged, found.unsent):
-            while queue and queue[0][0] <= found.acknowledged and (queue[0][2] or queue is found.unacknowledged):
-                self._kept -= len(queue.popleft()[1])
+            while queue and queue[0][0] <= found.acknowledged:
+                item = queue.popleft()
+                if item[2]:
+                    self._kept -= len(item[1])
+                else:
+                    marks.append(item)  # still to be sent
+        found.unsent.extendleft(reversed(marks))
 
     # ---- the thread
 
@@ -306,6 +313,8 @@ class PushClient:
         deadline = time.monotonic() + self._timeout
         with self._changed:
             for found in self._streams.values():
+                if found.end_sent and not found.waits():
+                    continue  # it has ended, and may be somebody else's by now
                 found.unsent.extendleft(reversed(found.unacknowledged))
                 found.unacknowledged.clear()
                 found.is_open = found.end_sent = False
@@ -316,7 +325,7 @@ class PushClient:
             if not out:
                 out = self._collect(session)
             if not out and self._closing is not None:
-                return
+                return self._part(sock)
             if session.state is Client.AWAIT_OK and time.monotonic() > deadline:
                 raise TimeoutError("the server does not answer a greeting")
             while out:
@@ -326,6 +335,14 @@ class PushClient:
                     break
             if not self._hear(sock, session, decoder, bool(out)):
                 return
+
+    def _part(self, sock: socket.socket) -> None:
+        """Closes so that what was sent arrives: closing with unread answers would make TCP throw it away."""
+        with contextlib.suppress(OSError, ssl.SSLError):
+            sock.settimeout(_PARTING)
+            sock.shutdown(socket.SHUT_WR)
+            while sock.recv(_READ):
+                pass
 
     def _hear(self, sock: socket.socket, session: PushSession, decoder: Decoder, is_writing: bool) -> bool:
         """Waits for something to do, and takes in what has come. False when the server has closed."""
