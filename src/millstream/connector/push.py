@@ -25,7 +25,7 @@ from __future__ import annotations
 import contextlib
 import os
 import secrets
-import select
+import selectors
 import socket
 import ssl
 import threading
@@ -104,6 +104,8 @@ class PushClient:
         self._is_awake = False
         self._wake_read, self._wake_write = socket.socketpair()
         self._wake_read.setblocking(False)
+        self._selector: selectors.BaseSelector = selectors.DefaultSelector()  # of the connection that there is; the thread's own
+        self._selector.close()
         self._thread = threading.Thread(target=self._run, name="millstream-push", daemon=True)
         self._thread.start()
 
@@ -253,7 +255,9 @@ class PushClient:
             while self._closing is None:
                 session = PushSession(self._program, self.instance, self._cookie)
                 try:
-                    with self._dial() as sock:
+                    with self._dial() as sock, selectors.DefaultSelector() as self._selector:
+                        self._selector.register(sock, selectors.EVENT_READ)
+                        self._selector.register(self._wake_read, selectors.EVENT_READ)
                         self._talk(sock, session)
                 except (OSError, ssl.SSLError) as error:
                     why: object = error
@@ -347,13 +351,14 @@ class PushClient:
     def _hear(self, sock: socket.socket, session: PushSession, decoder: Decoder, is_writing: bool) -> bool:
         """Waits for something to do, and takes in what has come. False when the server has closed."""
         more = isinstance(sock, ssl.SSLSocket) and sock.pending() > 0
-        readable, _, _ = select.select([sock, self._wake_read], [sock] if is_writing else [], [], 0 if more else 0.1)
-        if self._wake_read in readable:
+        self._selector.modify(sock, selectors.EVENT_READ | (selectors.EVENT_WRITE if is_writing else 0))
+        ready = {key.fileobj: events for key, events in self._selector.select(0 if more else 0.1)}
+        if self._wake_read in ready:
             with self._changed:
                 self._is_awake = False
                 with contextlib.suppress(BlockingIOError):
                     self._wake_read.recv(4096)
-        if sock not in readable and not more:
+        if not ready.get(sock, 0) & selectors.EVENT_READ and not more:
             return True
         try:
             data = sock.recv(_READ)

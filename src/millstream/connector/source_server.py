@@ -49,6 +49,7 @@ _BATCH_MESSAGES = 4096
 _LINGER = 0.5
 _ENTRY_OVERHEAD = 64
 _AGAIN = 0.5
+_BACKLOG = 128  # connections that are accepted at once, before any is counted
 
 T = TypeVar("T")
 
@@ -186,7 +187,7 @@ class SourceServer:
     # ---- below: the loop's thread
 
     async def _listen(self) -> None:
-        self._listener = await self._loop.create_server(lambda: _Peer(self), self._host or None, self._port, backlog=512)
+        self._listener = await self._loop.create_server(lambda: _Peer(self), self._host or None, self._port, backlog=_BACKLOG)
         host, port = self._listener.sockets[0].getsockname()[:2]
         self.address = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
