@@ -278,6 +278,8 @@ class SourceServer:
         self._end = stretches[-1].end
         self._counts["received"] += sum(stretch.entries for stretch in stretches)
         self._counts["fsyncs"] += 1
+        if stretches[0].end <= self._acknowledged:
+            self._tell_committed(self._acknowledged)  # an epoch has read it, and was committed, before we heard that it is durable
         self._press()
         self._write()
 
