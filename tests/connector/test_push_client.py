@@ -71,11 +71,11 @@ def test_a_line_that_breaks_anywhere_loses_and_doubles_nothing(tmp_path: Path, s
                     client.declare("a", id)
                 if id % 250 == 0:
                     time.sleep(0.05)
+            until(lambda: line.breaks > 3, 30)
             line.is_whole = True
             client.end("a")
             assert client.wait(30)
         line.close()
-        assert line.breaks > 3
         assert [id for name, id, _ in stored(server) if name == "a"] == list(range(1, 1501))
         assert [id for name, id, _ in stored(server) if name == "b"] == list(range(7, 10501, 7))
         until(lambda: server.watermark(("a",)) == 1500)
