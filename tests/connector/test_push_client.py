@@ -199,3 +199,13 @@ def test_nothing_is_sent_without_a_credit() -> None:
             client.send("s", id, b"x")
         assert not client.wait(0.3)
         assert [type(frame) for frame in server.heard] == [m.Hello, m.Notify, m.Message, m.Message, m.Message]
+
+
+def test_what_is_queued_is_sent_without_pauses(tmp_path: Path) -> None:
+    """A queue of eighty chunks; a client that waited after each would need eight seconds."""
+    with SourceServer(tmp_path) as server, Committing(server), PushClient(server.address) as client:
+        client.notify("s")
+        for id in range(1, 10_001):
+            client.send("s", id, b"x" * 2000)
+        started = time.monotonic()
+        assert client.wait(20) and time.monotonic() - started < 5

@@ -337,6 +337,7 @@ class PushClient:
                     out = out[sock.send(out) :]
                 except (BlockingIOError, ssl.SSLWantWriteError, ssl.SSLWantReadError):
                     break
+            out = out or self._collect(session)  # what there is to send is not waited with
             if not self._hear(sock, session, decoder, bool(out)):
                 return
 
