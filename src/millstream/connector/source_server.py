@@ -103,6 +103,7 @@ class SourceServer:
         self._gathered: list[tuple[_Peer, list[Entry]]] = []
         self._gathered_size = 0
         self._is_writing = False
+        self._writing_size = 0
         self._is_paused = False
         self._on_the_way: deque[tuple[Stretch, dict[_Peer, int]]] = deque()  # durable, not committed; in the order of the log
         self._end = self._acknowledged = 0
@@ -166,7 +167,7 @@ class SourceServer:
                 "streams": len(self._streams),
                 "end": self._end,
                 "acknowledged": self._acknowledged,
-                "waiting_bytes": self._gathered_size,
+                "waiting_bytes": self._gathered_size + self._writing_size,
             }
         )
 
@@ -262,12 +263,13 @@ class SourceServer:
             self._is_writing = False
             return
         gathered, self._gathered = self._gathered, []
-        size, self._gathered_size = self._gathered_size, 0
+        self._writing_size, self._gathered_size = self._gathered_size, 0
         groups, owners = _grouped(gathered, self._batch_messages)
         future = self._loop.run_in_executor(self._disk, self._intake.write, groups)
-        future.add_done_callback(lambda done: self._written(done, owners, size))
+        future.add_done_callback(lambda done: self._written(done, owners))
 
-    def _written(self, done: asyncio.Future[list[Stretch]], owners: list[dict[_Peer, int]], size: int) -> None:
+    def _written(self, done: asyncio.Future[list[Stretch]], owners: list[dict[_Peer, int]]) -> None:
+        self._writing_size = 0
         error = done.exception()
         if error is not None:
             self._disk_failed(error)
@@ -295,7 +297,8 @@ class SourceServer:
 
     def _press(self) -> None:
         """Rule 2: stops reading, or goes on."""
-        full = self._gathered_size > self._pending_limit or self._end - self._acknowledged > self._backlog
+        coming = self._gathered_size + self._writing_size
+        full = self._gathered_size > self._pending_limit or self._end - self._acknowledged + coming > self._backlog
         if full != self._is_paused:
             self._is_paused = full
             for peer in self._greeted:
