@@ -79,8 +79,8 @@ class Desk:
         done, self.stored = self.stored[:count], self.stored[count:]
         marks: dict[str, Mark] = {}
         credits: dict[SourceSession, int] = {}
-        for session, (name, kind, id, time, _, _) in done:
-            advance(marks, [Mark(name, id if kind == 0 else None, time if kind == 1 else None, kind == 2)])
+        for session, (name, kind, id, at, _, _) in done:
+            advance(marks, [Mark(name, id if kind == 0 else None, at if kind == 1 else None, kind == 2)])
             credits[session] = credits.get(session, 0) + 1
         self.streams.committed(marks.values())
         for session in list(self.said):

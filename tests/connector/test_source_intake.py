@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import random
 import shutil
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -128,7 +129,7 @@ def test_recovery_knows_what_was_received_and_what_was_acknowledged(tmp_path: Pa
 def test_acknowledged_segments_are_deleted_and_the_last_acknowledged_epoch_stays_readable(tmp_path: Path) -> None:
     intake = Intake(tmp_path, segment_size=100).open()
     ends = [0, *(intake.write([group("s", 1 + 3 * at)])[-1].end for at in range(8))]
-    for low, high in zip(ends, ends[1:], strict=False):
+    for low, high in pairwise(ends):
         intake.acknowledge(high)
         assert len(content(tmp_path, low, high)) == 3
     assert len(reader.segments(tmp_path)) <= 2
@@ -294,5 +295,5 @@ def test_parts_of_an_epoch_are_all_of_it_and_do_not_overlap(tmp_path: Path) -> N
     for parts in (1, 2, 3, 7, 50):
         pieces = reader.split(tmp_path, ends[1], ends[-1], parts, smallest=1)
         assert len(pieces) <= parts and pieces[0][0] == ends[1] and pieces[-1][1] == ends[-1]
-        assert all(one[1] == other[0] for one, other in zip(pieces, pieces[1:], strict=False))
+        assert all(one[1] == other[0] for one, other in pairwise(pieces))
     assert reader.split(tmp_path, ends[3], ends[3], 4) == [] and len(reader.split(tmp_path, 0, ends[-1], 4)) == 1

@@ -25,7 +25,7 @@ from __future__ import annotations
 import contextlib
 import os
 import secrets
-import select
+import selectors
 import socket
 import ssl
 import threading
@@ -48,6 +48,7 @@ _AT_ONCE = 4096  # messages of one stream, before another stream has its turn
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.05, 2.0
 _ASK_AGAIN = 0.3
 _FAREWELL = 2.0
+_PARTING = 0.5
 
 
 class _Stream:
@@ -68,7 +69,7 @@ class _Stream:
         self.refused_since: float | None = None
 
     def waits(self) -> bool:
-        return any(item[2] for item in self.unsent) or any(item[2] for item in self.unacknowledged) or (self.ending and not self.end_sent)
+        return any(item[2] for item in self.unsent) or bool(self.unacknowledged) or (self.ending and not self.end_sent)
 
 
 class PushClient:
@@ -103,6 +104,8 @@ class PushClient:
         self._is_awake = False
         self._wake_read, self._wake_write = socket.socketpair()
         self._wake_read.setblocking(False)
+        self._selector: selectors.BaseSelector = selectors.DefaultSelector()  # of the connection that there is; the thread's own
+        self._selector.close()
         self._thread = threading.Thread(target=self._run, name="millstream-push", daemon=True)
         self._thread.start()
 
@@ -234,9 +237,15 @@ class PushClient:
         """Everything up to this id is committed."""
         found.acknowledged = point if found.acknowledged is None else max(point, found.acknowledged)
         found.last = max(found.last, found.acknowledged)
+        marks = []
         for queue in (found.unacknowledged, found.unsent):
-            while queue and queue[0][0] <= found.acknowledged and (queue[0][2] or queue is found.unacknowledged):
-                self._kept -= len(queue.popleft()[1])
+            while queue and queue[0][0] <= found.acknowledged:
+                item = queue.popleft()
+                if item[2]:
+                    self._kept -= len(item[1])
+                else:
+                    marks.append(item)  # still to be sent
+        found.unsent.extendleft(reversed(marks))
 
     # ---- the thread
 
@@ -246,7 +255,9 @@ class PushClient:
             while self._closing is None:
                 session = PushSession(self._program, self.instance, self._cookie)
                 try:
-                    with self._dial() as sock:
+                    with self._dial() as sock, selectors.DefaultSelector() as self._selector:
+                        self._selector.register(sock, selectors.EVENT_READ)
+                        self._selector.register(self._wake_read, selectors.EVENT_READ)
                         self._talk(sock, session)
                 except (OSError, ssl.SSLError) as error:
                     why: object = error
@@ -306,6 +317,8 @@ class PushClient:
         deadline = time.monotonic() + self._timeout
         with self._changed:
             for found in self._streams.values():
+                if found.end_sent and not found.waits():
+                    continue  # it has ended, and may be somebody else's by now
                 found.unsent.extendleft(reversed(found.unacknowledged))
                 found.unacknowledged.clear()
                 found.is_open = found.end_sent = False
@@ -316,7 +329,7 @@ class PushClient:
             if not out:
                 out = self._collect(session)
             if not out and self._closing is not None:
-                return
+                return self._part(sock)
             if session.state is Client.AWAIT_OK and time.monotonic() > deadline:
                 raise TimeoutError("the server does not answer a greeting")
             while out:
@@ -324,19 +337,29 @@ class PushClient:
                     out = out[sock.send(out) :]
                 except (BlockingIOError, ssl.SSLWantWriteError, ssl.SSLWantReadError):
                     break
+            out = out or self._collect(session)  # what there is to send is not waited with
             if not self._hear(sock, session, decoder, bool(out)):
                 return
+
+    def _part(self, sock: socket.socket) -> None:
+        """Closes so that what was sent arrives: closing with unread answers would make TCP throw it away."""
+        with contextlib.suppress(OSError, ssl.SSLError):
+            sock.settimeout(_PARTING)
+            sock.shutdown(socket.SHUT_WR)
+            while sock.recv(_READ):
+                pass
 
     def _hear(self, sock: socket.socket, session: PushSession, decoder: Decoder, is_writing: bool) -> bool:
         """Waits for something to do, and takes in what has come. False when the server has closed."""
         more = isinstance(sock, ssl.SSLSocket) and sock.pending() > 0
-        readable, _, _ = select.select([sock, self._wake_read], [sock] if is_writing else [], [], 0 if more else 0.1)
-        if self._wake_read in readable:
+        self._selector.modify(sock, selectors.EVENT_READ | (selectors.EVENT_WRITE if is_writing else 0))
+        ready = {key.fileobj: events for key, events in self._selector.select(0 if more else 0.1)}
+        if self._wake_read in ready:
             with self._changed:
                 self._is_awake = False
                 with contextlib.suppress(BlockingIOError):
                     self._wake_read.recv(4096)
-        if sock not in readable and not more:
+        if not ready.get(sock, 0) & selectors.EVENT_READ and not more:
             return True
         try:
             data = sock.recv(_READ)

@@ -40,11 +40,11 @@ class SourceDecoder:
         return len(self._buffer) - self._at + len(self._partial)
 
     def receive(self, data: bytes) -> None:
-        """Takes what came from the peer. To be called when `next` has said that more bytes are needed."""
+        """Takes what came from the peer."""
         if self._error is not None:
             return
         if not self._partial:
-            self._buffer, self._at = data, 0
+            self._buffer, self._at = self._buffer[self._at :] + data, 0  # as a rule the buffer is used up
             return
         self._partial += data
         if len(self._partial) >= self._needed:

@@ -49,6 +49,7 @@ _BATCH_MESSAGES = 4096
 _LINGER = 0.5
 _ENTRY_OVERHEAD = 64
 _AGAIN = 0.5
+_BACKLOG = 128  # connections that are accepted at once, before any is counted
 
 T = TypeVar("T")
 
@@ -102,6 +103,7 @@ class SourceServer:
         self._gathered: list[tuple[_Peer, list[Entry]]] = []
         self._gathered_size = 0
         self._is_writing = False
+        self._writing_size = 0
         self._is_paused = False
         self._on_the_way: deque[tuple[Stretch, dict[_Peer, int]]] = deque()  # durable, not committed; in the order of the log
         self._end = self._acknowledged = 0
@@ -165,7 +167,7 @@ class SourceServer:
                 "streams": len(self._streams),
                 "end": self._end,
                 "acknowledged": self._acknowledged,
-                "waiting_bytes": self._gathered_size,
+                "waiting_bytes": self._gathered_size + self._writing_size,
             }
         )
 
@@ -186,7 +188,7 @@ class SourceServer:
     # ---- below: the loop's thread
 
     async def _listen(self) -> None:
-        self._listener = await self._loop.create_server(lambda: _Peer(self), self._host or None, self._port, backlog=512)
+        self._listener = await self._loop.create_server(lambda: _Peer(self), self._host or None, self._port, backlog=_BACKLOG)
         host, port = self._listener.sockets[0].getsockname()[:2]
         self.address = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
@@ -261,12 +263,13 @@ class SourceServer:
             self._is_writing = False
             return
         gathered, self._gathered = self._gathered, []
-        size, self._gathered_size = self._gathered_size, 0
+        self._writing_size, self._gathered_size = self._gathered_size, 0
         groups, owners = _grouped(gathered, self._batch_messages)
         future = self._loop.run_in_executor(self._disk, self._intake.write, groups)
-        future.add_done_callback(lambda done: self._written(done, owners, size))
+        future.add_done_callback(lambda done: self._written(done, owners))
 
-    def _written(self, done: asyncio.Future[list[Stretch]], owners: list[dict[_Peer, int]], size: int) -> None:
+    def _written(self, done: asyncio.Future[list[Stretch]], owners: list[dict[_Peer, int]]) -> None:
+        self._writing_size = 0
         error = done.exception()
         if error is not None:
             self._disk_failed(error)
@@ -277,6 +280,8 @@ class SourceServer:
         self._end = stretches[-1].end
         self._counts["received"] += sum(stretch.entries for stretch in stretches)
         self._counts["fsyncs"] += 1
+        if stretches[0].end <= self._acknowledged:
+            self._tell_committed(self._acknowledged)  # an epoch has read it, and was committed, before we heard that it is durable
         self._press()
         self._write()
 
@@ -292,7 +297,8 @@ class SourceServer:
 
     def _press(self) -> None:
         """Rule 2: stops reading, or goes on."""
-        full = self._gathered_size > self._pending_limit or self._end - self._acknowledged > self._backlog
+        coming = self._gathered_size + self._writing_size
+        full = self._gathered_size > self._pending_limit or self._end - self._acknowledged + coming > self._backlog
         if full != self._is_paused:
             self._is_paused = full
             for peer in self._greeted:
