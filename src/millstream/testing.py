@@ -26,7 +26,6 @@ from millstream.core.guards import ALL_GUARDS, Guards
 from millstream.core.record import Timer
 from millstream.core.topology import ADAPTIVE
 from millstream.engine.local import Emitted, LocalEngine, SimulatedCrash
-from millstream.engine.schedules import KINDS, Rows, trial
 from millstream.errors import DefinitionError
 from millstream.pipeline import Pipeline
 
@@ -157,6 +156,11 @@ def assert_exactly_once(
     >>> rows = [{"word": "tea", "at": at, "id": str(at)} for at in range(10)]
     >>> ms.testing.assert_exactly_once(pipeline, rows, seeds=range(5))
     """
+    from millstream.engine.schedules import (  # they need pyarrow and lmdb, which importing millstream does not
+        KINDS,
+        trial,
+    )
+
     program = pipeline.program()
     rows = _rows(pipeline, records)
     kinds = tuple(faults) if faults is not None else KINDS
@@ -171,7 +175,7 @@ def assert_exactly_once(
             raise AssertionError(f"pipeline {pipeline.name!r} is not exactly once. {found}")
 
 
-def _rows(pipeline: Pipeline, records: Any) -> Rows:
+def _rows(pipeline: Pipeline, records: Any) -> Sequence[tuple[str, dict[str, Any]]]:
     injected = list(pipeline.topology().injectors)
     if isinstance(records, Mapping):
         unknown = [stream for stream in records if stream not in injected]

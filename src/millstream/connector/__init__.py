@@ -1,4 +1,4 @@
-"""The connector: how bytes leave a pipeline for a program outside it, exactly once, over TCP and in two phases.
+"""The connector: how bytes leave a pipeline for a program outside it, and messages come in, exactly once, over TCP.
 
 The wire protocol is that of Wallaroo's connectors, version 3, byte for byte.
 
@@ -10,6 +10,8 @@ Pure (no sockets, files, threads or clock; tested without either end being there
     worker_session    the worker's end: its tables of states
     txnlog            the log of transactions: typed records, torn or damaged
     names             what a worker may be called, and what its files are called
+    source_tables, source_streams, source_session, push_session    the source's end and the pusher's: tables, ids and watermarks, sessions
+    source_frames, intake_batch    runs of messages, and how they lie in the log
 
 Sockets, files and threads:
     connection, lane, server    the sink server: bytes, one worker's thread, all workers
@@ -17,6 +19,8 @@ Sockets, files and threads:
     worker                the client of a sink
     credentials           cookies, certificates, addresses
     commands              `millstream sink` and `millstream sink-read`
+    source_server, intake, intake_reader    the injector's server, its durable log, and who reads it
+    push, push_command    the pushing side: the client, and `millstream push`
 """
 
 from millstream.connector.credentials import Tls
@@ -24,7 +28,9 @@ from millstream.connector.files import Files
 from millstream.connector.ledger import Open, Standing
 from millstream.connector.output import Memory, Output
 from millstream.connector.postgres import Postgres
+from millstream.connector.push import PushClient
 from millstream.connector.server import SinkServer
+from millstream.connector.source_server import SourceServer
 from millstream.connector.worker import WorkerClient
 
-__all__ = ["Files", "Memory", "Open", "Output", "Postgres", "SinkServer", "Standing", "Tls", "WorkerClient"]
+__all__ = ["Files", "Memory", "Open", "Output", "Postgres", "PushClient", "SinkServer", "SourceServer", "Standing", "Tls", "WorkerClient"]

@@ -24,15 +24,14 @@ from typing import Any, Protocol
 
 import msgspec
 
-from millstream.core import adaptive
 from millstream.core.adaptive import EdgeState
 from millstream.core.authority import Edge, Standing, propagate, times
 from millstream.core.guards import Guards
 from millstream.core.outcome import Times
-from millstream.core.step import LAST_LATE
 from millstream.core.time import END
 from millstream.core.topology import ADAPTIVE
 from millstream.core.watermark import Declared, FileTimes, Progress, Seen, effective
+from millstream.engine.aftermath import computation_after, edges_after
 from millstream.engine.program import Program
 from millstream.engine.receipts import EpochOrder, Receipt
 from millstream.errors import (
@@ -50,10 +49,8 @@ from millstream.sinks.base import DriverContext
 from millstream.state import folding
 from millstream.state.manifest import (
     KEEP,
-    ComputationState,
     Manifest,
     ManifestLog,
-    ShardState,
     edge_name,
     refuse,
     run_number,
@@ -389,7 +386,10 @@ class Epochs:
             if drain:
                 after.watermark = END
             injectors[name] = after
-        computations = {spec.name: self._computation(spec.name, epoch, before, standings[spec.name], receipts) for spec in self.topology.computations}
+        computations = {
+            spec.name: computation_after(self.program, spec, before, epoch, self.token, standings[spec.name], receipts, self.shards, self.folds.adopt)
+            for spec in self.topology.computations
+        }
         sinks: dict[str, list[dict[str, Any]]] = {}
         for receipt in receipts:
             for name, part in receipt.parts.items():
@@ -399,59 +399,12 @@ class Epochs:
         manifest = Manifest(
             epoch, self.token, now, runs[-KEPT_RUNS:], injectors, computations, sinks, drain,
             offsets=None if drain else self.offsets.digest(epoch), pending=pending,
-            edges=self._edges(before, receipts, stored), refused=(before.refused if before else 0) + len(refused),
+            edges=edges_after(self.topology, self.adaptive, before, receipts, stored), refused=(before.refused if before else 0) + len(refused),
         )  # fmt: skip
         self._refused = refused
         over = not pending and all(c.low_watermark == END and shard.next_low is None for c in computations.values() for shard in c.shards)
         manifest.drained = (drain and over) or (before is not None and before.drained)
         return manifest
-
-    def _edges(self, before: Manifest | None, receipts: Sequence[Receipt], stored: dict[Edge, str]) -> dict[str, EdgeState]:
-        found = {}
-        for edge in self.adaptive:
-            stream, consumer = edge
-            deltas = [r.deltas[consumer] for r in receipts if consumer in r.deltas]
-            busy = any(delta.counts.records for delta in deltas)
-            millis = max(delta.millis for delta in deltas) if busy else None
-            old = before.edges.get(edge_name(*edge), EdgeState()) if before else EdgeState()
-            found[edge_name(*edge)] = adaptive.decide(old, edge in stored, stored.get(edge, ""), millis, self.topology.slow_after(stream, consumer))
-        return found
-
-    def _computation(self, name: str, epoch: int, before: Manifest | None, standing: Standing, receipts: Sequence[Receipt]) -> ComputationState:
-        old = before.computations.get(name) if before else None
-        old = old or ComputationState(shards=[ShardState() for _ in range(self.shards)])
-        new = ComputationState(
-            standing.low, [], self.program.codec_of(name).name, self.topology.feeds(name), old.records, old.late, old.fired, old.produced,
-            old.lineage or f"{epoch}-{self.token}-{name}", list(self.topology.by_name[name].streams), standing.output,
-            dict(old.late_by), old.last_late, old.dead, msgspec.structs.replace(old.dedup),
-        )  # fmt: skip
-        mine = {r.shard: r.deltas[name] for r in receipts if name in r.deltas}
-        for shard, state in enumerate(old.shards):
-            segments: list[SegmentRef] = self.folds.adopt(name, shard, state.segments)
-            delta = mine.get(shard)
-            after = msgspec.structs.replace(state, segments=segments, low_watermark=standing.low)
-            if delta is not None:
-                counts = delta.counts
-                if delta.segment is not None:
-                    after.segments = [*segments, delta.segment]
-                after.keys += counts.keys
-                after.timers += counts.timers
-                after.next_low, after.next_wall = counts.next_low, counts.next_wall
-                after.held, after.holder = counts.held, counts.holder
-                after.ids += delta.dedup.held
-                new.records += counts.records
-                new.late += counts.late
-                new.fired += counts.fired
-                new.produced += delta.produced
-                new.dead += counts.dead
-                for stream, late in counts.late_by.items():
-                    new.late_by[stream] = new.late_by.get(stream, 0) + late
-                new.last_late = [*new.last_late, *counts.last_late][-LAST_LATE:]
-                new.dedup.add(delta.dedup)
-            overdue = after.next_low if after.next_low is not None and after.next_low <= standing.low else END
-            after.output = max(standing.output, min(standing.low, END if after.held is None else after.held, overdue))
-            new.shards.append(after)
-        return new
 
     def _prepare(self, manifest: Manifest) -> None:
         for emission in self.topology.emissions:

@@ -9,8 +9,9 @@ from typing import Any
 
 from millstream.core.guards import ALL_GUARDS, Guards
 from millstream.core.watermark import Bounded
+from millstream.engine.modelled import Violation
 from millstream.engine.program import Program
-from millstream.engine.simulated import Fault, Plan, Simulation, Violation, compare, undisturbed
+from millstream.engine.simulated import Fault, Plan, Simulation, compare, undisturbed
 from millstream.errors import MillstreamError
 from millstream.faults import POINTS
 

@@ -17,7 +17,6 @@ compared with the local engine, which knows nothing of all this.
 
 from __future__ import annotations
 
-import pickle
 import random
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -34,18 +33,17 @@ from millstream.core.step import Arrivals
 from millstream.core.topology import Emission, Group, Topology
 from millstream.engine.epochs import Epochs
 from millstream.engine.intake import Intake
-from millstream.engine.local import LocalEngine, MemoryStore
+from millstream.engine.local import LocalEngine
+from millstream.engine.modelled import Host, Killed, Ledger, Replica, Violation
 from millstream.engine.program import Arrival, BodyBatch, Program, Worker
 from millstream.engine.receipts import EpochOrder, Receipt
 from millstream.engine.staging import Staging, outgoing
 from millstream.errors import Fenced, MillstreamError
-from millstream.sinks.base import DriverContext, Part, Sink, SinkRow, TaskContext
 from millstream.state.folding import adopt, collect, fold
 from millstream.state.manifest import Manifest, ManifestLog
 from millstream.state.memory import MemoryStorage
 from millstream.state.parcel import read_slice
-from millstream.state.replica import mark_of, missing
-from millstream.state.segment import SegmentRef, merge, read_blocks, runs
+from millstream.state.segment import SegmentRef, merge, runs
 
 
 class Fault(msgspec.Struct, frozen=True):
@@ -68,71 +66,6 @@ class Plan(msgspec.Struct):
 
     epochs: list[list[tuple[str, dict[str, Any]]]]
     clock: list[int]
-
-
-class Killed(BaseException):
-    """The driver's process is gone."""
-
-
-class Violation(AssertionError):
-    """Something that must never happen has happened."""
-
-
-class _Ledger(Sink):
-    """A sink that stages and publishes as `sinks.files` does, and notes the order in which epochs are handed over."""
-
-    def __init__(self, storage: MemoryStorage) -> None:
-        self.storage = storage
-        self.handed: list[int] = []
-
-    def stage(self, context: TaskContext, rows: Sequence[SinkRow]) -> Part:
-        staged = f"staging/{context.epoch:06d}-{context.label}-{context.attempt}"
-        self.storage.put(staged, pickle.dumps([(row.key, row.timestamp, row.value, row.id) for row in rows]))  # type: ignore[attr-defined]
-        return {"staged": staged, "final": f"out/{context.emission}/{context.epoch:06d}-{context.label}"}
-
-    def commit(self, context: DriverContext, epoch: int, parts: Sequence[Part]) -> None:
-        if self.handed and epoch < self.handed[-1]:
-            raise Violation(f"epoch {epoch} was published after epoch {self.handed[-1]}")
-        self.handed.append(epoch)
-        for part in parts:
-            if not context.redo and not self.storage.exists(part["staged"]):
-                raise Violation(f"{part['staged']} was committed and is gone")
-            if not self.storage.publish(part["staged"], part["final"]):
-                raise Violation(f"{part['final']} was published twice, with different rows")
-
-    def rows(self, emission: str) -> list[tuple[Any, int, Any, str]]:
-        """All that was published, in order of epochs."""
-        return [row for name in self.storage.list(f"out/{emission}") for row in pickle.loads(self.storage.read(name))]
-
-
-class _Replica:
-    """One shard in the memory of one worker, with the rules of `state/replica.py`."""
-
-    def __init__(self) -> None:
-        self.marker: bytes | None = None
-        self.store = MemoryStore()
-
-    def view(self, storage: MemoryStorage, chain: Sequence[SegmentRef], manifest: Manifest, trusting: bool) -> MemoryStore:
-        mark = mark_of(manifest)
-        if self.marker == mark or (trusting and self.marker is not None):
-            return self.store
-        due = missing(self.marker, chain, manifest)
-        if due is None:
-            self.store = MemoryStore()
-            due = chain
-        for ref in due:
-            for keys, values in read_blocks(storage, ref):
-                self.store.apply(dict(zip(keys, values, strict=True)))
-        self.marker = mark
-        return self.store
-
-
-class _Host:
-    """A worker process: replicas and filters."""
-
-    def __init__(self) -> None:
-        self.replicas: dict[tuple[str, int], _Replica] = {}
-        self.filters: dict[tuple[str, int, str], SpanFilters] = {}
 
 
 class _Folds:
@@ -176,7 +109,7 @@ class _Driver(Epochs):
         )
         self.simulation = simulation
         self.worker = simulation.worker
-        self.hosts = [_Host() for _ in range(simulation.dice("hosts", token.split("-")[0]).randint(1, 4))]
+        self.hosts = [Host() for _ in range(simulation.dice("hosts", token.split("-")[0]).randint(1, 4))]
         if self.latest is not None:
             collect(log, self.latest)
 
@@ -256,7 +189,7 @@ class _Task:
             receipt = Receipt(self.group.level, self.group.index, self.shard, failure=type(error).__name__, message=str(error))
         return receipt, out
 
-    def _step(self, receipt: Receipt, host: _Host, dice: random.Random) -> tuple[dict[str, Outcome], dict[str, Any]]:
+    def _step(self, receipt: Receipt, host: Host, dice: random.Random) -> tuple[dict[str, Outcome], dict[str, Any]]:
         driver, order, storage = self.driver, self.order, self.driver.simulation.storage
         before = order.before
         stores: dict[str, Any] = {}
@@ -268,7 +201,7 @@ class _Task:
             if known is None or before is None:
                 stores[name] = NoEntries()
             else:
-                replica = host.replicas.setdefault((known.lineage, self.shard), _Replica())
+                replica = host.replicas.setdefault((known.lineage, self.shard), Replica())
                 stores[name] = replica.view(storage, known.shards[self.shard].segments, before, not order.guards.markers)
             rows = list(self.arrived.queued.get((name, self.shard), ()))
             if order.guards.dedup:
@@ -308,7 +241,7 @@ class Simulation:
 
     def __init__(self, program: Program, plan: Plan, schedule: Sequence[Fault], seed: int, shards: int = 2, guards: Guards = ALL_GUARDS) -> None:
         self.storage = MemoryStorage()
-        self.ledgers = {stream: _Ledger(self.storage) for spec in program.topology.computations for stream in spec.streams}
+        self.ledgers = {stream: Ledger(self.storage) for spec in program.topology.computations for stream in spec.streams}
         topology = program.topology
         emissions = [Emission(stream, stream, ledger, ids=True) for stream, ledger in self.ledgers.items()]
         self.program = Program(program.name, Topology(list(topology.injectors.values()), topology.computations, emissions), program.codec)
@@ -407,7 +340,7 @@ class Simulation:
             self._wake(epoch)
             self._resume(epoch)
             if self.hits("forget", epoch):
-                driver.hosts = [_Host() for _ in driver.hosts]
+                driver.hosts = [Host() for _ in driver.hosts]
         while driver.latest is not None and not driver.latest.drained:
             epoch = driver.latest.epoch + 1
             driver.run(None, epoch, drain=True)
