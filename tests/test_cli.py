@@ -282,7 +282,7 @@ def test_status_says_what_holds_time_back_and_what_went_astray(busy: str, capsys
     assert next(line for line in lines if line.startswith("in ")).endswith(" 8 sub-source 'eu'")
     assert "'eu' 2024-05-01 12:00:29.000" in lines and "'us' 2024-05-01 12:00:30.000" in lines
     assert "Window injector 'in' at 2024-05-01T12:00:29.000Z: sub-source 'eu'" in lines
-    assert any(line.startswith("FailsOnce a hold at 2024-05-01T12:00:00.000Z of key 'a' of computation 'Window'") for line in lines)
+    assert any(line.startswith("FailsOnce a hold at 2024-05-01T12:00:00.000Z by the state of key 'a' of computation 'Window'") for line in lines)
     assert "waiting dead letters log" in next(line for line in lines if line.startswith("computation low watermark"))
     assert "Window 8 7 1 7" in lines, "ids checked, by the filter alone, dropped, held"
     assert "windows → FailsOnce stored: its consumer failed: computation 'FailsOnce', key 'a': RuntimeError: not today" in lines
