@@ -106,3 +106,11 @@ def test_a_repeated_record_counts_once_unless_the_horizon_has_passed_or_dedup_is
     runner.push("in", {"k": "a", "at": 1, "id": "x"})
     runner.epoch()
     assert (sum(runner.state("Count").values()), runner.duplicates) == (expected, dropped)
+
+
+def test_a_horizon_that_is_changed_between_runs_holds_from_then_on() -> None:
+    for before, after, gap, kept in (("1h", "10m", 1_000, False), ("1h", "10m", 17 * 60_000, True), ("10m", "1h", 30 * 60_000, False), ("10m", "1h", 24 * 3_600_000, True)):
+        store = MemoryStore()
+        run(dedup(before), store, SpanFilters(), [b"x"], 10**12, 0)
+        keep, _ = run(dedup(after), store, SpanFilters(), [b"x"], 10**12 + gap, 1)
+        assert keep == [kept], (before, after, gap)

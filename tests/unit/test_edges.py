@@ -436,3 +436,48 @@ def test_a_jump_over_many_timers_is_taken_in_portions_and_holds_time_meanwhile(m
     assert runner.late("Total") == 0
     runner.drain()
     assert [value for _, value, _ in runner.output("total")] == [20, 1]
+
+
+class Forgetful(ms.Computation):
+    """Holds, and never lets go."""
+
+    State = int
+
+    def process_record(self, record: ms.Record) -> None:
+        self.hold(record.timestamp)
+        self.produce(record.value["n"])
+
+
+def test_a_hold_that_nothing_is_left_to_release_is_void_when_event_time_ends() -> None:
+    p = ms.Pipeline("forgetful")
+    p.compute(Windows, p.compute(Forgetful, inject(p), key="k", produces="held"), key=lambda record: record.key, produces="windows")
+    runner = LocalRunner(p)
+    runner.push("in", {"k": "a", "n": 3, "at": 1_010, "id": "1"})
+    runner.epoch()
+    assert runner.timers("Windows", "a") == [ms.Timer(1_100, "window", ms.LOW_WATERMARK)]
+    runner.drain()
+    assert runner.output("windows") == [("a", 3, 1_100)]
+    ms.testing.assert_exactly_once(p, rows(20), seeds=range(20))
+
+
+def test_a_timer_in_a_cycle_cannot_hold_an_earlier_time_than_its_own() -> None:
+    class Loop(ms.Computation):
+        State = int
+
+        def process_record(self, record: ms.Record) -> None:
+            self.set_timer("t", record.timestamp + 100, hold=record.timestamp)
+
+    p = ms.Pipeline("loop")
+    p.compute(Loop, inject(p), "Loop", key={"in": "k", "Loop": lambda record: record.key}, production=ms.STRONG)
+    runner = LocalRunner(p)
+    runner.push("in", {"k": "a", "n": 3, "at": 1_010, "id": "1"})
+    with pytest.raises(ms.errors.HookError, match="part of a cycle"):
+        runner.epoch()
+
+
+def test_a_dead_letters_traceback_tells_of_its_own_error_alone() -> None:
+    runner = LocalRunner(fragile(ms.DEAD_LETTER))
+    runner.push("in", {"k": "a", "n": 5, "at": 1_000, "id": "1"})
+    runner.epoch()
+    ((_, value, _),) = runner.output("Fragile.dead-letters")
+    assert value["traceback"].count("Traceback") == 1 and "was not committed" not in value["traceback"]

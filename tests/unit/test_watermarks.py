@@ -88,6 +88,15 @@ def test_a_silent_sub_source_stops_holding_after_its_idle_time_and_holds_again_w
     assert progress.watermark == 450
 
 
+def test_when_all_sub_sources_are_silent_the_injector_is_idle() -> None:
+    policy = w.sub_sources("host", ["a", "b"], w.bounded(0, idle="10s"))
+    unheard = policy.advance(policy.advance(Progress(), Seen(), 0), Seen(), 10_000)
+    assert unheard.idle and effective({"x": unheard, "y": Progress(watermark=7)})["x"] == 7
+    silent = policy.advance(policy.advance(Progress(), Seen(2, 9, subs={"a": (9, None), "b": (5, None)}), 0), Seen(), 10_000)
+    assert silent.idle
+    assert not policy.advance(silent, Seen(1, 10, subs={"a": (10, None)}), 10_001).idle
+
+
 def test_sub_sources_may_declare_their_own() -> None:
     policy = w.sub_sources("host", ["a", "b"], w.declared("upto"))
     assert policy.mark_column == "upto" and policy.sub_column == "host"

@@ -11,7 +11,8 @@ Rules
    of the epoch before. Everything then pending is at least as new as the consumer's low watermark: pending work is accounted for.
 5. In a cycle that rule would have a computation wait for itself. What can still circle is known instead: it was caused by what is
    pending, by a timer, by a hold, or by something from outside that has not arrived. All members of a cycle follow the oldest of these, and their
-   productions may not be older than it.
+   productions may not be older than it. (So a timer in a cycle cannot hold an earlier timestamp than its own: it would wait for itself.)
+6. When event time ends, a hold counts as long as its computation can still do something. One that nothing is left to release is void.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from collections.abc import Collection, Mapping, Sequence
 import msgspec
 
 from millstream.core.outcome import Times
-from millstream.core.time import BEGINNING, describe
+from millstream.core.time import BEGINNING, END, describe
 from millstream.core.topology import STRONG, Topology
 from millstream.core.watermark import Progress, effective
 
@@ -52,6 +53,8 @@ def propagate(
 ) -> dict[str, Standing]:
     """Low watermark and output of every computation in the next epoch. `stored` are the adaptive edges that store in it."""
     injected = effective(injectors, drain)
+    if drain:
+        before = {name: _released(was) for name, was in before.items()}
     cycles = _cycles(topology, injectors, before)
     result: dict[str, Standing] = {}
     for spec in topology.computations:
@@ -72,6 +75,12 @@ def propagate(
         assert output is not None
         result[spec.name] = Standing(low, max(output, was.output), was.held, was.next_low, was.pending, was.crowded)
     return result
+
+
+def _released(was: Standing) -> Standing:
+    """Rule 6: all its input is over, and no timer is left."""
+    over = was.low == END and was.next_low is None and was.pending is None
+    return msgspec.structs.replace(was, held=None) if over and was.held is not None else was
 
 
 def is_stored(topology: Topology, edge: Edge, stored: Collection[Edge]) -> bool:

@@ -74,6 +74,7 @@ class Computation:
     _least: int  # no production may be older
     _promised: int  # no hold may be older
     _holds: Holds  # (kind, time, tag) of a timer, or STATE_HOLD: what it holds
+    _circling: bool  # part of a cycle
     _held: int  # the oldest hold of this key that was in force in this epoch, or END
 
     def process_record(self, record: Record) -> None:
@@ -95,6 +96,11 @@ class Computation:
         """
         if hold is not None:
             self._check_timer(tag, hold)
+            if self._circling and hold < time:
+                raise ValueError(
+                    f"set_timer({tag!r}, {time}, hold={hold}): {self._name} is part of a cycle, whose low watermark would wait for the hold, and the timer "
+                    f"for the low watermark. In a cycle a timer can hold its own time at the earliest."
+                )
             hold = max(hold, self._promised)
             self._holds[kind, time, tag] = hold
             self._held = min(self._held, hold)

@@ -2,8 +2,8 @@
 
 A record is (stream, key, id). Ids are kept per shard and consumer, in spans of arrival time:
 
-    D <stream> 0 <span> <epoch> h      → the hashes of the ids that came in this epoch, ascending, 8 bytes each
-    D <stream> 0 <span> <epoch> i      → the ids themselves, in the same order
+    D <stream> 0 <end of the span> <epoch> h      → the hashes of the ids that came in this epoch, ascending, 8 bytes each
+    D <stream> 0 <end of the span> <epoch> i      → the ids themselves, in the same order
 
 Rules
 1. A record is a duplicate if its id is held. A filter per span answers for almost every new record that it is not; where the filter
@@ -44,12 +44,12 @@ class Dedup(msgspec.Struct, frozen=True):
     span: int = 60_000
 
     def span_of(self, now: int) -> int:
-        """The span of an arrival."""
-        return now // self.span
+        """The span of an arrival, named by its end: a time, so that it means the same after the horizon has been changed."""
+        return (now // self.span + 1) * self.span
 
     def is_over(self, span: int, now: int) -> bool:
         """Whether a span may go."""
-        return (span + 1) * self.span + self.horizon + self.slack <= now
+        return span + self.horizon + self.slack <= now
 
 
 def dedup(horizon: str | int = "10m", *, slack: str | int = 0) -> Dedup:

@@ -34,6 +34,7 @@ class Wiring(msgspec.Struct, frozen=True):
     named: frozenset[str] | None = None
     late: dict[str, str] = {}
     dead_letters: str | None = None
+    circling: bool = False  # part of a cycle
 
 
 class LateRecord(msgspec.Struct):

@@ -153,6 +153,7 @@ class Step:
         c._productions = []
         c._least = times.least
         c._promised = times.promised
+        c._circling = wiring.circling
 
     def run(self, arrivals: Arrivals) -> Outcome:
         """Visits every key that has records or a due timer."""
@@ -193,15 +194,17 @@ class Step:
         before = (len(productions), msgspec.structs.replace(counts, late_by=dict(counts.late_by), last_late=list(counts.last_late)))
         try:
             self._visit(row_key, text, arrivals, at, stop)
+            return
         except HookError:
-            del productions[before[0] :]
-            self.counts = before[1]
-            self.careful = True
-            try:
-                self._visit(row_key, text, arrivals, at, stop)
-            finally:
-                self.careful = False
-                self.saved = None
+            pass  # once more, outside of the handler: what is raised then has no past
+        del productions[before[0] :]
+        self.counts = before[1]
+        self.careful = True
+        try:
+            self._visit(row_key, text, arrivals, at, stop)
+        finally:
+            self.careful = False
+            self.saved = None
 
     def _visit(self, row_key: bytes, text: str, arrivals: Arrivals, at: int, stop: int) -> None:
         c, kind, counts = self.computation, self.kind, self.counts

@@ -209,9 +209,10 @@ class SubSources(Policy, frozen=True):
         for name in self.names:
             sub = progress.subs.get(name)
             silent = now - (progress.heard if sub is None else sub.heard)
-            if self.each.idle is not None and silent >= self.each.idle and (sub is not None or progress.subs):
+            if self.each.idle is not None and silent >= self.each.idle:
                 continue
             holding.append((BEGINNING, f"sub-source {name!r}, of which nothing was heard") if sub is None else (sub.watermark, f"sub-source {name!r}"))
+        progress.idle = not holding
         if not holding:
             return max([sub.watermark for sub in progress.subs.values()], default=BEGINNING), "nothing: all sub-sources are idle"
         return min(holding)

@@ -265,7 +265,9 @@ class LocalEngine:
         if raw is None:
             return []
         row = decode_row(raw)
-        return sorted([Timer(t, tag, LOW_WATERMARK) for t, tag in row.low] + [Timer(t, tag, WALL_CLOCK) for t, tag in row.wall])
+        holds = {(kind, time, tag): hold for hold, kind, time, tag in row.holds}
+        found = [(t, tag, LOW_WATERMARK) for t, tag in row.low] + [(t, tag, WALL_CLOCK) for t, tag in row.wall]
+        return [Timer(t, tag, kind, holds.get((kind, t, tag))) for t, tag, kind in sorted(found)]
 
     def _kind(self, computation: str) -> StateKind:
         if computation not in self.topology.by_name:

@@ -41,7 +41,9 @@ def make_schedule(program: Program, plan: Plan, seed: int, kinds: Collection[str
     """One to five faults."""
     dice = random.Random(f"schedule {seed}")
     tasks = shards * sum(len(groups) for groups in program.topology.levels)
-    repeatable = [at for at, (stream, _) in enumerate(_flat(plan)) if may_repeat(program, stream)] or list(range(len(_flat(plan))))
+    repeatable = [at for at, (stream, _) in enumerate(_flat(plan)) if may_repeat(program, stream)]
+    if not any(may_repeat(program, stream) for stream in program.topology.injectors):  # who asks for it all the same gets it
+        repeatable = list(range(len(_flat(plan))))
     found: list[Fault] = []
     for _ in range(dice.randint(1, _MOST)):
         kind, epoch = dice.choice(sorted(kinds)), dice.randrange(len(plan.epochs))

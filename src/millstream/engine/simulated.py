@@ -116,6 +116,9 @@ class _Driver(Epochs):
     def clock(self) -> int:
         return self.simulation.plan.clock[-1]
 
+    def read_files(self, injector: str) -> tuple[dict[str, int], set[str]]:
+        return {}, set()  # there are no files: such a watermark stands still until the drain, as in the local engine
+
     def point(self, name: str, epoch: int) -> None:
         self.simulation.at(self, name, epoch)
 

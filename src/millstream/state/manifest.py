@@ -29,6 +29,7 @@ from millstream.state.storage import Storage
 
 FORMAT = 2
 KEEP = 10
+KEPT_CLAIMS = 1000  # a run so much older than the newest is stopped by the manifests alone
 
 
 class Parcel(msgspec.Struct):
@@ -215,6 +216,7 @@ class ManifestLog:
             number += 1
             token = f"{number}-{secrets.token_hex(4)}"
             if self.storage.create(_run_name(number), token.encode()):
+                self.storage.delete(name for name in self.storage.list("runs") if int(name.rsplit("/", 1)[-1]) < number - KEPT_CLAIMS)
                 return token
 
     def superseded(self, token: str) -> bool:
