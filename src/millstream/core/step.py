@@ -354,7 +354,9 @@ class Step:
                 alive = alive or not sub.is_empty()
             delta.update(changes)
         alive = alive or encoded != kind.empty
-        counts.timers += len(low) + len(wall) - (0 if row is None else len(row.low) + len(row.wall))
+        counts.timers += len(low) + len(wall)
+        if row is not None:
+            counts.timers -= len(row.low) + len(row.wall)
         if alive:
             new = encode_row(Row(encoded, low, wall, holds))
             if new != raw:
@@ -363,8 +365,15 @@ class Step:
         elif raw is not None:
             delta[row_entry] = None
             counts.keys -= 1
-        self._index(LOW_TIMER, row_key, row.low if row is not None else (), low)
-        self._index(WALL_TIMER, row_key, row.wall if row is not None else (), wall)
+        low_now = low[0][0] if low else None
+        low_before = row.low[0][0] if row is not None and row.low else None
+        if low_now != low_before:  # the index is kept on a key's earliest timer
+            if low_before is not None:
+                delta[timer_entry(LOW_TIMER, low_before, row_key)] = None
+            if low_now is not None:
+                delta[timer_entry(LOW_TIMER, low_now, row_key)] = b""
+        if wall or (row is not None and row.wall):
+            self._index(WALL_TIMER, row_key, row.wall if row is not None else (), wall)
         if holds or (row is not None and row.holds):
             self._index(HOLD, row_key, row.holds if row is not None else (), holds)
 
@@ -382,7 +391,7 @@ class Step:
         return found
 
     def _index(self, kind: bytes, row_key: bytes, before: Sequence[tuple[Any, ...]], now: Sequence[tuple[Any, ...]]) -> None:
-        """Keeps the index on a key's earliest timer or hold."""
+        """The same for the rarer kinds."""
         old = before[0][0] if before else None
         new = now[0][0] if now else None
         if new != old:
@@ -398,7 +407,10 @@ class Step:
         c._next_due = c._due[-1][0] if c._due else END
         if entry in c._low:
             c._low.discard(entry)
-            self._fire(Timer(entry[0], entry[1], LOW_WATERMARK, c._holds.pop((LOW_WATERMARK, *entry), None) if c._holds else None))
+            if c._holds:
+                self._fire(Timer(entry[0], entry[1], LOW_WATERMARK, c._holds.pop((LOW_WATERMARK, *entry), None)))
+            else:
+                self._fire(Timer(entry[0], entry[1], LOW_WATERMARK))
 
     def _fire_rest(self) -> None:
         c = self.computation
