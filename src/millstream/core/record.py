@@ -12,6 +12,8 @@ from typing import Any
 
 import msgspec
 
+from millstream.core.time import LOW_WATERMARK
+
 
 class Batch:
     """The records of one input of one step, by position. Subclasses say where values and ids come from."""
@@ -100,3 +102,22 @@ def single(stream: str, key: Any, timestamp: int, value: Any, id: str) -> Record
     'tea'
     """
     return Record(key, timestamp, ListBatch(stream, (value,), (id,)), 0)
+
+
+def shown(record: Record) -> str:
+    """A record's value for people, cut short."""
+    try:
+        return repr(record.value)[:200]
+    except Exception as error:
+        return f"cannot be read: {error}"
+
+
+def described(cause: Record | Timer) -> dict[str, Any]:
+    """What a late record or a dead letter says about itself."""
+    if cause.__class__ is Timer:
+        return {"stream": None, "value": None, "timestamp": cause.time if cause.kind == LOW_WATERMARK else None, "id": None, "timer": [cause.kind, cause.tag, cause.time]}  # type: ignore[union-attr]
+    try:
+        value = cause.value  # type: ignore[union-attr]
+    except Exception as error:
+        value = f"cannot be read: {error}"
+    return {"stream": cause.stream, "value": value, "timestamp": cause.timestamp, "id": cause.id}  # type: ignore[union-attr]

@@ -52,7 +52,7 @@ from millstream.core.layout import (
 )
 from millstream.core.mapstate import MapState
 from millstream.core.outcome import DROP, HOOK, Counts, LateRecord, Outcome, Times, Wiring
-from millstream.core.record import Batch, Production, Record, Timer
+from millstream.core.record import Batch, Production, Record, Timer, described, shown
 from millstream.core.time import BEGINNING, END, LOW_WATERMARK, WALL_CLOCK
 from millstream.errors import HookError
 
@@ -276,7 +276,7 @@ class Step:
         counts.late_by[stream] = counts.late_by.get(stream, 0) + 1
         counts.last_late = [
             *counts.last_late[1 - LAST_LATE :],
-            LateRecord(stream, repr(c.key)[:100], record.timestamp, self.times.late_before, _shown(record)),
+            LateRecord(stream, repr(c.key)[:100], record.timestamp, self.times.late_before, shown(record)),
         ]
         c._cause = record
         way = self.wiring.late.get(stream, HOOK)
@@ -286,7 +286,7 @@ class Step:
             else:
                 c.process_late_record(record)
         elif way != DROP:
-            self._emit(way, {**_described(record), "low_watermark": self.times.late_before})
+            self._emit(way, {**described(record), "low_watermark": self.times.late_before})
             self.saved = None
 
     # --- dead letters
@@ -310,7 +310,7 @@ class Step:
             self.counts.dead += 1
             c._counted = None
             c._cause = cause
-            self._emit(self.wiring.dead_letters, {**_described(cause), "computation": self.name, "error": f"{type(error).__name__}: {error}", "traceback": trace})
+            self._emit(self.wiring.dead_letters, {**described(cause), "computation": self.name, "error": f"{type(error).__name__}: {error}", "traceback": trace})
             self.saved = self._save()
 
     def _save(self) -> _Saved:
@@ -481,21 +481,3 @@ class _Saved(msgspec.Struct):
     holds: dict[tuple[str, int, str], int]
     held: int
     productions: int
-
-
-def _shown(record: Record) -> str:
-    try:
-        return repr(record.value)[:200]
-    except Exception as error:
-        return f"cannot be read: {error}"
-
-
-def _described(cause: Record | Timer) -> dict[str, Any]:
-    """What a late record or a dead letter says about itself."""
-    if cause.__class__ is Timer:
-        return {"stream": None, "value": None, "timestamp": cause.time if cause.kind == LOW_WATERMARK else None, "id": None, "timer": [cause.kind, cause.tag, cause.time]}  # type: ignore[union-attr]
-    try:
-        value = cause.value  # type: ignore[union-attr]
-    except Exception as error:
-        value = f"cannot be read: {error}"
-    return {"stream": cause.stream, "value": value, "timestamp": cause.timestamp, "id": cause.id}  # type: ignore[union-attr]

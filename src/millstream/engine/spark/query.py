@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import threading
+import time
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
@@ -41,6 +42,10 @@ _INPUT_SIGNS = (
     "MALFORMED_RECORD_IN_PARSING", "FAILED_READ_FILE", "CANNOT_READ_FILE", "is not a Parquet file", "MALFORMED_CSV_RECORD",
     "Malformed records", "CAST_INVALID_INPUT", "FILE_NOT_EXIST", "CANNOT_PARSE",
 )  # fmt: skip
+
+
+_SHARED_LOG = ("CONCURRENT_STREAM_LOG_UPDATE", "Concurrent update to the log", "Multiple streaming queries are concurrently using")
+_RESTARTS = 4
 
 
 def start(
@@ -107,6 +112,7 @@ class Handle:
         self._drain = drain
         self._stopping = False
         self._error: BaseException | None = None
+        self._begin = begin
         self._query = begin()
         self._done = threading.Event()
         self._thread = threading.Thread(target=self._supervise, name="millstream-run", daemon=True)
@@ -114,7 +120,7 @@ class Handle:
 
     def _supervise(self) -> None:
         try:
-            self._query.awaitTermination()
+            self._await_query()
             if self._drain and not self._stopping:
                 self._epochs.drain(lambda: self._stopping)
         except BaseException as error:
@@ -123,6 +129,20 @@ class Handle:
         finally:
             self._epochs.close()
             self._done.set()
+
+    def _await_query(self) -> None:
+        """Until the query ends. A run that this one has replaced may have written to Spark's log once more before it noticed: Spark then ends our
+        query, and we start it again."""
+        for left in reversed(range(_RESTARTS)):
+            try:
+                self._query.awaitTermination()
+                return
+            except Exception as error:
+                disturbed = self._epochs.error is None and any(sign in str(error) for sign in _SHARED_LOG)
+                if not disturbed or not left or self._stopping or self._epochs.fenced() is not None:
+                    raise
+            time.sleep(1)
+            self._query = self._begin()
 
     def _fenced(self, error: BaseException) -> Fenced | None:
         """A run that has been replaced may hear of it from Spark first, whose own log the other one has written to."""
@@ -329,7 +349,7 @@ def _translated(error: BaseException) -> BaseException:
     signs = [sign for sign in _INPUT_SIGNS if sign in text]
     telling = [line.strip() for line in text.splitlines() if any(sign in line for sign in signs) or "file:" in line]
     short = "\n".join(dict.fromkeys(telling[:6])) or "\n".join(text.splitlines()[:12])
-    if "CONCURRENT_STREAM_LOG_UPDATE" in text or "Concurrent update to the log" in text:
+    if any(sign in text for sign in _SHARED_LOG):
         return Fenced(f"another driver runs on the same checkpoint: Spark's log was changed by it. This one has stopped; nothing was committed twice.\n{short}")
     if signs:
         found = InputError(f"an injected stream cannot be read; nothing of this epoch was committed. Mend or remove the file, and run again.\n{short}")
