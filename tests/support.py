@@ -11,12 +11,11 @@ from collections import Counter, defaultdict
 from pathlib import Path
 from typing import Any
 
-import msgspec
 import pyarrow.parquet as pq
 
 import job
 import millstream as ms
-from millstream.core.dedup import IDS
+from millstream.core.dedup import IDS, Packed
 from millstream.core.layout import ROW, decode_row
 from millstream.state.manifest import ManifestLog
 from millstream.state.segment import merge
@@ -110,7 +109,7 @@ def ids_held(checkpoint: Path) -> dict[str, list[bytes]]:
     return {
         name: sorted(
             id for shard in state.shards for key, value in merge(storage, shard.segments, drop_deleted=True)
-            if key.startswith(IDS) and key.endswith(b"i") and value for id in msgspec.msgpack.decode(value)
+            if key.startswith(IDS) and key.endswith(b"i") and value for names in [Packed(value)] for id in map(names.__getitem__, range(names.count))
         )
         for name, state in manifest.computations.items()
     }  # fmt: skip

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 import millstream as ms
 from millstream.core.dedup import Dedup, Filter, SpanFilters, check, dedup
+from millstream.engine.intake import _Names
 from millstream.engine.local import MemoryStore
 from millstream.testing import LocalRunner
 
@@ -22,9 +23,7 @@ def hashes(names: list[bytes], bits: int = 64) -> Any:
 
 
 def run(rule: Dedup, store: Any, filters: SpanFilters, names: list[bytes], now: int, epoch: int, bits: int = 64) -> tuple[list[bool], Any]:
-    keep, delta, counts = check(
-        rule, "s", store, filters, hashes(names, bits), lambda at: [names[i] for i in at.tolist()], lambda at: np.sort(at), now, epoch
-    )
+    keep, delta, counts = check(rule, "s", store, filters, hashes(names, bits), _Names(names, [0] * len(names)), now, epoch)
     store.apply(delta)
     return keep.tolist(), counts
 

@@ -17,7 +17,7 @@ Rules
 from __future__ import annotations
 
 import struct
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, Protocol
 
 import msgspec
@@ -32,8 +32,32 @@ _SPANS = 10  # per horizon
 _BITS = 24  # per id
 _SMALLEST = 12  # a filter begins with 2**12 words
 
-_pack = msgspec.msgpack.Encoder().encode
-_unpack = msgspec.msgpack.Decoder(list[bytes]).decode
+
+
+class Packed:
+    """Byte strings one behind the other, with their offsets in front: what Arrow has in memory anyway, so that no Python object is made of it.
+
+    >>> [Packed(pack([b"a", b"", b"bcd"]))[at] for at in range(3)]
+    [b'a', b'', b'bcd']
+    """
+
+    def __init__(self, data: bytes) -> None:
+        self.count = int.from_bytes(data[:4], "little")
+        self._offsets = np.frombuffer(data, np.int32, self.count + 1, 4)
+        self._data = memoryview(data)[4 * (self.count + 2) :]
+
+    def __getitem__(self, at: int) -> bytes:
+        return bytes(self._data[self._offsets[at] : self._offsets[at + 1]])
+
+
+def packed(offsets: Any, data: bytes | memoryview) -> bytes:
+    """The bytes of a Packed, from offsets (int32, beginning with 0) and data."""
+    return b"".join([(len(offsets) - 1).to_bytes(4, "little"), offsets.tobytes(), data])
+
+
+def pack(ids: Sequence[bytes]) -> bytes:
+    """The same from a list."""
+    return packed(np.cumsum([0, *map(len, ids)], dtype=np.int32), b"".join(ids))
 
 
 class Dedup(msgspec.Struct, frozen=True):
@@ -62,6 +86,19 @@ def dedup(horizon: str | int = "10m", *, slack: str | int = 0) -> Dedup:
     if millis <= 0:
         raise DefinitionError(f"dedup={horizon!r}: give a time longer than nothing, or None to switch deduplication off")
     return Dedup(millis, duration(slack), max(1, millis // _SPANS))
+
+
+class Names(Protocol):
+    """What names the records that are asked about, by position."""
+
+    def ids(self, positions: Any) -> list[bytes]:
+        """The names of some records."""
+
+    def packed(self, positions: Any) -> bytes:
+        """The same, as a Packed."""
+
+    def in_order(self, positions: Any) -> Any:
+        """The positions in canonical order."""
 
 
 class IdStore(Protocol):
@@ -174,14 +211,13 @@ def check(
     store: IdStore,
     filters: SpanFilters,
     hashes: Any,
-    ids: Callable[[Any], list[bytes]],
-    order: Callable[[Any], Any],
+    names: Names,
     now: int,
     epoch: int,
 ) -> tuple[Any, dict[bytes, bytes | None], DedupCounts]:
     """Which records of one stream stay (a mask), what changes in the store, and the counts.
 
-    hashes: one uint64 per record. ids(positions): what names those records, as bytes. order(positions): the same, in canonical order.
+    hashes: one uint64 per record.
     """
     prefix = _prefix(stream)
     delta: dict[bytes, bytes | None] = {}
@@ -205,13 +241,13 @@ def check(
         maybe = filters.may_have(span, hashes)
         if maybe.any():
             doubtful |= maybe
-            _drop_held(keep, np.flatnonzero(maybe & keep), hashes, ids, store, entries[span])
+            _drop_held(keep, np.flatnonzero(maybe & keep), hashes, names, store, entries[span])
     counts.filtered = int(len(hashes) - doubtful.sum())
     sorted_at = np.argsort(hashes, kind="stable")
     in_order = hashes[sorted_at]
     equal = in_order[1:] == in_order[:-1]
     if equal.any():
-        _drop_repeated(keep, sorted_at, equal, ids, order)
+        _drop_repeated(keep, sorted_at, equal, names)
         sorted_at = sorted_at[keep[sorted_at]]
     elif not keep.all():
         sorted_at = sorted_at[keep[sorted_at]]
@@ -219,12 +255,12 @@ def check(
     if len(sorted_at):
         key = prefix + _WHEN.pack(rule.span_of(now), epoch)
         delta[key + b"h"] = hashes[sorted_at].tobytes()
-        delta[key + b"i"] = _pack(ids(sorted_at))
+        delta[key + b"i"] = names.packed(sorted_at)
         counts.held += len(sorted_at)
     return keep, delta, counts
 
 
-def _drop_held(keep: Any, asked: Any, hashes: Any, ids: Callable[[Any], list[bytes]], store: IdStore, entries: Iterable[bytes]) -> None:
+def _drop_held(keep: Any, asked: Any, hashes: Any, names: Names, store: IdStore, entries: Iterable[bytes]) -> None:
     """Takes out of `keep` those of the records asked about whose ids are stored."""
     for key in entries:
         if not len(asked):
@@ -235,8 +271,8 @@ def _drop_held(keep: Any, asked: Any, hashes: Any, ids: Callable[[Any], list[byt
         alike = np.flatnonzero(held[np.minimum(left, len(held) - 1)] == wanted)
         if not len(alike):
             continue
-        stored = _unpack(store.get(key[:-1] + b"i") or b"")
-        for position, name in zip(asked[alike].tolist(), ids(asked[alike]), strict=True):
+        stored = Packed(store.get(key[:-1] + b"i") or b"")
+        for position, name in zip(asked[alike].tolist(), names.ids(asked[alike]), strict=True):
             at = int(np.searchsorted(held, hashes[position], "left"))
             while at < len(held) and held[at] == hashes[position]:
                 if stored[at] == name:
@@ -246,14 +282,14 @@ def _drop_held(keep: Any, asked: Any, hashes: Any, ids: Callable[[Any], list[byt
         asked = asked[keep[asked]]
 
 
-def _drop_repeated(keep: Any, sorted_at: Any, equal: Any, ids: Callable[[Any], list[bytes]], order: Callable[[Any], Any]) -> None:
+def _drop_repeated(keep: Any, sorted_at: Any, equal: Any, names: Names) -> None:
     """Of records with one id in this epoch, leaves the first in canonical order."""
     member = np.zeros(len(sorted_at), bool)
     member[1:] |= equal
     member[:-1] |= equal
-    positions = order(sorted_at[member])
+    positions = names.in_order(sorted_at[member])
     seen: set[bytes] = set()
-    for position, name in zip(positions.tolist(), ids(positions), strict=True):
+    for position, name in zip(positions.tolist(), names.ids(positions), strict=True):
         if keep[position]:
             if name in seen:
                 keep[position] = False

@@ -98,17 +98,27 @@ class Intake:
             names = [f"{row[0]}\x1f{row[2]}".encode() for row in mine]
             hashes = np.array([int.from_bytes(blake2b(name, digest_size=8).digest(), "big") for name in names], np.uint64)
 
-            def ids(at: Any, names: list[bytes] = names) -> list[bytes]:
-                return [names[i] for i in at.tolist()]
-
-            def order(at: Any, mine: list[Arrival] = mine) -> Any:
-                return np.array(sorted(at.tolist(), key=lambda at: (mine[at][1], at)), np.int64)
-
-            keep, changed, count = dedup.check(rule, i.stream, store, filters(i.stream), hashes, ids, order, self.now, epoch)
+            keep, changed, count = dedup.check(rule, i.stream, store, filters(i.stream), hashes, _Names(names, [row[1] for row in mine]), self.now, epoch)
             kept += [row for row, stays in zip(mine, keep.tolist(), strict=True) if stays]
             delta.update(changed)
             counts.add(count)
         return kept, delta, counts
+
+
+class _Names:
+    """The names of some rows, in lists."""
+
+    def __init__(self, names: list[bytes], times: list[int]) -> None:
+        self._names, self._times = names, times
+
+    def ids(self, positions: Any) -> list[bytes]:
+        return [self._names[at] for at in positions.tolist()]
+
+    def packed(self, positions: Any) -> bytes:
+        return dedup.pack(self.ids(positions))
+
+    def in_order(self, positions: Any) -> Any:
+        return np.array(sorted(positions.tolist(), key=lambda at: (self._times[at], at)), np.int64)
 
 
 def _column(injector: Injector, row: dict[str, Any], column: Any, what: str) -> Any:
