@@ -11,7 +11,7 @@ Rules
    of the epoch before. Everything then pending is at least as new as the consumer's low watermark: pending work is accounted for.
 5. In a cycle that rule would have a computation wait for itself. What can still circle is known instead: it was caused by what is
    pending, by a timer, by a hold, or by something from outside that has not arrived. All members of a cycle follow the oldest of these, and their
-   productions may not be older than it. (So a timer in a cycle cannot hold an earlier timestamp than its own: it would wait for itself.)
+   productions may not be older than it. (So state in a cycle cannot hold, nor a timer an earlier timestamp than its own: it would wait for itself.)
 6. When event time ends, a hold counts as long as its computation can still do something. One that nothing is left to release is void.
 """
 

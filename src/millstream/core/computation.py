@@ -96,7 +96,7 @@ class Computation:
         """
         if hold is not None:
             self._check_timer(tag, hold)
-            if self._circling and hold < time:
+            if self._circling and (hold < time or kind != LOW_WATERMARK):
                 raise ValueError(
                     f"set_timer({tag!r}, {time}, hold={hold}): {self._name} is part of a cycle, whose low watermark would wait for the hold, and the timer "
                     f"for the low watermark. In a cycle a timer can hold its own time at the earliest."
@@ -136,6 +136,8 @@ class Computation:
         """Keeps the output watermark at a timestamp on behalf of this key's state, until `release`. Returns the timestamp in force: what has been
         promised already cannot be taken back. A key has one such hold; a second call moves it."""
         self._check_timer("hold", timestamp)
+        if self._circling:
+            raise ValueError(f"hold({timestamp}): {self._name} is part of a cycle, whose low watermark would wait for the hold")
         timestamp = max(timestamp, self._promised)
         self._holds[STATE_HOLD] = timestamp
         self._held = min(self._held, timestamp)

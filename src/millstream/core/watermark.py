@@ -48,6 +48,7 @@ class Progress(msgspec.Struct):
     lags: dict[int, float] = {}  # decayed counts of records per bucket of lag
     said: int | None = None  # what the source declared before this epoch, not yet to be relied on
     holder: str = ""  # what the watermark waits for
+    since: int | None = None  # wall clock of the first epoch
 
 
 class Seen(msgspec.Struct):
@@ -104,6 +105,7 @@ class Policy(msgspec.Struct, frozen=True, kw_only=True):
         after = Progress(
             _latest(before.newest, seen.newest), before.watermark, before.watermark, before.records + seen.records, heard,
             self.idle is not None and now - heard >= self.idle, dict(before.subs), before.lags, _latest(before.said, said),
+            since=now if before.since is None else before.since,
         )  # fmt: skip
         value, after.holder = self.value(after, seen, now)
         after.watermark = max(before.watermark, value)
@@ -199,16 +201,17 @@ class SubSources(Policy, frozen=True):
 
     def value(self, progress: Progress, seen: Seen, now: int) -> tuple[int, str]:
         for name, (newest, mark) in seen.subs.items():
+            if name not in self.names:
+                continue
             old = progress.subs.get(name)
             latest = newest if old is None else max(newest, old.newest)
             said, _ = self.each.value(Progress(newest=latest), Seen(mark=mark), now)
             progress.subs[name] = SubProgress(latest, said if old is None else max(said, old.watermark), now)
-        if progress.heard is None:
-            progress.heard = now
+        since = now if progress.since is None else progress.since
         holding: list[tuple[int, str]] = []
         for name in self.names:
             sub = progress.subs.get(name)
-            silent = now - (progress.heard if sub is None else sub.heard)
+            silent = now - (since if sub is None else sub.heard)
             if self.each.idle is not None and silent >= self.each.idle:
                 continue
             holding.append((BEGINNING, f"sub-source {name!r}, of which nothing was heard") if sub is None else (sub.watermark, f"sub-source {name!r}"))
@@ -337,6 +340,13 @@ def _idle(idle: str | int | None) -> int | None:
     if millis <= 0:
         raise DefinitionError(f"idle={idle!r}: give a time longer than nothing")
     return millis
+
+
+def later(progress: Progress, millis: int) -> Progress:
+    """The same, as if everything had been heard so much later: for the time in which no run was there to listen."""
+    subs = {name: msgspec.structs.replace(sub, heard=sub.heard + millis) for name, sub in progress.subs.items()}
+    heard, since = (None if time is None else time + millis for time in (progress.heard, progress.since))
+    return msgspec.structs.replace(progress, heard=heard, since=since, subs=subs)
 
 
 def effective(injectors: Mapping[str, Progress], drain: bool = False) -> dict[str, int]:

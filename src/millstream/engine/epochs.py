@@ -30,7 +30,7 @@ from millstream.core.guards import Guards
 from millstream.core.outcome import Times
 from millstream.core.time import END
 from millstream.core.topology import ADAPTIVE
-from millstream.core.watermark import Declared, FileTimes, Progress, Seen, effective
+from millstream.core.watermark import Declared, FileTimes, Progress, Seen, effective, later
 from millstream.engine.aftermath import computation_after, edges_after
 from millstream.engine.program import Program
 from millstream.engine.receipts import EpochOrder, Receipt
@@ -157,7 +157,9 @@ class Epochs:
         """One epoch. With drain, event time ends."""
         began = clock.perf_counter()
         frame = batch if batch is not None and self.offsets.may_have_rows(epoch) else None
-        manifest = self._committed(epoch, drain, frame is not None)  # 1
+        if not drain and self._after_the_end(epoch, frame is not None):
+            return
+        manifest = self._committed(epoch, drain)  # 1
         if manifest is not None:
             self._publish(manifest, redo=True)
             return
@@ -169,8 +171,6 @@ class Epochs:
             now = self.clock()
         if before is not None:
             now = max(now, before.now)
-        if before is not None and before.drained and frame is not None:
-            raise self._over(before.epoch)
         said = {} if drain else self._said()
         stored = self._stored(before)
         while True:
@@ -193,11 +193,12 @@ class Epochs:
         self._prepare(manifest)
         if self._replaced():
             raise self._fenced(epoch)
+        ours = manifest.sinks
         if not self.log.commit(manifest, self.guards.exclusive):  # 6
             manifest = self._adopted(epoch)
         self.latest = manifest
         self.point("epoch.6-committed", epoch)
-        self._publish(manifest, redo=manifest.token != self.token)  # 7
+        self._publish(manifest, redo=manifest.token != self.token, instead={} if manifest.sinks is ours else ours)  # 7
         self._maintain(manifest)
         records = sum(seen.records for r in receipts for seen in r.seen.values())
         self.stats.append(EpochStats(epoch, records, (clock.perf_counter() - began) * 1000, bool(receipts), {edge_name(*e): why for e, why in stored.items()}))
@@ -209,7 +210,16 @@ class Epochs:
 
     # --- 1 and 2: where we are
 
-    def _committed(self, epoch: int, drain: bool, has_rows: bool) -> Manifest | None:
+    def _after_the_end(self, epoch: int, has_rows: bool) -> bool:
+        """Whether Spark asks for an epoch that a drain has taken: its numbers are not in Spark's log. `resume` has published the last of them."""
+        latest = self.latest
+        if latest is None or latest.ended is None or epoch < latest.ended:
+            return False
+        if has_rows:
+            raise self._over(latest.ended)
+        return epoch <= latest.epoch
+
+    def _committed(self, epoch: int, drain: bool) -> Manifest | None:
         if self._replaced():
             raise self._fenced(epoch)
         last = -1 if self.latest is None else self.latest.epoch
@@ -227,10 +237,6 @@ class Epochs:
             last = epoch
         manifest = self.latest if epoch == last else self.log.read(epoch)
         assert manifest is not None
-        if manifest.drain and not drain:
-            if has_rows:
-                raise self._over(epoch)
-            return manifest
         if epoch > self.started_at and run_number(manifest.token) > run_number(self.token):
             raise self._fenced(epoch)
         if manifest.offsets is not None and self.offsets.digest(epoch) not in (None, manifest.offsets):
@@ -259,7 +265,7 @@ class Epochs:
 
     def _over(self, epoch: int) -> CheckpointError:
         return CheckpointError(
-            f"{self.storage.url} was drained in epoch {epoch}: its event time has ended, and there is new input. "
+            f"{self.storage.url} was drained (from epoch {epoch} on): its event time has ended, and there is new input. "
             f"Use a new checkpoint, or run with drain=False when more input may follow."
         )
 
@@ -374,6 +380,8 @@ class Epochs:
         if not runs or runs[-1][1] != self.token:
             runs.append((epoch, self.token))
         progress = self._progress(before)
+        if before is not None and before.token != self.token:
+            progress = {name: later(one, now - before.now) for name, one in progress.items()}  # while nobody listened, nobody was silent
         used = effective(progress, drain)
         injectors = {}
         for name, injector in self.topology.injectors.items():
@@ -404,6 +412,7 @@ class Epochs:
         self._refused = refused
         over = not pending and all(c.low_watermark == END and shard.next_low is None for c in computations.values() for shard in c.shards)
         manifest.drained = (drain and over) or (before is not None and before.drained)
+        manifest.ended = before.ended if before is not None and before.ended is not None else epoch if drain else None
         return manifest
 
     def _prepare(self, manifest: Manifest) -> None:
@@ -419,7 +428,7 @@ class Epochs:
         if self.latest is not None and self.latest.drain:
             self._publish(self.latest, redo=True)
 
-    def _publish(self, manifest: Manifest, redo: bool = False) -> None:
+    def _publish(self, manifest: Manifest, redo: bool = False, instead: dict[str, list[dict[str, Any]]] | None = None) -> None:
         if self._replaced():
             raise self._fenced(manifest.epoch)
         sinks = {emission.name: emission.sink for emission in self.topology.emissions}
@@ -427,13 +436,13 @@ class Epochs:
             if at:
                 self.point("epoch.7-publishing", manifest.epoch)
             if name in sinks:
-                sinks[name].commit(self._context(name, redo), manifest.epoch, parts)
+                sinks[name].commit(self._context(name, redo, (instead or {}).get(name, ())), manifest.epoch, parts)
         self.point("epoch.7-published", manifest.epoch)
         if not manifest.drain:
             self.acknowledge(manifest.epoch)
 
-    def _context(self, emission: str, redo: bool = False) -> DriverContext:
-        return DriverContext(self.storage, self.program.name, emission, self.session(), redo, self.token)
+    def _context(self, emission: str, redo: bool = False, instead: Sequence[dict[str, Any]] = ()) -> DriverContext:
+        return DriverContext(self.storage, self.program.name, emission, self.session(), redo, self.token, list(instead))
 
     def _maintain(self, manifest: Manifest) -> None:
         if self._refused:

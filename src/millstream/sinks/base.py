@@ -46,6 +46,7 @@ class DriverContext(msgspec.Struct):
     spark: Any = None
     redo: bool = False  # the epoch may have been published before: a part that is gone was moved then
     token: str = "0-"  # of the run
+    instead: list[Part] = []  # what this run staged for an epoch that an outgoing run has committed before it
 
 
 class Sink:

@@ -15,6 +15,7 @@ Rules
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from hashlib import blake2b
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -64,10 +65,18 @@ class Connector(Sink):
     def _connect(self, worker: str, token: str, epoch: int, driver: bool) -> WorkerClient:
         from millstream.connector import WorkerClient
 
-        return WorkerClient.connect(
-            self.address, worker, cookie=self.cookie, tls=self.tls, program=f"millstream-{worker.split('-w-')[0]}",
-            fence=_fence(token, epoch, driver), timeout=self.timeout, patience=self.patience,
-        )  # fmt: skip
+        try:
+            return WorkerClient.connect(
+                self.address, worker, cookie=self.cookie, tls=self.tls, program=f"millstream-{worker.split('-w-')[0]}",
+                fence=_fence(token, epoch, driver), timeout=self.timeout, patience=self.patience,
+            )  # fmt: skip
+        except SinkError as error:
+            if "fence" not in str(error):
+                raise
+            raise SinkError(
+                f"{error}. Worker {worker!r} belongs to a newer run, or to another checkpoint of a pipeline with this name: a sink takes one history. Give a new "
+                f"checkpoint a sink of its own (another directory or table), or another name to the pipeline."
+            ) from error
 
     def stage(self, context: TaskContext, rows: Sequence[SinkRow]) -> Part:
         worker = worker_name(context.label, context.emission)
@@ -82,7 +91,7 @@ class Connector(Sink):
                     f"stream {context.emission!r} into {self.describe()}: the sink voted no on {len(rows)} rows of epoch {context.epoch} (worker {worker!r}). "
                     f"Nothing was committed; see what the sink says, and run again."
                 )
-        return {"worker": worker, "transaction": transaction, "rows": len(rows), "token": context.token}
+        return {"worker": worker, "transaction": transaction, "rows": len(rows), "digest": blake2b(data, digest_size=16).hexdigest()}
 
     def _encoded(self, rows: Sequence[SinkRow], context: TaskContext) -> bytes:
         encode = self.encode or _json
@@ -112,12 +121,25 @@ class Connector(Sink):
                 with client:
                     if part["transaction"] in client.uncommitted:
                         client.resolve(part["transaction"], commit=True)
+                    elif context.instead:
+                        self._stand_in(client, part, context.instead, epoch)
                     elif not context.redo:
                         client.settle(part["transaction"], commit=True)
         except SinkError as error:
             raise SinkError(f"{error} Epoch {epoch} is committed; its rows wait at the sink, and the next run commits them there.") from error
         finally:
             self._release()
+
+    def _stand_in(self, client: WorkerClient, part: Part, ours: Sequence[Part], epoch: int) -> None:
+        """An outgoing run has committed the epoch after this one's tasks rolled its transaction back: the same rows wait in ours."""
+        for mine in ours:
+            if (mine["worker"], mine["digest"]) == (part["worker"], part["digest"]) and mine["transaction"] in client.uncommitted:
+                client.resolve(mine["transaction"], commit=True)
+                return
+        raise SinkError(
+            f"{self.describe()}: epoch {epoch} was committed by a run that was being replaced, whose {part['rows']} rows of worker {part['worker']!r} are no "
+            f"longer at the sink, and this run's are not the same. They have to be written there by hand."
+        )
 
     def _release(self) -> None:
         for client in self._open.values():

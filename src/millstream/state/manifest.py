@@ -89,6 +89,7 @@ class Manifest(msgspec.Struct):
     sinks: dict[str, list[dict[str, Any]]] = {}
     drain: bool = False
     drained: bool = False
+    ended: int | None = None  # the first epoch of the drain: from it on, no source may bring anything
     offsets: str | None = None
     pending: list[Parcel] = []
     edges: dict[str, EdgeState] = {}

@@ -1,0 +1,151 @@
+"""The epoch protocol, step by step, on the simulated cluster: drains that are interrupted, downtime, epochs that an outgoing run has committed."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import millstream as ms
+from millstream.connector import SinkServer, files
+from millstream.core.watermark import Progress, Seen
+from millstream.engine.simulated import Plan, Simulation, _Driver
+from millstream.sinks.base import DriverContext, SinkRow, TaskContext
+
+SOURCE = ms.sources.files("nowhere", schema="k string, n long, at long", format="json")
+
+
+class Down(ms.Computation):
+    """Counts down, once round the cycle for every step."""
+
+    State = int
+
+    def process_record(self, record: ms.Record) -> None:
+        self.state += 1
+        if record.value["n"] > 0:
+            self.produce({"n": record.value["n"] - 1}, stream="back")
+
+
+class Pass(ms.Computation):
+    State = int
+
+    def process_record(self, record: ms.Record) -> None:
+        self.state += 1
+        self.produce(record.value)
+
+
+def cycle() -> ms.Pipeline:
+    p = ms.Pipeline("cycle")
+    stream = p.inject("in", SOURCE, timestamp="at")
+    p.compute(Down, stream, "back", key={"in": "k", "back": lambda record: record.key}, produces=["back"], production=ms.STRONG)
+    return p
+
+
+def chain() -> ms.Pipeline:
+    p = ms.Pipeline("chain")
+    stream = p.compute(Pass, p.inject("in", SOURCE, timestamp="at"), key="k", name="A", produces="a", production=ms.STRONG)
+    p.compute(Pass, p.compute(Pass, stream, key=lambda r: r.key, name="B", produces="b", production=ms.STRONG), key=lambda r: r.key, name="C", produces="c")
+    return p
+
+
+def simulation(pipeline: ms.Pipeline, *epochs: list[dict[str, Any]]) -> Simulation:
+    plan = Plan([[("in", row) for row in rows] for rows in epochs], [1_000 + at for at in range(len(epochs))])
+    return Simulation(pipeline.program(), plan, [], 1)
+
+
+def test_a_drain_longer_than_the_manifests_kept_may_be_interrupted_and_run_again() -> None:
+    s = simulation(cycle(), [{"k": "a", "at": 100, "n": 40}], [])
+    first = _Driver(s)
+    first.run(s.plan.epochs[0], 0)
+    for _ in range(25):
+        first.run(None, first.latest.epoch + 1, drain=True)  # type: ignore[union-attr]
+    second = _Driver(s)
+    second.resume()
+    second.run([], 1)  # Spark knows nothing of the drain: it asks for the epoch behind its last
+    second.drain(lambda: False)
+    third = _Driver(s)
+    third.resume()
+    third.run([], 1)
+    assert third.latest is not None and third.latest.drained and third.latest.computations["Down"].records == 41
+
+
+def test_new_input_behind_a_drain_is_refused_even_if_the_drain_was_interrupted() -> None:
+    s = simulation(chain(), [{"k": "a", "at": 100}], [], [], [{"k": "a", "at": 200}])
+    first = _Driver(s)
+    first.run(s.plan.epochs[0], 0)
+    first.run(None, 1, drain=True)
+    second = _Driver(s)
+    second.resume()
+    for epoch in (1, 2):
+        second.run(s.plan.epochs[epoch], epoch)
+    with pytest.raises(ms.errors.CheckpointError, match="was drained"):
+        second.run(s.plan.epochs[3], 3)
+
+
+def test_while_nobody_listened_nobody_was_silent() -> None:
+    p = ms.Pipeline("idle")
+    one = p.inject("one", SOURCE, timestamp="at")
+    two = p.inject("two", SOURCE, timestamp="at", watermark=ms.watermarks.bounded(0, idle="60s"))
+    p.compute(Pass, one, two, key="k")
+    plan = Plan([[("one", {"k": "a", "at": 1}), ("two", {"k": "a", "at": 1})], [("one", {"k": "a", "at": 2})], []], [1_000, 700_000, 759_000])
+    s = Simulation(p.program(), plan, [], 1)
+    _Driver(s).run(plan.epochs[0], 0)
+    again = _Driver(s)  # ten minutes later
+    again.run(plan.epochs[1], 1)
+    assert not again.latest.injectors["two"].idle  # type: ignore[union-attr]
+    again.run(plan.epochs[2], 2)
+    assert not again.latest.injectors["two"].idle  # type: ignore[union-attr]
+    s.plan.clock[2] = 761_000
+    again.run([], 3)
+    assert again.latest.injectors["two"].idle, "now it has been silent for a minute"  # type: ignore[union-attr]
+
+
+def test_a_sub_source_never_heard_of_goes_idle_while_others_talk_and_strangers_are_forgotten() -> None:
+    policy = ms.watermarks.sub_sources("host", ["a", "b"], ms.watermarks.bounded(0, idle="5s"))
+    progress = Progress()
+    for second in range(8):
+        progress = policy.advance(progress, Seen(2, 100 + second, subs={"a": (100 + second, None), f"stranger {second}": (10**9, None)}), 1_000 * second)
+    assert progress.watermark == 107
+    assert list(progress.subs) == ["a"]
+
+
+def test_state_in_a_cycle_cannot_hold() -> None:
+    class Holding(Down):
+        def process_record(self, record: ms.Record) -> None:
+            self.hold(record.timestamp)
+
+    p = ms.Pipeline("holding")
+    stream = p.inject("in", SOURCE, timestamp="at")
+    p.compute(Holding, stream, "back", key={"in": "k", "back": lambda record: record.key}, produces=["back"], production=ms.STRONG)
+    runner = ms.testing.LocalRunner(p)
+    runner.push("in", {"k": "a", "at": 100, "n": 1})
+    with pytest.raises(ms.errors.HookError, match="part of a cycle"):
+        runner.epoch()
+
+
+def test_a_connector_sink_commits_its_own_rows_for_an_epoch_that_an_outgoing_run_committed(tmp_path: Path) -> None:
+    """The old driver had prepared and was about to create the manifest; the new run has rolled that back and prepared the same rows; the old one wakes up and
+    creates the manifest; the new one adopts it. The rows are there once."""
+
+    def task(epoch: int, token: str) -> TaskContext:
+        return TaskContext(None, "counts", epoch, "p-counts-0000", token, token)  # type: ignore[arg-type]
+
+    def driver(token: str, redo: bool = False, instead: Any = ()) -> DriverContext:
+        return DriverContext(None, "p", "counts", None, redo, token, list(instead))  # type: ignore[arg-type]
+
+    rows, other = [SinkRow("a", 1, 1)], [SinkRow("a", 1, 2)]
+    with SinkServer(files.Files(tmp_path)) as server:
+        old, new = ms.sinks.connector(server.address, patience="1s"), ms.sinks.connector(server.address, patience="1s")
+        theirs = [old.stage(task(3, "3-x"), rows)]
+        old.prepare(driver("3-x"), 3, theirs)
+        ours = [new.stage(task(3, "4-x"), rows)]
+        new.prepare(driver("4-x"), 3, ours)
+        new.commit(driver("4-x", redo=True, instead=ours), 3, theirs)
+        assert b"".join(files.read(tmp_path, theirs[0]["worker"])) == b'{"key":"a","timestamp":1,"value":1}\n'
+        theirs = [new.stage(task(4, "4-x"), rows)]
+        ours = [new.stage(task(4, "5-x"), other)]
+        with pytest.raises(ms.errors.SinkError, match="was committed by a run that was being replaced"):
+            new.commit(driver("5-x", redo=True, instead=ours), 4, theirs)
+        with pytest.raises(ms.errors.SinkError, match="another checkpoint"):
+            new.stage(task(0, "1-y"), rows)
