@@ -7,6 +7,7 @@ STAMP := $(VENV)/.installed
 .PHONY: setup demo test check bench bench-quick soak java clean
 
 setup: $(STAMP) java
+	@echo "ready: . $(VENV)/bin/activate for the millstream command, or make demo"
 
 $(STAMP): pyproject.toml
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 10))' || { echo "Millstream needs Python 3.10 or newer; set PYTHON=python3.11 or the like"; exit 1; }

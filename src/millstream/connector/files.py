@@ -215,6 +215,8 @@ def committed(folder: Path | str, worker: str) -> int:
 
 def workers(folder: Path | str) -> list[str]:
     """The names of the workers whose output is in a folder."""
+    if not Path(folder).is_dir():
+        raise SinkError(f"there is no folder {folder}")
     found = []
     for path in sorted((Path(folder) / "workers").glob("*/log")):
         entries, _ = txnlog.decode_log(path.read_bytes(), str(path))

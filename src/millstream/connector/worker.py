@@ -38,6 +38,7 @@ from millstream.errors import RemoteProtocolError, SinkError
 MESSAGE_SIZE = 256 << 10
 _ANSWER_LIMIT = 1 << 20
 _PAUSE = 0.05
+_FINAL = ("cookie", "version", "fence")  # what a sink says that waiting does not change
 
 
 class WorkerClient:
@@ -179,9 +180,10 @@ class WorkerClient:
         while True:
             try:
                 return self._connect()
-            except SinkError:
+            except SinkError as error:
                 self.close()
-                if time.monotonic() + _PAUSE >= until:
+                final = any(word in str(error) for word in _FINAL)
+                if final or time.monotonic() + _PAUSE >= until:
                     raise
             time.sleep(_PAUSE)
 

@@ -266,7 +266,7 @@ class Epochs:
     def _over(self, epoch: int) -> CheckpointError:
         return CheckpointError(
             f"{self.storage.url} was drained (from epoch {epoch} on): its event time has ended, and there is new input. "
-            f"Use a new checkpoint, or run with drain=False when more input may follow."
+            f"Use a new checkpoint, or run with drain=False (--no-drain on the command line) when more input may follow."
         )
 
     def _fenced(self, epoch: int) -> Fenced:

@@ -70,7 +70,13 @@ class Worker:
     def make(self, name: str) -> tuple[Computation, StateKind]:
         """A fresh instance of a computation, and how its state is kept."""
         spec = self.topology.by_name[name]
-        computation = spec.factory()
+        try:
+            computation = spec.factory()
+        except Exception as error:
+            raise DefinitionError(
+                f"computation {name!r}: making an instance raised {type(error).__name__}: {error}. Give a subclass of ms.Computation, or a callable without "
+                f"arguments that makes one (functools.partial, for instance)."
+            ) from error
         if not isinstance(computation, Computation):
             raise DefinitionError(f"computation {name!r}: {spec.factory!r} made a {type(computation).__name__}, not a Computation")
         kind = self._kinds.get(name)
