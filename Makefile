@@ -28,7 +28,7 @@ check: $(STAMP)
 	$(BIN)/pytest tests/test_layout.py
 
 test: setup
-	$(BIN)/pytest -m "not soak"
+	$(BIN)/pytest -m "not soak" -n 2 --dist loadfile
 
 soak: setup
 	$(BIN)/pytest -m soak
