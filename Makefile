@@ -28,7 +28,7 @@ check: $(STAMP)
 	$(BIN)/pytest tests/test_layout.py
 
 test: setup
-	$(BIN)/pytest -m "not soak" -n 2 --dist loadfile
+	$(BIN)/pytest -m "not soak" -n 2 --dist loadfile --no-loadscope-reorder
 
 soak: setup
 	$(BIN)/pytest -m soak
