@@ -27,6 +27,7 @@ from millstream.core.watermark import Policy, bounded
 from millstream.engine.program import Program
 from millstream.errors import DefinitionError
 from millstream.sinks.base import Sink
+from millstream.sources import FromSession
 from millstream.state.codec import msgpack
 
 if TYPE_CHECKING:
@@ -108,10 +109,10 @@ class Pipeline:
         watermark: Policy | None = None,
         dedup: str | int | Dedup | None = "10m",
     ) -> Stream:
-        """Brings records in from a source: one of `ms.sources`, or any streaming DataFrame.
+        """Brings records in from a source: one of `ms.sources`, any streaming DataFrame, or a function that makes one of the Spark session.
 
-        timestamp: a column (milliseconds as long, or a Spark timestamp) or a Column; without it, records get the time at which their
-        epoch was planned. id: a column or Column that names a record; without it, the id follows from the row's content.
+        timestamp: a column (milliseconds as long, or a Spark timestamp), SQL text or a Column; without it, records get the time at which their
+        epoch was planned. id: a column, SQL text or Column that names a record; without it, the id follows from the row's content.
         value: one column to be the record's value; without it, the value is the row as a dict. watermark: one of `ms.watermarks`, by default
         bounded with no delay. dedup: for how long (of arrival time) ids are held, so that a record which the source repeats counts once;
         `ms.dedup(horizon, slack=)` says more, None switches it off. Without id= there is nothing to go by.
@@ -120,7 +121,12 @@ class Pipeline:
         if any(i.name == name for i in self._injectors):
             raise DefinitionError(f"two injected streams are called {name!r}")
         if not hasattr(source, "load") and not hasattr(source, "isStreaming"):
-            raise DefinitionError(f"inject({name!r}, ...): {type(source).__name__} is no source. Give one of ms.sources or a streaming DataFrame.")
+            if not callable(source) or isinstance(source, type):
+                raise DefinitionError(
+                    f"inject({name!r}, ...): {type(source).__name__} is no source. Give one of ms.sources, a streaming DataFrame, or a function that makes one "
+                    f"of the session, such as lambda spark: spark.readStream.format('kafka')..."
+                )
+            source = FromSession(source)
         if not isinstance(watermark or bounded(0), Policy):
             raise DefinitionError(f"inject({name!r}, watermark=...): use one of ms.watermarks, such as ms.watermarks.bounded('2s')")
         rule = None if dedup is None or id is None else dedup if isinstance(dedup, Dedup) else _dedup(dedup)
@@ -144,7 +150,7 @@ class Pipeline:
         """Runs a computation on one or several streams.
 
         computation: a subclass of `ms.Computation`, or anything that makes an instance when called (such as functools.partial).
-        key: for an injected stream a column name, a list of names (the key is a tuple), or a Column; for an internal stream a
+        key: for an injected stream a column name, SQL text such as "coalesce(user, '?')", a list of those (the key is a tuple), or a Column; for an internal stream a
         field's name, a callable on the record, or None for the producer's key, which needs no shuffle. A dict gives each stream its own.
         produces: the name of the output stream, or several. name: the identity of its state in the checkpoint, by default the
         class's name. Returns the output stream, or a tuple of streams.
@@ -153,7 +159,8 @@ class Pipeline:
         commit, delivered in the next epoch), `ms.ADAPTIVE` (weak, stored while a consumer takes longer than slow_after or fails); a dict gives
         each stream its own, and `stream.via(...)` one consumer. late: for late records, `ms.DROP`, or the name of a stream
         that gets them; without it they go to `process_late_record`; a dict gives each input its own. on_error: `ms.DEAD_LETTER` sends what makes a hook
-        raise to the stream `<name>.dead-letters`; without it the epoch fails.
+        raise, and records that no hook can be called with (a null key or timestamp, a row that does not fit its source's schema), to the stream
+        `<name>.dead-letters`; without it the epoch fails.
         """
         if name is None:
             name = getattr(computation, "__name__", None) or getattr(getattr(computation, "func", None), "__name__", None)

@@ -48,7 +48,7 @@ def good(start: int = 0) -> list[dict[str, Any]]:
 
 @pytest.mark.parametrize(
     ("row", "named"),
-    [({"k": None, "n": 1, "at": BASE}, "the key"), ({"k": "a", "n": 1, "at": None}, "the timestamp")],
+    [({"k": None, "n": 1, "at": BASE}, "its key"), ({"k": "a", "n": 1, "at": None}, "its timestamp")],
 )
 def test_a_null_key_or_timestamp_names_stream_and_row_and_loses_nothing(spark: Any, tmp_path: Path, row: dict[str, Any], named: str) -> None:
     sink = ms.sinks.memory()
@@ -294,5 +294,5 @@ def test_a_computation_that_takes_over_a_name_starts_with_nothing(spark: Any, tm
 
 def test_a_null_where_an_id_was_promised_names_stream_and_row(spark: Any, tmp_path: Path) -> None:
     write(tmp_path / "in", "a.json", [{"k": "a", "n": 1, "at": BASE, "i": None}])
-    with pytest.raises(ms.errors.InputError, match="'in' into computation 'Sum': the id"):
+    with pytest.raises(ms.errors.InputError, match="'in' into computation 'Sum': its id"):
         run(counting(tmp_path, Sum, id="i", schema="k string, n long, at long, i string"), spark, tmp_path)

@@ -8,7 +8,8 @@ epoch. Rules that this file enforces:
 2. A production's id follows from computation, key, cause and ordinal, so a retry makes the same id.
 3. Timers are a set of (time, tag) per kind: setting one twice is setting it once.
 4. A hold keeps the output watermark at a timestamp until it is released, or its timer fires. It cannot take back what was promised:
-   an older one is moved up to that.
+   an older one is moved up to that. When event time ends, that is still what was promised before: the end itself is no timestamp.
+5. A call that is refused changes nothing.
 """
 
 from __future__ import annotations
@@ -94,19 +95,11 @@ class Computation:
         Timers with different tags or times stand side by side; a time that has passed is due at once. hold: until the timer fires, the
         output watermark stays at this timestamp, so that what the timer will produce with it is late for nobody.
         """
-        if hold is not None:
-            self._check_timer(tag, hold)
-            if self._circling and (hold < time or kind != LOW_WATERMARK):
-                raise ValueError(
-                    f"set_timer({tag!r}, {time}, hold={hold}): {self._name} is part of a cycle, whose low watermark would wait for the hold, and the timer "
-                    f"for the low watermark. In a cycle a timer can hold its own time at the earliest."
-                )
-            hold = max(hold, self._promised)
-            self._holds[kind, time, tag] = hold
-            self._held = min(self._held, hold)
         entry = (time, tag)
         if kind == LOW_WATERMARK:
             timers = self._low
+            if hold is not None:
+                self._hold_timer(entry, kind, hold, time <= self.low_watermark)
             if entry not in timers:
                 self._check_timer(tag, time)
                 timers.add(entry)
@@ -115,11 +108,27 @@ class Computation:
                     self._due.sort(reverse=True)
                     self._next_due = self._due[-1][0]
         elif kind == WALL_CLOCK:
+            if hold is not None:
+                self._hold_timer(entry, kind, hold, time <= self.now)
             if entry not in self._wall:
                 self._check_timer(tag, time)
                 self._wall.add(entry)
         else:
             raise ValueError(f"kind={kind!r}: use ms.LOW_WATERMARK or ms.WALL_CLOCK")
+
+    def _hold_timer(self, entry: tuple[int, str], kind: str, hold: int, due: bool) -> None:
+        """A timer's hold, if all of it is in order. A timer that is due fires in this visit, so it may hold what productions of this epoch may have."""
+        time, tag = entry
+        self._check_timer(tag, time)
+        self._check_timer(tag, hold)
+        if self._circling and (hold < time or kind != LOW_WATERMARK):
+            raise ValueError(
+                f"set_timer({tag!r}, {time}, hold={hold}): {self._name} is part of a cycle, whose low watermark would wait for the hold, and the timer "
+                f"for the low watermark. In a cycle a timer can hold its own time at the earliest."
+            )
+        hold = max(hold, self._least if due else self._promised)
+        self._holds[kind, time, tag] = hold
+        self._held = min(self._held, hold)
 
     def cancel_timer(self, tag: str, time: int | None = None, kind: str = LOW_WATERMARK) -> None:
         """Takes back the timer with this tag and time, or all with this tag. Nothing happens if there is none."""
@@ -138,7 +147,7 @@ class Computation:
         self._check_timer("hold", timestamp)
         if self._circling:
             raise ValueError(f"hold({timestamp}): {self._name} is part of a cycle, whose low watermark would wait for the hold")
-        timestamp = max(timestamp, self._promised)
+        timestamp = max(timestamp, self._promised if self._promised < END else self._least)
         self._holds[STATE_HOLD] = timestamp
         self._held = min(self._held, timestamp)
         return timestamp
@@ -178,9 +187,9 @@ class Computation:
             raise ValueError(f"{self._name} does not produce a stream {stream!r}; it produces: {known}")
         if key is _OWN:
             key = self.key
-        elif key is not None:
-            key_text(key)
-        if key is not self.key and stream in self._same_key_streams and (key != self.key or type(key) is not type(self.key)):
+        elif key is not self.key and (
+            (None if key is None else key_text(key).encode()) != self._row_key and stream in self._same_key_streams  # (1,) == (True,), but their texts differ
+        ):
             raise ValueError(
                 f"produce(key={key!r}) on stream {stream!r}: its consumer gives no key of its own and so runs on the producer's. "
                 f"Give that consumer key=lambda record: record.key; it then goes through the shuffle."

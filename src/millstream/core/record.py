@@ -3,16 +3,23 @@
 A record is a view: it knows its key and timestamp and points into the `Batch` it came in, which turns columns into Python
 values only when somebody asks. A hook that counts never pays for values it does not read. Do not keep a record across
 hooks: keep what you need of it in the state.
+
+A value belongs to the hook that gets it. It is the same object however often the hook asks its record for it, and what the hook changes in
+it is seen by nobody else: not by another computation, not by a second visit of the same key, not by a dead letter or an error message. Those
+take their values from `anew`; nothing is copied for a hook that only reads.
 """
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Sequence
 from typing import Any
 
 import msgspec
 
 from millstream.core.time import LOW_WATERMARK
+
+_UNREAD: Any = object()
 
 
 class Batch:
@@ -24,16 +31,20 @@ class Batch:
         self.stream = stream
 
     def value(self, index: int) -> Any:
-        """The value of the record at a position."""
+        """The value of the record at a position. Whoever asks again may get an object that has been changed since, unless it asks `anew`."""
         raise NotImplementedError
 
     def id(self, index: int) -> str:
         """The id of the record at a position."""
         raise NotImplementedError
 
+    def anew(self) -> Batch:
+        """The same records. Each call of its `value` makes an object that nobody has seen."""
+        return self
+
 
 class ListBatch(Batch):
-    """A batch of values that are Python objects already."""
+    """A batch of values that are Python objects already, and nobody else's."""
 
     __slots__ = ("ids", "values")
 
@@ -49,6 +60,15 @@ class ListBatch(Batch):
         return self.ids[index]
 
 
+class CopyingBatch(ListBatch):
+    """A batch of values that others hold too: whoever asks gets a copy. For engines in which rows are Python objects from the beginning."""
+
+    __slots__ = ()
+
+    def value(self, index: int) -> Any:
+        return copy.deepcopy(self.values[index])
+
+
 class Record(msgspec.Struct, gc=False, eq=False):
     """One record: key, value, timestamp, id, and the stream that brought it."""
 
@@ -56,11 +76,22 @@ class Record(msgspec.Struct, gc=False, eq=False):
     timestamp: int
     _batch: Batch
     _index: int
+    _value: Any = _UNREAD
 
     @property
     def value(self) -> Any:
         """The record's value: the row as a dict, one column of it, or what a computation produced."""
-        return self._batch.value(self._index)
+        value = self._value
+        if value is _UNREAD:
+            value = self._value = self._batch.value(self._index)
+        return value
+
+    def anew(self) -> Record:
+        """The same record, with a value that no hook has changed."""
+        return Record(self.key, self.timestamp, self._batch.anew(), self._index)
+
+    def __getitem__(self, name: Any) -> Any:
+        raise TypeError(f"record[{name!r}]: a record has key, value, timestamp, id and stream. The fields of a row are in its value: record.value[{name!r}].")
 
     @property
     def id(self) -> str:
@@ -117,7 +148,7 @@ def described(cause: Record | Timer) -> dict[str, Any]:
     if cause.__class__ is Timer:
         return {"stream": None, "value": None, "timestamp": cause.time if cause.kind == LOW_WATERMARK else None, "id": None, "timer": [cause.kind, cause.tag, cause.time]}  # type: ignore[union-attr]
     try:
-        value = cause.value  # type: ignore[union-attr]
+        value = cause.anew().value  # type: ignore[union-attr]
     except Exception as error:
         value = f"cannot be read: {error}"
     return {"stream": cause.stream, "value": value, "timestamp": cause.timestamp, "id": cause.id}  # type: ignore[union-attr]

@@ -17,7 +17,10 @@ Rules
 7. A late record goes where its input says: nowhere, to `process_late_record`, or to a stream. It is counted in any case.
 8. A hook that raises fails the epoch; or, where the computation has a stream of dead letters, the record or timer goes there and all
    that it changed (state, timers, holds, productions) is undone. The visit is then begun anew, this time with a copy of the state before each
-   hook: pipelines pay for that only where something fails.
+   hook, and with values that no hook has changed: pipelines pay for that only where something fails.
+9. A state that would not come back equal in the next epoch is an error of the hook that left it. It is noticed at the end of the visit;
+   a second visit, with a look after each hook, then finds the one that did it.
+10. A hook returns nothing. One that returns something, or yields, was meant to call `produce`.
 """
 
 from __future__ import annotations
@@ -25,6 +28,7 @@ from __future__ import annotations
 import traceback
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
+from hashlib import blake2b
 from itertools import islice
 from typing import Any
 
@@ -53,12 +57,14 @@ from millstream.core.layout import (
 from millstream.core.mapstate import MapState
 from millstream.core.outcome import DROP, HOOK, Counts, LateRecord, Outcome, Times, Wiring
 from millstream.core.record import Batch, Production, Record, Timer, described, shown
+from millstream.core.rejected import Rejected, unwrapped, wrong_time
 from millstream.core.time import BEGINNING, END, LOW_WATERMARK, WALL_CLOCK
-from millstream.errors import HookError
+from millstream.errors import HookError, InputError
 
 MAX_FIRINGS = 1_000_000
 MAX_DUE = 200_000
 LAST_LATE = 5  # late records that are shown
+RETURNED = "a hook returned a value, or is a generator: hooks return nothing. To send something on, call self.produce(value)."
 
 
 class Arrivals(msgspec.Struct):
@@ -74,6 +80,11 @@ class Arrivals(msgspec.Struct):
     index: Sequence[int]
     batches: Sequence[Batch]
     source: Sequence[int] | None = None
+    rejected: Sequence[Rejected] = ()
+
+    def anew(self) -> Arrivals:
+        """The same, with values that nobody has changed."""
+        return msgspec.structs.replace(self, batches=[batch.anew() for batch in self.batches])
 
     @classmethod
     def none(cls) -> Arrivals:
@@ -81,8 +92,15 @@ class Arrivals(msgspec.Struct):
         return cls([], [0], [], [], [])
 
     @classmethod
-    def of(cls, records: Iterable[tuple[str, int, str, Batch, int]], ordered: bool = True) -> Arrivals:
-        """From (key text, timestamp, id, batch, index) in any order. Without `ordered`, a key's records stay as they come."""
+    def of(cls, records: Iterable[tuple[Any, Any, Any, Batch, int]], ordered: bool = True) -> Arrivals:
+        """From (key text, timestamp, id, batch, index) in any order. Without `ordered`, a key's records stay as they come.
+
+        A record without a key text is a rejected one, and its value is wrapped.
+        """
+        records = list(records)
+        rejected = [unwrapped(b.stream, time, id, b.anew().value(at)) for text, time, id, b, at in records if text is None]
+        if rejected:
+            records = [row for row in records if row[0] is not None]
         rows = sorted(records, key=lambda row: (row[0], row[1], row[2], row[3].stream) if ordered else (row[0],))
         keys: list[str] = []
         bounds: list[int] = []
@@ -95,7 +113,7 @@ class Arrivals(msgspec.Struct):
         bounds.append(len(rows))
         return cls(
             keys, bounds, [row[1] for row in rows], [row[4] for row in rows],
-            [batch for _, batch in batches.values()], [batches[id(row[3])][0] for row in rows],
+            [batch for _, batch in batches.values()], [batches[id(row[3])][0] for row in rows], rejected,
         )  # fmt: skip
 
 
@@ -151,7 +169,7 @@ class Step:
         c._same_key_streams = wiring.same_key
         c._named_streams = frozenset(wiring.streams) if wiring.named is None else wiring.named
         c._productions = []
-        c._least = times.least
+        c._least = times.least if times.least < END else BEGINNING  # after the end of event time nothing is left to be kept
         c._promised = times.promised
         c._circling = wiring.circling
 
@@ -169,6 +187,8 @@ class Step:
                 left[kind] = stop if len(found) < MAX_DUE else found[-1]
         bounds = arrivals.bounds
         visit = self._visit if self.wiring.dead_letters is None else self._forgiving
+        if arrivals.rejected:
+            self._reject(sorted(arrivals.rejected, key=lambda one: one.order))
         for group, text in enumerate(arrivals.keys):
             row_key = text.encode()
             due.pop(row_key, None)
@@ -201,7 +221,7 @@ class Step:
         self.counts = before[1]
         self.careful = True
         try:
-            self._visit(row_key, text, arrivals, at, stop)
+            self._visit(row_key, text, arrivals.anew(), at, stop)
         finally:
             self.careful = False
             self.saved = None
@@ -260,7 +280,8 @@ class Step:
                     if source is not None:
                         batch = batches[source[position]]
                     c._cause = record = Record(key, time, batch, index[position])
-                    process(record)
+                    if process(record) is not None:
+                        raise TypeError(RETURNED)
             if c._next_due != END or c._wall:
                 self._fire_rest()
             self._write(row_key, row_entry, raw, row)
@@ -283,13 +304,39 @@ class Step:
         if way == HOOK:
             if self.careful:
                 self._carefully(c.process_late_record, record)
-            else:
-                c.process_late_record(record)
+            elif c.process_late_record(record) is not None:  # type: ignore[func-returns-value]
+                raise TypeError(RETURNED)
         elif way != DROP:
             self._emit(way, {**described(record), "low_watermark": self.times.late_before})
             self.saved = None
 
     # --- dead letters
+
+    def _reject(self, rejected: Sequence[Rejected]) -> None:
+        """Records that no hook can be called with: dead letters under the key "", or the end of the epoch."""
+        c, times = self.computation, self.times
+        known: dict[bytes, int] = {}
+        for one in rejected:
+            if self.wiring.dead_letters is None:
+                raise InputError(
+                    f"stream {one.stream!r} into computation {self.name!r}: {one.why}, in the record {repr(one.value)[:500]}. Nothing of this epoch was "
+                    f"committed. Correct the source, or send such records to a stream with compute(..., on_error=ms.DEAD_LETTER)."
+                )
+            value = {
+                "stream": one.stream, "value": one.value, "timestamp": one.timestamp, "id": one.id,
+                "computation": self.name, "error": f"InputError: {one.why}", "traceback": "",
+            }  # fmt: skip
+            try:
+                body = c._encode(value)
+            except Exception:
+                body = c._encode({**value, "value": repr(one.value)})
+            nth = known[body] = known.get(body, -1) + 1
+            name = blake2b(f"{self.name}\0rejected\0{nth}\0".encode() + body, digest_size=16).hexdigest()
+            caused = one.timestamp if wrong_time(one.timestamp) is None else times.low_watermark
+            if not BEGINNING < caused < END:  # type: ignore[operator]
+                caused = times.now
+            c._productions.append(Production(self.wiring.dead_letters, "", max(c._least, caused), name, body))  # type: ignore[type-var, arg-type]
+            self.counts.dead += 1
 
     def _carefully(self, hook: Callable[[Any], None], cause: Record | Timer) -> None:
         """Calls a hook; if it raises, or leaves a state that cannot be encoded, undoes what it did and writes a dead letter."""
@@ -297,7 +344,8 @@ class Step:
         if self.saved is None or self.saved.row_key != c._row_key:
             self.saved = self._save()
         try:
-            hook(cause)
+            if hook(cause) is not None:  # type: ignore[func-returns-value]
+                raise TypeError(RETURNED)
             self.saved = self._save()
         except Exception as error:
             self._restore(self.saved)
@@ -338,7 +386,7 @@ class Step:
         except Exception:
             body = c._encode({**value, "value": repr(value.get("value"))})
         caused = c._wall_time if value["timestamp"] is None else value["timestamp"]
-        c._productions.append(Production(stream, c.key, max(self.times.least, caused), c._production_id(stream), body))
+        c._productions.append(Production(stream, c.key, max(c._least, caused), c._production_id(stream), body))
 
     def _write(self, row_key: bytes, row_entry: bytes, raw: bytes | None, row: Row | None) -> None:
         c, kind, counts, delta = self.computation, self.kind, self.counts, self.delta
@@ -433,8 +481,8 @@ class Step:
             raise RuntimeError(f"more than {MAX_FIRINGS} timers fired in one visit: a timer keeps setting one that is already due")
         if self.careful:
             self._carefully(self.computation.process_timer, timer)
-        else:
-            self.computation.process_timer(timer)
+        elif self.computation.process_timer(timer) is not None:  # type: ignore[func-returns-value]
+            raise TypeError(RETURNED)
 
     def _earliest(self, kind: bytes, start: bytes) -> tuple[int | None, bytes | None]:
         """The earliest timer or hold left, and its row key: in the store and not deleted, or new in the delta."""
@@ -459,12 +507,13 @@ class Step:
         handling = ""
         if c._cause is not None:
             try:
-                handling = f"  while handling: {c._cause!r}\n"
+                cause = c._cause.anew() if c._cause.__class__ is Record else c._cause  # type: ignore[union-attr]
+                handling = f"  while handling: {cause!r}\n"
             except Exception as unreadable:
                 handling = f"  while handling a record at {getattr(c._cause, 'timestamp', None)} whose value cannot be read: {unreadable}\n"
         return HookError(
             f"computation {self.name!r}, key {c.key!r}: {type(error).__name__}: {error}\n{handling}"
-            f"  The epoch was not committed; nothing is lost. Mend the code or the input and run again.\n{trace}"
+            f"  The epoch was not committed; nothing is lost. Fix the code or the input and run again.\n{trace}"
         )
 
 

@@ -7,13 +7,15 @@ Rules
    edges may close one. Computations are kept in an order in which producers come first, strong edges aside.
 3. A computation that gives no key for a stream gets the producer's key. Where that holds for all its inputs, over weak edges from
    one group, it joins the group: the same task runs both, and no shuffle stands between them. A production that
-   changes its key on such a stream would land in the wrong shard, so it is refused.
+   changes its key on such a stream would land in the wrong shard, so it is refused. Dead letters may be of records that had no key,
+   so whoever reads them joins nobody.
 4. A group is one partition range of one level. Level L runs after L-1 in the same job; only what crosses groups is shuffled. A
    strong edge needs no level: its productions are stored by the consumer's shard, and a chain of strong edges is one level.
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -233,7 +235,8 @@ class Topology:
             producers = [self._producer[i.stream] for i in near]
             homes = {place[p.name] for p in producers if isinstance(p, ComputationSpec)}
             joins = len(homes) == 1 and all(
-                i.key is None and self.edges[i.stream, spec.name] == WEAK and i.stream not in self.injectors for i in spec.inputs
+                i.key is None and self.edges[i.stream, spec.name] == WEAK and i.stream not in self.injectors and not self._may_lack_key(i.stream)
+                for i in spec.inputs
             )
             if joins:
                 home = homes.pop()
@@ -255,6 +258,15 @@ class Topology:
         if isinstance(producer, Injector):
             return WEAK
         return i.production or producer.production.get(i.stream) or WEAK
+
+    def _may_lack_key(self, stream: str) -> bool:
+        """Whether records of a stream may have another key than their producer's row: dead letters of rejected records do."""
+        producer = self._producer[stream]
+        return isinstance(producer, ComputationSpec) and producer.dead_letters == stream
+
+    def takes_rejected(self, computation: str) -> bool:
+        """Whether a computation sends records to a stream that no hook can be called with."""
+        return self.by_name[computation].dead_letters is not None
 
     def slow_after(self, stream: str, computation: str) -> int:
         """How long a consumer may take before an adaptive edge stores, in milliseconds."""
@@ -324,3 +336,12 @@ def _plain(key: Any) -> Any:
     if key is None or isinstance(key, str):
         return key
     return tuple(_plain(part) for part in key) if isinstance(key, tuple) else "expression"
+
+
+def is_expression(text: str) -> bool:
+    """Whether a text can only be SQL, not the name of a column that somebody has mistyped.
+
+    >>> is_expression("coalesce(user, '?')"), is_expression("user")
+    (True, False)
+    """
+    return re.search(r"[^\w.\- ]", text) is not None or re.search(r"\w \w", text) is not None

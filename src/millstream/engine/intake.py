@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import copy
+import datetime
 from collections.abc import Callable, Mapping, Sequence
 from hashlib import blake2b
 from typing import Any
@@ -12,11 +12,13 @@ import numpy as np
 from millstream.core import dedup
 from millstream.core.dedup import DedupCounts, SpanFilters
 from millstream.core.keys import BadKey, key_text, shard_of
-from millstream.core.record import ListBatch
-from millstream.core.topology import Group, Injector
+from millstream.core.record import CopyingBatch
+from millstream.core.rejected import wrapped, wrong_time
+from millstream.core.topology import Group, Injector, Route, is_expression
 from millstream.core.watermark import Percentile, Progress, Seen, bucket
 from millstream.engine.program import Arrival, Worker
 from millstream.errors import DefinitionError, InputError
+from millstream.sources.schema import converted, millis
 
 
 class Intake:
@@ -32,44 +34,82 @@ class Intake:
 
     def add(self, injector: Injector, row: dict[str, Any]) -> None:
         """Takes a row in."""
-        time = self.now if injector.timestamp is None else _column(injector, row, injector.timestamp, "timestamp")
-        if time.__class__ is not int:
-            raise InputError(f"stream {injector.name!r}: the timestamp {time!r} of {row!r} is not an int (milliseconds)")
+        known = self.worker.columns_of(injector)
+        if known is not None:
+            row = converted(row, known, injector.name)
+        time: Any = self.now if injector.timestamp is None else self._column(injector, row, injector.timestamp, "timestamp")
+        if isinstance(time, datetime.datetime):
+            time = millis(time)
+        if time is not None and time.__class__ is not int:
+            raise InputError(f"stream {injector.name!r}: the timestamp {time!r} of {row!r} is neither an int (milliseconds) nor a datetime")
+        wrong = wrong_time(time)
+        name: Any
         if injector.id is None:
             name = blake2b(repr(sorted(row.items(), key=lambda item: item[0])).encode(), digest_size=8).hexdigest()
         else:
-            name = str(_column(injector, row, injector.id, "id"))
-        value = row if injector.value is None else _column(injector, row, injector.value, "value")
+            name = self._column(injector, row, injector.id, "id")
+            wrong = wrong or ("its id is null" if name is None else None)
+            name = None if name is None else str(name)
+        value = row if injector.value is None else self._column(injector, row, injector.value, "value")
         routes = self.worker.routes_of.get(injector.name, [])
         for route in routes:
-            if isinstance(route.key, tuple):
-                key: Any = tuple(_column(injector, row, k, "key") for k in route.key) if route.key else name
-            else:
-                key = _column(injector, row, route.key, "key")
-            try:
-                text = key_text(key)
-            except BadKey as error:
-                raise InputError(f"stream {injector.name!r}, key {route.key!r} of computation {route.computation!r}: {error} (row {row!r})") from error
+            text, no_key = self._key_text(injector, route, row, name)
+            if wrong or no_key:
+                batch = CopyingBatch(injector.name, (wrapped(value, wrong or no_key),), (name,))
+                self.queued.setdefault((route.computation, 0), []).append((None, time, name, batch, 0))
+                continue
             shard = shard_of(text.encode(), self.shards)
-            self.queued.setdefault((route.computation, shard), []).append((text, time, name, ListBatch(injector.name, (copy.deepcopy(value),), (name,)), 0))
+            self.queued.setdefault((route.computation, shard), []).append((text, time, name, CopyingBatch(injector.name, (value,), (name,)), 0))
             if route is routes[0]:
                 self.seen.setdefault((injector.name, route.computation, shard), Seen()).add(self._look(injector, row, time))
         if not routes:
             self.seen.setdefault((injector.name, "", 0), Seen()).add(self._look(injector, row, time))
 
+    def _key_text(self, injector: Injector, route: Route, row: dict[str, Any], name: str | None) -> tuple[str, str]:
+        """The text of a row's key for a consumer; or, behind it, why there is none."""
+        if isinstance(route.key, tuple):
+            parts = [self._column(injector, row, k, "key") for k in route.key]
+            key: Any = tuple(parts) if route.key else name
+            if not route.key and name is None:
+                return "", ""  # anywhere will do
+        else:
+            key = self._column(injector, row, route.key, "key")
+            parts = [key]
+        if any(part is None for part in parts):
+            return "", f"its key ({route.key!r}) is null"
+        try:
+            return key_text(key), ""
+        except BadKey as error:
+            raise InputError(f"stream {injector.name!r}, key {route.key!r} of computation {route.computation!r}: {error} (row {row!r})") from error
+
     def _look(self, injector: Injector, row: dict[str, Any], time: int) -> Seen:
         """What the injector's watermark policy wants to know of one row."""
         policy = injector.watermark
-        mark = _column(injector, row, policy.mark_column, "watermark") if policy.mark_column else None
+        mark = self._column(injector, row, policy.mark_column, "watermark") if policy.mark_column else None
         one = Seen(1, time, mark)
         if policy.sub_column:
-            sub = _column(injector, row, policy.sub_column, "sub-source")
+            sub = self._column(injector, row, policy.sub_column, "sub-source")
             if sub is not None:
                 one.subs = {sub: (time, mark)}
         newest = self.progress.get(injector.name, Progress()).newest
         if isinstance(policy, Percentile) and newest is not None:
             one.lags = {bucket(newest - time): 1}
         return one
+
+    def _column(self, injector: Injector, row: dict[str, Any], column: Any, what: str) -> Any:
+        """A column of a row, or an SQL expression on it, which the test has to say in Python."""
+        if not isinstance(column, str):
+            raise DefinitionError(f"stream {injector.name!r}: without Spark its {what} must be a column name or SQL text, not a Spark Column")
+        if column in row:
+            return row[column]
+        if column in self.worker.program.expressions:
+            return self.worker.program.expressions[column](row)
+        if is_expression(column):
+            raise DefinitionError(
+                f"stream {injector.name!r}: its {what} is the SQL text {column!r}, which only Spark can work out. Say in Python what it means, with "
+                f"LocalRunner(..., expressions={{{column!r}: lambda row: ...}})."
+            )
+        raise InputError(f"stream {injector.name!r}: {row!r} has no column {column!r}, which is its {what}")
 
     def seen_in_all(self) -> dict[str, Seen]:
         """What came in on every stream."""
@@ -89,12 +129,12 @@ class Intake:
         topology = self.worker.topology
         delta: dict[bytes, bytes | None] = {}
         counts = DedupCounts()
-        kept = [row for row in rows if topology.injectors[row[3].stream].dedup is None]
+        kept = [row for row in rows if row[0] is None or topology.injectors[row[3].stream].dedup is None]
         for i in topology.by_name[computation].inputs:
             rule = topology.injectors[i.stream].dedup if i.stream in topology.injectors else None
             if rule is None:
                 continue
-            mine = [row for row in rows if row[3].stream == i.stream]
+            mine = [row for row in rows if row[3].stream == i.stream and row[0] is not None]
             names = [f"{row[0]}\x1f{row[2]}".encode() for row in mine]
             hashes = np.array([int.from_bytes(blake2b(name, digest_size=8).digest(), "big") for name in names], np.uint64)
 
@@ -119,11 +159,3 @@ class _Names:
 
     def in_order(self, positions: Any) -> Any:
         return np.array(sorted(positions.tolist(), key=lambda at: (self._times[at], at)), np.int64)
-
-
-def _column(injector: Injector, row: dict[str, Any], column: Any, what: str) -> Any:
-    if not isinstance(column, str):
-        raise DefinitionError(f"stream {injector.name!r}: the local engine needs a column name for its {what}, not a Spark expression")
-    if column not in row:
-        raise InputError(f"stream {injector.name!r}: {row!r} has no column {column!r}, which is its {what}")
-    return row[column]

@@ -20,12 +20,12 @@ from millstream.core.layout import ROW, decode_row, sub_prefix
 from millstream.core.outcome import Counts, Outcome
 from millstream.core.record import Timer
 from millstream.core.step import Arrivals, StateKind
-from millstream.core.time import END, LOW_WATERMARK, WALL_CLOCK
+from millstream.core.time import BEGINNING, END, LOW_WATERMARK, WALL_CLOCK
 from millstream.core.topology import Topology
 from millstream.core.watermark import Declared, Progress, Seen, effective
 from millstream.engine.intake import Intake
 from millstream.engine.program import Arrival, BodyBatch, Program, Worker
-from millstream.errors import DefinitionError
+from millstream.errors import DefinitionError, HookError
 
 
 class MemoryStore:
@@ -158,9 +158,9 @@ class LocalEngine:
         dropped = 0
         for (computation, _), arrivals in queued.items():
             kept: list[Arrival] = []
-            for arrival in sorted(arrivals, key=lambda a: a[1]):
+            for arrival in sorted(arrivals, key=lambda a: BEGINNING if a[1] is None else a[1]):
                 mine = held.get((computation, arrival[3].stream))
-                if mine is None:
+                if mine is None or arrival[0] is None:
                     kept.append(arrival)
                 elif (arrival[0], arrival[2]) in mine:
                     dropped += 1
@@ -173,9 +173,14 @@ class LocalEngine:
     def _forward(self, outcome: Outcome, queued: dict[tuple[str, int], list[Arrival]], stored: list[Stored]) -> None:
         for p in outcome.productions:
             for route in self.worker.routes_of.get(p.stream, ()):
-                text = self.worker.route_keys[route.index](p)
-                batch = BodyBatch(p.stream, [p.body], [p.id], self.worker.decode_value)
-                shard = shard_of(text.encode(), self.shards)
+                text: Any = None
+                body, shard = p.body, 0
+                try:
+                    text = self.worker.route_keys[route.index](p)
+                    shard = shard_of(text.encode(), self.shards)
+                except HookError as error:
+                    body = self.worker.rejected(route, p, error)
+                batch = BodyBatch(p.stream, [body], [p.id], self.worker.decode_value)
                 arrival = (text, p.timestamp, p.id, batch, 0)
                 if is_stored(self.topology, (route.stream, route.computation), self.storing):
                     stored.append((route.stream, route.computation, shard, arrival))

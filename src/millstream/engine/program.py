@@ -16,12 +16,14 @@ from millstream.core.keys import key_text
 from millstream.core.layout import Store
 from millstream.core.outcome import Outcome, Times, Wiring
 from millstream.core.record import Batch, Production
+from millstream.core.rejected import wrapped
 from millstream.core.step import Arrivals, StateKind, Step
-from millstream.core.topology import Group, Route, Topology
-from millstream.errors import DefinitionError
+from millstream.core.topology import Group, Injector, Route, Topology
+from millstream.errors import DefinitionError, HookError
+from millstream.sources.schema import Kind, columns
 from millstream.state.codec import msgpack
 
-Arrival = tuple[str, int, str, Batch, int]
+Arrival = tuple[Any, Any, Any, Batch, int]  # key text (None: rejected), timestamp, id, batch, index in it
 
 
 class Program:
@@ -31,6 +33,7 @@ class Program:
         self.name = name
         self.topology = topology
         self.codec = codec
+        self.expressions: dict[str, Callable[[dict[str, Any]], Any]] = {}  # what SQL texts mean, for engines without Spark
 
     def codec_of(self, computation: str) -> Codec:
         """The codec of a computation's state."""
@@ -49,6 +52,7 @@ class Worker:
         self.encode_value = program.codec.encoder()
         self.decode_value = program.codec.decoder(object)
         self._kinds: dict[str, StateKind] = {}
+        self._columns: dict[str, dict[str, Kind] | None] = {}
         self.route_keys: dict[int, Callable[[Production], str]] = {
             route.index: route_key(route, self.decode_value)
             for route in self.topology.routes
@@ -86,6 +90,18 @@ class Worker:
             except Exception as error:
                 raise DefinitionError(f"computation {name!r}: its State cannot be made or kept: {type(error).__name__}: {error}") from error
         return computation, kind
+
+    def columns_of(self, injector: Injector) -> dict[str, Kind] | None:
+        """The columns of an injector's source, where they can be told without Spark."""
+        if injector.name not in self._columns:
+            self._columns[injector.name] = columns(getattr(injector.source, "schema", None))
+        return self._columns[injector.name]
+
+    def rejected(self, route: Route, production: Production, error: HookError) -> bytes:
+        """What goes to a consumer in the place of a production whose key cannot be worked out. Raises the error if the consumer has no dead letters."""
+        if not self.topology.takes_rejected(route.computation):
+            raise error
+        return self.encode_value(wrapped(self.decode_value(production.body), str(error).split(" (record ")[0]))
 
     def run_group(
         self,

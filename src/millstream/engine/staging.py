@@ -11,6 +11,7 @@ from __future__ import annotations
 import secrets
 from collections.abc import Callable, Collection, Mapping, Sequence
 from hashlib import blake2b
+from typing import Any
 
 import msgspec
 
@@ -21,7 +22,7 @@ from millstream.core.record import Production
 from millstream.core.topology import STRONG, Group
 from millstream.engine.program import Worker
 from millstream.engine.receipts import Delta, EpochOrder, Receipt
-from millstream.errors import Fenced
+from millstream.errors import Fenced, HookError
 from millstream.sinks.base import IdentifiedRow, SinkRow, TaskContext
 from millstream.state.folding import unit_name
 from millstream.state.manifest import Parcel, refuse, run_number, superseded
@@ -46,17 +47,22 @@ def outgoing(worker: Worker, productions: Sequence[Production], level: int, shar
     routes_of, route_keys = worker.routes_of, worker.route_keys
     for p in productions:
         for route in routes_of.get(p.stream, ()):
-            text = route_keys[route.index](p)
-            shard = shard_of(text.encode(), shards)
+            text: Any = None
+            body, shard = p.body, 0
+            try:
+                text = route_keys[route.index](p)
+                shard = shard_of(text.encode(), shards)
+            except HookError as error:
+                body = worker.rejected(route, p, error)
             edge = (route.stream, route.computation)
             if route.production == STRONG or edge in stored:
                 by_shard = out.kept.get(edge)
                 if by_shard is None:
                     by_shard = out.kept[edge] = {}
-                by_shard.setdefault(shard, []).append((text, p.timestamp, p.id, p.body))
+                by_shard.setdefault(shard, []).append((text, p.timestamp, p.id, body))
             else:
                 part = shard + route.group * shards if route.level == level + 1 else shard
-                sent.append((part, route.index, text, p.timestamp, p.id, p.body))
+                sent.append((part, route.index, text, p.timestamp, p.id, body))
     return out
 
 

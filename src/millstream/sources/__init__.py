@@ -6,16 +6,17 @@ A source has `load(spark)`, called on the driver at the start of every run. Any 
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import msgspec
 
 from millstream.errors import DefinitionError
 from millstream.sources.connector import Connector, connector
+from millstream.sources.schema import columns
 
-__all__ = ["Connector", "Files", "Rate", "connector", "files", "rate"]
+__all__ = ["Connector", "Files", "FromSession", "Rate", "connector", "files", "rate"]
 
 _FORMATS = {".parquet": "parquet", ".json": "json", ".jsonl": "json", ".ndjson": "json", ".csv": "csv"}
 
@@ -29,13 +30,19 @@ class Files(msgspec.Struct, frozen=True):
     max_files_per_epoch: int | None
     options: dict[str, str]
 
-    def load(self, spark: Any) -> Any:
-        """The streaming DataFrame (driver, once per run)."""
+    def load(self, spark: Any, unreadable: str | None = None) -> Any:
+        """The streaming DataFrame (driver, once per run). unreadable: a further column, for the text of rows that do not fit the schema."""
         format = self.format or self._guess()
-        reader = spark.readStream.format(format).schema(self.schema)
+        self._check_header(format)
+        schema = self.schema
+        if unreadable is not None and format in ("json", "csv") and "mode" not in self.options:
+            schema = f"{schema}, {unreadable} string" if isinstance(schema, str) else _with_column(schema, unreadable)
+        reader = spark.readStream.format(format).schema(schema)
         if self.max_files_per_epoch:
             reader = reader.option("maxFilesPerTrigger", self.max_files_per_epoch)
-        if format in ("json", "csv"):
+        if schema is not self.schema:
+            reader = reader.option("mode", "PERMISSIVE").option("columnNameOfCorruptRecord", unreadable)
+        elif format in ("json", "csv"):
             reader = reader.option("mode", "FAILFAST")  # a value that does not fit is an error, never a silent null
         for name, value in self.options.items():
             reader = reader.option(name, value)
@@ -45,20 +52,48 @@ class Files(msgspec.Struct, frozen=True):
         """For people."""
         return f"files in {self.path}"
 
-    def _guess(self) -> str:
+    def _files(self) -> list[Path]:
         folder = Path(self.path)
-        if "://" not in self.path and folder.is_dir():
-            for entry in sorted(os.listdir(folder)):
-                found = _FORMATS.get(Path(entry).suffix)
-                if found and not entry.startswith((".", "_")):
-                    return found
+        if "://" in self.path or not folder.is_dir():
+            return []
+        return [folder / name for name in sorted(os.listdir(folder)) if not name.startswith((".", "_"))]
+
+    def _check_header(self, format: str) -> None:
+        """A line of column names that would be read as a row."""
+        if format != "csv" or str(self.options.get("header", "false")).lower() == "true":
+            return
+        known = columns(self.schema)
+        for file in self._files()[:1] if known else []:
+            try:
+                with open(file, encoding="utf-8") as lines:
+                    first = [name.strip().strip('"').lower() for name in lines.readline().split(str(self.options.get("sep", ",")))]
+            except (OSError, UnicodeDecodeError):
+                return
+            if first == [name.lower() for name in known or ()]:
+                raise DefinitionError(f"sources.files({self.path!r}): {file} begins with a line of column names. Say options={{'header': 'true'}}.")
+
+    def _guess(self) -> str:
+        if "://" not in self.path and not os.path.isdir(self.path):
+            raise DefinitionError(f"sources.files({self.path!r}): there is no directory {os.path.abspath(self.path)}. Make it, or correct the path.")
+        for file in self._files():
+            found = _FORMATS.get(file.suffix)
+            if found:
+                return found
         raise DefinitionError(f"sources.files({self.path!r}): no file there tells the format. Say format='parquet', 'json' or 'csv'.")
+
+
+def _with_column(schema: Any, name: str) -> Any:
+    """A Spark StructType with one more column of text."""
+    from pyspark.sql.types import StringType, StructType
+
+    return StructType([*schema.fields]).add(name, StringType())
 
 
 class Rate(msgspec.Struct, frozen=True):
     """Spark's rate source: numbered rows at a steady pace."""
 
     rows_per_second: int
+    schema: ClassVar[str] = "timestamp timestamp, value long"
 
     def load(self, spark: Any) -> Any:
         """The streaming DataFrame (driver, once per run): columns `timestamp` and `value`."""
@@ -67,6 +102,20 @@ class Rate(msgspec.Struct, frozen=True):
     def describe(self) -> str:
         """For people."""
         return f"{self.rows_per_second} rows a second"
+
+
+class FromSession(msgspec.Struct, frozen=True):
+    """A source made by a function of the Spark session, for pipelines that are written before there is one."""
+
+    function: Callable[[Any], Any]
+
+    def load(self, spark: Any) -> Any:
+        """The streaming DataFrame (driver, once per run)."""
+        return self.function(spark)
+
+    def describe(self) -> str:
+        """For people."""
+        return f"what {getattr(self.function, '__name__', 'a function')} makes of the session"
 
 
 def files(

@@ -31,6 +31,8 @@ _UNITS = {"K": 1 << 10, "M": 1 << 20, "G": 1 << 30}
 class Connector:
     """A source that programs push into. Made by `connector`."""
 
+    schema = "stream string, id long, event_time long, key string, payload binary, record_id string"
+
     def __init__(
         self,
         folder: str,

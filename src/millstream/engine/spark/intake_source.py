@@ -29,9 +29,10 @@ from millstream.connector import intake_reader
 from millstream.connector.intake_batch import Head, columns, decode_marks
 from millstream.connector.source_session import MESSAGE
 from millstream.errors import DamageError
+from millstream.sources.connector import Connector
 
 NAME = "millstream_intake"
-DDL = "stream string, id long, event_time long, key string, payload binary, record_id string"
+DDL = Connector.schema
 SCHEMA = pa.schema(
     [
         ("stream", pa.string()),

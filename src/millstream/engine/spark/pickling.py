@@ -6,10 +6,13 @@ Rules
    would have no fields. So it is made anew from its fields and its config.
 3. What msgspec has worked out for a class stays here: it cannot be pickled, and each process works it out again.
 4. Annotations that are strings are resolved here, where the module with their names is at hand.
+5. The markers by which a dataclass's fields tell "no default" from a default are single objects, known by identity: they travel by name. A copy of
+   `dataclasses.MISSING` would itself be taken for the default of every field that has none.
 """
 
 from __future__ import annotations
 
+import dataclasses
 import inspect
 import io
 import typing
@@ -28,6 +31,11 @@ _META = (
 )  # fmt: skip
 
 
+_MARKERS = {
+    id(found): name for name in ("MISSING", "KW_ONLY", "_HAS_DEFAULT_FACTORY") if (found := getattr(dataclasses, name, None)) is not None
+}  # fmt: skip
+
+
 def dumps(value: Any) -> bytes:
     """The value as bytes for `cloudpickle.loads`."""
     buffer = io.BytesIO()
@@ -40,6 +48,8 @@ loads = cloudpickle.loads
 
 class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]
     def reducer_override(self, obj: Any) -> Any:
+        if id(obj) in _MARKERS:
+            return getattr, (dataclasses, _MARKERS[id(obj)])
         if isinstance(obj, msgspec.Meta):
             return _make_meta, ({name: value for name in _META if (value := getattr(obj, name)) is not None},)
         reduced = super().reducer_override(obj)

@@ -16,16 +16,15 @@ from pyspark.sql.pandas.types import to_arrow_schema
 
 from millstream.core.keys import check_shards
 from millstream.core.time import duration
-from millstream.core.topology import Injector
+from millstream.core.topology import Injector, Topology
 from millstream.core.watermark import FileTimes
+from millstream.engine.checks import check
 from millstream.engine.program import Program, Worker
 from millstream.errors import (
     CheckpointError,
     DefinitionError,
     Fenced,
-    InputError,
     MillstreamError,
-    StorageError,
 )
 from millstream.sources import Files
 from millstream.state.manifest import ComputationState, Manifest, ManifestLog
@@ -35,16 +34,10 @@ from millstream.status.report import Status, status_of
 from . import pickling, rows
 from .epoch import SparkEpochs
 from .offsets import SourceFiles, SparkOffsets
+from .reasons import SHARED_LOG, reason, translated
 from .session import local_session
 from .task import Place
 
-_INPUT_SIGNS = (
-    "MALFORMED_RECORD_IN_PARSING", "FAILED_READ_FILE", "CANNOT_READ_FILE", "is not a Parquet file", "MALFORMED_CSV_RECORD",
-    "Malformed records", "CAST_INVALID_INPUT", "FILE_NOT_EXIST", "CANNOT_PARSE",
-)  # fmt: skip
-
-
-_SHARED_LOG = ("CONCURRENT_STREAM_LOG_UPDATE", "Concurrent update to the log", "Multiple streaming queries are concurrently using")
 _RESTARTS = 4
 
 
@@ -68,15 +61,13 @@ def start(
     storage = open_storage(checkpoint, storage_options)
     log = ManifestLog(storage)
     _check_pickles(program)
-    worker = Worker(program)
-    for spec in topology.computations:
-        worker.make(spec.name)
+    check(Worker(program))
     spark = spark or local_session(program.name)
     _check_session(spark)
     for emission in topology.emissions:
         emission.sink.check()
         emission.sink.resolve(lambda ddl: to_arrow_schema(T.StructType.fromDDL(ddl), timezone="UTC"))
-    sources = [_load(name, injector.source, spark) for name, injector in topology.injectors.items()]
+    sources = [_load(injector, spark, topology) for injector in topology.injectors.values()]
     pairs = list(zip(topology.injectors.values(), sources, strict=True))
     value_types = [rows.value_type(injector, source, topology) for injector, source in pairs]
     _frame(spark, program, sources, value_types, 1)  # finds unknown columns before anything is written
@@ -111,6 +102,7 @@ class Handle:
         self._epochs = epochs
         self._drain = drain
         self._stopping = False
+        self._hints = _hints(program.topology)
         self._error: BaseException | None = None
         self._begin = begin
         self._query = begin()
@@ -125,7 +117,7 @@ class Handle:
                 self._epochs.drain(lambda: self._stopping)
         except BaseException as error:
             if not self._stopping or isinstance(self._epochs.error, MillstreamError):
-                self._error = self._fenced(error) or _translated(self._epochs.error or error)
+                self._error = self._fenced(error) or translated(self._epochs.error or error, self._hints)
         finally:
             self._epochs.close()
             self._done.set()
@@ -138,7 +130,7 @@ class Handle:
                 self._query.awaitTermination()
                 return
             except Exception as error:
-                disturbed = self._epochs.error is None and any(sign in str(error) for sign in _SHARED_LOG)
+                disturbed = self._epochs.error is None and any(sign in str(error) for sign in SHARED_LOG)
                 if not disturbed or not left or self._stopping or self._epochs.fenced() is not None:
                     raise
             time.sleep(1)
@@ -191,6 +183,15 @@ class Handle:
     def epochs(self) -> list[dict[str, Any]]:
         """The last epochs: number, records, milliseconds, whether a Spark job ran."""
         return [msgspec.to_builtins(s) for s in self._epochs.stats]
+
+
+def _hints(topology: Topology) -> tuple[str, ...]:
+    """What may be wrong with a file that cannot be read."""
+    headless = [
+        name for name, injector in topology.injectors.items()
+        if isinstance(injector.source, Files) and injector.source.format == "csv" and "header" not in injector.source.options
+    ]  # fmt: skip
+    return tuple(f"If the files of stream {name!r} begin with a line of column names, say options={{'header': 'true'}}." for name in headless)
 
 
 def reconciled(latest: Manifest | None, program: Program, drop: Sequence[str]) -> Manifest | None:
@@ -284,18 +285,22 @@ def _check_session(spark: Any) -> None:
         raise DefinitionError("Millstream needs a classic Spark session (not Spark Connect): it runs foreachBatch on the driver")
 
 
-def _load(name: str, source: Any, spark: Any) -> DataFrame:
+def _load(injector: Injector, spark: Any, topology: Topology) -> DataFrame:
+    name, source = injector.name, injector.source
     if not hasattr(source, "load") or isinstance(source, DataFrame):
         frame: DataFrame = source
     else:
+        forgiving = isinstance(source, Files) and any(topology.takes_rejected(r.computation) for r in topology.routes if r.stream == name)
         try:
-            frame = source.load(spark)
+            frame = source.load(spark, rows.UNREADABLE) if forgiving else source.load(spark)
         except MillstreamError:
             raise
         except Exception as error:
-            raise DefinitionError(f"injected stream {name!r}: Spark cannot open its source: {str(error).splitlines()[0]}") from error
-    if not frame.isStreaming:
-        raise DefinitionError(f"injected stream {name!r}: the DataFrame is not a streaming one. Use spark.readStream.")
+            missing = "PATH_NOT_FOUND" in str(error) or "Path does not exist" in str(error)
+            what = f"there is nothing at {source.path}. Make the directory, or correct the path" if missing and isinstance(source, Files) else reason(error)
+            raise DefinitionError(f"injected stream {name!r}: Spark cannot open its source: {what}") from error
+    if not getattr(frame, "isStreaming", False):
+        raise DefinitionError(f"injected stream {name!r}: its source gave a {type(frame).__name__} that is not a streaming one. Use spark.readStream.")
     return frame
 
 
@@ -339,22 +344,3 @@ def _quiet(epochs: SparkEpochs) -> Callable[[DataFrame, int], None]:
         epochs(batch, epoch)
 
     return each
-
-
-def _translated(error: BaseException) -> BaseException:
-    """Spark's own errors that have a plain meaning for a Millstream user."""
-    if isinstance(error, MillstreamError):
-        return error
-    text = str(error)
-    signs = [sign for sign in _INPUT_SIGNS if sign in text]
-    telling = [line.strip() for line in text.splitlines() if any(sign in line for sign in signs) or "file:" in line]
-    short = "\n".join(dict.fromkeys(telling[:6])) or "\n".join(text.splitlines()[:12])
-    if any(sign in text for sign in _SHARED_LOG):
-        return Fenced(f"another driver runs on the same checkpoint: Spark's log was changed by it. This one has stopped; nothing was committed twice.\n{short}")
-    if signs:
-        found = InputError(f"an injected stream cannot be read; nothing of this epoch was committed. Mend or remove the file, and run again.\n{short}")
-        found.__cause__ = error
-        return found
-    if "No space left on device" in text:
-        return StorageError(f"the disk is full; nothing of this epoch was committed. Make room and run again.\n{short}")
-    return error

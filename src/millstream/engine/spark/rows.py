@@ -13,11 +13,16 @@ A row on its way to level L has these columns:
     v<i>   the value of injector i, as a struct of those columns that do not stand in key, ts or id already
     sub    the sub-source that an injector's watermark policy asks for   } only where some injector's policy
     mark   the watermark that the record itself carries                 } needs them
+    bad    of a record that is to be rejected: the file it came from, and its text where the schema did not fit; only where files are read
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import operator
+import re
+import urllib.parse
+from collections.abc import Callable, Iterator, Sequence
+from functools import reduce
 from typing import Any
 
 import msgspec
@@ -32,22 +37,31 @@ from millstream.core import dedup
 from millstream.core.dedup import Dedup, DedupCounts, SpanFilters
 from millstream.core.keys import key_of
 from millstream.core.record import Batch
+from millstream.core.rejected import Rejected, unwrapped, wrong_time
 from millstream.core.step import Arrivals
-from millstream.core.topology import Injector, Route, Topology
+from millstream.core.time import BEGINNING, END
+from millstream.core.topology import Injector, Route, Topology, is_expression
 from millstream.core.watermark import Percentile, Seen
-from millstream.errors import DefinitionError, InputError
+from millstream.errors import DefinitionError
+from millstream.sources import Files
+
+from .reasons import reason
 
 _KEYED = "part int, route int, key string, ts long, id string, ord long"
 PRODUCED = "body binary, unit long"
 RECEIPT = -1
 
 _NUL = "\0"
+_BETWEEN = "\x1f"
+UNREADABLE = "_millstream_unreadable"  # a column of a source: the text of a row that does not fit the schema
 
 
 def marks(topology: Topology) -> dict[str, str]:
-    """The columns that watermark policies need, with their types."""
+    """The columns that watermark policies and rejected records need, with their types."""
     policies = [injector.watermark for injector in topology.injectors.values()]
     found = {}
+    if any(isinstance(injector.source, Files) for injector in topology.injectors.values()):
+        found["bad"] = "string"
     if any(policy.sub_column for policy in policies):
         found["sub"] = "string"
     if any(policy.mark_column for policy in policies):
@@ -87,12 +101,18 @@ def keyed_frame(injector: Injector, index: int, source: DataFrame, topology: Top
     routes = [route for route in topology.routes if route.stream == injector.name]
     id_column = F.lit(None).cast("string") if injector.id is None else _column(source, injector.id, f"{who}, id")[0].cast("string")
     value_column = F.col(f"v{index}")
+    time = _timestamp(source, injector)
+    keys = {route.index: _route_key(source, route, who) for route in routes if not route.spread}
+    rejectable = [time.isNull(), *([] if injector.id is None else [id_column.isNull()]), *[key.isNull() for key in keys.values()]]
     frame = source.select(
         _value_struct(injector, source, topology).alias(f"v{index}"),
-        _timestamp(source, injector).alias("ts"),
+        time.alias("ts"),
         id_column.alias("id"),
-        *[_route_key(source, route, who).alias(f"k{route.index}") for route in routes if not route.spread],
-        *[_mark(source, injector, name, kind, who).alias(name) for name, kind in marks(topology).items()],
+        *[key.alias(f"k{index}") for index, key in keys.items()],
+        *[
+            (_bad(source, injector, rejectable) if name == "bad" else _mark(source, injector, name, kind, who)).alias(name)
+            for name, kind in marks(topology).items()
+        ],
         _content_hash(source, injector, id_column, any(route.spread for route in routes)).alias("ord"),
     )
 
@@ -134,7 +154,7 @@ def value_layout(injector: Injector, source: DataFrame, topology: Topology) -> l
             carriers.setdefault(given, carrier)
     if injector.value:
         _column(source, injector.value, f"injected stream {injector.name!r}, value")
-    names = [injector.value] if injector.value else source.columns
+    names = [injector.value] if injector.value else _columns(source)
     return [ValueColumn(name, carriers.get(name, "")) for name in names]
 
 
@@ -151,8 +171,23 @@ def value_type(injector: Injector, source: DataFrame, topology: Topology) -> T.D
 def _content_hash(source: DataFrame, injector: Injector, id_column: Column, spread: bool) -> Column:
     if injector.id is not None:
         return F.xxhash64(id_column) if spread else F.lit(0).cast("long")
-    columns = [_quoted(c) for c in source.columns]
+    columns = [_quoted(c) for c in _columns(source)]
     return F.xxhash64(F.to_json(F.struct(*columns)) if _has_map(source.schema) else F.struct(*columns))
+
+
+def _columns(source: DataFrame) -> list[str]:
+    return [name for name in source.columns if name != UNREADABLE]
+
+
+def _bad(source: DataFrame, injector: Injector, rejectable: list[Column]) -> Column:
+    """Null for almost every row."""
+    if not isinstance(injector.source, Files):
+        return F.lit(None).cast("string")
+    file, text = F.col("_metadata.file_path"), F.lit("")
+    if UNREADABLE in source.columns:
+        rejectable = [*rejectable, F.col(UNREADABLE).isNotNull()]
+        text = F.coalesce(F.col(UNREADABLE), text)
+    return F.when(reduce(operator.or_, rejectable), F.concat(file, F.lit(_BETWEEN), text))
 
 
 def tick_frame(spark: Any, partitions: int, topology: Topology, value_types: list[T.DataType]) -> DataFrame:
@@ -172,15 +207,20 @@ def _quoted(name: str) -> Column:
 def _column(source: DataFrame, given: Any, what: str) -> tuple[Column, T.DataType, str]:
     """A column of the source by name or expression, with its type."""
     if isinstance(given, str):
-        if given not in source.columns:
-            raise DefinitionError(f"{what}: there is no column {given!r}; the source has: {', '.join(source.columns)}")
-        return _quoted(given), source.schema[given].dataType, f"{what} column {given!r}"
+        if given in _columns(source):
+            return _quoted(given), source.schema[given].dataType, f"{what} column {given!r}"
+        if not is_expression(given):
+            raise DefinitionError(f"{what}: there is no column {given!r}; the source has: {', '.join(_columns(source))}")
+        try:
+            given = F.expr(given)
+        except Exception as error:
+            raise DefinitionError(f"{what}: Spark cannot read {given!r} as SQL: {reason(error)}") from error
     if not isinstance(given, Column):
-        raise DefinitionError(f"{what}: give a column name or a Spark Column, not a {type(given).__name__}")
+        raise DefinitionError(f"{what}: give a column name, SQL text or a Spark Column, not a {type(given).__name__}")
     try:
         return given, source.select(given.alias("x")).schema["x"].dataType, f"{what} expression"
     except Exception as error:
-        raise DefinitionError(f"{what}: Spark cannot resolve the expression: {str(error).splitlines()[0]}") from error
+        raise DefinitionError(f"{what}: Spark cannot resolve the expression: {reason(error)}") from error
 
 
 def _route_key(source: DataFrame, route: Route, who: str) -> Column:
@@ -266,24 +306,55 @@ class ColumnBatch(Batch):
         return values[index]
 
     def _load(self) -> list[Any]:
-        struct = whole(self._table.column(self._vector))
-        sent = iter(struct.flatten())
-        columns = []
-        for column in self._layout:
-            found = to_list(self._table.column(column.carrier) if column.carrier else next(sent))
-            if column.carrier == "key":
-                found = [text if not text.startswith(_NUL) else key_of(text) for text in found]
-            columns.append(found)
+        columns = [made(to_list(column)) for column, made in self._columns()]
         if self._single:
             return columns[0]
         names = [column.name for column in self._layout]
         return [dict(zip(names, row, strict=True)) for row in zip(*columns, strict=True)]
+
+    def _columns(self) -> Iterator[tuple[Any, Callable[[list[Any]], list[Any]]]]:
+        """The Arrow column of each column of the value, and how its Python objects become the column's."""
+        sent = iter(whole(self._table.column(self._vector)).flatten())
+        for column in self._layout:
+            if column.carrier == "key":
+                yield self._table.column("key"), _key_values
+            else:
+                yield self._table.column(column.carrier) if column.carrier else next(sent), _as_they_are
+
+    def anew(self) -> Batch:
+        return RowBatch(self)
 
     def id(self, index: int) -> str:
         ids = self._ids
         if ids is None:
             ids = self._ids = record_ids(self._table)
         return ids[index]
+
+
+def _as_they_are(values: list[Any]) -> list[Any]:
+    return values
+
+
+def _key_values(texts: list[Any]) -> list[Any]:
+    return [text if text is None or not text.startswith(_NUL) else key_of(text) for text in texts]
+
+
+class RowBatch(Batch):
+    """The rows of a ColumnBatch, each made a Python value whenever somebody asks."""
+
+    __slots__ = ("_columns", "_of")
+
+    def __init__(self, of: ColumnBatch) -> None:
+        super().__init__(of.stream)
+        self._of = of
+        self._columns = list(of._columns())
+
+    def value(self, index: int) -> Any:
+        values = [made(to_list(column.slice(index, 1)))[0] for column, made in self._columns]
+        return values[0] if self._of._single else {column.name: value for column, value in zip(self._of._layout, values, strict=True)}
+
+    def id(self, index: int) -> str:
+        return self._of.id(index)
 
 
 class EncodedBatch(Batch):
@@ -318,23 +389,61 @@ def record_ids(table: Any) -> list[str]:
     return [own if own is not None else f"{order & 0xFFFFFFFFFFFFFFFF:016x}" for own, order in zip(to_list(ids), orders, strict=True)]
 
 
-def check_nulls(table: Any, topology: Topology) -> None:
-    """A null key or timestamp, or a null where an id was promised, is an error that shows the row."""
+def rejections(table: Any, topology: Topology, batch: Callable[[Route], Batch]) -> tuple[Any, dict[str, list[Rejected]]]:
+    """A table without the rows that no hook can be called with, and those rows by computation. `batch` reads the rows of a route."""
+    times = table.column("ts")
+    limits = pc.min_max(times)
+    suspect = (
+        any(table.column(name).null_count for name in ("key", "ts"))
+        or (table.column("id").null_count and any(injector.id is not None for injector in topology.injectors.values()))
+        or ("bad" in table.column_names and table.column("bad").null_count < len(table))
+        or limits["max"].as_py() == END
+        or limits["min"].as_py() == BEGINNING
+    )
+    if not suspect:
+        return table, {}
+    routes = table.column("route").to_numpy()
     promised = [r.index for r in topology.routes if r.stream in topology.injectors and topology.injectors[r.stream].id is not None]
-    for column, what in (("key", "key"), ("ts", "timestamp"), ("id", "id")):
-        if not table.column(column).null_count or (column == "id" and not promised):
-            continue
-        null = whole(table.column(column).is_null()).to_numpy(zero_copy_only=False)
-        if column == "id":
-            null &= np.isin(table.column("route").to_numpy(), promised)
-        for at in np.flatnonzero(null)[:1].tolist():
-            route = topology.routes[table.column("route")[at].as_py()]
-            row = {name: table.column(name)[at].as_py() for name in table.column_names if name.startswith("v")}
-            shown = next((value for value in row.values() if value is not None), row)
-            raise InputError(
-                f"injected stream {route.stream!r} into computation {route.computation!r}: the {what} "
-                f"({route.key!r} gives the key) is null in row {shown!r}. Filter such rows out in the source, or give them a value."
-            )
+    no_id = whole(table.column("id").is_null()).to_numpy(zero_copy_only=False) & np.isin(routes, promised)
+    wrong = whole(pc.or_(table.column("key").is_null(), times.is_null())).to_numpy(zero_copy_only=False) | no_id
+    wrong |= whole(pc.fill_null(pc.is_in(times, pa.array([BEGINNING, END])), False)).to_numpy(zero_copy_only=False)
+    bad = table.column("bad") if "bad" in table.column_names else None
+    if bad is not None:
+        wrong |= whole(bad.is_valid()).to_numpy(zero_copy_only=False)
+    found: dict[str, list[Rejected]] = {}
+    for at in np.flatnonzero(wrong).tolist():
+        route = topology.routes[routes[at]]
+        id = None if no_id[at] else table.column("id")[at].as_py()
+        one = _rejected(route, batch(route), at, table, id, "" if bad is None else bad[at].as_py() or "", bool(no_id[at]))
+        if one is None:  # what is bad in it is the key of another consumer
+            wrong[at] = False
+        else:
+            found.setdefault(route.computation, []).append(one)
+    return (table.filter(pa.array(~wrong)) if wrong.any() else table), found
+
+
+def _rejected(route: Route, batch: Batch, at: int, table: Any, id: str | None, bad: str, no_id: bool) -> Rejected | None:
+    time = table.column("ts")[at].as_py()
+    value = batch.anew().value(at)
+    if "body" in table.column_names and table.column("body")[at].is_valid:
+        return unwrapped(route.stream, time, id, value)
+    file, _, text = bad.partition(_BETWEEN)
+    if text:
+        why, value = "its row does not fit the schema", text
+    elif wrong_time(time):
+        why = wrong_time(time) or ""
+    elif no_id:
+        why = "its id is null"
+    elif table.column("key")[at].as_py() is None:
+        why = f"its key ({route.key!r}) is null"
+    else:
+        return None
+    return Rejected(route.stream, time, id, value, why + (f" (file {_plain(file)})" if file else ""))
+
+
+def _plain(file: str) -> str:
+    """A file as people write it."""
+    return urllib.parse.unquote(re.sub(r"^file:/+", "/", file))
 
 
 def to_arrivals(table: Any, batches: dict[int, Batch], positions: Any) -> Arrivals:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import gc
 from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any
 
 import msgspec
@@ -20,6 +21,7 @@ from millstream.core.dedup import DedupCounts, SpanFilters
 from millstream.core.layout import NoEntries
 from millstream.core.outcome import Outcome
 from millstream.core.record import Batch, Production
+from millstream.core.rejected import Rejected
 from millstream.core.step import Arrivals
 from millstream.core.topology import Group, Injector, Route
 from millstream.engine.program import Program, Worker
@@ -144,12 +146,14 @@ class _Task:
         return here, (table.filter(pa.array(later)) if later.any() else None)
 
     def _step(self, table: Any) -> tuple[dict[str, Outcome], dict[str, DedupCounts], dict[str, float]]:
-        if table is not None:
-            rows.check_nulls(table, self.worker.topology)
-            if "unit" in table.column_names:
-                units = table.column("unit").drop_null().unique()
-                self.receipt.consumed = sorted(units.to_pylist())
+        if table is not None and "unit" in table.column_names:
+            units = table.column("unit").drop_null().unique()
+            self.receipt.consumed = sorted(units.to_pylist())
         table = self._with_stored(table)
+        rejected: dict[str, list[Rejected]] = {}
+        if table is not None:
+            table, rejected = rows.rejections(table, self.worker.topology, partial(self._batch, table=table))
+            table = table if len(table) else None
         self._point("task.3-shuffled")
         views: dict[str, View | NoEntries] = {}
         root = replica_root(self.place.checkpoint_id, self.place.replicas)
@@ -165,6 +169,8 @@ class _Task:
             deltas: dict[str, dict[bytes, bytes | None]] = {}
             counts: dict[str, DedupCounts] = {}
             arrivals = self._arrivals(table, views, deltas, counts)
+            for name, found in rejected.items():
+                arrivals[name] = msgspec.structs.replace(arrivals.get(name, Arrivals.none()), rejected=found)
             millis: dict[str, float] = {}
             outcomes = self.worker.run_group(self.group, arrivals, views, self.order.times, millis)
             for name, delta in deltas.items():
@@ -197,7 +203,6 @@ class _Task:
         self, table: Any, views: dict[str, View | NoEntries], deltas: dict[str, dict[bytes, bytes | None]], counts: dict[str, DedupCounts]
     ) -> dict[str, Arrivals]:
         topology = self.worker.topology
-        injectors = list(topology.injectors)
         by_computation: dict[str, list[Route]] = {name: [] for name in self.group.computations if self._deduplicated(name)}
         present: list[int] = []
         if table is not None:
@@ -213,12 +218,7 @@ class _Task:
         for name, routes in by_computation.items():
             batches: dict[int, Batch] = {}
             for route in routes:
-                injector = topology.injectors.get(route.stream)
-                if injector is not None:
-                    at = injectors.index(route.stream)
-                    batches[route.index] = rows.ColumnBatch(route.stream, table, f"v{at}", self.place.values[at], injector.value is not None)
-                else:
-                    batches[route.index] = rows.EncodedBatch(route.stream, table, self.worker.decode_value)
+                batches[route.index] = self._batch(route, table=table)
             positions = None
             if routes and len(routes) < len(present):
                 positions = np.flatnonzero(np.isin(route_column, [route.index for route in routes]))
@@ -231,6 +231,14 @@ class _Task:
             if routes and (positions is None or len(positions)):
                 found[name] = rows.to_arrivals(table, batches, positions)
         return found
+
+    def _batch(self, route: Route, *, table: Any) -> Batch:
+        """The rows of a route in a table."""
+        injector = self.worker.topology.injectors.get(route.stream)
+        if injector is None:
+            return rows.EncodedBatch(route.stream, table, self.worker.decode_value)
+        at = list(self.worker.topology.injectors).index(route.stream)
+        return rows.ColumnBatch(route.stream, table, f"v{at}", self.place.values[at], injector.value is not None)
 
     def _deduplicated(self, computation: str) -> list[str]:
         """The inputs of a computation whose ids are held."""

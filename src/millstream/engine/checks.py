@@ -1,0 +1,53 @@
+"""What can be told of a pipeline before Spark is started: columns that a source's schema does not have, hooks that cannot work. Pure.
+
+Rule: only what is certainly wrong is refused here. A source whose columns are not known, and SQL text, are Spark's business.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Iterator
+from typing import Any
+
+from millstream.core.computation import Computation
+from millstream.core.topology import Injector, Topology, is_expression
+from millstream.engine.program import Worker
+from millstream.errors import DefinitionError
+
+_HOOKS = ("process_record", "process_timer", "process_late_record")
+
+
+def check(worker: Worker) -> None:
+    """Raises DefinitionError for the first thing that cannot work."""
+    for spec in worker.topology.computations:
+        computation, _ = worker.make(spec.name)
+        check_hooks(spec.name, computation)
+    for injector in worker.topology.injectors.values():
+        known = worker.columns_of(injector)
+        for what, column in _named(injector, worker.topology) if known is not None else ():
+            if isinstance(column, str) and column not in known and not is_expression(column):  # type: ignore[operator]
+                raise DefinitionError(f"injected stream {injector.name!r}, {what}: there is no column {column!r}; the source has: {', '.join(known or ())}")
+
+
+def _named(injector: Injector, topology: Topology) -> Iterator[tuple[str, Any]]:
+    yield "timestamp", injector.timestamp
+    yield "id", injector.id
+    yield "value", injector.value
+    yield "watermark", injector.watermark.mark_column
+    yield "sub-source", injector.watermark.sub_column
+    for route in topology.routes:
+        if route.stream == injector.name:
+            for key in route.key if isinstance(route.key, tuple) else (route.key,):
+                yield f"key of computation {route.computation!r}", key
+
+
+def check_hooks(name: str, computation: Computation) -> None:
+    """A hook that is a generator or a coroutine would be called and never run."""
+    for hook in _HOOKS:
+        function = getattr(computation, hook)
+        if inspect.isgeneratorfunction(function) or inspect.iscoroutinefunction(function) or inspect.isasyncgenfunction(function):
+            what = "is async" if not inspect.isgeneratorfunction(function) else "has a yield"
+            raise DefinitionError(
+                f"computation {name!r}: {type(computation).__name__}.{hook} {what}, so its body would never run. Hooks are plain functions; "
+                f"to send something on, call self.produce(value)."
+            )

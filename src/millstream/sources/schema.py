@@ -1,0 +1,238 @@
+"""A source's schema without Spark: its text read into columns, and Python rows made what Spark would deliver. Pure.
+
+Rules
+1. A text that this parser does not understand is Spark's business: there are then no known columns, nothing is checked, nothing converted.
+2. A converted row has the columns of the schema and no others, as a file has them that Spark reads: a column that is missing is None, one that
+   the schema does not name is dropped.
+3. The Python types are those that a hook sees on Spark: int, float, str, bool, bytes, Decimal with the column's scale, date, datetime in UTC,
+   list, dict for a struct, a list of pairs for a map.
+4. A timestamp may be given as a datetime (one without a time zone is in UTC), as text in ISO 8601, or as milliseconds.
+5. What does not fit its column is an InputError that names column, value and type.
+"""
+
+from __future__ import annotations
+
+import datetime
+import re
+from collections.abc import Iterator
+from decimal import Decimal, InvalidOperation
+from typing import Any
+
+import msgspec
+
+from millstream.errors import InputError
+
+_TOKEN = re.compile(r"\s*(?:`((?:[^`]|``)+)`|('(?:[^'\\]|\\.)*'|\"(?:[^\"\\]|\\.)*\")|([A-Za-z_0-9.-]+)|([<>(),:]))")
+_SYNONYMS = {
+    "integer": "int", "bigint": "long", "tinyint": "byte", "smallint": "short", "real": "float", "dec": "decimal", "numeric": "decimal", "bool": "boolean",
+    "timestamp_ltz": "timestamp", "varchar": "string", "char": "string",
+}  # fmt: skip
+_BITS = {"byte": 8, "short": 16, "int": 32, "long": 64}
+_SIMPLE = {*_BITS, "float", "double", "string", "boolean", "binary", "date", "timestamp", "timestamp_ntz", "decimal"}
+_UTC = datetime.timezone.utc
+
+
+class Kind(msgspec.Struct, frozen=True):
+    """A column's type. of: element, key and value, or fields; names: of a struct's fields; scale: of a decimal."""
+
+    name: str
+    of: tuple[Kind, ...] = ()
+    names: tuple[str, ...] = ()
+    scale: int = 0
+
+
+class _Unknown(Exception):
+    pass
+
+
+def columns(schema: Any) -> dict[str, Kind] | None:
+    """The columns of a schema given as DDL text or as a Spark StructType; None if it cannot be told.
+
+    >>> {name: kind.name for name, kind in columns("term string, at long, tags array<string>").items()}
+    {'term': 'string', 'at': 'long', 'tags': 'array'}
+    """
+    try:
+        if isinstance(schema, str):
+            found = _Parser(schema).table()
+        elif hasattr(schema, "fields"):
+            found = [(field.name, _Parser(field.dataType.simpleString()).whole()) for field in schema.fields]
+        else:
+            return None
+    except _Unknown:
+        return None
+    return dict(found)
+
+
+class _Parser:
+    def __init__(self, text: str) -> None:
+        self.tokens: list[tuple[str, str]] = []
+        at = 0
+        while text[at:].strip():
+            match = _TOKEN.match(text, at)
+            if match is None:
+                raise _Unknown
+            quoted, literal, word, sign = match.groups()
+            self.tokens.append(("name", quoted.replace("``", "`")) if quoted else ("literal", literal) if literal else ("word", word) if word else ("sign", sign))
+            at = match.end()
+        self.at = 0
+
+    def _peek(self) -> tuple[str, str]:
+        return self.tokens[self.at] if self.at < len(self.tokens) else ("end", "")
+
+    def _next(self, wanted: str | None = None) -> tuple[str, str]:
+        token = self._peek()
+        if token[0] == "end" or (wanted is not None and token[1] != wanted):
+            raise _Unknown
+        self.at += 1
+        return token
+
+    def table(self) -> list[tuple[str, Kind]]:
+        first = self._peek()
+        if first[1].lower() == "struct" and len(self.tokens) > 1 and self.tokens[1][1] == "<":
+            whole = self.whole()
+            return list(zip(whole.names, whole.of, strict=True))
+        found = [self._field()]
+        while self._peek()[0] != "end":
+            self._next(",")
+            found.append(self._field())
+        return found
+
+    def whole(self) -> Kind:
+        kind = self._kind()
+        if self._peek()[0] != "end":
+            raise _Unknown
+        return kind
+
+    def _field(self) -> tuple[str, Kind]:
+        what, name = self._next()
+        if what not in ("name", "word"):
+            raise _Unknown
+        if self._peek()[1] == ":":
+            self._next()
+        kind = self._kind()
+        while self._peek()[0] == "word":
+            word = self._next()[1].lower()
+            if word == "not":
+                if self._next()[1].lower() != "null":
+                    raise _Unknown
+            elif word == "comment":
+                if self._next()[0] != "literal":
+                    raise _Unknown
+            else:
+                raise _Unknown
+        return name, kind
+
+    def _kind(self) -> Kind:
+        what, word = self._next()
+        if what != "word":
+            raise _Unknown
+        name = _SYNONYMS.get(word.lower(), word.lower())
+        if name in ("array", "map", "struct"):
+            self._next("<")
+            if name == "struct":
+                fields = [] if self._peek()[1] == ">" else [self._field()]
+                while self._peek()[1] == ",":
+                    self._next()
+                    fields.append(self._field())
+                self._next(">")
+                return Kind(name, tuple(kind for _, kind in fields), tuple(field for field, _ in fields))
+            of = [self._kind()]
+            if name == "map":
+                self._next(",")
+                of.append(self._kind())
+            self._next(">")
+            return Kind(name, tuple(of))
+        if name not in _SIMPLE:
+            raise _Unknown
+        numbers = list(self._numbers())
+        return Kind(name, scale=numbers[1] if name == "decimal" and len(numbers) > 1 else 0)
+
+    def _numbers(self) -> Iterator[int]:
+        if self._peek()[1] != "(":
+            return
+        self._next()
+        while True:
+            word = self._next()[1]
+            if not word.isdecimal():
+                raise _Unknown
+            yield int(word)
+            if self._next()[1] == ")":
+                return
+
+
+def converted(row: dict[str, Any], known: dict[str, Kind], stream: str) -> dict[str, Any]:
+    """A row as Spark would deliver it.
+
+    >>> converted({"at": "2024-05-01T12:00:00Z", "n": 1}, columns("at timestamp, n double, word string"), "in")["n"]
+    1.0
+    """
+    return {name: _value(row.get(name), kind, stream, name) for name, kind in known.items()}
+
+
+def _value(value: Any, kind: Kind, stream: str, column: str) -> Any:
+    if value is None:
+        return None
+    name = kind.name
+    try:
+        if name in _BITS and value.__class__ is int and -(1 << _BITS[name] - 1) <= value < 1 << _BITS[name] - 1:
+            return value
+        if name == "string" and isinstance(value, str):
+            return value
+        if name in ("float", "double") and isinstance(value, (int, float)) and not isinstance(value, bool):
+            return float(value) if name == "double" else _single(float(value))
+        if name == "boolean" and isinstance(value, bool):
+            return value
+        if name == "binary" and isinstance(value, (bytes, bytearray)):
+            return bytes(value)
+        if name == "decimal" and isinstance(value, (int, float, str, Decimal)) and not isinstance(value, bool):
+            return Decimal(str(value)).quantize(Decimal(1).scaleb(-kind.scale))
+        if name == "date":
+            return _date(value)
+        if name in ("timestamp", "timestamp_ntz"):
+            at = moment(value)
+            return at if name == "timestamp" else at.replace(tzinfo=None)
+        if name == "array" and isinstance(value, (list, tuple)):
+            return [_value(one, kind.of[0], stream, column) for one in value]
+        if name == "struct" and isinstance(value, dict):
+            return {field: _value(value.get(field), of, stream, f"{column}.{field}") for field, of in zip(kind.names, kind.of, strict=True)}
+        if name == "map" and isinstance(value, (dict, list, tuple)):
+            pairs = value.items() if isinstance(value, dict) else value
+            return [(_value(k, kind.of[0], stream, column), _value(v, kind.of[1], stream, column)) for k, v in pairs]
+    except (ValueError, TypeError, InvalidOperation, OverflowError):
+        pass
+    raise InputError(f"stream {stream!r}, column {column!r}: {value!r} (a {type(value).__name__}) does not fit the type {name} that the source's schema gives it")
+
+
+def _single(value: float) -> float:
+    import struct
+
+    return float(struct.unpack("f", struct.pack("f", value))[0])
+
+
+def _date(value: Any) -> datetime.date:
+    if isinstance(value, str):
+        return datetime.date.fromisoformat(value)
+    if isinstance(value, datetime.date) and not isinstance(value, datetime.datetime):
+        return value
+    raise ValueError
+
+
+def moment(value: Any) -> datetime.datetime:
+    """A point in time (rule 4) as a datetime in UTC.
+
+    >>> moment(1_000).isoformat()
+    '1970-01-01T00:00:01+00:00'
+    """
+    if isinstance(value, str):
+        value = datetime.datetime.fromisoformat(value.replace("Z", "+00:00"))
+    elif value.__class__ is int:
+        value = datetime.datetime(1970, 1, 1, tzinfo=_UTC) + datetime.timedelta(milliseconds=value)
+    if not isinstance(value, datetime.datetime):
+        raise ValueError
+    return value.astimezone(_UTC) if value.tzinfo is not None else value.replace(tzinfo=_UTC)
+
+
+def millis(value: datetime.datetime) -> int:
+    """Milliseconds since 1970 of a datetime, rounded down, as Spark's unix_millis does."""
+    at = value.astimezone(_UTC) if value.tzinfo is not None else value.replace(tzinfo=_UTC)
+    return (at - datetime.datetime(1970, 1, 1, tzinfo=_UTC)) // datetime.timedelta(milliseconds=1)
