@@ -16,3 +16,8 @@ class Codec(Protocol):
 
     def decoder(self, type: Any) -> Callable[[bytes], Any]:
         """A function that decodes one value of a type (`object` when it is not known)."""
+
+    # A codec may also have these two. Without them, `encoder` encodes states too, and nothing is checked.
+    #
+    # def state_encoder(self, type) -> Callable[[Any], bytes]            encodes states of a type
+    # def state_checker(self, type) -> Callable[[Any, bytes], None]      raises if a state would not come back equal from its bytes; or is None

@@ -8,7 +8,8 @@
         pages: ms.MapState = field(default_factory=ms.MapState)
 
 A key with a million entries costs what an epoch touches: `get` reads one entry, `range` streams, and only changed entries
-enter the delta. Values are taken as they are when set; changing a value in place afterwards is not seen: set it again.
+enter the delta. A value is taken as it is when it is set, and whoever asks gets an object of their own: changing one in place is never seen,
+in this epoch or a later one. Set it again.
 """
 
 from __future__ import annotations
@@ -39,11 +40,14 @@ class MapState:
         self._prefix = b""
         self._encode: Callable[[Any], bytes] | None = None
         self._decode: Callable[[bytes], Any] | None = None
-        self._dirty: dict[bytes, Any] = {}
+        self._dirty: dict[bytes, Any] = {}  # _MISSING, or the value: encoded, once the map is bound
 
     def bind(self, store: Store, prefix: bytes, encode: Callable[[Any], bytes], decode: Callable[[bytes], Any]) -> None:
         """Called by the step: where the committed entries are."""
         self._store, self._prefix, self._encode, self._decode = store, prefix, encode, decode
+
+    def _shown(self, kept: Any) -> Any:
+        return kept if self._decode is None else self._decode(kept)
 
     @property
     def is_bound(self) -> bool:
@@ -62,7 +66,7 @@ class MapState:
         raw = self._raw(sub_key)
         value = self._dirty.get(raw, self)
         if value is not self:
-            return default if value is _MISSING else value
+            return default if value is _MISSING else self._shown(value)
         data = self._store.get(raw) if self._store is not None else None
         return default if data is None else self._decode(data)  # type: ignore[misc]
 
@@ -76,7 +80,7 @@ class MapState:
         return self.get(sub_key, _MISSING) is not _MISSING
 
     def __setitem__(self, sub_key: Any, value: Any) -> None:
-        self._dirty[self._raw(sub_key)] = value
+        self._dirty[self._raw(sub_key)] = value if self._encode is None else self._encode(value)
 
     def __delitem__(self, sub_key: Any) -> None:
         if sub_key not in self:
@@ -120,7 +124,7 @@ class MapState:
                 head = next(stored, None)
             value = self._dirty.get(raw, _MISSING)
             if value is not _MISSING:
-                yield subkeys.decode(raw[skip:]), value
+                yield subkeys.decode(raw[skip:]), self._shown(value)
         while head is not None:
             if head[0] not in self._dirty:
                 yield subkeys.decode(head[0][skip:]), self._decode(head[1])  # type: ignore[misc]
@@ -145,21 +149,21 @@ class MapState:
     def take_over(self, store: Store, prefix: bytes, encode: Callable[[Any], bytes], decode: Callable[[bytes], Any]) -> None:
         """Called by the step for a map that user code put in the place of the one it was given: what was stored goes."""
         gone = {key: _MISSING for key, _ in store.scan(prefix, after(prefix))}
-        self._dirty = {**gone, **{prefix + raw: value for raw, value in self._dirty.items()}}
+        self._dirty = {**gone, **{prefix + raw: _MISSING if value is _MISSING else encode(value) for raw, value in self._dirty.items()}}
         self.bind(store, prefix, encode, decode)
 
     def changes(self) -> Iterator[tuple[bytes, bytes | None]]:
         """Called by the step: what this epoch changed, encoded."""
-        for raw, value in self._dirty.items():
-            yield raw, None if value is _MISSING else self._encode(value)  # type: ignore[misc]
+        for raw, data in self._dirty.items():
+            yield raw, None if data is _MISSING else data
 
     def copied(self) -> dict[bytes, Any]:
-        """Called by the step: this epoch's changes so far, encoded, so that `put_back` can return to them."""
-        return {raw: _MISSING if value is _MISSING else self._encode(value) for raw, value in self._dirty.items()}  # type: ignore[misc]
+        """Called by the step: this epoch's changes so far, so that `put_back` can return to them."""
+        return dict(self._dirty)
 
     def put_back(self, changes: dict[bytes, Any]) -> None:
         """Called by the step: as `copied` found it."""
-        self._dirty = {raw: _MISSING if data is _MISSING else self._decode(data) for raw, data in changes.items()}  # type: ignore[misc]
+        self._dirty = dict(changes)
 
     def __reduce__(self) -> Any:
         return MapState, ()  # its entries are sub-rows of their own, whatever the codec

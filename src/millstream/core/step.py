@@ -122,13 +122,17 @@ class StateKind:
 
     def __init__(self, computation: type[Computation] | Computation, codec: Codec) -> None:
         self.fresh: Callable[[], Any] = computation.State
-        self.encode = codec.encoder()
         self.is_map = computation.State is MapState
+        state_encoder: Any = getattr(codec, "state_encoder", None)
+        state_checker: Any = getattr(codec, "state_checker", None)
+        self.encode: Callable[[Any], bytes] = state_encoder(computation.State) if state_encoder else codec.encoder()
+        self.encode_sub: Callable[[Any], bytes] = state_encoder(object) if state_encoder else codec.encoder()
+        self.check: Callable[[Any, bytes], None] | None = state_checker(computation.State) if state_checker and not self.is_map else None
         sample = self.fresh()
         fields: Any = getattr(sample, "__struct_fields__", None) or getattr(sample, "__dataclass_fields__", ())
         self.map_fields = [name for name in fields if isinstance(getattr(sample, name), MapState)]
         for name in self.map_fields:
-            getattr(sample, name).bind(NoEntries(), b"", self.encode, self.encode)
+            getattr(sample, name).bind(NoEntries(), b"", self.encode_sub, self.encode_sub)
         self.decode = codec.decoder(object if self.is_map else computation.State)
         self.decode_sub = codec.decoder(object)
         self.empty = b"" if self.is_map else self.encode(sample)
@@ -156,7 +160,8 @@ class Step:
         self.counts = Counts()
         self.firings_until = MAX_FIRINGS
         self.has_maps = kind.is_map or bool(kind.map_fields)
-        self.careful = False  # a hook of the key at hand has raised
+        self.careful = False  # a hook of the key at hand has raised, or left a state that cannot be kept
+        self.searching = False  # which of them it was
         self.saved: _Saved | None = None
         c = computation
         c.low_watermark = times.low_watermark
@@ -228,6 +233,7 @@ class Step:
 
     def _visit(self, row_key: bytes, text: str, arrivals: Arrivals, at: int, stop: int) -> None:
         c, kind, counts = self.computation, self.kind, self.counts
+        begin, writing = at, False
         row_entry = ROW + row_key
         raw = self.store.get(row_entry)
         c._holds = {}
@@ -264,7 +270,7 @@ class Step:
             c.state = kind.fresh() if raw is None or kind.is_map else kind.decode(before)
             if self.has_maps:
                 for field, sub in kind.maps(c.state):
-                    sub.bind(self.store, sub_prefix(row_key, field), kind.encode, kind.decode_sub)
+                    sub.bind(self.store, sub_prefix(row_key, field), kind.encode_sub, kind.decode_sub)
             if at < stop:
                 timestamps, index, batches, source = arrivals.timestamps, arrivals.index, arrivals.batches, arrivals.source
                 late_before = self.times.late_before
@@ -284,11 +290,21 @@ class Step:
                         raise TypeError(RETURNED)
             if c._next_due != END or c._wall:
                 self._fire_rest()
+            writing = True
             self._write(row_key, row_entry, raw, row)
         except HookError:
             raise
         except Exception as error:
+            if writing and not self.careful:
+                self._find_culprit(row_key, text, arrivals, begin, stop)
             raise self._blame(error) from error
+
+    def _find_culprit(self, row_key: bytes, text: str, arrivals: Arrivals, at: int, stop: int) -> None:
+        """Rule 9: visits once more, with a look after each hook, and raises for the one that left a state that cannot be kept."""
+        if self.wiring.dead_letters is not None:
+            return  # the second visit comes anyway
+        self.careful = self.searching = True
+        self._visit(row_key, text, arrivals.anew(), at, stop)
 
     def _late(self, record: Record) -> None:
         c, counts = self.computation, self.counts
@@ -348,6 +364,8 @@ class Step:
                 raise TypeError(RETURNED)
             self.saved = self._save()
         except Exception as error:
+            if self.searching:
+                raise
             self._restore(self.saved)
             if cause.__class__ is Timer:  # it has fired, whatever came of it
                 timers = c._low if cause.kind == LOW_WATERMARK else c._wall  # type: ignore[union-attr]
@@ -365,6 +383,8 @@ class Step:
         c, kind = self.computation, self.kind
         maps = [sub.copied() for sub in self._maps()] if self.has_maps else []
         encoded = b"" if kind.is_map else kind.encode(c.state)
+        if kind.check is not None:
+            kind.check(c.state, encoded)
         return _Saved(c._row_key, encoded, maps, set(c._low), set(c._wall), list(c._due), c._next_due, dict(c._holds), c._held, len(c._productions))
 
     def _restore(self, saved: _Saved) -> None:
@@ -372,7 +392,7 @@ class Step:
         c.state = MapState() if kind.is_map else kind.decode(saved.state)
         if self.has_maps:
             for (field, sub), changes in zip(kind.maps(c.state), saved.maps, strict=True):
-                sub.bind(self.store, sub_prefix(c._row_key, field), kind.encode, kind.decode_sub)
+                sub.bind(self.store, sub_prefix(c._row_key, field), kind.encode_sub, kind.decode_sub)
                 sub.put_back(changes)
         c._low, c._wall, c._due, c._next_due = set(saved.low), set(saved.wall), list(saved.due), saved.next_due
         c._holds, c._held = dict(saved.holds), saved.held
@@ -395,6 +415,8 @@ class Step:
         alive = bool(low or wall or holds)
         maps = self._maps() if self.has_maps else []
         encoded = b"" if kind.is_map else kind.encode(c.state)
+        if kind.check is not None and encoded != (kind.empty if row is None else row.state):
+            kind.check(c.state, encoded)
         if maps:
             changes: dict[bytes, bytes | None] = {}
             for sub in maps:
@@ -432,7 +454,7 @@ class Step:
         for field, sub in kind.maps(c.state):
             prefix = sub_prefix(c._row_key, field)
             if not sub.is_bound:
-                sub.take_over(self.store, prefix, kind.encode, kind.decode_sub)
+                sub.take_over(self.store, prefix, kind.encode_sub, kind.decode_sub)
             elif not sub.belongs_to(prefix):
                 raise ValueError(f"the MapState in {field!r} is another field's: maps cannot change places. Copy the entries instead.")
             found.append(sub)

@@ -62,7 +62,7 @@ class Intake:
             self.queued.setdefault((route.computation, shard), []).append((text, time, name, CopyingBatch(injector.name, (value,), (name,)), 0))
             if route is routes[0]:
                 self.seen.setdefault((injector.name, route.computation, shard), Seen()).add(self._look(injector, row, time))
-        if not routes:
+        if not routes and not wrong:
             self.seen.setdefault((injector.name, "", 0), Seen()).add(self._look(injector, row, time))
 
     def _key_text(self, injector: Injector, route: Route, row: dict[str, Any], name: str | None) -> tuple[str, str]:
@@ -82,7 +82,7 @@ class Intake:
         except BadKey as error:
             raise InputError(f"stream {injector.name!r}, key {route.key!r} of computation {route.computation!r}: {error} (row {row!r})") from error
 
-    def _look(self, injector: Injector, row: dict[str, Any], time: int) -> Seen:
+    def _look(self, injector: Injector, row: dict[str, Any], time: Any) -> Seen:
         """What the injector's watermark policy wants to know of one row."""
         policy = injector.watermark
         mark = self._column(injector, row, policy.mark_column, "watermark") if policy.mark_column else None

@@ -266,9 +266,9 @@ class Simulation:
         """Randomness that depends on the seed and the place alone: taking one fault out of a schedule changes nothing else."""
         return random.Random(f"{self.seed}{what}")
 
-    def shard_of(self, text: str) -> int:
-        """The shard of a key's text."""
-        return shard_of(text.encode(), self.shards)
+    def shard_of(self, text: str | None) -> int:
+        """The shard of a key's text; a rejected record has none, and goes to the first."""
+        return 0 if text is None else shard_of(text.encode(), self.shards)
 
     def found(self, kind: str, epoch: int, task: int | None = None) -> list[Fault]:
         """Faults that are due here and have not happened yet."""

@@ -1,8 +1,17 @@
 """Codecs: how a Python value becomes the byte string that the system keeps.
 
-msgpack (through msgspec) is the default: compact, fast, typed, and a dataclass or Struct may gain fields with defaults between
-runs. Tuples come back as lists unless the type says otherwise. pickle keeps any Python object, at several times the
-cost, and ties the checkpoint to the classes' names.
+msgpack is the default: compact, fast, typed, and a dataclass or Struct may gain fields with defaults between runs. pickle keeps any Python
+object, at several times the cost, and ties the checkpoint to the classes' names.
+
+Rules of msgpack
+1. State comes back equal, or is refused at the hook that left it. What msgpack does not know travels as an extension type (`state/extensions.py`):
+   dates and times, Decimals, UUIDs, tuples, sets, long integers. What cannot come back (an object of a class that nothing names, a Counter, a date as
+   the key of a dict) is an error that says what to do.
+2. Where the type is fully known (a dataclass or Struct whose annotations leave nothing open), the type does this work, and a state that
+   contradicts its annotations is refused: it could be written, and never read again.
+3. Values that are produced are for others to read, in other programs too. Dates, Decimals and the like keep their type; a tuple or a set
+   becomes a list, and an object of a dataclass or Struct a dict, on every engine alike.
+4. Encoding is deterministic.
 """
 
 from __future__ import annotations
@@ -12,22 +21,40 @@ from collections.abc import Callable
 from typing import Any
 
 import msgspec
+import ormsgpack
 
 from millstream.core.codec import Codec
 from millstream.core.mapstate import MapState
 from millstream.errors import DefinitionError
+from millstream.state import extensions
+from millstream.state.sameness import difference, has_open_parts
 
 __all__ = ["Codec", "msgpack", "named", "pickle"]
+
+_SCALARS = frozenset((int, str, float, bool, type(None), bytes))
+_FIRM_KEYS = frozenset((int, str, float, bool, type(None), bytes))
+
+_LENIENT = (
+    ormsgpack.OPT_PASSTHROUGH_DATACLASS | ormsgpack.OPT_PASSTHROUGH_DATETIME | ormsgpack.OPT_PASSTHROUGH_UUID | ormsgpack.OPT_PASSTHROUGH_BIG_INT
+    | ormsgpack.OPT_NON_STR_KEYS
+)  # fmt: skip
+_STRICT = (
+    (_LENIENT & ~ormsgpack.OPT_NON_STR_KEYS) | ormsgpack.OPT_PASSTHROUGH_TUPLE | ormsgpack.OPT_PASSTHROUGH_SUBCLASS | ormsgpack.OPT_PASSTHROUGH_ENUM
+)  # fmt: skip
+
+_plain = msgspec.msgpack.Encoder().encode
+_packb = ormsgpack.packb
+
+
+def _map_state(value: MapState) -> None:
+    if not value.is_bound:
+        raise TypeError("a MapState must be the whole state, or a field of a dataclass or Struct that is the state")
 
 
 def _enc_hook(value: Any) -> Any:
     if isinstance(value, MapState):
-        if value.is_bound:
-            return None  # its entries are sub-rows of their own
-        raise TypeError("a MapState must be the whole state, or a field of a dataclass or Struct that is the state")
-    raise TypeError(
-        f"{type(value).__name__} cannot be kept as msgpack. Use plain types, a dataclass or a msgspec.Struct, or say codec=ms.codecs.pickle."
-    )
+        return _map_state(value)  # its entries are sub-rows of their own
+    raise TypeError(f"{type(value).__name__} cannot be kept as msgpack. {extensions.ADVICE}")
 
 
 def _dec_hook(type: Any, value: Any) -> Any:
@@ -36,19 +63,134 @@ def _dec_hook(type: Any, value: Any) -> Any:
     raise TypeError(f"no way to make a {type} from msgpack")
 
 
+def _lenient_hook(value: Any) -> Any:
+    found = extensions.extended(value, encode_value)
+    if found is not None:
+        return ormsgpack.Ext(*found)
+    if isinstance(value, (set, frozenset)):
+        return sorted(value, key=_plain)
+    return msgspec.to_builtins(value, builtin_types=extensions.KEPT, str_keys=False, enc_hook=_enc_hook)
+
+
+def encode_value(value: Any) -> bytes:
+    """What a production carries (rule 3)."""
+    if value.__class__ in _SCALARS and (value.__class__ is not int or -(2**63) <= value < 2**64):
+        return _plain(value)
+    return _packb(value, _lenient_hook, _LENIENT)
+
+
+def _strict_hook(value: Any) -> Any:
+    found = extensions.extended(value, encode_firm)
+    if found is None:
+        found = extensions.container(value, encode_firm)
+    if found is None:
+        raise TypeError(extensions.refusal(value))
+    return ormsgpack.Ext(*found) if found.__class__ is extensions.Coded else found
+
+
+def encode_firm(value: Any) -> bytes:
+    """What an untyped state carries (rule 1)."""
+    kind = value.__class__
+    if kind is dict:
+        if _FIRM_KEYS.issuperset(map(type, value)) and _SCALARS.issuperset(map(type, value.values())):
+            try:
+                return _plain(value)
+            except OverflowError:
+                pass
+        if value and next(iter(value)).__class__ is not str:
+            return _plain(extensions.prepared(value, encode_firm))
+    elif kind in _SCALARS and (kind is not int or -(2**63) <= value < 2**64):
+        return _plain(value)
+    try:
+        return _packb(value, _strict_hook, _STRICT)
+    except TypeError:
+        return _plain(extensions.prepared(value, encode_firm))  # keys that are not text; or an error, which it names
+
+
+def _ext_hook(code: int, data: memoryview) -> Any:
+    return extensions.restored(code, data, _decode_any)
+
+
+_decode_any = msgspec.msgpack.Decoder(ext_hook=_ext_hook).decode
+
+
 class Msgpack:
-    """msgpack through msgspec."""
+    """msgpack, through msgspec and ormsgpack."""
 
     name = "msgpack"
 
     def encoder(self) -> Callable[[Any], bytes]:
-        return msgspec.msgpack.Encoder(enc_hook=_enc_hook).encode
+        return encode_value
 
     def decoder(self, type: Any) -> Callable[[bytes], Any]:
+        if type is object or type in (dict, list, int, str, float, bool, bytes, tuple, set, frozenset):
+            return _decode_any if type is object else _checked_decoder(type)
         try:
-            return msgspec.msgpack.Decoder(Any if type is object else type, dec_hook=_dec_hook).decode
+            whole = msgspec.msgpack.Decoder(type, dec_hook=_dec_hook, ext_hook=_ext_hook).decode
+            return whole if not has_open_parts(type) else _open_decoder(type)
         except TypeError as error:
             raise DefinitionError(f"msgpack cannot decode {type!r}: {error}") from error
+
+    def state_encoder(self, type: Any) -> Callable[[Any], bytes]:
+        """The encoder for states of a type (rules 1 and 2)."""
+        if not _is_class_of_its_own(type):
+            return encode_firm
+        if not has_open_parts(type):
+            return msgspec.msgpack.Encoder(enc_hook=_enc_hook).encode
+
+        def encode(value: Any) -> bytes:
+            return encode_firm(msgspec.to_builtins(value, builtin_types=extensions.KEPT, str_keys=False, enc_hook=_enc_hook))
+
+        return encode
+
+    def state_checker(self, type: Any) -> Callable[[Any, bytes], None] | None:
+        """A function that raises if a state of a type would not come back equal from its bytes; None where that cannot be."""
+        if not _is_class_of_its_own(type):
+            return None
+        decode = self.decoder(type)
+        name = getattr(type, "__name__", str(type))
+
+        def check(state: Any, data: bytes) -> None:
+            try:
+                found = decode(data)
+            except msgspec.ValidationError as error:
+                raise ValueError(f"the state contradicts the annotations of {name}: {error}. It could be written, and never read again.") from None
+            if found != state:
+                where = difference(state, found)
+                if where is not None:
+                    raise ValueError(f"the state would not come back as it is: {where}. Change the annotation in {name}, or what is put there.")
+
+        return check
+
+
+def _is_class_of_its_own(type: Any) -> bool:
+    return type is not object and type is not MapState and not (isinstance(type, type_) and type.__module__ == "builtins")
+
+
+type_ = type
+
+
+def _checked_decoder(type: Any) -> Callable[[bytes], Any]:
+    """For built-in types: what was stored by another version of the program may be of another type."""
+
+    def decode(data: bytes) -> Any:
+        found = _decode_any(data)
+        if found.__class__ is type:
+            return found
+        return msgspec.convert(found, type)
+
+    return decode
+
+
+def _open_decoder(type: Any) -> Callable[[bytes], Any]:
+    def decode(data: bytes) -> Any:
+        found = _decode_any(data)
+        try:
+            return msgspec.convert(found, type, builtin_types=extensions.KEPT, dec_hook=_dec_hook)
+        except msgspec.ValidationError:
+            return msgspec.convert(found, type, dec_hook=_dec_hook)  # written before there were extension types
+
+    return decode
 
 
 def _dumps(value: Any) -> bytes:

@@ -1,0 +1,54 @@
+"""Whether a value that was stored and read again is the same: where it differs, and which types leave anything open. Pure."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+
+from millstream.core.mapstate import MapState
+
+
+def difference(one: Any, other: Any, path: str = "state") -> str | None:
+    """The first place where two values differ, for people; None if they are the same. NaN is NaN; a list is not a tuple; a MapState is passed over.
+
+    >>> difference({"a": [1, (2,)]}, {"a": [1, [2]]})
+    "state['a'][1] is (2,), and would come back as [2]"
+    """
+    if isinstance(one, MapState):
+        return None
+    fields = getattr(one, "__struct_fields__", None) or getattr(one, "__dataclass_fields__", None)
+    if type(one) is type(other):
+        if isinstance(one, (list, tuple)) and len(one) == len(other):
+            return next((found for at, (a, b) in enumerate(zip(one, other, strict=True)) if (found := difference(a, b, f"{path}[{at}]"))), None)
+        if isinstance(one, dict) and one.keys() == other.keys():
+            return next((found for key in one if (found := difference(one[key], other[key], f"{path}[{key!r}]"))), None)
+        if fields:
+            return next((found for name in fields if (found := difference(getattr(one, name), getattr(other, name), f"{path}.{name}"))), None)
+    if one == other and isinstance(one, (list, tuple)) == isinstance(other, (list, tuple)):
+        return None
+    if isinstance(one, float) and isinstance(other, float) and one != one and other != other:
+        return None
+    return f"{path} is {repr(one)[:200]}, and would come back as {repr(other)[:200]}"
+
+
+def has_open_parts(type: Any) -> bool:
+    """Whether a type's annotations leave some part untyped (`Any`, a bare dict or list).
+
+    >>> has_open_parts(dict[str, int]), has_open_parts(dict[str, list])
+    (False, True)
+    """
+    return _is_open(msgspec.inspect.type_info(type), set())
+
+
+def _is_open(info: Any, seen: set[Any]) -> bool:
+    if isinstance(info, msgspec.inspect.AnyType):
+        return True
+    cls = getattr(info, "cls", None)
+    if cls is not None:
+        if cls in seen:
+            return False
+        seen.add(cls)
+    parts = [getattr(info, name, None) for name in ("key_type", "value_type", "item_type", "type")]
+    parts += list(getattr(info, "item_types", ())) + list(getattr(info, "types", ())) + [field.type for field in getattr(info, "fields", ())]
+    return any(_is_open(part, seen) for part in parts if isinstance(part, msgspec.inspect.Type))

@@ -1,0 +1,157 @@
+"""State comes back equal in the next epoch, or is refused at the hook that left it."""
+
+from __future__ import annotations
+
+import collections
+import datetime
+import decimal
+import enum
+import uuid
+from dataclasses import dataclass, field
+from typing import Any
+
+import msgspec
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import millstream as ms
+from millstream.state import codec
+from millstream.state.sameness import difference
+from millstream.testing import LocalRunner
+
+scalars = st.one_of(
+    st.none(), st.booleans(), st.integers(), st.floats(allow_nan=False), st.text(), st.binary(), st.datetimes(), st.dates(), st.times(),
+    st.timedeltas(), st.decimals(allow_nan=False), st.uuids(), st.datetimes(timezones=st.just(datetime.timezone.utc)),
+)  # fmt: skip
+keys = st.one_of(st.text(), st.integers(), st.dates(), st.tuples(st.integers(), st.dates()), st.binary())
+values = st.recursive(
+    scalars, lambda inner: st.one_of(st.lists(inner), st.lists(inner).map(tuple), st.dictionaries(keys, inner), st.sets(keys), st.frozensets(keys)), max_leaves=12
+)  # fmt: skip
+
+
+@given(values)
+@settings(max_examples=400, deadline=None)
+def test_an_untyped_state_comes_back_equal_and_of_the_same_types(value: Any) -> None:
+    data = codec.encode_firm(value)
+    found = codec.msgpack.decoder(object)(data)
+    assert found == value and difference(value, found) is None
+    assert codec.encode_firm(found) == data, "and encodes to the same bytes"
+
+
+@given(st.recursive(st.one_of(st.none(), st.booleans(), st.integers(-(2**63), 2**63), st.floats(), st.text()), lambda i: st.lists(i) | st.dictionaries(st.text() | st.integers(-9, 9), i)))
+@settings(max_examples=200, deadline=None)
+def test_plain_values_have_the_bytes_they_always_had(value: Any) -> None:
+    assert codec.encode_firm(value) == codec.encode_value(value) == msgspec.msgpack.encode(value)
+
+
+class Colour(enum.Enum):
+    RED = 1
+
+
+@dataclass
+class Point:
+    x: int = 0
+
+
+@pytest.mark.parametrize("value", [Colour.RED, Point(), collections.Counter("a"), collections.defaultdict(int), object()])
+@pytest.mark.parametrize("place", [lambda v: v, lambda v: {"a": v}, lambda v: {1: {2: [v]}}])
+def test_what_would_come_back_as_something_else_is_refused_by_name(value: Any, place: Any) -> None:
+    with pytest.raises(TypeError, match=type(value).__name__):
+        codec.encode_firm(place(value))
+
+
+@dataclass
+class Typed:
+    count: int = 0
+    names: list[str] = field(default_factory=list)
+    when: datetime.datetime | None = None
+
+
+@dataclass
+class Open:
+    seen: dict = field(default_factory=dict)  # type: ignore[type-arg]
+    last: Any = None
+    price: decimal.Decimal = decimal.Decimal(0)
+
+
+def runner_of(hook: Any, state: Any) -> LocalRunner:
+    computation = type("Keeps", (ms.Computation,), {"State": state, "process_record": hook})
+    p = ms.Pipeline("codec")
+    p.compute(computation, p.inject("in", ms.sources.files("in/", schema="k string, at long", format="json"), timestamp="at"), key="k")
+    return LocalRunner(p)
+
+
+def test_an_open_dataclass_keeps_dates_and_decimals_over_an_epoch() -> None:
+    day, moment = datetime.date(2024, 5, 1), datetime.datetime(2024, 5, 1, 12)
+
+    def hook(self: Any, record: ms.Record) -> None:
+        self.state.seen[day] = self.state.seen.get(day, decimal.Decimal("0.5")) + 1
+        self.state.last, self.state.price = (moment, uuid.UUID(int=7)), decimal.Decimal("1.10")
+
+    runner = runner_of(hook, Open)
+    for at in range(3):  # three epochs: what changes its type in between would not add up
+        runner.push("in", {"k": "a", "at": at})
+        runner.run()
+    assert runner.state("Keeps", "a") == Open({day: decimal.Decimal("3.5")}, (moment, uuid.UUID(int=7)), decimal.Decimal("1.10"))
+
+
+def test_rows_of_an_open_dataclass_from_before_extension_types_still_open() -> None:
+    old = msgspec.msgpack.encode(Open({"a": 1}, [1], decimal.Decimal("2.5")))
+    assert codec.msgpack.decoder(Open)(old) == Open({"a": 1}, [1], decimal.Decimal("2.5"))
+
+
+@pytest.mark.parametrize(
+    ("wrong", "says"),
+    [
+        (lambda s: setattr(s, "count", "three"), "count"),
+        (lambda s: setattr(s, "names", ("a", "b")), r"state\.names is \('a', 'b'\), and would come back as \['a', 'b'\]"),
+        (lambda s: s.names.append(7), "names"),
+    ],
+)
+def test_a_state_that_contradicts_its_annotations_is_an_error_of_the_hook_that_left_it(wrong: Any, says: str) -> None:
+    def hook(self: Any, record: ms.Record) -> None:
+        if record.timestamp == 2:
+            wrong(self.state)
+        elif record.timestamp == 3:
+            self.state.when = datetime.datetime(2024, 1, 1)  # it is not this hook's fault
+
+    runner = runner_of(hook, Typed)
+    runner.push("in", *[{"k": "a", "at": at} for at in (1, 2, 3)])
+    with pytest.raises(ms.errors.HookError, match=says) as caught:
+        runner.run()
+    assert "timestamp=2" in str(caught.value)
+    assert runner.state("Keeps") == {}
+
+
+def test_an_object_that_cannot_be_kept_is_charged_to_the_hook_that_put_it_there() -> None:
+    def hook(self: Any, record: ms.Record) -> None:
+        self.state[record.timestamp] = object() if record.timestamp == 2 else 1
+
+    runner = runner_of(hook, dict)
+    runner.push("in", *[{"k": "a", "at": at} for at in (1, 2, 3)])
+    with pytest.raises(ms.errors.HookError, match="object cannot be kept") as caught:
+        runner.run()
+    assert "timestamp=2" in str(caught.value)
+
+
+def test_a_value_of_a_map_is_taken_as_it_is_when_it_is_set() -> None:
+    def hook(self: Any, record: ms.Record) -> None:
+        if record.timestamp == 1:
+            self.state["a"] = kept = [1]
+            kept.append(2)  # seen by nobody: not in this epoch, not in a later one
+        self.state["a"].append(3)
+        self.state[record.timestamp] = self.state["a"]
+
+    together, apart = runner_of(hook, ms.MapState), runner_of(hook, ms.MapState)
+    together.push("in", {"k": "a", "at": 1}, {"k": "a", "at": 2})
+    together.run()
+    for at in (1, 2):
+        apart.push("in", {"k": "a", "at": at})
+        apart.run()
+    assert dict(together.state("Keeps", "a").items()) == dict(apart.state("Keeps", "a").items()) == {"a": [1], 1: [1], 2: [1]}
+
+
+def test_productions_keep_dates_and_make_lists_of_tuples() -> None:
+    day = datetime.date(2024, 5, 1)
+    assert codec.msgpack.decoder(object)(codec.encode_value({"d": day, "t": (1, {2}), "p": Point(3)})) == {"d": day, "t": [1, [2]], "p": {"x": 3}}
