@@ -12,7 +12,7 @@ from millstream.core.computation import Computation
 from millstream.core.dedup import Dedup, dedup
 from millstream.core.outcome import DROP, HOOK
 from millstream.core.record import Record
-from millstream.core.time import BEGINNING, duration
+from millstream.core.time import BEGINNING, Duration, duration
 from millstream.core.topology import (
     DEAD_LETTER,
     FAIL,
@@ -44,7 +44,7 @@ class Stream:
         self.name = name
         self.pipeline = pipeline
 
-    def via(self, production: str, *, slow_after: str | int | None = None) -> Edge:
+    def via(self, production: str, *, slow_after: Duration | None = None) -> Edge:
         """This stream over an edge of a kind of its own, for one consumer: `compute(C, counts.via(ms.STRONG))`."""
         return Edge(self, _production(production, f"stream {self.name!r}"), None if slow_after is None else duration(slow_after))
 
@@ -107,7 +107,7 @@ class Pipeline:
         id: Any = None,
         value: str | None = None,
         watermark: Policy | None = None,
-        dedup: str | int | Dedup | None = "10m",
+        dedup: Duration | Dedup | None = "10m",
     ) -> Stream:
         """Brings records in from a source: one of `ms.sources`, any streaming DataFrame, or a function that makes one of the Spark session.
 
@@ -143,7 +143,7 @@ class Pipeline:
         codec: Codec | None = None,
         renamed_from: str | None = None,
         production: str | Mapping[str, str] | None = None,
-        slow_after: str | int = "1s",
+        slow_after: Duration = "1s",
         late: str | Mapping[str, str] | None = None,
         on_error: str = FAIL,
     ) -> Any:
@@ -266,7 +266,7 @@ class Pipeline:
         spark: Any = None,
         *,
         checkpoint: str | os.PathLike[str],
-        trigger: str | int = "500ms",
+        trigger: Duration = "500ms",
         available_now: bool = False,
         drain: bool = True,
         shards: int | None = None,
@@ -310,7 +310,7 @@ def dead_letters(computation: str) -> str:
     return f"{computation}.dead-letters"
 
 
-def _dedup(given: str | int) -> Dedup:
+def _dedup(given: Duration) -> Dedup:
     return dedup(given)
 
 

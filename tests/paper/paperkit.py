@@ -71,7 +71,7 @@ def rows(count: int = 30, seed: int = 1) -> list[dict[str, Any]]:
 
 
 def inject(p: ms.Pipeline, **options: Any) -> ms.Stream:
-    return p.inject("in", SOURCE, timestamp="at", **{"id": "id", "watermark": ms.watermarks.bounded(60), **options})
+    return p.inject("in", SOURCE, timestamp="at", **{"id": "id", "watermark": ms.watermarks.bounded("60ms"), **options})
 
 
 def sums(production: str = ms.WEAK, **options: Any) -> ms.Pipeline:

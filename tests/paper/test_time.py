@@ -19,8 +19,8 @@ from millstream.testing import LocalRunner
 
 def diamond(first: str, second: str) -> ms.Pipeline:
     p = ms.Pipeline("diamond")
-    one = p.inject("one", SOURCE, timestamp="at", watermark=ms.watermarks.bounded(30))
-    two = p.inject("two", SOURCE, timestamp="at", watermark=ms.watermarks.bounded(70))
+    one = p.inject("one", SOURCE, timestamp="at", watermark=ms.watermarks.bounded("30ms"))
+    two = p.inject("two", SOURCE, timestamp="at", watermark=ms.watermarks.bounded("70ms"))
     left = p.compute(Sum, one, key="k", name="Left", produces="left", production=first)
     right = p.compute(Sum, one, two, key="k", name="Right", produces="right", production=second)
     p.compute(Windows, left, right, key=key, name="Join", produces="join")
@@ -67,9 +67,9 @@ def test_4_5_twin_a_watermark_that_ignores_pending_work_makes_strong_productions
         runner.drain()
         return runner.late("Windows")
 
-    assert late(LocalRunner(sums(ms.STRONG, watermark=ms.watermarks.bounded(10)))) == 0
+    assert late(LocalRunner(sums(ms.STRONG, watermark=ms.watermarks.bounded("10ms")))) == 0
     monkeypatch.setattr("millstream.core.authority.is_stored", lambda topology, edge, stored: False)
-    assert late(LocalRunner(sums(ms.STRONG, watermark=ms.watermarks.bounded(10)))) > 0
+    assert late(LocalRunner(sums(ms.STRONG, watermark=ms.watermarks.bounded("10ms")))) > 0
 
 
 # §4.6: timers fire in increasing order, exactly once, and are journaled: they survive restarts.
@@ -126,7 +126,7 @@ def test_4_6_twin_timers_fire_again_where_an_epoch_may_be_committed_twice() -> N
 
 def test_5_2_an_injector_of_several_processes_reports_their_minimum() -> None:
     p = ms.Pipeline("processes")
-    policy = ms.watermarks.sub_sources("k", ["a", "b"], ms.watermarks.bounded(10))
+    policy = ms.watermarks.sub_sources("k", ["a", "b"], ms.watermarks.bounded("10ms"))
     p.compute(Sum, inject(p, watermark=policy), key="k")
     runner = LocalRunner(p)
     runner.push("in", {"k": "a", "n": 1, "at": 1_000, "id": "1"})
@@ -141,7 +141,7 @@ def test_5_2_an_injector_of_several_processes_reports_their_minimum() -> None:
 
 def test_5_2_twin_without_the_declared_set_a_missing_process_holds_nothing() -> None:
     p = ms.Pipeline("processes")
-    p.compute(Sum, inject(p, watermark=ms.watermarks.bounded(10)), key="k")
+    p.compute(Sum, inject(p, watermark=ms.watermarks.bounded("10ms")), key="k")
     runner = LocalRunner(p)
     runner.push("in", {"k": "a", "n": 1, "at": 1_000, "id": "1"})
     runner.epoch()
@@ -151,7 +151,7 @@ def test_5_2_twin_without_the_declared_set_a_missing_process_holds_nothing() -> 
 
 def test_5_2_an_injector_may_break_its_promise_and_the_record_is_late() -> None:
     """The watermark is a heuristic of the injector; late records are the computation's to deal with: dropped and counted, or handed over."""
-    runner = LocalRunner(sums(watermark=ms.watermarks.bounded(10)))
+    runner = LocalRunner(sums(watermark=ms.watermarks.bounded("10ms")))
     runner.push("in", {"k": "a", "n": 1, "at": 1_000, "id": "1"})
     runner.epoch()
     runner.epoch()
@@ -162,7 +162,7 @@ def test_5_2_an_injector_may_break_its_promise_and_the_record_is_late() -> None:
 
 
 def test_5_2_twin_with_a_patient_watermark_the_same_record_is_not_late() -> None:
-    runner = LocalRunner(sums(watermark=ms.watermarks.bounded(500)))
+    runner = LocalRunner(sums(watermark=ms.watermarks.bounded("500ms")))
     runner.push("in", {"k": "a", "n": 1, "at": 1_000, "id": "1"})
     runner.epoch()
     runner.epoch()

@@ -76,8 +76,8 @@ def everything(work: Path) -> ms.Pipeline:
     def source(name: str) -> Any:
         return ms.sources.files(work / name, schema=SCHEMA, format="json", max_files_per_epoch=1)
 
-    one = p.inject("one", source("one"), timestamp="at", id="id", watermark=ms.watermarks.bounded(40))
-    two = p.inject("two", source("two"), timestamp="at", id="id", watermark=ms.watermarks.sub_sources("k", ["a", "b"], ms.watermarks.bounded(40)))
+    one = p.inject("one", source("one"), timestamp="at", id="id", watermark=ms.watermarks.bounded("40ms"))
+    two = p.inject("two", source("two"), timestamp="at", id="id", watermark=ms.watermarks.sub_sources("k", ["a", "b"], ms.watermarks.bounded("40ms")))
     passed = p.compute(Pass, one, two, key="k", produces="passed", production=ms.STRONG, late="late", on_error=ms.DEAD_LETTER)
     windows = p.compute(Windows, passed, key=lambda record: record.key, produces="windows", production=ms.ADAPTIVE)
     p.compute(Halve, windows, "again", key=lambda record: record.key, produces=["again", "rounds"], production={"again": ms.STRONG})
@@ -260,12 +260,12 @@ class Times(ms.Computation):
 @pytest.mark.parametrize(
     ("policy", "expected", "held_by"),
     [
-        (ms.watermarks.bounded(50), BASE + 250, "its newest record"),
+        (ms.watermarks.bounded("50ms"), BASE + 250, "its newest record"),
         (ms.watermarks.declared("n"), BASE + 7, "declares"),
         (ms.watermarks.declared(lambda: BASE + 123), BASE + 123, "declares"),
         (ms.watermarks.percentile(0.9, first=77), BASE + 223, "estimated"),
-        (ms.watermarks.sub_sources("k", ["a", "b"], ms.watermarks.bounded(10)), BASE + 190, "sub-source 'b'"),
-        (ms.watermarks.sub_sources("k", ["a", "zz"], ms.watermarks.bounded(10)), ms.BEGINNING, "'zz', of which nothing was heard"),
+        (ms.watermarks.sub_sources("k", ["a", "b"], ms.watermarks.bounded("10ms")), BASE + 190, "sub-source 'b'"),
+        (ms.watermarks.sub_sources("k", ["a", "zz"], ms.watermarks.bounded("10ms")), ms.BEGINNING, "'zz', of which nothing was heard"),
         (ms.watermarks.files(r"/([0-9]+)\.json"), 2, "oldest file"),
     ],
 )

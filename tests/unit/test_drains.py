@@ -5,11 +5,11 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from unitkit import MemoryStore, run_step
 
 import millstream as ms
 from millstream.core.layout import ROW, decode_row
 from millstream.testing import LocalRunner, assert_exactly_once
-from unitkit import MemoryStore, run_step
 
 SCHEMA = "k string, at long, id string"
 

@@ -100,7 +100,7 @@ def test_without_drain_the_last_window_stays_open():
 
 
 def test_the_watermark_stays_behind_by_its_delay():
-    runner = LocalRunner(windows(watermark=ms.watermarks.bounded(50)))
+    runner = LocalRunner(windows(watermark=ms.watermarks.bounded("50ms")))
     runner.push("events", event("tea", 1), event("tea", 59))
     runner.run()
     assert runner.output("counts") == []
@@ -401,7 +401,7 @@ def test_the_number_of_shards_changes_nothing_per_key(history, crash):
 @given(epochs, st.data())
 def test_counts_are_what_a_dumb_count_says_whatever_the_order_and_the_epochs(history, data):
     """With a delay larger than the disorder nothing is late, so epochs and order do not matter."""
-    runner = LocalRunner(windows(watermark=ms.watermarks.bounded(1000)))
+    runner = LocalRunner(windows(watermark=ms.watermarks.bounded("1000ms")))
     rows = [event(word, time, f"{at}-{i}") for at, some in enumerate(history) for i, (word, time) in enumerate(some)]
     expected = Counter((row["word"], row["at"] - row["at"] % 10 + 10) for row in rows)
     for row in data.draw(st.permutations(rows)):

@@ -43,7 +43,7 @@ class Fragile(Sum):
 
 def pipeline(kind: str = ms.WEAK, computation: Any = Sum, **options: Any) -> ms.Pipeline:
     p = ms.Pipeline("kit")
-    stream = p.inject("in", SOURCE, timestamp="at", id="id", watermark=ms.watermarks.bounded(30), **options)
+    stream = p.inject("in", SOURCE, timestamp="at", id="id", watermark=ms.watermarks.bounded("30ms"), **options)
     sums = p.compute(computation, stream, key="k", produces="sums", production=kind, on_error=ms.DEAD_LETTER, late="late")
     windows = p.compute(Windows, sums, key=lambda record: record.key, produces="windows", production=ms.STRONG)
     p.compute(Sum, "late", key=lambda record: "x", name="Late", produces="latesums", on_error=ms.DEAD_LETTER)

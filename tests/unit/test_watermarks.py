@@ -67,7 +67,7 @@ def test_a_percentile_estimates_its_delay_from_recent_records() -> None:
 
 
 def test_sub_sources_wait_for_all_that_were_declared() -> None:
-    policy = w.sub_sources("host", ["a", "b"], w.bounded(10))
+    policy = w.sub_sources("host", ["a", "b"], w.bounded("10ms"))
     progress = policy.advance(Progress(), Seen(1, 100, subs={"a": (100, None)}), 0)
     assert (progress.watermark, progress.holder) == (BEGINNING, "sub-source 'b', of which nothing was heard")
     progress = policy.advance(progress, Seen(2, 100, subs={"b": (50, None), "stranger": (1, None)}), 1)

@@ -23,7 +23,7 @@ from typing import Any, Protocol
 import msgspec
 import numpy as np
 
-from millstream.core.time import duration
+from millstream.core.time import Duration, duration
 from millstream.errors import DefinitionError
 
 IDS = b"D"
@@ -76,7 +76,7 @@ class Dedup(msgspec.Struct, frozen=True):
         return span + self.horizon + self.slack <= now
 
 
-def dedup(horizon: str | int = "10m", *, slack: str | int = 0) -> Dedup:
+def dedup(horizon: Duration = "10m", *, slack: Duration = 0) -> Dedup:
     """Ids are held for a horizon of arrival time, plus slack for injectors that deliver late.
 
     >>> dedup("10m", slack="1m")

@@ -7,6 +7,7 @@ minimum and comparison need no special case.
 
 from __future__ import annotations
 
+import datetime
 import re
 
 from millstream.errors import DefinitionError
@@ -17,22 +18,31 @@ END = 2**63 - 1
 LOW_WATERMARK = "low_watermark"
 WALL_CLOCK = "wall_clock"
 
-_UNITS = {"ms": 1, "s": 1_000, "m": 60_000, "min": 60_000, "h": 3_600_000, "d": 86_400_000}
+_UNITS = {"ms": 1, "s": 1_000, "m": 60_000, "h": 3_600_000, "d": 86_400_000}
+_NAMES = {
+    "millisecond": "ms", "milli": "ms", "msec": "ms", "second": "s", "sec": "s", "minute": "m", "min": "m", "hour": "h", "hr": "h", "day": "d",
+}  # fmt: skip
 _DURATION = re.compile(r"^\s*(\d+(?:\.\d+)?)\s*([a-z]+)\s*$")
 
+Duration = str | datetime.timedelta | int
 
-def duration(text: str | int | float) -> int:
-    """Milliseconds of a duration.
 
-    >>> duration("500ms"), duration("2s"), duration("1.5m"), duration(250)
-    (500, 2000, 90000, 250)
+def duration(given: Duration) -> int:
+    """Milliseconds of a duration: a number with its unit, or a timedelta. A bare number is refused (but 0): nobody can tell its unit.
+
+    >>> duration("500ms"), duration("2 seconds"), duration("1.5m"), duration(datetime.timedelta(seconds=3))
+    (500, 2000, 90000, 3000)
     """
-    if isinstance(text, (int, float)) and not isinstance(text, bool):
-        return int(text)
-    match = _DURATION.match(str(text).lower())
-    unit = match and _UNITS.get(match.group(2))
+    if isinstance(given, datetime.timedelta):
+        return given // datetime.timedelta(milliseconds=1)
+    if isinstance(given, (int, float)) and not isinstance(given, bool):
+        if given == 0:
+            return 0
+        raise DefinitionError(f"{given!r} is not a duration, because its unit is missing: write '{given}ms', '{given}s' or timedelta(seconds={given}).")
+    match = _DURATION.match(str(given).lower())
+    unit = _UNITS.get(_NAMES.get(match.group(2).removesuffix("s"), match.group(2))) if match else None
     if not match or not unit:
-        raise DefinitionError(f"{text!r} is not a duration. Write a number and a unit, such as '500ms', '2s', '10m', '1h', '1d'.")
+        raise DefinitionError(f"{given!r} is not a duration. Write a number and a unit, such as '500ms', '2s', '10 minutes', '1h', '1d', or give a timedelta.")
     return int(float(match.group(1)) * unit)
 
 
@@ -44,8 +54,6 @@ def describe(time: int | None) -> str:
         return "beginning"
     if time >= END:
         return "end"
-    import datetime
-
     try:
         at = datetime.datetime.fromtimestamp(time / 1000, tz=datetime.timezone.utc)
     except (OverflowError, OSError, ValueError):

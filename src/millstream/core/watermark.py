@@ -3,11 +3,16 @@
 Rules (MillWheel §4.5, §5.2)
 1. A watermark is a promise about what is still to come: no record older than it. It never goes back, whatever a source says.
 2. What the records of epoch N imply is used in epoch N+1: the tasks of N do not know each other's records, and finding out first would
-   cost a pass over the input. Since an idle pipeline still has epochs, no window waits for a further record.
+   cost a pass over the input. A pipeline without input still has epochs, so what the last records imply is used without a further one.
+   Beyond that time stands still while input does: a window that the last record has not closed waits, unless rule 6 is asked for.
 3. A declared set of sub-sources waits for all of them: one that was never heard of holds the watermark. Records of one that was
    not declared are taken, and hold nothing back.
 4. An injector or sub-source that has been silent for `idle` holds nothing back until it speaks again. Then its old records are late.
 5. A policy is a pure function of what was known and what an epoch's tasks saw, so that a replayed epoch gives the same watermark.
+6. With `onward`, an injector (or sub-source) that has been silent for longer goes on with the wall clock: its watermark is what its newest record
+   implied, plus the silence beyond `onward`. That is a guess about records that never came: what comes later is late. Time in which
+   no run was there to listen is no silence (`later`), nor is a backlog, which brings records in every epoch. One of which nothing was ever heard
+   stays where it is: it has no time to go on from.
 """
 
 from __future__ import annotations
@@ -19,7 +24,7 @@ from typing import Any
 
 import msgspec
 
-from millstream.core.time import BEGINNING, END, duration
+from millstream.core.time import BEGINNING, END, Duration, duration
 from millstream.errors import DefinitionError
 
 _PER_OCTAVE = 4  # buckets of lag per doubling
@@ -77,9 +82,13 @@ def _latest(one: int | None, other: int | None) -> int | None:
 
 
 class Policy(msgspec.Struct, frozen=True, kw_only=True):
-    """How an injector's watermark follows from its records. `idle`: silence after which it holds nothing back (None: never)."""
+    """How an injector's watermark follows from its records.
+
+    idle: silence after which it holds nothing back (None: never). onward: silence after which it goes on with the wall clock (None: never).
+    """
 
     idle: int | None = None
+    onward: int | None = None
 
     @property
     def mark_column(self) -> str | None:
@@ -99,6 +108,12 @@ class Policy(msgspec.Struct, frozen=True, kw_only=True):
         """What tasks need of it; functions belong to the driver."""
         return self
 
+    def going_on(self, value: int, holder: str, silence: int) -> tuple[int, str]:
+        """Rule 6: a watermark and its holder, after a silence."""
+        if self.onward is None or silence < self.onward or value == BEGINNING:
+            return value, holder
+        return value + silence - self.onward, f"the wall clock, after a silence of {silence} ms"
+
     def advance(self, before: Progress, seen: Seen, now: int, said: int | None = None) -> Progress:
         """What is known after an epoch at wall clock `now`."""
         heard = now if seen.records or before.heard is None else before.heard
@@ -108,6 +123,7 @@ class Policy(msgspec.Struct, frozen=True, kw_only=True):
             since=now if before.since is None else before.since,
         )  # fmt: skip
         value, after.holder = self.value(after, seen, now)
+        value, after.holder = self.going_on(value, after.holder, now - heard)
         after.watermark = max(before.watermark, value)
         if after.idle:
             after.holder = "nothing: it is idle"
@@ -214,7 +230,11 @@ class SubSources(Policy, frozen=True):
             silent = now - (since if sub is None else sub.heard)
             if self.each.idle is not None and silent >= self.each.idle:
                 continue
-            holding.append((BEGINNING, f"sub-source {name!r}, of which nothing was heard") if sub is None else (sub.watermark, f"sub-source {name!r}"))
+            if sub is None:
+                holding.append((BEGINNING, f"sub-source {name!r}, of which nothing was heard"))
+            else:
+                value, why = self.each.going_on(sub.watermark, "", silent)
+                holding.append((value, f"sub-source {name!r}" + (f": {why}" if why else "")))
         progress.idle = not holding
         if not holding:
             return max([sub.watermark for sub in progress.subs.values()], default=BEGINNING), "nothing: all sub-sources are idle"
@@ -251,19 +271,24 @@ def bucket_end(number: int) -> int:
     return 0 if number == 0 else math.ceil(2 ** (number / _PER_OCTAVE))
 
 
-def bounded(delay: str | int, *, idle: str | int | None = None) -> Bounded:
+def bounded(delay: Duration, *, idle: Duration | None = None, onward: Duration | None = None) -> Bounded:
     """The watermark follows the newest timestamp at a fixed distance.
+
+    idle: after this silence it holds nothing back while others go on. onward: after this silence it goes on with the wall clock, so that
+    windows close although input has stopped. What comes after that is late: choose it longer than any pause of the source.
 
     >>> bounded("2s").value(Progress(newest=10_000), Seen(), 0)[0]
     8000
+    >>> bounded("2s", onward="30s").going_on(8_000, "", silence=45_000)[0]
+    23000
     """
     millis = duration(delay)
     if millis < 0:
         raise DefinitionError(f"bounded({delay!r}): the delay cannot be negative")
-    return Bounded(delay=millis, idle=_idle(idle))
+    return Bounded(delay=millis, idle=_silence("idle", idle), onward=_silence("onward", onward))
 
 
-def declared(by: str | Callable[[], int | None], *, idle: str | int | None = None) -> Declared:
+def declared(by: str | Callable[[], int | None], *, idle: Duration | None = None) -> Declared:
     """The source says how far it is: `by` names a column that carries watermarks (milliseconds), or is a callable on the driver.
 
     The callable is asked in every epoch, and what it says counts from the next epoch but one: by then everything that the source had
@@ -273,25 +298,34 @@ def declared(by: str | Callable[[], int | None], *, idle: str | int | None = Non
     'complete_until'
     """
     if isinstance(by, str):
-        return Declared(column=by, idle=_idle(idle))
+        return Declared(column=by, idle=_silence("idle", idle))
     if not callable(by):
         raise DefinitionError(f"declared({by!r}): give a column's name, or a callable without arguments")
-    return Declared(function=by, idle=_idle(idle))
+    return Declared(function=by, idle=_silence("idle", idle))
 
 
 def percentile(
-    share: float, *, first: str | int = "10s", at_least: str | int = 0, at_most: str | int = "1h", idle: str | int | None = None
+    share: float,
+    *,
+    first: Duration = "10s",
+    at_least: Duration = 0,
+    at_most: Duration = "1h",
+    idle: Duration | None = None,
+    onward: Duration | None = None,
 ) -> Percentile:
     """A share of the records (say 0.99) comes within a delay that is estimated from recent epochs. The rest is late.
 
-    first: the delay until there is enough to estimate from. The estimate is rounded up by at most a fifth.
+    first: the delay until there is enough to estimate from. The estimate is rounded up by at most a fifth. idle, onward: as for `bounded`.
 
     >>> percentile(0.99).share
     0.99
     """
     if not 0 < share < 1:
         raise DefinitionError(f"percentile({share}): give a share between 0 and 1, such as 0.99")
-    return Percentile(share=share, first=duration(first), at_least=duration(at_least), at_most=duration(at_most), idle=_idle(idle))
+    return Percentile(
+        share=share, first=duration(first), at_least=duration(at_least), at_most=duration(at_most),
+        idle=_silence("idle", idle), onward=_silence("onward", onward),
+    )  # fmt: skip
 
 
 def sub_sources(column: str, names: Any, each: Bounded | Declared) -> SubSources:
@@ -333,12 +367,12 @@ def files(start: str | Callable[[str, int], int] | None = None) -> FileTimes:
     return FileTimes(start=found)
 
 
-def _idle(idle: str | int | None) -> int | None:
-    if idle is None:
+def _silence(what: str, given: Duration | None) -> int | None:
+    if given is None:
         return None
-    millis = duration(idle)
+    millis = duration(given)
     if millis <= 0:
-        raise DefinitionError(f"idle={idle!r}: give a time longer than nothing")
+        raise DefinitionError(f"{what}={given!r}: give a time longer than nothing")
     return millis
 
 

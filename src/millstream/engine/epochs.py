@@ -11,6 +11,11 @@
 
 An epoch with no record and nothing due needs no job: its manifest says that time has passed. A run that has been replaced finds a newer
 token before each of these writes, writes nothing, and says why. Subclasses say how tasks are run (`job`).
+
+Epochs outside the query. The source's log numbers batches; epochs are numbered by the manifests. The two differ by the epochs that a bounded run adds
+at its end, with no input: to drain (event time ends), or to settle (whatever its input has made due is done, as the idle epochs of a continuous
+run would do it). A manifest says how many there were so far, so a batch finds its epoch. A run that was killed while it settled goes on with that
+before it takes new input.
 """
 
 from __future__ import annotations
@@ -148,30 +153,41 @@ class Epochs:
         """The files of a file source with their times of modification, and those that have been read."""
         raise NotImplementedError
 
-    def acknowledge(self, epoch: int) -> None:
-        """Tells sources what is safe: an epoch is committed and published."""
+    def acknowledge(self, number: int) -> None:
+        """Tells sources what is safe: a batch is committed and published."""
 
     # --- the epoch
 
-    def run(self, batch: Any, epoch: int, drain: bool = False) -> None:
-        """One epoch. With drain, event time ends."""
+    def run(self, batch: Any, number: int) -> None:
+        """The epoch of a batch that the source's log has under a number."""
+        frame = batch if batch is not None and self.offsets.may_have_rows(number) else None
+        epoch = self._epoch_of(number)
+        if epoch is not None and not self._after_the_end(epoch, frame is not None):
+            self._run(frame, epoch, number)
+
+    def run_outside(self, drain: bool) -> None:
+        """One more epoch, outside the query: in a drain event time ends, otherwise only what is due is done."""
+        assert self.latest is not None
+        self._run(None, self.latest.epoch + 1, None, drain=drain)
+
+    def _run(self, frame: Any, epoch: int, number: int | None, drain: bool = False) -> None:
+        """One epoch. number: its place in the source's log, None outside the query."""
         began = clock.perf_counter()
-        frame = batch if batch is not None and self.offsets.may_have_rows(epoch) else None
-        if not drain and self._after_the_end(epoch, frame is not None):
-            return
-        manifest = self._committed(epoch, drain)  # 1
+        manifest = self._committed(epoch, number)  # 1
         if manifest is not None:
             self._publish(manifest, redo=True)
             return
         self.point("epoch.1-looked", epoch)
         before = self.latest  # 2
         self.point("epoch.2-read", epoch)
-        now = None if drain else self.offsets.planned_at(epoch)
+        now = None if number is None else self.offsets.planned_at(number)
+        if number is None and not drain and before is not None:
+            now = before.now  # what settles, settles at the time of the last input
         if now is None:
             now = self.clock()
         if before is not None:
             now = max(now, before.now)
-        said = {} if drain else self._said()
+        said = {} if number is None else self._said()
         stored = self._stored(before)
         while True:
             standings, before_standings = self._standings(before, stored, drain)
@@ -189,7 +205,7 @@ class Epochs:
                     raise
                 stored.update(more)
         self.point("epoch.5-checked", epoch)
-        manifest = self._manifest(epoch, before, now, standings, receipts, said, stored, drain)
+        manifest = self._manifest(epoch, number, before, now, standings, receipts, said, stored, drain)
         self._prepare(manifest)
         if self._replaced():
             raise self._fenced(epoch)
@@ -210,6 +226,19 @@ class Epochs:
 
     # --- 1 and 2: where we are
 
+    def _epoch_of(self, number: int) -> int | None:
+        """The epoch of a batch: the next one, or that of a batch which is committed and which Spark asks for again. None if that was so long ago that
+        its manifest is no longer kept: everything after it has been published since, and so has it."""
+        latest = self.latest
+        if latest is None or not latest.outside:
+            return number
+        if number > latest.last_batch:
+            return latest.epoch + number - latest.last_batch
+        for epoch in range(number + latest.outside, number - 1, -1):
+            if self.log.exists(epoch) and self.log.read(epoch).batch == number:
+                return epoch
+        return None
+
     def _after_the_end(self, epoch: int, has_rows: bool) -> bool:
         """Whether Spark asks for an epoch that a drain has taken: its numbers are not in Spark's log. `resume` has published the last of them."""
         latest = self.latest
@@ -219,7 +248,7 @@ class Epochs:
             raise self._over(latest.ended)
         return epoch <= latest.epoch
 
-    def _committed(self, epoch: int, drain: bool) -> Manifest | None:
+    def _committed(self, epoch: int, number: int | None) -> Manifest | None:
         if self._replaced():
             raise self._fenced(epoch)
         last = -1 if self.latest is None else self.latest.epoch
@@ -239,7 +268,7 @@ class Epochs:
         assert manifest is not None
         if epoch > self.started_at and run_number(manifest.token) > run_number(self.token):
             raise self._fenced(epoch)
-        if manifest.offsets is not None and self.offsets.digest(epoch) not in (None, manifest.offsets):
+        if manifest.offsets is not None and number is not None and self.offsets.digest(number) not in (None, manifest.offsets):
             raise DamageError(
                 f"epoch {epoch} of {self.storage.url} was committed with other source offsets than Spark's checkpoint has now. The offsets of "
                 f"Spark and the manifests do not belong together: restore both from the same copy, or start with a new checkpoint."
@@ -368,6 +397,7 @@ class Epochs:
     def _manifest(
         self,
         epoch: int,
+        number: int | None,
         before: Manifest | None,
         now: int,
         standings: dict[str, Standing],
@@ -406,8 +436,9 @@ class Epochs:
         refused = self.log.count_refused() if epoch % COLLECT_EVERY == 0 or self.started_at == epoch - 1 else []
         manifest = Manifest(
             epoch, self.token, now, runs[-KEPT_RUNS:], injectors, computations, sinks, drain,
-            offsets=None if drain else self.offsets.digest(epoch), pending=pending,
+            offsets=None if number is None else self.offsets.digest(number), pending=pending,
             edges=edges_after(self.topology, self.adaptive, before, receipts, stored), refused=(before.refused if before else 0) + len(refused),
+            outside=(before.outside if before else 0) + (number is None), settle=number is None and not drain,
         )  # fmt: skip
         self._refused = refused
         over = not pending and all(c.low_watermark == END and shard.next_low is None for c in computations.values() for shard in c.shards)
@@ -424,9 +455,12 @@ class Epochs:
     # --- 7: after the commit
 
     def resume(self) -> None:
-        """At the start of a run: what the last one committed in a drain and may not have published. Spark asks for all other epochs itself."""
-        if self.latest is not None and self.latest.drain:
+        """At the start of a run: what the last one committed outside the query and may not have published. Spark asks for all other epochs itself.
+        A run that was ended while it settled goes on with that."""
+        if self.latest is not None and self.latest.batch is None:
             self._publish(self.latest, redo=True)
+        if self.latest is not None and self.latest.settle:
+            self.settle(lambda: False)
 
     def _publish(self, manifest: Manifest, redo: bool = False, instead: dict[str, list[dict[str, Any]]] | None = None) -> None:
         if self._replaced():
@@ -438,8 +472,8 @@ class Epochs:
             if name in sinks:
                 sinks[name].commit(self._context(name, redo, (instead or {}).get(name, ())), manifest.epoch, parts)
         self.point("epoch.7-published", manifest.epoch)
-        if not manifest.drain:
-            self.acknowledge(manifest.epoch)
+        if manifest.batch is not None:
+            self.acknowledge(manifest.batch)
 
     def _context(self, emission: str, redo: bool = False, instead: Sequence[dict[str, Any]] = ()) -> DriverContext:
         return DriverContext(self.storage, self.program.name, emission, self.session(), redo, self.token, list(instead))
@@ -466,4 +500,23 @@ class Epochs:
         """Ends event time: epochs until no low-watermark timer and no stored production is left, or somebody says stop."""
         while self.latest is not None and not self.latest.drained and not stopped():
             with self.lock:
-                self.run(None, self.latest.epoch + 1, drain=True)
+                self.run_outside(drain=True)
+
+    def settle(self, stopped: Callable[[], bool]) -> None:
+        """Epochs without input until nothing is left that the last input has made due, or somebody says stop."""
+        while self.latest is not None and self.latest.ended is None and self._unsettled(self.latest) and not stopped():
+            with self.lock:
+                self.run_outside(drain=False)
+
+    def _unsettled(self, latest: Manifest) -> bool:
+        """Whether an idle epoch would do anything: something is due, or time has still to reach an injector or a computation."""
+        standings, was = self._standings(latest, self._stored(latest), False)
+        progress = self._progress(latest)
+        return (
+            self._due(latest, times(self.topology, standings, was, latest.now, latest.epoch + 1), latest.now)
+            or any(standing.low != was.get(name, Standing()).low for name, standing in standings.items())
+            or any(
+                injector.watermark.advance(progress[name], Seen(), latest.now).watermark != progress[name].watermark
+                for name, injector in self.topology.injectors.items()
+            )
+        )

@@ -346,7 +346,7 @@ class Simulation:
                 driver.hosts = [Host() for _ in driver.hosts]
         while driver.latest is not None and not driver.latest.drained:
             epoch = driver.latest.epoch + 1
-            driver.run(None, epoch, drain=True)
+            driver.run_outside(drain=True)
             self._wake(epoch)
 
     def _epoch(self, driver: _Driver, epoch: int) -> None:

@@ -23,7 +23,7 @@ import msgspec
 from millstream.core.time import duration
 from millstream.errors import SinkError
 from millstream.sinks.base import DriverContext, Part, Sink, SinkRow, TaskContext
-from millstream.sinks.files import plain
+from millstream.sinks.files import check_numbers, plain
 from millstream.state.manifest import run_number
 
 if TYPE_CHECKING:
@@ -161,7 +161,9 @@ _encoder = msgspec.json.Encoder(enc_hook=plain)
 
 
 def _json(row: SinkRow) -> bytes:
-    return _encoder.encode(row) + b"\n"
+    data = _encoder.encode(row)
+    check_numbers(data, row.value)
+    return data + b"\n"
 
 
 def connector(

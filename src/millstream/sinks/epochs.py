@@ -9,15 +9,13 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-import msgspec
-
 from millstream.errors import SinkError
 from millstream.sinks.base import DriverContext, IdentifiedRow, Part, Sink, SinkRow, TaskContext
 from millstream.sinks.files import to_table
+from millstream.state.codec import encode_value, msgpack
 from millstream.state.folding import unit_name
 
-_encode = msgspec.msgpack.Encoder().encode
-_decode = msgspec.msgpack.Decoder(list[tuple[Any, int, Any, str | None]]).decode
+_decode = msgpack.decoder(object)
 
 
 class _Staged(Sink):
@@ -26,7 +24,7 @@ class _Staged(Sink):
     def stage(self, context: TaskContext, rows: Sequence[SinkRow]) -> Part:
         name = unit_name(context.epoch, "rows", context.token)
         try:
-            data = _encode([(row.key, row.timestamp, row.value, getattr(row, "id", None)) for row in rows])
+            data = encode_value([(row.key, row.timestamp, row.value, getattr(row, "id", None)) for row in rows])
         except Exception as error:
             raise SinkError(f"stream {context.emission!r} into {self.describe()}: {error}") from error
         context.checkpoint.put(name, data)

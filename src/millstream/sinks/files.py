@@ -12,6 +12,7 @@ import io
 import os
 import re
 from collections.abc import Sequence
+from math import isfinite
 from typing import Any
 
 import msgspec
@@ -30,14 +31,29 @@ def plain(value: Any) -> Any:
     raise TypeError(f"{type(value).__name__} cannot be written as JSON")
 
 
+def check_numbers(data: bytes, value: Any) -> None:
+    """Raises ValueError if a value has a float that JSON cannot say, of which the encoder has made a null."""
+    if b"null" in data and _has_no_number(value):
+        raise ValueError("JSON has no NaN and no infinity, and null would say something else. Produce None or a text in its place")
+
+
+def _has_no_number(value: Any) -> bool:
+    if isinstance(value, float):
+        return not isfinite(value)
+    if isinstance(value, dict):
+        return any(map(_has_no_number, value.values()))
+    return isinstance(value, (list, tuple)) and any(map(_has_no_number, value))
+
+
 class Files(Sink):
     """See `files`."""
 
-    def __init__(self, path: str, format: str, schema: Any, options: dict[str, Any] | None) -> None:
+    def __init__(self, path: str, format: str, schema: Any, options: dict[str, Any] | None, nan: str = "error") -> None:
         self.path = path
         self.format = format
         self.schema = schema
         self.options = options
+        self.nan = nan
 
     def describe(self) -> str:
         return f"{self.format} files in {self.path}"
@@ -63,11 +79,17 @@ class Files(Sink):
     def _json(self, rows: Sequence[SinkRow], context: TaskContext) -> bytes:
         encoder = msgspec.json.Encoder(enc_hook=plain)
         try:
-            return encoder.encode_lines(rows)
+            data = encoder.encode_lines(rows)
+            if self.nan == "error" and b"null" in data:
+                for row in rows:
+                    check_numbers(b"null", row.value)
+            return data
         except Exception as error:
             for row in rows:
                 try:
-                    encoder.encode(row)
+                    data = encoder.encode(row)
+                    if self.nan == "error":
+                        check_numbers(data, row.value)
                 except Exception as culprit:
                     where = f"stream {context.emission!r} into {self.describe()}"
                     raise SinkError(f"{where}: key {row.key!r}: value {row.value!r} cannot be written: {culprit}") from error
@@ -143,16 +165,20 @@ def to_table(rows: Sequence[SinkRow], schema: Any, where: str) -> Any:
         raise SinkError(f"{where}: the values of this epoch do not have one type: {error}. Say schema='key ..., timestamp long, value ...'.") from error
 
 
-def files(path: str | os.PathLike[str], *, format: str = "json", schema: Any = None, storage_options: dict[str, Any] | None = None) -> Files:
+def files(
+    path: str | os.PathLike[str], *, format: str = "json", schema: Any = None, storage_options: dict[str, Any] | None = None, nan: str = "error"
+) -> Files:
     """JSON lines or Parquet files in a directory (or under s3://...), exactly once.
 
     Every row has `key`, `timestamp` and `value`, and `id` with `emit(..., ids=True)`. For Parquet say the schema (`"key string, timestamp long, value long"`), or the
-    types are taken from each part's values.
+    types are taken from each part's values. nan: JSON has no NaN and no infinity, so a row with one is an error; "null" writes null in its place.
 
     >>> files("/data/counts").describe()
     'json files in /data/counts'
     """
     if format not in _SUFFIX:
         raise DefinitionError(f"sinks.files(format={format!r}): use 'json' (lines) or 'parquet'")
+    if nan not in ("error", "null"):
+        raise DefinitionError(f"sinks.files(nan={nan!r}): use 'error' or 'null'")
     text = os.fspath(path)
-    return Files(text if "://" in text else os.path.abspath(text), format, schema, storage_options)
+    return Files(text if "://" in text else os.path.abspath(text), format, schema, storage_options, nan)

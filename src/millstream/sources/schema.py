@@ -22,7 +22,7 @@ import msgspec
 
 from millstream.errors import InputError
 
-_TOKEN = re.compile(r"\s*(?:`((?:[^`]|``)+)`|('(?:[^'\\]|\\.)*'|\"(?:[^\"\\]|\\.)*\")|([A-Za-z_0-9.-]+)|([<>(),:]))")
+_TOKEN = re.compile(r"\s*(?:`((?:[^`]|``)+)`|('(?:[^'\\]|\\.|'')*'|\"(?:[^\"\\]|\\.)*\")|([A-Za-z_0-9.-]+)|([<>(),:]))")
 _SYNONYMS = {
     "integer": "int", "bigint": "long", "tinyint": "byte", "smallint": "short", "real": "float", "dec": "decimal", "numeric": "decimal", "bool": "boolean",
     "timestamp_ltz": "timestamp", "varchar": "string", "char": "string",

@@ -27,6 +27,7 @@ ADVICE = "Use plain types, a dataclass or a msgspec.Struct as State, or say code
 KEPT = (bytes, bytearray, datetime, date, time, timedelta, Decimal, uuid.UUID)
 
 _MICROSECOND = timedelta(microseconds=1)
+_KEYS = (str, float, bool, bytes, type(None))
 _BASES = (str, int, float, bytes)
 Encode = Callable[[Any], bytes]
 
@@ -76,7 +77,7 @@ def prepared(value: Any, encode: Encode) -> Any:
     """A value as msgspec can encode it: for what is nested in dicts whose keys are not text. Raises TypeError for what cannot be kept."""
     kind = value.__class__
     if kind is dict:
-        if all(key.__class__ in (str, int, float, bool, bytes, type(None)) for key in value):
+        if all(key.__class__ in _KEYS or (key.__class__ is int and -(2**63) <= key < 2**64) for key in value):
             return {key: prepared(one, encode) for key, one in value.items()}
         pairs = [[prepared(key, encode), prepared(one, encode)] for key, one in value.items()]
         return msgspec.msgpack.Ext(PAIRS, msgspec.msgpack.encode(pairs))

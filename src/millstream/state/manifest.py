@@ -94,7 +94,19 @@ class Manifest(msgspec.Struct):
     pending: list[Parcel] = []
     edges: dict[str, EdgeState] = {}
     refused: int = 0  # writes of runs that had been replaced
+    outside: int = 0  # how many epochs up to this one were run outside the query, and so have no number in Spark's log
+    settle: bool = False  # run outside the query, at the end of a bounded run: no input, and what the last input made due
     format: int = FORMAT
+
+    @property
+    def batch(self) -> int | None:
+        """The number that Spark's log has for this epoch; None for one that was run outside the query."""
+        return None if self.drain or self.settle else self.epoch - self.outside
+
+    @property
+    def last_batch(self) -> int:
+        """The last number of Spark's log that is committed (and -1 where that cannot be told: drains were once not counted as outside)."""
+        return -1 if self.drain and not self.outside else self.epoch - self.outside
 
     def token_at(self, epoch: int) -> str | None:
         """The run that committed an epoch."""

@@ -53,14 +53,14 @@ class SparkEpochs(Epochs):
         self._schemas = self._level_schemas()
         self._session: Any = None
 
-    def __call__(self, batch: DataFrame, epoch: int) -> None:
+    def __call__(self, batch: DataFrame, number: int) -> None:
         """Spark's foreachBatch calls this; an error is kept for the handle, because Spark would only pass on its text."""
         with self.lock:
             if self.stopping:
                 raise Stopped("the pipeline is being stopped; this epoch runs at the next start")
             self._session = batch.sparkSession
             try:
-                self.run(batch, epoch)
+                self.run(batch, number)
             except BaseException as error:
                 self.error = error
                 raise
@@ -74,11 +74,11 @@ class SparkEpochs(Epochs):
     def read_files(self, injector: str) -> tuple[dict[str, int], set[str]]:
         return self.files[injector].now()
 
-    def acknowledge(self, epoch: int) -> None:
+    def acknowledge(self, number: int) -> None:
         for at, injector in enumerate(self.topology.injectors.values()):
             tell = getattr(injector.source, "acknowledge", None)
             if tell is not None:
-                offset = self.offsets.end(epoch, at)
+                offset = self.offsets.end(number, at)
                 if offset is None:
                     raise CheckpointError(
                         f"injected stream {injector.name!r}: {injector.source.describe()} must be told what is committed, and Spark's offset log cannot be "

@@ -15,7 +15,7 @@ from pyspark.sql import types as T
 from pyspark.sql.pandas.types import to_arrow_schema
 
 from millstream.core.keys import check_shards
-from millstream.core.time import duration
+from millstream.core.time import Duration, duration
 from millstream.core.topology import Injector, Topology
 from millstream.core.watermark import FileTimes
 from millstream.engine.checks import check
@@ -46,7 +46,7 @@ def start(
     spark: Any,
     *,
     checkpoint: str,
-    trigger: str | int | None,
+    trigger: Duration | None,
     drain: bool,
     shards: int | None,
     spark_checkpoint: str | None,
@@ -91,16 +91,17 @@ def start(
         epochs.collect(latest)
     writer = frame.writeStream.foreachBatch(_quiet(epochs)).option("checkpointLocation", spark_folder)
     writer = writer.trigger(availableNow=True) if millis is None else writer.trigger(processingTime=f"{millis} milliseconds")
-    return Handle(program, epochs, lambda: _started(spark, writer), drain=drain and millis is None)
+    return Handle(program, epochs, lambda: _started(spark, writer), bounded=millis is None, drain=drain)
 
 
 class Handle:
     """A running pipeline."""
 
-    def __init__(self, program: Program, epochs: SparkEpochs, begin: Callable[[], Any], drain: bool) -> None:
+    def __init__(self, program: Program, epochs: SparkEpochs, begin: Callable[[], Any], bounded: bool, drain: bool) -> None:
         self._program = program
         self._epochs = epochs
-        self._drain = drain
+        self._bounded = bounded
+        self._drain = bounded and drain
         self._stopping = False
         self._hints = _hints(program.topology)
         self._error: BaseException | None = None
@@ -115,6 +116,8 @@ class Handle:
             self._await_query()
             if self._drain and not self._stopping:
                 self._epochs.drain(lambda: self._stopping)
+            elif self._bounded and not self._stopping:
+                self._epochs.settle(lambda: self._stopping)
         except BaseException as error:
             if not self._stopping or isinstance(self._epochs.error, MillstreamError):
                 self._error = self._fenced(error) or translated(self._epochs.error or error, self._hints)
@@ -247,7 +250,7 @@ def _source_files(injectors: Iterable[Injector], spark_folder: str) -> dict[str,
 
 def _check_offsets(offsets: SparkOffsets, latest: Manifest | None, folder: str, url: str) -> None:
     """Spark's offsets and the manifests must have the same past."""
-    lost = latest is not None and offsets.behind(0 if latest.drain else latest.epoch)
+    lost = latest is not None and offsets.behind(max(0, latest.last_batch))
     alone = latest is None and (offsets.newest() or 0) > 0
     if lost or alone:
         which = f"{url} has manifests up to epoch {latest.epoch}" if latest else f"{url} has no manifest"

@@ -103,7 +103,7 @@ def keyed_frame(injector: Injector, index: int, source: DataFrame, topology: Top
     value_column = F.col(f"v{index}")
     time = _timestamp(source, injector)
     keys = {route.index: _route_key(source, route, who) for route in routes if not route.spread}
-    rejectable = [time.isNull(), *([] if injector.id is None else [id_column.isNull()]), *[key.isNull() for key in keys.values()]]
+    rejectable = [time.isNull(), time == F.lit(END), time == F.lit(BEGINNING), *([] if injector.id is None else [id_column.isNull()]), *[key.isNull() for key in keys.values()]]
     frame = source.select(
         _value_struct(injector, source, topology).alias(f"v{index}"),
         time.alias("ts"),

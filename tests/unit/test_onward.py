@@ -1,0 +1,111 @@
+"""Windows that close although input has stopped: `onward=`."""
+
+from __future__ import annotations
+
+import datetime
+from typing import Any
+
+import pytest
+
+import millstream as ms
+from millstream.core.time import duration
+from millstream.core.watermark import Progress, Seen, bounded, later, sub_sources
+from millstream.testing import LocalRunner
+
+
+class Window(ms.Computation):
+    State = dict
+
+    def process_record(self, record: ms.Record) -> None:
+        end = record.timestamp - record.timestamp % 1000 + 1000
+        self.state[end] = self.state.get(end, 0) + 1
+        self.set_timer("window", end)
+
+    def process_timer(self, timer: ms.Timer) -> None:
+        self.produce(self.state.pop(timer.time))
+
+
+def runner_of(**streams: Any) -> LocalRunner:
+    p = ms.Pipeline("onward")
+    made = [
+        p.inject(name, ms.sources.files("in/", schema="k string, at long", format="json"), timestamp="at", watermark=policy)
+        for name, policy in streams.items()
+    ]
+    p.compute(Window, *made, key="k", produces="out")
+    return LocalRunner(p, now=1_000_000)
+
+
+def test_a_window_closes_by_the_wall_clock_after_the_silence_and_not_before() -> None:
+    runner = runner_of(a=bounded("5s", onward="30s"))
+    runner.push("a", {"k": "x", "at": 500})
+    runner.run()
+    runner.advance_clock(1_000_000 + 30_000 + 5_499)  # 500 - 5 s + 5,499 = 999
+    assert runner.output("out") == []
+    runner.advance_clock(1_000_000 + 30_000 + 5_500)
+    assert runner.output("out") == [("x", 1, 1000)]
+
+
+def test_without_onward_it_waits_for_ever() -> None:
+    runner = runner_of(a=bounded("5s"))
+    runner.push("a", {"k": "x", "at": 500})
+    runner.run()
+    runner.advance_clock(10**12)
+    assert runner.output("out") == []
+
+
+def test_idle_alone_does_not_help_when_all_are_idle_and_onward_does() -> None:
+    waiting, going = runner_of(a=bounded("0ms", idle="10s"), b=bounded("0ms", idle="10s")), runner_of(a=bounded("0ms", onward="10s"), b=bounded("0ms", onward="10s"))
+    for runner in (waiting, going):
+        runner.push("a", {"k": "x", "at": 500})
+        runner.push("b", {"k": "x", "at": 600})
+        runner.run()
+        runner.advance_clock(1_012_000)
+    assert waiting.output("out") == []
+    assert going.output("out") == [("x", 2, 1000)]
+
+
+def test_a_source_that_speaks_again_counts_from_its_last_word_and_what_is_old_is_late() -> None:
+    runner = runner_of(a=bounded("0ms", onward="10s"))
+    runner.push("a", {"k": "x", "at": 500})
+    runner.run()
+    runner.advance_clock(1_011_000)
+    runner.push("a", {"k": "x", "at": 700}, {"k": "x", "at": 1_600})
+    runner.run()
+    assert runner.late("Window") == 1
+    runner.advance_clock(1_021_000)  # silent for ten seconds again: the watermark stands where the last records put it
+    assert runner.low_watermark("Window") == 1_600
+
+
+def test_a_stream_of_which_nothing_was_heard_does_not_go_on() -> None:
+    runner = runner_of(a=bounded("0ms", onward="10s"), b=bounded("0ms", onward="10s"))
+    runner.push("a", {"k": "x", "at": 500})
+    runner.run()
+    runner.advance_clock(2_000_000)
+    assert runner.output("out") == []
+
+
+def test_downtime_is_no_silence() -> None:
+    policy = bounded("0ms", onward="10s")
+    before = policy.advance(Progress(), Seen(1, 500), now=1_000)
+    away = later(before, 3_600_000)  # an hour in which no run listened
+    assert policy.advance(away, Seen(), now=3_602_000).watermark == 500
+    assert policy.advance(before, Seen(), now=3_602_000).watermark > 500, "without the correction it would have been taken for silence"
+
+
+def test_a_silent_sub_source_goes_on_by_itself() -> None:
+    policy = sub_sources("host", ["a", "b"], bounded("0ms", onward="10s"))
+    after = policy.advance(Progress(), Seen(2, 900, subs={"a": (500, None), "b": (900, None)}), now=1_000)
+    assert after.watermark == 500
+    after = policy.advance(after, Seen(1, 2_000, subs={"b": (2_000, None)}), now=11_300)
+    assert after.watermark == 800 and "'a'" in after.holder
+
+
+@pytest.mark.parametrize(("given", "millis"), [("2 seconds", 2000), ("1 minute", 60_000), ("5 mins", 300_000), ("250 milliseconds", 250), (datetime.timedelta(hours=1), 3_600_000), (0, 0)])
+def test_durations_as_people_write_them(given: Any, millis: int) -> None:
+    assert duration(given) == millis
+
+
+@pytest.mark.parametrize("given", [2, 2.5, True, "2", "2 parsecs", None])
+def test_a_duration_without_a_unit_is_refused(given: Any) -> None:
+    with pytest.raises(ms.errors.DefinitionError, match="is not a duration"):
+        bounded(given)
