@@ -155,7 +155,7 @@ def test_a_directory_that_is_missing_is_called_missing(spark: Any, tmp_path: Pat
     for format in ("json", None):
         p = ms.Pipeline("missing")
         p.compute(Sum, p.inject("in", ms.sources.files(tmp_path / "nowhere", schema="k string, n long, at long", format=format), timestamp="at"), key="k")
-        with pytest.raises(ms.errors.DefinitionError, match="nowhere. Make"):
+        with pytest.raises(ms.errors.DefinitionError, match=r"nowhere\. Make"):
             run(p, spark, tmp_path)
 
 

@@ -13,7 +13,7 @@ import millstream as ms
 from millstream.core import subkeys
 from millstream.core.layout import sub_prefix
 from millstream.core.mapstate import MapState
-from millstream.core.step import StateKind
+from millstream.core.statekind import StateKind
 from millstream.engine.local import MemoryStore
 from millstream.state.codec import msgpack
 

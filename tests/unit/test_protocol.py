@@ -196,10 +196,9 @@ def bounded_runs(s: Simulation, killed: int | None = None) -> None:
 
 def continuous_run(s: Simulation) -> None:
     """The same batches in one run, with idle epochs between them, as a ticking source gives them."""
-    driver, number = _Driver(s), 0
-    for rows in s.plan.epochs:
+    driver = _Driver(s)
+    for number, rows in enumerate(s.plan.epochs):
         driver.run(rows, number)
-        number += 1
 
 
 def test_runs_from_cron_leave_nothing_due_and_equal_one_continuous_run() -> None:

@@ -14,10 +14,10 @@ from unitkit import arrivals, dumb_counts, dumb_index, run_step
 
 import millstream as ms
 from millstream.core import step as step_module
+from millstream.core.arrivals import Arrivals
 from millstream.core.keys import key_bytes, key_text
 from millstream.core.layout import LOW_TIMER, ROW, SUB, WALL_TIMER, decode_row
 from millstream.core.record import Batch, ListBatch
-from millstream.core.step import Arrivals
 from millstream.core.time import BEGINNING, END
 from millstream.engine.local import MemoryStore
 from millstream.errors import HookError

@@ -8,7 +8,7 @@ import pyarrow as pa
 import pytest
 
 import millstream as ms
-from millstream.engine.spark.rows import ColumnBatch, ValueColumn
+from millstream.engine.spark.arrow import ColumnBatch, ValueColumn
 from millstream.testing import LocalRunner
 
 SCHEMA = "k string, n long, at long, id string"

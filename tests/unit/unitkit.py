@@ -5,11 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
+from millstream.core.arrivals import Arrivals
 from millstream.core.computation import Computation
 from millstream.core.keys import key_text
 from millstream.core.layout import LOW_TIMER, ROW, WALL_TIMER, decode_row, timer_entry
 from millstream.core.record import ListBatch
-from millstream.core.step import Arrivals, Outcome, StateKind, Step, Times, Wiring
+from millstream.core.statekind import StateKind
+from millstream.core.step import Outcome, Step, Times, Wiring
 from millstream.core.time import BEGINNING
 from millstream.engine.local import MemoryStore
 from millstream.errors import DamageError

@@ -26,7 +26,7 @@ Rules
 from __future__ import annotations
 
 import traceback
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from hashlib import blake2b
 from itertools import islice
@@ -34,7 +34,7 @@ from typing import Any
 
 import msgspec
 
-from millstream.core.codec import Codec
+from millstream.core.arrivals import Arrivals
 from millstream.core.computation import Computation
 from millstream.core.keys import key_of
 from millstream.core.layout import (
@@ -42,7 +42,6 @@ from millstream.core.layout import (
     LOW_TIMER,
     ROW,
     WALL_TIMER,
-    NoEntries,
     Row,
     Store,
     after,
@@ -56,8 +55,9 @@ from millstream.core.layout import (
 )
 from millstream.core.mapstate import MapState
 from millstream.core.outcome import DROP, HOOK, Counts, LateRecord, Outcome, Times, Wiring
-from millstream.core.record import Batch, Production, Record, Timer, described, shown
-from millstream.core.rejected import Rejected, unwrapped, wrong_time
+from millstream.core.record import Production, Record, Timer, described, shown
+from millstream.core.rejected import Rejected, wrong_time
+from millstream.core.statekind import StateKind
 from millstream.core.time import BEGINNING, END, LOW_WATERMARK, WALL_CLOCK
 from millstream.errors import HookError, InputError
 
@@ -65,83 +65,6 @@ MAX_FIRINGS = 1_000_000
 MAX_DUE = 200_000
 LAST_LATE = 5  # late records that are shown
 RETURNED = "a hook returned a value, or is a generator: hooks return nothing. To send something on, call self.produce(value)."
-
-
-class Arrivals(msgspec.Struct):
-    """The records for one shard in canonical order.
-
-    keys[g] is the key text of group g, whose records stand at positions bounds[g] to bounds[g+1]; position i is the record
-    `index[i]` of `batches[source[i]]` (of `batches[0]` where source is None).
-    """
-
-    keys: Sequence[str]
-    bounds: Sequence[int]
-    timestamps: Sequence[int]
-    index: Sequence[int]
-    batches: Sequence[Batch]
-    source: Sequence[int] | None = None
-    rejected: Sequence[Rejected] = ()
-
-    def anew(self) -> Arrivals:
-        """The same, with values that nobody has changed."""
-        return msgspec.structs.replace(self, batches=[batch.anew() for batch in self.batches])
-
-    @classmethod
-    def none(cls) -> Arrivals:
-        """No records: an epoch in which only time moves."""
-        return cls([], [0], [], [], [])
-
-    @classmethod
-    def of(cls, records: Iterable[tuple[Any, Any, Any, Batch, int]], ordered: bool = True) -> Arrivals:
-        """From (key text, timestamp, id, batch, index) in any order. Without `ordered`, a key's records stay as they come.
-
-        A record without a key text is a rejected one, and its value is wrapped.
-        """
-        records = list(records)
-        rejected = [unwrapped(b.stream, time, id, b.anew().value(at)) for text, time, id, b, at in records if text is None]
-        if rejected:
-            records = [row for row in records if row[0] is not None]
-        rows = sorted(records, key=lambda row: (row[0], row[1], row[2], row[3].stream) if ordered else (row[0],))
-        keys: list[str] = []
-        bounds: list[int] = []
-        batches: dict[int, tuple[int, Batch]] = {}
-        for at, row in enumerate(rows):
-            if not keys or keys[-1] != row[0]:
-                keys.append(row[0])
-                bounds.append(at)
-            batches.setdefault(id(row[3]), (len(batches), row[3]))
-        bounds.append(len(rows))
-        return cls(
-            keys, bounds, [row[1] for row in rows], [row[4] for row in rows],
-            [batch for _, batch in batches.values()], [batches[id(row[3])][0] for row in rows], rejected,
-        )  # fmt: skip
-
-
-class StateKind:
-    """How the state of a computation class is made, encoded and decoded. Worked out once per worker process."""
-
-    def __init__(self, computation: type[Computation] | Computation, codec: Codec) -> None:
-        self.fresh: Callable[[], Any] = computation.State
-        self.is_map = computation.State is MapState
-        state_encoder: Any = getattr(codec, "state_encoder", None)
-        state_checker: Any = getattr(codec, "state_checker", None)
-        self.encode: Callable[[Any], bytes] = state_encoder(computation.State) if state_encoder else codec.encoder()
-        self.encode_sub: Callable[[Any], bytes] = state_encoder(object) if state_encoder else codec.encoder()
-        self.check: Callable[[Any, bytes], None] | None = state_checker(computation.State) if state_checker and not self.is_map else None
-        sample = self.fresh()
-        fields: Any = getattr(sample, "__struct_fields__", None) or getattr(sample, "__dataclass_fields__", ())
-        self.map_fields = [name for name in fields if isinstance(getattr(sample, name), MapState)]
-        for name in self.map_fields:
-            getattr(sample, name).bind(NoEntries(), b"", self.encode_sub, self.encode_sub)
-        self.decode = codec.decoder(object if self.is_map else computation.State)
-        self.decode_sub = codec.decoder(object)
-        self.empty = b"" if self.is_map else self.encode(sample)
-
-    def maps(self, state: Any) -> list[tuple[str, MapState]]:
-        """The MapStates in a state, with the names of their fields."""
-        if self.is_map:
-            return [("", state)]
-        return [(name, getattr(state, name)) for name in self.map_fields]
 
 
 class Step:

@@ -25,7 +25,7 @@ import threading
 import time as clock
 from collections import deque
 from collections.abc import Callable, Sequence
-from typing import Any, Protocol
+from typing import Any
 
 import msgspec
 
@@ -37,6 +37,7 @@ from millstream.core.time import END
 from millstream.core.topology import ADAPTIVE
 from millstream.core.watermark import Declared, FileTimes, Progress, Seen, effective, later
 from millstream.engine.aftermath import computation_after, edges_after
+from millstream.engine.contracts import Folder, Offsets
 from millstream.engine.program import Program
 from millstream.engine.receipts import EpochOrder, Receipt
 from millstream.errors import (
@@ -60,7 +61,6 @@ from millstream.state.manifest import (
     refuse,
     run_number,
 )
-from millstream.state.segment import SegmentRef
 from millstream.status.report import standings_of
 
 TRIES = 5
@@ -70,35 +70,6 @@ KEPT_RUNS = 64  # a replica that was last brought up to date by an older run loa
 
 class Stopped(Exception):
     """An epoch that was not begun because somebody said stop."""
-
-
-class Offsets(Protocol):
-    """What the source's log says about an epoch."""
-
-    def may_have_rows(self, epoch: int) -> bool:
-        """False only if nothing came in."""
-
-    def planned_at(self, epoch: int) -> int | None:
-        """The wall clock at which the epoch was planned, if that is known."""
-
-    def digest(self, epoch: int) -> str | None:
-        """Tells one content of an epoch from another."""
-
-
-class Folder(Protocol):
-    """Who folds chains beside the epochs."""
-
-    def plan(self, manifest: Manifest, spark: Any) -> None:
-        """Starts a fold if one is due."""
-
-    def adopt(self, computation: str, shard: int, chain: list[SegmentRef]) -> list[SegmentRef]:
-        """The chain for the next manifest."""
-
-    def in_flight(self) -> set[str]:
-        """Objects that the next manifest may name."""
-
-    def since(self) -> int | None:
-        """The epoch in which the fold under way began."""
 
 
 class EpochStats(msgspec.Struct):

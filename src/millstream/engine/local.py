@@ -13,13 +13,14 @@ from typing import Any
 import msgspec
 
 from millstream.core import step
+from millstream.core.arrivals import Arrivals
 from millstream.core.authority import Edge, Standing, is_stored, propagate, times
 from millstream.core.guards import ALL_GUARDS, Guards
 from millstream.core.keys import key_bytes, shard_of
 from millstream.core.layout import ROW, decode_row, sub_prefix
 from millstream.core.outcome import Counts, Outcome
 from millstream.core.record import Timer
-from millstream.core.step import Arrivals, StateKind
+from millstream.core.statekind import StateKind
 from millstream.core.time import BEGINNING, END, LOW_WATERMARK, WALL_CLOCK
 from millstream.core.topology import Topology
 from millstream.core.watermark import Declared, Progress, Seen, effective

@@ -9,6 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from time import perf_counter
 from typing import Any
 
+from millstream.core.arrivals import Arrivals
 from millstream.core.codec import Codec
 from millstream.core.computation import Computation
 from millstream.core.delivery import route_key
@@ -17,7 +18,8 @@ from millstream.core.layout import Store
 from millstream.core.outcome import Outcome, Times, Wiring
 from millstream.core.record import Batch, Production
 from millstream.core.rejected import wrapped
-from millstream.core.step import Arrivals, StateKind, Step
+from millstream.core.statekind import StateKind
+from millstream.core.step import Step
 from millstream.core.topology import Group, Injector, Route, Topology
 from millstream.errors import DefinitionError, HookError
 from millstream.sources.schema import Kind, columns

@@ -24,12 +24,12 @@ from typing import Any
 
 import msgspec
 
+from millstream.core.arrivals import Arrivals
 from millstream.core.dedup import SpanFilters
 from millstream.core.guards import ALL_GUARDS, Guards
 from millstream.core.keys import key_text, shard_of
 from millstream.core.layout import NoEntries
 from millstream.core.outcome import Outcome
-from millstream.core.step import Arrivals
 from millstream.core.topology import Emission, Group, Topology
 from millstream.engine.epochs import Epochs
 from millstream.engine.intake import Intake

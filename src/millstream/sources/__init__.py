@@ -84,9 +84,7 @@ class Files(msgspec.Struct, frozen=True):
 
 def _with_column(schema: Any, name: str) -> Any:
     """A Spark StructType with one more column of text."""
-    from pyspark.sql.types import StringType, StructType
-
-    return StructType([*schema.fields]).add(name, StringType())
+    return type(schema)([*schema.fields]).add(name, "string")
 
 
 class Rate(msgspec.Struct, frozen=True):

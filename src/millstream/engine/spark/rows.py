@@ -1,4 +1,4 @@
-"""Rows on the move: source columns to keyed rows (in the JVM), and Arrow batches to arrivals (in the task).
+"""Rows on the move: source columns to keyed rows, in the JVM. What becomes of them in a task is in `arrow.py`.
 
 A row on its way to level L has these columns:
 
@@ -19,40 +19,26 @@ A row on its way to level L has these columns:
 from __future__ import annotations
 
 import operator
-import re
-import urllib.parse
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Sequence
 from functools import reduce
 from typing import Any
 
-import msgspec
-import numpy as np
-import pyarrow as pa
-import pyarrow.compute as pc
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
 from pyspark.sql import types as T
 
-from millstream.core import dedup
-from millstream.core.dedup import Dedup, DedupCounts, SpanFilters
-from millstream.core.keys import key_of
-from millstream.core.record import Batch
-from millstream.core.rejected import Rejected, unwrapped, wrong_time
-from millstream.core.step import Arrivals
 from millstream.core.time import BEGINNING, END
 from millstream.core.topology import Injector, Route, Topology, is_expression
-from millstream.core.watermark import Percentile, Seen
 from millstream.errors import DefinitionError
 from millstream.sources import Files
 
+from .arrow import BETWEEN, RECEIPT, ValueColumn
 from .reasons import reason
 
 _KEYED = "part int, route int, key string, ts long, id string, ord long"
 PRODUCED = "body binary, unit long"
-RECEIPT = -1
 
 _NUL = "\0"
-_BETWEEN = "\x1f"
 UNREADABLE = "_millstream_unreadable"  # a column of a source: the text of a row that does not fit the schema
 
 
@@ -134,13 +120,6 @@ def keyed_frame(injector: Injector, index: int, source: DataFrame, topology: Top
     return frame.select("to.part", "to.route", "to.key", "ts", "id", "to.ord", *marks(topology), *values)
 
 
-class ValueColumn(msgspec.Struct, frozen=True):
-    """One column of an injector's value, and where it travels: in "key", "ts" or "id", or in the struct ("")."""
-
-    name: str
-    carrier: str
-
-
 def value_layout(injector: Injector, source: DataFrame, topology: Topology) -> list[ValueColumn]:
     """How an injector's value travels. What the keyed columns say already is not sent twice."""
     carriers: dict[str, str] = {}
@@ -187,7 +166,7 @@ def _bad(source: DataFrame, injector: Injector, rejectable: list[Column]) -> Col
     if UNREADABLE in source.columns:
         rejectable = [*rejectable, F.col(UNREADABLE).isNotNull()]
         text = F.coalesce(F.col(UNREADABLE), text)
-    return F.when(reduce(operator.or_, rejectable), F.concat(file, F.lit(_BETWEEN), text))
+    return F.when(reduce(operator.or_, rejectable), F.concat(file, F.lit(BETWEEN), text))
 
 
 def tick_frame(spark: Any, partitions: int, topology: Topology, value_types: list[T.DataType]) -> DataFrame:
@@ -262,327 +241,3 @@ def _has_map(kind: T.DataType) -> bool:
     if isinstance(kind, T.ArrayType):
         return _has_map(kind.elementType)
     return isinstance(kind, (T.MapType, T.VariantType))
-
-
-# --- in the task -----------------------------------------------------------------------------------------------------------------
-
-
-def whole(column: Any) -> Any:
-    """A column in one piece."""
-    if isinstance(column, pa.ChunkedArray):
-        return column.chunk(0) if column.num_chunks == 1 else pa.concat_arrays(column.chunks) if column.num_chunks else pa.nulls(0, column.type)
-    return column
-
-
-def to_list(column: Any) -> list[Any]:
-    """An Arrow column as Python objects, by the fastest way its type has."""
-    column = whole(column)
-    kind = column.type
-    if column.null_count == 0 and (pa.types.is_integer(kind) or pa.types.is_floating(kind)):
-        return column.to_numpy().tolist()  # type: ignore[no-any-return]
-    if pa.types.is_string(kind) or pa.types.is_large_string(kind):
-        return column.to_numpy(zero_copy_only=False).tolist()  # type: ignore[no-any-return]
-    return column.to_pylist()  # type: ignore[no-any-return]
-
-
-class ColumnBatch(Batch):
-    """Rows of an injector, made Python values when somebody asks for the first one."""
-
-    __slots__ = ("_ids", "_layout", "_single", "_table", "_values", "_vector")
-
-    def __init__(self, stream: str, table: Any, vector: str, layout: Sequence[ValueColumn], single: bool) -> None:
-        super().__init__(stream)
-        self._table = table
-        self._vector = vector
-        self._layout = layout
-        self._single = single
-        self._values: list[Any] | None = None
-        self._ids: list[str] | None = None
-
-    def value(self, index: int) -> Any:
-        values = self._values
-        if values is None:
-            values = self._values = self._load()
-        return values[index]
-
-    def _load(self) -> list[Any]:
-        columns = [made(to_list(column)) for column, made in self._columns()]
-        if self._single:
-            return columns[0]
-        names = [column.name for column in self._layout]
-        return [dict(zip(names, row, strict=True)) for row in zip(*columns, strict=True)]
-
-    def _columns(self) -> Iterator[tuple[Any, Callable[[list[Any]], list[Any]]]]:
-        """The Arrow column of each column of the value, and how its Python objects become the column's."""
-        sent = iter(whole(self._table.column(self._vector)).flatten())
-        for column in self._layout:
-            if column.carrier == "key":
-                yield self._table.column("key"), _key_values
-            else:
-                yield self._table.column(column.carrier) if column.carrier else next(sent), _as_they_are
-
-    def anew(self) -> Batch:
-        return RowBatch(self)
-
-    def id(self, index: int) -> str:
-        ids = self._ids
-        if ids is None:
-            ids = self._ids = record_ids(self._table)
-        return ids[index]
-
-
-def _as_they_are(values: list[Any]) -> list[Any]:
-    return values
-
-
-def _key_values(texts: list[Any]) -> list[Any]:
-    return [text if text is None or not text.startswith(_NUL) else key_of(text) for text in texts]
-
-
-class RowBatch(Batch):
-    """The rows of a ColumnBatch, each made a Python value whenever somebody asks."""
-
-    __slots__ = ("_columns", "_of")
-
-    def __init__(self, of: ColumnBatch) -> None:
-        super().__init__(of.stream)
-        self._of = of
-        self._columns = list(of._columns())
-
-    def value(self, index: int) -> Any:
-        values = [made(to_list(column.slice(index, 1)))[0] for column, made in self._columns]
-        return values[0] if self._of._single else {column.name: value for column, value in zip(self._of._layout, values, strict=True)}
-
-    def id(self, index: int) -> str:
-        return self._of.id(index)
-
-
-class EncodedBatch(Batch):
-    """Productions that came through the shuffle."""
-
-    __slots__ = ("_bodies", "_decode", "_ids", "_table")
-
-    def __init__(self, stream: str, table: Any, decode: Callable[[bytes], Any]) -> None:
-        super().__init__(stream)
-        self._table = table
-        self._decode = decode
-        self._bodies: list[bytes] | None = None
-        self._ids: list[str] | None = None
-
-    def value(self, index: int) -> Any:
-        if self._bodies is None:
-            self._bodies = to_list(self._table.column("body"))
-        return self._decode(self._bodies[index])
-
-    def id(self, index: int) -> str:
-        if self._ids is None:
-            self._ids = record_ids(self._table)
-        return self._ids[index]
-
-
-def record_ids(table: Any) -> list[str]:
-    """The id of every row: its own, or the hash of its content."""
-    ids = table.column("id")
-    if ids.null_count == 0:
-        return to_list(ids)
-    orders = to_list(table.column("ord"))
-    return [own if own is not None else f"{order & 0xFFFFFFFFFFFFFFFF:016x}" for own, order in zip(to_list(ids), orders, strict=True)]
-
-
-def rejections(table: Any, topology: Topology, batch: Callable[[Route], Batch]) -> tuple[Any, dict[str, list[Rejected]]]:
-    """A table without the rows that no hook can be called with, and those rows by computation. `batch` reads the rows of a route."""
-    times = table.column("ts")
-    limits = pc.min_max(times)
-    suspect = (
-        any(table.column(name).null_count for name in ("key", "ts"))
-        or (table.column("id").null_count and any(injector.id is not None for injector in topology.injectors.values()))
-        or ("bad" in table.column_names and table.column("bad").null_count < len(table))
-        or limits["max"].as_py() == END
-        or limits["min"].as_py() == BEGINNING
-    )
-    if not suspect:
-        return table, {}
-    routes = table.column("route").to_numpy()
-    promised = [r.index for r in topology.routes if r.stream in topology.injectors and topology.injectors[r.stream].id is not None]
-    no_id = whole(table.column("id").is_null()).to_numpy(zero_copy_only=False) & np.isin(routes, promised)
-    wrong = whole(pc.or_(table.column("key").is_null(), times.is_null())).to_numpy(zero_copy_only=False) | no_id
-    wrong |= whole(pc.fill_null(pc.is_in(times, pa.array([BEGINNING, END])), False)).to_numpy(zero_copy_only=False)
-    bad = table.column("bad") if "bad" in table.column_names else None
-    if bad is not None:
-        wrong |= whole(bad.is_valid()).to_numpy(zero_copy_only=False)
-    found: dict[str, list[Rejected]] = {}
-    for at in np.flatnonzero(wrong).tolist():
-        route = topology.routes[routes[at]]
-        id = None if no_id[at] else table.column("id")[at].as_py()
-        one = _rejected(route, batch(route), at, table, id, "" if bad is None else bad[at].as_py() or "", bool(no_id[at]))
-        if one is None:  # what is bad in it is the key of another consumer
-            wrong[at] = False
-        else:
-            found.setdefault(route.computation, []).append(one)
-    return (table.filter(pa.array(~wrong)) if wrong.any() else table), found
-
-
-def _rejected(route: Route, batch: Batch, at: int, table: Any, id: str | None, bad: str, no_id: bool) -> Rejected | None:
-    time = table.column("ts")[at].as_py()
-    value = batch.anew().value(at)
-    if "body" in table.column_names and table.column("body")[at].is_valid:
-        return unwrapped(route.stream, time, id, value)
-    file, _, text = bad.partition(_BETWEEN)
-    if text:
-        why, value = "its row does not fit the schema", text
-    elif wrong_time(time):
-        why = wrong_time(time) or ""
-    elif no_id:
-        why = "its id is null"
-    elif table.column("key")[at].as_py() is None:
-        why = f"its key ({route.key!r}) is null"
-    else:
-        return None
-    return Rejected(route.stream, time, id, value, why + (f" (file {_plain(file)})" if file else ""))
-
-
-def _plain(file: str) -> str:
-    """A file as people write it."""
-    return urllib.parse.unquote(re.sub(r"^file:/+", "/", file))
-
-
-def to_arrivals(table: Any, batches: dict[int, Batch], positions: Any) -> Arrivals:
-    """The rows at some positions (None: all) of a table, grouped by key in canonical order.
-
-    Sorted by (key, timestamp), as numbers; only rows that tie are compared by id.
-    """
-    keys = whole(table.column("key"))
-    times = table.column("ts").to_numpy()
-    if positions is not None:
-        keys = keys.take(pa.array(positions))
-        times = times[positions]
-    coded = keys.dictionary_encode()
-    names = to_list(coded.dictionary)
-    ranked = sorted(range(len(names)), key=names.__getitem__)
-    rank = np.empty(len(names), dtype=np.int64)
-    rank[ranked] = np.arange(len(names))
-    codes = rank[coded.indices.to_numpy()]
-    low = int(times.min())
-    span = int(times.max()) - low + 1
-    if span * (len(names) + 1) < 2**62:
-        order = np.argsort(codes * span + (times - low))
-    else:
-        order = np.lexsort((times, codes))
-    codes, times = codes[order], times[order]
-    where = order if positions is None else positions[order]
-    tied = (codes[1:] == codes[:-1]) & (times[1:] == times[:-1])
-    if tied.any():
-        _break_ties(table, where, tied, {route: batch.stream for route, batch in batches.items()})
-    starts = np.flatnonzero(codes[1:] != codes[:-1]) + 1
-    bounds = [0, *starts.tolist(), len(codes)]
-    source = None
-    if len(batches) > 1:
-        place = {route: at for at, route in enumerate(batches)}
-        source = [place[route] for route in table.column("route").to_numpy()[where].tolist()]
-    return Arrivals([names[i] for i in ranked], bounds, times.tolist(), where.tolist(), list(batches.values()), source)
-
-
-def _break_ties(table: Any, where: Any, tied: Any, streams: dict[int, str]) -> None:
-    """Puts runs of rows with equal key and timestamp into the order of their ids (and streams), in place."""
-    edges = np.flatnonzero(np.diff(np.concatenate(([False], tied, [False])).astype(np.int8)))
-    starts, stops = edges[::2], edges[1::2] + 1
-    member = np.zeros(len(where), dtype=bool)
-    for start, stop in zip(starts.tolist(), stops.tolist(), strict=True):
-        member[start:stop] = True
-    rows = where[member]
-    few = table.select(["id", "ord", "route"]).take(pa.array(rows))
-    ids = dict(zip(rows.tolist(), zip(record_ids(few), map(streams.get, to_list(few.column("route"))), strict=True), strict=True))
-    for start, stop in zip(starts.tolist(), stops.tolist(), strict=True):
-        where[start:stop] = sorted(where[start:stop].tolist(), key=ids.__getitem__)
-
-
-def seen(injector: Injector, table: Any, positions: Any, newest_before: int | None) -> Seen:
-    """What a watermark policy wants to know of an injector's rows (at some positions, or all)."""
-
-    def column(name: str) -> Any:
-        found = whole(table.column(name))
-        return found if positions is None else found.take(pa.array(positions))
-
-    times = column("ts").to_numpy()
-    found = Seen(len(times), int(times.max()))
-    policy = injector.watermark
-    mark = column("mark").to_numpy(zero_copy_only=False) if policy.mark_column else None
-    if policy.sub_column:
-        names = column("sub").dictionary_encode()
-        codes = names.indices.fill_null(-1).to_numpy()
-        for at, name in enumerate(names.dictionary.to_pylist()):
-            which = codes == at
-            found.subs[name] = (int(times[which].max()), _largest(mark[which]) if mark is not None else None)
-    elif mark is not None:
-        found.mark = _largest(mark)
-    if isinstance(policy, Percentile) and newest_before is not None:
-        lags = newest_before - times
-        behind = lags > 0
-        counts = np.bincount(1 + np.floor(4 * np.log2(lags[behind])).astype(np.int64)) if behind.any() else np.zeros(1, np.int64)
-        found.lags = {int(b): int(counts[b]) for b in np.flatnonzero(counts)}
-        if not behind.all():
-            found.lags[0] = int(len(lags) - behind.sum())
-    return found
-
-
-def _largest(values: Any) -> int | None:
-    known = values[~np.isnan(values)] if values.dtype.kind == "f" else values
-    return int(known.max()) if len(known) else None
-
-
-class NoNames:
-    """Where no record came in."""
-
-    def ids(self, chosen: Any) -> list[bytes]:
-        return []
-
-    def packed(self, chosen: Any) -> bytes:
-        return dedup.pack([])
-
-    def in_order(self, chosen: Any) -> Any:
-        return chosen
-
-
-class Identified:
-    """The rows of one route, as deduplication sees them. A row is named by its key and its id."""
-
-    def __init__(self, table: Any, positions: Any) -> None:
-        self.table = table
-        self.positions = positions
-        orders = table.column("ord").to_numpy()
-        self.hashes = (orders if positions is None else orders[positions]).view(np.uint64)
-
-    def at(self, chosen: Any) -> Any:
-        """Positions in the table."""
-        return chosen if self.positions is None else self.positions[chosen]
-
-    def ids(self, chosen: Any) -> list[bytes]:
-        """What names the rows."""
-        return self._joined(chosen).to_numpy(zero_copy_only=False).tolist()  # type: ignore[no-any-return]
-
-    def packed(self, chosen: Any) -> bytes:
-        """The same, without a Python object for each."""
-        joined = self._joined(chosen)
-        _, offsets, data = joined.buffers()
-        where = np.frombuffer(offsets, np.int32, len(joined) + 1, joined.offset * 4)
-        return dedup.packed(where - where[0], memoryview(data)[where[0] : where[-1]])
-
-    def _joined(self, chosen: Any) -> Any:
-        at = pa.array(self.at(chosen))
-        key, id = (whole(self.table.column(name)).take(at).cast(pa.binary()) for name in ("key", "id"))
-        return whole(pc.binary_join_element_wise(key, id, b"\x1f"))
-
-    def in_order(self, chosen: Any) -> Any:
-        """The same rows in canonical order."""
-        times = self.table.column("ts").to_numpy()[self.at(chosen)]
-        return chosen[np.lexsort((chosen, times))]
-
-
-def deduplicated(
-    rule: Dedup, stream: str, view: Any, filters: SpanFilters, rows: Identified | None, now: int, epoch: int
-) -> tuple[Any, dict[bytes, bytes | None], DedupCounts]:
-    """The positions of duplicates in the table (None: there are none), what changes in the store, and the counts."""
-    if rows is None:
-        return None, *dedup.check(rule, stream, view, filters, np.zeros(0, np.uint64), NoNames(), now, epoch)[1:]
-    keep, delta, counts = dedup.check(rule, stream, view, filters, rows.hashes, rows, now, epoch)
-    return (rows.at(np.flatnonzero(~keep)) if counts.dropped else None), delta, counts

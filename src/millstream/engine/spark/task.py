@@ -17,12 +17,12 @@ import numpy as np
 import pyarrow as pa
 
 from millstream import faults
+from millstream.core.arrivals import Arrivals
 from millstream.core.dedup import DedupCounts, SpanFilters
 from millstream.core.layout import NoEntries
 from millstream.core.outcome import Outcome
 from millstream.core.record import Batch, Production
 from millstream.core.rejected import Rejected
-from millstream.core.step import Arrivals
 from millstream.core.topology import Group, Injector, Route
 from millstream.engine.program import Program, Worker
 from millstream.engine.receipts import EpochOrder, Receipt, encode_receipt
@@ -32,7 +32,7 @@ from millstream.state.parcel import read_slice
 from millstream.state.replica import View, open_replica, replica_root
 from millstream.state.storage import Storage, open_storage
 
-from . import pickling, rows
+from . import arrow, pickling
 
 
 class Place(msgspec.Struct):
@@ -43,7 +43,7 @@ class Place(msgspec.Struct):
     storage_options: dict[str, Any] | None
     replicas: str | None
     shards: int
-    values: list[list[rows.ValueColumn]] = []
+    values: list[list[arrow.ValueColumn]] = []
 
 
 _WORKERS: dict[str, Worker] = {}
@@ -141,7 +141,7 @@ class _Task:
             return table, None
         later = ~for_here
         if self.group.level == 0:
-            later &= route != rows.RECEIPT  # ticks end here
+            later &= route != arrow.RECEIPT  # ticks end here
         here = table.filter(pa.array(for_here)) if for_here.any() else None
         return here, (table.filter(pa.array(later)) if later.any() else None)
 
@@ -152,7 +152,7 @@ class _Task:
         table = self._with_stored(table)
         rejected: dict[str, list[Rejected]] = {}
         if table is not None:
-            table, rejected = rows.rejections(table, self.worker.topology, partial(self._batch, table=table))
+            table, rejected = arrow.rejections(table, self.worker.topology, partial(self._batch, table=table))
             table = table if len(table) else None
         self._point("task.3-shuffled")
         views: dict[str, View | NoEntries] = {}
@@ -229,16 +229,16 @@ class _Task:
                 if dropped is not None:
                     positions = np.setdiff1d(np.arange(len(table)) if positions is None else positions, dropped, assume_unique=True)
             if routes and (positions is None or len(positions)):
-                found[name] = rows.to_arrivals(table, batches, positions)
+                found[name] = arrow.to_arrivals(table, batches, positions)
         return found
 
     def _batch(self, route: Route, *, table: Any) -> Batch:
         """The rows of a route in a table."""
         injector = self.worker.topology.injectors.get(route.stream)
         if injector is None:
-            return rows.EncodedBatch(route.stream, table, self.worker.decode_value)
+            return arrow.EncodedBatch(route.stream, table, self.worker.decode_value)
         at = list(self.worker.topology.injectors).index(route.stream)
-        return rows.ColumnBatch(route.stream, table, f"v{at}", self.place.values[at], injector.value is not None)
+        return arrow.ColumnBatch(route.stream, table, f"v{at}", self.place.values[at], injector.value is not None)
 
     def _deduplicated(self, computation: str) -> list[str]:
         """The inputs of a computation whose ids are held."""
@@ -257,8 +257,8 @@ class _Task:
         before = self.order.before
         lineage = before.computations[name].lineage if before and name in before.computations else ""
         filters = _FILTERS.setdefault((self.place.checkpoint_id, lineage, self.shard, stream), SpanFilters())
-        mine = None if route is None else rows.Identified(table, positions)
-        dropped, delta, count = rows.deduplicated(rule, stream, view, filters, mine, self.order.times[name].now, self.order.epoch)
+        mine = None if route is None else arrow.Identified(table, positions)
+        dropped, delta, count = arrow.deduplicated(rule, stream, view, filters, mine, self.order.times[name].now, self.order.epoch)
         deltas.setdefault(name, {}).update(delta)
         counts.setdefault(name, DedupCounts()).add(count)
         return dropped
@@ -269,7 +269,7 @@ class _Task:
             newest = None
             if self.order.before is not None and route.stream in self.order.before.injectors:
                 newest = self.order.before.injectors[route.stream].newest
-            self.receipt.seen[route.stream] = rows.seen(injector, table, positions, newest)
+            self.receipt.seen[route.stream] = arrow.seen(injector, table, positions, newest)
 
     def _rows(self, out: list[Sent], schema: Any) -> Iterator[Any]:
         """The productions and, last, the receipt, as Arrow."""
@@ -285,7 +285,7 @@ class _Task:
                 "ord": np.zeros(len(piece), np.int64), "unit": np.full(len(piece), self.receipt.unit, np.int64),
             }  # fmt: skip
             yield _record_batch(columns, len(piece), schema)
-        yield _record_batch({"part": [0], "route": [rows.RECEIPT], "body": [receipt]}, 1, schema)
+        yield _record_batch({"part": [0], "route": [arrow.RECEIPT], "body": [receipt]}, 1, schema)
 
     def _aligned(self, table: Any, schema: Any) -> Iterator[Any]:
         """Rows for later levels, in the shape of this task's output."""
