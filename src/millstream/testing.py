@@ -23,6 +23,7 @@ from typing import Any
 
 from millstream import faults as _faults
 from millstream.core.guards import ALL_GUARDS, Guards
+from millstream.core.keys import check_shards
 from millstream.core.record import Timer
 from millstream.core.topology import ADAPTIVE
 from millstream.engine.local import Emitted, LocalEngine, SimulatedCrash
@@ -42,7 +43,7 @@ class LocalRunner:
     """
 
     def __init__(self, pipeline: Pipeline, *, shards: int = 2, now: int = 0) -> None:
-        self._engine = LocalEngine(pipeline.program(), shards)
+        self._engine = LocalEngine(pipeline.program(), check_shards(shards))
         self._engine.now = now
 
     def push(self, stream: str, *rows: dict[str, Any]) -> None:
@@ -160,6 +161,7 @@ def assert_exactly_once(
 
     program = pipeline.program()
     rows = _rows(pipeline, records)
+    check_shards(shards)
     kinds = tuple(faults) if faults is not None else KINDS
     unknown = sorted(set(kinds) - set(KINDS))
     if unknown:

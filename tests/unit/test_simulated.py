@@ -110,3 +110,11 @@ def test_records_may_be_given_by_stream_or_as_pairs() -> None:
         ms.testing.assert_exactly_once(p, {"three": ROWS})
     with pytest.raises(ms.errors.DefinitionError, match="'earthquake'"):
         ms.testing.assert_exactly_once(p, {"one": ROWS}, faults=["earthquake"])
+
+
+@pytest.mark.parametrize("shards", [0, -1, True, "2", 1.5, 10**6, None])
+def test_a_number_of_shards_that_is_none_is_refused(shards: Any) -> None:
+    with pytest.raises(ms.errors.DefinitionError, match=r"^shards=.*give a whole number from 1 to"):
+        ms.testing.LocalRunner(pipeline(), shards=shards)
+    with pytest.raises(ms.errors.DefinitionError, match=r"^shards=.*give a whole number from 1 to"):
+        ms.testing.assert_exactly_once(pipeline(), ROWS, shards=shards)
