@@ -164,6 +164,18 @@ class Clock(ms.Computation):
         self.produce(time.time_ns())
 
 
+class OwnDice(ms.Computation):
+    """Each instance has its own, which does not outlive it."""
+
+    State = int
+
+    def __init__(self) -> None:
+        self.dice = random.Random()
+
+    def process_record(self, record: ms.Record) -> None:
+        self.produce(self.dice.randrange(10**12))
+
+
 class WhoAmI(ms.Computation):
     State = int
 

@@ -63,9 +63,14 @@ def test_state_in_a_variable_around_the_class_is_named() -> None:
     assert "not in the state: `numbers`" in report(pipeline(Numbered))
 
 
-@pytest.mark.parametrize("computation", [kit.Dice, kit.Clock, kit.WhoAmI])
+@pytest.mark.parametrize("computation", [kit.Dice, kit.Clock, kit.OwnDice])
 def test_dice_are_called_dice(computation: Any) -> None:
     assert report(pipeline(computation)).startswith(f"pipeline 'kit': {DICE}\nstream 'out', key 'a': ")
+
+
+def test_a_program_that_asks_which_instance_it_is_is_found() -> None:
+    said = report(pipeline(kit.WhoAmI))
+    assert DICE in said or "such as id(self)" in said, "whether an address comes again is up to Python"
 
 
 def test_dice_that_fall_rarely_are_still_called_dice() -> None:

@@ -114,8 +114,8 @@ def outside(program: Program) -> dict[str, Any]:
     worker = Worker(program)
     found: dict[str, Any] = {}
     for spec in program.topology.computations:
-        fresh, _ = worker.make(spec.name)
-        found.update({f"self.{name}": _print(getattr(fresh, name)) for name in _own(fresh)})
+        fresh, other = (worker.make(spec.name)[0] for _ in range(2))
+        found.update({f"self.{name}": _print(getattr(fresh, name)) for name in _own(fresh) if getattr(fresh, name) is getattr(other, name, None)})
         for of in type(fresh).__mro__:
             if of in (Computation, object):
                 continue
