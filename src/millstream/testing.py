@@ -6,7 +6,8 @@
     runner.drain()                     # the input ends, every window closes
     assert runner.output("counts") == [("tea", 1, 2_000)]
 
-    ms.testing.assert_exactly_once(pipeline, records, seeds=range(200))     # crashes, zombies, repeated input: the same outcome
+    ms.testing.assert_same_in_any_epochs(pipeline, records)                 # other epochs, shards, instances: the same outcome
+    ms.testing.assert_exactly_once(pipeline, records, seeds=range(200))     # crashes, zombies, repeated input as well
 
     faults = ms.testing.SparkFaults("my_job.py", "checkpoint")              # kill -9 at a named point, on Spark
     faults.kill_at("epoch.6-committed", epoch=3)
@@ -18,20 +19,22 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Any
 
 from millstream import faults as _faults
 from millstream.core.guards import ALL_GUARDS, Guards
+from millstream.core.keys import check_shards
 from millstream.core.record import Timer
 from millstream.core.topology import ADAPTIVE
 from millstream.engine.local import Emitted, LocalEngine, SimulatedCrash
 from millstream.errors import DefinitionError
 from millstream.pipeline import Pipeline
 
-__all__ = ["Emitted", "LocalRunner", "SimulatedCrash", "SparkFaults", "assert_exactly_once"]
+__all__ = ["Emitted", "LocalRunner", "SimulatedCrash", "SparkFaults", "assert_exactly_once", "assert_same_in_any_epochs"]
 
 CRASH_POINTS = _faults.POINTS
+_CUTS = 25  # seeds of assert_exactly_once that are also cut in other ways
 
 
 class LocalRunner:
@@ -42,8 +45,14 @@ class LocalRunner:
     """
 
     def __init__(self, pipeline: Pipeline, *, shards: int = 2, now: int = 0) -> None:
-        self._engine = LocalEngine(pipeline.program(), shards)
+        self._engine = LocalEngine(pipeline.program(), check_shards(shards))
         self._engine.now = now
+
+    @classmethod
+    def _around(cls, engine: LocalEngine) -> LocalRunner:
+        runner = cls.__new__(cls)
+        runner._engine = engine
+        return runner
 
     def push(self, stream: str, *rows: dict[str, Any]) -> None:
         """Lets rows arrive on an injected stream in the next epoch."""
@@ -128,6 +137,75 @@ class LocalRunner:
         return self._engine.low_watermarks[computation]
 
 
+def assert_same_in_any_epochs(
+    pipeline: Pipeline,
+    records: Iterable[Any] | Mapping[str, Iterable[dict[str, Any]]],
+    seeds: Iterable[int] = range(_CUTS),
+    *,
+    shards: int = 2,
+    compare: Callable[[LocalRunner], Any] | None = None,
+    ignore: Collection[str] = (),
+    watermarks: str = "known",
+) -> None:
+    """Runs a pipeline on the same records in other epochs, on other numbers of shards and with other instances, and compares outputs, state and timers.
+
+    records: as in `assert_exactly_once`. They are run one by one, all in one epoch, and in random portions, one way per seed. No
+    record is late, the clock stands still, and the order of a key's rows is not compared: what is left must be equal. compare: a function of
+    the `LocalRunner` at the end that gives what must be equal instead. ignore: streams and computations (their state) that may differ.
+    watermarks="own": those of the pipeline, by which some records may be late in one way and on time in another.
+    Raises AssertionError with the kind of mistake, the first difference, and the fewest records that show it.
+
+    >>> import millstream as ms
+    >>> class Count(ms.Computation):
+    ...     State = int
+    ...     seen = 0
+    ...     def process_record(self, record):
+    ...         self.seen += 1
+    ...         self.produce(self.seen)
+    >>> pipeline = ms.Pipeline("words")
+    >>> words = pipeline.inject("words", ms.sources.files("in/", schema="word string, at long, id string"), timestamp="at", id="id")
+    >>> counts = pipeline.compute(Count, words, key="word")
+    >>> ms.testing.assert_same_in_any_epochs(pipeline, [{"word": "tea", "at": at, "id": str(at)} for at in range(10)])
+    Traceback (most recent call last):
+    AssertionError: pipeline 'words': not in the state: `self.seen`, of computation 'Count'
+    stream 'Count', key 'tea': 1 at 2 instead of 2 at 2
+      with a new instance for each key and epoch, instead of one instance for all keys and epochs
+    The records that show it, in order of arrival:
+      words: {'word': 'tea', 'at': 1, 'id': '1'}
+      words: {'word': 'tea', 'at': 2, 'id': '2'}
+    An instance serves many keys, and is gone after its epoch. Keep in self.state what is to last.
+    """
+    found = _in_any_epochs(pipeline, _rows(pipeline, records), _seeds(seeds), check_shards(shards), compare, ignore, watermarks)
+    if found is not None:
+        raise AssertionError(f"pipeline {pipeline.name!r}: {found}")
+
+
+def _in_any_epochs(
+    pipeline: Pipeline,
+    rows: Sequence[tuple[str, dict[str, Any]]],
+    seeds: Sequence[int],
+    shards: int,
+    compare: Callable[[LocalRunner], Any] | None = None,
+    ignore: Collection[str] = (),
+    watermarks: str = "known",
+) -> Any:
+    from millstream.engine.cuts import KNOWN, OWN, Trials
+    from millstream.engine.findings import find
+
+    program = pipeline.program()
+    names = [name for spec in program.topology.computations for name in (spec.name, *spec.streams)]
+    ignored = [ignore] if isinstance(ignore, str) else list(ignore)
+    unknown = [name for name in ignored if name not in names]
+    if unknown:
+        raise DefinitionError(f"ignore={unknown}: no computation and none of its streams is called that; there are: {', '.join(dict.fromkeys(names))}")
+    if compare is not None and (not callable(compare) or ignored):
+        raise DefinitionError("compare= is a function of the LocalRunner at the end. It says all that is compared, so ignore= has no place beside it.")
+    if watermarks not in (KNOWN, OWN):
+        raise DefinitionError(f"watermarks={watermarks!r}: there are {KNOWN!r} (nothing is late) and {OWN!r} (those of the pipeline)")
+    chosen = None if compare is None else lambda engine: compare(LocalRunner._around(engine))
+    return find(Trials(program, rows, chosen, ignored, watermarks), shards, seeds)
+
+
 def assert_exactly_once(
     pipeline: Pipeline,
     records: Iterable[Any] | Mapping[str, Iterable[dict[str, Any]]],
@@ -136,13 +214,16 @@ def assert_exactly_once(
     shards: int = 2,
     faults: Collection[str] | None = None,
     guards: Guards = ALL_GUARDS,
+    epochs: str = "any",
 ) -> None:
     """Runs a pipeline under simulated faults, once per seed, and compares outputs, state, timers and low watermarks with an undisturbed run.
 
     records: rows of the one injected stream; or (stream, row) pairs in order of arrival; or a dict of rows by stream. faults: some of
     "crash", "pause", "retry", "recompute", "zombie", "repeat", "fold", "forget"; all by default, "repeat" only on streams whose ids are
-    deduplicated and whose watermark is bounded without an idle time (others may rightly take note of a repeated record). Hooks must repeat themselves: a pipeline that rolls dice differs from its undisturbed run without any fault.
-    Raises AssertionError with the seed and the shortest schedule that fails.
+    deduplicated and whose watermark is bounded without an idle time (others may rightly take note of a repeated record). Hooks must be
+    deterministic: a pipeline that rolls dice differs from its undisturbed run without any fault.
+    epochs: "any" first does what `assert_same_in_any_epochs` does, with the first seeds; "same" does not, for a pipeline whose result may depend
+    on how input falls into epochs. Raises AssertionError with the seed, the shortest schedule that fails, and the first difference.
 
     >>> import millstream as ms
     >>> class Count(ms.Computation):
@@ -160,31 +241,47 @@ def assert_exactly_once(
 
     program = pipeline.program()
     rows = _rows(pipeline, records)
+    numbers = _seeds(seeds)
+    check_shards(shards)
     kinds = tuple(faults) if faults is not None else KINDS
     unknown = sorted(set(kinds) - set(KINDS))
     if unknown:
         raise DefinitionError(f"faults={unknown}: there are {', '.join(KINDS)}")
+    if epochs not in ("any", "same"):
+        raise DefinitionError(f"epochs={epochs!r}: there are 'any' (the result must not depend on how input falls into epochs) and 'same' (it may)")
+    if epochs == "any":
+        differs = _in_any_epochs(pipeline, rows, numbers[:_CUTS], shards)
+        if differs is not None:
+            raise AssertionError(f"pipeline {pipeline.name!r} is not exactly once: {differs}")
     if faults is None and not any(may_repeat(program, stream) for stream in program.topology.injectors):
         kinds = tuple(kind for kind in kinds if kind != "repeat")
-    for seed in seeds:
+    for seed in numbers:
         found = trial(program, rows, seed, kinds, shards, guards)
         if found is not None:
             raise AssertionError(f"pipeline {pipeline.name!r} is not exactly once. {found}")
 
 
+def _seeds(seeds: Iterable[int]) -> list[int]:
+    if isinstance(seeds, (str, bytes)) or not isinstance(seeds, Iterable):
+        raise DefinitionError(f"seeds={seeds!r}: give several numbers, such as range(20) or [17]")
+    return list(seeds)
+
+
 def _rows(pipeline: Pipeline, records: Any) -> Sequence[tuple[str, dict[str, Any]]]:
     injected = list(pipeline.topology().injectors)
     if isinstance(records, Mapping):
-        unknown = [stream for stream in records if stream not in injected]
-        rows: Sequence[Any] = [(stream, row) for stream, given in records.items() for row in given]
+        given: list[Any] = [(stream, row) for stream, rows in records.items() for row in rows]
     else:
-        rows = [row if isinstance(row, tuple) else (injected[0], row) for row in records]
-        unknown = [stream for stream, _ in rows if stream not in injected]
-        if len(injected) > 1 and any(not isinstance(row, tuple) for row in records):
+        given = list(records)
+        if len(injected) > 1 and any(not isinstance(row, tuple) for row in given):
             raise DefinitionError(f"the pipeline has several injected streams ({', '.join(injected)}): give (stream, row) pairs, or a dict")
-    if unknown:
-        raise DefinitionError(f"no injected stream is called {unknown[0]!r}; there are: {', '.join(injected)}")
-    return rows
+    pairs = [row if isinstance(row, tuple) and len(row) == 2 else (injected[0], row) for row in given]
+    for stream, row in pairs:
+        if stream not in injected:
+            raise DefinitionError(f"no injected stream is called {stream!r}; there are: {', '.join(injected)}")
+        if not isinstance(row, Mapping):
+            raise DefinitionError(f"a record is a dict of the source's columns, not {row!r}")
+    return [(stream, dict(row)) for stream, row in pairs]
 
 
 class SparkFaults:

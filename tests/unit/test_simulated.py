@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import pytest
@@ -60,16 +61,45 @@ class Collect(ms.Computation):
 
 @pytest.mark.parametrize(("kind", "computation"), [(ms.WEAK, Sum), (ms.STRONG, Fragile), (ms.ADAPTIVE, Sum), (ms.WEAK, Fragile)])
 def test_a_thousand_seeds_pass(kind: str, computation: Any) -> None:
-    ms.testing.assert_exactly_once(pipeline(kind, computation), ROWS, seeds=range(250))
+    """Collect keeps the ids of what timers produced, which name epochs: they are compared with those of the same epochs."""
+    ms.testing.assert_exactly_once(pipeline(kind, computation), ROWS, seeds=range(250), epochs="same")
+    ms.testing.assert_same_in_any_epochs(pipeline(kind, computation), ROWS, ignore=["Collect"])
+
+
+def failing(p: ms.Pipeline, guards: str, **options: Any) -> list[str]:
+    """The lines of a report."""
+    with pytest.raises(AssertionError) as caught:
+        ms.testing.assert_exactly_once(p, ROWS, guards=Guards.without(guards), epochs="same", **options)
+    return str(caught.value).splitlines()
 
 
 def test_it_prints_the_seed_and_the_shortest_schedule_that_fails() -> None:
-    with pytest.raises(AssertionError) as caught:
-        ms.testing.assert_exactly_once(pipeline(), ROWS, seeds=range(100), guards=Guards.without("tokens"))
-    said = str(caught.value)
-    assert "pipeline 'kit' is not exactly once. seed " in said
-    assert "The shortest schedule that shows it:\n  1. pause in epoch" in said
-    assert "\n  2." not in said, "one fault is enough for this"
+    said = failing(pipeline(), "tokens", seeds=range(100))
+    assert said[0].startswith("pipeline 'kit' is not exactly once. seed ") and said[0].endswith(". The shortest schedule that shows it:")
+    assert said[1].startswith("  1. pause in epoch")
+    assert len(said) == 3, "one fault is enough for this, and there is one difference"
+
+
+def test_it_prints_the_first_difference_only_and_cuts_long_values_short() -> None:
+    class Long(Sum):
+        def process_record(self, record: ms.Record) -> None:
+            self.state += record.value["n"]
+            self.produce("x" * 10_000 + str(self.state), key="long")
+
+    class Quiet(Sum):
+        def process_record(self, record: ms.Record) -> None:
+            self.state += 1
+
+    def lone(computation: Any) -> list[str]:
+        p = ms.Pipeline("lone")
+        p.compute(computation, p.inject("in", SOURCE, timestamp="at", id="id", watermark=ms.watermarks.bounded(30)), key="k", produces="sums", name="Lone")
+        said = failing(p, "dedup", faults=["repeat"], seeds=range(30))
+        assert said[1].startswith("  1. repeat in epoch") and len(said) == 3
+        return said
+
+    assert re.fullmatch(r"stream 'sums', key '[abc]': row \d+ of \d+ is \d+ at \d+ instead of (\d+ at \d+|nothing)", lone(Sum)[2])
+    assert re.fullmatch(r"stream 'sums', key 'long': row \d+ of \d+ is 'x+…x+\d+' at \d+ instead of ('x+…x+\d+' at \d+|nothing)", lone(Long)[2]) and len(lone(Long)[2]) < 300
+    assert re.fullmatch(r"state of 'Lone', key '[abc]': \d+ instead of \d+", lone(Quiet)[2])
 
 
 def test_a_pipeline_that_is_not_deterministic_is_found_out() -> None:
@@ -79,8 +109,10 @@ def test_a_pipeline_that_is_not_deterministic_is_found_out() -> None:
         def process_record(self, record: ms.Record) -> None:
             self.produce(next(counter))
 
-    with pytest.raises(AssertionError, match="is not exactly once"):
+    with pytest.raises(AssertionError, match="is not exactly once: not in the state: `counter`; not deterministic: no fault was needed to see it"):
         ms.testing.assert_exactly_once(pipeline(computation=Moody), ROWS, seeds=range(3))
+    with pytest.raises(AssertionError, match=r"is not exactly once. seed 0: not deterministic: no fault was needed to see it\nstream 'sums', key"):
+        ms.testing.assert_exactly_once(pipeline(computation=Moody), ROWS, seeds=range(3), epochs="same")
 
 
 def test_state_kept_outside_of_state_is_found_out() -> None:
@@ -93,7 +125,7 @@ def test_state_kept_outside_of_state_is_found_out() -> None:
             Leaky.seen += 1
             self.produce(Leaky.seen)
 
-    with pytest.raises(AssertionError, match="stream 'sums', key"):
+    with pytest.raises(AssertionError, match=r"not in the state: `Leaky.seen`; .*\nstream 'sums', key"):
         ms.testing.assert_exactly_once(pipeline(computation=Leaky), ROWS, seeds=range(20))
 
 

@@ -9,6 +9,7 @@ from typing import Any
 
 from millstream.core.guards import ALL_GUARDS, Guards
 from millstream.core.watermark import Bounded
+from millstream.engine.differences import cut_short
 from millstream.engine.modelled import Violation
 from millstream.engine.program import Program
 from millstream.engine.simulated import Fault, Plan, Simulation, compare, undisturbed
@@ -89,8 +90,10 @@ class Outcome:
         self.difference = difference
 
     def __str__(self) -> str:
-        steps = "\n".join(f"  {number}. {fault}" for number, fault in enumerate(self.schedule, 1)) or "  (no fault at all)"
-        return f"seed {self.seed}: {self.difference}\nThe shortest schedule that shows it:\n{steps}"
+        if not self.schedule:
+            return f"seed {self.seed}: not deterministic: no fault was needed to see it\n{self.difference}"
+        steps = "\n".join(f"  {number}. {fault}" for number, fault in enumerate(self.schedule, 1))
+        return f"seed {self.seed}. The shortest schedule that shows it:\n{steps}\n{self.difference}"
 
 
 def trial(
@@ -108,7 +111,7 @@ def trial(
         except Violation as violation:
             return str(violation)
         except MillstreamError as error:
-            return f"the run ended with {type(error).__name__}: {str(error).splitlines()[0]}"
+            return f"the run ended with {type(error).__name__}: {cut_short(str(error).splitlines()[0], 300)}"
 
     difference = differs(schedule)
     if difference is None:

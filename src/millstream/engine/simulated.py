@@ -27,10 +27,11 @@ import msgspec
 from millstream.core.arrivals import Arrivals
 from millstream.core.dedup import SpanFilters
 from millstream.core.guards import ALL_GUARDS, Guards
-from millstream.core.keys import key_text, shard_of
+from millstream.core.keys import key_of, key_text, shard_of
 from millstream.core.layout import NoEntries
 from millstream.core.outcome import Outcome
 from millstream.core.topology import Emission, Group, Topology
+from millstream.engine.differences import OutRow, first_entry, first_row
 from millstream.engine.epochs import Epochs
 from millstream.engine.intake import Intake
 from millstream.engine.local import LocalEngine
@@ -401,27 +402,30 @@ class Simulation:
 
 def compare(simulation: Simulation, manifest: Manifest, oracle: LocalEngine) -> str | None:
     """The first difference between a run and the undisturbed one; None if there is none."""
-    for stream, ledger in simulation.ledgers.items():
-        got, expected = _per_key(ledger.rows(stream)), _per_key([(e.key, e.timestamp, e.value, e.id) for e in oracle.outputs[stream]])
-        for key in sorted(set(got) | set(expected), key=repr):
-            if got.get(key) != expected.get(key):
-                return f"stream {stream!r}, key {key!r}: {got.get(key, [])} instead of {expected.get(key, [])}"
-    for name, state in manifest.computations.items():
+    for spec in oracle.topology.computations:
+        for stream in spec.streams:
+            got = _per_key(simulation.ledgers[stream].rows(stream))
+            expected = _per_key([(e.key, e.timestamp, e.value, e.id) for e in oracle.outputs[stream]])
+            for text in sorted(got.keys() | expected.keys(), key=lambda text: text or ""):
+                where = f"stream {stream!r}, key {None if text is None else key_of(text)!r}"
+                found = first_row(where, got.get(text, []), expected.get(text, []))
+                if found is not None:
+                    return found
+        name, state = spec.name, manifest.computations[spec.name]
         if state.low_watermark != oracle.standings[name].low:
             return f"low watermark of {name!r}: {state.low_watermark} instead of {oracle.standings[name].low}"
         for shard, one in enumerate(state.shards):
-            entries = {k: v for k, v in merge(simulation.storage, one.segments, drop_deleted=True) if not k.startswith(b"D")}
+            entries = {k: v for k, v in merge(simulation.storage, one.segments, drop_deleted=True) if v is not None and not k.startswith(b"D")}
             wanted = oracle.stores[name, shard].entries
             if entries != wanted:
-                odd = sorted(set(entries.items()) ^ set(wanted.items()), key=repr)[0]
-                return f"state of {name!r}, shard {shard}: entry {odd[0]!r} is {entries.get(odd[0])!r} instead of {wanted.get(odd[0])!r}"
+                return first_entry(name, simulation.worker.make(name)[1], entries, wanted, exact=True)
     return None
 
 
-def _per_key(rows: Sequence[tuple[Any, int, Any, str]]) -> dict[str, list[Any]]:
-    found: dict[str, list[Any]] = {}
+def _per_key(rows: Sequence[tuple[Any, int, Any, str]]) -> dict[str | None, list[OutRow]]:
+    found: dict[str | None, list[OutRow]] = {}
     for key, timestamp, value, id in rows:
-        found.setdefault("None" if key is None else key_text(key), []).append((timestamp, value, id))
+        found.setdefault(None if key is None else key_text(key), []).append(OutRow(timestamp, value, b"", id))
     return found
 
 
