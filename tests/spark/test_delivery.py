@@ -263,7 +263,7 @@ class Times(ms.Computation):
         (ms.watermarks.bounded("50ms"), BASE + 250, "its newest record"),
         (ms.watermarks.declared("n"), BASE + 7, "declares"),
         (ms.watermarks.declared(lambda: BASE + 123), BASE + 123, "declares"),
-        (ms.watermarks.percentile(0.9, first=77), BASE + 223, "estimated"),
+        (ms.watermarks.percentile(0.9, first="77ms"), BASE + 223, "estimated"),
         (ms.watermarks.sub_sources("k", ["a", "b"], ms.watermarks.bounded("10ms")), BASE + 190, "sub-source 'b'"),
         (ms.watermarks.sub_sources("k", ["a", "zz"], ms.watermarks.bounded("10ms")), ms.BEGINNING, "'zz', of which nothing was heard"),
         (ms.watermarks.files(r"/([0-9]+)\.json"), 2, "oldest file"),

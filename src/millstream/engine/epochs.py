@@ -50,6 +50,7 @@ from millstream.errors import (
     InputError,
     MillstreamError,
     SinkError,
+    StorageError,
 )
 from millstream.sinks.base import DriverContext
 from millstream.state import folding
@@ -105,6 +106,7 @@ class Epochs:
         self.error: BaseException | None = None
         self.stopping = False
         self.abandoned = 0
+        self.published = {emission.name: (emission.sink.place(), 0) for emission in self.topology.emissions}  # by this run: where, and how many rows
         self.adaptive: list[Edge] = [edge for edge, kind in self.topology.edges.items() if kind == ADAPTIVE]
 
     # --- what a way of running tasks adds
@@ -142,7 +144,28 @@ class Epochs:
         self._run(None, self.latest.epoch + 1, None, drain=drain)
 
     def _run(self, frame: Any, epoch: int, number: int | None, drain: bool = False) -> None:
-        """One epoch. number: its place in the source's log, None outside the query."""
+        """One epoch; and before it says that anything is damaged or missing, a look whether somebody else has the checkpoint now, and has cleared up."""
+        try:
+            self._seven_steps(frame, epoch, number, drain)
+        except (CheckpointError, StorageError, SinkError, OSError) as error:
+            if isinstance(error, Fenced):
+                raise
+            self.explain(error)
+            raise
+
+    def explain(self, error: BaseException) -> None:
+        """Raises what is behind an error, if that is known: a newer run, or a checkpoint that has been deleted."""
+        fenced = self.fenced()
+        if fenced is not None:
+            raise fenced from error
+        if not self.log.has_claim(self.token):
+            raise CheckpointError(
+                f"{self.storage.url} has been deleted or moved while this run was at work on it. It has stopped. Put the directory back as it was and run again, "
+                f"or start with a new checkpoint."
+            ) from error
+
+    def _seven_steps(self, frame: Any, epoch: int, number: int | None, drain: bool) -> None:
+        """number: the epoch's place in the source's log, None outside the query."""
         began = clock.perf_counter()
         manifest = self._committed(epoch, number)  # 1
         if manifest is not None:
@@ -180,6 +203,8 @@ class Epochs:
         self._prepare(manifest)
         if self._replaced():
             raise self._fenced(epoch)
+        if not self.log.is_there(self.token):
+            raise CheckpointError(f"{self.storage.url} is no longer what it was when this run began")  # `explain` says more
         ours = manifest.sinks
         if not self.log.commit(manifest, self.guards.exclusive):  # 6
             manifest = self._adopted(epoch)
@@ -442,6 +467,7 @@ class Epochs:
                 self.point("epoch.7-publishing", manifest.epoch)
             if name in sinks:
                 sinks[name].commit(self._context(name, redo, (instead or {}).get(name, ())), manifest.epoch, parts)
+                self.published[name] = (self.published[name][0], self.published[name][1] + sum(int(part.get("rows", 0)) for part in parts))
         self.point("epoch.7-published", manifest.epoch)
         if manifest.batch is not None:
             self.acknowledge(manifest.batch)
