@@ -95,6 +95,25 @@ def break_guard(name: str) -> None:
             self.commit(txn, end)
 
         FileOutput.prepare = eager  # type: ignore[method-assign]
+    elif name == "commits what came between the phases":
+        resolve = ledger.Ledger.resolve
+
+        def greedy(self: ledger.Ledger, told: Any) -> ledger.Outcome:
+            if self.open is not None and self.open.veto is None:
+                self.open = ledger.Open(self.open.txn, self.received)
+            return resolve(self, told)
+
+        ledger.Ledger.resolve = greedy  # type: ignore[method-assign]
+    elif name == "keeps what came between the phases":
+        recover_all = FileOutput.recover
+
+        def whole(self: FileOutput) -> ledger.Standing:
+            size = os.stat(self._folder / "output").st_size if self._folder.is_dir() else 0
+            found = recover_all(self)
+            os.ftruncate(self._data, size)
+            return found
+
+        FileOutput.recover = whole  # type: ignore[method-assign]
     elif name == "does not fence":
 
         @contextlib.contextmanager

@@ -31,6 +31,7 @@ from millstream.connector.lane import Lane
 from millstream.connector.messages import DATA_STREAM, Error, Frame, Restart
 from millstream.connector.output import Output
 from millstream.connector.sink_session import SinkSession
+from millstream.connector.sink_stats import SinkStats
 from millstream.errors import RemoteProtocolError, SinkError
 
 log = logging.getLogger("millstream.connector")
@@ -87,6 +88,8 @@ class SinkServer:
         self._greeted: set[Connection] = set()
         self._seats: dict[str, _Seat] = {}
         self._threads: set[threading.Thread] = set()
+        self._counted = SinkStats()  # by the server, and by lanes that have ended
+        self._lanes: set[Lane] = set()
         self._room = threading.BoundedSemaphore(sessions + 2 * strangers)
         self._leaving: queue.Queue[str] = queue.Queue(_LEAVING)
         self._listener: socket.socket | None = None
@@ -135,6 +138,15 @@ class SinkServer:
         if self._listener is not None:
             self._listener.close()
 
+    def stats(self) -> SinkStats:
+        """How the server is doing, since it was started."""
+        found = SinkStats()
+        with self._lock:
+            for counted in (self._counted, *(lane.stats for lane in self._lanes)):
+                found.add(counted)
+            found.sessions = len(self._greeted)
+        return found
+
     def wait(self, timeout: float | None = None) -> bool:
         """Waits until `stop` is called from another thread."""
         return self._stopping.wait(timeout)
@@ -172,6 +184,7 @@ class SinkServer:
 
     def _admit(self, connection: Connection) -> None:
         with self._lock:
+            self._counted.connections += 1
             if len(self._strangers) >= self._strangers_limit:
                 oldest = next(iter(self._strangers))
                 del self._strangers[oldest]
@@ -208,6 +221,7 @@ class SinkServer:
             with self._lock:
                 self._strangers.pop(connection, None)
                 self._greeted.discard(connection)
+                self._counted.errors += isinstance(connection.last_words, Error)
             connection.close()
             self._room.release()
 
@@ -277,9 +291,15 @@ class SinkServer:
                 log.error("no output for worker %r: %s", session.worker, error)
                 connection.last_words = Error(f"the sink has no output for this worker: {error}")
                 return
+            lane = Lane(session, decoder, output, connection)
+            with self._lock:
+                self._lanes.add(lane)
             try:
-                self._talk(connection, Lane(session, decoder, output, connection))
+                self._talk(connection, lane)
             finally:
+                with self._lock:
+                    self._lanes.discard(lane)
+                    self._counted.add(lane.stats)
                 output.close()
 
     def _talk(self, connection: Connection, lane: Lane) -> None:
