@@ -34,7 +34,7 @@ class Pair:
     def __init__(self, output: Output, name: str = "w", cookie: str = "", piece: int = 7) -> None:
         self.worker = WorkerSession(name, cookie)
         self.session = SinkSession(cookie)
-        self.lane = Lane(self.session, Decoder(join=1), output, self)
+        self.lane = Lane(self.session, Decoder(join=1), output, self, lambda workers: None)
         self._answers = Decoder()
         self._piece = piece
         self.closed = self._is_deaf = False

@@ -15,7 +15,7 @@ import sys
 import time
 from typing import Any
 
-from millstream.connector import files, ledger, server
+from millstream.connector import files, ledger, seats, server
 from millstream.connector.files import FileOutput, Files
 from millstream.connector.output import Output
 from millstream.connector.postgres import Postgres
@@ -117,10 +117,10 @@ def break_guard(name: str) -> None:
     elif name == "does not fence":
 
         @contextlib.contextmanager
-        def seat(self: Any, *_: Any) -> Any:
-            yield
+        def sit(self: Any, name: str, connection: Any, fence: int) -> Any:
+            yield seats.Place(connection, 0)
 
-        server.SinkServer._seat = seat  # type: ignore[method-assign, assignment]
+        seats.Seats.sit = sit  # type: ignore[method-assign]
     else:
         raise ValueError(name)
 

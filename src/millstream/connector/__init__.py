@@ -15,7 +15,7 @@ Pure (no sockets, files, threads or clock; tested without either end being there
     source_frames, intake_batch    runs of messages, and how they lie in the log
 
 Sockets, files and threads:
-    connection, lane, server    the sink server: bytes, one worker's thread, all workers
+    connection, lane, seats, server    the sink server: bytes, one worker's thread, who has a name, all workers
     output, files, postgres    where a worker's bytes end up
     worker                the client of a sink
     credentials           cookies, certificates, addresses

@@ -6,6 +6,7 @@ Everything that may block is here, and each worker has a thread, so that a slow 
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable
 from typing import Protocol
 
 import msgspec
@@ -33,14 +34,13 @@ class Done(msgspec.Struct):
     send: bytearray = msgspec.field(default_factory=bytearray)
     close: bool = False
     last_words: Error | None = None
-    archive: tuple[str, ...] = ()
 
 
 class Lane:
-    """A session, the decoder of its bytes, and the output of its worker."""
+    """A session, the decoder of its bytes, and the output of its worker. `leave` puts aside the outputs of workers that have left, and returns then."""
 
-    def __init__(self, session: fx.SinkSession, decoder: Decoder, output: Output, connection: Cut) -> None:
-        self.session, self.decoder, self.output, self.connection = session, decoder, output, connection
+    def __init__(self, session: fx.SinkSession, decoder: Decoder, output: Output, connection: Cut, leave: Callable[[tuple[str, ...]], None]) -> None:
+        self.session, self.decoder, self.output, self.connection, self._leave = session, decoder, output, connection, leave
         self.stats = SinkStats()
 
     def recover(self) -> Done:
@@ -123,7 +123,7 @@ class Lane:
             case fx.Seal(fence):
                 self.output.seal(fence)
             case fx.Archive(workers):
-                done.archive += workers
+                self._leave(workers)
         return []
 
     def _count_answer(self, frame: Frame) -> None:

@@ -69,7 +69,7 @@ class Output:
         return False
 
     def archive(self) -> None:
-        """The worker has left: puts its output aside, so that the name begins again at 0."""
+        """The worker has left: puts its output aside, durably, so that the name begins again at 0. May be called for a name that was never here."""
         raise SinkError(f"{type(self).__name__} cannot archive the output of a worker that has left")
 
     def close(self) -> None:

@@ -3,24 +3,24 @@
 Rules
 1. A connection has a thread, which reads, decides and calls the output (`lane`). So whatever blocks, blocks one worker; and between the arrival of phase
    one and the vote there is no hand-over, only the disk.
-2. A name has one seat. A new HELLO with that name, unless its fence is lower, cuts the connection that sits there, drops its unread input, and waits until its lane has
-   come to rest; then it recovers. To refuse the new one instead would let a half-open socket keep a worker out for ever.
+2. A name has one seat (`seats`). A new HELLO with that name, unless its fence is lower, cuts the connection that sits there, drops its unread input, and waits until its lane
+   has come to rest; then it recovers.
 3. Connections that have not greeted are few: when one more comes, the oldest goes. So a crowd cannot keep a worker out, and those who
    have greeted do not notice it. Sessions are limited too: one too many is told so. Threads are limited by both.
 4. A peer's mistake costs its own connection. An output's failure costs that worker's connection. Neither ends the server.
-5. WORKERS_LEFT cuts what those workers still have open and archives their output when it is at rest.
+5. WORKERS_LEFT cuts what those workers still have open and archives their output when it is at rest, before anything behind it is looked at. Which life of a name
+   it is about is decided in `seats`.
 """
 
 from __future__ import annotations
 
 import contextlib
 import logging
-import queue
 import socket
 import ssl
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 
 from millstream.connector import credentials
 from millstream.connector import sink_session as fx
@@ -30,6 +30,7 @@ from millstream.connector.credentials import Tls
 from millstream.connector.lane import Lane
 from millstream.connector.messages import DATA_STREAM, Error, Frame, Restart
 from millstream.connector.output import Output
+from millstream.connector.seats import Seats
 from millstream.connector.sink_session import SinkSession
 from millstream.connector.sink_stats import SinkStats
 from millstream.errors import RemoteProtocolError, SinkError
@@ -38,17 +39,6 @@ log = logging.getLogger("millstream.connector")
 
 #: A HELLO is short; who sends more than this before being known is cut off.
 _GREETING_LIMIT = 4 << 10
-_LEAVING = 1000
-
-
-class _Seat:
-    """The place of one worker's name: who sits there, and who may touch its output."""
-
-    def __init__(self) -> None:
-        self.lock = threading.Lock()
-        self.holder: Connection | None = None
-        self.fence = 0
-        self.users = 0
 
 
 class SinkServer:
@@ -83,15 +73,14 @@ class SinkServer:
         self._sessions, self._strangers_limit = sessions, strangers
         self._frame_limit = frame_limit
         self._greeting, self._patience = greeting, patience
+        self._seats = Seats()
         self._lock = threading.Lock()  # of everything below
         self._strangers: dict[Connection, None] = {}  # oldest first
         self._greeted: set[Connection] = set()
-        self._seats: dict[str, _Seat] = {}
         self._threads: set[threading.Thread] = set()
         self._counted = SinkStats()  # by the server, and by lanes that have ended
         self._lanes: set[Lane] = set()
         self._room = threading.BoundedSemaphore(sessions + 2 * strangers)
-        self._leaving: queue.Queue[str] = queue.Queue(_LEAVING)
         self._listener: socket.socket | None = None
         self._stopping = threading.Event()
 
@@ -118,7 +107,6 @@ class SinkServer:
         except OSError as error:
             raise SinkError(f"cannot listen on {self._host}:{self._port}: {error}") from error
         self._thread(self._accept)
-        self._thread(self._archive)
         return self
 
     def stop(self) -> None:
@@ -145,6 +133,7 @@ class SinkServer:
             for counted in (self._counted, *(lane.stats for lane in self._lanes)):
                 found.add(counted)
             found.sessions = len(self._greeted)
+        found.repeated_leavings = self._seats.repeated
         return found
 
     def wait(self, timeout: float | None = None) -> bool:
@@ -251,38 +240,9 @@ class SinkServer:
             self._greeted.add(connection)
             return True
 
-    @contextlib.contextmanager
-    def _seat(self, worker: str, holder: Connection | None, why: str, fence: int | None = None) -> Iterator[None]:
-        """Rule 2: the seat of a name, once whoever sat there has come to rest. Who comes with a lower fence does not get it."""
-        with self._lock:
-            seat = self._seats.setdefault(worker, _Seat())
-            if fence is not None:
-                if fence < seat.fence:
-                    raise RemoteProtocolError(fx.fenced(fence, seat.fence))
-                seat.fence = fence
-            seat.users += 1
-            before, seat.holder = seat.holder, holder
-            if before is not None:
-                before.cut(Error(why))
-        try:
-            while not seat.lock.acquire(timeout=1.0):
-                if before is not None:
-                    before.cut(None, at_once=True)  # it may hang in sending
-            try:
-                yield
-            finally:
-                seat.lock.release()
-        finally:
-            with self._lock:
-                seat.users -= 1
-                if seat.holder is holder:
-                    seat.holder = None
-                if not seat.users:
-                    del self._seats[worker]
-
     def _sit(self, connection: Connection, session: SinkSession, decoder: Decoder) -> None:
         assert session.worker is not None
-        with self._seat(session.worker, connection, "fenced: another connection has this worker's name now", session.fence):
+        with self._seats.sit(session.worker, connection, session.fence) as place:
             if connection.is_cut:
                 return
             try:
@@ -291,7 +251,7 @@ class SinkServer:
                 log.error("no output for worker %r: %s", session.worker, error)
                 connection.last_words = Error(f"the sink has no output for this worker: {error}")
                 return
-            lane = Lane(session, decoder, output, connection)
+            lane = Lane(session, decoder, output, connection, lambda workers: self._seats.leave(place, workers, self._archive))
             with self._lock:
                 self._lanes.add(lane)
             try:
@@ -305,8 +265,6 @@ class SinkServer:
     def _talk(self, connection: Connection, lane: Lane) -> None:
         done = lane.recover()
         while True:
-            for worker in done.archive:
-                self._leave(worker, connection)
             if connection.is_cut:
                 return  # whoever took over decides now; a vote would only mislead
             connection.send(done.send)
@@ -318,27 +276,12 @@ class SinkServer:
                 return
             done = lane.feed(data)
 
-    # ---- workers that have left
-
-    def _leave(self, worker: str, teller: Connection) -> None:
-        while not teller.is_cut:
-            try:
-                return self._leaving.put(worker, timeout=0.1)
-            except queue.Full:
-                continue
-
-    def _archive(self) -> None:
-        while not self._stopping.is_set():
-            try:
-                worker = self._leaving.get(timeout=0.2)
-            except queue.Empty:
-                continue
-            with self._seat(worker, None, "fenced: this worker is said to have left"):
-                try:
-                    output = self._outputs(worker)
-                    try:
-                        output.archive()
-                    finally:
-                        output.close()
-                except Exception as error:
-                    log.error("the output of worker %r, which has left, cannot be archived: %s", worker, error)
+    def _archive(self, worker: str) -> None:
+        """This worker has left, and its output is at rest."""
+        output = self._outputs(worker)
+        try:
+            output.archive()
+        finally:
+            output.close()
+        with self._lock:
+            self._counted.archived += 1

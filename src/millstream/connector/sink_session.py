@@ -56,6 +56,9 @@ from millstream.errors import LocalProtocolError, RemoteProtocolError
 #: What OK grants. A worker needs two before it may announce its stream; a sink returns none, so this is for good.
 CREDITS = 1 << 30
 
+#: How many workers one message may say to have left.
+LEAVING = 1000
+
 
 class State(enum.Enum):
     INITIAL = "Initial"
@@ -344,6 +347,8 @@ class SinkSession:
     def _workers_left(self, left: m.WorkersLeft) -> list[Effect]:
         if self.worker in left.workers:
             raise RemoteProtocolError(f"worker {self.worker!r} says that it has left, and is still here")
+        if len(left.workers) > LEAVING:
+            raise RemoteProtocolError(f"{len(left.workers)} workers are said to have left at once; at most {LEAVING} can be told in one message")
         self._to(m.WorkersLeft, "archived")
         gone = tuple(name for name in dict.fromkeys(left.workers) if names.objection(name) is None)
         return [Archive(gone)] if gone else []

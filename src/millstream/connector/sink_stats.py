@@ -37,6 +37,9 @@ class SinkStats(msgspec.Struct):
     unknown_phase_twos: int = 0
     #: Ends of streams that were acknowledged.
     ends: int = 0
+    #: Outputs that were put aside because their worker has left, and how often a worker said what another had said before it.
+    archived: int = 0
+    repeated_leavings: int = 0
 
     def add(self, other: SinkStats) -> None:
         """Adds what another has counted."""
