@@ -164,7 +164,7 @@ def test_a_worker_that_speaks_as_wallaroos_may_goes_on_and_is_counted(outputs: M
         peer.send(m.Phase2("u", False), m.Phase1("v", ((1, 0, 4),)))
         assert peer.hear() == m.Vote("v", False)
     assert server.stats() == SinkStats(
-        connections=1, messages=2, bytes=8, messages_between_phases=1, votes_yes=2, votes_no=1, commits=1, rollbacks=1,
+        connections=1, messages=2, bytes=8, messages_between_phases=1, votes_yes=2, votes_no=1, commits=1, bytes_committed=4, rollbacks=1,
         repeated_notifies=2, repeated_commits=1, unknown_phase_twos=1, ends=2,
     )  # fmt: skip
 

@@ -19,7 +19,7 @@ Sockets, files and threads:
     output, files, postgres    where a worker's bytes end up
     worker                the client of a sink
     credentials           cookies, certificates, addresses
-    commands              `millstream sink` and `millstream sink-read`
+    commands, narrator    `millstream sink` and `millstream sink-read`, and what the sink says while it runs
     source_server, intake, intake_reader    the injector's server, its durable log, and who reads it
     push, push_command    the pushing side: the client, and `millstream push`
 """

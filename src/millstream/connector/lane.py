@@ -37,10 +37,23 @@ class Done(msgspec.Struct):
 
 
 class Lane:
-    """A session, the decoder of its bytes, and the output of its worker. `leave` puts aside the outputs of workers that have left, and returns then."""
+    """A session, the decoder of its bytes, and the output of its worker.
 
-    def __init__(self, session: fx.SinkSession, decoder: Decoder, output: Output, connection: Cut, leave: Callable[[tuple[str, ...]], None]) -> None:
-        self.session, self.decoder, self.output, self.connection, self._leave = session, decoder, output, connection, leave
+    `leave` puts aside the outputs of workers that have left, and returns then. `committed` is told how many bytes a transaction has committed.
+    """
+
+    def __init__(
+        self,
+        session: fx.SinkSession,
+        decoder: Decoder,
+        output: Output,
+        connection: Cut,
+        leave: Callable[[tuple[str, ...]], None],
+        committed: Callable[[int], None] = lambda size: None,
+    ) -> None:
+        self.session, self.decoder, self.output, self.connection = session, decoder, output, connection
+        self._leave, self._committed = leave, committed
+        self._end = 0  # of what is committed
         self.stats = SinkStats()
 
     def recover(self) -> Done:
@@ -100,7 +113,9 @@ class Lane:
             case fx.Close():
                 done.close = True
             case fx.Recover():
-                return self.session.answer(self.output.recover())
+                found = self.output.recover()
+                self._end = found.committed
+                return self.session.answer(found)
             case fx.Compare(offset, data):
                 return self.session.answer(self.output.same(offset, data))
             case fx.Begin(offset):
@@ -115,6 +130,9 @@ class Lane:
             case fx.Commit(txn, end):
                 self.output.commit(txn, end)
                 self.stats.commits += 1
+                self.stats.bytes_committed += end - self._end
+                self._committed(end - self._end)
+                self._end = end
             case fx.Rollback(txn, committed):
                 self.output.rollback(txn, committed)
                 self.stats.rollbacks += 1

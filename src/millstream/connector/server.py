@@ -21,6 +21,7 @@ import ssl
 import threading
 import time
 from collections.abc import Callable
+from functools import partial
 
 from millstream.connector import credentials
 from millstream.connector import sink_session as fx
@@ -29,6 +30,7 @@ from millstream.connector.connection import Connection
 from millstream.connector.credentials import Tls
 from millstream.connector.lane import Lane
 from millstream.connector.messages import DATA_STREAM, Error, Frame, Restart
+from millstream.connector.narrator import Watcher
 from millstream.connector.output import Output
 from millstream.connector.seats import Seats
 from millstream.connector.sink_session import SinkSession
@@ -48,7 +50,7 @@ class SinkServer:
     free one. Use it as a context manager, or `start` and `stop`; `address` is where it listens.
 
     `cookie` and `tls` say who may come (both off by default). `sessions` is how many workers may be there at once, `strangers` how many may be
-    about to greet, for `greeting` seconds; `frame_limit` bounds one message; `patience` is for peers that do not read.
+    about to greet, for `greeting` seconds; `frame_limit` bounds one message; `patience` is for peers that do not read. `watcher` is told what happens.
     """
 
     def __init__(
@@ -64,6 +66,7 @@ class SinkServer:
         frame_limit: int = FRAME_LIMIT,
         greeting: float = 10.0,
         patience: float = 60.0,
+        watcher: Watcher | None = None,
     ) -> None:
         self._host, self._port = credentials.parse_address(listen)
         credentials.check_listening(self._host, cookie, force)
@@ -73,6 +76,7 @@ class SinkServer:
         self._sessions, self._strangers_limit = sessions, strangers
         self._frame_limit = frame_limit
         self._greeting, self._patience = greeting, patience
+        self._watcher = Watcher() if watcher is None else watcher
         self._seats = Seats()
         self._lock = threading.Lock()  # of everything below
         self._strangers: dict[Connection, None] = {}  # oldest first
@@ -162,8 +166,8 @@ class SinkServer:
         while True:
             self._room.acquire()
             try:
-                sock, _ = self._listener.accept()
-                self._admit(Connection(sock, self._patience))
+                sock, address = self._listener.accept()
+                self._admit(Connection(sock, self._patience, f"{address[0]}:{address[1]}"))
             except (OSError, RuntimeError) as error:
                 self._room.release()
                 if self._stopping.is_set():
@@ -192,11 +196,13 @@ class SinkServer:
     def _serve(self, connection: Connection) -> None:
         session = SinkSession(self._cookie)
         decoder = Decoder(_GREETING_LIMIT, join=DATA_STREAM)
+        is_let_in = False
         try:
             deadline = time.monotonic() + self._greeting
             connection.open(self._context, deadline)
             connection.last_words = self._greet(connection, session, decoder, deadline) or connection.last_words
-            if self._is_let_in(connection, session):
+            is_let_in = self._is_let_in(connection, session)
+            if is_let_in:
                 connection.enlarge()
                 decoder.limit = self._frame_limit
                 self._sit(connection, session, decoder)
@@ -210,9 +216,18 @@ class SinkServer:
             with self._lock:
                 self._strangers.pop(connection, None)
                 self._greeted.discard(connection)
-                self._counted.errors += isinstance(connection.last_words, Error)
+            self._note_end(connection, session.worker if is_let_in else None)
             connection.close()
             self._room.release()
+
+    def _note_end(self, connection: Connection, worker: str | None) -> None:
+        why = connection.last_words.text if isinstance(connection.last_words, Error) else None
+        with self._lock:
+            self._counted.errors += why is not None
+        if worker is not None:
+            self._watcher.went(worker, why)
+        elif why is not None:
+            self._watcher.refused(connection.peer, why)
 
     def _greet(self, connection: Connection, session: SinkSession, decoder: Decoder, deadline: float) -> Frame | None:
         """Waits for HELLO. Returns what to refuse the peer with: None if it is welcome, or gone."""
@@ -238,7 +253,8 @@ class SinkServer:
                 connection.last_words = Error(f"the sink has {self._sessions} sessions and takes no more")
                 return False
             self._greeted.add(connection)
-            return True
+        self._watcher.came(session.worker, connection.peer)
+        return True
 
     def _sit(self, connection: Connection, session: SinkSession, decoder: Decoder) -> None:
         assert session.worker is not None
@@ -251,7 +267,8 @@ class SinkServer:
                 log.error("no output for worker %r: %s", session.worker, error)
                 connection.last_words = Error(f"the sink has no output for this worker: {error}")
                 return
-            lane = Lane(session, decoder, output, connection, lambda workers: self._seats.leave(place, workers, self._archive))
+            leave = partial(self._seats.leave, place, archive=self._archive)
+            lane = Lane(session, decoder, output, connection, leave, partial(self._watcher.committed, session.worker))
             with self._lock:
                 self._lanes.add(lane)
             try:
@@ -285,3 +302,4 @@ class SinkServer:
             output.close()
         with self._lock:
             self._counted.archived += 1
+        self._watcher.left(worker)

@@ -28,6 +28,7 @@ class SinkStats(msgspec.Struct):
     votes_yes: int = 0
     votes_no: int = 0
     commits: int = 0
+    bytes_committed: int = 0
     rollbacks: int = 0
     #: Streams that were announced once more on the same connection.
     repeated_notifies: int = 0
