@@ -21,7 +21,7 @@ Sockets, files and threads:
     credentials           cookies, certificates, addresses
     commands, narrator    `millstream sink` and `millstream sink-read`, and what the sink says while it runs
     source_server, intake, intake_reader    the injector's server, its durable log, and who reads it
-    push, push_command    the pushing side: the client, and `millstream push`
+    push, push_command, push_signs    the pushing side: the client, `millstream push`, and what it says while it waits
 """
 
 from millstream.connector.credentials import Tls
