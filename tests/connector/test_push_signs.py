@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import signal
 import socket
 import subprocess
@@ -124,7 +125,7 @@ def test_the_command_says_for_whom_it_waits_and_what_it_did(tmp_path: Path, free
     path = tmp_path / "a.txt"
     path.write_bytes(b"one\ntwo\n")
     said = start(command, str(path), "--to", free)
-    assert next(said).startswith(f"push: waiting for {free} to listen (1 s)")
+    assert re.fullmatch(rf"push: waiting for {free} to listen \(\d+ s\)\n", next(said))
     with SourceServer(tmp_path / "intake", free) as server:
         assert next(said) == f"push: {free} answers\n"
         assert next(said).startswith(f"push: waiting for the pipeline at {free} to commit ")
