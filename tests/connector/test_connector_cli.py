@@ -6,6 +6,7 @@ import re
 import signal
 import subprocess
 import sys
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -89,9 +90,12 @@ def test_a_sink_says_who_comes_who_goes_and_what_is_committed(tmp_path: Path, qu
 def test_a_sink_says_while_it_runs_that_a_worker_has_come(tmp_path: Path) -> None:
     process, address = start("--dir", str(tmp_path), stderr=subprocess.PIPE)
     assert process.stderr is not None
+    watchdog = threading.Timer(20, process.kill)  # who says nothing does not keep us waiting
+    watchdog.start()
     with WorkerClient.connect(address, "app-w-1"):
         assert "'app-w-1' has connected" in process.stderr.readline()
     assert process.stderr.readline() == "sink: 'app-w-1' has disconnected\n"
+    watchdog.cancel()
     process.kill()
     process.communicate()
 

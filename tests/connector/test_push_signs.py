@@ -105,9 +105,13 @@ def test_a_client_that_is_not_answered_says_so(free: str) -> None:
 
 
 @pytest.fixture
-def command(tmp_path: Path) -> Iterator[list[subprocess.Popen[str]]]:
+def command() -> Iterator[list[subprocess.Popen[str]]]:
+    """Who says nothing does not keep us waiting."""
     running: list[subprocess.Popen[str]] = []
+    watchdog = threading.Timer(30, lambda: [process.kill() for process in running])
+    watchdog.start()
     yield running
+    watchdog.cancel()
     for process in running:
         process.kill()
         process.communicate()
