@@ -39,9 +39,8 @@ from millstream.core.watermark import Declared, FileTimes, Progress, Seen, effec
 from millstream.engine.aftermath import computation_after, edges_after
 from millstream.engine.contracts import Folder, Offsets
 from millstream.engine.program import Program
-from millstream.engine.receipts import EpochOrder, Receipt
+from millstream.engine.receipts import EpochOrder, Receipt, checked
 from millstream.errors import (
-    BY_NAME,
     CheckpointError,
     DamageError,
     EpochAbandoned,
@@ -349,7 +348,7 @@ class Epochs:
     def _receipts(self, frame: Any, order: EpochOrder) -> list[Receipt]:
         for _ in range(TRIES):
             try:
-                return self._checked(self.job(frame, order))
+                return checked(self.job(frame, order), self.topology, self.shards, self.guards.receipts)
             except EpochAbandoned as error:
                 self.abandoned += 1
                 last = error
@@ -357,24 +356,6 @@ class Epochs:
             f"epoch {order.epoch} was abandoned {TRIES} times: {last} A computation that is not deterministic (randomness, the clock, outside "
             f"calls) cannot stand before a weak edge. Make its productions strong (production=ms.STRONG), or make it repeat itself: use self.now, and seed by self.key."
         )
-
-    def _checked(self, receipts: list[Receipt]) -> list[Receipt]:
-        for receipt in receipts:
-            if receipt.failure:
-                error = BY_NAME.get(receipt.failure, MillstreamError)(receipt.message)
-                error.culprits = self.topology.levels[receipt.level][receipt.group].computations
-                raise error
-        expected = {(level, group.index, shard) for level, groups in enumerate(self.topology.levels) for group in groups for shard in range(self.shards)}
-        got = [(r.level, r.group, r.shard) for r in receipts]
-        if len(got) != len(expected) or set(got) != expected:
-            raise EpochAbandoned(f"receipts do not cover every shard once: {sorted(set(expected) ^ set(got))} missing or unknown, {len(got)} in all.")
-        units = {r.unit for r in receipts}
-        for receipt in receipts:
-            strangers = [unit for unit in receipt.consumed if unit not in units]
-            if strangers and self.guards.receipts:
-                names = ", ".join(self.topology.levels[receipt.level][receipt.group].computations)
-                raise EpochAbandoned(f"shard {receipt.shard} of {names} consumed productions of an attempt that is not the one staged.")
-        return receipts
 
     def _to_store(self, error: Exception, stored: dict[Edge, str]) -> dict[Edge, str]:
         """The adaptive edges that should store because their consumer failed: it then gets its productions from the log, in an epoch of its own."""
