@@ -84,7 +84,7 @@ class Handle:
                 return self._begin()
             except Exception as error:
                 if not left or not self._is_disturbed(error):
-                    raise
+                    raise self._explained(error) from error
             time.sleep(1)
         raise AssertionError("unreachable")
 

@@ -34,7 +34,7 @@ from .handle import Handle
 from .jvm import warm_up
 from .offsets import SourceFiles, SparkOffsets
 from .reasons import reason
-from .session import hush, local_session
+from .session import ARROW, hush, local_session
 from .task import Place
 
 LITTLE = 32 << 20  # bytes of files
@@ -246,14 +246,23 @@ def _frame(spark: Any, program: Program, sources: list[DataFrame], value_types: 
 
 
 def _started(spark: Any, writer: Any) -> Any:
-    """Starts the query with a setting that lets Spark leave the ticking source's empty branch out of its plans; a query copies the settings at its start."""
-    name = "spark.sql.optimizer.pruneFiltersCanPruneStreamingSubplan"
-    before = spark.conf.get(name, "false")
-    spark.conf.set(name, "true")
+    """Starts the query with settings of its own, also in a user's session; a query copies the settings at its start.
+
+    One lets Spark leave the ticking source's empty branch out of its plans; the others are those of `session.ARROW`, unless the session says otherwise.
+    """
+    wanted = {"spark.sql.optimizer.pruneFiltersCanPruneStreamingSubplan": "true"}
+    wanted |= {name: value for name, value in ARROW.items() if not spark.sparkContext.getConf().contains(name)}
+    before = {name: spark.conf.get(name, None) for name in wanted}
+    for name, value in wanted.items():
+        spark.conf.set(name, value)
     try:
         return writer.start()
     finally:
-        spark.conf.set(name, before)
+        for name, old in before.items():
+            if old is None:
+                spark.conf.unset(name)
+            else:
+                spark.conf.set(name, old)
 
 
 def _spark_folder(storage: Any, checkpoint: str) -> str:
