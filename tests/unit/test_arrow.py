@@ -71,5 +71,5 @@ def test_what_the_driver_says_is_decoded_once_per_process() -> None:
         return object()
 
     first = task._decoded(b"one", decode)
-    assert task._decoded(bytes(b"one"), decode) is first and len(calls) == 1
+    assert task._decoded(b"one", decode) is first and len(calls) == 1
     assert task._decoded(b"two", decode) is not first and len(calls) == 2
