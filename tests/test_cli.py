@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import sys
+import time
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -21,10 +22,11 @@ from millstream.core.time import BEGINNING
 from millstream.engine.local import LocalEngine
 from millstream.engine.simulated import Fault, Plan, Simulation
 from millstream.errors import DamageError, DefinitionError
+from millstream.state import alive
 from millstream.state.folding import fold, unit_name
 from millstream.state.manifest import ComputationState, Manifest, ManifestLog, ShardState
 from millstream.state.segment import SegmentRef, encode_segment
-from millstream.state.storage import LocalStorage
+from millstream.state.storage import LocalStorage, open_storage
 from millstream.status import inspect, view
 
 NOON = 1_714_564_800_000  # 2024-05-01 12:00 UTC
@@ -184,7 +186,8 @@ def test_status_shows_injectors_and_computations(checkpoint: str, capsys: pytest
     lines = called(capsys, "status", checkpoint).splitlines()
     assert lines[0] == f"words  {checkpoint}"
     assert lines[1].startswith("epoch 2, committed 2024-05-01 12:00:00.002 UTC (") and lines[1].endswith("by run 1-abcd")
-    assert lines[2] == "5 records injected, 3 shards, not drained"
+    assert lines[2] == "driver: no sign of life"
+    assert lines[3] == "5 records injected, 3 shards, not drained"
     injector = next(line.split() for line in lines if line.startswith("words ") and checkpoint not in line)
     assert injector[:6] == ["words", "2024-05-01", "12:00:03.000", "2024-05-01", "12:00:05.000", "5"]
     assert " ".join(injector[6:]) == "its newest record, less 2000 ms"
@@ -201,6 +204,19 @@ def test_status_as_json(checkpoint: str, capsys: pytest.CaptureFixture[str]) -> 
     by_name = {one["name"]: one for one in status["computations"]}
     assert by_name["Count"]["keys"] == 4 and by_name["Visits"]["timers"] == 5
     assert by_name["Count"]["log_bytes"] > 0
+
+
+@pytest.mark.parametrize(("state", "age", "says"), [("running", 2_000, "driver: alive"), ("running", 60_000, "driver: silent"), ("ended", 60_000, "driver: ended 1.0 min ago")])
+def test_status_says_whether_a_driver_is_alive_and_how_fast(checkpoint: str, capsys: pytest.CaptureFixture[str], state: str, age: int, says: str) -> None:
+    at = int(time.time() * 1000) - age
+    alive.say(open_storage(checkpoint), alive.Alive("1-abcd", at, "mill", 4711, state, 2, 512.5, 40.0, "files in in/"))
+    try:
+        assert says in called(capsys, "status", checkpoint)
+        found = json.loads(called(capsys, "status", checkpoint, "--json"))
+        assert found["alive"] == (says == "driver: alive") and found["last_sign"]["at"] == at and found["last_sign"]["waits_for"] == "files in in/"
+        assert (found["status"]["records_per_second"], found["status"]["epoch_millis"]) == (512.5, 40.0)
+    finally:
+        open_storage(checkpoint).delete([alive.NAME])
 
 
 def test_status_before_the_first_epoch(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -589,11 +605,14 @@ def test_run_to_the_end_of_the_input(project: Path, capsys: pytest.CaptureFixtur
     lines = ran.stdout.splitlines()
     checkpoint = project / "words-checkpoint"
     assert lines[0] == f"words: checkpoint {checkpoint}"
-    assert "3 records" in ran.stdout and lines[-1].startswith("words: ended with epoch ") and lines[-1].endswith(", drained")
+    assert "3 records" in ran.stdout and lines[-1].startswith("words: ended with epoch ") and lines[-1].endswith(", drained; 2 rows in out/")
+    assert ran.stderr == "", "nothing of Spark's or Log4j's start-up is shown"
+    assert lines[1] == "words: starting Spark, which takes some seconds"
     out = [json.loads(line) for file in (project / "out").glob("*.jsonl") for line in file.read_text().splitlines()]
     assert sorted((one["key"], one["value"]) for one in out) == [("coffee", 1), ("tea", 2)]
     found = json.loads(called(capsys, "status", str(checkpoint), "--json"))["status"]
     assert found["drained"] and found["records"] == 3
+    assert "driver: ended" in called(capsys, "status", str(checkpoint))
     (row,) = state_of(capsys, str(checkpoint), "Count", "--key", "tea")
     assert row["state"]["n"] == 2 and row["maps"][0]["first"] == [[1, "TEA"], [2, "TEA"]] and row["timers"] == []
 

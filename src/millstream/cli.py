@@ -19,7 +19,8 @@ import sys
 import threading
 import time
 import traceback
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
@@ -133,7 +134,9 @@ def _run(args: argparse.Namespace) -> int:
         return _failed(f"there is no file {file}", 2)
     pipeline = pipeline_in(load(file), name, file)
     checkpoint = args.checkpoint or f"{pipeline.name}-checkpoint"
-    print(f"{pipeline.name}: checkpoint {checkpoint if '://' in checkpoint else Path(checkpoint).absolute()}", flush=True)
+    if not args.quiet:
+        print(f"{pipeline.name}: checkpoint {checkpoint if '://' in checkpoint else Path(checkpoint).absolute()}", flush=True)
+        print(f"{pipeline.name}: starting Spark, which takes some seconds", flush=True)
     stopping = threading.Event()
     settings = dict(args.conf)
     if args.packages:
@@ -153,7 +156,7 @@ def _run(args: argparse.Namespace) -> int:
             drop=args.drop,
         )
         with _signals(stopping):
-            watch(handle, stopping)
+            watch(handle, stopping, args.quiet)
     finally:
         _end_spark()
     return 0
@@ -246,17 +249,18 @@ def pipeline_in(module: ModuleType, name: str | None, file: Path) -> Pipeline:
     return next(iter(found.values()))
 
 
-def watch(handle: Handle, stopping: threading.Event) -> None:
+def watch(handle: Handle, stopping: threading.Event, quiet: bool = False) -> None:
     """Shows how a run is doing until it ends or is to stop, and raises what it ended with."""
-    console = Console(highlight=False)
-    with Live(console=console, auto_refresh=False) if console.is_terminal else contextlib.nullcontext() as live:
+    console = Console(highlight=False, quiet=quiet)
+    say: Callable[[str], None] = _say_nothing if quiet else partial(print, flush=True)
+    with Live(console=console, auto_refresh=False) if console.is_terminal and not quiet else contextlib.nullcontext() as live:
         shown, at = view.changes(handle.status()), 0.0
         stopped = over = False
         while not over:
             if stopping.is_set() and not stopped:
                 stopped = True
                 if live is None:
-                    print(_STOPPING, flush=True)
+                    say(_STOPPING)
                 else:
                     live.console.print(_STOPPING)
                 handle.stop()
@@ -266,8 +270,12 @@ def watch(handle: Handle, stopping: threading.Event) -> None:
                 live.update(view.progress(status), refresh=True)
             elif view.changes(status) != shown and (over or time.monotonic() - at >= _LINE_EVERY):
                 shown, at = view.changes(status), time.monotonic()
-                print(view.line(status), flush=True)
-    print(f"{status.pipeline}: {last_words(status, stopped, handle.published)}")
+                say(view.line(status))
+    say(f"{status.pipeline}: {last_words(status, stopped, handle.published)}")
+
+
+def _say_nothing(text: str) -> None:
+    """For --quiet."""
 
 
 @contextlib.contextmanager

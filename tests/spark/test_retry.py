@@ -16,9 +16,7 @@ import job
 import millstream as ms
 import support
 from millstream.core import authority
-from millstream.core.guards import ALL_GUARDS
-from millstream.engine.epochs import Epochs
-from millstream.engine.receipts import EpochOrder, Receipt
+from millstream.engine.receipts import EpochOrder, Receipt, checked
 from millstream.engine.spark import task
 from millstream.status.report import standings_of
 
@@ -80,11 +78,9 @@ def test_a_stage_recomputed_in_mid_epoch_abandons_the_epoch_and_never_mixes_atte
 
 
 def test_receipts_of_mixed_missing_or_doubled_attempts_are_refused_and_equal_ones_are_not(tmp_path: Path) -> None:
-    epochs = Epochs.__new__(Epochs)
-    epochs.topology = job.pipeline(tmp_path).topology()
-    epochs.shards, epochs.guards = 1, ALL_GUARDS
+    topology = job.pipeline(tmp_path).topology()
     first, second = Receipt(0, 0, 0, unit=1), Receipt(1, 0, 0, unit=2, consumed=[1])
-    assert epochs._checked([first, second]) == [first, second]
+    assert checked([first, second], topology, 1, True) == [first, second]
     for bad in (
         [first, Receipt(1, 0, 0, unit=2, consumed=[1, 7])],  # fed by an attempt that is not the one staged
         [first],
@@ -92,7 +88,7 @@ def test_receipts_of_mixed_missing_or_doubled_attempts_are_refused_and_equal_one
         [first, first, second],
     ):
         with pytest.raises(ms.errors.EpochAbandoned):
-            epochs._checked(bad)
+            checked(bad, topology, 1, True)
 
 
 def test_a_zombie_attempt_that_wakes_up_late_changes_nothing_and_is_collected(spark: Any, tmp_path: Path) -> None:

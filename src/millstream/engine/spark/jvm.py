@@ -3,7 +3,7 @@
 Rules
 1. What the JVM and Log4j say while they start is dropped, line by line, by what it says. Everything else that comes on the JVM's stderr (Spark's
    errors, what hooks print in the workers) is passed on to ours, as long as we live.
-2. Ctrl-C while the JVM starts ends us, and the JVM with us: it ends when the pipe to its stdin is closed.
+2. Ctrl-C while the JVM starts ends us, and the JVM with us. PySpark would leave it behind, because it has not got as far as to notice.
 3. The classes that Spark loads are the same in every run. The first short run leaves an archive of them in the user's cache (when its JVM ends,
    in the background), and later JVMs map it instead of loading and checking thousands of classes. Java decides whether an archive fits, and
    does without one that does not. It is a cache: deleting it costs a slower start.
@@ -17,6 +17,7 @@ import hashlib
 import os
 import re
 import shutil
+import subprocess
 import threading
 import time
 from collections import deque
@@ -60,9 +61,34 @@ def quiet_start() -> Iterator[StartLog]:
     os.close(writing)
     threading.Thread(target=_pass_on, args=(reading, kept, log), name="millstream-spark-stderr", daemon=True).start()
     try:
-        yield log
+        with _killed_if_interrupted():
+            yield log
     finally:
         os.dup2(kept, 2)  # ours again; the children keep the pipe
+
+
+@contextlib.contextmanager
+def _killed_if_interrupted() -> Iterator[None]:
+    """Rule 2: what PySpark starts in here does not outlive an interrupt."""
+    from pyspark import java_gateway
+
+    started: list[subprocess.Popen[bytes]] = []
+    popen = java_gateway.Popen
+
+    def noted(*args: Any, **kwargs: Any) -> Any:
+        started.append(popen(*args, **kwargs))
+        return started[-1]
+
+    java_gateway.Popen = noted
+    try:
+        yield
+    except (KeyboardInterrupt, SystemExit):
+        for process in started:
+            with contextlib.suppress(OSError):
+                process.kill()
+        raise
+    finally:
+        java_gateway.Popen = popen
 
 
 def _pass_on(reading: int, kept: int, log: StartLog) -> None:

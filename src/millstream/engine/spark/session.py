@@ -60,6 +60,7 @@ def local_session(name: str, *, master: str | None = None, settings: Mapping[str
     chosen = {**(_local(cores, short) if local else dict(ARROW)), **(settings or {})}
     for key, value in chosen.items():
         builder = builder.config(key, value)
+    _hush_py4j()
     with jvm.quiet_start() as log:
         try:
             session = builder.getOrCreate()
@@ -75,11 +76,18 @@ def _local(cores: int, short: bool) -> dict[str, str]:
 
 def hush(spark: Any) -> None:
     """Keeps Spark and py4j from logging at length the very error that a run is about to end with."""
-    logging.getLogger("py4j.clientserver").addFilter(_no_proxy_errors)
+    _hush_py4j()
     with contextlib.suppress(Exception):
         log4j = spark.sparkContext._jvm.org.apache.logging.log4j
         log4j.core.config.Configurator.setLevel(_FAILED_QUERIES, log4j.Level.OFF)
 
 
-def _no_proxy_errors(record: logging.LogRecord) -> bool:
-    return "exception while executing the Python Proxy" not in record.getMessage()
+def _hush_py4j() -> None:
+    for name in ("py4j.clientserver", "py4j.java_gateway", "root"):
+        logging.getLogger(None if name == "root" else name).addFilter(_no_echo)
+
+
+def _no_echo(record: logging.LogRecord) -> bool:
+    """False for py4j's echo of an exception that is raised anyway."""
+    said = record.getMessage()
+    return not any(sign in said for sign in ("exception while executing the Python Proxy", "xception while sending command", "KeyboardInterrupt while sending"))

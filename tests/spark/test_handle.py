@@ -1,0 +1,97 @@
+"""The handle of a run: what it shows, what it says, and what it does not say."""
+
+from __future__ import annotations
+
+import json
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+from test_engine import BASE, write
+
+import millstream as ms
+from millstream.state import alive
+from millstream.state.storage import open_storage
+
+pytestmark = pytest.mark.spark
+
+
+class Count(ms.Computation):
+    """Counts, and remembers when in a map."""
+
+    State = ms.MapState
+
+    def process_record(self, record: ms.Record) -> None:
+        self.state["n"] = self.state.get("n", 0) + 1
+        self.produce({"n": self.state["n"]})
+
+
+def counting(work: Path, format: str = "json") -> ms.Pipeline:
+    p = ms.Pipeline("counting")
+    stream = p.inject("in", ms.sources.files(work / "in", schema="k string, at long", format="json"), timestamp="at")
+    p.emit(p.compute(Count, stream, key="k", produces="counts"), ms.sinks.files(work / "counts", format=format))
+    return p
+
+
+@pytest.mark.parametrize("format", ["json", "parquet"])
+def test_a_handle_shows_state_output_and_itself(spark: Any, tmp_path: Path, capfd: pytest.CaptureFixture[str], format: str) -> None:
+    write(tmp_path / "in", "a.json", [{"k": key, "at": BASE + at} for at, key in enumerate(["tea", "<b>", "tea"])])
+    handle = counting(tmp_path, format).run(spark, checkpoint=tmp_path / "checkpoint", available_now=True)
+    handle.await_termination()
+    assert handle.state("Count") == {"tea": {"n": 2}, "<b>": {"n": 1}}
+    assert handle.state("Count", "tea") == {"n": 2} and handle.state("Count", "coffee") is None
+    assert sorted((key, value["n"]) for key, value, _ in handle.output()) == [("<b>", 1), ("tea", 1), ("tea", 2)]
+    assert handle.output("counts") == handle.output()
+    with pytest.raises(ms.errors.DefinitionError, match="no computation is called 'Sum'; there are: Count"):
+        handle.state("Sum")
+    with pytest.raises(ms.errors.DefinitionError, match="no stream 'sums' goes to a sink; there are: counts"):
+        handle.output("sums")
+    assert repr(handle).startswith("<Millstream run of 'counting': ended, epoch ") and "3 records" in repr(handle)
+    assert repr(handle.status()) == f"<{handle.status()}>" and "ended" in str(handle.status())
+    assert "<table>" in handle._repr_html_() and "Count" in handle._repr_html_()
+    said = capfd.readouterr().err.splitlines()
+    assert said[0].startswith("counting: reading files in ") and said[-1].endswith(f"; 3 rows in {tmp_path}/counts/")
+    assert all(line.startswith("counting: ") for line in said), said
+
+
+def test_a_run_that_is_quiet_or_stopped_says_nothing_that_nobody_asked_for(spark: Any, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    write(tmp_path / "in", "a.json", [{"k": "tea", "at": BASE}])
+    handle = counting(tmp_path).run(spark, checkpoint=tmp_path / "checkpoint", trigger="200ms", quiet=True)
+    deadline = time.monotonic() + 60
+    while handle.status().records < 1 and time.monotonic() < deadline:
+        time.sleep(0.05)
+    sign = alive.last_sign(open_storage(str(tmp_path / "checkpoint")))
+    assert sign is not None and sign.is_alive(int(time.time() * 1000))
+    handle.stop()
+    assert handle.status().state == "stopped" and not handle.running
+    out, err = capfd.readouterr()
+    assert out == "" and err == ""
+    sign = alive.last_sign(open_storage(str(tmp_path / "checkpoint")))
+    assert sign is not None and sign.state == "stopped" and not sign.is_alive(sign.at)
+
+
+def test_a_run_without_input_says_for_whom_it_waits(spark: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from millstream.engine.spark import handle as module
+
+    monkeypatch.setattr(module, "_QUIET_AFTER", 0.3)
+    (tmp_path / "in").mkdir()
+    handle = counting(tmp_path).run(spark, checkpoint=tmp_path / "checkpoint", trigger="200ms", quiet=True)
+    deadline = time.monotonic() + 60
+    while not (handle.status().waits_for and handle.status().epoch >= 0) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    status = handle.status()
+    handle.stop()
+    assert status.waits_for == f"files in {tmp_path / 'in'}"
+    assert f"waiting for files in {tmp_path / 'in'}" in str(status)
+    assert handle.status().waits_for == "", "who has ended waits for nobody"
+
+
+def test_the_whole_reason_of_sparks_error_is_told_in_one_message(spark: Any, tmp_path: Path) -> None:
+    (tmp_path / "in").mkdir()
+    (tmp_path / "in" / "a.json").write_text(json.dumps({"k": "tea", "at": "soon"}) + "\n")
+    handle = counting(tmp_path).run(spark, checkpoint=tmp_path / "checkpoint", available_now=True, quiet=True)
+    with pytest.raises(ms.errors.InputError) as caught:
+        handle.await_termination()
+    said = str(caught.value)
+    assert "a.json" in said and "soon" in said and len(said.splitlines()) < 8 and "at org.apache" not in said, said
