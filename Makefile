@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
-.PHONY: setup demo test check bench bench-quick soak java clean
+.PHONY: setup demo test quick check bench bench-quick soak java clean
 
 setup: $(STAMP) java
 	@echo "ready: . $(VENV)/bin/activate for the millstream command, or make demo"
@@ -29,6 +29,9 @@ check: $(STAMP)
 
 test: setup
 	$(BIN)/pytest -m "not soak" -n 2 --dist loadfile --no-loadscope-reorder
+
+quick: $(STAMP)
+	$(BIN)/pytest -m "not spark and not crash and not soak" -n 2
 
 soak: setup
 	$(BIN)/pytest -m soak

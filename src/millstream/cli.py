@@ -299,12 +299,12 @@ def _signals(stopping: threading.Event) -> Iterator[None]:
 
 
 def _end_spark() -> None:
-    """Ends the session of a run, if there is one."""
+    """Ends the session of a run, if there is one, and Java still answers."""
     from pyspark.sql import SparkSession
 
-    session = SparkSession.getActiveSession()
-    if session is not None:
-        with contextlib.suppress(Exception):
+    with contextlib.suppress(Exception):
+        session = SparkSession.getActiveSession()
+        if session is not None:
             session.stop()
 
 

@@ -22,7 +22,7 @@ from millstream.connector.credentials import Tls
 from millstream.connector.intake_batch import decode_entries
 from millstream.connector.push import PushClient
 from millstream.connector.source_server import SourceServer
-from millstream.connector.source_session import MESSAGE, WATERMARK_KEY
+from millstream.connector.source_session import MESSAGE, WATERMARK_KEY, Needs
 from millstream.errors import InputError, LocalProtocolError, SinkError, StorageError
 
 
@@ -68,6 +68,28 @@ class Committing:
 
 
 # ---- pushing
+
+
+@pytest.mark.parametrize(("needs", "message", "says"), [
+    (Needs(key=True), {"event_time": 1}, "message 2 of stream 's' has no key"),
+    (Needs(time=True), {"key": "k", "event_time": 2**63 - 1}, "has the event time 9223372036854775807"),
+])  # fmt: skip
+def test_what_would_stop_the_pipeline_is_refused_at_once_and_the_pusher_is_told(tmp_path: Path, needs: Needs, message: dict[str, Any], says: str) -> None:
+    with SourceServer(tmp_path / "intake", needs=needs) as server, PushClient(server.address) as client:
+        client.notify("s")
+        client.send("s", 1, b"good", event_time=1, key="k")
+        client.send("s", 2, b"bad", **message)
+        with pytest.raises(InputError, match=says):
+            client.wait(30)
+        until(lambda: stored(server) == [("s", 1, b"good")])
+        assert stored(server) == [("s", 1, b"good")], "what was good is kept, and nothing else"
+
+
+def test_without_needs_the_same_messages_are_taken(server: SourceServer) -> None:
+    with PushClient(server.address) as client:
+        client.notify("s")
+        client.send("s", 1, b"no key", event_time=2**63 - 1)
+        until(lambda: len(stored(server)) == 1)
 
 
 def test_what_is_pushed_is_stored_and_acknowledged_after_the_commit_and_not_before(server: SourceServer) -> None:

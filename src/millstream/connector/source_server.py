@@ -36,7 +36,7 @@ from millstream.connector.credentials import Tls
 from millstream.connector.intake import SEGMENT_SIZE, Intake, Stretch
 from millstream.connector.messages import Ok
 from millstream.connector.source_frames import SourceDecoder
-from millstream.connector.source_session import Entry, SourceSession
+from millstream.connector.source_session import Entry, Needs, SourceSession
 from millstream.connector.source_streams import Mark, Streams, advance
 from millstream.errors import MillstreamError, RemoteProtocolError, StorageError
 
@@ -81,7 +81,9 @@ class SourceServer:
         backlog: int = 4 << 30,
         batch_messages: int = _BATCH_MESSAGES,
         segment_size: int = SEGMENT_SIZE,
+        needs: Needs | None = None,
     ) -> None:
+        self._needs = needs or Needs()
         self._host, self._port = credentials.parse_address(listen)
         credentials.check_listening(self._host, cookie, force)
         self.context = None if tls is None else credentials.server_context(tls)
@@ -210,7 +212,7 @@ class SourceServer:
             peer.abort()
 
     def session(self) -> SourceSession:
-        return SourceSession(self._streams, time.monotonic, cookie=self._cookie, credits=self._credits)
+        return SourceSession(self._streams, time.monotonic, cookie=self._cookie, credits=self._credits, needs=self._needs)
 
     def arrived(self, peer: _Peer) -> None:
         if self._stopping:

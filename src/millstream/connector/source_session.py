@@ -80,10 +80,22 @@ class _Open:
         self.state = SERVER_STREAM[ServerStream.ABSENT][m.Notify]["accepted"]
 
 
+_FIRST_TIME, _LAST_TIME = -(2**63) + 1, 2**63 - 2
+
+
+class Needs(msgspec.Struct, frozen=True):
+    """What the pipeline behind a source cannot do without in a message: whoever pushes one without it is told at once, and it is not taken."""
+
+    key: bool = False
+    time: bool = False
+
+
 class SourceSession:
     """One connection, from HELLO to its end."""
 
-    def __init__(self, streams: Streams, clock: Callable[[], float], *, cookie: str = "", credits: int = 100_000, streams_limit: int = 1000) -> None:
+    def __init__(
+        self, streams: Streams, clock: Callable[[], float], *, cookie: str = "", credits: int = 100_000, streams_limit: int = 1000, needs: Needs | None = None
+    ) -> None:
         self.state = Server.INITIAL
         self.identity = ("", "")
         self.credits = 0  # what the peer may still send
@@ -92,6 +104,7 @@ class SourceSession:
         self._cookie = cookie
         self._granted = credits
         self._limit = streams_limit
+        self._needs = needs or Needs()
         self._owed = 0  # credits that no commit has to be waited for
         self._open: dict[int, _Open] = {}
         self._numbers: dict[str, _Open] = {}
@@ -144,7 +157,7 @@ class SourceSession:
         return self.receive_messages([(message.stream, message.id, message.event_time, message.key, message.payload)])
 
     def _take(self, pushed: Sequence[Pushed], entries: list[Entry]) -> None:
-        seen, now = 0, self._clock()
+        seen, now, needs = 0, self._clock(), self._needs
         number, found, stream, last, name = -1, None, None, -1, ""
         for sid, id, event_time, key, payload in pushed:
             if sid != number or found is None:
@@ -169,6 +182,10 @@ class SourceSession:
                     key.decode()
                 except UnicodeDecodeError:
                     raise RemoteProtocolError("a key is not UTF-8") from None
+            if needs.key and not key:
+                raise RemoteProtocolError(f"message {id} of stream {name!r} has no key, and the pipeline that reads it goes by keys: push it with a key")
+            if needs.time and not _FIRST_TIME <= event_time <= _LAST_TIME:
+                raise RemoteProtocolError(f"message {id} of stream {name!r} has the event time {event_time}, which no record can have")
             entries.append((name, MESSAGE, id, event_time, key, payload))
             assert stream is not None
             stream.received = last = id

@@ -48,6 +48,7 @@ class Connector:
         self.folder, self.listen, self.streams, self.idle = folder, listen, streams, idle
         self._messages, self._size, self._partitions = messages, size, partitions
         self._options = server
+        self._needs = (False, False)
         self._server: SourceServer | None = None
 
     def __getstate__(self) -> dict[str, Any]:
@@ -59,12 +60,18 @@ class Connector:
         source = importlib.import_module("millstream.engine.spark.intake_source")  # stands above; only a running engine needs it
         return source.load(spark, self.folder, partitions=self._partitions, messages=self._messages, size=self._size)
 
+    def require(self, *, key: bool, time: bool) -> None:
+        """What the pipeline cannot do without (driver, before the start): a message without a key, or with an impossible event time, is then refused, and
+        whoever pushed it is told at once."""
+        self._needs = (key, time)
+
     def start(self) -> SourceServer:
         """The server, started if need be (driver)."""
         if self._server is None:
             from millstream.connector.source_server import SourceServer
+            from millstream.connector.source_session import Needs
 
-            server = SourceServer(self.folder, self.listen, **self._options)
+            server = SourceServer(self.folder, self.listen, **self._options, needs=Needs(*self._needs))
             server.start()
             self._server = server
         return self._server

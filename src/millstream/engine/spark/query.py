@@ -74,6 +74,8 @@ def start(
     for emission in topology.emissions:
         emission.sink.check()
         emission.sink.resolve(lambda ddl: to_arrow_schema(T.StructType.fromDDL(ddl), timezone="UTC"))
+    for injector in topology.injectors.values():
+        _require(injector, topology)
     sources = [_load(injector, spark, topology) for injector in topology.injectors.values()]
     pairs = list(zip(topology.injectors.values(), sources, strict=True))
     value_types = [rows.value_type(injector, source, topology) for injector, source in pairs]
@@ -208,6 +210,17 @@ def _check_pickles(program: Program) -> None:
 def _check_session(spark: Any) -> None:
     if not hasattr(spark, "_jsparkSession"):
         raise DefinitionError("Millstream needs a classic Spark session (not Spark Connect): it runs foreachBatch on the driver")
+
+
+def _require(injector: Injector, topology: Topology) -> None:
+    """Tells a source what would stop the pipeline, so that it can refuse it where it comes in. Consumers with dead letters take everything."""
+    require = getattr(injector.source, "require", None)
+    strict = [route for route in topology.routes if route.stream == injector.name and not topology.takes_rejected(route.computation)]
+    if require is not None:
+        require(
+            key=any("key" in (route.key if isinstance(route.key, tuple) else (route.key,)) for route in strict),
+            time=bool(strict) and injector.timestamp == "event_time",
+        )
 
 
 def _load(injector: Injector, spark: Any, topology: Topology) -> DataFrame:
