@@ -95,3 +95,11 @@ def test_the_whole_reason_of_sparks_error_is_told_in_one_message(spark: Any, tmp
         handle.await_termination()
     said = str(caught.value)
     assert "a.json" in said and "soon" in said and len(said.splitlines()) < 8 and "at org.apache" not in said, said
+
+
+def test_sparks_log_has_no_checksum_files_beside_it(spark: Any, tmp_path: Path) -> None:
+    write(tmp_path / "in", "a.json", [{"k": "tea", "at": BASE}])
+    counting(tmp_path).run(spark, checkpoint=tmp_path / "checkpoint", available_now=True, quiet=True).await_termination()
+    written = [path.name for path in (tmp_path / "checkpoint" / "spark").rglob("*") if path.is_file()]
+    assert "metadata" in written and not [name for name in written if name.endswith(".crc")], "each would cost a process"
+    assert spark.conf.get("spark.sql.execution.arrow.maxBytesPerBatch") == "2147483647"
