@@ -354,7 +354,7 @@ class Epochs:
                 last = error
         raise HookError(
             f"epoch {order.epoch} was abandoned {TRIES} times: {last} A computation that is not deterministic (randomness, the clock, outside "
-            f"calls) cannot stand before a weak edge. Make its productions strong (production=ms.STRONG), or make it repeat itself: use self.now, and seed by self.key."
+            f"calls) cannot stand before a weak edge. Make its productions strong (production=ms.STRONG), or make it deterministic: use self.now, and seed by self.key."
         )
 
     def _to_store(self, error: Exception, stored: dict[Edge, str]) -> dict[Edge, str]:

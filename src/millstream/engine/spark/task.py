@@ -1,7 +1,7 @@
 """One task: brings its shard's replicas up to date, runs the step, stages one unit, passes on what belongs to later levels.
 
 Everything that a task makes is named after its attempt and invisible until a manifest names it; its receipt travels with the rows to
-the driver. A failure that retrying cannot mend (a hook that raises, a null key, a full disk) travels as a receipt too; anything
+the driver. A failure that retrying cannot fix (a hook that raises, a null key, a full disk) travels as a receipt too; anything
 unexpected is raised, and Spark tries again.
 """
 
