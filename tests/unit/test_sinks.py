@@ -366,3 +366,15 @@ def test_a_pickled_each_epoch_carries_no_function():
     copy = pickle.loads(pickle.dumps(sink))
     assert copy.schema == SCHEMA
     assert copy.stage(task(), ROWS)["rows"] == 3
+
+
+@pytest.mark.parametrize("value", [float("nan"), {"a": [1.0, float("inf")]}, ["x", {"b": float("-inf")}]])
+def test_a_number_that_json_cannot_say_is_an_error_that_names_the_key_unless_null_is_asked_for(tmp_path, value):
+    rows = [SinkRow("good", 1, None), SinkRow("bad", 2, value)]
+    with pytest.raises(SinkError, match=r"key 'bad'.*JSON has no NaN and no infinity"):
+        ms.sinks.files(tmp_path / "a").stage(task(), rows)
+    sink = ms.sinks.files(tmp_path / "b", nan="null")
+    sink.commit(driver(), 3, [sink.stage(task(), rows)])
+    assert "null" in (tmp_path / "b" / "pipe-counts-0000-0000000003.jsonl").read_text()
+    with pytest.raises(DefinitionError, match="use 'error' or 'null'"):
+        ms.sinks.files(tmp_path, nan="zero")

@@ -18,6 +18,7 @@ from millstream.sources.schema import columns
 
 __all__ = ["Connector", "Files", "FromSession", "Rate", "connector", "files", "rate"]
 
+_FEW = 1000  # files that are looked at for their size
 _FORMATS = {".parquet": "parquet", ".json": "json", ".jsonl": "json", ".ndjson": "json", ".csv": "csv"}
 
 
@@ -60,9 +61,10 @@ class Files(msgspec.Struct, frozen=True):
 
     def size(self) -> int | None:
         """The bytes that are there to read (driver); None where that cannot be told cheaply."""
-        if "://" in self.path:
+        found = self._files()
+        if "://" in self.path or len(found) > _FEW:
             return None
-        return sum(file.stat().st_size for file in self._files() if file.is_file())
+        return sum(file.stat().st_size for file in found if file.is_file())
 
     def _check_header(self, format: str) -> None:
         """A line of column names that would be read as a row."""

@@ -20,7 +20,7 @@ class Narrator:
 
     def __init__(self, pipeline: str, quiet: bool, stream: TextIO | None = None) -> None:
         self._pipeline = pipeline
-        self._quiet = quiet
+        self.quiet = quiet
         self._stream = stream
         self._shown: Any = None
         self._at = 0.0
@@ -28,12 +28,12 @@ class Narrator:
 
     def say(self, text: str) -> None:
         """One line, at once."""
-        if not self._quiet:
+        if not self.quiet:
             print(f"{self._pipeline}: {text}", file=self._stream or sys.stderr, flush=True)
 
     def tell(self, status: Status) -> None:
         """How the run is doing, if that is worth a line."""
-        if self._quiet or status.epoch < 0:
+        if self.quiet or status.epoch < 0:
             return
         with self._lock:
             changes, now = view.changes(status), time.monotonic()

@@ -233,11 +233,14 @@ class Handle:
 
     def _give_signs(self) -> None:
         said = 0.0
-        while not self._done.wait(0.25):
-            self._narrator.tell(self.status())
+        while True:
             if time.monotonic() - said >= alive.EVERY:
                 said = time.monotonic()
                 self._sign()
+            if self._done.wait(1.0):
+                return
+            if not self._narrator.quiet:
+                self._narrator.tell(self.status())
 
     def _sign(self) -> None:
         epochs = self._epochs

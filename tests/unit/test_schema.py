@@ -1,0 +1,79 @@
+"""A source's schema without Spark."""
+
+from __future__ import annotations
+
+import datetime
+from decimal import Decimal
+from typing import Any
+
+import pytest
+
+import millstream as ms
+from millstream.sources.schema import columns, converted, millis, moment
+from millstream.testing import LocalRunner
+
+NOON = datetime.datetime(2024, 5, 1, 12, tzinfo=datetime.timezone.utc)
+
+
+@pytest.mark.parametrize("given", [NOON, NOON.replace(tzinfo=None), "2024-05-01T12:00:00Z", "2024-05-01T14:00:00+02:00", 1_714_564_800_000])
+def test_a_point_in_time_as_people_give_it(given: Any) -> None:
+    assert moment(given) == NOON and millis(moment(given)) == 1_714_564_800_000
+
+
+def test_a_row_has_the_columns_of_the_schema_and_no_others() -> None:
+    known = columns("word string, at timestamp, price decimal(6,2), tags array<long>")
+    assert known is not None
+    assert converted({"word": "tea", "at": 0, "price": "1.5", "more": 1}, known, "in") == {
+        "word": "tea", "at": datetime.datetime(1970, 1, 1, tzinfo=datetime.timezone.utc), "price": Decimal("1.50"), "tags": None,
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("row", "says"),
+    [({"n": "7"}, "'n': '7' (a str) does not fit the type int"), ({"n": 2**31}, "does not fit the type int"), ({"n": True}, "(a bool)"), ({"at": "soon"}, "'at': 'soon'"),
+     ({"place": {"x": "far"}}, "column 'place.x'")],
+)  # fmt: skip
+def test_what_does_not_fit_names_stream_column_value_and_type(row: dict[str, Any], says: str) -> None:
+    known = columns("n int, at timestamp, place struct<x: double>")
+    assert known is not None
+    with pytest.raises(ms.errors.InputError, match="stream 'in'") as caught:
+        converted(row, known, "in")
+    assert says in str(caught.value)
+
+
+@pytest.mark.parametrize("ddl", ["a intervall", "a int b", "a array<int", "a: ", "a geometry(0)", ""])
+def test_a_text_that_it_does_not_understand_is_left_to_spark(ddl: str) -> None:
+    assert columns(ddl) is None
+
+
+@pytest.mark.parametrize(("where", "says"), [({"key": "wrod"}, "key of computation 'Count'"), ({"timestamp": "when"}, "timestamp"), ({"id": "number"}, "id")])
+def test_a_column_that_the_schema_does_not_have_is_told_before_anything_starts(where: dict[str, str], says: str) -> None:
+    class Count(ms.Computation):
+        def process_record(self, record: ms.Record) -> None:
+            pass
+
+    p = ms.Pipeline("columns")
+    named = {"timestamp": "at", "id": "id", "key": "word", **where}
+    stream = p.inject("in", ms.sources.files("in/", schema="word string, at long, id string"), timestamp=named["timestamp"], id=named["id"])
+    p.compute(Count, stream, key=named["key"])
+    with pytest.raises(ms.errors.DefinitionError, match=rf"injected stream 'in', {says}: there is no column .*; the source has: word, at, id"):
+        LocalRunner(p)
+
+
+def test_sql_text_needs_its_meaning_in_a_test() -> None:
+    class Count(ms.Computation):
+        State = int
+
+        def process_record(self, record: ms.Record) -> None:
+            self.state += 1
+
+    p = ms.Pipeline("sql")
+    p.compute(Count, p.inject("in", ms.sources.files("in/", schema="word string, at long"), timestamp="at"), key="lower(word)")
+    runner = LocalRunner(p)
+    runner.push("in", {"word": "TEA", "at": 1})
+    with pytest.raises(ms.errors.DefinitionError, match=r"expressions="):
+        runner.run()
+    runner = LocalRunner(p, expressions={"lower(word)": lambda row: row["word"].lower()})
+    runner.push("in", {"word": "TEA", "at": 1}, {"word": "tea", "at": 2})
+    runner.run()
+    assert runner.state("Count") == {"tea": 2}
