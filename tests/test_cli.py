@@ -573,8 +573,12 @@ class Count(ms.Computation):
         self.produce(self.state.n)
 
 words = ms.Pipeline("words")
-stream = words.inject("words", ms.sources.files("in", schema="word string, at long"), timestamp="at")
-counts = words.compute(Count, stream, key="word")
+def source(spark):  # there is no session yet when this file is executed
+    assert spark.conf.get("spark.sql.session.timeZone") == "Europe/Tallinn"
+    return spark.readStream.schema("word string, at long").json("in")
+
+stream = words.inject("words", source, timestamp="at", id="concat(word, '-', cast(at as string))")
+counts = words.compute(Count, stream, key="coalesce(lower(word), '?')")
 words.emit(counts, ms.sinks.files("out"))
 """
 
@@ -600,7 +604,7 @@ def project(tmp_path: Path) -> Path:
 
 @pytest.mark.spark
 def test_run_to_the_end_of_the_input(project: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    ran = run_file(project, "run", "code/words.py:words", "--available-now", "--shards", "2")
+    ran = run_file(project, "run", "code/words.py:words", "--available-now", "--shards", "2", "--conf", "spark.sql.session.timeZone=Europe/Tallinn")
     assert ran.returncode == 0, ran.stderr
     lines = ran.stdout.splitlines()
     checkpoint = project / "words-checkpoint"
@@ -632,6 +636,13 @@ def test_what_a_file_raises_is_shown_from_its_first_line_on(project: Path) -> No
     assert ran.returncode == 1
     assert "code/words.py cannot be executed" in ran.stderr and "No module named 'no_such_module'" in ran.stderr
     assert "importlib" not in ran.stderr and "cli.py" not in ran.stderr
+
+
+def test_a_column_without_a_session_says_what_to_give_instead(project: Path) -> None:
+    text = PIPELINE.replace('key="coalesce(lower(word), \'?\')"', 'key=__import__("pyspark.sql.functions").sql.functions.lower("word")')
+    (project / "code" / "words.py").write_text(text)
+    ran = run_file(project, "run", "code/words.py:words", "--available-now")
+    assert ran.returncode == 1 and "There is no Spark session yet when the file is executed. Give keys, timestamps and ids as SQL text" in ran.stderr
 
 
 def test_finding_the_pipeline() -> None:

@@ -43,9 +43,8 @@ class Narrator:
             print(view.line(status), file=self._stream or sys.stderr, flush=True)
 
     def ended(self, status: Status, stopped: bool, published: Mapping[str, tuple[str, int]]) -> None:
-        """The last words: how it ended, and where the rows are."""
-        if status.state != "failed":
-            self.say(last_words(status, stopped, published))
+        """The last words of a run that has not failed: how it ended, and where the rows are."""
+        self.say(last_words(status, stopped, published))
 
 
 def last_words(status: Status, stopped: bool, published: Mapping[str, tuple[str, int]]) -> str:

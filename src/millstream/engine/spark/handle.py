@@ -72,10 +72,13 @@ class Handle:
             if not self._stopping or isinstance(self._epochs.error, MillstreamError):
                 self._error = self._explained(self._epochs.error or error)
         finally:
-            self._epochs.close()
-            self._sign()
-            self._narrator.ended(self.status(), self._stopping, self._epochs.published)
-            self._done.set()
+            try:
+                self._epochs.close()
+                self._sign()
+                if self._error is None:
+                    self._narrator.ended(self.status(), self._stopping, self._epochs.published)
+            finally:
+                self._done.set()  # whoever waits must not wait for ever, whatever is said last
 
     def _started(self) -> Any:
         """The query, begun; once more where another run, which this one has replaced, has been at Spark's log in the same moment."""
