@@ -3,6 +3,7 @@ that behave like a JVM with PySpark's daemon below it."""
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import subprocess
@@ -11,14 +12,17 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
 ROOT = Path(__file__).parent.parent.parent
 sys.path.insert(0, str(ROOT))
 
-from benchmarks import cpu  # noqa: E402
+from benchmarks import cpu, data, jobs, measure, throughput  # noqa: E402
 from benchmarks.cpu import Cpu, Meter  # noqa: E402
+from benchmarks.measure import Epoch, Measured  # noqa: E402
 
 linux = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="the meter reads Linux's clocks")
 
@@ -187,3 +191,86 @@ def test_only_what_falls_between_two_moments_is_counted() -> None:
         assert one.meter.between(moments[0], moments[1]).jvm == near(BURNT / 2)
         with pytest.raises(ValueError, match="start it before the job"):
             one.meter.at(moments[0] - 600)
+
+
+# --- what is divided by what
+
+
+class Line(Meter):
+    """A meter whose readings are given: the JVM spends a second a second, Python two, the driver a tenth."""
+
+    def __init__(self) -> None:
+        pass
+
+    def at(self, moment: float) -> Cpu:
+        return Cpu(jvm=moment, python=2 * moment, driver=0.1 * moment, jit=0.5 * moment)
+
+
+def query(*epochs: dict[str, Any]) -> Any:
+    return SimpleNamespace(recentProgress=[SimpleNamespace(json=json.dumps(one)) for one in epochs])
+
+
+def told(rows: int, tick: int, millis: int, timestamp: str) -> dict[str, Any]:
+    sources = [{"description": "FileStreamSource[here]", "numInputRows": rows}, {"description": "RatePerMicroBatchStream[rowsPerBatch=1]", "numInputRows": tick}]
+    return {"numInputRows": rows + tick, "sources": sources, "batchDuration": millis, "timestamp": timestamp}
+
+
+def test_epochs_are_those_with_input_and_the_ticking_source_is_none() -> None:
+    found = measure.progress(query(told(200, 1, 500, "1970-01-01T00:00:10.000Z"), told(0, 1, 40, "1970-01-01T00:00:11.000Z"), told(1, 0, 250, "1970-01-01T00:00:12.500Z")))
+    assert found == [Epoch(200, 0.5, 10.0), Epoch(1, 0.25, 12.5)]
+    assert [one.ended for one in found] == [10.5, 12.75]
+
+
+def test_steady_epochs_are_divided_by_their_own_records() -> None:
+    epochs = [Epoch(1_000_000, 50.0, 0.0), Epoch(9_000_000, 10.0, 50.0), Epoch(1_000_000, 4.0, 61.0), Epoch(1_000_000, 4.0, 66.0)]
+    found = measure.measured(Line(), epochs, 2)
+    assert found.rate == 2_000_000 / 8  # the durations alone
+    assert found.cpu == Cpu(jvm=5.0, python=10.0, driver=0.5, jit=2.5)  # from 60 to 70: the gaps too
+    assert found.epochs == tuple(epochs[2:])
+    with pytest.raises(ValueError, match="give more files, at least 5"):
+        measure.measured(Line(), epochs, 4)
+
+
+def run_of(rate: float, total: float) -> Measured:
+    return Measured(rate, Cpu(jvm=total), ())
+
+
+def test_ratios_are_millstreams_over_the_others_and_a_variants_over_millstreams() -> None:
+    found = {"sql": [run_of(100, 8)], "millstream": [run_of(150, 4), run_of(200, 6)], "floor": [run_of(400, 2)], "tws": [run_of(10, 100)], "millstream-dedup": [run_of(100, 6)]}
+    assert measure.ratios(found) == {
+        "throughput_vs_tws": 20.0, "cpu_vs_tws": 0.04, "throughput_vs_sql": 2.0, "cpu_vs_sql": 0.5, "throughput_vs_floor": 0.5, "cpu_vs_floor": 2.0,
+        "throughput_dedup_vs_millstream": 0.5, "cpu_dedup_vs_millstream": 1.5,
+    }  # fmt: skip
+    assert measure.ratios({"sql": [run_of(100, 8)]}) == {}
+
+
+# --- outputs are checked
+
+
+def test_a_wrong_a_missing_and_a_doubled_count_are_noticed(tmp_path: Path) -> None:
+    truth = {("tea", data.START - 1000): 2, ("tea", data.START + 60_000): 1}
+    rows = [{"key": "tea", "timestamp": data.START, "value": 2}, {"key": "tea", "timestamp": data.START + 61_000, "value": 1}]
+
+    def check(way: str, *told: dict[str, Any]) -> None:
+        work = jobs.fresh(tmp_path / way)
+        (work / "counts").mkdir()
+        name = "part.jsonl" if way == "millstream" else "part.json"
+        (work / "counts" / name).write_text("".join(json.dumps(one) + "\n" for one in told))
+        throughput._check(way, work, truth, data.START + 10_000)
+
+    check("millstream", *rows)
+    check("sql", *rows)
+    check("sql", rows[0])  # the other second is not complete
+    for way, told in (("millstream", rows[:1]), ("millstream", [rows[0], *rows]), ("sql", rows[1:]), ("sql", [{**rows[0], "value": 3}]), ("tws", [])):
+        with pytest.raises(AssertionError):
+            check(way, *told)
+
+
+# --- what is run
+
+
+def test_a_way_that_does_not_exist_is_named(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setattr(sys, "argv", ["throughput", "--only", "sql,flor"])
+    with pytest.raises(SystemExit):
+        throughput._options()
+    assert "no way is called flor; there are: sql, millstream" in capsys.readouterr().err
