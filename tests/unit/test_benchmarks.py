@@ -3,6 +3,7 @@ that behave like a JVM with PySpark's daemon below it."""
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import signal
@@ -20,7 +21,7 @@ import pytest
 ROOT = Path(__file__).parent.parent.parent
 sys.path.insert(0, str(ROOT))
 
-from benchmarks import cpu, data, jobs, measure, throughput  # noqa: E402
+from benchmarks import cpu, data, epoch, jobs, measure, throughput  # noqa: E402
 from benchmarks.cpu import Cpu, Meter  # noqa: E402
 from benchmarks.measure import Epoch, Measured  # noqa: E402
 
@@ -242,6 +243,21 @@ def test_ratios_are_millstreams_over_the_others_and_a_variants_over_millstreams(
         "throughput_dedup_vs_millstream": 0.5, "cpu_dedup_vs_millstream": 1.5,
     }  # fmt: skip
     assert measure.ratios({"sql": [run_of(100, 8)]}) == {}
+
+
+def test_a_small_epochs_cost_is_the_median_from_end_to_end() -> None:
+    ends = [0.0, 1.0, 1.1, 1.2, 1.4, 9.0]
+    found = epoch.small(Line(), [Epoch(1, 0.0, end) for end in ends], 5)
+    assert (found.jvm, found.python, found.driver, found.jit) == pytest.approx((200.0, 400.0, 20.0, 100.0))
+    with pytest.raises(ValueError, match="6 epochs had input, and 6 are to be measured"):
+        epoch.small(Line(), [Epoch(1, 0.0, end) for end in ends], 6)
+
+
+def test_the_files_of_one_record_come_after_the_others(tmp_path: Path) -> None:
+    epoch._make(tmp_path, 100, 10, 4)
+    by_age = sorted(tmp_path.glob("*.parquet"), key=lambda path: path.stat().st_mtime)
+    assert by_age == sorted(tmp_path.glob("*.parquet")) and len(by_age) == epoch.FILES + 4
+    assert all(one.stat().st_mtime + 0.5 < other.stat().st_mtime for one, other in itertools.pairwise(by_age))
 
 
 # --- outputs are checked
