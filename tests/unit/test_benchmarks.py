@@ -21,7 +21,7 @@ import pytest
 ROOT = Path(__file__).parent.parent.parent
 sys.path.insert(0, str(ROOT))
 
-from benchmarks import cpu, data, epoch, jobs, measure, throughput  # noqa: E402
+from benchmarks import compare, cpu, data, epoch, jobs, measure, once, throughput  # noqa: E402
 from benchmarks.cpu import Cpu, Meter  # noqa: E402
 from benchmarks.measure import Epoch, Measured  # noqa: E402
 
@@ -290,3 +290,39 @@ def test_a_way_that_does_not_exist_is_named(monkeypatch: pytest.MonkeyPatch, cap
     with pytest.raises(SystemExit):
         throughput._options()
     assert "no way is called flor; there are: sql, millstream" in capsys.readouterr().err
+
+
+# --- comparing with another version
+
+
+def test_the_other_version_is_a_src_folder(tmp_path: Path) -> None:
+    package = tmp_path / "src" / "millstream"
+    package.mkdir(parents=True)
+    (package / "__init__.py").touch()
+    assert compare.source_folder(tmp_path / "src") == (tmp_path / "src").resolve()
+    with pytest.raises(ValueError, match=r"there is no Millstream in .*; .*/src would do"):
+        compare.source_folder(tmp_path)
+    with pytest.raises(ValueError, match="give the folder that holds the package"):
+        compare.source_folder(tmp_path / "nowhere")
+
+
+def test_a_side_runs_with_its_own_millstream_or_not_at_all(tmp_path: Path) -> None:
+    package = tmp_path / "src" / "millstream"
+    package.mkdir(parents=True)
+    (package / "__init__.py").write_text("")
+    code = f"from benchmarks import once; from pathlib import Path; once._check_source(Path({str(tmp_path / 'src')!r}))"
+    for source, right in ((tmp_path / "src", True), (compare.OURS, False)):
+        environment = compare.environment(source, tmp_path, os.environ)
+        done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, env=environment, capture_output=True, text=True)
+        assert (done.returncode == 0) == right and ("is PYTHONPATH set?" in done.stderr) != right, done.stderr
+
+
+def test_ratios_of_two_versions_are_of_their_means() -> None:
+    ours = compare.mean([Cpu(2, 1, 0.5, 0.5), Cpu(4, 3, 0.5, 1.5)])
+    assert ours == Cpu(3, 2, 0.5, 1)
+    assert compare.ratios(ours, Cpu(4, 1, 1, 2)) == {"cpu_vs_other": 0.92, "cpu_without_jit_vs_other": 1.12, "jvm_vs_other": 0.75, "python_vs_other": 2.0, "driver_vs_other": 0.5}
+
+
+def test_only_settings_that_another_version_can_have_are_passed_on() -> None:
+    settings = [("spark.app.id", "local-1"), ("spark.driver.port", "4711"), ("spark.master", "local[2,4]"), ("spark.python.daemon.module", "millstream.daemon"), ("spark.ui.enabled", "false")]
+    assert once.given(settings) == {"spark.master": "local[2,4]", "spark.ui.enabled": "false"}
