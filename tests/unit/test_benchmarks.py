@@ -6,6 +6,7 @@ from __future__ import annotations
 import itertools
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -21,9 +22,11 @@ import pytest
 ROOT = Path(__file__).parent.parent.parent
 sys.path.insert(0, str(ROOT))
 
-from benchmarks import compare, cpu, data, epoch, jobs, measure, once, throughput  # noqa: E402
+from benchmarks import all as everything  # noqa: E402
+from benchmarks import compare, cpu, data, epoch, jobs, latency, measure, once, throughput  # noqa: E402
 from benchmarks.cpu import Cpu, Meter  # noqa: E402
 from benchmarks.measure import Epoch, Measured  # noqa: E402
+from millstream.core.time import duration  # noqa: E402
 
 linux = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="the meter reads Linux's clocks")
 
@@ -285,11 +288,40 @@ def test_a_wrong_a_missing_and_a_doubled_count_are_noticed(tmp_path: Path) -> No
 # --- what is run
 
 
+def test_the_trigger_is_a_duration_and_spark_has_the_same() -> None:
+    assert duration(latency.TRIGGER) == 100 and latency.SPARK_TRIGGER == "100 milliseconds"
+
+
 def test_a_way_that_does_not_exist_is_named(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     monkeypatch.setattr(sys, "argv", ["throughput", "--only", "sql,flor"])
     with pytest.raises(SystemExit):
         throughput._options()
     assert "no way is called flor; there are: sql, millstream" in capsys.readouterr().err
+
+
+def test_make_bench_runs_everything() -> None:
+    runnable = {path.stem for path in (ROOT / "benchmarks").glob("*.py") if '__name__ == "__main__"' in path.read_text()}
+    assert runnable - {"all", "compare", "once"} == set(everything.PARTS)
+    text = (ROOT / "Makefile").read_text()
+    assert "-m benchmarks.all" in text and "-m benchmarks.throughput --quick" in text
+
+
+def test_a_part_is_shown_and_its_last_line_is_what_it_found(capsys: pytest.CaptureFixture[str]) -> None:
+    found = everything.run("filters")
+    assert all(name.startswith("filter_") for name in found)
+    assert capsys.readouterr().out.startswith("ours (numpy)")
+
+
+def test_a_part_that_fails_says_why() -> None:
+    with pytest.raises(SystemExit, match=r"benchmarks\.nothing failed(.|\n)*No module named"):
+        everything.run("nothing")
+
+
+def test_the_readme_names_what_exists() -> None:
+    text = (ROOT / "benchmarks" / "README.md").read_text()
+    named = set(re.findall(r"-m benchmarks\.(\w+)", text))
+    assert {*everything.PARTS, "compare"} - {"throughput"} <= named
+    assert all((ROOT / "benchmarks" / f"{name}.py").exists() for name in named)
 
 
 # --- comparing with another version
