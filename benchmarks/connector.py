@@ -6,13 +6,14 @@
 2. Commits: one small transaction after another, each confirmed; against SQLite with synchronous=FULL, one row a transaction.
 
 Every server is a process of its own, on the loopback. Targets: throughput of at least 100 MB/s or half of plain TCP, whichever is lower; at
-least half of SQLite's commits.
+least half of SQLite's commits. The last line is one JSON object with the ratios.
 """
 
 from __future__ import annotations
 
 import argparse
 import contextlib
+import json
 import multiprocessing
 import os
 import socket
@@ -150,24 +151,27 @@ def sqlite_commits(folder: str, seconds: float) -> float:
     return count / (time.perf_counter() - began)
 
 
-def main() -> None:
+def main() -> dict[str, float]:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seconds", type=float, default=4.0, help="how long each measurement lasts (4)")
     parser.add_argument("--rounds", type=int, default=3, help="how often all of them are taken, one after another (3)")
     args = parser.parse_args()
     ways = {"plain TCP": raw_rate, "sink": sink_rate, "sink, a message per line": single_rate, "commits": sink_commits, "SQLite commits": sqlite_commits}
     found: dict[str, list[float]] = {name: [] for name in ways}
-    for _ in range(args.rounds):
+    for turn in range(1, args.rounds + 1):
         for name, way in ways.items():
+            print(f"round {turn} of {args.rounds}: {name}, {args.seconds:g} s", flush=True)
             with tempfile.TemporaryDirectory() as folder:
                 found[name].append(way(folder, args.seconds))
     medians = {name: statistics.median(values) for name, values in found.items()}
     for name, values in found.items():
         unit = "/s" if "commits" in name else "MB/s"
         print(f"{name:26} {medians[name]:8.0f} {unit:5} ({', '.join(f'{value:.0f}' for value in values)})")
-    print(f"sink against plain TCP: {medians['sink'] / medians['plain TCP']:.2f}; commits against SQLite: {medians['commits'] / medians['SQLite commits']:.2f}")
     enough = min(100.0, medians["plain TCP"] / 2)
+    result = {"sink_vs_tcp": round(medians["sink"] / medians["plain TCP"], 2), "commits_vs_sqlite": round(medians["commits"] / medians["SQLite commits"], 2)}
     print(f"targets: {enough:.0f} MB/s {'met' if medians['sink'] >= enough else 'MISSED'}, half of SQLite {'met' if medians['commits'] >= medians['SQLite commits'] / 2 else 'MISSED'}")
+    print(json.dumps(result))
+    return result
 
 
 if __name__ == "__main__":

@@ -10,7 +10,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 RATE = 20_000  # records per second of event time
-DELAY = 2_000  # milliseconds out of order at most
+DELAY = 2_000  # milliseconds that a watermark waits; records are out of order by half of that at most
+START = 1_000_000_000_000
 
 
 def make(folder: Path, files: int, per_file: int, keys: int, seed: int = 7, repeated: float = 0.0) -> dict[tuple[str, int], int]:
@@ -24,7 +25,7 @@ def make(folder: Path, files: int, per_file: int, keys: int, seed: int = 7, repe
     number = 0
     for index in range(files):
         key = random.choice(keys, size=per_file, p=weights)
-        at = (np.arange(number, number + per_file) * 1000) // RATE + 1_000_000_000_000
+        at = (np.arange(number, number + per_file) * 1000) // RATE + START
         at = at - random.integers(0, DELAY, size=per_file) // 2
         ids = np.arange(number, number + per_file)
         number += per_file
@@ -40,10 +41,15 @@ def make(folder: Path, files: int, per_file: int, keys: int, seed: int = 7, repe
     return truth
 
 
-def read_counts(folder: Path) -> dict[tuple[str, int], int]:
-    """What a JSON-lines sink holds: {(key, second): count}; a doubled row is an error."""
+def complete(files: int, per_file: int) -> int:
+    """The time up to which Spark must have told of every second when it has read so many files: its watermark follows one epoch behind, by `DELAY`."""
+    return START + (files - 1) * per_file * 1000 // RATE - DELAY // 2 - DELAY
+
+
+def read_counts(folder: Path, pattern: str = "*.jsonl") -> dict[tuple[str, int], int]:
+    """What a folder of JSON lines holds: {(key, second): count}; a doubled row is an error."""
     found: dict[tuple[str, int], int] = {}
-    for path in sorted(folder.glob("*.jsonl")):
+    for path in sorted(folder.glob(pattern)):
         for line in path.read_text().splitlines():
             row = json.loads(line)
             name = (row["key"], row["timestamp"] - 1000)

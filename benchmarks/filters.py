@@ -1,11 +1,13 @@
 """Filters in front of the ids held: ours, on a whole column of hashes at once, against filters from PyPI (those that are installed: `pip install rbloom abloom`).
 
 Each is asked about, and then given, 100,000 ids in a filter of a million; false positives are counted. Theirs get the ids as Python objects, one by one
-or as a list, because that is what they take: making those objects from the column is part of their time.
+or as a list, because that is what they take: making those objects from the column is part of their time. The last line is one JSON object: our
+time over theirs, for those that are installed.
 """
 
 from __future__ import annotations
 
+import json
 import time
 from collections.abc import Callable
 from typing import Any
@@ -27,28 +29,34 @@ def best(function: Callable[[], Any]) -> float:
     return min(found)
 
 
-def main() -> None:
+def main() -> dict[str, float]:
+    result: dict[str, float] = {}
     dice = np.random.default_rng(1)
     old, new = dice.integers(0, 2**64, FULL, np.uint64), dice.integers(0, 2**64, COUNT, np.uint64)
 
-    def report(name: str, ask: Callable[[], Any], add: Callable[[], Any], wrong: float) -> None:
-        print(f"{name:14s} ask {best(ask):6.0f} ns   add {best(add):6.0f} ns   false positives {wrong:.3%}")
+    def report(name: str, ask: Callable[[], Any], add: Callable[[], Any], wrong: float) -> tuple[float, float]:
+        found = best(ask), best(add)
+        print(f"{name:14s} ask {found[0]:6.0f} ns   add {found[1]:6.0f} ns   false positives {wrong:.3%}", flush=True)
+        return found
 
     ours = Filter(FULL)
     ours.add(old)
     wrong = float(ours.may_have(new).mean())
-    report("ours (numpy)", lambda: ours.may_have(new), lambda: ours.add(new), wrong)
+    ask, add = report("ours (numpy)", lambda: ours.may_have(new), lambda: ours.add(new), wrong)
     for name, make in (("rbloom", _rbloom), ("abloom", _abloom)):
         try:
-            filter, add, has = make()
+            filter, put, has = make()
         except ImportError:
             print(f"{name:14s} not installed")
             continue
         for one in old.tolist():
-            add(one)
+            put(one)
         wrong = sum(has(one) for one in new.tolist()) / COUNT
-        report(name, lambda has=has: [has(one) for one in new.tolist()], lambda add=add: [add(one) for one in new.tolist()], wrong)  # type: ignore[misc]
+        theirs = report(name, lambda has=has: [has(one) for one in new.tolist()], lambda put=put: [put(one) for one in new.tolist()], wrong)  # type: ignore[misc]
+        result.update({f"filter_ask_vs_{name}": round(ask / theirs[0], 2), f"filter_add_vs_{name}": round(add / theirs[1], 2)})
         del filter
+    print(json.dumps(result))
+    return result
 
 
 def _rbloom() -> tuple[Any, Any, Any]:

@@ -52,6 +52,7 @@ def measure(spark: Any, work: Path, stored: int, epochs: int) -> tuple[float, An
     """Stores the keys, lets folds end, then touches 10,000 random ones per epoch. Median epoch in milliseconds, without the first two."""
     random = np.random.default_rng(1)
     index = 0
+    print(f"storing {stored:,} keys", flush=True)
     for start in range(0, stored, 200_000):
         write(work / "in", index, np.arange(start, min(stored, start + 200_000)))
         index += 1
@@ -82,6 +83,7 @@ def main() -> dict[str, float]:
         os.environ["MILLSTREAM_REPLICAS"] = str(root / "replicas")
         few, _ = measure(spark, root / "few", 10_000, options.epochs)
         many, handle = measure(spark, root / "many", options.keys, options.epochs)
+        print("starting again without the replica", flush=True)
         shutil.rmtree(root / "replicas")
         write(root / "many" / "in", 99_999, np.arange(10_000))
         handle = pipeline(root / "many" / "in").run(spark, checkpoint=root / "many" / "checkpoint", available_now=True, drain=False)

@@ -1,5 +1,7 @@
 """What the guarantees cost: the job of throughput.py with deduplication on and off, with a weak and a strong hop behind it; and the latency of
 the hop with everything on and off. All in one run, the ways taking turns. Outputs are checked against the truth.
+
+`*_costs` is the part of the throughput that a guarantee takes (median of the rounds), `*_cpu_costs` the CPU that it adds (least of the rounds).
 """
 
 from __future__ import annotations
@@ -13,8 +15,9 @@ from pathlib import Path
 from typing import Any
 
 import millstream as ms
-from benchmarks import data, jobs
+from benchmarks import cpu, data, jobs
 from benchmarks.latency import TRIGGER, Feeder, latencies, quantiles
+from benchmarks.measure import Measured, best, measured, progress
 
 
 class Relay(ms.Computation):
@@ -55,15 +58,14 @@ def hop(source: Any, output: Path, production: str, dedup: str | None, delay: st
     return p
 
 
-def rate(spark: Any, pipeline: ms.Pipeline, work: Path, truth: Any) -> float:
-    """Records per second, without the first two epochs."""
+def run(spark: Any, meter: cpu.Meter, pipeline: ms.Pipeline, work: Path, truth: Any) -> Measured:
+    """What it gives and costs, without the first two epochs."""
     handle = pipeline.run(spark, checkpoint=work / "checkpoint", available_now=True)
     handle.await_termination()
     if truth is not None:
         found = data.read_counts(work / "counts")
         assert found == truth, f"{len(found)} buckets, {len(truth)} expected"
-    steady = jobs._progress(handle._query)[2:]
-    return sum(r for r, _ in steady) / sum(s for _, s in steady)
+    return measured(meter, progress(handle._query), 2)
 
 
 def latency(spark: Any, root: Path, name: str, production: str, dedup: str | None, seconds: float) -> float:
@@ -91,36 +93,52 @@ def main() -> dict[str, float]:
     options = parser.parse_args()
     wanted = options.only.split(",")
     spark = jobs.session()
-    rates: dict[str, list[float]] = {}
+    runs: dict[str, list[Measured]] = {}
     result: dict[str, float] = {}
     with tempfile.TemporaryDirectory() as temporary:
         root = Path(temporary)
+        print(f"making {options.files * options.per_file:,} records in {options.files} files", flush=True)
         truth = data.make(root / "data", options.files, options.per_file, options.keys, repeated=0.01)
-        source = ms.sources.files(root / "data", schema=jobs.SCHEMA, format="parquet", max_files_per_epoch=1)
-        ways: dict[str, Any] = {}
-        if "dedup" in wanted:
-            ways["dedup off"] = (lambda out: jobs.pipeline(source, out, id="id"), None)
-            ways["dedup on"] = (lambda out: jobs.pipeline(source, out, id="id", dedup="10m"), truth)
-        if "strong" in wanted:
-            ways["weak hop"] = (lambda out: hop(source, out, ms.WEAK, None), None)
-            ways["strong hop"] = (lambda out: hop(source, out, ms.STRONG, None), None)
-        if "wide" in wanted:
-            ways["weak wide hop"] = (lambda out: hop(source, out, ms.WEAK, None, wide=True), None)
-            ways["strong wide hop"] = (lambda out: hop(source, out, ms.STRONG, None, wide=True), None)
-        for turn in range(options.rounds):
-            for name, (make, expected) in ways.items():
-                work = jobs.fresh(root / f"{name}-{turn}")
-                rates.setdefault(name, []).append(rate(spark, make(work / "counts"), work, expected))
-                print(f"{name:16s} {rates[name][-1]:10,.0f} records/s", flush=True)
-        median = {name: statistics.median(found) for name, found in rates.items()}
-        for on, off, label in (("dedup on", "dedup off", "dedup"), ("strong hop", "weak hop", "strong"), ("strong wide hop", "weak wide hop", "strong_wide")):
-            if on in median:
-                result[f"{label}_costs"] = round(1 - median[on] / median[off], 3)
+        with cpu.meter(spark) as meter:
+            for turn in range(options.rounds):
+                for name, (make, expected) in _ways(root / "data", wanted, truth).items():
+                    work = jobs.fresh(root / f"{name}-{turn}")
+                    runs.setdefault(name, []).append(run(spark, meter, make(work / "counts"), work, expected))
+                    print(runs[name][-1].line(name), flush=True)
+        result.update(costs(runs))
         if "latency" in wanted:
+            print(f"latency behind one hop, everything off and everything on: {2 * options.seconds:.0f} s", flush=True)
             p50 = {name: latency(spark, root, name, *setting, options.seconds) for name, setting in (("off", (ms.WEAK, None)), ("on", (ms.STRONG, "10m")))}
             print(f"p50 behind one hop: {p50['off']:.0f} ms with everything off, {p50['on']:.0f} ms with everything on", flush=True)
             result["latency_all_on_vs_off"] = round(p50["on"] / p50["off"], 2)
     print(json.dumps(result))
+    return result
+
+
+def _ways(folder: Path, wanted: list[str], truth: Any) -> dict[str, Any]:
+    """By name: what makes the pipeline, and what must come out (None: repeats count twice)."""
+    source = ms.sources.files(folder, schema=jobs.SCHEMA, format="parquet", max_files_per_epoch=1)
+    ways: dict[str, Any] = {}
+    if "dedup" in wanted:
+        ways["dedup off"] = (lambda out: jobs.pipeline(source, out, id="id"), None)
+        ways["dedup on"] = (lambda out: jobs.pipeline(source, out, id="id", dedup="10m"), truth)
+    if "strong" in wanted:
+        ways["weak hop"] = (lambda out: hop(source, out, ms.WEAK, None), None)
+        ways["strong hop"] = (lambda out: hop(source, out, ms.STRONG, None), None)
+    if "wide" in wanted:
+        ways["weak wide hop"] = (lambda out: hop(source, out, ms.WEAK, None, wide=True), None)
+        ways["strong wide hop"] = (lambda out: hop(source, out, ms.STRONG, None, wide=True), None)
+    return ways
+
+
+def costs(runs: dict[str, list[Measured]]) -> dict[str, float]:
+    """What a guarantee takes of the throughput, and adds to the CPU."""
+    result = {}
+    for on, off, label in (("dedup on", "dedup off", "dedup"), ("strong hop", "weak hop", "strong"), ("strong wide hop", "weak wide hop", "strong_wide")):
+        if on in runs:
+            with_it, without = (statistics.median(run.rate for run in runs[name]) for name in (on, off))
+            result[f"{label}_costs"] = round(1 - with_it / without, 3)
+            result[f"{label}_cpu_costs"] = round(best(runs[on])[1].total / best(runs[off])[1].total - 1, 3)
     return result
 
 

@@ -1,15 +1,20 @@
-"""One job in four ways: count per key and event-time second, told when the second is complete.
+"""One job in several ways: count per key and event-time second, told when the second is complete.
 
 millstream: per-record hooks, a timer per bucket. tws: Spark's transformWithState (Python, Row API, RocksDB). sql: Spark's own window count, in
-the JVM alone. floor: Millstream's plan with an identity function in place of the step. Every way reads the same files at the same pace and
-reports, from Spark's own progress, the rows and seconds of its epochs without the first (warm-up).
+the JVM alone. floor: Millstream's plan with an identity function in place of the step. A name that begins with `millstream-` is a variant of
+Millstream's way: its output is checked like Millstream's, and it is compared with it.
+
+Rules
+1. Every way reads the same files at the same pace, one an epoch, and returns its epochs from Spark's own progress (measure.py).
+2. A new way is a function with a line in `WAYS`. It runs with `make bench`, and its name can be given to `--only`.
+3. What this module uses of Millstream when it is imported, and in the way `millstream`, exists in every version: `python -m benchmarks.compare`
+   runs it with older ones.
 """
 
 from __future__ import annotations
 
 import shutil
-import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +22,7 @@ from pyspark.sql import functions as F
 from pyspark.sql import types as T
 
 import millstream as ms
+from benchmarks.measure import Epoch, progress
 
 SCHEMA = "term string, at long, id string"
 
@@ -36,9 +42,10 @@ class BucketCounter(ms.Computation):
 
 
 def session(shuffle: int = 2) -> Any:
-    """One session for all ways."""
+    """One session for all ways. Says which Millstream is measured: an installed one may not be the one that is meant."""
     from millstream.engine.spark.session import local_session
 
+    print(f"starting Spark; Millstream is that of {Path(ms.__file__).parent}", flush=True)
     spark = local_session("bench")
     spark.conf.set("spark.sql.shuffle.partitions", str(shuffle))
     return spark
@@ -60,19 +67,24 @@ def pipeline(source: Any, output: Path, id: str | None = None, delay: str = "2s"
     return p
 
 
-def millstream(spark: Any, data: Path, work: Path) -> list[tuple[int, float]]:
-    """Rows and seconds per epoch."""
+def millstream(spark: Any, data: Path, work: Path, dedup: str | None = None) -> list[Epoch]:
+    """The job as it is."""
     source = ms.sources.files(data, schema=SCHEMA, format="parquet", max_files_per_epoch=1)
-    handle = pipeline(source, work / "counts", id="id").run(spark, checkpoint=work / "checkpoint", available_now=True)
+    handle = pipeline(source, work / "counts", id="id", dedup=dedup).run(spark, checkpoint=work / "checkpoint", available_now=True)
     handle.await_termination()
-    return _progress(handle._query)
+    return progress(handle._query)
+
+
+def millstream_dedup(spark: Any, data: Path, work: Path) -> list[Epoch]:
+    """With deduplication, as Millstream has it when nothing is said."""
+    return millstream(spark, data, work, "10m")
 
 
 def _reader(spark: Any, data: Path) -> Any:
     return spark.readStream.schema(SCHEMA).option("maxFilesPerTrigger", 1).parquet(str(data))
 
 
-def floor(spark: Any, data: Path, work: Path) -> list[tuple[int, float]]:
+def floor(spark: Any, data: Path, work: Path) -> list[Epoch]:
     """The same plan (key, shard, shuffle, Arrow, receipts to the driver) with nothing done in the task."""
     from millstream.engine.spark.query import _frame
 
@@ -95,12 +107,14 @@ def floor(spark: Any, data: Path, work: Path) -> list[tuple[int, float]]:
     def each(batch: Any, epoch: int) -> None:
         batch.repartitionById(2, "part").mapInArrow(identity, "body binary").toArrow()
 
+    spark.conf.set("spark.sql.optimizer.pruneFiltersCanPruneStreamingSubplan", "true")  # as Millstream does for its query
     query = frame.writeStream.foreachBatch(each).option("checkpointLocation", str(work / "checkpoint")).trigger(availableNow=True).start()
+    spark.conf.unset("spark.sql.optimizer.pruneFiltersCanPruneStreamingSubplan")
     query.awaitTermination()
-    return _progress(query)
+    return progress(query)
 
 
-def sql(spark: Any, data: Path, work: Path) -> list[tuple[int, float]]:
+def sql(spark: Any, data: Path, work: Path) -> list[Epoch]:
     """Spark's own window count."""
     spark.conf.set("spark.sql.streaming.stateStore.providerClass", "org.apache.spark.sql.execution.streaming.state.RocksDBStateStoreProvider")
     frame = (
@@ -114,14 +128,14 @@ def sql(spark: Any, data: Path, work: Path) -> list[tuple[int, float]]:
     return _to_the_end(frame, work)
 
 
-def _to_the_end(frame: Any, work: Path) -> list[tuple[int, float]]:
+def _to_the_end(frame: Any, work: Path) -> list[Epoch]:
     writer = frame.writeStream.outputMode("append").format("json").option("path", str(work / "counts"))
     query = writer.option("checkpointLocation", str(work / "checkpoint")).trigger(availableNow=True).start()
     query.awaitTermination()
-    return _progress(query)
+    return progress(query)
 
 
-def tws(spark: Any, data: Path, work: Path) -> list[tuple[int, float]]:
+def tws(spark: Any, data: Path, work: Path) -> list[Epoch]:
     """transformWithState, Row API, RocksDB: a map state of buckets, an event-time timer per bucket."""
     frame = tws_frame(_reader(spark, data), spark)
     return _to_the_end(frame, work)
@@ -169,19 +183,10 @@ def tws_frame(source: Any, spark: Any, delay: str = "2 seconds") -> Any:
     )
 
 
-def _progress(query: Any) -> list[tuple[int, float]]:
-    """(rows, seconds) of each batch that had input."""
-    return [(p["numInputRows"], p["batchDuration"] / 1000) for p in map(_as_dict, query.recentProgress) if p["numInputRows"] > 1]
-
-
-def _as_dict(progress: Any) -> dict[str, Any]:
-    import json
-
-    return json.loads(progress.json) if hasattr(progress, "json") else dict(progress)
-
-
-def timed(function: Any, *args: Any) -> tuple[Any, float]:
-    """A result and the seconds it took."""
-    began = time.perf_counter()
-    result = function(*args)
-    return result, time.perf_counter() - began
+WAYS: dict[str, Callable[[Any, Path, Path], list[Epoch]]] = {
+    "sql": sql,
+    "millstream": millstream,
+    "millstream-dedup": millstream_dedup,
+    "floor": floor,
+    "tws": tws,
+}

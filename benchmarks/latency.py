@@ -21,7 +21,7 @@ import numpy as np
 import millstream as ms
 from benchmarks import jobs
 
-TRIGGER = 100
+TRIGGER, SPARK_TRIGGER = "100ms", "100 milliseconds"
 
 
 class Feeder(threading.Thread):
@@ -95,6 +95,7 @@ def main() -> dict[str, float]:
         root = Path(temporary)
 
         def feed(name: str) -> tuple[Path, Feeder, float]:
+            print(f"{name}: {options.rate:,} records/s for {options.seconds:.0f} s", flush=True)
             feeder = Feeder(root / name / "in", options.rate, options.keys, options.seconds)
             feeder.start()
             return root / name / "in", feeder, time.time()
@@ -120,7 +121,7 @@ def main() -> dict[str, float]:
         query = (
             jobs.tws_frame(stream, spark, "0 seconds").writeStream.outputMode("append").format("json")
             .option("path", str(root / "tws" / "counts")).option("checkpointLocation", str(root / "tws" / "checkpoint"))
-            .trigger(processingTime=f"{TRIGGER} milliseconds").start()
+            .trigger(processingTime=SPARK_TRIGGER).start()
         )  # fmt: skip
         feeder.join()
         time.sleep(10)
@@ -151,7 +152,7 @@ def bare(spark: Any, folder: Path, work: Path, ahead: bool = False) -> Any:
 
     stream = spark.readStream.schema(jobs.SCHEMA).json(str(folder))
     writer = stream.writeStream.foreachBatch(each).option("checkpointLocation", str(work / "checkpoint"))
-    return writer.trigger(processingTime=f"{TRIGGER} milliseconds").start()
+    return writer.trigger(processingTime=SPARK_TRIGGER).start()
 
 
 if __name__ == "__main__":
