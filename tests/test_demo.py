@@ -19,10 +19,12 @@ from millstream.demo import run as demo
 from millstream.demo.model import BUCKETS, Model
 from millstream.demo.report import Found, match, pair
 from millstream.demo.traffic import Injected, Traffic, World, generate, inject, write
-from millstream.demo.zeitgeist import FORGET, PATIENCE, build
+from millstream.demo.zeitgeist import FORGET, PATIENCE, SCHEMA, BucketCounter, build
 
 FEW = Traffic(seed=3, terms=8, seconds=300, rate=90.0, spikes=3, dips=2, files=10)
 QUIET = msgspec.structs.replace(FEW, spikes=0, dips=0)
+RARE = Traffic(seed=5, terms=10, seconds=200, rate=1.5, spikes=2, dips=0, files=3)
+"""Terms that are silent for longer than the counter's patience, now and then."""
 
 
 def queries(traffic: Traffic) -> tuple[list[dict[str, Any]], list[Injected]]:
@@ -34,9 +36,11 @@ def queries(traffic: Traffic) -> tuple[list[dict[str, Any]], list[Injected]]:
     return rows, [anomaly for _, anomaly in injected]
 
 
-def run(rows: list[dict[str, Any]], epochs: int = 10, tracked: tuple[str, ...] = (), drain: bool = True) -> ms.testing.LocalRunner:
+def run(
+    rows: list[dict[str, Any]], epochs: int = 10, tracked: tuple[str, ...] = (), drain: bool = True, until: int = ms.END
+) -> ms.testing.LocalRunner:
     """Runs the pipeline on rows that arrive in equal slices."""
-    runner = ms.testing.LocalRunner(build("queries", "output", tracked=tracked))
+    runner = ms.testing.LocalRunner(build("queries", "output", tracked=tracked, until=until))
     for part in np.array_split(np.arange(len(rows)), epochs):
         runner.push("queries", *(rows[i] for i in part))
         runner.epoch()
@@ -112,26 +116,61 @@ class TestCounter:
         assert counts == [[1 if n == 0 else 0, 100_000 + n * BUCKET] for n in range(PATIENCE // BUCKET + 1)]
         assert runner.state("BucketCounter") == {}
 
-    def test_the_end_of_the_input_brings_no_zeros(self) -> None:
-        runner = run([{"term": "tea", "at": at, "id": str(at)} for at in (100_500, 103_000)], epochs=1)
-        assert [value for _, value, _ in runner.output("counts")] == [[1, 100_000], [1, 103_000]]
+    def test_the_end_of_the_traffic_brings_no_zeros(self) -> None:
+        rows = [{"term": "tea", "at": at, "id": str(at)} for at in (100_500, 103_000)]
+        counts = [value for _, value, _ in run(rows, epochs=1, until=104_000).output("counts")]
+        assert counts == [[1, 100_000], [0, 101_000], [0, 102_000], [1, 103_000]]
+
+
+class HastyCounter(BucketCounter):
+    """Wrong: a timer takes the newest query for the last one before it."""
+
+    def process_timer(self, timer: ms.Timer) -> None:
+        newest = max(self.state.open, default=0)
+        super().process_timer(timer)
+        if timer.time - BUCKET < newest + PATIENCE:
+            self.set_timer("second", timer.time + BUCKET)
+
+
+class TestEpochs:
+    def test_counts_and_verdicts_are_the_same_in_any_epochs(self) -> None:
+        rows, injected = queries(RARE)
+        ms.testing.assert_same_in_any_epochs(build("queries", "output", tracked=[injected[0].term], until=RARE.end), rows)
+        assert len(found(run(rows, until=RARE.end))) == len(injected)
+
+    def test_a_term_that_comes_back_after_it_was_forgotten(self) -> None:
+        back = [{"term": "tea", "at": at, "id": f"back {at}"} for at in range(180_000 + FORGET, 185_000 + FORGET, 500)]
+        ms.testing.assert_same_in_any_epochs(build("queries", "output", tracked=["tea"]), [*steady(65, 2), *back])
+
+    def test_a_counter_that_looks_ahead_is_noticed(self) -> None:
+        pipeline = ms.Pipeline("hasty")
+        source = ms.sources.files("queries", schema=SCHEMA, format="parquet")
+        pipeline.compute(HastyCounter, pipeline.inject("queries", source, timestamp="at", id="id"), key="term", produces="counts")
+        with pytest.raises(AssertionError, match="the result depends on how input falls into epochs\nstream 'counts', key 'tea'"):
+            ms.testing.assert_same_in_any_epochs(pipeline, [{"term": "tea", "at": at, "id": str(at)} for at in (100_500, 120_000)])
+
+    def test_the_end_falls_into_any_epoch(self) -> None:
+        """A drain may come before the last queries have moved the low watermark, so seconds of the traffic may be told in it."""
+        rows, injected = queries(FEW)
+        tracked = (injected[0].term,)
+        ends = [run(rows, epochs, tracked, until=FEW.end) for epochs in (1, 4, 45)]
+        for runner in ends[1:]:
+            for stream in ("counts", "anomalies", "forecasts"):
+                assert sorted(runner.output(stream), key=repr) == sorted(ends[0].output(stream), key=repr)
+            assert runner.state("SpikeDetector") == ends[0].state("SpikeDetector") != {}
 
 
 class TestDetector:
     def test_finds_what_was_injected_and_nothing_else(self) -> None:
         rows, injected = queries(FEW)
-        made = match(injected, found(run(rows)))
+        made = match(injected, found(run(rows, until=FEW.end)))
         assert {i.kind for i in injected} == {"spike", "dip"}
         assert (made.recall, made.precision) == (1.0, 1.0)
         assert all(f is not None and f.end is not None and abs(f.end - i.end) < 12_000 for i, f in made.matched)
 
     def test_quiet_traffic_raises_no_alarm(self) -> None:
         rows, _ = queries(QUIET)
-        assert found(run(rows)) == []
-
-    def test_how_epochs_are_cut_changes_nothing(self) -> None:
-        rows, _ = queries(FEW)
-        assert found(run(rows, epochs=4)) == found(run(rows, epochs=45))
+        assert found(run(rows, until=FEW.end)) == []
 
     def test_a_crash_changes_nothing(self) -> None:
         rows, _ = queries(FEW)
@@ -229,7 +268,7 @@ class TestReport:
         pytest.importorskip("matplotlib")
         monkeypatch.setattr(demo, "SMALL", FEW)
         truth = write(FEW, tmp_path / "queries", tmp_path / "truth.json")
-        runner = run(queries(FEW)[0], tracked=tuple(picture.tracked(truth)))
+        runner = run(queries(FEW)[0], tracked=tuple(picture.tracked(truth)), until=FEW.end)
         for stream in ("anomalies", "forecasts"):
             (tmp_path / stream).mkdir()
             lines = [msgspec.json.encode({"key": k, "timestamp": t, "value": v}) for k, v, t in runner.output(stream)]

@@ -44,7 +44,7 @@ def run(output: Path, seed: int = 7, small: bool = False, fresh: bool = False, c
 
     if not (output / _ENDED).exists():
         started = time.monotonic()
-        pipeline = build(output / "queries", output, tracked=picture.tracked(truth))
+        pipeline = build(output / "queries", output, tracked=picture.tracked(truth), until=traffic.end)
         pipeline.run(checkpoint=str(output / "checkpoint"), available_now=True).await_termination()
         (output / _ENDED).touch()
         _say(console, "the pipeline has processed them", started)

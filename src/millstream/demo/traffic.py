@@ -61,6 +61,11 @@ class Traffic(msgspec.Struct, frozen=True):
     begin: int = 1_767_225_600_000
     quiet: int = 2 * DAY
 
+    @property
+    def end(self) -> int:
+        """When the last second is over."""
+        return self.begin + self.seconds * 1_000
+
 
 class Injected(msgspec.Struct, frozen=True):
     """An anomaly that was put into the traffic. `factor` is how many times the usual traffic there is."""
