@@ -15,10 +15,9 @@ from rich.console import Console
 
 import millstream as ms
 from millstream.demo import BUCKET, DAY, picture
-from millstream.demo import run as demo
 from millstream.demo.model import BUCKETS, Model
-from millstream.demo.report import Found, match, pair
-from millstream.demo.traffic import Injected, Traffic, World, generate, inject, write
+from millstream.demo.report import Found, match, pair, show
+from millstream.demo.traffic import Injected, Traffic, Truth, World, generate, inject, write
 from millstream.demo.zeitgeist import FORGET, PATIENCE, SCHEMA, BucketCounter, build
 
 FEW = Traffic(seed=3, terms=8, seconds=300, rate=90.0, spikes=3, dips=2, files=10)
@@ -63,7 +62,7 @@ def steady(seconds: int, per_second: int, term: str = "tea") -> list[dict[str, A
 class TestTraffic:
     def test_same_seed_same_files(self, tmp_path: Path) -> None:
         for name in ("a", "b"):
-            write(FEW, tmp_path / name / "queries", tmp_path / name / "truth.json")
+            write(FEW, tmp_path / name)
         files = sorted(path.relative_to(tmp_path / "a") for path in (tmp_path / "a").rglob("*") if path.is_file())
         assert len(files) == FEW.files + 1
         assert all((tmp_path / "a" / f).read_bytes() == (tmp_path / "b" / f).read_bytes() for f in files)
@@ -77,7 +76,7 @@ class TestTraffic:
         assert 0 < behind.max() <= FEW.disorder
 
     def test_files_hold_arrival_order_and_their_ages_follow_it(self, tmp_path: Path) -> None:
-        truth = write(FEW, tmp_path / "queries", tmp_path / "truth.json")
+        truth = write(FEW, tmp_path)
         files = sorted((tmp_path / "queries").iterdir())
         assert [f.stat().st_mtime for f in files] == sorted({f.stat().st_mtime for f in files})
         rows = [row for f in files for row in pq.read_table(f).to_pylist()]
@@ -85,14 +84,13 @@ class TestTraffic:
         assert truth.queries == len(rows)
 
     def test_complete_traffic_is_kept_and_other_traffic_refused(self, tmp_path: Path) -> None:
-        paths = tmp_path / "queries", tmp_path / "truth.json"
         (tmp_path / ".queries.unfinished").mkdir()
-        made = write(FEW, *paths)
-        ages = [f.stat().st_ctime_ns for f in sorted(paths[0].iterdir())]
-        assert write(FEW, *paths) == made
-        assert [f.stat().st_ctime_ns for f in sorted(paths[0].iterdir())] == ages
+        made = write(FEW, tmp_path)
+        ages = [f.stat().st_ctime_ns for f in sorted((tmp_path / "queries").iterdir())]
+        assert write(FEW, tmp_path) == made
+        assert [f.stat().st_ctime_ns for f in sorted((tmp_path / "queries").iterdir())] == ages
         with pytest.raises(ValueError, match="other traffic"):
-            write(QUIET, *paths)
+            write(QUIET, tmp_path)
 
     def test_injected_anomalies_keep_their_distance(self) -> None:
         traffic = Traffic()
@@ -264,35 +262,38 @@ class TestReport:
     def test_nothing_injected_nothing_found(self) -> None:
         assert (match([], []).recall, match([], []).precision) == (1.0, 1.0)
 
-    def test_a_run_that_has_ended_is_reported_again(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-        pytest.importorskip("matplotlib")
-        monkeypatch.setattr(demo, "SMALL", FEW)
-        truth = write(FEW, tmp_path / "queries", tmp_path / "truth.json")
+    def test_the_table_says_what_its_times_are(self) -> None:
+        begin = FEW.begin
+        injected = Injected("tea", "spike", begin + 150_000, begin + 160_000, 5.0)
+        seen = Found("tea", "spike", begin + 153_000, begin + 150_000, begin + 163_500, 50, 10.0)
+        console = Console(width=160, file=io.StringIO(), record=True)
+        show(match([injected], [seen]), Truth(FEW, [injected], 28_000), console)
+        text = console.export_text()
+        assert text.count("150.0") == 1 and " 3.0 " in text and " 3.5 " in text
+        assert "Times are seconds of the demo. Its traffic lasts 300 s, and a day of the demo is 60 s" in text
+
+
+class TestPicture:
+    def test_its_times_are_those_of_the_table(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        """Its axes are read before they become a picture."""
+        plt = pytest.importorskip("matplotlib.pyplot")
+        truth = write(FEW, tmp_path)
         runner = run(queries(FEW)[0], tracked=tuple(picture.tracked(truth)), until=FEW.end)
-        for stream in ("anomalies", "forecasts"):
-            (tmp_path / stream).mkdir()
-            lines = [msgspec.json.encode({"key": k, "timestamp": t, "value": v}) for k, v, t in runner.output(stream)]
-            (tmp_path / stream / "part-0.jsonl").write_bytes(b"\n".join(lines) + b"\n")
-        (tmp_path / ".ended").touch()
-        console = Console(width=160, file=io.StringIO(), record=True)
-        assert demo.run(tmp_path, seed=FEW.seed, small=True, console=console) == 0
-        assert "5 anomalies injected, 5 found, 0 false: precision 1.00, recall 1.00" in console.export_text()
-        assert (tmp_path / "zeitgeist.png").stat().st_size > 20_000
-
-    def test_other_traffic_in_the_directory_is_an_error_and_not_overwritten(self, tmp_path: Path) -> None:
-        write(FEW, tmp_path / "queries", tmp_path / "truth.json")
-        console = Console(width=160, file=io.StringIO(), record=True)
-        assert demo.run(tmp_path, small=True, console=console) == 1
-        assert "other traffic" in console.export_text()
-        assert len(list((tmp_path / "queries").iterdir())) == FEW.files
-
-
-def test_fresh_removes_what_the_demo_made_and_nothing_else(tmp_path: Path) -> None:
-    write(FEW, tmp_path / "queries", tmp_path / "truth.json")
-    (tmp_path / "checkpoint").mkdir()
-    (tmp_path / "notes.txt").write_text("mine")
-    demo._clear(tmp_path)
-    assert [path.name for path in tmp_path.iterdir()] == ["notes.txt"]
+        (tmp_path / "forecasts").mkdir()
+        lines = [msgspec.json.encode({"key": k, "timestamp": t, "value": v}) for k, v, t in runner.output("forecasts")]
+        (tmp_path / "forecasts" / "part-0.jsonl").write_bytes(b"\n".join(lines) + b"\n")
+        drawn: list[Any] = []
+        monkeypatch.setattr(plt, "close", drawn.append)
+        made = match(truth.injected, found(runner))
+        assert picture.draw(tmp_path, truth, made, tmp_path / "zeitgeist.png", kills=[77]).stat().st_size > 20_000
+        panels = {axis.get_title("left"): axis for axis in drawn[0].axes if axis.get_visible()}
+        term = truth.injected[0].term
+        assert panels.keys() == {injected.term for injected in truth.injected}
+        assert [axis.get_xlim() for axis in panels.values()] == [(0, FEW.seconds)] * len(panels)
+        assert {axis.get_xlabel() for axis in panels.values()} == {"", "time of the demo, s (a day is 60 s)"}
+        begins = [(i.begin - FEW.begin) / 1_000 for i in truth.injected if i.term == term]
+        assert {patch.get_x() for patch in panels[term].patches} == set(begins)
+        assert all(77 in [x for line in axis.lines for x in line.get_xdata()] for axis in panels.values())
 
 
 def test_the_example_is_a_sound_pipeline() -> None:

@@ -27,6 +27,7 @@ from millstream.demo import BUCKET, DAY
 from millstream.demo.model import Forecast, Model, Verdict
 
 SCHEMA = "term string, at long, id string"
+STREAMS = ("anomalies", "forecasts")
 PATIENCE = 15_000
 FORGET = 10 * DAY
 
