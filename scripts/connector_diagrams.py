@@ -37,7 +37,7 @@ def diagram(arrows: list[tuple[str, str, str]]) -> str:
 
 def sink() -> str:
     return diagram([
-        (state.value, end.value, named(kind) + (f" ({outcome})" if len(cell) > 1 or outcome == "known already" else ""))
+        (state.value, end.value, named(kind) + (f" ({outcome})" if len(cell) > 1 else ""))
         for state, row in sink_session.TABLE.items()
         for kind, cell in row.items()
         for outcome, end in cell.items()

@@ -37,15 +37,19 @@ from millstream.pipeline import Pipeline
 from millstream.state.manifest import ManifestLog
 from millstream.state.storage import open_storage
 from millstream.status import inspect, view
+from millstream.status.narrator import last_words
 
 if TYPE_CHECKING:
-    from millstream.engine.spark.query import Handle
+    from millstream.engine.spark.handle import Handle
 
 MODULE = "__millstream_main__"
 _DRAWN_EVERY = 0.25
 _LINE_EVERY = 1.0
 _WIDE = 240
-_FAILED_QUERIES = "org.apache.spark.sql.execution.streaming.runtime.MicroBatchExecution"
+_NO_SESSION = (
+    "\nThere is no Spark session yet when the file is executed. Give keys, timestamps and ids as SQL text (key=\"lower(user)\") instead of Columns, and a source of "
+    "Spark's as a function of the session (inject(\"in\", lambda spark: spark.readStream...))."
+)
 _STOPPING = "stopping when the epoch under way is committed; once more stops at once"
 
 
@@ -87,6 +91,11 @@ def _parser() -> argparse.ArgumentParser:
     when.add_argument("--available-now", action="store_true", help="process what is there, close every window, and end")
     run.add_argument("--no-drain", action="store_true", help="with --available-now: leave windows open, because more input may follow")
     run.add_argument("--shards", metavar="N", type=_at_least_one, help="how many shards a new checkpoint gets (by default one per core)")
+    run.add_argument("--master", metavar="URL", help="Spark's master, such as spark://host:7077 (by default local, with all cores)")
+    run.add_argument("--conf", metavar="K=V", type=_setting, action="append", default=[], help="a setting of Spark's; may be repeated")
+    run.add_argument("--packages", metavar="G:A:V,...", help="Java packages that Spark fetches, such as a Kafka connector")
+    run.add_argument("--py-files", metavar="PATH,...", help="Python files, .zip or .whl for the workers of a cluster")
+    run.add_argument("--quiet", action="store_true", help="say nothing but errors")
     run.add_argument("--drop", metavar="NAME", action="append", default=[], help="a computation that is gone and whose state may go; may be repeated")
     _storage_option(run)
     run.set_defaults(command=_run)
@@ -127,8 +136,15 @@ def _run(args: argparse.Namespace) -> int:
     checkpoint = args.checkpoint or f"{pipeline.name}-checkpoint"
     print(f"{pipeline.name}: checkpoint {checkpoint if '://' in checkpoint else Path(checkpoint).absolute()}", flush=True)
     stopping = threading.Event()
+    settings = dict(args.conf)
+    if args.packages:
+        settings["spark.jars.packages"] = args.packages
+    if args.py_files:
+        settings["spark.submit.pyFiles"] = args.py_files
     try:
         handle = pipeline.run(
+            _session(pipeline.name, args.master, settings),
+            quiet=True,
             checkpoint=checkpoint,
             trigger=args.trigger,
             available_now=args.available_now,
@@ -137,12 +153,20 @@ def _run(args: argparse.Namespace) -> int:
             storage_options=dict(args.storage_option) or None,
             drop=args.drop,
         )
-        _hush_spark()
         with _signals(stopping):
             watch(handle, stopping)
     finally:
         _end_spark()
     return 0
+
+
+def _session(name: str, master: str | None, settings: dict[str, str]) -> Any:
+    """The session that the options ask for; None leaves it to the run."""
+    if not master and not settings:
+        return None
+    from millstream.engine.spark.session import local_session
+
+    return local_session(name, master=master, settings=settings)
 
 
 def _demo(args: argparse.Namespace) -> int:
@@ -200,7 +224,8 @@ def load(file: Path) -> ModuleType:
         here = error.__traceback__
         while here is not None and here.tb_frame.f_code.co_filename != spec.origin:
             here = here.tb_next
-        raise DefinitionError(f"{file} cannot be executed\n" + "".join(traceback.format_exception(type(error), error, here)).rstrip()) from error
+        hint = _NO_SESSION if any(sign in str(error) + type(error).__name__ for sign in ("SESSION_OR_CONTEXT", "SparkContext", "sparkContext")) else ""
+        raise DefinitionError(f"{file} cannot be executed\n" + "".join(traceback.format_exception(type(error), error, here)).rstrip() + hint) from error
     cloudpickle.register_pickle_by_value(module)
     return module
 
@@ -243,10 +268,7 @@ def watch(handle: Handle, stopping: threading.Event) -> None:
             elif view.changes(status) != shown and (over or time.monotonic() - at >= _LINE_EVERY):
                 shown, at = view.changes(status), time.monotonic()
                 print(view.line(status), flush=True)
-    if stopped:
-        print(f"{status.pipeline}: stopped after epoch {status.epoch}; the next run goes on from there")
-    else:
-        print(f"{status.pipeline}: ended with epoch {status.epoch}" + (", drained" if status.drained else ""))
+    print(f"{status.pipeline}: {last_words(status, stopped, handle.published)}")
 
 
 @contextlib.contextmanager
@@ -267,17 +289,6 @@ def _signals(stopping: threading.Event) -> Iterator[None]:
     finally:
         for number, old in before.items():
             signal.signal(number, old)
-
-
-def _hush_spark() -> None:
-    """Keeps Spark from logging at length the very error that the run is about to end with."""
-    from pyspark.sql import SparkSession
-
-    session = SparkSession.getActiveSession()
-    if session is not None:
-        with contextlib.suppress(Exception):
-            log4j = session.sparkContext._jvm.org.apache.logging.log4j
-            log4j.core.config.Configurator.setLevel(_FAILED_QUERIES, log4j.Level.OFF)
 
 
 def _end_spark() -> None:
@@ -328,6 +339,13 @@ def _storage_option(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--storage-option", metavar="K=V", action="append", default=[], type=_option, help="for the object store's client; may be repeated"
     )
+
+
+def _setting(text: str) -> tuple[str, str]:
+    name, equals, value = text.partition("=")
+    if not name or not equals:
+        raise argparse.ArgumentTypeError(f"{text!r} is not of the form K=V")
+    return name, value
 
 
 def _option(text: str) -> tuple[str, Any]:

@@ -31,7 +31,7 @@ from millstream.sources import FromSession
 from millstream.state.codec import msgpack
 
 if TYPE_CHECKING:
-    from millstream.engine.spark.query import Handle
+    from millstream.engine.spark.handle import Handle
 
 _NAME = re.compile(r"^[A-Za-z0-9][A-Za-z0-9_.-]*$")
 _FORWARD = "emit~"  # no name of a user's has a tilde
@@ -273,13 +273,15 @@ class Pipeline:
         spark_checkpoint: str | os.PathLike[str] | None = None,
         storage_options: dict[str, Any] | None = None,
         drop: Sequence[str] = (),
+        quiet: bool = False,
     ) -> Handle:
-        """Starts the pipeline on Spark and returns a handle (`await_termination`, `stop`, `status`).
+        """Starts the pipeline on Spark and returns a handle (`await_termination`, `stop`, `status`, `state`, `output`).
 
         spark: a session; without one, a local session is made. checkpoint: a directory or an s3:// URL that is this pipeline's alone.
         available_now: process what is there and end; `drain` then moves event time to its end, so that every window closes.
         shards: fixed when the checkpoint is made, by default one per core. spark_checkpoint: where Spark keeps its own offsets, by
-        default inside the checkpoint. drop: names of computations whose state may go although others are new.
+        default inside the checkpoint. drop: names of computations whose state may go although others are new. quiet: say nothing; otherwise a
+        run says on stderr what it is doing, at most a line a second, and ends with where the rows are.
         """
         from millstream.engine.spark.query import start
 
@@ -293,6 +295,7 @@ class Pipeline:
             spark_checkpoint=None if spark_checkpoint is None else os.fspath(spark_checkpoint),
             storage_options=storage_options,
             drop=tuple(drop),
+            quiet=quiet,
         )
 
     def _stream_name(self, stream: Stream | str, who: str) -> str:

@@ -27,14 +27,25 @@ from millstream.core.guards import ALL_GUARDS, Guards
 from millstream.core.keys import check_shards
 from millstream.core.record import Timer
 from millstream.core.topology import ADAPTIVE
+from millstream.engine.checks import check
 from millstream.engine.local import Emitted, LocalEngine, SimulatedCrash
+from millstream.engine.program import Program, Worker
 from millstream.errors import DefinitionError
 from millstream.pipeline import Pipeline
 
 __all__ = ["Emitted", "LocalRunner", "SimulatedCrash", "SparkFaults", "assert_exactly_once", "assert_same_in_any_epochs"]
 
 CRASH_POINTS = _faults.POINTS
+
+Expressions = Mapping[str, Callable[[dict[str, Any]], Any]]  # by SQL text: what it means for a row
 _CUTS = 25  # seeds of assert_exactly_once that are also cut in other ways
+
+
+def _program(pipeline: Pipeline, expressions: Expressions | None) -> Program:
+    program = pipeline.program()
+    program.expressions.update(expressions or {})
+    check(Worker(program))
+    return program
 
 
 class LocalRunner:
@@ -44,8 +55,9 @@ class LocalRunner:
     sinks (read `output`), shuffles or failing machines.
     """
 
-    def __init__(self, pipeline: Pipeline, *, shards: int = 2, now: int = 0) -> None:
-        self._engine = LocalEngine(pipeline.program(), check_shards(shards))
+    def __init__(self, pipeline: Pipeline, *, shards: int = 2, now: int = 0, expressions: Expressions | None = None) -> None:
+        """expressions: by the SQL text of a key, timestamp or id, a function of the row that gives the same."""
+        self._engine = LocalEngine(_program(pipeline, expressions), check_shards(shards))
         self._engine.now = now
 
     @classmethod
@@ -146,6 +158,7 @@ def assert_same_in_any_epochs(
     compare: Callable[[LocalRunner], Any] | None = None,
     ignore: Collection[str] = (),
     watermarks: str = "known",
+    expressions: Expressions | None = None,
 ) -> None:
     """Runs a pipeline on the same records in other epochs, on other numbers of shards and with other instances, and compares outputs, state and timers.
 
@@ -175,7 +188,7 @@ def assert_same_in_any_epochs(
       words: {'word': 'tea', 'at': 2, 'id': '2'}
     An instance serves many keys, and is gone after its epoch. Keep in self.state what is to last.
     """
-    found = _in_any_epochs(pipeline, _rows(pipeline, records), _seeds(seeds), check_shards(shards), compare, ignore, watermarks)
+    found = _in_any_epochs(pipeline, _rows(pipeline, records), _seeds(seeds), check_shards(shards), compare, ignore, watermarks, expressions)
     if found is not None:
         raise AssertionError(f"pipeline {pipeline.name!r}: {found}")
 
@@ -188,11 +201,12 @@ def _in_any_epochs(
     compare: Callable[[LocalRunner], Any] | None = None,
     ignore: Collection[str] = (),
     watermarks: str = "known",
+    expressions: Expressions | None = None,
 ) -> Any:
     from millstream.engine.cuts import KNOWN, OWN, Trials
     from millstream.engine.findings import find
 
-    program = pipeline.program()
+    program = _program(pipeline, expressions)
     names = [name for spec in program.topology.computations for name in (spec.name, *spec.streams)]
     ignored = [ignore] if isinstance(ignore, str) else list(ignore)
     unknown = [name for name in ignored if name not in names]
@@ -215,6 +229,7 @@ def assert_exactly_once(
     faults: Collection[str] | None = None,
     guards: Guards = ALL_GUARDS,
     epochs: str = "any",
+    expressions: Expressions | None = None,
 ) -> None:
     """Runs a pipeline under simulated faults, once per seed, and compares outputs, state, timers and low watermarks with an undisturbed run.
 
@@ -239,7 +254,7 @@ def assert_exactly_once(
     """
     from millstream.engine.schedules import KINDS, may_repeat, trial  # they load pyarrow and lmdb
 
-    program = pipeline.program()
+    program = _program(pipeline, expressions)
     rows = _rows(pipeline, records)
     numbers = _seeds(seeds)
     check_shards(shards)
@@ -250,7 +265,7 @@ def assert_exactly_once(
     if epochs not in ("any", "same"):
         raise DefinitionError(f"epochs={epochs!r}: there are 'any' (the result must not depend on how input falls into epochs) and 'same' (it may)")
     if epochs == "any":
-        differs = _in_any_epochs(pipeline, rows, numbers[:_CUTS], shards)
+        differs = _in_any_epochs(pipeline, rows, numbers[:_CUTS], shards, expressions=expressions)
         if differs is not None:
             raise AssertionError(f"pipeline {pipeline.name!r} is not exactly once: {differs}")
     if faults is None and not any(may_repeat(program, stream) for stream in program.topology.injectors):

@@ -48,7 +48,7 @@ def one(data: bytes) -> None:
     assert (decoded(data[1:], first, 1) is None) == (whole is None)
 
     outputs = Memory()
-    lane = Lane(SinkSession(), Decoder(LIMIT, join=1), outputs("w"), Never())
+    lane = Lane(SinkSession(), Decoder(LIMIT, join=1), outputs("w"), Never(), lambda workers: None)
     done = lane.feed(memoryview(GREETING))
     assert not done.close
     for piece in (data[1:first], data[max(1, first) :]):

@@ -34,10 +34,10 @@ class Pair:
     def __init__(self, output: Output, name: str = "w", cookie: str = "", piece: int = 7) -> None:
         self.worker = WorkerSession(name, cookie)
         self.session = SinkSession(cookie)
-        self.lane = Lane(self.session, Decoder(join=1), output, self)
+        self.lane = Lane(self.session, Decoder(join=1), output, self, lambda workers: None)
         self._answers = Decoder()
         self._piece = piece
-        self.closed = False
+        self.closed = self._is_deaf = False
         self.heard: list[m.Frame] = []
 
     def say(self, *frames: m.Frame) -> None:
@@ -48,11 +48,18 @@ class Pair:
                 return
             self._hear(self.lane.feed(memoryview(wire)[at : at + self._piece]))
 
+    def tell(self, *frames: m.Frame) -> list[m.Frame]:
+        """Frames that our own worker does not send there. The answers are returned, and it does not hear them."""
+        before, self._is_deaf = len(self.heard), True
+        self.say(*frames)
+        self._is_deaf = False
+        return self.heard[before:]
+
     def _hear(self, done: Any) -> None:
         self._answers.receive(done.send + (encode(done.last_words) if done.last_words else b""))
         while (frame := self._answers.next()) is not None:
             self.heard.append(frame)
-            if not self.closed:
+            if not self.closed and not self._is_deaf:
                 self.worker.receive(frame)
         self.closed = self.closed or done.close
 

@@ -6,7 +6,7 @@ import importlib.util
 import re
 from pathlib import Path
 
-from millstream.connector import codec
+from millstream.connector import SinkStats, codec
 
 ROOT = Path(__file__).parent.parent.parent
 PAGE = ROOT / "docs" / "connector.md"
@@ -25,3 +25,8 @@ def test_the_diagrams_are_those_of_the_tables() -> None:
 def test_the_tables_of_the_page_have_every_tag() -> None:
     rows = re.findall(r"^\| (\d+) \| ([A-Z0-9_]+) \|", PAGE.read_text(), re.MULTILINE)
     assert sorted(int(tag) for tag, _ in rows) == sorted(codec._FORMS)
+
+
+def test_the_page_explains_everything_that_a_sink_counts() -> None:
+    section = PAGE.read_text().split("## What a sink counts")[1].split("\n## ")[0]
+    assert [name for name in SinkStats.__struct_fields__ if f"`{name}`" not in section] == []

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -96,16 +98,71 @@ def test_a_promise_survives_a_restart_with_its_bytes() -> None:
 
 def test_phase_two_may_be_repeated() -> None:
     book = ledger()
-    assert book.resolve(Phase2("before", True)) is Outcome.NOTHING
-    assert book.resolve(Phase2("never heard of", False)) is Outcome.NOTHING
+    assert book.resolve(Phase2("before", True)) is Outcome.KNOWN
     assert (book.committed, book.received) == (10, 25)
 
 
-def test_what_is_not_open_cannot_be_committed_and_what_is_committed_not_rolled_back() -> None:
-    with pytest.raises(RemoteProtocolError, match="not open"):
-        ledger().resolve(Phase2("never heard of", True))
+@pytest.mark.parametrize("commit", [True, False])
+@pytest.mark.parametrize("opened", [True, False])
+def test_phase_two_of_what_is_not_known_does_nothing(commit: bool, opened: bool) -> None:
+    book = ledger()
+    if opened:
+        book.vote(whole(book))
+    assert book.resolve(Phase2("never heard of", commit)) is Outcome.UNKNOWN
+    assert (book.committed, book.received, book.last, book.open) == (10, 25, "before", Open("t", 25) if opened else None)
+
+
+def test_what_is_committed_cannot_be_rolled_back() -> None:
     with pytest.raises(RemoteProtocolError, match="is committed"):
         ledger().resolve(Phase2("before", False))
+
+
+def between(size: int = 5) -> Ledger:
+    """Bytes 10 to 25 are promised to `t`, and so many have come behind them."""
+    book = ledger()
+    book.vote(whole(book))
+    assert book.place(25) is Place.APPEND
+    book.appended(size)
+    return book
+
+
+def test_what_comes_between_the_phases_is_of_the_next_transaction() -> None:
+    book = between()
+    assert book.resolve(Phase2("t", True)) is Outcome.COMMIT
+    assert (book.committed, book.received) == (25, 30)
+    assert book.vote(Phase1("u", ((1, 25, 30),))) == Open("u", 30)
+
+
+def test_what_came_between_the_phases_goes_with_a_rollback() -> None:
+    book = between()
+    assert book.resolve(Phase2("t", False)) is Outcome.ROLLBACK
+    assert (book.committed, book.received, book.place(10), book.place(30)) == (10, 10, Place.APPEND, Place.DROP)
+
+
+@pytest.mark.parametrize("spoil", [lambda book: book.place(31), lambda book: book.compared(False, 12), lambda book: book.refused()])
+def test_what_is_wrong_between_the_phases_vetoes_the_next_transaction_and_not_the_promise(spoil: Callable[[Ledger], object]) -> None:
+    book = between()
+    spoil(book)
+    assert book.vote(Phase1("t", ((1, 10, 25),))).veto is None
+    assert book.resolve(Phase2("t", True)) is Outcome.COMMIT
+    assert book.place(30) is Place.DROP
+    assert book.vote(Phase1("u", ((1, 25, 30),))).veto is not None
+    assert book.resolve(Phase2("u", False)) is Outcome.ROLLBACK
+    assert (book.committed, book.received, book.place(25)) == (25, 25, Place.APPEND)
+
+
+def test_behind_a_transaction_that_was_voted_down_everything_is_dropped() -> None:
+    book = ledger()
+    book.vote(Phase1("t", ()))
+    assert [book.place(offset) for offset in (10, 25, 99)] == [Place.DROP] * 3 and book.received == 25
+    book.resolve(Phase2("t", False))
+    assert book.place(10) is Place.APPEND
+
+
+def test_to_be_asked_again_with_bytes_behind_it_does_not_change_the_promise() -> None:
+    book = between()
+    assert book.vote(Phase1("t", ((1, 10, 25),))) == Open("t", 25)
+    assert book.vote(Phase1("t", ((1, 10, 30),))).veto is not None and book.open == Open("t", 25)
 
 
 def test_a_name_is_committed_once() -> None:
@@ -126,13 +183,13 @@ steps = st.one_of(
 def test_twin_that_keeps_everything_agrees(script: list[tuple[str, object, object]]) -> None:
     """The twin holds the bytes themselves, and votes by looking at what the worker would have to have sent."""
     book = Ledger(Standing())
-    done, tail, spoilt = b"", b"", False  # committed; after it; does the tail miss or contradict something?
+    done, promised, tail, spoilt = b"", b"", b"", False  # committed; of the open transaction; behind both; does the tail miss or contradict something?
     waits: tuple[str, bool] | None = None
     last = None
     for kind, first, second in script:
-        if kind == "bytes" and waits is None:
+        held = done + promised + tail
+        if kind == "bytes":
             assert isinstance(first, int) and isinstance(second, bytes)
-            held = done + tail
             place = book.place(first)
             if place is Place.COMPARE:
                 equal = held[first : first + len(second)] == second[: len(held) - first]
@@ -141,34 +198,36 @@ def test_twin_that_keeps_everything_agrees(script: list[tuple[str, object, objec
                     book.appended(max(0, first + len(second) - len(held)))
             elif place is Place.APPEND:
                 book.appended(len(second))
-            if not spoilt:
+            if not spoilt and (waits is None or waits[1]):
                 if first > len(held) or held[first : first + len(second)] != second[: max(0, len(held) - first)]:
                     spoilt = True
                 else:
-                    tail = (held + second[len(held) - first :])[len(done) :]
+                    tail += second[len(held) - first :]
         elif kind in ("phase1", "honest"):
-            start, end = (len(done), len(done + tail)) if second is None else second  # type: ignore[misc]
+            start, end = (len(done), len(held)) if second is None else second  # type: ignore[misc]
             vote = book.vote(Phase1(str(first), ((1, start, end),))).veto is None
-            fits = not spoilt and (start, end) == (len(done), len(done + tail)) and first != last
             if waits is None:
-                assert vote == fits
-                waits = (str(first), fits)
+                assert vote == (not spoilt and (start, end) == (len(done), len(held)) and first != last)
+                waits = (str(first), vote)
+                if vote:
+                    promised, tail = tail, b""
             else:
-                assert vote == (fits and waits == (first, True))
+                assert vote == (waits == (first, True) and (start, end) == (len(done), len(done + promised)))
         elif kind == "phase2":
             told = Phase2(str(first), bool(second))
             if waits is not None and waits[0] == first and (waits[1] or not second):
                 assert book.resolve(told) is (Outcome.COMMIT if second else Outcome.ROLLBACK)
                 if second:
-                    done, last = done + tail, first
-                tail, spoilt, waits = b"", False, None
-            elif (waits is not None and waits[0] == first) or bool(second) != (first == last):
+                    done, last = done + promised, first
+                else:
+                    tail, spoilt = b"", False
+                promised, waits = b"", None
+            elif (waits is not None and waits[0] == first) or (first == last and not second):
                 with pytest.raises(RemoteProtocolError):
                     book.resolve(told)
             else:
-                assert book.resolve(told) is Outcome.NOTHING
+                assert book.resolve(told) is (Outcome.KNOWN if first == last else Outcome.UNKNOWN)
         elif kind == "restart":
-            if waits is None or not waits[1]:
-                tail, spoilt = b"", False
+            tail, spoilt = b"", False
             book = Ledger(Standing(len(done), book.open, book.last))
-        assert (book.committed, book.received) == (len(done), len(done + tail))
+        assert (book.committed, book.received) == (len(done), len(done + promised + tail))

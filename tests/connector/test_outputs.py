@@ -154,6 +154,83 @@ def test_a_line_may_be_split_over_messages_and_transactions(kit: Kit) -> None:
     assert committed("w") == b"a\nhalf of it!\n\nend\n"
 
 
+def tailed(output: Output, ends: bytes = b"\n") -> None:
+    """Bytes 0 to 6 are committed, 6 to 13 are prepared by `t`, and six more have come behind them; lines end within each, or run over all ends."""
+    output.recover()
+    output.prepare("s", 0, written(output, 0, b"first" + ends))
+    output.commit("s", 6)
+    output.prepare("t", 6, written(output, 6, b"second" + ends))
+    assert output.begin_next(13)
+    output.append(b"thi")
+    output.append(b"rd\n")
+
+
+@pytest.mark.parametrize("ends", [b"\n", b"+"])
+def test_bytes_between_the_phases_survive_a_commit_and_are_promised_by_the_next_transaction(kit: Kit, ends: bytes) -> None:
+    outputs, committed = kit
+    output = outputs("w")
+    tailed(output, ends)
+    output.commit("t", 13)
+    assert committed("w") == (b"first\nsecond\n" if ends == b"\n" else b"" if "postgres" in str(type(output)) else b"first+second+")
+    output.append(b"fourth\n")
+    output.prepare("u", 13, 26)
+    output.close()
+    again = outputs("w")
+    assert again.recover() == Standing(13, Open("u", 26), "t")
+    again.commit("u", 26)
+    assert committed("w") == b"first" + ends + b"second" + ends + b"third\nfourth\n"
+    again.close()
+
+
+@pytest.mark.parametrize("ends", [b"\n", b"+"])
+def test_bytes_between_the_phases_go_with_a_rollback(kit: Kit, ends: bytes) -> None:
+    outputs, committed = kit
+    output = outputs("w")
+    tailed(output, ends)
+    output.rollback("t", 6)
+    output.prepare("u", 6, written(output, 6, b"other\n"))
+    output.commit("u", 12)
+    assert committed("w") == b"first" + ends + b"other\n"
+    output.close()
+
+
+@pytest.mark.parametrize("ends", [b"\n", b"+"])
+@pytest.mark.parametrize("is_committed", [True, False])
+def test_bytes_between_the_phases_are_dropped_by_recovery(kit: Kit, is_committed: bool, ends: bytes) -> None:
+    outputs, committed = kit
+    output = outputs("w")
+    tailed(output, ends)
+    if is_committed:
+        output.commit("t", 13)
+        output.append(b"of the next\n")
+    output.close()
+    again = outputs("w")
+    assert again.recover() == (Standing(13, None, "t") if is_committed else Standing(6, Open("t", 13), "s"))
+    if not is_committed:
+        again.commit("t", 13)
+    again.prepare("u", 13, written(again, 13, b"kept\n"))
+    again.commit("u", 18)
+    assert committed("w") == b"first" + ends + b"second" + ends + b"kept\n"
+    again.close()
+
+
+def test_a_veto_behind_a_commit_drops_what_came_between_the_phases_when_it_is_rolled_back(kit: Kit) -> None:
+    outputs, committed = kit
+    output = outputs("w")
+    tailed(output)
+    output.commit("t", 13)
+    output.veto("u", "a gap")
+    output.rollback("u", 13)
+    output.prepare("u", 13, written(output, 13, b"again\n"))
+    output.commit("u", 19)
+    assert committed("w") == b"first\nsecond\nagain\n"
+    output.close()
+
+
+def test_an_output_of_six_methods_takes_nothing_between_the_phases() -> None:
+    assert Output().begin_next(3) is False
+
+
 def test_workers_do_not_touch_each_other(kit: Kit) -> None:
     outputs, committed = kit
     a, b = outputs("a"), outputs("b/../a")

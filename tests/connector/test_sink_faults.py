@@ -45,6 +45,19 @@ def attempt(address: str, gap: bool = False) -> bool:
         return False
 
 
+def settle(sink: SinkProcess, decision: bool) -> None:
+    """The greeting of a connection that was dropped may still be on its way to the sink, and take the name: then come again, as any worker does."""
+    while True:
+        try:
+            with WorkerClient.connect(sink.address, "w") as worker:
+                worker.settle("t1", decision)
+                assert worker.uncommitted == ()
+                return
+        except SinkError as error:
+            if "fenced" not in str(error):
+                raise
+
+
 def single_fault(sink: SinkProcess, vote: bool, cut: str | None) -> bytes:
     """The sink votes, and the line breaks before or after the vote is delivered, or not at all. Then the worker comes back and resolves."""
     first_commit(sink.address)
@@ -89,9 +102,7 @@ def test_a_connection_dropped_at_any_step_loses_and_doubles_nothing(sink: SinkPr
     first_commit(sink.address)
     with Link(sink.address, lambda side, frame, count: when if count == step else None) as link:
         decision = attempt(link.address)
-    with WorkerClient.connect(sink.address, "w") as worker:
-        worker.settle("t1", decision)
-        assert worker.uncommitted == ()
+    settle(sink, decision)
     assert committed(sink) == (b"first\nsecond\n" if decision else b"first\n")
 
 
@@ -135,6 +146,72 @@ def test_a_sink_killed_while_it_rolls_back_has_rolled_back(nursery: Nursery, tmp
             assert worker.prepare("t1")
             worker.finish("t1", commit=True, confirm=True)
         assert committed(sink) == b"first\nother\n"
+
+
+def early(sink: SinkProcess, commit: bool) -> None:
+    """A transaction of a worker that sends bytes of its next one between the phases. The sink may die on the way."""
+    with Raw(sink.address) as peer:
+        try:
+            peer.greet("w")
+            peer.send(m.Message(1, 6, b"second\n"), m.Phase1("t1", ((1, 6, 13),)))
+            assert peer.hear() == m.Vote("t1", True)
+            peer.send(m.Message(1, 13, b"third\n"), m.Phase2("t1", commit), m.Message(1, 19, b"fourth\n"), m.ListUncommitted(9))
+            peer.hear()
+        except ConnectionError:
+            pass  # it has died
+
+
+@pytest.mark.parametrize("commit", [True, False])
+@pytest.mark.parametrize(("call", "when"), [("begin_next", "before"), ("begin_next", "after"), ("append", "after"), ("phase two", "before"), ("phase two", "after")])
+def test_a_sink_killed_with_bytes_behind_its_promise_keeps_the_promise_alone(nursery: Nursery, tmp_path: Path, call: str, when: str, commit: bool) -> None:
+    with SinkProcess(nursery, tmp_path / "sink") as sink:
+        first_commit(sink.address)
+        sink.kill()
+        sink.start(kill=[("commit" if commit else "rollback") if call == "phase two" else call, when, 2 if call == "append" else 1])
+        early(sink, commit)
+        sink.wait()
+        sink.start()
+        with WorkerClient.connect(sink.address, "w") as worker:
+            worker.settle("t1", commit)
+            assert worker.offset == (13 if commit else 6)
+            worker.write(b"last\n")
+            assert worker.prepare("t2")
+            worker.finish("t2", commit=True, confirm=True)
+        assert committed(sink) == (b"first\nsecond\nlast\n" if commit else b"first\nlast\n")
+
+
+def test_bytes_between_the_phases_are_promised_and_committed_with_the_next_transaction(sink: SinkProcess) -> None:
+    first_commit(sink.address)
+    with Raw(sink.address) as peer:
+        peer.greet("w")
+        peer.send(m.Message(1, 6, b"second\n"), m.Phase1("t1", ((1, 6, 13),)), m.Message(1, 13, b"third\n"), m.Phase2("t1", True))
+        peer.send(m.Message(1, 19, b"fourth\n"), m.Phase1("t2", ((1, 13, 26),)))
+        assert [peer.hear(), peer.hear()] == [m.Vote("t1", True), m.Vote("t2", True)]
+        assert committed(sink) == b"first\nsecond\n"
+        sink.kill()
+    sink.start()
+    with WorkerClient.connect(sink.address, "w") as worker:
+        assert (worker.uncommitted, worker.offset) == (("t2",), 26)
+        worker.resolve("t2", commit=True)
+    assert committed(sink) == b"first\nsecond\nthird\nfourth\n"
+
+
+@pytest.mark.parametrize("guard", ["commits what came between the phases", "keeps what came between the phases"])
+def test_negative_twin_with_the_guard_off_nobody_promised_what_is_committed(nursery: Nursery, tmp_path: Path, guard: str) -> None:
+    with SinkProcess(nursery, tmp_path / "sink", broken=guard) as sink:
+        first_commit(sink.address)
+        early(sink, True)
+        sink.kill()
+        sink.start()
+        try:
+            with WorkerClient.connect(sink.address, "w") as worker:
+                worker.settle("t1", True)
+                worker.write(b"last\n")
+                worker.prepare("t2")
+                worker.finish("t2", commit=True, confirm=True)
+        except (SinkError, ProtocolError):
+            return
+        assert committed(sink) != b"first\nsecond\nlast\n"
 
 
 def test_a_veto_outlives_the_sink(sink: SinkProcess) -> None:

@@ -6,10 +6,11 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from sinkkit import Nursery, SinkProcess
+from sinkkit import Nursery, Raw, SinkProcess
 from sinkproc import CALLS
 
 from millstream.connector import WorkerClient
+from millstream.connector import messages as m
 from millstream.errors import SinkError
 
 pytestmark = pytest.mark.crash
@@ -83,6 +84,28 @@ def test_a_sink_killed_between_the_phases_keeps_the_promise_in_the_database(nurs
             assert worker.uncommitted == ("t",)
             worker.resolve("t", commit=True)
         assert lines(dsn) == ["a", "b"]
+
+
+@pytest.mark.parametrize("commit", [True, False])
+@pytest.mark.parametrize(("call", "when"), [("begin_next", "after"), ("append", "after"), ("phase two", "before"), ("phase two", "after")])
+def test_a_sink_killed_with_lines_behind_its_promise_keeps_the_promise_alone(nursery: Nursery, tmp_path: Path, dsn: str, call: str, when: str, commit: bool) -> None:
+    with SinkProcess(nursery, tmp_path, postgres=dsn) as sink:
+        sink.kill()
+        sink.start(kill=[("commit" if commit else "rollback") if call == "phase two" else call, when, 2 if call == "append" else 1])
+        with Raw(sink.address) as peer:
+            peer.greet("w")
+            peer.send(m.Message(1, 0, b"one\nhalf of "), m.Phase1("t", ((1, 0, 12),)))
+            assert peer.hear() == m.Vote("t", True)
+            peer.send(m.Message(1, 12, b"two\nthree\n"), m.Phase2("t", commit))
+            assert peer.hear() is None
+        sink.wait()
+        sink.start()
+        with WorkerClient.connect(sink.address, "w") as worker:
+            worker.settle("t", commit)
+            worker.write(b"last\n")
+            assert worker.prepare("u")
+            worker.finish("u", commit=True, confirm=True)
+        assert lines(dsn) == (["one", "half of last"] if commit else ["last"])
 
 
 def test_several_workers_share_a_table(nursery: Nursery, tmp_path: Path, dsn: str) -> None:

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from sinkkit import Nursery, Raw, SinkProcess, until
 
-from millstream.connector import Files, Memory, SinkServer, Tls, WorkerClient, files
+from millstream.connector import Files, Memory, SinkServer, SinkStats, Tls, WorkerClient, files
 from millstream.connector import messages as m
 from millstream.connector.output import MemoryOutput
 from millstream.errors import RemoteProtocolError, SinkError
@@ -134,7 +134,7 @@ def test_workers_that_have_left_are_archived_and_begin_again(tmp_path: Path) -> 
         commit(server.address, "gone", b"old\n")
         with WorkerClient.connect(server.address, "gone") as still_there, WorkerClient.connect(server.address, "w") as worker:
             worker.workers_left(["gone", "never was"])
-            until(lambda: (tmp_path / "left" / "gone.0").exists())
+            assert (tmp_path / "left" / "gone.0").exists()
             with pytest.raises(SinkError, match="left"):
                 still_there.confirm()
         with WorkerClient.connect(server.address, "gone") as again:
@@ -145,10 +145,38 @@ def test_workers_that_have_left_are_archived_and_begin_again(tmp_path: Path) -> 
 
 
 def test_a_worker_cannot_say_that_itself_has_left(outputs: Memory) -> None:
-    with SinkServer(outputs) as server, WorkerClient.connect(server.address, "w") as worker:
+    with SinkServer(outputs) as server, WorkerClient.connect(server.address, "w") as worker, pytest.raises(SinkError, match="still here"):
         worker.workers_left(["w"])
-        with pytest.raises(SinkError, match="still here"):
-            worker.confirm()
+
+
+def test_a_worker_that_speaks_as_wallaroos_may_goes_on_and_is_counted(outputs: Memory) -> None:
+    with SinkServer(outputs) as server, Raw(server.address) as peer:
+        peer.greet("w")
+        peer.send(m.Message(1, 0, b"one\n"), m.Notify(1, "w", 0), m.Eos(1), m.Phase1("t", ((1, 0, 4),)))
+        assert [peer.hear() for _ in range(3)] == [m.NotifyAck(True, 1, 4), m.Ack(0, ((1, 4),)), m.Vote("t", True)]
+        peer.send(m.Message(1, 4, b"two\n"), m.Notify(1, "w", 0), m.Eos(1), m.Phase2("never heard of", True), m.Phase2("t", True), m.Phase2("t", True))
+        assert [peer.hear() for _ in range(2)] == [m.NotifyAck(True, 1, 8), m.Ack(0, ((1, 8),))]
+        peer.send(m.ListUncommitted(9), m.Phase1("u", ((1, 4, 8),)))
+        assert [peer.hear() for _ in range(2)] == [m.ReplyUncommitted(9), m.Vote("u", True)]
+        assert outputs.committed("w") == b"one\n"
+        now = server.stats()
+        assert (now.connections, now.sessions, now.messages, now.bytes) == (1, 1, 2, 8)
+        peer.send(m.Phase2("u", False), m.Phase1("v", ((1, 0, 4),)))
+        assert peer.hear() == m.Vote("v", False)
+    assert server.stats() == SinkStats(
+        connections=1, messages=2, bytes=8, messages_between_phases=1, votes_yes=2, votes_no=1, commits=1, bytes_committed=4, rollbacks=1,
+        repeated_notifies=2, repeated_commits=1, unknown_phase_twos=1, ends=2,
+    )  # fmt: skip
+
+
+def test_who_is_sent_away_with_an_error_is_counted(outputs: Memory) -> None:
+    with SinkServer(outputs) as server:
+        with Raw(server.address) as peer:
+            peer.send(b"\0\0\0\0")
+            assert isinstance(peer.hear(), m.Error) and peer.hear() is None
+        WorkerClient.connect(server.address, "w").close()
+    found = server.stats()
+    assert (found.connections, found.errors, found.sessions) == (2, 1, 0)
 
 
 def test_a_stopping_server_tells_its_workers_to_come_back(outputs: Memory) -> None:

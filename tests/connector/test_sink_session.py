@@ -56,14 +56,19 @@ EXPECTED: dict[State, dict[type[m.Frame], State]] = {
     State.INITIAL: {m.Hello: State.INITIAL, m.Error: State.CLOSED},  # HELLO waits for the answer to Recover
     State.AWAIT_APPROVAL: {m.Notify: State.READY, m.Error: State.CLOSED},
     State.READY: {
+        m.Notify: State.READY,
         m.Message: State.READY,
         m.Eos: State.READY,
         m.ListUncommitted: State.READY,
         m.Phase1: State.PREPARED,
+        m.Phase2: State.READY,  # of a transaction that is not known
         m.WorkersLeft: State.READY,
         m.Error: State.CLOSED,
     },
     State.PREPARED: {
+        m.Notify: State.PREPARED,
+        m.Message: State.PREPARED,
+        m.Eos: State.PREPARED,
         m.ListUncommitted: State.PREPARED,
         m.Phase1: State.PREPARED,
         m.Phase2: State.READY,
@@ -92,7 +97,8 @@ def test_every_message_in_every_state_has_a_defined_outcome(state: State, kind: 
 def test_every_cell_of_the_table_can_be_reached() -> None:
     reached = set()
     scripts: list[tuple[State, m.Frame]] = [(state, SAMPLES[kind]) for state in State for kind in m.KINDS]
-    scripts += [(State.READY, m.Phase2("s", True)), (State.PREPARED, m.Phase2("s", True)), (State.PREPARED, m.Phase2("t", False))]
+    scripts += [(state, m.Phase2(txn, True)) for state in (State.READY, State.PREPARED) for txn in ("s", "never heard of")]
+    scripts += [(State.PREPARED, m.Phase2("t", False))]
     for state, message in scripts:
         session = in_state(state)
         steps: list[tuple[State, type[m.Frame], str]] = []
@@ -131,10 +137,12 @@ def test_every_cell_of_the_table_can_be_reached() -> None:
         (State.READY, m.Message(2, 10, b"x"), "never announced"),
         (State.READY, m.Eos(2), "never announced"),
         (State.READY, HELLO, "not expected"),
-        (State.READY, m.Phase2("u", True), "not open"),
+        (State.READY, m.Notify(2, "w", 0), "stream 2"),
         (State.READY, m.Phase2("s", False), "is committed"),
-        (State.PREPARED, m.Phase2("u", True), "not open"),
-        (State.PREPARED, m.Message(1, 13, b"x"), "not expected"),
+        (State.PREPARED, m.Phase2("s", False), "is committed"),
+        (State.PREPARED, m.Notify(0, "w", 0), "stream 0"),
+        (State.PREPARED, m.Message(2, 13, b"x"), "never announced"),
+        (State.PREPARED, m.Eos(2), "never announced"),
         (State.READY, m.WorkersLeft(1, ("w",)), "still here"),
     ],
 )
@@ -212,8 +220,74 @@ def test_an_answer_nobody_asked_for_is_our_own_mistake() -> None:
         in_state(State.READY).answer(True)
 
 
-def test_eos_is_acknowledged_with_what_is_committed() -> None:
-    assert in_state(State.READY).receive(m.Eos(1)) == [fx.Send(m.Ack(0, ((1, 10),)))]
+def test_eos_is_acknowledged_with_what_was_received() -> None:
+    session = in_state(State.READY)
+    session.receive(m.Message(1, 10, b"abc"))
+    assert session.receive(m.Eos(1)) == [fx.Send(m.Ack(0, ((1, 13),)))]
+    session = in_state(State.PREPARED)
+    session.receive(m.Message(1, 13, b"de"))
+    session.answer(True)
+    assert session.receive(m.Eos(1)) == [fx.Send(m.Ack(0, ((1, 15),)))]
+
+
+def test_a_stream_that_is_announced_again_is_told_what_was_received() -> None:
+    session = in_state(State.READY)
+    session.receive(m.Message(1, 10, b"abc"))
+    assert session.receive(m.Notify(1, "w", 0)) == [fx.Send(m.NotifyAck(True, 1, 13))]
+    session.receive(m.Phase1("u", ((1, 10, 13),)))
+    session.receive(m.Message(1, 13, b"de"))
+    session.answer(True)
+    assert session.receive(m.Notify(1, "w", 99)) == [fx.Send(m.NotifyAck(True, 1, 15))]
+    assert session.receive(m.Phase2("u", False)) == [fx.Rollback("u", 10)]
+    assert session.receive(m.Notify(1, "w", 0)) == [fx.Send(m.NotifyAck(True, 1, 10))]
+
+
+@pytest.mark.parametrize("commit", [True, False])
+@pytest.mark.parametrize("state", [State.READY, State.PREPARED])
+def test_phase_two_of_what_is_not_known_is_noted_and_ignored(state: State, commit: bool) -> None:
+    session = in_state(state)
+    assert session.receive(m.Phase2("never heard of", commit)) == [fx.Ignored("never heard of", commit, False)]
+    assert session.receive(m.Phase2("s", True)) == [fx.Ignored("s", True, True)]
+    assert session.state is state
+    assert session.receive(m.ListUncommitted(1)) == [fx.Send(m.ReplyUncommitted(1, ("t",) if state is State.PREPARED else ()))]
+
+
+def test_bytes_between_the_phases_are_begun_behind_what_is_promised_and_stay_after_its_commit() -> None:
+    session = in_state(State.PREPARED)
+    assert session.receive(m.Message(1, 13, b"de")) == [fx.BeginNext(13)]
+    assert session.answer(True) == [fx.Append(b"de")]
+    assert session.receive(m.Message(1, 15, b"f")) == [fx.Append(b"f")]
+    assert session.receive(m.Phase2("t", True)) == [fx.Commit("t", 13)]
+    assert session.receive(m.Message(1, 16, b"g")) == [fx.Append(b"g")]
+    assert session.receive(m.Phase1("u", ((1, 13, 17),))) == [fx.Prepare("u", 13, 17), fx.Send(m.Vote("u", True))]
+    assert session.receive(m.Message(1, 17, b"h")) == [fx.BeginNext(17)]
+
+
+def test_bytes_between_the_phases_go_with_a_rollback() -> None:
+    session = in_state(State.PREPARED)
+    session.receive(m.Message(1, 13, b"de"))
+    session.answer(True)
+    assert session.receive(m.Phase2("t", False)) == [fx.Rollback("t", 10)]
+    assert session.receive(m.Message(1, 10, b"xyz")) == [fx.Begin(10), fx.Append(b"xyz")]
+
+
+def test_an_output_that_takes_nothing_between_the_phases_costs_the_next_transaction_and_no_byte() -> None:
+    session = in_state(State.PREPARED)
+    assert session.receive(m.Message(1, 13, b"de")) == [fx.BeginNext(13)]
+    assert session.answer(False) == []
+    assert session.receive(m.Message(1, 15, b"f")) == []
+    assert session.receive(m.Phase2("t", True)) == [fx.Commit("t", 13)]
+    veto, vote = session.receive(m.Phase1("u", ((1, 13, 16),)))
+    assert isinstance(veto, fx.Veto) and "between the phases" in veto.why and vote == fx.Send(m.Vote("u", False))
+    session.receive(m.Phase2("u", False))
+    assert session.receive(m.Message(1, 13, b"def")) == [fx.Begin(13), fx.Append(b"def")]
+
+
+def test_a_repetition_between_the_phases_is_compared_and_what_is_new_in_it_begins_the_next_transaction() -> None:
+    session = in_state(State.PREPARED)
+    assert session.receive(m.Message(1, 11, b"bcde")) == [fx.Compare(11, b"bc")]
+    assert session.answer(True) == [fx.BeginNext(13)]
+    assert session.answer(True) == [fx.Append(b"de")]
 
 
 def test_the_pair_commits_what_was_written_and_nothing_else() -> None:
@@ -282,3 +356,42 @@ def test_a_failing_output_ends_the_session_and_no_vote_is_sent() -> None:
     both.say(*both.worker.prepare("t"))
     assert both.closed and not any(isinstance(frame, m.Vote) for frame in both.heard)
     assert isinstance(both.heard[-1], m.Error) and "no space left" in both.heard[-1].text
+
+
+@pytest.mark.parametrize("commit", [True, False])
+def test_the_pair_keeps_what_came_between_the_phases_if_and_only_if_it_commits(commit: bool) -> None:
+    outputs = Memory()
+    both = pair(outputs)
+    both.write(b"one\n")
+    assert both.prepare("t1")
+    both.tell(m.Message(1, 4, b"two\n"))
+    if commit:
+        heard = both.tell(m.Phase2("t1", True), m.Message(1, 8, b"three\n"), m.Phase1("t2", ((1, 4, 14),)), m.Phase2("t2", True))
+    else:
+        heard = both.tell(m.Phase2("t1", False), m.Message(1, 0, b"ONE\nTWO\n"), m.Phase1("t2", ((1, 0, 8),)), m.Phase2("t2", True))
+    assert heard == [m.Vote("t2", True)]
+    assert outputs.committed("w") == (b"one\ntwo\nthree\n" if commit else b"ONE\nTWO\n")
+
+
+def test_the_pair_drops_what_came_between_the_phases_with_the_connection() -> None:
+    outputs = Memory()
+    first = pair(outputs)
+    first.write(b"one\n")
+    assert first.prepare("t1")
+    first.tell(m.Message(1, 4, b"two\n"))
+    second = pair(outputs)
+    assert (second.worker.uncommitted, second.worker.offset) == (("t1",), 4)
+    second.finish("t1", True)
+    assert outputs.committed("w") == b"one\n" and pair(outputs).worker.offset == 4
+
+
+def test_what_the_lane_counts() -> None:
+    both = pair(Memory())
+    both.write(b"abc")
+    both.tell(m.Notify(1, "w", 0), m.Eos(1), m.Phase2("never heard of", True), m.Phase2("never heard of", False))
+    both.tell(m.Phase1("t", ((1, 0, 3),)), m.Message(1, 3, b"d"), m.Message(1, 4, b"ef"), m.Notify(1, "w", 0), m.Eos(1))
+    both.tell(m.Phase2("t", True), m.Phase2("t", True), m.Phase1("u", ((1, 0, 6),)), m.Phase2("u", False))
+    found = both.lane.stats
+    assert (found.messages, found.messages_between_phases, found.bytes) == (3, 2, 6)
+    assert (found.votes_yes, found.votes_no, found.commits, found.rollbacks) == (1, 1, 1, 1)
+    assert (found.repeated_notifies, found.ends, found.repeated_commits, found.unknown_phase_twos) == (2, 2, 1, 2)

@@ -2,7 +2,8 @@
 
 The model is an honest coordinator: it writes its decision down before it tells anybody, commits only if all voted yes, and tells everybody until it
 is heard. Sinks are processes that are killed with SIGKILL, at any moment and inside any call of their output; connections break at any
-step, votes get lost, bytes go missing, others abort, zombies come back, the sink stands still and wakes up with a backlog.
+step, votes get lost, bytes go missing, others abort, zombies come back, the sink stands still and wakes up with a backlog. Some workers do not wait
+for phase two, and send what their next transaction begins with.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from sinkkit import Nursery, SinkProcess
 from sinkproc import CALLS
 
 from millstream.connector import WorkerClient, files
+from millstream.connector import messages as m
 from millstream.errors import ProtocolError, SinkError
 
 SEEDS = 100
@@ -36,6 +38,7 @@ class Worker:
         self.committed = b""
         self.client: WorkerClient | None = None
         self.zombie: WorkerClient | None = None
+        self.early: tuple[WorkerClient | None, bytes] = (None, b"")  # sent between the phases, on this connection
 
     def drop(self) -> None:
         if self.client is not None:
@@ -62,7 +65,7 @@ class Simulation:
             if epoch == self.epochs:
                 break
             txn = f"c_id={epoch}"
-            written = {worker.name: self.bytes() for worker in self.workers}
+            written = {worker.name: worker.early[1] + self.bytes() for worker in self.workers}
             self.decided = (txn, False)
             commit = all([self.prepared(worker, txn, written[worker.name]) for worker in self.workers])
             if self.chance(0.15):  # another participant's abort
@@ -82,7 +85,8 @@ class Simulation:
         """Whether a worker wrote its bytes and got a yes. Whatever goes wrong here is a no."""
         try:
             client = self.connected(worker)
-            at = 0
+            at = len(worker.early[1]) if worker.early[0] is client else 0
+            worker.early = (None, b"")
             while at < len(data):
                 self.maybe_fault(worker)
                 size = self.random.randint(1, len(data))
@@ -114,7 +118,11 @@ class Simulation:
             try:
                 self.maybe_fault(worker)
                 if worker.client is not None and worker.client.state == "Voted":
+                    early = self.goes_ahead(worker.client)
                     worker.client.finish(txn, commit)
+                    if commit:
+                        worker.early = (worker.client, early)
+                        worker.client._session.offset += len(early)
                     if self.chance(0.5):
                         self.maybe_fault(worker)
                         worker.client.confirm()
@@ -125,6 +133,13 @@ class Simulation:
             except SinkError:
                 worker.drop()
         raise AssertionError("phase two was never heard")
+
+    def goes_ahead(self, client: WorkerClient) -> bytes:
+        """What a worker sends between the phases."""
+        data = self.bytes() if self.chance(0.3) else b""
+        if data:
+            client._send([m.Message(m.DATA_STREAM, client._session.offset, data)])
+        return data
 
     def connected(self, worker: Worker) -> WorkerClient:
         """A connection with nothing open. What is open from before is of this transaction, or one that nobody decided to commit."""
@@ -151,7 +166,7 @@ class Simulation:
     def start(self) -> None:
         options = {}
         if self.chance(0.3):
-            options["kill"] = [self.random.choice(CALLS), self.random.choice(["before", "after"]), self.random.randint(1, 6)]
+            options["kill"] = [self.random.choice([*CALLS, "begin_next"]), self.random.choice(["before", "after"]), self.random.randint(1, 6)]
         self.sink.start(**options)
 
     def revived(self) -> None:
@@ -226,7 +241,7 @@ def test_model_and_sink_agree_after_every_run(nursery: Nursery, tmp_path: Path, 
 
 
 @pytest.mark.crash
-@pytest.mark.parametrize("guard", ["forgets promises", "keeps what is rolled back", "commits at phase one"])
+@pytest.mark.parametrize("guard", ["forgets promises", "keeps what is rolled back", "commits at phase one", "commits what came between the phases"])
 def test_negative_twin_with_the_guard_off_the_model_disagrees(nursery: Nursery, tmp_path: Path, guard: str) -> None:
     for seed in range(10):
         try:

@@ -136,6 +136,29 @@ def test_credits_bound_what_is_in_flight(tmp_path: Path) -> None:
             assert client.wait(10) and len(stored(server)) == 100
 
 
+def test_a_server_can_stop_although_a_pusher_is_gone_that_it_does_not_read(tmp_path: Path) -> None:
+    server = SourceServer(tmp_path, backlog=1).start()
+    with RawPusher(server.address) as raw:
+        raw.greet().open(1, "s")
+        assert isinstance(raw.hear(), m.Ack)
+        raw.send(m.Message(1, 1, b"x"))
+        until(lambda: server.stats()["received"] == 1)  # more than the backlog: nobody is read any more
+    server.stop()
+    assert not server._greeted
+
+
+def test_a_server_says_that_it_waits_for_a_program(tmp_path: Path) -> None:
+    with SourceServer(tmp_path / "intake") as server:
+        alone = f"a program to push to {server.address}"
+        assert server.stats()["waiting_for"] == alone
+        with RawPusher(server.address):
+            assert server.stats()["waiting_for"] == alone  # it has not greeted
+        with PushClient(server.address) as client:
+            client.notify("s")
+            assert server.stats()["waiting_for"] is None
+        until(lambda: server.stats()["waiting_for"] == alone)
+
+
 def test_the_backlog_bounds_the_log_and_reading_goes_on_after_a_commit(tmp_path: Path) -> None:
     with SourceServer(tmp_path, backlog=100_000) as server, PushClient(server.address) as client:
         client.notify("s")

@@ -63,3 +63,16 @@ def test_a_driver_that_was_paused_replaced_and_continued_commits_nothing_and_say
         if paused.poll() is None:
             os.killpg(paused.pid, signal.SIGKILL)
             paused.communicate()
+
+
+def test_of_two_drivers_started_at_the_same_moment_one_goes_on_to_the_end(tmp_path: Path) -> None:
+    for attempt in range(2):
+        work = tmp_path / str(attempt)
+        files = support.queries(4, 40)
+        support.write_queries(work / "queries", files)
+        both = [support.start_job(work, "--drain") for _ in range(2)]
+        said = [one.communicate(timeout=120)[0] for one in both]
+        codes = sorted(one.returncode for one in both)
+        assert codes == [0, 3], "\n".join(said)
+        assert any("Fenced: another driver" in text for text in said)
+        support.assert_same(work, support.oracle(work, files, drain=True))

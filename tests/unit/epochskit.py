@@ -16,7 +16,7 @@ MIXED = [{**row, "at": row["at"] + 400 * (at % 4)} for at, row in enumerate(ROWS
 
 def pipeline(computation: Any, **options: Any) -> ms.Pipeline:
     p = ms.Pipeline("kit")
-    stream = p.inject("in", SOURCE, timestamp="at", id="id", watermark=ms.watermarks.bounded(60))
+    stream = p.inject("in", SOURCE, timestamp="at", id="id", watermark=ms.watermarks.bounded("60ms"))
     p.compute(computation, stream, key="k", produces="out", name="Program", **options)
     return p
 

@@ -171,8 +171,8 @@ def test_exactly_once_asks_for_it_first_unless_told_not_to() -> None:
 
 def two_streams(computation: Any, **options: Any) -> ms.Pipeline:
     p = ms.Pipeline("two")
-    one = p.inject("one", SOURCE, timestamp="at", id="id", watermark=ms.watermarks.bounded(10))
-    two = p.inject("two", SOURCE, timestamp="at", id="id", watermark=ms.watermarks.bounded(500, idle="1s"))
+    one = p.inject("one", SOURCE, timestamp="at", id="id", watermark=ms.watermarks.bounded("10ms"))
+    two = p.inject("two", SOURCE, timestamp="at", id="id", watermark=ms.watermarks.bounded("500ms", idle="1s"))
     p.compute(computation, one, two, key="k", produces="out", **options)
     return p
 
@@ -346,7 +346,7 @@ class Strict(ms.Computation):
 
 def strict() -> ms.Pipeline:
     p = ms.Pipeline("strict")
-    stream = p.inject("in", SOURCE, timestamp="at", id="id", watermark=ms.watermarks.bounded(10))
+    stream = p.inject("in", SOURCE, timestamp="at", id="id", watermark=ms.watermarks.bounded("10ms"))
     p.compute(Strict, stream, key="k", produces=["punctual", "late"])
     p.compute(Windows, stream, key="k", produces="windows", late="too-late")
     return p

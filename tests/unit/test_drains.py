@@ -83,7 +83,7 @@ def test_a_hold_behind_another_window_is_no_obstacle_to_a_drain(computation: Any
 
 
 def test_holds_and_drains_under_faults() -> None:
-    assert_exactly_once(behind_a_window(FirstAndCount), ROWS, seeds=range(40))
+    assert_exactly_once(behind_a_window(FirstAndCount), ROWS, seeds=range(40), epochs="same")  # where a hold stands follows from what was promised
 
 
 class Beat(ms.Computation):

@@ -570,10 +570,8 @@ def test_a_state_that_the_codec_cannot_keep_is_named_with_its_computation():
 def test_a_factory_that_makes_something_else_is_a_definition_error():
     p = ms.Pipeline("p")
     p.compute(lambda: {}, p.inject("in", Source(), timestamp="at"), key="k", name="Wrong")
-    runner = LocalRunner(p)
-    runner.push("in", {"k": 1, "at": 1})
     with pytest.raises(DefinitionError, match=r"'Wrong'.*dict"):
-        runner.run()
+        LocalRunner(p)
 
 
 def test_a_map_state_is_read_through_the_runner():

@@ -242,3 +242,46 @@ def test_a_batch_that_spark_asks_for_again_behind_epochs_outside_the_query_is_fo
     again.resume()
     again.run(s.plan.epochs[2], 2)
     assert outcome(s) == before
+
+
+class _TakenOver(_Driver):
+    """A driver that is replaced between its look at the claims and the work of its tasks; the new owner folds, commits and collects."""
+
+    def job(self, batch: Any, order: Any) -> Any:
+        if self.latest is not None and self.latest.epoch == 0:
+            newer = _Driver(self.simulation)
+            for number in range(1, 40):
+                newer.run([], number)
+            for name in self.simulation.storage.list("units"):
+                self.simulation.storage.delete([name])  # as collection does with what has been folded
+        return super().job(batch, order)
+
+
+def test_a_driver_that_was_replaced_while_it_worked_is_fenced_and_does_not_speak_of_damage() -> None:
+    rows = [{"k": key, "at": 100, "n": 1} for key in "abcdef"]
+    s = simulation(chain(), rows, rows, *[[] for _ in range(40)])
+    first = _TakenOver(s)
+    first.run(s.plan.epochs[0], 0)
+    with pytest.raises(ms.errors.Fenced, match="another driver owns"):
+        first.run(s.plan.epochs[1], 1)
+
+
+def test_a_unit_that_is_missing_is_damage_when_nobody_else_has_the_checkpoint() -> None:
+    rows = [{"k": key, "at": 100, "n": 1} for key in "abcdef"]
+    s = simulation(chain(), rows, rows)
+    _Driver(s).run(s.plan.epochs[0], 0)
+    s.storage.delete(s.storage.list("units"))
+    with pytest.raises(ms.errors.DamageError):
+        _Driver(s).run(s.plan.epochs[1], 1)
+
+
+def test_a_checkpoint_that_is_deleted_under_a_run_is_told_so_and_nothing_is_put_in_its_place(tmp_path: Path) -> None:
+    s = simulation(chain(), [{"k": "a", "at": 100, "n": 1}], [])
+    driver = _Driver(s)
+    driver.run(s.plan.epochs[0], 0)
+    for folder in ("manifests", "runs", "units"):
+        s.storage.delete(s.storage.list(folder))
+    s.storage.delete(["identity.json"])
+    with pytest.raises(ms.errors.CheckpointError, match="has been deleted or moved"):
+        driver.run([], 1)
+    assert s.storage.list("manifests") == []

@@ -92,7 +92,7 @@ def test_it_prints_the_first_difference_only_and_cuts_long_values_short() -> Non
 
     def lone(computation: Any) -> list[str]:
         p = ms.Pipeline("lone")
-        p.compute(computation, p.inject("in", SOURCE, timestamp="at", id="id", watermark=ms.watermarks.bounded(30)), key="k", produces="sums", name="Lone")
+        p.compute(computation, p.inject("in", SOURCE, timestamp="at", id="id", watermark=ms.watermarks.bounded("30ms")), key="k", produces="sums", name="Lone")
         said = failing(p, "dedup", faults=["repeat"], seeds=range(30))
         assert said[1].startswith("  1. repeat in epoch") and len(said) == 3
         return said

@@ -10,17 +10,18 @@ Pure (no sockets, files, threads or clock; tested without either end being there
     worker_session    the worker's end: its tables of states
     txnlog            the log of transactions: typed records, torn or damaged
     names             what a worker may be called, and what its files are called
+    sink_stats        what a sink counts
     source_tables, source_streams, source_session, push_session    the source's end and the pusher's: tables, ids and watermarks, sessions
     source_frames, intake_batch    runs of messages, and how they lie in the log
 
 Sockets, files and threads:
-    connection, lane, server    the sink server: bytes, one worker's thread, all workers
+    connection, lane, seats, server    the sink server: bytes, one worker's thread, who has a name, all workers
     output, files, postgres    where a worker's bytes end up
     worker                the client of a sink
     credentials           cookies, certificates, addresses
-    commands              `millstream sink` and `millstream sink-read`
+    commands, narrator    `millstream sink` and `millstream sink-read`, and what the sink says while it runs
     source_server, intake, intake_reader    the injector's server, its durable log, and who reads it
-    push, push_command    the pushing side: the client, and `millstream push`
+    push, push_command, push_signs    the pushing side: the client, `millstream push`, and what it says while it waits
 """
 
 from millstream.connector.credentials import Tls
@@ -30,7 +31,8 @@ from millstream.connector.output import Memory, Output
 from millstream.connector.postgres import Postgres
 from millstream.connector.push import PushClient
 from millstream.connector.server import SinkServer
+from millstream.connector.sink_stats import SinkStats
 from millstream.connector.source_server import SourceServer
 from millstream.connector.worker import WorkerClient
 
-__all__ = ["Files", "Memory", "Open", "Output", "Postgres", "PushClient", "SinkServer", "SourceServer", "Standing", "Tls", "WorkerClient"]
+__all__ = ["Files", "Memory", "Open", "Output", "Postgres", "PushClient", "SinkServer", "SinkStats", "SourceServer", "Standing", "Tls", "WorkerClient"]

@@ -267,6 +267,8 @@ class Decoder:
         self._join = join
         self._buffer = bytearray()
         self._at = 0  # 0 <= _at <= len(_buffer); what is before it has been given out
+        #: How many frames the last message was made of.
+        self.frames = 0
         self._error: RemoteProtocolError | None = None
 
     def receive(self, data: bytes | bytearray | memoryview) -> None:
@@ -308,7 +310,7 @@ class Decoder:
         end = at + 4 + length
         if len(buffer) < end:
             return None
-        self._at = end
+        self._at, self.frames = end, 1
         with memoryview(buffer) as view, view[at + 4 : end] as frame:
             return decode(frame, two_phase=self._two_phase)
 
@@ -337,5 +339,5 @@ class Decoder:
             payload = b"".join(parts)
             for part in parts:
                 part.release()
-        self._at = at
+        self._at, self.frames = at, len(parts)
         return m.Message(stream, first, payload)

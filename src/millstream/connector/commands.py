@@ -15,10 +15,13 @@ from typing import Any
 
 from millstream.connector import files
 from millstream.connector.credentials import Tls
+from millstream.connector.narrator import Narrator
 from millstream.connector.output import Output
 from millstream.connector.postgres import Postgres
 from millstream.connector.server import SinkServer
 from millstream.errors import SinkError
+
+_TOLD_EVERY = 0.25  # seconds
 
 
 def add_commands(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -34,6 +37,7 @@ def add_commands(commands: argparse._SubParsersAction[argparse.ArgumentParser]) 
     sink.add_argument("--tls-key", metavar="FILE", help="its key")
     sink.add_argument("--tls-ca", metavar="FILE", help="also demands certificates of the workers, signed by this CA")
     sink.add_argument("--force", action="store_true", help="listen beyond this machine without a cookie")
+    sink.add_argument("--quiet", action="store_true", help="do not say who connects, who disconnects and what is committed")
     sink.set_defaults(command=_sink)
 
     read = commands.add_parser("sink-read", help="print what a sink has committed", description="Prints the committed bytes of a worker, and no others.")
@@ -53,11 +57,20 @@ def _sink(args: argparse.Namespace) -> int:
     if threading.current_thread() is threading.main_thread():
         for number in (signal.SIGINT, signal.SIGTERM):
             signal.signal(number, lambda *_: stopping.set())
-    with _outputs(args) as outputs, SinkServer(outputs, args.listen, cookie=cookie, tls=tls, force=args.force) as server:
+    narrator = None if args.quiet else Narrator()
+    with _outputs(args) as outputs, SinkServer(outputs, args.listen, cookie=cookie, tls=tls, force=args.force, watcher=narrator) as server:
         print(f"sink: listening on {server.address}, {'TLS' if tls else 'no TLS'}, {'a cookie' if cookie else 'no cookie'}", flush=True)
-        stopping.wait()
-    print("sink: stopped; what was promised is kept", flush=True)
+        while not stopping.wait(None if narrator is None else _TOLD_EVERY):
+            _tell(narrator)
+    _tell(narrator, last=True)
+    done = server.stats()
+    print(f"sink: stopped; what was promised is kept ({done.commits:,} transactions with {done.bytes_committed:,} bytes were committed)", flush=True)
     return 0
+
+
+def _tell(narrator: Narrator | None, *, last: bool = False) -> None:
+    for line in [] if narrator is None else narrator.take(last=last):
+        print(f"sink: {line}", file=sys.stderr, flush=True)
 
 
 @contextlib.contextmanager

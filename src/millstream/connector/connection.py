@@ -30,7 +30,7 @@ _LINGER_BYTES = 8 << 20
 class Connection:
     """The server's end of a connection."""
 
-    def __init__(self, sock: socket.socket, patience: float) -> None:
+    def __init__(self, sock: socket.socket, patience: float, peer: str = "") -> None:
         self._socket = sock
         self._patience = patience
         self._buffer = memoryview(bytearray(SMALL))
@@ -40,7 +40,7 @@ class Connection:
         self.is_cut = False
         self.last_words: Frame | None = None
         self.thread: threading.Thread | None = None
-        self.peer = ""
+        self.peer = peer
 
     def open(self, context: ssl.SSLContext | None, deadline: float) -> None:
         """In the connection's thread: the handshake, if there is one."""

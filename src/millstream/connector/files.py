@@ -8,7 +8,8 @@
 Rules
 1. Before a vote: the bytes are synced, then the record that promises them. Before a commit is over: its record is synced. A new file counts
    only when its folder is synced too.
-2. Committed is what the log says, nothing else. A reader takes no byte behind that offset, so it needs no lock and no server.
+2. Committed is what the log says, nothing else. A reader takes no byte behind that offset, so it needs no lock and no server. What is neither committed nor
+   promised by the log is cut off by recovery, also if it stands behind a promise.
 3. An output that is shorter than its log says is refused: bytes were lost, and to fill up with zeros would hide it.
 4. A log that has grown is replaced by its condensed form, in one rename.
 5. One server owns a folder: a second one would cut what the first one appends.
@@ -134,6 +135,10 @@ class FileOutput(Output):
         there = os.fstat(self._data).st_size
         if there != offset:
             raise DamageError(f"the output {self._folder / 'output'} has {there} bytes instead of {offset}: somebody else has changed it")
+
+    def begin_next(self, offset: int) -> bool:
+        self.begin(offset)
+        return True
 
     def append(self, data: bytes) -> None:
         _write_all(self._data, data)

@@ -5,13 +5,16 @@ An output is where one worker's bytes end up: a file, a table, a bucket. `SinkSe
 The contract
 1. `recover` comes first, at every connection of the worker, and says what survived: the committed offset, and the transaction that is open.
    Everything else that was appended is dropped by it. It may be called many times on the same object.
-2. `begin`, `append`..., then `prepare` or nothing. `begin` says at which offset the bytes go on: that is the committed offset always.
-3. When `prepare` returns, the bytes and the promise to commit them survive a crash of the machine. So does what `commit`, `rollback` and `veto`
+2. `begin`, `append`..., then `prepare` or nothing. `begin` says at which offset the bytes go on: that is the committed offset.
+3. `begin_next` comes instead of `begin` if a transaction is prepared, and says at which offset that one ends: `append` is then about the transaction behind it.
+   `commit` of the first leaves those bytes where they are, and the next `prepare` promises them with whatever follows; `rollback` and `recover` drop them.
+   Who returns False gets none: they are refused, and come again after a rollback.
+4. When `prepare` returns, the bytes and the promise to commit them survive a crash of the machine. So does what `commit`, `rollback` and `veto`
    say when they return. Nothing of a transaction is visible to a reader before `commit`.
-4. `commit` and `rollback` come for the open transaction only. If a crash falls into one of them, either it happened, or `recover` still
+5. `commit` and `rollback` come for the open transaction only. If a crash falls into one of them, either it happened, or `recover` still
    says that the transaction is open.
-5. Calls for one worker come one after another, in a thread that may block; calls for different workers come at the same time.
-6. An exception ends that worker's connection, with the text as the reason. The worker comes back, and `recover` is called.
+6. Calls for one worker come one after another, in a thread that may block; calls for different workers come at the same time.
+7. An exception ends that worker's connection, with the text as the reason. The worker comes back, and `recover` is called.
 """
 
 from __future__ import annotations
@@ -25,7 +28,7 @@ from millstream.errors import SinkError
 
 
 class Output:
-    """One worker's output. The first six methods are to be implemented; the others have defaults that are safe."""
+    """One worker's output. Six methods are to be implemented; the others have defaults that are safe."""
 
     def recover(self) -> Standing:
         """Drops what is neither committed nor promised, and says what is left."""
@@ -39,16 +42,20 @@ class Output:
         """Takes bytes, in order. They need not be durable yet."""
         raise NotImplementedError
 
+    def begin_next(self, offset: int) -> bool:
+        """Bytes of the next transaction follow, while one is prepared. False: they cannot be kept apart from it, and are refused."""
+        return False
+
     def prepare(self, txn: str, start: int, end: int) -> None:
         """Makes the bytes durable, then the promise."""
         raise NotImplementedError
 
     def commit(self, txn: str, end: int) -> None:
-        """Makes the bytes below `end` visible, for ever."""
+        """Makes the bytes below `end` visible, for ever; those behind it stay as they are."""
         raise NotImplementedError
 
     def rollback(self, txn: str, committed: int) -> None:
-        """Drops the bytes from `committed` on."""
+        """Drops all bytes from `committed` on."""
         raise NotImplementedError
 
     def veto(self, txn: str, why: str) -> None:
@@ -62,7 +69,7 @@ class Output:
         return False
 
     def archive(self) -> None:
-        """The worker has left: puts its output aside, so that the name begins again at 0."""
+        """The worker has left: puts its output aside, durably, so that the name begins again at 0. May be called for a name that was never here."""
         raise SinkError(f"{type(self).__name__} cannot archive the output of a worker that has left")
 
     def close(self) -> None:
@@ -110,6 +117,10 @@ class MemoryOutput(Output):
 
     def begin(self, offset: int) -> None:
         assert offset == len(self.data) == self.standing.committed
+
+    def begin_next(self, offset: int) -> bool:
+        assert self.standing.open is not None and offset == len(self.data) == self.standing.open.end
+        return True
 
     def append(self, data: bytes) -> None:
         self.data += data

@@ -12,10 +12,12 @@ Rules
 2. Why no PREPARE TRANSACTION: most servers have it switched off (max_prepared_transactions = 0), and a transaction that is forgotten between the phases
    would hold its locks and keep the whole database from being vacuumed. A staging table gives the same guarantee with ordinary commits, for the price
    of writing the rows twice.
-3. A line may begin in one transaction and end in another. What has no newline yet is kept in `rest`, with the worker's row, and becomes a row when
+3. Rows of the next transaction may be staged while one is open. They begin where the rows of the open one end: at its end, less the line that it leaves
+   unfinished. Phase two moves the rows before that place. It makes those behind it durable as well, though nobody has promised them; so recovery deletes them.
+4. A line may begin in one transaction and end in another. What has no newline yet is kept in `rest`, with the worker's row, and becomes a row when
    its newline is committed.
-4. One connection has a worker: an advisory lock keeps a second server, or the remains of a killed one, from writing to the same rows.
-5. Synchronous commit is switched on for our connections, whatever the server's default is: a vote that can be forgotten is no vote.
+5. One connection has a worker: an advisory lock keeps a second server, or the remains of a killed one, from writing to the same rows.
+6. Synchronous commit is switched on for our connections, whatever the server's default is: a vote that can be forgotten is no vote.
 """
 
 from __future__ import annotations
@@ -87,12 +89,15 @@ class PostgresOutput(Output):
         if found is None:
             self._connection.execute(f"INSERT INTO {self._table}_workers (worker, committed, rest) VALUES (%s, 0, '')", (self._worker,))
             found = (0, b"", None, None, None, None, None, 0)
-        self._connection.commit()
         committed, rest, last, txn, end, txn_rest, veto, fence = found
         opened = None if txn is None else Open(txn, end, veto)
         promised = opened is not None and opened.veto is None
         self._rest = bytes(txn_rest if promised else rest)
         self._at = (end if promised else committed) - len(self._rest)
+        self._connection.execute(
+            f"DELETE FROM {self._table}_staged WHERE worker = %s AND at >= %s", (self._worker, self._at if promised else 0)
+        )
+        self._connection.commit()
         return Standing(committed, opened, last, fence)
 
     def _lock(self) -> None:
@@ -107,6 +112,10 @@ class PostgresOutput(Output):
 
     def begin(self, offset: int) -> None:
         assert offset == self._at + len(self._rest)
+
+    def begin_next(self, offset: int) -> bool:
+        self.begin(offset)
+        return True
 
     def append(self, data: bytes) -> None:
         *lines, self._rest = (self._rest + data).split(b"\n")
@@ -135,9 +144,10 @@ class PostgresOutput(Output):
 
     def commit(self, txn: str, end: int) -> None:
         self._connection.execute(
-            f"WITH moved AS (DELETE FROM {self._table}_staged WHERE worker = %s RETURNING worker, at, line) "
+            f"WITH moved AS (DELETE FROM {self._table}_staged WHERE worker = %s "
+            f"AND at < (SELECT txn_end - length(txn_rest) FROM {self._table}_workers WHERE worker = %s) RETURNING worker, at, line) "
             f"INSERT INTO {self._table} SELECT worker, at, line FROM moved",
-            (self._worker,),
+            (self._worker, self._worker),
         )
         self._connection.execute(
             f"UPDATE {self._table}_workers SET committed = txn_end, rest = txn_rest, last = txn, txn = NULL, txn_end = NULL, txn_rest = NULL "

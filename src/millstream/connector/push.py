@@ -32,6 +32,8 @@ import threading
 import time
 from collections import deque
 
+import msgspec
+
 from millstream.connector import messages as m
 from millstream.connector.codec import Decoder, encode, message_head
 from millstream.connector.credentials import Tls, client_context, parse_address
@@ -49,6 +51,15 @@ _FIRST_PAUSE, _LONGEST_PAUSE = 0.05, 2.0
 _ASK_AGAIN = 0.3
 _FAREWELL = 2.0
 _PARTING = 0.5
+
+
+class Waiting(msgspec.Struct, frozen=True):
+    """What a client waits for, in words, and for how long. `is_away`: nobody answers at the address."""
+
+    what: str
+    seconds: float
+    address: str
+    is_away: bool = False
 
 
 class _Stream:
@@ -99,6 +110,8 @@ class PushClient:
         self._streams: dict[str, _Stream] = {}
         self._numbers: dict[int, _Stream] = {}
         self._kept = 0  # bytes in all queues
+        self._away: tuple[str, float] | None = ("to listen", time.monotonic())  # what the server is to do, and since when; None: it has welcomed us
+        self._moved = time.monotonic()  # when something was acknowledged last, or began to wait for it
         self._error: MillstreamError | None = None
         self._closing: float | None = None
         self._is_awake = False
@@ -184,6 +197,19 @@ class PushClient:
         """Bytes that are kept because they are not acknowledged."""
         return self._kept
 
+    def waiting(self) -> Waiting | None:
+        """What this client waits for; None if for nothing."""
+        with self._changed:
+            now = time.monotonic()
+            if self._away is not None:
+                return Waiting(f"{self.address} {self._away[0]}", now - self._away[1], self.address, is_away=True)
+            for found in self._streams.values():
+                if found.refused_since is not None:
+                    return Waiting(f"stream {found.name!r} at {self.address}: another program pushes it", now - found.refused_since, self.address)
+            if any(found.waits() for found in self._streams.values()):
+                return Waiting(f"the pipeline at {self.address} to commit {self._kept:,} bytes", now - self._moved, self.address)
+            return None
+
     def close(self) -> None:
         """Ends the connection. What is queued is sent if it can be at once; what is not acknowledged is forgotten, so `wait` first."""
         with self._changed:
@@ -220,6 +246,8 @@ class PushClient:
 
     def _queue(self, found: _Stream, id: int, data: bytes, is_message: bool) -> None:
         found.unsent.append((id, data, is_message))
+        if not self._kept:
+            self._moved = time.monotonic()
         self._kept += len(data)
         self._wake()
 
@@ -263,6 +291,7 @@ class PushClient:
                     why: object = error
                 else:
                     why = "it says RESTART, and is not back" if session.last_words else "the connection was closed"
+                self._expect("to listen")
                 if isinstance(session.last_words, m.Error):
                     raise InputError(f"the source at {self.address} says: {session.last_words.text}")
                 if isinstance(session.last_words, m.Restart) and session.last_words.address:
@@ -284,6 +313,15 @@ class PushClient:
                 self._wake_read.close()
                 self._wake_write.close()
                 self._changed.notify_all()
+
+    def _expect(self, what: str | None) -> None:
+        """What the server is to do next before messages can flow; None: nothing."""
+        with self._changed:
+            now = time.monotonic()
+            if what is None:
+                self._away, self._moved = None, now
+            else:
+                self._away = (what, now if self._away is None else self._away[1])
 
     def _fail(self, error: MillstreamError) -> None:
         with self._changed:
@@ -313,6 +351,7 @@ class PushClient:
 
     def _talk(self, sock: socket.socket, session: PushSession) -> None:
         """Until the connection ends, from our side or theirs."""
+        self._expect("to answer")
         decoder = Decoder(_ANSWER_LIMIT, two_phase=False)
         deadline = time.monotonic() + self._timeout
         with self._changed:
@@ -375,9 +414,12 @@ class PushClient:
 
     def _heard(self, frame: m.Frame, session: PushSession) -> None:
         with self._changed:
-            if isinstance(frame, m.NotifyAck):
+            if isinstance(frame, m.Ok):
+                self._expect(None)
+            elif isinstance(frame, m.NotifyAck):
                 self._answered(self._numbers[frame.stream], frame)
             elif isinstance(frame, m.Ack):
+                self._moved = time.monotonic()
                 for number, point in frame.points:
                     self._forget(self._numbers[number], point)
             self._changed.notify_all()

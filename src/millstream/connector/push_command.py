@@ -11,7 +11,8 @@ Rules
    is different each time, use a new name for the stream each time.
 5. `--key` and `--time` name fields of lines that are JSON objects. A time is a number of milliseconds or an ISO 8601 text. Without `--time` it is
    the clock's when the line was read.
-6. `--watermark 2s` declares, as lines go by, that event time is complete up to two seconds before the newest.
+6. Waiting is told on stderr, and for whom (`push_signs`); and in the end, also in a bad one, what was done.
+7. `--watermark 2s` declares, as lines go by, that event time is complete up to two seconds before the newest.
 """
 
 from __future__ import annotations
@@ -29,6 +30,7 @@ import msgspec
 
 from millstream.connector.credentials import Tls
 from millstream.connector.push import PushClient
+from millstream.connector.push_signs import Progress, Teller
 from millstream.core.time import duration
 from millstream.errors import InputError
 
@@ -68,7 +70,12 @@ def _push(args: argparse.Namespace) -> int:
     tls = Tls(args.tls_cert, args.tls_key, args.tls_ca) if args.tls or args.tls_ca or args.tls_cert else None
     delay = None if args.watermark is None else duration(args.watermark)
     source = sys.stdin.buffer if is_stdin else _opened(args.file)
-    with source, PushClient(args.to, cookie=cookie, tls=tls, patience=args.patience, most=args.keep << 20, program="millstream push") as client:
+    progress = Progress("stdin" if is_stdin else args.file)
+    with (
+        source,
+        PushClient(args.to, cookie=cookie, tls=tls, patience=args.patience, most=args.keep << 20, program="millstream push") as client,
+        Teller(client, progress),
+    ):
         point = client.notify(stream) or 0
         if is_stdin:
             if point:
@@ -76,22 +83,35 @@ def _push(args: argparse.Namespace) -> int:
             _drop(source, point)
         else:
             _seek(source, point, args.file)
-        count = push_lines(client, stream, lines(source, point, follow=args.follow), fields(args.key, args.time), delay)
-        client.end(stream)
-        client.wait()
-        print(f"push: {count} records, committed up to byte {client.acknowledged(stream) or 0} of stream {stream}", file=sys.stderr)
+        try:
+            push_lines(client, stream, lines(source, point, follow=args.follow), fields(args.key, args.time), delay, progress)
+            client.end(stream)
+            client.wait()
+        except BaseException:
+            _summary(f"{progress.count} records were sent,", client, stream, "; run it again to go on from there")
+            raise
+        _summary(f"{progress.count} records,", client, stream)
     return 0
 
 
+def _summary(what: str, client: PushClient, stream: str, advice: str = "") -> None:
+    print(f"push: {what} committed up to byte {client.acknowledged(stream) or 0} of stream {stream}{advice}", file=sys.stderr, flush=True)
+
+
 def push_lines(
-    client: PushClient, stream: str, found: Iterator[tuple[int, bytes]], read: Callable[[int, bytes], tuple[int, str]], delay: int | None
-) -> int:
-    """Sends lines, which come with their positions; returns how many."""
-    count, newest, declared_at = 0, None, 0.0
+    client: PushClient,
+    stream: str,
+    found: Iterator[tuple[int, bytes]],
+    read: Callable[[int, bytes], tuple[int, str]],
+    delay: int | None,
+    progress: Progress,
+) -> None:
+    """Sends lines, which come with their positions."""
+    newest, declared_at = None, 0.0
     for position, line in found:
         event_time, key = read(position, line)
         client.send(stream, position, line, event_time=event_time, key=key)
-        count += 1
+        progress.line()
         if delay is not None:
             newest = event_time if newest is None else max(newest, event_time)
             now = time.monotonic()
@@ -100,7 +120,6 @@ def push_lines(
                 declared_at = now
     if delay is not None and newest is not None:
         client.declare(stream, newest - delay)
-    return count
 
 
 def lines(source: IO[bytes], position: int, *, follow: bool) -> Iterator[tuple[int, bytes]]:

@@ -3,24 +3,25 @@
 Rules
 1. A connection has a thread, which reads, decides and calls the output (`lane`). So whatever blocks, blocks one worker; and between the arrival of phase
    one and the vote there is no hand-over, only the disk.
-2. A name has one seat. A new HELLO with that name, unless its fence is lower, cuts the connection that sits there, drops its unread input, and waits until its lane has
-   come to rest; then it recovers. To refuse the new one instead would let a half-open socket keep a worker out for ever.
+2. A name has one seat (`seats`). A new HELLO with that name, unless its fence is lower, cuts the connection that sits there, drops its unread input, and waits until its lane
+   has come to rest; then it recovers.
 3. Connections that have not greeted are few: when one more comes, the oldest goes. So a crowd cannot keep a worker out, and those who
    have greeted do not notice it. Sessions are limited too: one too many is told so. Threads are limited by both.
 4. A peer's mistake costs its own connection. An output's failure costs that worker's connection. Neither ends the server.
-5. WORKERS_LEFT cuts what those workers still have open and archives their output when it is at rest.
+5. WORKERS_LEFT cuts what those workers still have open and archives their output when it is at rest, before anything behind it is looked at. Which life of a name
+   it is about is decided in `seats`.
 """
 
 from __future__ import annotations
 
 import contextlib
 import logging
-import queue
 import socket
 import ssl
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
+from functools import partial
 
 from millstream.connector import credentials
 from millstream.connector import sink_session as fx
@@ -29,25 +30,17 @@ from millstream.connector.connection import Connection
 from millstream.connector.credentials import Tls
 from millstream.connector.lane import Lane
 from millstream.connector.messages import DATA_STREAM, Error, Frame, Restart
+from millstream.connector.narrator import Watcher
 from millstream.connector.output import Output
+from millstream.connector.seats import Seats
 from millstream.connector.sink_session import SinkSession
+from millstream.connector.sink_stats import SinkStats
 from millstream.errors import RemoteProtocolError, SinkError
 
 log = logging.getLogger("millstream.connector")
 
 #: A HELLO is short; who sends more than this before being known is cut off.
 _GREETING_LIMIT = 4 << 10
-_LEAVING = 1000
-
-
-class _Seat:
-    """The place of one worker's name: who sits there, and who may touch its output."""
-
-    def __init__(self) -> None:
-        self.lock = threading.Lock()
-        self.holder: Connection | None = None
-        self.fence = 0
-        self.users = 0
 
 
 class SinkServer:
@@ -57,7 +50,7 @@ class SinkServer:
     free one. Use it as a context manager, or `start` and `stop`; `address` is where it listens.
 
     `cookie` and `tls` say who may come (both off by default). `sessions` is how many workers may be there at once, `strangers` how many may be
-    about to greet, for `greeting` seconds; `frame_limit` bounds one message; `patience` is for peers that do not read.
+    about to greet, for `greeting` seconds; `frame_limit` bounds one message; `patience` is for peers that do not read. `watcher` is told what happens.
     """
 
     def __init__(
@@ -73,6 +66,7 @@ class SinkServer:
         frame_limit: int = FRAME_LIMIT,
         greeting: float = 10.0,
         patience: float = 60.0,
+        watcher: Watcher | None = None,
     ) -> None:
         self._host, self._port = credentials.parse_address(listen)
         credentials.check_listening(self._host, cookie, force)
@@ -82,13 +76,15 @@ class SinkServer:
         self._sessions, self._strangers_limit = sessions, strangers
         self._frame_limit = frame_limit
         self._greeting, self._patience = greeting, patience
+        self._watcher = Watcher() if watcher is None else watcher
+        self._seats = Seats()
         self._lock = threading.Lock()  # of everything below
         self._strangers: dict[Connection, None] = {}  # oldest first
         self._greeted: set[Connection] = set()
-        self._seats: dict[str, _Seat] = {}
         self._threads: set[threading.Thread] = set()
+        self._counted = SinkStats()  # by the server, and by lanes that have ended
+        self._lanes: set[Lane] = set()
         self._room = threading.BoundedSemaphore(sessions + 2 * strangers)
-        self._leaving: queue.Queue[str] = queue.Queue(_LEAVING)
         self._listener: socket.socket | None = None
         self._stopping = threading.Event()
 
@@ -115,7 +111,6 @@ class SinkServer:
         except OSError as error:
             raise SinkError(f"cannot listen on {self._host}:{self._port}: {error}") from error
         self._thread(self._accept)
-        self._thread(self._archive)
         return self
 
     def stop(self) -> None:
@@ -134,6 +129,16 @@ class SinkServer:
                 thread.join(0.1)
         if self._listener is not None:
             self._listener.close()
+
+    def stats(self) -> SinkStats:
+        """How the server is doing, since it was started."""
+        found = SinkStats()
+        with self._lock:
+            for counted in (self._counted, *(lane.stats for lane in self._lanes)):
+                found.add(counted)
+            found.sessions = len(self._greeted)
+        found.repeated_leavings = self._seats.repeated
+        return found
 
     def wait(self, timeout: float | None = None) -> bool:
         """Waits until `stop` is called from another thread."""
@@ -161,8 +166,8 @@ class SinkServer:
         while True:
             self._room.acquire()
             try:
-                sock, _ = self._listener.accept()
-                self._admit(Connection(sock, self._patience))
+                sock, address = self._listener.accept()
+                self._admit(Connection(sock, self._patience, f"{address[0]}:{address[1]}"))
             except (OSError, RuntimeError) as error:
                 self._room.release()
                 if self._stopping.is_set():
@@ -172,6 +177,7 @@ class SinkServer:
 
     def _admit(self, connection: Connection) -> None:
         with self._lock:
+            self._counted.connections += 1
             if len(self._strangers) >= self._strangers_limit:
                 oldest = next(iter(self._strangers))
                 del self._strangers[oldest]
@@ -190,11 +196,13 @@ class SinkServer:
     def _serve(self, connection: Connection) -> None:
         session = SinkSession(self._cookie)
         decoder = Decoder(_GREETING_LIMIT, join=DATA_STREAM)
+        is_let_in = False
         try:
             deadline = time.monotonic() + self._greeting
             connection.open(self._context, deadline)
             connection.last_words = self._greet(connection, session, decoder, deadline) or connection.last_words
-            if self._is_let_in(connection, session):
+            is_let_in = self._is_let_in(connection, session)
+            if is_let_in:
                 connection.enlarge()
                 decoder.limit = self._frame_limit
                 self._sit(connection, session, decoder)
@@ -208,8 +216,18 @@ class SinkServer:
             with self._lock:
                 self._strangers.pop(connection, None)
                 self._greeted.discard(connection)
+            self._note_end(connection, session.worker if is_let_in else None)
             connection.close()
             self._room.release()
+
+    def _note_end(self, connection: Connection, worker: str | None) -> None:
+        why = connection.last_words.text if isinstance(connection.last_words, Error) else None
+        with self._lock:
+            self._counted.errors += why is not None
+        if worker is not None:
+            self._watcher.went(worker, why)
+        elif why is not None:
+            self._watcher.refused(connection.peer, why)
 
     def _greet(self, connection: Connection, session: SinkSession, decoder: Decoder, deadline: float) -> Frame | None:
         """Waits for HELLO. Returns what to refuse the peer with: None if it is welcome, or gone."""
@@ -235,40 +253,12 @@ class SinkServer:
                 connection.last_words = Error(f"the sink has {self._sessions} sessions and takes no more")
                 return False
             self._greeted.add(connection)
-            return True
-
-    @contextlib.contextmanager
-    def _seat(self, worker: str, holder: Connection | None, why: str, fence: int | None = None) -> Iterator[None]:
-        """Rule 2: the seat of a name, once whoever sat there has come to rest. Who comes with a lower fence does not get it."""
-        with self._lock:
-            seat = self._seats.setdefault(worker, _Seat())
-            if fence is not None:
-                if fence < seat.fence:
-                    raise RemoteProtocolError(fx.fenced(fence, seat.fence))
-                seat.fence = fence
-            seat.users += 1
-            before, seat.holder = seat.holder, holder
-            if before is not None:
-                before.cut(Error(why))
-        try:
-            while not seat.lock.acquire(timeout=1.0):
-                if before is not None:
-                    before.cut(None, at_once=True)  # it may hang in sending
-            try:
-                yield
-            finally:
-                seat.lock.release()
-        finally:
-            with self._lock:
-                seat.users -= 1
-                if seat.holder is holder:
-                    seat.holder = None
-                if not seat.users:
-                    del self._seats[worker]
+        self._watcher.came(session.worker, connection.peer)
+        return True
 
     def _sit(self, connection: Connection, session: SinkSession, decoder: Decoder) -> None:
         assert session.worker is not None
-        with self._seat(session.worker, connection, "fenced: another connection has this worker's name now", session.fence):
+        with self._seats.sit(session.worker, connection, session.fence) as place:
             if connection.is_cut:
                 return
             try:
@@ -277,16 +267,21 @@ class SinkServer:
                 log.error("no output for worker %r: %s", session.worker, error)
                 connection.last_words = Error(f"the sink has no output for this worker: {error}")
                 return
+            leave = partial(self._seats.leave, place, archive=self._archive)
+            lane = Lane(session, decoder, output, connection, leave, partial(self._watcher.committed, session.worker))
+            with self._lock:
+                self._lanes.add(lane)
             try:
-                self._talk(connection, Lane(session, decoder, output, connection))
+                self._talk(connection, lane)
             finally:
+                with self._lock:
+                    self._lanes.discard(lane)
+                    self._counted.add(lane.stats)
                 output.close()
 
     def _talk(self, connection: Connection, lane: Lane) -> None:
         done = lane.recover()
         while True:
-            for worker in done.archive:
-                self._leave(worker, connection)
             if connection.is_cut:
                 return  # whoever took over decides now; a vote would only mislead
             connection.send(done.send)
@@ -298,27 +293,13 @@ class SinkServer:
                 return
             done = lane.feed(data)
 
-    # ---- workers that have left
-
-    def _leave(self, worker: str, teller: Connection) -> None:
-        while not teller.is_cut:
-            try:
-                return self._leaving.put(worker, timeout=0.1)
-            except queue.Full:
-                continue
-
-    def _archive(self) -> None:
-        while not self._stopping.is_set():
-            try:
-                worker = self._leaving.get(timeout=0.2)
-            except queue.Empty:
-                continue
-            with self._seat(worker, None, "fenced: this worker is said to have left"):
-                try:
-                    output = self._outputs(worker)
-                    try:
-                        output.archive()
-                    finally:
-                        output.close()
-                except Exception as error:
-                    log.error("the output of worker %r, which has left, cannot be archived: %s", worker, error)
+    def _archive(self, worker: str) -> None:
+        """This worker has left, and its output is at rest."""
+        output = self._outputs(worker)
+        try:
+            output.archive()
+        finally:
+            output.close()
+        with self._lock:
+            self._counted.archived += 1
+        self._watcher.left(worker)

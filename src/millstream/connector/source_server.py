@@ -17,6 +17,7 @@ Rules
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import os
 import socket
@@ -157,8 +158,8 @@ class SourceServer:
         """What holds the watermark back, for people."""
         return self._ask(lambda: self._streams.watermark(streams, idle, time.monotonic())[1])
 
-    def stats(self) -> dict[str, int]:
-        """How the server is doing."""
+    def stats(self) -> dict[str, Any]:
+        """How the server is doing. `waiting_for` is what it waits for while nobody is connected, in words; None if somebody is."""
         return self._ask(
             lambda: {
                 **self._counts,
@@ -168,6 +169,7 @@ class SourceServer:
                 "end": self._end,
                 "acknowledged": self._acknowledged,
                 "waiting_bytes": self._gathered_size + self._writing_size,
+                "waiting_for": None if self._greeted else f"a program to push to {self.address}",
             }
         )
 
@@ -430,7 +432,8 @@ class _Peer(asyncio.Protocol):
         if self._transport is not None:
             self.resume()
             if self._transport.can_write_eof():
-                self._transport.write_eof()
+                with contextlib.suppress(OSError):  # it is gone, and we have not noticed
+                    self._transport.write_eof()
                 asyncio.get_running_loop().call_later(_LINGER, self.abort)
             else:
                 self._transport.close()

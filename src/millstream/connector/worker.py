@@ -170,8 +170,12 @@ class WorkerClient:
         self._hear()
 
     def workers_left(self, names: Sequence[str]) -> None:
-        """Tells the sink that these workers are gone for good: their output is archived, and the names begin at 0."""
+        """Tells the sink that these workers are gone for good, and returns when it has put their output aside: the names begin at 0.
+
+        After a `SinkError` nobody knows whether it has; `reconnect`, and say it again, before anybody comes back under one of the names.
+        """
         self._send(self._live().workers_left(tuple(names)))
+        self.confirm()
 
     def reconnect(self, *, patience: float = 0.0) -> None:
         """A new connection under the same name. What was written and not prepared is gone."""

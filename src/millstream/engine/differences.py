@@ -22,7 +22,7 @@ from millstream.core import subkeys
 from millstream.core.keys import key_of
 from millstream.core.layout import ROW, SUB, Row, decode_row, timer_row_key, timer_time
 from millstream.core.mapstate import MapState
-from millstream.core.step import StateKind
+from millstream.core.statekind import StateKind
 
 WIDTH = 100
 _CLOSE = 1e-9

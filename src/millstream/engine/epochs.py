@@ -39,9 +39,8 @@ from millstream.core.watermark import Declared, FileTimes, Progress, Seen, effec
 from millstream.engine.aftermath import computation_after, edges_after
 from millstream.engine.contracts import Folder, Offsets
 from millstream.engine.program import Program
-from millstream.engine.receipts import EpochOrder, Receipt
+from millstream.engine.receipts import EpochOrder, Receipt, checked
 from millstream.errors import (
-    BY_NAME,
     CheckpointError,
     DamageError,
     EpochAbandoned,
@@ -50,6 +49,7 @@ from millstream.errors import (
     InputError,
     MillstreamError,
     SinkError,
+    StorageError,
 )
 from millstream.sinks.base import DriverContext
 from millstream.state import folding
@@ -105,6 +105,7 @@ class Epochs:
         self.error: BaseException | None = None
         self.stopping = False
         self.abandoned = 0
+        self.published = {emission.name: (emission.sink.place(), 0) for emission in self.topology.emissions}  # by this run: where, and how many rows
         self.adaptive: list[Edge] = [edge for edge, kind in self.topology.edges.items() if kind == ADAPTIVE]
 
     # --- what a way of running tasks adds
@@ -142,7 +143,28 @@ class Epochs:
         self._run(None, self.latest.epoch + 1, None, drain=drain)
 
     def _run(self, frame: Any, epoch: int, number: int | None, drain: bool = False) -> None:
-        """One epoch. number: its place in the source's log, None outside the query."""
+        """One epoch; and before it says that anything is damaged or missing, a look whether somebody else has the checkpoint now, and has cleared up."""
+        try:
+            self._seven_steps(frame, epoch, number, drain)
+        except (CheckpointError, StorageError, SinkError, OSError) as error:
+            if isinstance(error, Fenced):
+                raise
+            self.explain(error)
+            raise
+
+    def explain(self, error: BaseException) -> None:
+        """Raises what is behind an error, if that is known: a newer run, or a checkpoint that has been deleted."""
+        fenced = self.fenced()
+        if fenced is not None:
+            raise fenced from error
+        if not self.log.has_claim(self.token):
+            raise CheckpointError(
+                f"{self.storage.url} has been deleted or moved while this run was at work on it. It has stopped. Put the directory back as it was and run again, "
+                f"or start with a new checkpoint."
+            ) from error
+
+    def _seven_steps(self, frame: Any, epoch: int, number: int | None, drain: bool) -> None:
+        """number: the epoch's place in the source's log, None outside the query."""
         began = clock.perf_counter()
         manifest = self._committed(epoch, number)  # 1
         if manifest is not None:
@@ -180,6 +202,8 @@ class Epochs:
         self._prepare(manifest)
         if self._replaced():
             raise self._fenced(epoch)
+        if not self.log.is_there(self.token):
+            raise CheckpointError(f"{self.storage.url} is no longer what it was when this run began")  # `explain` says more
         ours = manifest.sinks
         if not self.log.commit(manifest, self.guards.exclusive):  # 6
             manifest = self._adopted(epoch)
@@ -324,7 +348,7 @@ class Epochs:
     def _receipts(self, frame: Any, order: EpochOrder) -> list[Receipt]:
         for _ in range(TRIES):
             try:
-                return self._checked(self.job(frame, order))
+                return checked(self.job(frame, order), self.topology, self.shards, self.guards.receipts)
             except EpochAbandoned as error:
                 self.abandoned += 1
                 last = error
@@ -332,24 +356,6 @@ class Epochs:
             f"epoch {order.epoch} was abandoned {TRIES} times: {last} A computation that is not deterministic (randomness, the clock, outside "
             f"calls) cannot stand before a weak edge. Make its productions strong (production=ms.STRONG), or make it repeat itself: use self.now, and seed by self.key."
         )
-
-    def _checked(self, receipts: list[Receipt]) -> list[Receipt]:
-        for receipt in receipts:
-            if receipt.failure:
-                error = BY_NAME.get(receipt.failure, MillstreamError)(receipt.message)
-                error.culprits = self.topology.levels[receipt.level][receipt.group].computations
-                raise error
-        expected = {(level, group.index, shard) for level, groups in enumerate(self.topology.levels) for group in groups for shard in range(self.shards)}
-        got = [(r.level, r.group, r.shard) for r in receipts]
-        if len(got) != len(expected) or set(got) != expected:
-            raise EpochAbandoned(f"receipts do not cover every shard once: {sorted(set(expected) ^ set(got))} missing or unknown, {len(got)} in all.")
-        units = {r.unit for r in receipts}
-        for receipt in receipts:
-            strangers = [unit for unit in receipt.consumed if unit not in units]
-            if strangers and self.guards.receipts:
-                names = ", ".join(self.topology.levels[receipt.level][receipt.group].computations)
-                raise EpochAbandoned(f"shard {receipt.shard} of {names} consumed productions of an attempt that is not the one staged.")
-        return receipts
 
     def _to_store(self, error: Exception, stored: dict[Edge, str]) -> dict[Edge, str]:
         """The adaptive edges that should store because their consumer failed: it then gets its productions from the log, in an epoch of its own."""
@@ -442,6 +448,7 @@ class Epochs:
                 self.point("epoch.7-publishing", manifest.epoch)
             if name in sinks:
                 sinks[name].commit(self._context(name, redo, (instead or {}).get(name, ())), manifest.epoch, parts)
+                self.published[name] = (self.published[name][0], self.published[name][1] + sum(int(part.get("rows", 0)) for part in parts))
         self.point("epoch.7-published", manifest.epoch)
         if manifest.batch is not None:
             self.acknowledge(manifest.batch)

@@ -18,7 +18,7 @@ from types import FunctionType, MethodType, ModuleType
 from typing import Any
 
 from millstream.core.computation import Computation
-from millstream.core.step import StateKind
+from millstream.core.statekind import StateKind
 from millstream.engine.program import Program, Worker
 
 EPOCH = "one instance for each shard and epoch"

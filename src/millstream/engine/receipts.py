@@ -9,7 +9,9 @@ import msgspec
 from millstream.core.dedup import DedupCounts
 from millstream.core.guards import ALL_GUARDS, Guards
 from millstream.core.outcome import Counts, Times
+from millstream.core.topology import Topology
 from millstream.core.watermark import Seen
+from millstream.errors import BY_NAME, EpochAbandoned, MillstreamError
 from millstream.state.manifest import Manifest, Parcel
 from millstream.state.segment import SegmentRef
 
@@ -55,3 +57,24 @@ class Receipt(msgspec.Struct):
 
 encode_receipt = msgspec.msgpack.Encoder().encode
 decode_receipt = msgspec.msgpack.Decoder(Receipt).decode
+
+
+def checked(receipts: list[Receipt], topology: Topology, shards: int, fed: bool) -> list[Receipt]:
+    """The receipts of an epoch, if they fit: every shard of every group once, and (`fed`) every consumer fed by the attempts that are here. Raises what
+    a task failed with."""
+    for receipt in receipts:
+        if receipt.failure:
+            error = BY_NAME.get(receipt.failure, MillstreamError)(receipt.message)
+            error.culprits = topology.levels[receipt.level][receipt.group].computations
+            raise error
+    expected = {(level, group.index, shard) for level, groups in enumerate(topology.levels) for group in groups for shard in range(shards)}
+    got = [(r.level, r.group, r.shard) for r in receipts]
+    if len(got) != len(expected) or set(got) != expected:
+        raise EpochAbandoned(f"receipts do not cover every shard once: {sorted(set(expected) ^ set(got))} missing or unknown, {len(got)} in all.")
+    units = {r.unit for r in receipts}
+    for receipt in receipts:
+        strangers = [unit for unit in receipt.consumed if unit not in units]
+        if strangers and fed:
+            names = ", ".join(topology.levels[receipt.level][receipt.group].computations)
+            raise EpochAbandoned(f"shard {receipt.shard} of {names} consumed productions of an attempt that is not the one staged.")
+    return receipts

@@ -67,7 +67,8 @@ def _flat(plan: Plan) -> list[tuple[str, dict[str, Any]]]:
 def may_repeat(program: Program, stream: str) -> bool:
     """Whether a repeated record of a stream should change nothing: its ids are held, and its watermark does not ask when it was last heard."""
     injector = program.topology.injectors[stream]
-    return injector.dedup is not None and isinstance(injector.watermark, Bounded) and injector.watermark.idle is None
+    policy = injector.watermark
+    return injector.dedup is not None and isinstance(policy, Bounded) and policy.idle is None and policy.onward is None
 
 
 def repeated(plan: Plan, schedule: Sequence[Fault]) -> Plan:

@@ -75,3 +75,7 @@ class Sink:
     def describe(self) -> str:
         """For people."""
         return type(self).__name__.lower()
+
+    def place(self) -> str:
+        """For people: where its rows can be found."""
+        return self.describe()

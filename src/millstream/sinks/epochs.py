@@ -85,6 +85,13 @@ class Memory(_Staged):
             self.collected.extend(self.rows(context, parts))
             self.epochs.add((context.emission, epoch))
 
+    def place(self) -> str:
+        return "memory (sink.collected)"
+
+    def read(self, pipeline: str, emission: str) -> list[SinkRow]:
+        """The rows that this process has collected."""
+        return self.collected
+
     def __getstate__(self) -> dict[str, Any]:
         return {"collected": [], "epochs": set()}
 

@@ -58,6 +58,25 @@ class Files(Sink):
     def describe(self) -> str:
         return f"{self.format} files in {self.path}"
 
+    def place(self) -> str:
+        return self.path + "/"
+
+    def read(self, pipeline: str, emission: str) -> list[SinkRow]:
+        """The rows that are published, epoch by epoch."""
+        storage = open_storage(self.path, self.options)
+        mine = re.compile(rf"{re.escape(pipeline)}-{re.escape(emission)}-(\d+)-(\d+)\.{_SUFFIX[self.format]}$")
+        found = [(match.group(2), match.group(1), name) for name in storage.list("") if (match := mine.match(name))]
+        rows: list[SinkRow] = []
+        for _, _, name in sorted(found):
+            data = storage.read(name)
+            if self.format == "json":
+                rows += [msgspec.json.decode(line, type=SinkRow) for line in data.splitlines()]
+            else:
+                import pyarrow.parquet
+
+                rows += [SinkRow(r["key"], r["timestamp"], r["value"]) for r in pyarrow.parquet.read_table(io.BytesIO(data)).to_pylist()]
+        return rows
+
     def check(self) -> None:
         if "://" not in self.path:
             try:

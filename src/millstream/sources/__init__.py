@@ -58,6 +58,12 @@ class Files(msgspec.Struct, frozen=True):
             return []
         return [folder / name for name in sorted(os.listdir(folder)) if not name.startswith((".", "_"))]
 
+    def size(self) -> int | None:
+        """The bytes that are there to read (driver); None where that cannot be told cheaply."""
+        if "://" in self.path:
+            return None
+        return sum(file.stat().st_size for file in self._files() if file.is_file())
+
     def _check_header(self, format: str) -> None:
         """A line of column names that would be read as a row."""
         if format != "csv" or str(self.options.get("header", "false")).lower() == "true":

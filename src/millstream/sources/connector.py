@@ -94,6 +94,10 @@ class Connector:
             return {}
         return {**self._server.stats(), "watermark": self.watermark(), "held by": self._server.holder(self.streams, self.idle)}
 
+    def waits_for(self) -> str:
+        """For people: what it waits for while no message comes."""
+        return str(self.stats().get("waiting_for") or self.describe())
+
     def close(self) -> None:
         """Tells the pushers to come back later, and stops the server (driver, at the end of a run). May be called twice."""
         server, self._server = self._server, None

@@ -13,6 +13,7 @@ Rules
 from __future__ import annotations
 
 import secrets
+import time
 from typing import Any
 from zlib import crc32
 
@@ -23,7 +24,7 @@ from millstream.core.dedup import DedupCounts
 from millstream.core.outcome import LateRecord
 from millstream.core.time import BEGINNING
 from millstream.core.watermark import Progress
-from millstream.errors import CheckpointError, DamageError
+from millstream.errors import CheckpointError, DamageError, MillstreamError
 from millstream.state.segment import SegmentRef
 from millstream.state.storage import Storage
 
@@ -228,13 +229,29 @@ class ManifestLog:
         while True:
             number += 1
             token = f"{number}-{secrets.token_hex(4)}"
-            if self.storage.create(_run_name(number), token.encode()):
+            if self.storage.create(_run_name(number), f"{token} {time.time():.3f}".encode()):
                 self.storage.delete(name for name in self.storage.list("runs") if int(name.rsplit("/", 1)[-1]) < number - KEPT_CLAIMS)
                 return token
+
+    def last_claim(self) -> float | None:
+        """When the newest run began (seconds since 1970, by its claim's own word); None if there is none, or it does not say."""
+        names = self.storage.list("runs")
+        try:
+            return float(self.storage.read(max(names)).decode().split(" ")[1]) if names else None
+        except (IndexError, ValueError, MillstreamError):
+            return None
 
     def superseded(self, token: str) -> bool:
         """Whether a newer run has begun."""
         return superseded(self.storage, token)
+
+    def has_claim(self, token: str) -> bool:
+        """Whether a run's own claim is still there: if not, the checkpoint has been deleted under it."""
+        return self.storage.exists(_run_name(run_number(token)))
+
+    def is_there(self, token: str) -> bool:
+        """The same, where looking costs next to nothing (on a disk): asked before every commit, so that no manifest is put where a checkpoint has been."""
+        return "://" in self.storage.url or self.has_claim(token)
 
     def count_refused(self) -> list[str]:
         """What replaced runs left behind since somebody last looked."""

@@ -14,6 +14,7 @@ import ast
 import heapq
 import json
 import pickle
+import time
 from bisect import bisect_left
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import islice
@@ -27,6 +28,8 @@ from millstream.core.layout import ROW, STATE_HOLD, SUB, Holds, after, decode_ro
 from millstream.core.record import Timer
 from millstream.core.time import LOW_WATERMARK, WALL_CLOCK
 from millstream.errors import CheckpointError, DamageError
+from millstream.state.alive import Alive, last_sign
+from millstream.state.codec import msgpack
 from millstream.state.manifest import ComputationState, Manifest, ManifestLog
 from millstream.state.segment import SegmentRef, read_blocks, runs
 from millstream.state.storage import Storage
@@ -38,13 +41,18 @@ _T = TypeVar("_T")
 
 
 class Overview(msgspec.Struct):
-    """A checkpoint at a glance: its identity, the run that wrote the latest manifest, and the status as of it."""
+    """A checkpoint at a glance: its identity, the run that wrote the latest manifest, the status as of it, and its driver's last sign of life.
+
+    alive: whether that sign is so young that the driver is at work.
+    """
 
     checkpoint: str
     id: str
     shards: int
     token: str | None
     status: Status
+    alive: bool = False
+    last_sign: Alive | None = None
 
 
 class Opaque(msgspec.Struct, frozen=True):
@@ -97,7 +105,17 @@ def overview(log: ManifestLog) -> Overview:
     status = status_of(identity.pipeline, manifest)
     if manifest is not None:
         status.state = "drained" if manifest.drained else "committed"
-    return Overview(log.storage.url, identity.id, identity.shards, None if manifest is None else manifest.token, status)
+    sign = last_sign(log.storage)
+    if sign is not None:
+        status.records_per_second, status.epoch_millis = sign.records_per_second, sign.epoch_millis
+    return Overview(
+        log.storage.url, identity.id, identity.shards, None if manifest is None else manifest.token, status, sign is not None and sign.is_alive(now()), sign
+    )  # fmt: skip
+
+
+def now() -> int:
+    """The wall clock, in milliseconds."""
+    return int(time.time() * 1000)
 
 
 def latest(log: ManifestLog) -> Manifest | None:
@@ -284,7 +302,7 @@ def _decoder(codec: str, unpickle: bool) -> Callable[[bytes], Any]:
     """How values that were written with a codec of this name are made readable, or why they are not."""
     loads: Callable[[bytes], Any]
     if codec == "msgpack":
-        loads = msgspec.msgpack.decode
+        loads = msgpack.decoder(object)
     elif codec == "pickle" and unpickle:
         loads = pickle.loads
     elif codec == "pickle":

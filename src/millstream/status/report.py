@@ -75,6 +75,20 @@ class Status(msgspec.Struct):
     edges: dict[str, EdgeState] = {}
     run: str = ""
     refused: int = 0
+    waits_for: str = ""  # the input that a running pipeline has not had for some seconds
+
+    def __repr__(self) -> str:
+        return f"<{self}>"
+
+    def __str__(self) -> str:
+        from millstream.status.view import line
+
+        return f"{line(self)}, {self.state}"
+
+    def _repr_html_(self) -> str:
+        from millstream.status.html import status
+
+        return status(self)
 
 
 def standings_of(manifest: Manifest | None) -> dict[str, Standing]:

@@ -36,19 +36,36 @@ def overview(found: Overview) -> RenderableType:
     if found.token is None:
         return head.append("No epoch is committed yet.")
     head.append(f"epoch {status.epoch}, committed {moment(status.committed_at)} UTC ({_ago(status.committed_at)}) by run {found.token}\n")
+    head.append(f"{driver(found)}\n")
     drained = "drained: event time has ended" if status.drained else "not drained"
     head.append(f"{_count(status.records, 'record')} injected, {_count(found.shards, 'shard')}, {drained}{_refused(status)}")
     parts: list[RenderableType] = [head, "", _Injectors(status.injectors), "", _Computations(status.computations)]
     return Group(*parts, *_details(status), *_late_records(status.computations))
 
 
+def driver(found: Overview) -> str:
+    """Whether a driver is at work on a checkpoint, as far as its last sign of life tells."""
+    sign = found.last_sign
+    if sign is None:
+        return "driver: no sign of life"
+    where = f"process {sign.pid} on {sign.host}"
+    if found.alive:
+        waits = f"; it waits for {sign.waits_for}" if sign.waits_for else ""
+        return f"driver: alive, {where}, last sign of life {_ago(sign.at)}; {sign.records_per_second:,.0f} records/s, {sign.epoch_millis:,.0f} ms per epoch{waits}"
+    if sign.state == "running":
+        return f"driver: silent, {where}, last sign of life {_ago(sign.at)}: it was killed, or its host is gone. The next run goes on from here"
+    return f"driver: {sign.state} {_ago(sign.at)} ({where})"
+
+
 def progress(status: Status) -> RenderableType:
     """A pipeline that runs, for a view that is drawn again and again."""
     head = Text.assemble((status.pipeline, "bold"), "  ", (status.state, "green" if status.state == "running" else "yellow"))
     if status.epoch < 0:
-        return head.append("  waiting for the first epoch")
+        return head.append("  waiting for the first epoch" + (f", for {status.waits_for}" if status.waits_for else ""))
     speed = f"{status.records_per_second:,.0f}/s  {status.epoch_millis:,.0f} ms per epoch"
     head.append(f"  epoch {status.epoch}  run {status.run}  {_count(status.records, 'record')}  {speed}{_refused(status)}")
+    if status.waits_for:
+        head.append(f"\nwaiting for {status.waits_for}", style="dim")
     return Group(head, "", _Computations(status.computations), *_details(status))
 
 
@@ -56,6 +73,8 @@ def line(status: Status) -> str:
     """A pipeline that runs, in one line for a log."""
     if status.epoch < 0:
         return f"{status.pipeline}: waiting for the first epoch"
+    if status.waits_for:
+        return f"{status.pipeline}: epoch {status.epoch}, {_count(status.records, 'record')} so far, waiting for {status.waits_for}"
     low = min((c.low_watermark for c in status.computations), default=BEGINNING)
     lag = max((c.lag for c in status.computations if c.lag is not None), default=None)
     parts = [
@@ -83,6 +102,7 @@ def changes(status: Status) -> tuple[Any, ...]:
     """What makes a new line worth printing: two idle epochs give the same."""
     return (
         status.epoch < 0,
+        status.waits_for,
         status.records,
         tuple((c.low_watermark, c.keys, c.timers, c.records, c.fired, c.produced, c.waiting) for c in status.computations),
         tuple(name for name, edge in status.edges.items() if edge.stored),

@@ -252,16 +252,24 @@ def to_arrivals(table: Any, batches: dict[int, Batch], positions: Any) -> Arriva
 
 def _break_ties(table: Any, where: Any, tied: Any, streams: dict[int, str]) -> None:
     """Puts runs of rows with equal key and timestamp into the order of their ids (and streams), in place."""
-    edges = np.flatnonzero(np.diff(np.concatenate(([False], tied, [False])).astype(np.int8)))
-    starts, stops = edges[::2], edges[1::2] + 1
     member = np.zeros(len(where), dtype=bool)
-    for start, stop in zip(starts.tolist(), stops.tolist(), strict=True):
-        member[start:stop] = True
-    rows = where[member]
+    member[1:] = tied
+    member[:-1] |= tied
+    positions = np.flatnonzero(member)
+    rows = where[positions]
+    run = np.cumsum(~np.concatenate(([False], tied))[positions])  # which run of equal key and timestamp a row is in: they stay in their order
     few = table.select(["id", "ord", "route"]).take(pa.array(rows))
-    ids = dict(zip(rows.tolist(), zip(record_ids(few), map(streams.get, to_list(few.column("route"))), strict=True), strict=True))
-    for start, stop in zip(starts.tolist(), stops.tolist(), strict=True):
-        where[start:stop] = sorted(where[start:stop].tolist(), key=ids.__getitem__)
+    names = pa.array(record_ids(few), pa.string()) if few.column("id").null_count else few.column("id")
+    columns, order = [pa.array(run), names], [("run", "ascending"), ("id", "ascending")]
+    if len(streams) > 1:
+        known = sorted(set(streams.values()))
+        place = {route: known.index(stream) for route, stream in streams.items()}
+        columns.append(pa.array([place[route] for route in to_list(few.column("route"))]))
+        order.append(("stream", "ascending"))
+    columns.append(pa.array(rows))  # equal ids stay as they came
+    order.append(("row", "ascending"))
+    sorted_by = pc.sort_indices(pa.table(columns, names=[name for name, _ in order]), sort_keys=order)
+    where[positions] = rows[sorted_by.to_numpy()]
 
 
 def seen(injector: Injector, table: Any, positions: Any, newest_before: int | None) -> Seen:

@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import os
-import threading
 import time
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
-import msgspec
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 from pyspark.sql import types as T
@@ -23,22 +21,24 @@ from millstream.engine.program import Program, Worker
 from millstream.errors import (
     CheckpointError,
     DefinitionError,
-    Fenced,
     MillstreamError,
 )
 from millstream.sources import Files
 from millstream.state.manifest import ComputationState, Manifest, ManifestLog
 from millstream.state.storage import LocalStorage, open_storage
-from millstream.status.report import Status, status_of
+from millstream.status.narrator import Narrator
 
 from . import pickling, rows
 from .epoch import SparkEpochs
+from .handle import Handle
+from .jvm import warm_up
 from .offsets import SourceFiles, SparkOffsets
-from .reasons import SHARED_LOG, reason, translated
-from .session import local_session
+from .reasons import reason
+from .session import ARROW, hush, local_session
 from .task import Place
 
-_RESTARTS = 4
+LITTLE = 32 << 20  # bytes of files
+DISTURBANCE = 60.0  # seconds: for so long a run that has just been replaced may still be at Spark's log
 
 
 def start(
@@ -52,9 +52,11 @@ def start(
     spark_checkpoint: str | None,
     storage_options: dict[str, Any] | None,
     drop: Sequence[str],
+    quiet: bool,
 ) -> Handle:
     """Checks all that can be checked, then starts the query."""
     topology = program.topology
+    narrator = Narrator(program.name, quiet)
     if shards is not None:
         check_shards(shards)
     millis = None if trigger is None else duration(trigger)
@@ -62,8 +64,13 @@ def start(
     log = ManifestLog(storage)
     _check_pickles(program)
     check(Worker(program))
-    spark = spark or local_session(program.name)
+    if spark is None:
+        narrator.say("starting Spark, which takes some seconds")
+        spark = local_session(program.name, short=trigger is None and _is_little(topology))
+        warm_up(spark)
     _check_session(spark)
+    hush(spark)
+    narrator.say(f"reading {', '.join(_described(injector.source) for injector in topology.injectors.values())}; checkpoint {storage.url}")
     for emission in topology.emissions:
         emission.sink.check()
         emission.sink.resolve(lambda ddl: to_arrow_schema(T.StructType.fromDDL(ddl), timezone="UTC"))
@@ -82,119 +89,34 @@ def start(
         [rows.value_layout(injector, source, topology) for injector, source in pairs],
     )  # fmt: skip
     files = _source_files(topology.injectors.values(), spark_folder)
+    recent = log.last_claim()
     token = log.claim(latest)
     latest = reconciled(log.latest(), program, drop)  # a run that ends may have committed one more before it found the claim
     epochs = SparkEpochs(program, place, log, latest, token, value_types, offsets, files)
     frame = _frame(spark, program, sources, value_types, identity.shards)
-    epochs.resume()
-    if latest is not None:
-        epochs.collect(latest)
+    try:
+        epochs.resume()
+        if latest is not None:
+            epochs.collect(latest)
+    except MillstreamError as error:
+        epochs.explain(error)
+        raise
     writer = frame.writeStream.foreachBatch(_quiet(epochs)).option("checkpointLocation", spark_folder)
     writer = writer.trigger(availableNow=True) if millis is None else writer.trigger(processingTime=f"{millis} milliseconds")
-    return Handle(program, epochs, lambda: _started(spark, writer), bounded=millis is None, drain=drain)
+    return Handle(
+        program, epochs, lambda: _started(spark, writer), bounded=millis is None, drain=drain, narrator=narrator,
+        disturbed_until=time.monotonic() + (DISTURBANCE if recent is not None and time.time() - recent < DISTURBANCE else 0.0),
+    )  # fmt: skip
 
 
-class Handle:
-    """A running pipeline."""
-
-    def __init__(self, program: Program, epochs: SparkEpochs, begin: Callable[[], Any], bounded: bool, drain: bool) -> None:
-        self._program = program
-        self._epochs = epochs
-        self._bounded = bounded
-        self._drain = bounded and drain
-        self._stopping = False
-        self._hints = _hints(program.topology)
-        self._error: BaseException | None = None
-        self._begin = begin
-        self._query = begin()
-        self._done = threading.Event()
-        self._thread = threading.Thread(target=self._supervise, name="millstream-run", daemon=True)
-        self._thread.start()
-
-    def _supervise(self) -> None:
-        try:
-            self._await_query()
-            if self._drain and not self._stopping:
-                self._epochs.drain(lambda: self._stopping)
-            elif self._bounded and not self._stopping:
-                self._epochs.settle(lambda: self._stopping)
-        except BaseException as error:
-            if not self._stopping or isinstance(self._epochs.error, MillstreamError):
-                self._error = self._fenced(error) or translated(self._epochs.error or error, self._hints)
-        finally:
-            self._epochs.close()
-            self._done.set()
-
-    def _await_query(self) -> None:
-        """Until the query ends. A run that this one has replaced may have written to Spark's log once more before it noticed: Spark then ends our
-        query, and we start it again."""
-        for left in reversed(range(_RESTARTS)):
-            try:
-                self._query.awaitTermination()
-                return
-            except Exception as error:
-                disturbed = self._epochs.error is None and any(sign in str(error) for sign in SHARED_LOG)
-                if not disturbed or not left or self._stopping or self._epochs.fenced() is not None:
-                    raise
-            time.sleep(1)
-            self._query = self._begin()
-
-    def _fenced(self, error: BaseException) -> Fenced | None:
-        """A run that has been replaced may hear of it from Spark first, whose own log the other one has written to."""
-        if isinstance(self._epochs.error, MillstreamError):
-            return None
-        fenced = self._epochs.fenced()
-        if fenced is not None:
-            fenced.__cause__ = error
-        return fenced
-
-    def await_termination(self, timeout: float | None = None) -> bool:
-        """Waits for the end: of the input and the drain (available_now), of a call of `stop`, or an error, which is raised.
-
-        Returns whether the pipeline has ended; with a timeout in seconds it may not have.
-        """
-        ended = self._done.wait(timeout)
-        if self._error is not None:
-            raise self._error
-        return ended
-
-    def stop(self) -> None:
-        """Ends the pipeline between two epochs. Nothing is lost: the next run goes on from here."""
-        self._stopping = self._epochs.stopping = True
-        with self._epochs.lock:
-            pass  # the epoch under way ends; one that comes later is turned away. Holding on would leave Spark waiting for it
-        self._query.stop()
-        self._done.wait(60)
-
-    @property
-    def running(self) -> bool:
-        """Whether the pipeline is still at work."""
-        return not self._done.is_set()
-
-    @property
-    def error(self) -> BaseException | None:
-        """What ended the pipeline, if it was an error."""
-        return self._error
-
-    def status(self) -> Status:
-        """How the pipeline is doing: epoch, speed, low watermarks and lag, keys and timers."""
-        stats = [(s.epoch, s.records, s.millis) for s in self._epochs.stats]
-        found = status_of(self._program.name, self._epochs.latest, stats)
-        found.state = "running" if self.running else "failed" if self._error else "ended"
-        return found
-
-    def epochs(self) -> list[dict[str, Any]]:
-        """The last epochs: number, records, milliseconds, whether a Spark job ran."""
-        return [msgspec.to_builtins(s) for s in self._epochs.stats]
+def _is_little(topology: Topology) -> bool:
+    """Whether all there is to read is so little that starting Spark takes longer."""
+    sizes = [injector.source.size() for injector in topology.injectors.values() if isinstance(injector.source, Files)]
+    return len(sizes) == len(topology.injectors) and all(size is not None and size < LITTLE for size in sizes)
 
 
-def _hints(topology: Topology) -> tuple[str, ...]:
-    """What may be wrong with a file that cannot be read."""
-    headless = [
-        name for name, injector in topology.injectors.items()
-        if isinstance(injector.source, Files) and injector.source.format == "csv" and "header" not in injector.source.options
-    ]  # fmt: skip
-    return tuple(f"If the files of stream {name!r} begin with a line of column names, say options={{'header': 'true'}}." for name in headless)
+def _described(source: Any) -> str:
+    return str(source.describe()) if hasattr(source, "describe") else "a streaming DataFrame"
 
 
 def reconciled(latest: Manifest | None, program: Program, drop: Sequence[str]) -> Manifest | None:
@@ -324,14 +246,23 @@ def _frame(spark: Any, program: Program, sources: list[DataFrame], value_types: 
 
 
 def _started(spark: Any, writer: Any) -> Any:
-    """Starts the query with a setting that lets Spark leave the ticking source's empty branch out of its plans; a query copies the settings at its start."""
-    name = "spark.sql.optimizer.pruneFiltersCanPruneStreamingSubplan"
-    before = spark.conf.get(name, "false")
-    spark.conf.set(name, "true")
+    """Starts the query with settings of its own, also in a user's session; a query copies the settings at its start.
+
+    One lets Spark leave the ticking source's empty branch out of its plans; the others are those of `session.ARROW`, unless the session says otherwise.
+    """
+    wanted = {"spark.sql.optimizer.pruneFiltersCanPruneStreamingSubplan": "true"}
+    wanted |= {name: value for name, value in ARROW.items() if not spark.sparkContext.getConf().contains(name)}
+    before = {name: spark.conf.get(name, None) for name in wanted}
+    for name, value in wanted.items():
+        spark.conf.set(name, value)
     try:
         return writer.start()
     finally:
-        spark.conf.set(name, before)
+        for name, old in before.items():
+            if old is None:
+                spark.conf.unset(name)
+            else:
+                spark.conf.set(name, old)
 
 
 def _spark_folder(storage: Any, checkpoint: str) -> str:

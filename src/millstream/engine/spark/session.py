@@ -1,18 +1,53 @@
-"""A local Spark session that is set up well, for those who bring none."""
+"""A local Spark session that is set up well, for those who bring none.
+
+Rules
+1. A setting that is wrong for somebody can be changed: what the caller says wins.
+2. Nothing of Spark's start-up is shown (log levels, Log4j, native libraries); if Spark does not start, the error has its last words (`jvm.py`).
+3. `short` is for bounded runs, whose time goes into starting: see `jvm.py`.
+"""
 
 from __future__ import annotations
 
+import contextlib
+import logging
 import os
 import sys
+from collections.abc import Mapping
 from typing import Any
+
+from millstream.errors import MillstreamError
+
+from . import jvm
 
 #: Spark's default for local disks starts a process for every look at a file, three times an epoch: about 90 ms. Its offset log needs no
 #: exclusive creation here, because the manifest decides who owns an epoch.
 _FILE_MANAGER = "org.apache.spark.sql.execution.streaming.checkpointing.FileSystemBasedCheckpointFileManager"
 
+_FAILED_QUERIES = "org.apache.spark.sql.execution.streaming.runtime.MicroBatchExecution"
 
-def local_session(name: str) -> Any:
-    """Two tries per task are two tries too few when a worker is killed: local mode is told to retry like a cluster."""
+#: At any other value Spark asks an Arrow batch for its size after every row. The row cap alone bounds a batch then.
+ARROW = {"spark.sql.execution.arrow.maxRecordsPerBatch": "65536", "spark.sql.execution.arrow.maxBytesPerBatch": "2147483647"}
+
+
+def settings(cores: int) -> dict[str, str]:
+    """Spark's settings for a session of our own on this machine."""
+    return {
+        "spark.ui.enabled": "false",
+        "spark.ui.showConsoleProgress": "false",
+        "spark.driver.bindAddress": "127.0.0.1",
+        "spark.driver.host": "127.0.0.1",
+        "spark.sql.adaptive.enabled": "false",
+        "spark.sql.session.timeZone": "UTC",
+        "spark.sql.shuffle.partitions": str(cores),
+        "spark.python.worker.reuse": "true",
+        "spark.shuffle.compress": "false",  # it never leaves this machine
+        "spark.sql.streaming.checkpointFileManagerClass": _FILE_MANAGER,
+        **ARROW,
+    }
+
+
+def local_session(name: str, *, master: str | None = None, settings: Mapping[str, str] | None = None, short: bool = False) -> Any:
+    """The active session, or a new one. Two tries per task are two tries too few when a worker is killed: local mode is told to retry like a cluster."""
     from pyspark.sql import SparkSession
 
     active = SparkSession.getActiveSession()
@@ -20,21 +55,31 @@ def local_session(name: str) -> Any:
         return active
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
     cores = os.cpu_count() or 2
-    session = (
-        SparkSession.builder.appName(name)
-        .master(f"local[{cores},4]")
-        .config("spark.ui.enabled", "false")
-        .config("spark.ui.showConsoleProgress", "false")
-        .config("spark.driver.bindAddress", "127.0.0.1")
-        .config("spark.driver.host", "127.0.0.1")
-        .config("spark.sql.adaptive.enabled", "false")
-        .config("spark.sql.session.timeZone", "UTC")
-        .config("spark.sql.shuffle.partitions", str(cores))
-        .config("spark.sql.execution.arrow.maxRecordsPerBatch", "65536")
-        .config("spark.python.worker.reuse", "true")
-        .config("spark.shuffle.compress", "false")  # it never leaves this machine
-        .config("spark.sql.streaming.checkpointFileManagerClass", _FILE_MANAGER)
-        .getOrCreate()
-    )
+    local = master is None or master.startswith("local")
+    builder = SparkSession.builder.appName(name).master(master or f"local[{cores},4]")
+    chosen = {**(_local(cores, short) if local else dict(ARROW)), **(settings or {})}
+    for key, value in chosen.items():
+        builder = builder.config(key, value)
+    with jvm.quiet_start() as log:
+        try:
+            session = builder.getOrCreate()
+        except Exception as error:
+            raise MillstreamError(f"Spark does not start: {error}\n{log.tail()}") from error
     session.sparkContext.setLogLevel("ERROR")
     return session
+
+
+def _local(cores: int, short: bool) -> dict[str, str]:
+    return {**settings(cores), **jvm.options(short)}
+
+
+def hush(spark: Any) -> None:
+    """Keeps Spark and py4j from logging at length the very error that a run is about to end with."""
+    logging.getLogger("py4j.clientserver").addFilter(_no_proxy_errors)
+    with contextlib.suppress(Exception):
+        log4j = spark.sparkContext._jvm.org.apache.logging.log4j
+        log4j.core.config.Configurator.setLevel(_FAILED_QUERIES, log4j.Level.OFF)
+
+
+def _no_proxy_errors(record: logging.LogRecord) -> bool:
+    return "exception while executing the Python Proxy" not in record.getMessage()

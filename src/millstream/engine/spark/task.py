@@ -46,6 +46,8 @@ class Place(msgspec.Struct):
     values: list[list[arrow.ValueColumn]] = []
 
 
+_FREEZE_EVERY = 200  # tasks
+
 _WORKERS: dict[str, Worker] = {}
 _STORAGE: dict[str, Storage] = {}
 _FILTERS: dict[tuple[str, str, int, str], SpanFilters] = {}  # checkpoint, lineage, shard, stream
@@ -58,6 +60,30 @@ def _worker(digest: str, blob: bytes) -> Worker:
         _WORKERS.clear()
         found = _WORKERS[digest] = Worker(program)
     return found
+
+
+_decode_place = msgspec.msgpack.Decoder(Place).decode
+_decode_order = msgspec.msgpack.Decoder(EpochOrder).decode
+_DECODED: dict[Any, tuple[bytes, Any]] = {}
+_tasks = 0
+
+
+def _decoded(data: bytes, decode: Callable[[bytes], Any]) -> Any:
+    """What the driver says to all tasks of an epoch is decoded once per process, not once per shard and group. Nobody changes it."""
+    known = _DECODED.get(decode)
+    if known is None or known[0] != data:
+        known = _DECODED[decode] = (data, decode(data))
+    return known[1]
+
+
+def _freeze() -> None:
+    """PySpark looks for garbage after every task, among all that a worker has loaded: about 40 ms. What is there after the first task (modules, programs,
+    caches) is taken out of that search, and again from time to time what has come to stay since."""
+    global _tasks
+    _tasks += 1
+    if _tasks == 1 or _tasks % _FREEZE_EVERY == 0:
+        gc.collect()
+        gc.freeze()
 
 
 def storage_of(place: Place) -> Storage:
@@ -88,8 +114,8 @@ def run_partition(
 ) -> Iterator[Any]:
     """One partition of one level: rows in, rows for the next level and receipts out."""
     worker = _worker(digest, blob)
-    place = msgspec.msgpack.decode(place_bytes, type=Place)
-    order = msgspec.msgpack.decode(order_bytes, type=EpochOrder)
+    place: Place = _decoded(place_bytes, _decode_place)
+    order: EpochOrder = _decoded(order_bytes, _decode_order)
     schema = pa.ipc.read_schema(pa.py_buffer(schema_bytes))
     group = worker.topology.levels[level][partition // place.shards]
     task = _Task(worker, place, order, group, partition % place.shards)
@@ -99,6 +125,7 @@ def run_partition(
         yield from task.run(pa.Table.from_batches(pieces) if pieces else None, schema)
     finally:
         gc.enable()
+        _freeze()
 
 
 class _Task:

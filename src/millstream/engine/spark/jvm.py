@@ -1,0 +1,136 @@
+"""Starting Spark's JVM: quietly, and soon.
+
+Rules
+1. What the JVM and Log4j say while they start is dropped, line by line, by what it says. Everything else that comes on the JVM's stderr (Spark's
+   errors, what hooks print in the workers) is passed on to ours, as long as we live.
+2. Ctrl-C while the JVM starts ends us, and the JVM with us: it ends when the pipe to its stdin is closed.
+3. The classes that Spark loads are the same in every run. The first short run leaves an archive of them in the user's cache (when its JVM ends,
+   in the background), and later JVMs map it instead of loading and checking thousands of classes. Java decides whether an archive fits, and
+   does without one that does not. It is a cache: deleting it costs a slower start.
+4. A short run has the quick compiler alone and the simplest collector: it is over before anything else would pay. A long one has Java's defaults.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import os
+import re
+import shutil
+import threading
+import time
+from collections import deque
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+_SHORT = ("-XX:TieredStopAtLevel=1", "-XX:+UseSerialGC")
+_SETTLED = 5.0  # seconds after which a file that was being written is complete
+_TRY_AGAIN = 600.0  # seconds after which another process may try to make the archive
+
+_NOISE = re.compile(
+    rb"Using incubator modules|default log4j profile|Setting default log level|To adjust logging level|NativeCodeLoader|Picked up JDK_JAVA_OPTIONS"
+    rb"|Picked up JAVA_TOOL_OPTIONS|WARN Utils: (Your hostname|Set SPARK_LOCAL_IP|Service )|\[warning\]\[cds|sharing is only supported|shared archive file"
+    rb"|Preparing|:: loading settings|Ivy Default Cache|The jars for the packages stored"
+)
+
+
+class StartLog:
+    """The JVM's first words."""
+
+    def __init__(self) -> None:
+        self._lines: deque[bytes] = deque(maxlen=50)
+
+    def add(self, line: bytes) -> None:
+        """Takes a line in."""
+        self._lines.append(line)
+
+    def tail(self) -> str:
+        """The last of them."""
+        return b"".join(self._lines).decode(errors="replace")
+
+
+@contextlib.contextmanager
+def quiet_start() -> Iterator[StartLog]:
+    """While it lasts, processes that are started have a pipe as their stderr, which is passed on without the noise."""
+    log = StartLog()
+    kept = os.dup(2)
+    reading, writing = os.pipe()
+    os.dup2(writing, 2)
+    os.close(writing)
+    threading.Thread(target=_pass_on, args=(reading, kept, log), name="millstream-spark-stderr", daemon=True).start()
+    try:
+        yield log
+    finally:
+        os.dup2(kept, 2)  # ours again; the children keep the pipe
+
+
+def _pass_on(reading: int, kept: int, log: StartLog) -> None:
+    with os.fdopen(reading, "rb") as lines:
+        for line in lines:
+            log.add(line)
+            if not _NOISE.search(line):
+                with contextlib.suppress(OSError):
+                    os.write(kept, line)
+
+
+def options(short: bool) -> dict[str, str]:
+    """Settings of the JVM. short: little work is expected, and most of the time goes into starting."""
+    given = list(_SHORT) if short else []
+    kept = archive()
+    if kept is not None and kept.exists():
+        given += ["-Xshare:auto", f"-XX:SharedArchiveFile={kept}"]
+    elif kept is not None and short and _may_make(kept):
+        given += [f"-XX:ArchiveClassesAtExit={kept.with_suffix(f'.{os.getpid()}.new')}"]
+    return {"spark.driver.extraJavaOptions": " ".join(given)} if given else {}
+
+
+def archive() -> Path | None:
+    """Where the archive of Spark's classes is kept for this Java and this PySpark; None where nothing can be kept."""
+    import pyspark
+
+    java = shutil.which("java", path=os.path.join(os.environ["JAVA_HOME"], "bin") if os.environ.get("JAVA_HOME") else None)
+    if java is None:
+        return None
+    found = os.path.realpath(java)
+    what = f"{pyspark.__version__} {pyspark.__file__} {found} {os.stat(found).st_mtime_ns}"
+    folder = Path(os.environ.get("MILLSTREAM_CACHE") or Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "millstream")
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError:
+        return None
+    kept = folder / f"spark-classes-{hashlib.blake2b(what.encode(), digest_size=8).hexdigest()}.jsa"
+    for made in [] if kept.exists() else folder.glob(f"{kept.stem}.*.new"):
+        with contextlib.suppress(OSError):
+            if time.time() - made.stat().st_mtime > _SETTLED:
+                made.rename(kept)
+    return kept
+
+
+def _may_make(kept: Path) -> bool:
+    """Whether this process is the one that makes the archive: one at a time tries."""
+    marker = kept.with_suffix(".making")
+    with contextlib.suppress(OSError):
+        if marker.exists() and time.time() - marker.stat().st_mtime < _TRY_AGAIN:
+            return False
+        marker.touch()
+        return os.access(kept.parent, os.W_OK)
+    return False
+
+
+def warm_up(spark: Any) -> threading.Thread:
+    """Starts the Python workers, and has Spark load what a task needs, while the driver still prepares the query."""
+
+    def touch(batches: Iterator[Any]) -> Iterator[Any]:
+        import millstream.engine.spark.task  # noqa: F401
+
+        yield from batches
+
+    def work() -> None:
+        with contextlib.suppress(Exception):
+            cores = spark.sparkContext.defaultParallelism
+            spark.range(0, cores, 1, cores).repartition(cores).mapInArrow(touch, "id long").toArrow()
+
+    thread = threading.Thread(target=work, name="millstream-warm-up", daemon=True)
+    thread.start()
+    return thread

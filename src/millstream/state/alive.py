@@ -1,0 +1,52 @@
+"""A driver's signs of life: one small object in the checkpoint, written anew every few seconds, for whoever looks from outside.
+
+Rules
+1. It decides nothing. Who owns a checkpoint is decided by claims and manifests; this is for people.
+2. A driver that cannot write it goes on without.
+3. The sign of a run that has ended says so; that of one that was killed just grows old.
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+from millstream.errors import MillstreamError
+from millstream.state.storage import Storage
+
+NAME = "alive.json"
+EVERY = 5.0  # seconds
+_PATIENCE = 4 * EVERY * 1000
+
+
+class Alive(msgspec.Struct, frozen=True):
+    """What a driver says of itself: its run, when (wall clock, ms), where, whether it is still at work, and how fast."""
+
+    run: str
+    at: int
+    host: str
+    pid: int
+    state: str
+    epoch: int = -1
+    records_per_second: float = 0.0
+    epoch_millis: float = 0.0
+    waits_for: str = ""
+
+    def is_alive(self, now: int) -> bool:
+        """Whether a driver that gave this sign is likely to be at work still."""
+        return self.state == "running" and now - self.at < _PATIENCE
+
+
+def say(storage: Storage, sign: Alive) -> None:
+    """Leaves a sign."""
+    try:
+        storage.put(NAME, msgspec.json.encode(sign))
+    except (MillstreamError, OSError):
+        pass
+
+
+def last_sign(storage: Storage) -> Alive | None:
+    """The last sign of the last driver; None if there is none, or none that can be read."""
+    try:
+        return msgspec.json.decode(storage.read(NAME), type=Alive) if storage.exists(NAME) else None
+    except (MillstreamError, OSError, msgspec.MsgspecError):
+        return None
