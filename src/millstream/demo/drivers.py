@@ -33,6 +33,7 @@ SCRATCH = ".scratch"
 DRIVER = "millstream.demo.driver"
 
 _LOOK_EVERY = 0.1
+_SETTLED = 10.0
 
 
 class Planned(msgspec.Struct, frozen=True):
@@ -145,6 +146,8 @@ class Drivers:
             self.story.ended = True
             self.story.note(self.output)
             self._show.seen(self._onlooker.look())
+            self._show.doing(f"driver {number}: Spark is ending")
+            child.settle(_SETTLED)
             self._show.event(f"driver {number} has ended: all queries are processed, and event time is over", "green")
             return
         if code is None:

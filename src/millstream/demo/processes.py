@@ -59,6 +59,12 @@ class Child:
             self._process.stdin.close()
         return len(killed)
 
+    def settle(self, seconds: float) -> None:
+        """Gives what a child has started some time to end after it, before it is killed: a JVM may have something to put away."""
+        end = time.monotonic() + seconds
+        while members(self.pid) and time.monotonic() < end:
+            time.sleep(_PAUSE)
+
     def tail(self, lines: int = 25) -> str:
         """The last lines of what it printed."""
         return "\n".join(self.log.read_text(errors="replace").splitlines()[-lines:])
