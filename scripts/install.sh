@@ -8,8 +8,8 @@ here=$(dirname "$0")
     exit 1
 }
 if ! [ -x "$venv/bin/python" ] || ! "$venv/bin/python" -m pip --version >/dev/null 2>&1; then
-    echo "making a virtual environment in $venv ..."
-    "$python" -m venv "$venv" || exit 1
+    mkdir -p "$venv" || exit 1
+    "$python" "$here/patiently.py" "making a virtual environment in $venv ..." "$venv/install.log" "$python" -m venv "$venv" || exit 1
 fi
 exec "$python" "$here/patiently.py" "$what" "$venv/install.log" \
     "$venv/bin/python" -m pip install --disable-pip-version-check --no-input --progress-bar off -e ".[$extra]"

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import io
-import runpy
 from pathlib import Path
 from typing import Any
 
@@ -294,9 +293,3 @@ class TestPicture:
         begins = [(i.begin - FEW.begin) / 1_000 for i in truth.injected if i.term == term]
         assert {patch.get_x() for patch in panels[term].patches} == set(begins)
         assert all(77 in [x for line in axis.lines for x in line.get_xdata()] for axis in panels.values())
-
-
-def test_the_example_is_a_sound_pipeline() -> None:
-    example = Path(__file__).parent.parent / "examples" / "zeitgeist.py"
-    topology = runpy.run_path(str(example))["pipeline"].topology()
-    assert [spec.name for spec in topology.computations] == ["BucketCounter", "SpikeDetector"]

@@ -138,7 +138,8 @@ def show(report: Report, truth: Truth, console: Console, limit: int = 12) -> Non
         console.print(f"… and {hidden} more that were found.", style="dim")
     console.print(
         f"Times are seconds of the demo. Its traffic lasts {truth.traffic.seconds} s, and a day of the demo is {DAY // 1_000} s: the rhythm of a term comes "
-        f"again after {DAY // 1_000} s.",
+        f"again after {DAY // 1_000} s. Begin + and end + are how long after the injected begin and end the detector was sure; queries and usual are those from the "
+        f"first suspicion until then.",
         style="dim", highlight=False, soft_wrap=not console.is_terminal,
     )  # fmt: skip
     delays = report.delays

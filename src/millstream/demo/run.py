@@ -16,6 +16,7 @@ import contextlib
 import fcntl
 import shutil
 import signal
+import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -86,7 +87,8 @@ def _run(output: Path, traffic: Traffic, kills: int, fresh: bool, console: Conso
     shutil.rmtree(output / SCRATCH, ignore_errors=True)
     report.show(found, truth, console)
     console.print(drawn, highlight=False, markup=False, soft_wrap=True)
-    console.print(f"Look inside: millstream status {output / CHECKPOINT}", style="dim", highlight=False, markup=False, soft_wrap=True)
+    millstream = sys.argv[0] if Path(sys.argv[0]).name == "millstream" else "millstream"
+    console.print(f"Look inside: {millstream} status {output / CHECKPOINT}", style="dim", highlight=False, markup=False, soft_wrap=True)
     return _verdict(len(drivers.story.kills), rows, differences, console)
 
 
