@@ -9,12 +9,13 @@ runs it on local Spark, and shows what came out. The same from the command line,
 It makes some clicks of its own, if there are none. Everything is in example-output/sessions: the clicks, the sessions, the checkpoint.
 
 Clicks come out of order, so a click may begin a session, lengthen one at either end, or join two. A session is told when the low
-watermark says that no click can lengthen it any more. Only open sessions are kept, and a click looks at those of its own user alone: the
-work grows with the number of clicks, not with the length of a session.
+watermark says that no click can lengthen it any more. Only open sessions are kept, not their clicks, and a click looks at the session
+before it and the one behind it: the work grows with the number of clicks, however long sessions are and however many of them an epoch has.
 """
 
 import json
 import random
+from bisect import bisect
 from pathlib import Path
 
 import millstream as ms
@@ -30,21 +31,21 @@ class Sessions(ms.Computation):
 
     def process_record(self, record: ms.Record) -> None:
         at = record.timestamp
-        first, last, clicks = at, at, 1
-        apart = []
-        for session in self.state:
-            if session[0] - GAP < at < session[1] + GAP:
-                first, last, clicks = min(first, session[0]), max(last, session[1]), clicks + session[2]
-            else:
-                apart.append(session)
-        self.state = sorted([*apart, [first, last, clicks]])
-        self.set_timer("end", last + GAP)
+        here = bisect(self.state, [at + 1])  # sessions before this place begin with this click or before it
+        begin, end = here, here
+        if here > 0 and at < self.state[here - 1][1] + GAP:
+            begin = here - 1
+        if here < len(self.state) and self.state[here][0] < at + GAP:
+            end = here + 1
+        joined = [[at, at, 1], *self.state[begin:end]]
+        session = [min(one[0] for one in joined), max(one[1] for one in joined), sum(one[2] for one in joined)]
+        self.state[begin:end] = [session]
+        self.set_timer("end", session[1] + GAP)
 
     def process_timer(self, timer: ms.Timer) -> None:
-        # A session that has become longer since has a later timer, and nothing is told here.
-        for session in [one for one in self.state if one[1] + GAP == timer.time]:
-            self.state.remove(session)
-            first, last, clicks = session
+        # If the session has become longer since, it has a later timer. The session that ends first is the oldest one.
+        if self.state and self.state[0][1] + GAP == timer.time:
+            first, last, clicks = self.state.pop(0)
             self.produce({"from": first, "seconds": (last - first) / 1_000, "clicks": clicks})
 
 
