@@ -264,7 +264,7 @@ class TestRoom:
 # --- what a person sees
 
 MIDST = Seen(
-    epoch=6, records=1_234_567, per_second=23_456.0, second=187, terms=1_000, fired=987_654, found=(("spike", "jazz haifa", 161.4), ("dip", "pizza cebu", 177.3))
+    epoch=6, records=1_234_567, per_second=23_456.0, second=187, terms=1_000, fired=987_654, found=(("spike", "jazz haifa", 161.4), ("spike", "observatory krakow", 172.2), ("dip", "pizza cebu", 177.3))
 )
 
 
@@ -282,8 +282,9 @@ class TestShow:
         lines = console.export_text().splitlines()
         assert all(len(line) <= width for line in lines)
         text = "\n".join(lines)
+        assert [line.split()[0] for line in lines[-4:]] == ["committed", "state", "found", "beside"]
         assert "driver 2: epoch 7 is under way" in text and "1,234,567 of 2,000,000" in text and "62%" in text
-        assert "7 epochs: all is counted up to second 187 of 300" in text and "2 of 0 anomalies   ▼ dip pizza cebu 177" in text
+        assert "7 epochs: all is counted up to second 187 of 300" in text and "3 of 0 anomalies   ▼ dip pizza cebu 177" in text
 
     def test_lines_without_a_terminal(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(live, "SILENCE", 0.0)
@@ -298,7 +299,7 @@ class TestShow:
             until(lambda: "epoch 6 is committed" in console.file.getvalue())  # type: ignore[attr-defined]
         text = console.file.getvalue()  # type: ignore[attr-defined]
         assert "\x1b" not in text and "\r" not in text
-        assert " s  epoch 6 is committed, 1,234,567 of 2,000,000 queries (62%), counted up to second 187 of 300, 2 of 0 anomalies found\n" in text
+        assert " s  epoch 6 is committed, 1,234,567 of 2,000,000 queries (62%), counted up to second 187 of 300, 3 of 0 anomalies found\n" in text
 
 
 # --- all of it, on Spark

@@ -133,9 +133,9 @@ class Show:
         bar.add_column()
         speed = f", {seen.per_second:,.0f} a second" if seen.per_second else ""
         bar.add_row(ProgressBar(truth.queries, seen.records), f"{_share(seen, truth):4.0%}  {seen.records:,} of {truth.queries:,} queries{speed}")
-        facts = Table.grid(padding=(0, 2))
-        facts.add_column(style="dim", no_wrap=True, width=len("committed"))
-        facts.add_column(overflow="ellipsis", no_wrap=True)
+        facts = Table.grid(padding=(0, 2), expand=True)
+        facts.add_column(style="dim", no_wrap=True)
+        facts.add_column(overflow="ellipsis", no_wrap=True, ratio=1)
         facts.add_row("committed", f"{seen.epoch + 1} epochs: all is counted up to second {seen.second} of {traffic.seconds}")
         facts.add_row("state", f"{seen.terms:,} terms with a model each, {seen.fired:,} timers fired")
         facts.add_row("found", self._anomalies(len(truth.injected)))
