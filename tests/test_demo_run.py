@@ -16,6 +16,7 @@ import msgspec
 import pytest
 from rich.console import Console
 
+from millstream.core.watermark import Progress
 from millstream.demo import live, undisturbed
 from millstream.demo import run as demo
 from millstream.demo.driver import pipeline
@@ -25,6 +26,8 @@ from millstream.demo.look import Onlooker, Seen
 from millstream.demo.processes import Child, members
 from millstream.demo.traffic import Traffic, Truth, read_truth, write
 from millstream.demo.zeitgeist import STREAMS
+from millstream.state.manifest import ComputationState, Manifest, ManifestLog, ShardState
+from millstream.state.storage import open_storage
 from pacedriver import EPOCHS
 
 TINY = Traffic(seed=3, terms=8, seconds=300, rate=40.0, spikes=3, dips=0, files=30)
@@ -261,7 +264,32 @@ class TestRoom:
         assert f"another demo is running in {tmp_path}" in console.export_text()
 
 
-# --- what a person sees
+# --- what is seen, and what a person sees
+
+
+def test_what_is_seen_is_committed_and_speeds_are_of_one_driver(tmp_path: Path) -> None:
+    onlooker = Onlooker(tmp_path, Truth(TINY, [], 300))
+    assert onlooker.look() == Seen()
+    log = ManifestLog(open_storage(tmp_path / "checkpoint"))
+    log.identify("demo", 1, 1, ["queries"])
+    assert onlooker.look() == Seen()
+    speeds = []
+    for epoch, token in enumerate(["1-a", "1-a", "2-b", "2-b"]):
+        progress = {"queries": Progress(records=100 * epoch + 100)}
+        computations = {"BucketCounter": ComputationState(low_watermark=TINY.begin + 7_000 * epoch, shards=[ShardState(keys=5)], fired=epoch)}
+        assert log.commit(Manifest(epoch, token, 1, [(0, token)], progress, computations))
+        seen = onlooker.look()
+        assert (seen.epoch, seen.records, seen.second, seen.terms, seen.fired) == (epoch, 100 * epoch + 100, 7 * epoch, 5, epoch)
+        speeds.append(seen.per_second > 0)
+    assert speeds == [False, True, False, True]
+    (tmp_path / "anomalies" / "_staging").mkdir(parents=True)
+    rows = [{"value": {"event": event, "kind": "dip", "term": "tea", "at": TINY.begin + 9_000}} for event in ("begin", "end")]
+    (tmp_path / "anomalies" / "1.jsonl").write_bytes(b"".join(msgspec.json.encode(row) + b"\n" for row in rows))
+    (tmp_path / "undisturbed.log").write_text("queries-0000.parquet\n")
+    for _ in range(2):
+        seen = onlooker.look()
+        assert (seen.found, seen.undisturbed, seen.undisturbed_ended) == ((("dip", "tea", 9.0),), 1, False)
+
 
 MIDST = Seen(
     epoch=6, records=1_234_567, per_second=23_456.0, second=187, terms=1_000, fired=987_654, found=(("spike", "jazz haifa", 161.4), ("spike", "observatory krakow", 172.2), ("dip", "pizza cebu", 177.3))

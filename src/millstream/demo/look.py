@@ -1,7 +1,7 @@
 """What can be seen of a run from outside, from one moment to the next: its checkpoint, its output, and how far the undisturbed run is.
 
-Only what is committed and published is seen, so what is shown survives a kill. Speeds are over two commits of one driver, and
-nothing is said of them when the last commit is long ago.
+Only what is committed and published is seen, so what is shown survives a kill. Speeds are over two commits of one driver, by
+the onlooker's clock (an epoch that is run again has the time of its first plan), and nothing is said of them when the last commit is long ago.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from millstream.status.report import Status
 
 UNDISTURBED_LOG = "undisturbed.log"
 
-_LONG_AGO = 5_000
+_LONG_AGO = 5.0
 
 
 class Seen(msgspec.Struct, frozen=True):
@@ -53,6 +53,7 @@ class Onlooker:
         self._traffic = truth.traffic
         self._log = ManifestLog(open_storage(output / CHECKPOINT))
         self._latest: Status | None = None
+        self._latest_at = 0.0
         self._speed = (0.0, 0.0)
         self._read: set[str] = set()
         self._found: list[tuple[str, str, float]] = []
@@ -65,7 +66,7 @@ class Onlooker:
         status = self._latest
         if status is None:
             return Seen(found=tuple(self._found), undisturbed=done, undisturbed_ended=ended)
-        speed = self._speed if time.time() * 1_000 - (status.committed_at or 0) < _LONG_AGO else (0.0, 0.0)
+        speed = self._speed if time.monotonic() - self._latest_at < _LONG_AGO else (0.0, 0.0)
         low = min((one.low_watermark for one in status.computations), default=BEGINNING)
         traffic = self._traffic
         return Seen(
@@ -90,9 +91,11 @@ class Onlooker:
             self._latest = now = inspect.overview(self._log).status
         except CheckpointError:
             return
-        millis = (now.committed_at or 0) - (before.committed_at or 0) if before is not None else 0
-        if before is not None and before.run == now.run and millis > 0:
-            self._speed = (now.records - before.records) / millis * 1_000, millis / 1_000 / (now.epoch - before.epoch)
+        seconds, self._latest_at = time.monotonic() - self._latest_at, time.monotonic()
+        if before is not None and before.run == now.run and before.epoch < now.epoch:
+            self._speed = (now.records - before.records) / seconds, seconds / (now.epoch - before.epoch)
+        else:
+            self._speed = (0.0, 0.0)
 
     def _look_at_anomalies(self) -> None:
         new = [path for path in (self._output / "anomalies").glob("*.jsonl") if path.name not in self._read]
