@@ -50,9 +50,9 @@ def wait(process: subprocess.Popen, log: str, started: float) -> int:
             pass
         now = time.monotonic()
         last = (lines_of(log) or [""])[-1].strip()
-        text = f"{now - started:4.0f} s  {last}"
+        text = f"{now - started:4.0f} s  {last}"[: shutil.get_terminal_size().columns - 1]
         if terminal:
-            print("\r\033[K" + text[: shutil.get_terminal_size().columns - 1], end="", flush=True)
+            print("\r\033[K" + text, end="", flush=True)
         elif now - said >= SILENCE:
             said = now
             print(text, flush=True)

@@ -63,6 +63,7 @@ def workers(output: Path) -> list[int]:
     return [int(pid) for pid in file.read_text().split()] if file.exists() else []
 
 
+@pytest.mark.crash
 class TestProcesses:
     def test_a_kill_takes_all_that_the_child_has_started(self, tmp_path: Path) -> None:
         child = Child("pacedriver", str(tmp_path), log=tmp_path / "log")
@@ -97,6 +98,7 @@ class TestProcesses:
 # --- drivers
 
 
+@pytest.mark.crash
 class TestDrivers:
     def drivers(self, output: Path, planned: list[Planned], console: Console | None = None) -> Drivers:
         truth = Truth(TINY, [], 0)
@@ -121,6 +123,14 @@ class TestDrivers:
         with pytest.raises(DriverFailed, match=r"driver 1 ended with 1\. The end of .*driver\.log:[\s\S]*stumbled over a stone"):
             self.drivers(tmp_path, []).run(lambda: None)
         assert not any(map(alive, workers(tmp_path)))
+
+    def test_an_error_of_millstream_is_a_message_and_no_traceback(self, tmp_path: Path) -> None:
+        write(TINY, tmp_path)
+        (tmp_path / "checkpoint").write_text("a file where the checkpoint should be")
+        child = Child("millstream.demo.driver", str(tmp_path), log=tmp_path / "log")
+        until(lambda: child.code is not None)
+        child.kill()
+        assert child.code == 1 and "Traceback" not in child.tail() and "checkpoint" in child.tail()
 
     def test_a_kill_that_is_not_ours_is_a_failure(self, tmp_path: Path) -> None:
         def strange() -> None:

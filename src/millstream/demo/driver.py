@@ -13,6 +13,7 @@ from millstream.demo import picture
 from millstream.demo.processes import end_with_parent
 from millstream.demo.traffic import QUERIES, Truth, read_truth
 from millstream.demo.zeitgeist import build
+from millstream.errors import MillstreamError
 
 CHECKPOINT = "checkpoint"
 FILES_PER_EPOCH = 3
@@ -26,7 +27,10 @@ def pipeline(output: Path, truth: Truth) -> ms.Pipeline:
 def main(output: Path) -> None:
     """Runs it, and ends with this process's parent."""
     end_with_parent()
-    pipeline(output, read_truth(output)).run(checkpoint=output / CHECKPOINT, available_now=True).await_termination()
+    try:
+        pipeline(output, read_truth(output)).run(checkpoint=output / CHECKPOINT, available_now=True).await_termination()
+    except MillstreamError as error:
+        sys.exit(f"{type(error).__name__}: {error}")
 
 
 if __name__ == "__main__":
