@@ -3,24 +3,29 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
+DEMO_STAMP := $(VENV)/.installed-demo
+ARGS ?=
 
 .PHONY: setup demo test quick check bench bench-quick soak java clean
 
-setup: $(STAMP) java
+setup: java $(STAMP)
 	@echo "ready: . $(VENV)/bin/activate for the millstream command, or make demo"
 
 $(STAMP): pyproject.toml
-	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 10))' || { echo "Millstream needs Python 3.10 or newer; set PYTHON=python3.11 or the like"; exit 1; }
-	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	@$(BIN)/python -m pip install --quiet --upgrade pip
-	@$(BIN)/python -m pip install --quiet -e '.[dev]'
-	@touch $(STAMP)
+	@sh scripts/install.sh $(PYTHON) $(VENV) dev "installing everything, also for tests and benchmarks, into $(VENV), about two minutes ..."
+	@touch $(DEMO_STAMP) $(STAMP)
+
+# What the demo needs is less than make setup installs. Where that is done, nothing is installed.
+$(DEMO_STAMP): pyproject.toml
+	@sh scripts/install.sh $(PYTHON) $(VENV) demo "installing pyspark and the rest into $(VENV), about a minute ..."
+	@touch $(DEMO_STAMP)
 
 java:
-	@sh scripts/java.sh
+	@PYTHON=$(PYTHON) sh scripts/java.sh
 
-demo: setup
-	@$(BIN)/millstream demo --output demo-output
+# make demo ARGS=--small is shorter
+demo: java $(DEMO_STAMP)
+	@$(BIN)/millstream demo --output demo-output $(ARGS)
 
 check: $(STAMP)
 	$(BIN)/ruff check src tests benchmarks examples

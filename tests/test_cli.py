@@ -550,7 +550,7 @@ def test_demo_is_handed_its_arguments(monkeypatch: pytest.MonkeyPatch, tmp_path:
     seen: dict[str, Any] = {}
     monkeypatch.setattr(millstream.demo.run, "run", lambda **given: seen.update(given) or 3)
     assert main(["demo", "--output", str(tmp_path), "--seed", "5", "--small"]) == 3
-    assert seen == {"output": tmp_path, "seed": 5, "small": True}
+    assert seen == {"output": tmp_path, "seed": 5, "small": True, "fresh": False}
 
 
 PIPELINE = """

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import io
-import runpy
 from pathlib import Path
 from typing import Any
 
@@ -15,14 +14,15 @@ from rich.console import Console
 
 import millstream as ms
 from millstream.demo import BUCKET, DAY, picture
-from millstream.demo import run as demo
 from millstream.demo.model import BUCKETS, Model
-from millstream.demo.report import Found, match, pair
-from millstream.demo.traffic import Injected, Traffic, World, generate, inject, write
-from millstream.demo.zeitgeist import FORGET, PATIENCE, build
+from millstream.demo.report import Found, match, pair, show
+from millstream.demo.traffic import Injected, Traffic, Truth, World, generate, inject, write
+from millstream.demo.zeitgeist import FORGET, PATIENCE, SCHEMA, BucketCounter, build
 
 FEW = Traffic(seed=3, terms=8, seconds=300, rate=90.0, spikes=3, dips=2, files=10)
 QUIET = msgspec.structs.replace(FEW, spikes=0, dips=0)
+RARE = Traffic(seed=5, terms=10, seconds=200, rate=1.5, spikes=2, dips=0, files=3)
+"""Terms that are silent for longer than the counter's patience, now and then."""
 
 
 def queries(traffic: Traffic) -> tuple[list[dict[str, Any]], list[Injected]]:
@@ -34,9 +34,11 @@ def queries(traffic: Traffic) -> tuple[list[dict[str, Any]], list[Injected]]:
     return rows, [anomaly for _, anomaly in injected]
 
 
-def run(rows: list[dict[str, Any]], epochs: int = 10, tracked: tuple[str, ...] = (), drain: bool = True) -> ms.testing.LocalRunner:
+def run(
+    rows: list[dict[str, Any]], epochs: int = 10, tracked: tuple[str, ...] = (), drain: bool = True, until: int = ms.END
+) -> ms.testing.LocalRunner:
     """Runs the pipeline on rows that arrive in equal slices."""
-    runner = ms.testing.LocalRunner(build("queries", "output", tracked=tracked))
+    runner = ms.testing.LocalRunner(build("queries", "output", tracked=tracked, until=until))
     for part in np.array_split(np.arange(len(rows)), epochs):
         runner.push("queries", *(rows[i] for i in part))
         runner.epoch()
@@ -59,7 +61,7 @@ def steady(seconds: int, per_second: int, term: str = "tea") -> list[dict[str, A
 class TestTraffic:
     def test_same_seed_same_files(self, tmp_path: Path) -> None:
         for name in ("a", "b"):
-            write(FEW, tmp_path / name / "queries", tmp_path / name / "truth.json")
+            write(FEW, tmp_path / name)
         files = sorted(path.relative_to(tmp_path / "a") for path in (tmp_path / "a").rglob("*") if path.is_file())
         assert len(files) == FEW.files + 1
         assert all((tmp_path / "a" / f).read_bytes() == (tmp_path / "b" / f).read_bytes() for f in files)
@@ -73,7 +75,7 @@ class TestTraffic:
         assert 0 < behind.max() <= FEW.disorder
 
     def test_files_hold_arrival_order_and_their_ages_follow_it(self, tmp_path: Path) -> None:
-        truth = write(FEW, tmp_path / "queries", tmp_path / "truth.json")
+        truth = write(FEW, tmp_path)
         files = sorted((tmp_path / "queries").iterdir())
         assert [f.stat().st_mtime for f in files] == sorted({f.stat().st_mtime for f in files})
         rows = [row for f in files for row in pq.read_table(f).to_pylist()]
@@ -81,14 +83,13 @@ class TestTraffic:
         assert truth.queries == len(rows)
 
     def test_complete_traffic_is_kept_and_other_traffic_refused(self, tmp_path: Path) -> None:
-        paths = tmp_path / "queries", tmp_path / "truth.json"
         (tmp_path / ".queries.unfinished").mkdir()
-        made = write(FEW, *paths)
-        ages = [f.stat().st_ctime_ns for f in sorted(paths[0].iterdir())]
-        assert write(FEW, *paths) == made
-        assert [f.stat().st_ctime_ns for f in sorted(paths[0].iterdir())] == ages
+        made = write(FEW, tmp_path)
+        ages = [f.stat().st_ctime_ns for f in sorted((tmp_path / "queries").iterdir())]
+        assert write(FEW, tmp_path) == made
+        assert [f.stat().st_ctime_ns for f in sorted((tmp_path / "queries").iterdir())] == ages
         with pytest.raises(ValueError, match="other traffic"):
-            write(QUIET, *paths)
+            write(QUIET, tmp_path)
 
     def test_injected_anomalies_keep_their_distance(self) -> None:
         traffic = Traffic()
@@ -112,26 +113,61 @@ class TestCounter:
         assert counts == [[1 if n == 0 else 0, 100_000 + n * BUCKET] for n in range(PATIENCE // BUCKET + 1)]
         assert runner.state("BucketCounter") == {}
 
-    def test_the_end_of_the_input_brings_no_zeros(self) -> None:
-        runner = run([{"term": "tea", "at": at, "id": str(at)} for at in (100_500, 103_000)], epochs=1)
-        assert [value for _, value, _ in runner.output("counts")] == [[1, 100_000], [1, 103_000]]
+    def test_the_end_of_the_traffic_brings_no_zeros(self) -> None:
+        rows = [{"term": "tea", "at": at, "id": str(at)} for at in (100_500, 103_000)]
+        counts = [value for _, value, _ in run(rows, epochs=1, until=104_000).output("counts")]
+        assert counts == [[1, 100_000], [0, 101_000], [0, 102_000], [1, 103_000]]
+
+
+class HastyCounter(BucketCounter):
+    """Wrong: a timer takes the newest query for the last one before it."""
+
+    def process_timer(self, timer: ms.Timer) -> None:
+        newest = max(self.state.open, default=0)
+        super().process_timer(timer)
+        if timer.time - BUCKET < newest + PATIENCE:
+            self.set_timer("second", timer.time + BUCKET)
+
+
+class TestEpochs:
+    def test_counts_and_verdicts_are_the_same_in_any_epochs(self) -> None:
+        rows, injected = queries(RARE)
+        ms.testing.assert_same_in_any_epochs(build("queries", "output", tracked=[injected[0].term], until=RARE.end), rows)
+        assert len(found(run(rows, until=RARE.end))) == len(injected)
+
+    def test_a_term_that_comes_back_after_it_was_forgotten(self) -> None:
+        back = [{"term": "tea", "at": at, "id": f"back {at}"} for at in range(180_000 + FORGET, 185_000 + FORGET, 500)]
+        ms.testing.assert_same_in_any_epochs(build("queries", "output", tracked=["tea"]), [*steady(65, 2), *back])
+
+    def test_a_counter_that_looks_ahead_is_noticed(self) -> None:
+        pipeline = ms.Pipeline("hasty")
+        source = ms.sources.files("queries", schema=SCHEMA, format="parquet")
+        pipeline.compute(HastyCounter, pipeline.inject("queries", source, timestamp="at", id="id"), key="term", produces="counts")
+        with pytest.raises(AssertionError, match="the result depends on how input falls into epochs\nstream 'counts', key 'tea'"):
+            ms.testing.assert_same_in_any_epochs(pipeline, [{"term": "tea", "at": at, "id": str(at)} for at in (100_500, 120_000)])
+
+    def test_the_end_falls_into_any_epoch(self) -> None:
+        """A drain may come before the last queries have moved the low watermark, so seconds of the traffic may be told in it."""
+        rows, injected = queries(FEW)
+        tracked = (injected[0].term,)
+        ends = [run(rows, epochs, tracked, until=FEW.end) for epochs in (1, 4, 45)]
+        for runner in ends[1:]:
+            for stream in ("counts", "anomalies", "forecasts"):
+                assert sorted(runner.output(stream), key=repr) == sorted(ends[0].output(stream), key=repr)
+            assert runner.state("SpikeDetector") == ends[0].state("SpikeDetector") != {}
 
 
 class TestDetector:
     def test_finds_what_was_injected_and_nothing_else(self) -> None:
         rows, injected = queries(FEW)
-        made = match(injected, found(run(rows)))
+        made = match(injected, found(run(rows, until=FEW.end)))
         assert {i.kind for i in injected} == {"spike", "dip"}
         assert (made.recall, made.precision) == (1.0, 1.0)
         assert all(f is not None and f.end is not None and abs(f.end - i.end) < 12_000 for i, f in made.matched)
 
     def test_quiet_traffic_raises_no_alarm(self) -> None:
         rows, _ = queries(QUIET)
-        assert found(run(rows)) == []
-
-    def test_how_epochs_are_cut_changes_nothing(self) -> None:
-        rows, _ = queries(FEW)
-        assert found(run(rows, epochs=4)) == found(run(rows, epochs=45))
+        assert found(run(rows, until=FEW.end)) == []
 
     def test_a_crash_changes_nothing(self) -> None:
         rows, _ = queries(FEW)
@@ -225,38 +261,35 @@ class TestReport:
     def test_nothing_injected_nothing_found(self) -> None:
         assert (match([], []).recall, match([], []).precision) == (1.0, 1.0)
 
-    def test_a_run_that_has_ended_is_reported_again(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-        pytest.importorskip("matplotlib")
-        monkeypatch.setattr(demo, "SMALL", FEW)
-        truth = write(FEW, tmp_path / "queries", tmp_path / "truth.json")
-        runner = run(queries(FEW)[0], tracked=tuple(picture.tracked(truth)))
-        for stream in ("anomalies", "forecasts"):
-            (tmp_path / stream).mkdir()
-            lines = [msgspec.json.encode({"key": k, "timestamp": t, "value": v}) for k, v, t in runner.output(stream)]
-            (tmp_path / stream / "part-0.jsonl").write_bytes(b"\n".join(lines) + b"\n")
-        (tmp_path / ".ended").touch()
+    def test_the_table_says_what_its_times_are(self) -> None:
+        begin = FEW.begin
+        injected = Injected("tea", "spike", begin + 150_000, begin + 160_000, 5.0)
+        seen = Found("tea", "spike", begin + 153_000, begin + 150_000, begin + 163_500, 50, 10.0)
         console = Console(width=160, file=io.StringIO(), record=True)
-        assert demo.run(tmp_path, seed=FEW.seed, small=True, console=console) == 0
-        assert "5 anomalies injected, 5 found, 0 false: precision 1.00, recall 1.00" in console.export_text()
-        assert (tmp_path / "zeitgeist.png").stat().st_size > 20_000
-
-    def test_other_traffic_in_the_directory_is_an_error_and_not_overwritten(self, tmp_path: Path) -> None:
-        write(FEW, tmp_path / "queries", tmp_path / "truth.json")
-        console = Console(width=160, file=io.StringIO(), record=True)
-        assert demo.run(tmp_path, small=True, console=console) == 1
-        assert "other traffic" in console.export_text()
-        assert len(list((tmp_path / "queries").iterdir())) == FEW.files
+        show(match([injected], [seen]), Truth(FEW, [injected], 28_000), console)
+        text = console.export_text()
+        assert text.count("150.0") == 1 and " 3.0 " in text and " 3.5 " in text
+        assert "Times are seconds of the demo. Its traffic lasts 300 s, and a day of the demo is 60 s" in text
 
 
-def test_fresh_removes_what_the_demo_made_and_nothing_else(tmp_path: Path) -> None:
-    write(FEW, tmp_path / "queries", tmp_path / "truth.json")
-    (tmp_path / "checkpoint").mkdir()
-    (tmp_path / "notes.txt").write_text("mine")
-    demo._clear(tmp_path)
-    assert [path.name for path in tmp_path.iterdir()] == ["notes.txt"]
-
-
-def test_the_example_is_a_sound_pipeline() -> None:
-    example = Path(__file__).parent.parent / "examples" / "zeitgeist.py"
-    topology = runpy.run_path(str(example))["pipeline"].topology()
-    assert [spec.name for spec in topology.computations] == ["BucketCounter", "SpikeDetector"]
+class TestPicture:
+    def test_its_times_are_those_of_the_table(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        """Its axes are read before they become a picture."""
+        plt = pytest.importorskip("matplotlib.pyplot")
+        truth = write(FEW, tmp_path)
+        runner = run(queries(FEW)[0], tracked=tuple(picture.tracked(truth)), until=FEW.end)
+        (tmp_path / "forecasts").mkdir()
+        lines = [msgspec.json.encode({"key": k, "timestamp": t, "value": v}) for k, v, t in runner.output("forecasts")]
+        (tmp_path / "forecasts" / "part-0.jsonl").write_bytes(b"\n".join(lines) + b"\n")
+        drawn: list[Any] = []
+        monkeypatch.setattr(plt, "close", drawn.append)
+        made = match(truth.injected, found(runner))
+        assert picture.draw(tmp_path, truth, made, tmp_path / "zeitgeist.png", kills=[77]).stat().st_size > 20_000
+        panels = {axis.get_title("left"): axis for axis in drawn[0].axes if axis.get_visible()}
+        term = truth.injected[0].term
+        assert panels.keys() == {injected.term for injected in truth.injected}
+        assert [axis.get_xlim() for axis in panels.values()] == [(0, FEW.seconds)] * len(panels)
+        assert {axis.get_xlabel() for axis in panels.values()} == {"", "time of the demo, s (a day is 60 s)"}
+        begins = [(i.begin - FEW.begin) / 1_000 for i in truth.injected if i.term == term]
+        assert {patch.get_x() for patch in panels[term].patches} == set(begins)
+        assert all(77 in [x for line in axis.lines for x in line.get_xdata()] for axis in panels.values())

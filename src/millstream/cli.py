@@ -101,10 +101,11 @@ def _parser() -> argparse.ArgumentParser:
     _storage_option(run)
     run.set_defaults(command=_run)
 
-    demo = commands.add_parser("demo", help="run the Zeitgeist demo", description="Finds spikes and dips in made-up search traffic.")
+    demo = commands.add_parser("demo", help="run the Zeitgeist demo", description="Finds spikes and dips in made-up search traffic, while its drivers are killed.")
     demo.add_argument("--output", metavar="DIR", type=Path, default=Path("zeitgeist"), help="where everything goes (zeitgeist)")
     demo.add_argument("--seed", metavar="N", type=int, default=7, help="another seed is another world (7)")
-    demo.add_argument("--small", action="store_true", help="a tenth of the queries")
+    demo.add_argument("--small", action="store_true", help="a fifth of the queries, and one kill instead of two")
+    demo.add_argument("--fresh", action="store_true", help="begin anew, also where the last demo was interrupted")
     demo.set_defaults(command=_demo)
 
     status = commands.add_parser("status", help="how far a pipeline is", description="Shows the latest committed epoch of a checkpoint.")
@@ -174,7 +175,7 @@ def _session(name: str, master: str | None, settings: dict[str, str]) -> Any:
 def _demo(args: argparse.Namespace) -> int:
     from millstream.demo.run import run
 
-    return run(output=args.output, seed=args.seed, small=args.small)
+    return run(output=args.output, seed=args.seed, small=args.small, fresh=args.fresh)
 
 
 def _status(args: argparse.Namespace) -> int:

@@ -19,6 +19,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from millstream.demo import DAY
 from millstream.demo.traffic import Injected, Truth
 
 GRACE = 3_000
@@ -110,12 +111,12 @@ def make(output: Path, truth: Truth) -> Report:
 
 
 def show(report: Report, truth: Truth, console: Console, limit: int = 12) -> None:
-    """Prints the first anomalies, all that was missed or false, and the figures.
+    """Prints the first anomalies, all that was missed or false, and the figures. Times are seconds of the demo, as in the picture.
 
     The columns marked + say how long after the injected begin and end the detector had seen them.
     """
     start = truth.traffic.begin
-    table = Table(title="Zeitgeist: injected and found (times in seconds)", title_style="bold", title_justify="left", header_style="bold", box=SIMPLE_HEAD, padding=(0, 1, 0, 0))
+    table = Table(title="Zeitgeist: what was injected, and when it was found", title_style="bold", title_justify="left", header_style="bold", box=SIMPLE_HEAD, padding=(0, 1, 0, 0))
     for heading in ("term", "kind"):
         table.add_column(heading, no_wrap=True)
     for heading in ("injected", "lasts", "begin +", "end +", "queries", "usual"):
@@ -128,25 +129,32 @@ def show(report: Report, truth: Truth, console: Console, limit: int = 12) -> Non
         table.add_row(*_cells(injected, found, start))
     for found in report.false:
         table.add_row(
-            found.term, _kind(found.kind), Text("never", style="red"), "", _seconds(found.at - start), "",
+            found.term, kind_text(found.kind), Text("never", style="red"), "", _seconds(found.at - start), "",
             str(found.actual), f"{found.expected:.0f}",
         )  # fmt: skip
     console.print(table)
     hidden = report.hits - shown
     if hidden > 0:
         console.print(f"… and {hidden} more that were found.", style="dim")
+    console.print(
+        f"Times are seconds of the demo. Its traffic lasts {truth.traffic.seconds} s, and a day of the demo is {DAY // 1_000} s: the rhythm of a term comes "
+        f"again after {DAY // 1_000} s. Begin + and end + are how long after the injected begin and end the detector was sure; queries and usual are those from the "
+        f"first suspicion until then.",
+        style="dim", highlight=False, soft_wrap=not console.is_terminal,
+    )  # fmt: skip
     delays = report.delays
     delay = f", delay {_seconds(median(delays))} s in the median and {_seconds(max(delays))} s at most" if delays else ""
     console.print(
         f"{truth.queries:,} queries of {truth.traffic.terms:,} terms. {len(report.matched)} anomalies injected, {report.hits} found, "
         f"{len(report.false)} false: [bold]precision {report.precision:.2f}, recall {report.recall:.2f}[/bold]{delay}.",
         highlight=False,
+        soft_wrap=not console.is_terminal,
     )
 
 
 def _cells(injected: Injected, found: Found | None, start: int) -> list[str | Text]:
     left: list[str | Text] = [
-        injected.term, _kind(injected.kind), _seconds(injected.begin - start), _seconds(injected.end - injected.begin),
+        injected.term, kind_text(injected.kind), _seconds(injected.begin - start), _seconds(injected.end - injected.begin),
     ]  # fmt: skip
     if found is None:
         return [*left, Text("missed", style="red"), "", "", ""]
@@ -154,7 +162,8 @@ def _cells(injected: Injected, found: Found | None, start: int) -> list[str | Te
     return [*left, _seconds(found.at - injected.begin), end, str(found.actual), f"{found.expected:.0f}"]
 
 
-def _kind(kind: str) -> Text:
+def kind_text(kind: str) -> Text:
+    """The kind of an anomaly, with its sign and colour."""
     return Text("▲ spike", style="red") if kind == "spike" else Text("▼ dip", style="blue")
 
 

@@ -27,6 +27,8 @@ from millstream.demo import DAY
 Floats = npt.NDArray[np.float64]
 Longs = npt.NDArray[np.int64]
 
+QUERIES = "queries"
+TRUTH = "truth.json"
 SPIKE_FLOOR = 4.0
 DIP_FLOOR = 5.0
 DIP_LEFT = 0.03
@@ -60,6 +62,11 @@ class Traffic(msgspec.Struct, frozen=True):
     disorder: int = 1_500
     begin: int = 1_767_225_600_000
     quiet: int = 2 * DAY
+
+    @property
+    def end(self) -> int:
+        """When the last second is over."""
+        return self.begin + self.seconds * 1_000
 
 
 class Injected(msgspec.Struct, frozen=True):
@@ -171,15 +178,21 @@ def _moods(traffic: Traffic, rng: np.random.Generator) -> Floats:
     return moods
 
 
-def write(traffic: Traffic, queries: Path, truth: Path) -> Truth:
-    """Makes the queries' directory and the truth beside it, or reads the truth if they are there.
+def read_truth(output: Path) -> Truth:
+    """What was written beside the queries of an output directory."""
+    return msgspec.json.decode((output / TRUTH).read_bytes(), type=Truth)
+
+
+def write(traffic: Traffic, output: Path) -> Truth:
+    """Makes `queries/` and the truth beside it, or reads the truth if they are there.
 
     Raises ValueError if they are there and were made from another `Traffic`.
     """
+    queries, truth = output / QUERIES, output / TRUTH
     if queries.is_dir():
-        found = msgspec.json.decode(truth.read_bytes(), type=Truth)
+        found = read_truth(output)
         if found.traffic != traffic:
-            raise ValueError(f"{queries} holds other traffic ({found.traffic}): choose another directory, or start afresh")
+            raise ValueError(f"{queries} holds other traffic ({found.traffic})")
         return found
     world = World(traffic)
     injected = inject(world)

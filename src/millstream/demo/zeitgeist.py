@@ -2,11 +2,15 @@
 
 Rules
 1. A second of a term is counted when the low watermark passes its end, so no query that keeps the watermark's bound is missing.
-2. A second without a query counts as zero while the term is alive, which it is for `PATIENCE` after its last query. The timers of
-   a silent term thus come to an end, and its row in the counter goes.
-3. When the input ends, nobody knows what would have followed, so no zeros are counted: the end of the world is not a dip.
+2. A second without a query counts as zero while the term is alive, which it is for `PATIENCE` after its last query before that
+   second. The timers of a silent term thus come to an end, and its row in the counter goes.
+3. Nobody knows what would have followed the end of the traffic. Who knows when that is, says so (`until`), and from there on no zeros
+   are counted and nothing is forgotten: the end of the world is not a dip.
 4. The detector has the counter's key, so a count is handed over inside the task.
 5. A term that was not heard of for `FORGET` is forgotten, and with it an anomaly that had no end.
+6. How the queries fall into epochs changes nothing. A query may be here long before the timers that lie before it have fired, so a
+   timer goes by what other timers have told, never by the newest query; and a count that comes after `FORGET` finds a fresh model,
+   whether the timer has fired or not.
 """
 
 from __future__ import annotations
@@ -23,12 +27,13 @@ from millstream.demo import BUCKET, DAY
 from millstream.demo.model import Forecast, Model, Verdict
 
 SCHEMA = "term string, at long, id string"
+STREAMS = ("anomalies", "forecasts")
 PATIENCE = 15_000
 FORGET = 10 * DAY
 
 
 class Counting(msgspec.Struct):
-    """The open seconds of a term by their beginning, and the beginning of the last second that had a query."""
+    """The open seconds of a term by their beginning, and the beginning of the last second that was told and had a query."""
 
     open: dict[int, int] = {}
     last: int = 0
@@ -40,6 +45,9 @@ class BucketCounter(ms.Computation):
     State = Counting
     state: Counting
 
+    def __init__(self, until: int = ms.END) -> None:
+        self.until = until
+
     def process_record(self, record: ms.Record) -> None:
         second = record.timestamp - record.timestamp % BUCKET
         state = self.state
@@ -47,14 +55,16 @@ class BucketCounter(ms.Computation):
             state.open[second] += 1
         else:
             state.open[second] = 1
-            state.last = max(state.last, second)
             self.set_timer("second", second + BUCKET)
 
     def process_timer(self, timer: ms.Timer) -> None:
         state = self.state
         second = timer.time - BUCKET
-        self.produce((state.open.pop(second, 0), second))
-        if second < state.last + PATIENCE and self.low_watermark < ms.END:
+        count = state.open.pop(second, 0)
+        self.produce((count, second))
+        if count:
+            state.last = second
+        if second < state.last + PATIENCE and timer.time < self.until:
             self.set_timer("second", timer.time + BUCKET)
         else:
             state.last = 0
@@ -70,12 +80,15 @@ class SpikeDetector(ms.Computation):
     State = Model
     state: Model
 
-    def __init__(self, tracked: Collection[str] = ()) -> None:
+    def __init__(self, tracked: Collection[str] = (), until: int = ms.END) -> None:
         self.tracked = frozenset(tracked)
+        self.until = until
 
     def process_record(self, record: ms.Record) -> None:
         count, second = record.value
         bucket = second // BUCKET
+        if self.state.next and record.timestamp >= self._forgotten_at():
+            self.state = Model()
         if not self.state.next:
             self.set_timer("forget", record.timestamp + FORGET)
         for skipped in range(self.state.next or bucket, bucket):
@@ -83,13 +96,16 @@ class SpikeDetector(ms.Computation):
         self._observe(bucket, count)
 
     def process_timer(self, timer: ms.Timer) -> None:
-        due = self.state.next * BUCKET + FORGET
-        if self.low_watermark == ms.END:
+        if timer.time >= self.until:
             return
-        if timer.time < due:
-            self.set_timer("forget", due)
+        if timer.time < self._forgotten_at():
+            self.set_timer("forget", self._forgotten_at())
         else:
             self.state = Model()
+
+    def _forgotten_at(self) -> int:
+        """When the term is forgotten, if it is not heard of before."""
+        return self.state.next * BUCKET + FORGET
 
     def _observe(self, bucket: int, count: int) -> None:
         model = self.state
@@ -125,9 +141,13 @@ def build(
     output: str | os.PathLike[str],
     *,
     tracked: Collection[str] = (),
+    until: int = ms.END,
     max_files_per_epoch: int | None = 3,
 ) -> ms.Pipeline:
-    """The pipeline from a directory of queries to `anomalies/` and `forecasts/` under the output directory."""
+    """The pipeline from a directory of queries to `anomalies/` and `forecasts/` under the output directory.
+
+    tracked: the terms whose forecasts are produced. until: when the traffic ends, if that is known.
+    """
     pipeline = ms.Pipeline("zeitgeist")
     arriving = pipeline.inject(
         "queries",
@@ -136,10 +156,9 @@ def build(
         id="id",
         watermark=ms.watermarks.bounded("2s"),
     )
-    counts = pipeline.compute(BucketCounter, arriving, key="term", produces="counts")
-    anomalies, forecasts = pipeline.compute(
-        partial(SpikeDetector, tracked=tuple(tracked)), counts, name="SpikeDetector", produces=["anomalies", "forecasts"]
-    )
+    counts = pipeline.compute(partial(BucketCounter, until), arriving, key="term", name="BucketCounter", produces="counts")
+    detector = partial(SpikeDetector, tracked=tuple(tracked), until=until)
+    anomalies, forecasts = pipeline.compute(detector, counts, name="SpikeDetector", produces=["anomalies", "forecasts"])
     pipeline.emit(anomalies, ms.sinks.files(os.path.join(output, "anomalies")))
     pipeline.emit(forecasts, ms.sinks.files(os.path.join(output, "forecasts")))
     return pipeline

@@ -1,0 +1,134 @@
+"""The examples make their own input, and give what they say: on the local engine, and one of them on Spark, as a user runs it."""
+
+from __future__ import annotations
+
+import json
+import os
+import runpy
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pyarrow.parquet as pq
+import pytest
+
+import millstream as ms
+from millstream.demo.report import match, pair
+
+ROOT = Path(__file__).parent.parent
+NAMES = sorted(path.stem for path in (ROOT / "examples").glob("*.py"))
+
+
+@pytest.fixture
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def load(name: str) -> dict[str, Any]:
+    """Executes an example's file, as `millstream run` does."""
+    return runpy.run_path(str(ROOT / "examples" / f"{name}.py"), run_name="example")
+
+
+def input_of(pipeline: ms.Pipeline) -> tuple[str, list[dict[str, Any]]]:
+    """The rows that lie where the pipeline reads; lines that cannot be read are left to Spark."""
+    ((stream, injector),) = pipeline.topology().injectors.items()
+    rows: list[dict[str, Any]] = []
+    for file in sorted(Path(injector.source.path).iterdir()):
+        if file.suffix == ".parquet":
+            rows += pq.read_table(file).to_pylist()
+        else:
+            rows += [json.loads(line) for line in file.read_text().splitlines() if line.endswith("}")]
+    return stream, rows
+
+
+def run(pipeline: ms.Pipeline) -> ms.testing.LocalRunner:
+    runner = ms.testing.LocalRunner(pipeline)
+    stream, rows = input_of(pipeline)
+    for begin in range(0, len(rows), 100):
+        runner.push(stream, *rows[begin : begin + 100])
+        runner.epoch()
+    runner.drain()
+    return runner
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_an_example_makes_its_input_once_and_says_where_everything_is(name: str, here: Path) -> None:
+    example = load(name)
+    assert [path.name for path in here.iterdir()] == ["example-output"]
+    folder = example["FOLDER"]
+    assert f"Everything is in {folder}:" in " ".join(example["__doc__"].split())
+    assert f"    python examples/{name}.py\n" in example["__doc__"] and f"--checkpoint {folder / 'checkpoint'}\n" in example["__doc__"]
+    files = {path: path.stat().st_mtime_ns for path in folder.rglob("*") if path.is_file()}
+    assert files and input_of(example["pipeline"])[1]
+    load(name)
+    assert {path: path.stat().st_mtime_ns for path in folder.rglob("*") if path.is_file()} == files
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_the_readme_leads_to_it(name: str) -> None:
+    assert f"(examples/{name}.py)" in (ROOT / "README.md").read_text()
+
+
+def test_sessions(here: Path) -> None:
+    example = load("sessions")
+    _, rows = input_of(example["pipeline"])
+    assert [row["at"] for row in rows] != sorted(row["at"] for row in rows), "clicks come out of order"
+    expected = []
+    for user in {row["user"] for row in rows}:
+        times = sorted(row["at"] for row in rows if row["user"] == user)
+        begins = [at for before, at in zip([0, *times], times, strict=False) if at - before >= example["GAP"]]
+        for begin, end in zip(begins, [*begins[1:], ms.END], strict=True):
+            mine = [at for at in times if begin <= at < end]
+            expected.append((user, {"from": begin, "seconds": (mine[-1] - begin) / 1_000, "clicks": len(mine)}, mine[-1] + example["GAP"]))
+    runner = run(example["pipeline"])
+    assert sorted(runner.output("sessions"), key=repr) == sorted(expected, key=repr) and len(expected) > 20
+    assert runner.state("Sessions") == {} and runner.late("Sessions") == 0
+
+
+def test_sessions_are_the_same_in_any_epochs_and_under_faults(here: Path) -> None:
+    example = load("sessions")
+    at = [100_000, 129_999, 190_000, 155_000, 159_999, 220_000, 100_000]  # lengthens, stands apart, joins, and twice the same time
+    rows = [{"user": "ann", "page": "/", "at": time, "id": str(n)} for n, time in enumerate(at)]
+    ms.testing.assert_exactly_once(example["pipeline"], rows, seeds=range(20))
+    runner = ms.testing.LocalRunner(example["pipeline"])
+    runner.push("clicks", *rows)
+    runner.drain()
+    assert [(value["from"], value["clicks"]) for _, value, _ in runner.output("sessions")] == [(100_000, 5), (190_000, 1), (220_000, 1)]
+
+
+def test_dead_letters(here: Path) -> None:
+    runner = run(load("dead_letters")["pipeline"])
+    days = 1_767_225_600_000, 1_767_312_000_000
+    assert sorted((key, value["day"], value["cents"]) for key, value, _ in runner.output("totals")) == [
+        ("ann", days[0], 1_975), ("ann", days[1], 25), ("bob", days[0], 800),
+    ]  # fmt: skip
+    letters = {value["value"]["id"]: value["error"] for _, value, _ in runner.output("DailyTotal.dead-letters")}
+    assert letters.keys() == {"p3", "p5", "p6"}
+    assert "could not convert string to float: 'twelve'" in letters["p3"] and letters["p6"] == "ValueError: a payment of -1.00"
+
+
+def test_dead_letters_are_the_same_in_any_epochs(here: Path) -> None:
+    pipeline = load("dead_letters")["pipeline"]
+    ms.testing.assert_same_in_any_epochs(pipeline, input_of(pipeline)[1])
+
+
+def test_zeitgeist(here: Path) -> None:
+    example = load("zeitgeist")
+    assert [spec.name for spec in example["pipeline"].topology().computations] == ["BucketCounter", "SpikeDetector"]
+    events = sorted((value for _, value, _ in run(example["pipeline"]).output("anomalies")), key=lambda value: value["at"])
+    made = match(example["truth"].injected, pair(events))
+    assert (len(made.matched), made.recall, made.precision) == (6, 1.0, 1.0)
+
+
+@pytest.mark.spark
+def test_dead_letters_on_spark(here: Path) -> None:
+    command = [sys.executable, str(ROOT / "examples" / "dead_letters.py")]
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT / "src"), os.environ.get("PYTHONPATH", "")])}
+    done = subprocess.run(command, cwd=here, env=environment, capture_output=True, text=True, timeout=180)
+    assert done.returncode == 0, done.stderr
+    lines = done.stdout.splitlines()
+    assert lines[:3] == ["ann paid 19.75 on 2026-01-01", "bob paid 8.00 on 2026-01-01", "ann paid 0.25 on 2026-01-02"]
+    assert sum(line.startswith("put aside: ") for line in lines) == 4
+    assert lines[-1] == "Totals are in example-output/dead-letters/totals, dead letters in example-output/dead-letters/dead."
