@@ -41,8 +41,15 @@ def _named(injector: Injector, topology: Topology) -> Iterator[tuple[str, Any]]:
                 yield f"key of computation {route.computation!r}", key
 
 
+_OWN = {name for name in {**vars(Computation), **Computation.__annotations__} if name.startswith("_") and not name.startswith("__")}
+
+
 def check_hooks(name: str, computation: Computation) -> None:
-    """A hook that is a generator or a coroutine would be called and never run."""
+    """A hook that is a generator or a coroutine would be called and never run; a name that Millstream uses itself would be overwritten."""
+    for cls in type(computation).__mro__:
+        taken = sorted(_OWN & set(vars(cls))) if cls is not Computation and not cls.__module__.startswith("millstream.") else []
+        if taken:
+            raise DefinitionError(f"computation {name!r}: {cls.__name__}.{taken[0]} is a name that Millstream uses itself: give it another, without the underscore")
     for hook in _HOOKS:
         function = getattr(computation, hook)
         if inspect.isgeneratorfunction(function) or inspect.iscoroutinefunction(function) or inspect.isasyncgenfunction(function):
