@@ -155,3 +155,23 @@ def test_a_value_of_a_map_is_taken_as_it_is_when_it_is_set() -> None:
 def test_productions_keep_dates_and_make_lists_of_tuples() -> None:
     day = datetime.date(2024, 5, 1)
     assert codec.msgpack.decoder(object)(codec.encode_value({"d": day, "t": (1, {2}), "p": Point(3)})) == {"d": day, "t": [1, [2]], "p": {"x": 3}}
+
+
+def test_a_number_of_a_subclass_is_kept_as_the_number_it_is() -> None:
+    import numpy as np
+
+    class Level(enum.IntEnum):
+        HIGH = 3
+
+    @dataclass
+    class Measured:
+        mean: float = 0.0
+        level: int = 0
+
+    state = Measured(np.float64(1.5), Level.HIGH)
+    data = codec.msgpack.state_encoder(Measured)(state)
+    check = codec.msgpack.state_checker(Measured)
+    assert check is not None
+    check(state, data)
+    assert codec.msgpack.decoder(Measured)(data) == Measured(1.5, 3)
+    assert codec.msgpack.decoder(object)(codec.encode_firm({"mean": np.float64(1.5), "level": Level.HIGH})) == {"mean": 1.5, "level": 3}

@@ -54,6 +54,9 @@ def _map_state(value: MapState) -> None:
 def _enc_hook(value: Any) -> Any:
     if isinstance(value, MapState):
         return _map_state(value)  # its entries are sub-rows of their own
+    for base in (float, int, str):  # numpy.float64 is a float, an IntEnum an int
+        if isinstance(value, base):
+            return base(value)
     raise TypeError(f"{type(value).__name__} cannot be kept as msgpack. {extensions.ADVICE}")
 
 
