@@ -10,7 +10,8 @@ import pytest
 import millstream as ms
 from millstream.connector import SinkServer, files
 from millstream.core.watermark import Progress, Seen
-from millstream.engine.simulated import Plan, Simulation, _Driver
+from millstream.engine import epochs as epochs_module
+from millstream.engine.simulated import Fault, Killed, Plan, Simulation, _Driver
 from millstream.sinks.base import DriverContext, SinkRow, TaskContext
 from millstream.state.manifest import ManifestLog
 
@@ -285,3 +286,71 @@ def test_a_checkpoint_that_is_deleted_under_a_run_is_told_so_and_nothing_is_put_
     with pytest.raises(ms.errors.CheckpointError, match="has been deleted or moved"):
         driver.run([], 1)
     assert s.storage.list("manifests") == []
+
+
+def test_a_batch_behind_a_drain_that_was_committed_and_not_published_is_published_again() -> None:
+    def published(*faults: Fault) -> dict[str, int]:
+        plan = Plan([[("in", {"k": "a", "at": 100, "n": 1})], [], []], [1_000, 1_001, 1_002])
+        s = Simulation(chain().program(), plan, list(faults), 1)
+        driver = _Driver(s)
+        driver.run(plan.epochs[0], 0)
+        driver.run_outside(drain=True)  # and killed in the midst of it
+        driver = _Driver(s)
+        driver.resume()
+        try:
+            driver.run([], 1)
+        except Killed:
+            driver = _Driver(s)
+            driver.resume()
+            driver.run([], 1)
+        driver.drain(lambda: False)
+        return {name: len(ledger.rows(name)) for name, ledger in s.ledgers.items()}
+
+    assert published(Fault("crash", 2, "epoch.6-committed")) == published() == {"a": 1, "b": 1, "c": 1}
+
+
+def test_downtime_before_a_settling_that_is_resumed_is_no_silence() -> None:
+    p = ms.Pipeline("idle")
+    one = p.inject("one", SOURCE, timestamp="at")
+    two = p.inject("two", SOURCE, timestamp="at", watermark=ms.watermarks.bounded(0, idle="60s", onward="60s"))
+    first = p.compute(Pass, one, two, key="k", name="A", produces="a", production=ms.STRONG)
+    p.compute(Pass, first, key=lambda record: record.key, name="B")
+    plan = Plan([[("one", {"k": "a", "at": 1}), ("two", {"k": "a", "at": 1})], [("one", {"k": "a", "at": 2})]], [1_000, 700_000])
+    s = Simulation(p.program(), plan, [], 1)
+    driver = _Driver(s)
+    driver.run(plan.epochs[0], 0)
+    driver.run_outside(drain=False)  # killed while it settled
+    again = _Driver(s)
+    again.resume()
+    again.run(plan.epochs[1], 1)
+    assert again.latest is not None
+    assert not again.latest.injectors["two"].idle and again.latest.injectors["two"].watermark == 1
+
+
+def test_a_drain_that_version_0_1_began_is_ended_and_new_input_behind_it_is_still_refused() -> None:
+    s = simulation(chain(), [{"k": "a", "at": 100, "n": 1}], [], [{"k": "a", "at": 200, "n": 1}])
+    driver = _Driver(s)
+    driver.run(s.plan.epochs[0], 0)
+    for _ in range(2):
+        driver.run_outside(drain=True)
+    log = ManifestLog(s.storage)
+    for epoch in log.epochs():
+        old = log.read(epoch)
+        old.outside = 0  # as 0.1 wrote it
+        log.commit(old, exclusive=False)
+    again = _Driver(s)
+    again.resume()
+    again.run([], 1)
+    again.drain(lambda: False)
+    assert again.latest is not None and again.latest.drained and again.latest.last_batch <= 1
+    with pytest.raises(ms.errors.CheckpointError, match="was drained"):
+        _Driver(s).run(s.plan.epochs[2], 2)
+
+
+def test_a_bounded_run_of_a_cycle_that_goes_round_for_ever_ends(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(epochs_module, "MOST_SETTLING", 20)
+    s = simulation(cycle(), [{"k": "a", "at": 100, "n": 10**9}])
+    driver = _Driver(s)
+    driver.run(s.plan.epochs[0], 0)
+    driver.settle(lambda: False)
+    assert driver.latest is not None and driver.latest.outside == 20 and driver.latest.pending

@@ -8,7 +8,7 @@ import decimal
 import enum
 import uuid
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 import pytest
@@ -168,10 +168,55 @@ def test_a_number_of_a_subclass_is_kept_as_the_number_it_is() -> None:
         mean: float = 0.0
         level: int = 0
 
-    state = Measured(np.float64(1.5), Level.HIGH)
+    state = Measured(np.float64(1.5), 3)
     data = codec.msgpack.state_encoder(Measured)(state)
     check = codec.msgpack.state_checker(Measured)
     assert check is not None
     check(state, data)
     assert codec.msgpack.decoder(Measured)(data) == Measured(1.5, 3)
     assert codec.msgpack.decoder(object)(codec.encode_firm({"mean": np.float64(1.5), "level": Level.HIGH})) == {"mean": 1.5, "level": 3}
+
+
+@pytest.mark.parametrize(("state", "left"), [(int, 1.5), (int, True), (int, None), (dict, None), (list, ()), (set, [1]), (bool, 1), (str, b"x"), (tuple, [1])])
+def test_a_state_of_another_class_than_its_built_in_type_is_refused(state: Any, left: Any) -> None:
+    def hook(self: Any, record: ms.Record) -> None:
+        self.state = left
+
+    runner = runner_of(hook, state)
+    runner.push("in", {"k": "a", "at": 1})
+    with pytest.raises(ms.errors.HookError, match=f"State is {state.__name__}"):
+        runner.run()
+
+
+@dataclass
+class Loose:
+    counts: dict[str, int] = field(default_factory=dict)
+    other: Any = None
+
+
+class Pair(NamedTuple):
+    x: int = 0
+
+
+@pytest.mark.parametrize(
+    "left", [Loose(collections.defaultdict(int, a=1)), Loose(collections.Counter("a")), Loose(other=Pair(1)), Loose(other={"a": [collections.OrderedDict(b=1)]})]
+)
+def test_a_field_that_equals_what_comes_back_and_is_of_another_class_is_refused(left: Any) -> None:
+    data = codec.msgpack.state_encoder(Loose)
+    check = codec.msgpack.state_checker(Loose)
+    assert check is not None
+    with pytest.raises((ValueError, TypeError), match="come back"):
+        check(left, data(left))
+
+
+class Numbers(msgspec.Struct):
+    price: decimal.Decimal = decimal.Decimal(0)
+    seen: set[float] = msgspec.field(default_factory=set)
+    mean: float = 0.0
+
+
+def test_what_is_not_a_number_is_the_same_when_it_comes_back() -> None:
+    check = codec.msgpack.state_checker(Numbers)
+    assert check is not None
+    for state in (Numbers(decimal.Decimal("NaN")), Numbers(seen={float("nan")}), Numbers(mean=float("nan")), Numbers(mean=3)):
+        check(state, codec.msgpack.state_encoder(Numbers)(state))

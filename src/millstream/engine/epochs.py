@@ -35,9 +35,10 @@ from millstream.core.guards import Guards
 from millstream.core.outcome import Times
 from millstream.core.time import END
 from millstream.core.topology import ADAPTIVE
-from millstream.core.watermark import Declared, FileTimes, Progress, Seen, effective, later
+from millstream.core.watermark import Progress, Seen, effective, later
 from millstream.engine.aftermath import computation_after, edges_after
 from millstream.engine.contracts import Folder, Offsets
+from millstream.engine.declared import declared
 from millstream.engine.program import Program
 from millstream.engine.receipts import EpochOrder, Receipt, checked
 from millstream.errors import (
@@ -46,7 +47,6 @@ from millstream.errors import (
     EpochAbandoned,
     Fenced,
     HookError,
-    InputError,
     MillstreamError,
     SinkError,
     StorageError,
@@ -65,6 +65,7 @@ from millstream.status.report import standings_of
 
 TRIES = 5
 COLLECT_EVERY = 20
+MOST_SETTLING = 1000  # epochs
 KEPT_RUNS = 64  # a replica that was last brought up to date by an older run loads anew
 
 
@@ -105,6 +106,7 @@ class Epochs:
         self.error: BaseException | None = None
         self.stopping = False
         self.abandoned = 0
+        self._listened = False  # this run has committed an epoch of its own time: not one that settles at the time of the last run
         self.published = {emission.name: (emission.sink.place(), 0) for emission in self.topology.emissions}  # by this run: where, and how many rows
         self.adaptive: list[Edge] = [edge for edge, kind in self.topology.edges.items() if kind == ADAPTIVE]
 
@@ -134,7 +136,8 @@ class Epochs:
         """The epoch of a batch that the source's log has under a number."""
         frame = batch if batch is not None and self.offsets.may_have_rows(number) else None
         epoch = self._epoch_of(number)
-        if epoch is not None and not self._after_the_end(epoch, frame is not None):
+        if not self._after_the_end(epoch, number, frame is not None):
+            assert epoch is not None
             self._run(frame, epoch, number)
 
     def run_outside(self, drain: bool) -> None:
@@ -180,7 +183,7 @@ class Epochs:
             now = self.clock()
         if before is not None:
             now = max(now, before.now)
-        said = {} if number is None else self._said()
+        said = {} if number is None else declared(self.topology, self.read_files)
         stored = self._stored(before)
         while True:
             standings, before_standings = self._standings(before, stored, drain)
@@ -208,6 +211,7 @@ class Epochs:
         if not self.log.commit(manifest, self.guards.exclusive):  # 6
             manifest = self._adopted(epoch)
         self.latest = manifest
+        self._listened = self._listened or number is not None or drain
         self.point("epoch.6-committed", epoch)
         self._publish(manifest, redo=manifest.token != self.token, instead={} if manifest.sinks is ours else ours)  # 7
         self._maintain(manifest)
@@ -228,20 +232,22 @@ class Epochs:
         if latest is None or not latest.outside:
             return number
         if number > latest.last_batch:
-            return latest.epoch + number - latest.last_batch
+            return latest.epoch + (1 if latest.ended is not None else number - latest.last_batch)  # behind a drain numbers may be missing: nothing was in them
         for epoch in range(number + latest.outside, number - 1, -1):
             if self.log.exists(epoch) and self.log.read(epoch).batch == number:
                 return epoch
         return None
 
-    def _after_the_end(self, epoch: int, has_rows: bool) -> bool:
-        """Whether Spark asks for an epoch that a drain has taken: its numbers are not in Spark's log. `resume` has published the last of them."""
+    def _after_the_end(self, epoch: int | None, number: int, has_rows: bool) -> bool:
+        """Whether there is nothing to do for a batch: it was committed so long ago that nobody keeps its manifest, or its number was taken by a drain (whose
+        epochs were once numbered like batches). Input behind a drain is refused. A batch that has a manifest of its own is published again, as always."""
         latest = self.latest
-        if latest is None or latest.ended is None or epoch < latest.ended:
-            return False
-        if has_rows:
+        if latest is None or latest.ended is None or (epoch is not None and epoch < latest.ended):
+            return epoch is None
+        own = epoch is not None and (epoch > latest.epoch or (self.log.exists(epoch) and self.log.read(epoch).batch == number))
+        if has_rows and (not own or (epoch is not None and epoch > latest.epoch)):
             raise self._over(latest.ended)
-        return epoch <= latest.epoch
+        return not own
 
     def _committed(self, epoch: int, number: int | None) -> Manifest | None:
         if self._replaced():
@@ -298,25 +304,6 @@ class Epochs:
             f"another driver owns {self.storage.url} now: a newer run has begun, or has committed epoch {epoch}. This one (run {self.token}) has stopped. "
             f"Nothing of it was committed twice."
         )
-
-    def _said(self) -> dict[str, int]:
-        """What sources declare on the driver."""
-        found: dict[str, int] = {}
-        for name, injector in self.topology.injectors.items():
-            policy = injector.watermark
-            said: Any = None
-            if isinstance(policy, Declared) and policy.function is not None:
-                try:
-                    said = policy.function()
-                except Exception as error:
-                    raise InputError(f"injected stream {name!r}: the callable that declares its watermark raised {type(error).__name__}: {error}") from error
-                if said is not None and said.__class__ is not int:
-                    raise InputError(f"injected stream {name!r}: its watermark was declared as {said!r}: give milliseconds as an int, or None")
-            elif isinstance(policy, FileTimes):
-                said = policy.from_files(*self.read_files(name))
-            if said is not None:
-                found[name] = said
-        return found
 
     def _stored(self, before: Manifest | None) -> dict[Edge, str]:
         edges = before.edges if before else {}
@@ -387,7 +374,7 @@ class Epochs:
         if not runs or runs[-1][1] != self.token:
             runs.append((epoch, self.token))
         progress = self._progress(before)
-        if before is not None and before.token != self.token:
+        if before is not None and not self._listened:
             progress = {name: later(one, now - before.now) for name, one in progress.items()}  # while nobody listened, nobody was silent
         used = effective(progress, drain)
         injectors = {}
@@ -415,7 +402,7 @@ class Epochs:
             epoch, self.token, now, runs[-KEPT_RUNS:], injectors, computations, sinks, drain,
             offsets=None if number is None else self.offsets.digest(number), pending=pending,
             edges=edges_after(self.topology, self.adaptive, before, receipts, stored), refused=(before.refused if before else 0) + len(refused),
-            outside=(before.outside if before else 0) + (number is None), settle=number is None and not drain,
+            outside=_outside(before) + 1 if number is None else epoch - number, settle=number is None and not drain,
         )  # fmt: skip
         self._refused = refused
         over = not pending and all(c.low_watermark == END and shard.next_low is None for c in computations.values() for shard in c.shards)
@@ -481,8 +468,11 @@ class Epochs:
                 self.run_outside(drain=True)
 
     def settle(self, stopped: Callable[[], bool]) -> None:
-        """Epochs without input until nothing is left that the last input has made due, or somebody says stop."""
-        while self.latest is not None and self.latest.ended is None and self._unsettled(self.latest) and not stopped():
+        """Epochs without input until nothing is left that the last input has made due, or somebody says stop; or until it is clear that this has no end,
+        as in a cycle that goes round for ever: the next run goes on with it."""
+        for _ in range(MOST_SETTLING):
+            if self.latest is None or self.latest.ended is not None or not self._unsettled(self.latest) or stopped():
+                return
             with self.lock:
                 self.run_outside(drain=False)
 
@@ -498,3 +488,10 @@ class Epochs:
                 for name, injector in self.topology.injectors.items()
             )
         )
+
+
+def _outside(before: Manifest | None) -> int:
+    """How many epochs so far were outside the query. Drains of version 0.1 did not count themselves."""
+    if before is None:
+        return 0
+    return before.epoch - before.ended + 1 if before.ended is not None and not before.outside and before.drain else before.outside

@@ -27,7 +27,7 @@ from millstream.core.codec import Codec
 from millstream.core.mapstate import MapState
 from millstream.errors import DefinitionError
 from millstream.state import extensions
-from millstream.state.sameness import difference, has_open_parts
+from millstream.state.sameness import alike, difference, has_open_parts
 
 __all__ = ["Codec", "msgpack", "named", "pickle"]
 
@@ -148,8 +148,10 @@ class Msgpack:
 
     def state_checker(self, type: Any) -> Callable[[Any, bytes], None] | None:
         """A function that raises if a state of a type would not come back equal from its bytes; None where that cannot be."""
-        if not _is_class_of_its_own(type):
+        if type is object or type is MapState:
             return None
+        if not _is_class_of_its_own(type):
+            return _class_checker(type)
         decode = self.decoder(type)
         name = getattr(type, "__name__", str(type))
 
@@ -158,12 +160,25 @@ class Msgpack:
                 found = decode(data)
             except msgspec.ValidationError as error:
                 raise ValueError(f"the state contradicts the annotations of {name}: {error}. It could be written, and never read again.") from None
-            if found != state:
+            if found != state or not alike(state, found):
                 where = difference(state, found)
                 if where is not None:
                     raise ValueError(f"the state would not come back as it is: {where}. Change the annotation in {name}, or what is put there.")
 
         return check
+
+
+def _class_checker(type: Any) -> Callable[[Any, bytes], None]:
+    """For states of a built-in type: they must be of it. A number or text of a subclass is written as what it is, and an int may stand for a float."""
+
+    def check(state: Any, data: bytes) -> None:
+        if state.__class__ is type or (type is float and state.__class__ is int):
+            return
+        if type in (int, float, str, bytes) and isinstance(state, type) and not isinstance(state, bool):
+            return
+        raise ValueError(f"State is {type.__name__}, and the hook left a {state.__class__.__name__} ({repr(state)[:100]}): the next epoch could not read it, or would find something else")
+
+    return check
 
 
 def _is_class_of_its_own(type: Any) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import enum
 from typing import Any
 
 import msgspec
@@ -17,19 +18,41 @@ def difference(one: Any, other: Any, path: str = "state") -> str | None:
     """
     if isinstance(one, MapState):
         return None
-    fields = getattr(one, "__struct_fields__", None) or getattr(one, "__dataclass_fields__", None)
-    if type(one) is type(other):
+    if one.__class__ is other.__class__:
+        fields = _fields(one)
         if isinstance(one, (list, tuple)) and len(one) == len(other):
             return next((found for at, (a, b) in enumerate(zip(one, other, strict=True)) if (found := difference(a, b, f"{path}[{at}]"))), None)
         if isinstance(one, dict) and one.keys() == other.keys():
             return next((found for key in one if (found := difference(one[key], other[key], f"{path}[{key!r}]"))), None)
         if fields:
             return next((found for name in fields if (found := difference(getattr(one, name), getattr(other, name), f"{path}.{name}"))), None)
-    if one == other and isinstance(one, (list, tuple)) == isinstance(other, (list, tuple)):
-        return None
-    if isinstance(one, float) and isinstance(other, float) and one != one and other != other:
+        if one == other or one != one or repr(one) == repr(other):  # NaN, also in a set
+            return None
+    elif one == other and _is_number_or_text(one) and _is_number_or_text(other):
         return None
     return f"{path} is {repr(one)[:200]}, and would come back as {repr(other)[:200]}"
+
+
+def alike(one: Any, other: Any) -> bool:
+    """Whether two values that are equal are of the same classes too, down to numbers and texts: a defaultdict equals a dict, and is none."""
+    if one.__class__ is not other.__class__:
+        return isinstance(one, MapState) or (_is_number_or_text(one) and _is_number_or_text(other))
+    if isinstance(one, dict):
+        return _PLAIN.issuperset(map(type, one.values())) or all(alike(value, other[key]) for key, value in one.items())
+    if isinstance(one, (list, tuple)):
+        return _PLAIN.issuperset(map(type, one)) or all(map(alike, one, other))
+    return all(alike(getattr(one, name), getattr(other, name)) for name in _fields(one))
+
+
+_PLAIN = frozenset((int, float, str, bool, bytes, type(None)))
+
+
+def _is_number_or_text(value: Any) -> bool:
+    return isinstance(value, (int, float, str, bytes, bytearray)) and not isinstance(value, enum.Enum)
+
+
+def _fields(value: Any) -> Any:
+    return getattr(value, "__struct_fields__", None) or getattr(value, "__dataclass_fields__", None) or ()
 
 
 def has_open_parts(type: Any) -> bool:

@@ -194,7 +194,7 @@ def _rejected(route: Route, batch: Batch, at: int, table: Any, id: str | None, b
     time = table.column("ts")[at].as_py()
     value = batch.anew().value(at)
     if "body" in table.column_names and table.column("body")[at].is_valid:
-        return unwrapped(route.stream, time, id, value)
+        return unwrapped(route.stream, time, id, value) if not table.column("key")[at].is_valid else None
     file, _, text = bad.partition(BETWEEN)
     if text:
         why, value = "its row does not fit the schema", text

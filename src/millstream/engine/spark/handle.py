@@ -8,6 +8,7 @@ Rules
 
 from __future__ import annotations
 
+import contextlib
 import os
 import socket
 import threading
@@ -69,12 +70,13 @@ class Handle:
             elif self._bounded and not self._stopping:
                 self._epochs.settle(lambda: self._stopping)
         except BaseException as error:
-            if not self._stopping or isinstance(self._epochs.error, MillstreamError):
+            if not self._stopping or isinstance(self._epochs.error or error, MillstreamError):
                 self._error = self._explained(self._epochs.error or error)
         finally:
             try:
                 self._epochs.close()
-                self._sign()
+                with contextlib.suppress(Exception):
+                    self._sign()
                 if self._error is None:
                     self._narrator.ended(self.status(), self._stopping, self._epochs.published)
             finally:
@@ -101,6 +103,8 @@ class Handle:
                 if not left or self._stopping or not self._is_disturbed(error):
                     raise
             time.sleep(1)
+            if self._stopping:
+                return
             self._query = self._started()
 
     def _is_disturbed(self, error: Exception) -> bool:
@@ -239,7 +243,8 @@ class Handle:
         while True:
             if time.monotonic() - said >= alive.EVERY:
                 said = time.monotonic()
-                self._sign()
+                with contextlib.suppress(Exception):  # a sign more or less decides nothing
+                    self._sign()
             if self._done.wait(1.0):
                 return
             if not self._narrator.quiet:

@@ -98,6 +98,7 @@ def _pass_on(reading: int, kept: int, log: StartLog) -> None:
             if not _NOISE.search(line):
                 with contextlib.suppress(OSError):
                     os.write(kept, line)
+    os.close(kept)
 
 
 def options(short: bool) -> dict[str, str]:
