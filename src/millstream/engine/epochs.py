@@ -435,7 +435,8 @@ class Epochs:
                 self.point("epoch.7-publishing", manifest.epoch)
             if name in sinks:
                 sinks[name].commit(self._context(name, redo, (instead or {}).get(name, ())), manifest.epoch, parts)
-                self.published[name] = (self.published[name][0], self.published[name][1] + sum(int(part.get("rows", 0)) for part in parts))
+                if not redo:  # what may have been there before is not counted again
+                    self.published[name] = (self.published[name][0], self.published[name][1] + sum(int(part.get("rows", 0)) for part in parts))
         self.point("epoch.7-published", manifest.epoch)
         if manifest.batch is not None:
             self.acknowledge(manifest.batch)
