@@ -21,7 +21,9 @@ def planned(target: str, venv: Path) -> str:
     """What make would do."""
     if shutil.which("make") is None:
         pytest.skip("there is no make")
-    return subprocess.run(["make", "-n", target, f"VENV={venv}"], cwd=ROOT, capture_output=True, text=True, check=True).stdout
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("MAKE") and name != "MFLAGS"}  # we may be run by make ourselves
+    command = ["make", "--no-print-directory", "-n", target, f"VENV={venv}"]
+    return subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=True).stdout
 
 
 def patiently(folder: Path, code: str, patience: float = 5.0) -> subprocess.CompletedProcess[str]:

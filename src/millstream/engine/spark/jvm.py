@@ -25,6 +25,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+_HUSHED = ("-Xlog:disable", "-Xlog:all=error:stderr")  # Java warns of an archive that it does without on stdout, which is the program's own
 _SHORT = ("-XX:TieredStopAtLevel=1", "-XX:+UseSerialGC")
 _SETTLED = 5.0  # seconds after which a file that was being written is complete
 _TRY_AGAIN = 600.0  # seconds after which another process may try to make the archive
@@ -106,9 +107,9 @@ def options(short: bool) -> dict[str, str]:
     given = list(_SHORT) if short else []
     kept = archive()
     if kept is not None and kept.exists():
-        given += ["-Xshare:auto", f"-XX:SharedArchiveFile={kept}"]
+        given += ["-Xshare:auto", f"-XX:SharedArchiveFile={kept}", *_HUSHED]
     elif kept is not None and short and _may_make(kept):
-        given += [f"-XX:ArchiveClassesAtExit={kept.with_suffix(f'.{os.getpid()}.new')}"]
+        given += [f"-XX:ArchiveClassesAtExit={kept.with_suffix(f'.{os.getpid()}.new')}", *_HUSHED]
     return {"spark.driver.extraJavaOptions": " ".join(given)} if given else {}
 
 
