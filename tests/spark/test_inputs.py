@@ -137,7 +137,9 @@ def test_nulls_and_rows_that_do_not_fit_the_schema_become_dead_letters_with_thei
     assert [e for e in errors if "does not fit the schema" in e] and all("a.json" in e for e in errors)
     assert [row.value["value"] for row in dead.collected if "fit the schema" in row.value["error"]].count("no json at all") == 1
     assert {row.key for row in dead.collected} == {""}
-    run(forgiving(tmp_path, "json")[0], spark, tmp_path)  # and no second time
+    p, out, dead = forgiving(tmp_path, "json")
+    run(p, spark, tmp_path)
+    assert (out.collected, dead.collected) == ([], []), "and no second time"
 
 
 def test_a_csv_header_gets_its_hint(spark: Any, tmp_path: Path) -> None:

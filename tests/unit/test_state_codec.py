@@ -174,7 +174,12 @@ def test_a_number_of_a_subclass_is_kept_as_the_number_it_is() -> None:
     assert check is not None
     check(state, data)
     assert codec.msgpack.decoder(Measured)(data) == Measured(1.5, 3)
-    assert codec.msgpack.decoder(object)(codec.encode_firm({"mean": np.float64(1.5), "level": Level.HIGH})) == {"mean": 1.5, "level": 3}
+    assert codec.msgpack.decoder(object)(codec.encode_firm({"mean": np.float64(1.5)})) == {"mean": 1.5}
+    for enumerated in ({"level": Level.HIGH}, {1: Level.HIGH}, [Level.HIGH]):  # it would come back as a bare 3, typed or not
+        with pytest.raises(TypeError, match="Level"):
+            codec.encode_firm(enumerated)
+    with pytest.raises(ValueError, match="come back"):
+        check(Measured(1.5, Level.HIGH), codec.msgpack.state_encoder(Measured)(Measured(1.5, Level.HIGH)))
 
 
 @pytest.mark.parametrize(("state", "left"), [(int, 1.5), (int, True), (int, None), (dict, None), (list, ()), (set, [1]), (bool, 1), (str, b"x"), (tuple, [1])])

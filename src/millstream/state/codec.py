@@ -5,8 +5,8 @@ object, at several times the cost, and ties the checkpoint to the classes' names
 
 Rules of msgpack
 1. State comes back equal, or is refused at the hook that left it. What msgpack does not know travels as an extension type (`state/extensions.py`):
-   dates and times, Decimals, UUIDs, tuples, sets, long integers. What cannot come back (an object of a class that nothing names, a Counter, a date as
-   the key of a dict) is an error that says what to do.
+   dates and times, Decimals, UUIDs, tuples, sets, long integers, dicts with keys of those kinds. What cannot come back (an object of a class that
+   nothing names, an Enum, a Counter) is an error that says what to do. A bytearray comes back as bytes, which equal it.
 2. Where the type is fully known (a dataclass or Struct whose annotations leave nothing open), the type does this work, and a state that
    contradicts its annotations is refused: it could be written, and never read again.
 3. Values that are produced are for others to read, in other programs too. Dates, Decimals and the like keep their type; a tuple or a set
@@ -54,7 +54,7 @@ def _map_state(value: MapState) -> None:
 def _enc_hook(value: Any) -> Any:
     if isinstance(value, MapState):
         return _map_state(value)  # its entries are sub-rows of their own
-    for base in (float, int, str):  # numpy.float64 is a float, an IntEnum an int
+    for base in (float, int, str):  # numpy.float64 is a float
         if isinstance(value, base):
             return base(value)
     raise TypeError(f"{type(value).__name__} cannot be kept as msgpack. {extensions.ADVICE}")
@@ -67,7 +67,7 @@ def _dec_hook(type: Any, value: Any) -> Any:
 
 
 def _lenient_hook(value: Any) -> Any:
-    found = extensions.extended(value, encode_value)
+    found = extensions.extended(value)
     if found is not None:
         return ormsgpack.Ext(*found)
     if isinstance(value, (set, frozenset)):
@@ -83,7 +83,7 @@ def encode_value(value: Any) -> bytes:
 
 
 def _strict_hook(value: Any) -> Any:
-    found = extensions.extended(value, encode_firm)
+    found = extensions.extended(value)
     if found is None:
         found = extensions.container(value, encode_firm)
     if found is None:

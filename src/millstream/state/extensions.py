@@ -39,7 +39,7 @@ class Coded(NamedTuple):
     data: bytes
 
 
-def extended(value: Any, encode: Encode) -> Any:
+def extended(value: Any) -> Any:
     """A value that is no container, as an extension; None if it is something else."""
     kind = value.__class__
     if kind is datetime:
@@ -67,7 +67,7 @@ def container(value: Any, encode: Encode) -> Any:
     if kind is set or kind is frozenset:
         elements = sorted(map(encode, value))
         return Coded(SET if kind is set else FROZENSET, msgspec.msgpack.encode([msgspec.Raw(one) for one in elements]))
-    if isinstance(value, _BASES) and not (isinstance(value, enum.Enum) and not isinstance(value, (int, str))):
+    if isinstance(value, _BASES) and not isinstance(value, enum.Enum):
         base: Any = next(base for base in _BASES if isinstance(value, base))
         return base(value) if base is not str else str.__str__(value)
     return None
@@ -87,7 +87,7 @@ def prepared(value: Any, encode: Encode) -> Any:
         return msgspec.msgpack.Ext(LONG, str(value).encode())
     if kind in (str, int, float, bool, bytes, type(None), bytearray, memoryview):
         return value
-    found = extended(value, encode)
+    found = extended(value)
     if found is None:
         found = container(value, encode)
     if found is None:
