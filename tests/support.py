@@ -140,11 +140,16 @@ def assert_same(work: Path, runner: ms.testing.LocalRunner) -> None:
         expected = runner.output(stream)
         assert Counter((k, json.dumps(v, sort_keys=True), t) for k, v, t in rows) == Counter((k, json.dumps(v, sort_keys=True), t) for k, v, t in expected), stream
         assert per_key(rows) == per_key(expected), stream
+    assert_same_state(work / "checkpoint", runner)
+
+
+def assert_same_state(checkpoint: Path, runner: ms.testing.LocalRunner) -> None:
+    """Every entry and every id held equals the oracle's."""
     engine = runner._engine
-    for name, found in entries(work / "checkpoint").items():
+    for name, found in entries(checkpoint).items():
         expected_entries: dict[bytes, bytes] = {}
         for shard in range(engine.shards):
             expected_entries.update(engine.stores[name, shard].entries)
         assert found == expected_entries, name
-    for name, held in ids_held(work / "checkpoint").items():
+    for name, held in ids_held(checkpoint).items():
         assert held == sorted(f"{key}\x1f{id}".encode() for (of, _), ids in engine.ids.items() if of == name for key, id in ids), name
