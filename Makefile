@@ -28,7 +28,8 @@ demo: java $(DEMO_STAMP)
 	@$(BIN)/millstream demo --output demo-output $(ARGS)
 
 check: $(STAMP)
-	$(BIN)/ruff check src tests benchmarks examples
+	$(BIN)/ruff check src tests benchmarks examples scripts
+	$(BIN)/ruff format --check src tests benchmarks examples scripts
 	$(BIN)/mypy
 	$(BIN)/pytest tests/test_layout.py
 

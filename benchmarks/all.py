@@ -25,7 +25,9 @@ def main() -> None:
 def run(name: str) -> dict[str, float]:
     """Runs one part, shows what it prints, and returns its last line."""
     with tempfile.TemporaryFile("w+") as errors:
-        process = subprocess.Popen([sys.executable, "-m", f"benchmarks.{name}"], cwd=Path(__file__).parent.parent, stdout=subprocess.PIPE, stderr=errors, text=True)
+        process = subprocess.Popen(
+            [sys.executable, "-m", f"benchmarks.{name}"], cwd=Path(__file__).parent.parent, stdout=subprocess.PIPE, stderr=errors, text=True
+        )
         assert process.stdout is not None
         last = ""
         for last in process.stdout:

@@ -48,7 +48,9 @@ def main() -> dict[str, float]:
         for turn in range(1, options.rounds + 1):
             for name, source in sides.items():
                 print(f"round {turn} of {options.rounds}: {name}, {options.passes} passes", flush=True)
-                told = _run(source, ["--data", str(root / "data"), "--work", str(root / "work"), "--passes", str(options.passes), *extra], root)
+                told = _run(
+                    source, ["--data", str(root / "data"), "--work", str(root / "work"), "--passes", str(options.passes), *extra], root
+                )
                 counts = data.read_counts(root / "work" / str(options.passes - 1) / "counts")
                 assert counts == truth, f"{name}: {len(counts)} buckets, {len(truth)} expected, or their counts are wrong"
                 shutil.rmtree(root / "work")
@@ -104,7 +106,9 @@ def source_folder(path: Path) -> Path:
     if (found / "millstream" / "__init__.py").is_file():
         return found
     hint = f"; {path / 'src'} would do" if (found / "src" / "millstream" / "__init__.py").is_file() else ""
-    raise ValueError(f"there is no Millstream in {path}: give the folder that holds the package millstream, the src folder of a checkout{hint}")
+    raise ValueError(
+        f"there is no Millstream in {path}: give the folder that holds the package millstream, the src folder of a checkout{hint}"
+    )
 
 
 def environment(source: Path, root: Path, inherited: Mapping[str, str]) -> dict[str, str]:
@@ -116,7 +120,9 @@ def _run(source: Path, arguments: Sequence[str], root: Path) -> dict[str, Any]:
     """A process of its own; what its last line says."""
     command = [sys.executable, "-m", "benchmarks.once", str(source), *arguments]
     with (root / "stderr").open("w+") as errors:
-        done = subprocess.run(command, cwd=ROOT, env=environment(source, root, os.environ), stdout=subprocess.PIPE, stderr=errors, text=True)
+        done = subprocess.run(
+            command, cwd=ROOT, env=environment(source, root, os.environ), stdout=subprocess.PIPE, stderr=errors, text=True
+        )
         if done.returncode:
             errors.seek(0)
             sys.exit(f"the run with Millstream from {source} failed:\n{errors.read()[-4000:]}")

@@ -156,7 +156,13 @@ def main() -> dict[str, float]:
     parser.add_argument("--seconds", type=float, default=4.0, help="how long each measurement lasts (4)")
     parser.add_argument("--rounds", type=int, default=3, help="how often all of them are taken, one after another (3)")
     args = parser.parse_args()
-    ways = {"plain TCP": raw_rate, "sink": sink_rate, "sink, a message per line": single_rate, "commits": sink_commits, "SQLite commits": sqlite_commits}
+    ways = {
+        "plain TCP": raw_rate,
+        "sink": sink_rate,
+        "sink, a message per line": single_rate,
+        "commits": sink_commits,
+        "SQLite commits": sqlite_commits,
+    }
     found: dict[str, list[float]] = {name: [] for name in ways}
     for turn in range(1, args.rounds + 1):
         for name, way in ways.items():
@@ -168,8 +174,14 @@ def main() -> dict[str, float]:
         unit = "/s" if "commits" in name else "MB/s"
         print(f"{name:26} {medians[name]:8.0f} {unit:5} ({', '.join(f'{value:.0f}' for value in values)})")
     enough = min(100.0, medians["plain TCP"] / 2)
-    result = {"sink_vs_tcp": round(medians["sink"] / medians["plain TCP"], 2), "commits_vs_sqlite": round(medians["commits"] / medians["SQLite commits"], 2)}
-    print(f"targets: {enough:.0f} MB/s {'met' if medians['sink'] >= enough else 'MISSED'}, half of SQLite {'met' if medians['commits'] >= medians['SQLite commits'] / 2 else 'MISSED'}")
+    result = {
+        "sink_vs_tcp": round(medians["sink"] / medians["plain TCP"], 2),
+        "commits_vs_sqlite": round(medians["commits"] / medians["SQLite commits"], 2),
+    }
+    print(
+        f"targets: {enough:.0f} MB/s {'met' if medians['sink'] >= enough else 'MISSED'}, half of SQLite "
+        f"{'met' if medians['commits'] >= medians['SQLite commits'] / 2 else 'MISSED'}"
+    )
     print(json.dumps(result))
     return result
 

@@ -159,7 +159,9 @@ class Meter:
     def at(self, moment: float) -> Cpu:
         """What had been spent at a moment of the clock (`time.time`), by the readings on both sides of it."""
         if moment < self._times[0]:
-            raise ValueError(f"the meter began {self._times[0] - moment:.1f} s after the moment that it is asked about: start it before the job")
+            raise ValueError(
+                f"the meter began {self._times[0] - moment:.1f} s after the moment that it is asked about: start it before the job"
+            )
         if moment > self._times[-1]:
             self.read()
         with self._lock:

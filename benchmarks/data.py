@@ -29,7 +29,13 @@ def make(folder: Path, files: int, per_file: int, keys: int, seed: int = 7, repe
         at = at - random.integers(0, DELAY, size=per_file) // 2
         ids = np.arange(number, number + per_file)
         number += per_file
-        table = pa.table({"term": pa.array([f"term-{k:05d}" for k in key.tolist()]), "at": pa.array(at), "id": pa.array([f"{i:09d}" for i in ids.tolist()])})
+        table = pa.table(
+            {
+                "term": pa.array([f"term-{k:05d}" for k in key.tolist()]),
+                "at": pa.array(at),
+                "id": pa.array([f"{i:09d}" for i in ids.tolist()]),
+            }
+        )
         if repeated:
             again = random.choice(per_file, size=int(per_file * repeated), replace=False)
             table = pa.concat_tables([table, table.take(pa.array(again))])

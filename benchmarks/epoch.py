@@ -52,9 +52,15 @@ def main() -> dict[str, float]:
             for name in names:
                 print(f"{name}: {FILES} epochs of {options.per_file:,} records, then {options.warm_up + options.epochs} of one", flush=True)
                 found = small(meter, jobs.WAYS[name](spark, root / "data", jobs.fresh(root / name)), options.epochs)
-                print(f"{name:11s} ms of CPU an epoch of one record: JVM {found.jvm:.0f}, of it JIT {found.jit:.0f}; Python {found.python:.0f}; driver {found.driver:.0f}", flush=True)
+                print(
+                    f"{name:11s} ms of CPU an epoch of one record: JVM {found.jvm:.0f}, of it JIT {found.jit:.0f}; Python "
+                    f"{found.python:.0f}; driver {found.driver:.0f}",
+                    flush=True,
+                )
                 suffix = "" if name == "millstream" else f"_{name}"
-                result.update({f"{part}_ms_per_small_epoch{suffix}": round(getattr(found, part), 1) for part in ("python", "jvm", "driver", "jit")})
+                result.update(
+                    {f"{part}_ms_per_small_epoch{suffix}": round(getattr(found, part), 1) for part in ("python", "jvm", "driver", "jit")}
+                )
     print(json.dumps(result))
     return result
 

@@ -1,4 +1,6 @@
-"""Filters in front of the ids held: ours, on a whole column of hashes at once, against filters from PyPI (those that are installed: `pip install rbloom abloom`).
+"""Filters in front of the ids held: ours, on a whole column of hashes at once, against filters from PyPI.
+
+Those that are installed: `pip install rbloom abloom`.
 
 Each is asked about, and then given, 100,000 ids in a filter of a million; false positives are counted. Theirs get the ids as Python objects, one by one
 or as a list, because that is what they take: making those objects from the column is part of their time. The last line is one JSON object: our

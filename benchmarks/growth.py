@@ -34,7 +34,13 @@ def write(folder: Path, index: int, keys: Any) -> None:
     """One file with a record per key."""
     at = 1_000_000_000_000 + index * 1000
     count = len(keys)
-    table = pa.table({"term": pa.array([f"key-{k:08d}" for k in keys.tolist()]), "at": pa.array(np.full(count, at)), "id": pa.array([f"{index}-{i}" for i in range(count)])})
+    table = pa.table(
+        {
+            "term": pa.array([f"key-{k:08d}" for k in keys.tolist()]),
+            "at": pa.array(np.full(count, at)),
+            "id": pa.array([f"{index}-{i}" for i in range(count)]),
+        }
+    )
     folder.mkdir(parents=True, exist_ok=True)
     pq.write_table(table, folder / f".{index:05d}")
     (folder / f".{index:05d}").rename(folder / f"{index:05d}.parquet")
@@ -91,7 +97,9 @@ def main() -> dict[str, float]:
         restart = next(e["millis"] for e in handle.epochs() if e["records"])
         reading = read_log(root / "many" / "checkpoint")
         size = sum(c.log_bytes for c in handle.status().computations)
-    print(f"restart with the replica gone: first epoch {restart / 1000:.1f} s; reading the log's {size / 1e6:.0f} MB once, in one process: {reading:.1f} s")
+    print(
+        f"restart with the replica gone: first epoch {restart / 1000:.1f} s; reading the log's {size / 1e6:.0f} MB once, in one process: {reading:.1f} s"
+    )
     result = {"growth_5m_vs_10k": round(many / few, 2), "restart_vs_reading_once": round(restart / 1000 / reading, 2)}
     print(json.dumps(result))
     return result

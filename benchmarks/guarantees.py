@@ -108,7 +108,10 @@ def main() -> dict[str, float]:
         result.update(costs(runs))
         if "latency" in wanted:
             print(f"latency behind one hop, everything off and everything on: {2 * options.seconds:.0f} s", flush=True)
-            p50 = {name: latency(spark, root, name, *setting, options.seconds) for name, setting in (("off", (ms.WEAK, None)), ("on", (ms.STRONG, "10m")))}
+            p50 = {
+                name: latency(spark, root, name, *setting, options.seconds)
+                for name, setting in (("off", (ms.WEAK, None)), ("on", (ms.STRONG, "10m")))
+            }
             print(f"p50 behind one hop: {p50['off']:.0f} ms with everything off, {p50['on']:.0f} ms with everything on", flush=True)
             result["latency_all_on_vs_off"] = round(p50["on"] / p50["off"], 2)
     print(json.dumps(result))
@@ -134,7 +137,11 @@ def _ways(folder: Path, wanted: list[str], truth: Any) -> dict[str, Any]:
 def costs(runs: dict[str, list[Measured]]) -> dict[str, float]:
     """What a guarantee takes of the throughput, and adds to the CPU."""
     result = {}
-    for on, off, label in (("dedup on", "dedup off", "dedup"), ("strong hop", "weak hop", "strong"), ("strong wide hop", "weak wide hop", "strong_wide")):
+    for on, off, label in (
+        ("dedup on", "dedup off", "dedup"),
+        ("strong hop", "weak hop", "strong"),
+        ("strong wide hop", "weak wide hop", "strong_wide"),
+    ):
         if on in runs:
             with_it, without = (statistics.median(run.rate for run in runs[name]) for name in (on, off))
             result[f"{label}_costs"] = round(1 - with_it / without, 3)

@@ -116,7 +116,9 @@ def floor(spark: Any, data: Path, work: Path) -> list[Epoch]:
 
 def sql(spark: Any, data: Path, work: Path) -> list[Epoch]:
     """Spark's own window count."""
-    spark.conf.set("spark.sql.streaming.stateStore.providerClass", "org.apache.spark.sql.execution.streaming.state.RocksDBStateStoreProvider")
+    spark.conf.set(
+        "spark.sql.streaming.stateStore.providerClass", "org.apache.spark.sql.execution.streaming.state.RocksDBStateStoreProvider"
+    )
     frame = (
         _reader(spark, data)
         .withColumn("ts", F.timestamp_millis("at"))
@@ -146,12 +148,16 @@ def tws_frame(source: Any, spark: Any, delay: str = "2 seconds") -> Any:
     from pyspark.sql import Row
     from pyspark.sql.streaming.stateful_processor import StatefulProcessor, StatefulProcessorHandle
 
-    spark.conf.set("spark.sql.streaming.stateStore.providerClass", "org.apache.spark.sql.execution.streaming.state.RocksDBStateStoreProvider")
+    spark.conf.set(
+        "spark.sql.streaming.stateStore.providerClass", "org.apache.spark.sql.execution.streaming.state.RocksDBStateStoreProvider"
+    )
 
     class Counter(StatefulProcessor):
         def init(self, handle: StatefulProcessorHandle) -> None:
             self.handle = handle
-            self.buckets = handle.getMapState("buckets", T.StructType([T.StructField("second", T.LongType())]), T.StructType([T.StructField("count", T.LongType())]))
+            self.buckets = handle.getMapState(
+                "buckets", T.StructType([T.StructField("second", T.LongType())]), T.StructType([T.StructField("count", T.LongType())])
+            )
 
         def handleInputRows(self, key: Any, rows: Iterator[Any], timerValues: Any) -> Iterator[Any]:
             counts: dict[int, int] = {}
@@ -179,7 +185,12 @@ def tws_frame(source: Any, spark: Any, delay: str = "2 seconds") -> Any:
         source.withColumn("ts", F.timestamp_millis("at"))
         .withWatermark("ts", delay)
         .groupBy("term")
-        .transformWithState(statefulProcessor=Counter(), outputStructType="key string, timestamp long, value long", outputMode="append", timeMode="eventTime")
+        .transformWithState(
+            statefulProcessor=Counter(),
+            outputStructType="key string, timestamp long, value long",
+            outputMode="append",
+            timeMode="eventTime",
+        )
     )
 
 

@@ -119,10 +119,14 @@ def main() -> dict[str, float]:
         folder, feeder, began = feed("tws")
         stream = spark.readStream.schema(jobs.SCHEMA).json(str(folder))
         query = (
-            jobs.tws_frame(stream, spark, "0 seconds").writeStream.outputMode("append").format("json")
-            .option("path", str(root / "tws" / "counts")).option("checkpointLocation", str(root / "tws" / "checkpoint"))
-            .trigger(processingTime=SPARK_TRIGGER).start()
-        )  # fmt: skip
+            jobs.tws_frame(stream, spark, "0 seconds")
+            .writeStream.outputMode("append")
+            .format("json")
+            .option("path", str(root / "tws" / "counts"))
+            .option("checkpointLocation", str(root / "tws" / "checkpoint"))
+            .trigger(processingTime=SPARK_TRIGGER)
+            .start()
+        )
         feeder.join()
         time.sleep(10)
         query.stop()

@@ -18,7 +18,15 @@ from pathlib import Path
 from typing import Any
 
 #: What Spark says of a session that is running, and what the machine decides: no settings that one would give.
-_NOT_GIVEN = ("spark.app.", "spark.driver.port", "spark.executor.id", "spark.submit.", "spark.rdd.compress", "spark.serializer.objectStreamReset", "spark.sql.warehouse.dir")
+_NOT_GIVEN = (
+    "spark.app.",
+    "spark.driver.port",
+    "spark.executor.id",
+    "spark.submit.",
+    "spark.rdd.compress",
+    "spark.serializer.objectStreamReset",
+    "spark.sql.warehouse.dir",
+)
 
 #: What Spark writes something of its own in front of.
 _ADDED_TO = ("spark.driver.extraJavaOptions", "spark.executor.extraJavaOptions")

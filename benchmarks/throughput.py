@@ -67,7 +67,9 @@ def _options() -> argparse.Namespace:
     if unknown:
         parser.error(f"no way is called {', '.join(unknown)}; there are: {', '.join(jobs.WAYS)}")
     if options.files <= WARM_UP or options.tws_files <= TWS_WARM_UP:
-        parser.error(f"--files {options.files} --tws-files {options.tws_files}: the first epochs are warm-up; give at least {WARM_UP + 1} and {TWS_WARM_UP + 1}")
+        parser.error(
+            f"--files {options.files} --tws-files {options.tws_files}: the first epochs are warm-up; give at least {WARM_UP + 1} and {TWS_WARM_UP + 1}"
+        )
     return options
 
 
@@ -89,7 +91,8 @@ def _warm_up(spark: Any, root: Path, names: list[str], source: Path) -> None:
 
 
 def _check(name: str, work: Path, truth: dict[tuple[str, int], int], complete: int) -> None:
-    """Millstream's output is the truth. Spark's own ways have no drain: what they have told must be right, and all of the seconds up to `complete`. floor tells nothing."""
+    """Millstream's output is the truth. Spark's own ways have no drain: what they have told must be right, and all of the seconds up to
+    `complete`. floor tells nothing."""
     if name.startswith("millstream"):
         found = data.read_counts(work / "counts")
         assert found == truth, f"{name}: {len(found)} buckets, {len(truth)} expected"

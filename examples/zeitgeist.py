@@ -51,5 +51,7 @@ if __name__ == "__main__":
     for row in read_rows(FOLDER / "anomalies"):
         found = row["value"]
         second = (found["at"] - truth.traffic.begin) / 1_000
-        print(f"second {second:.0f}: {found['event']} of a {found['kind']} of {found['term']!r}: {found['actual']} queries instead of {found['expected']:.0f}")
+        print(
+            f"second {second:.0f}: {found['event']} of a {found['kind']} of {found['term']!r}: {found['actual']} queries instead of {found['expected']:.0f}"
+        )
     print(f"That is all that was found. The anomalies are in {FOLDER / 'anomalies'}, what was injected is in {FOLDER / 'truth.json'}.")

@@ -15,10 +15,22 @@ PAGE = Path(__file__).parent.parent / "docs" / "connector.md"
 
 #: How the wire calls what the code calls by the name of a class.
 NAMES = {
-    "Hello": "HELLO", "Ok": "OK", "Error": "ERROR", "Notify": "NOTIFY", "NotifyAck": "NOTIFY_ACK", "Message": "MESSAGE", "Ack": "ACK", "Restart": "RESTART",
-    "Eos": "EOS", "ListUncommitted": "LIST_UNCOMMITTED", "ReplyUncommitted": "REPLY_UNCOMMITTED", "Phase1": "PHASE1", "Vote": "REPLY", "Phase2": "PHASE2",
+    "Hello": "HELLO",
+    "Ok": "OK",
+    "Error": "ERROR",
+    "Notify": "NOTIFY",
+    "NotifyAck": "NOTIFY_ACK",
+    "Message": "MESSAGE",
+    "Ack": "ACK",
+    "Restart": "RESTART",
+    "Eos": "EOS",
+    "ListUncommitted": "LIST_UNCOMMITTED",
+    "ReplyUncommitted": "REPLY_UNCOMMITTED",
+    "Phase1": "PHASE1",
+    "Vote": "REPLY",
+    "Phase2": "PHASE2",
     "WorkersLeft": "WORKERS_LEFT",
-}  # fmt: skip
+}
 
 
 def named(kind: type[Frame]) -> str:
@@ -36,13 +48,15 @@ def diagram(arrows: list[tuple[str, str, str]]) -> str:
 
 
 def sink() -> str:
-    return diagram([
-        (state.value, end.value, named(kind) + (f" ({outcome})" if len(cell) > 1 else ""))
-        for state, row in sink_session.TABLE.items()
-        for kind, cell in row.items()
-        for outcome, end in cell.items()
-        if kind is not Error
-    ])  # fmt: skip
+    return diagram(
+        [
+            (state.value, end.value, named(kind) + (f" ({outcome})" if len(cell) > 1 else ""))
+            for state, row in sink_session.TABLE.items()
+            for kind, cell in row.items()
+            for outcome, end in cell.items()
+            if kind is not Error
+        ]
+    )
 
 
 def worker() -> str:
@@ -60,7 +74,9 @@ def worker() -> str:
 def drawn(page: str) -> str:
     """The page with its diagrams drawn anew."""
     for name, picture in (("sink", sink()), ("worker", worker())):
-        page, count = re.subn(rf"(<!-- diagram: {name} -->\n).*?(?=<!-- end -->)", lambda found, p=picture: f"{found[1]}{p}\n", page, flags=re.DOTALL)  # type: ignore[misc]
+        page, count = re.subn(
+            rf"(<!-- diagram: {name} -->\n).*?(?=<!-- end -->)", lambda found, p=picture: f"{found[1]}{p}\n", page, flags=re.DOTALL
+        )  # type: ignore[misc]
         assert count == 1, f"the page has no place for the diagram of the {name}"
     return page
 

@@ -90,7 +90,12 @@ def rows(file: int) -> list[dict[str, Any]]:
     """The rows of an epoch, some of them twice."""
     dice = random.Random(file)
     found = [
-        {"key": f"k{dice.randrange(12)}", "at": 1_000_000 + file * 700 + dice.randrange(1500), "id": f"{file}-{at}", "n": dice.randrange(10)}
+        {
+            "key": f"k{dice.randrange(12)}",
+            "at": 1_000_000 + file * 700 + dice.randrange(1500),
+            "id": f"{file}-{at}",
+            "n": dice.randrange(10),
+        }
         for at in range(20)
     ]
     return found + found[:2]
@@ -126,7 +131,9 @@ def of_spark() -> Iterable[bytes]:
                 path = work / "input" / f"{file:02d}.json"
                 path.write_text("".join(json.dumps({**row, "n": row["n"] or 1}) + "\n" for row in rows(file) if row["n"] % 5))
                 os.utime(path, (1_700_000_000 + file, 1_700_000_000 + file))
-            pipeline(work, production, dedup=None).run(checkpoint=str(work / "checkpoint"), available_now=True, shards=2, drain=False).await_termination()
+            pipeline(work, production, dedup=None).run(
+                checkpoint=str(work / "checkpoint"), available_now=True, shards=2, drain=False
+            ).await_termination()
             storage = open_storage(work / "checkpoint")
             log = ManifestLog(storage)
             for epoch in log.epochs():
@@ -141,9 +148,11 @@ def of_spark() -> Iterable[bytes]:
                         yield f"{production} {epoch} {parcel.stream} {shard}".encode() + storage.read(parcel.name, offset, length)
             newest = log.latest()
             assert newest is not None
-            for name, state in sorted(newest.computations.items()):
+            for _, state in sorted(newest.computations.items()):
                 for one in state.shards:
-                    yield repr([(key, value) for key, value in merge(storage, one.segments, drop_deleted=True) if not key.startswith(b"D")]).encode()
+                    yield repr(
+                        [(key, value) for key, value in merge(storage, one.segments, drop_deleted=True) if not key.startswith(b"D")]
+                    ).encode()
 
 
 def main() -> None:
@@ -156,7 +165,10 @@ def main() -> None:
     for data in of_spark() if options.spark else of_simulations(options.seeds):
         digest.update(len(data).to_bytes(8, "big") + data)
         count += 1
-    print(f"{digest.hexdigest()}  {count} {'pieces of a run on Spark' if options.spark else f'units of {options.seeds} seeds'}, millstream in {os.path.dirname(ms.__file__)}")
+    print(
+        f"{digest.hexdigest()}  {count} {'pieces of a run on Spark' if options.spark else f'units of {options.seeds} seeds'}, millstream "
+        f"in {os.path.dirname(ms.__file__)}"
+    )
 
 
 if __name__ == "__main__":

@@ -81,9 +81,7 @@ def group_of(record: ms.Record) -> int:
 def pipeline(work: Path, per_epoch: int = 1, production: str = ms.WEAK) -> ms.Pipeline:
     """The graph. production: of the edge between the first task and the totals."""
     p = ms.Pipeline("crash")
-    source = ms.sources.files(
-        work / "queries", schema="term string, at long, id string", format="json", max_files_per_epoch=per_epoch
-    )
+    source = ms.sources.files(work / "queries", schema="term string, at long, id string", format="json", max_files_per_epoch=per_epoch)
     queries = p.inject("queries", source, timestamp="at", id="id", watermark=ms.watermarks.bounded("2s"))
     counts = p.compute(BucketCounter, queries, key="term", produces="counts")
     trends = p.compute(Trend, counts, produces="trends")
@@ -118,11 +116,16 @@ def main() -> None:
         for conf in options.conf:
             builder = builder.config(*conf.split("=", 1))
         spark = (
-            builder.master(options.master).config("spark.ui.enabled", "false")
-            .config("spark.driver.host", "127.0.0.1").config("spark.driver.bindAddress", "127.0.0.1")
-            .config("spark.sql.adaptive.enabled", "false").config("spark.cores.max", "2")
-            .config("spark.executor.cores", "1").config("spark.executor.memory", "512m").getOrCreate()
-        )  # fmt: skip
+            builder.master(options.master)
+            .config("spark.ui.enabled", "false")
+            .config("spark.driver.host", "127.0.0.1")
+            .config("spark.driver.bindAddress", "127.0.0.1")
+            .config("spark.sql.adaptive.enabled", "false")
+            .config("spark.cores.max", "2")
+            .config("spark.executor.cores", "1")
+            .config("spark.executor.memory", "512m")
+            .getOrCreate()
+        )
         spark.sparkContext.setLogLevel("ERROR")
     p = pipeline(options.work, production=options.production)
     try:

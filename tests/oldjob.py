@@ -81,7 +81,14 @@ def rows(file: int) -> list[dict[str, object]]:
     dice = random.Random(file)
     found: list[dict[str, object]] = []
     for at in range(40):
-        found.append({"key": f"k{dice.randrange(60)}", "at": 1_000_000 + file * 700 + dice.randrange(1500), "id": f"{file}-{at}", "n": dice.randrange(10)})
+        found.append(
+            {
+                "key": f"k{dice.randrange(60)}",
+                "at": 1_000_000 + file * 700 + dice.randrange(1500),
+                "id": f"{file}-{at}",
+                "n": dice.randrange(10),
+            }
+        )
     return found + found[:3] + (rows(file - 1)[:2] if file else [])
 
 

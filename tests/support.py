@@ -59,7 +59,9 @@ def run_job(work: Path, *args: str, crash: str = "", timeout: float = 120) -> su
 def start_job(work: Path, *args: str, env: dict[str, str] | None = None) -> subprocess.Popen[str]:
     """The same, not waited for, in a process group of its own."""
     command = [sys.executable, str(HERE / "job.py"), str(work), *args]
-    return subprocess.Popen(command, env={**os.environ, **(env or {})}, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, start_new_session=True)
+    return subprocess.Popen(
+        command, env={**os.environ, **(env or {})}, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, start_new_session=True
+    )
 
 
 def json_rows(folder: Path) -> list[tuple[Any, Any, int]]:
@@ -95,10 +97,13 @@ def entries(checkpoint: Path) -> dict[str, dict[bytes, bytes | None]]:
     assert manifest is not None
     return {
         name: {
-            key: value for shard in state.shards for key, value in merge(storage, shard.segments, drop_deleted=True) if not key.startswith(IDS)
+            key: value
+            for shard in state.shards
+            for key, value in merge(storage, shard.segments, drop_deleted=True)
+            if not key.startswith(IDS)
         }
         for name, state in manifest.computations.items()
-    }  # fmt: skip
+    }
 
 
 def ids_held(checkpoint: Path) -> dict[str, list[bytes]]:
@@ -108,11 +113,15 @@ def ids_held(checkpoint: Path) -> dict[str, list[bytes]]:
     assert manifest is not None
     return {
         name: sorted(
-            id for shard in state.shards for key, value in merge(storage, shard.segments, drop_deleted=True)
-            if key.startswith(IDS) and key.endswith(b"i") and value for names in [Packed(value)] for id in map(names.__getitem__, range(names.count))
+            id
+            for shard in state.shards
+            for key, value in merge(storage, shard.segments, drop_deleted=True)
+            if key.startswith(IDS) and key.endswith(b"i") and value
+            for names in [Packed(value)]
+            for id in map(names.__getitem__, range(names.count))
         )
         for name, state in manifest.computations.items()
-    }  # fmt: skip
+    }
 
 
 def rows_of(found: dict[bytes, bytes | None]) -> dict[bytes, Any]:
@@ -136,9 +145,15 @@ def oracle(
 
 def assert_same(work: Path, runner: ms.testing.LocalRunner) -> None:
     """Outputs, state and timers of a checkpoint equal the oracle's: nothing lost, nothing doubled, order per key kept."""
-    for stream, rows in (("counts", json_rows(work / "counts")), ("trends", json_rows(work / "trends")), ("totals", parquet_rows(work / "totals"))):
+    for stream, rows in (
+        ("counts", json_rows(work / "counts")),
+        ("trends", json_rows(work / "trends")),
+        ("totals", parquet_rows(work / "totals")),
+    ):
         expected = runner.output(stream)
-        assert Counter((k, json.dumps(v, sort_keys=True), t) for k, v, t in rows) == Counter((k, json.dumps(v, sort_keys=True), t) for k, v, t in expected), stream
+        assert Counter((k, json.dumps(v, sort_keys=True), t) for k, v, t in rows) == Counter(
+            (k, json.dumps(v, sort_keys=True), t) for k, v, t in expected
+        ), stream
         assert per_key(rows) == per_key(expected), stream
     assert_same_state(work / "checkpoint", runner)
 

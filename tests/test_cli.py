@@ -97,7 +97,9 @@ class Recorded(LocalEngine):
         self.log.identify(pipeline.name, shards, shards, list(self.topology.injectors))
         self.totals = {
             spec.name: ComputationState(
-                shards=[ShardState() for _ in range(shards)], codec=self.program.codec_of(spec.name).name, feeds=self.topology.feeds(spec.name)
+                shards=[ShardState() for _ in range(shards)],
+                codec=self.program.codec_of(spec.name).name,
+                feeds=self.topology.feeds(spec.name),
             )
             for spec in self.topology.computations
         }
@@ -206,14 +208,23 @@ def test_status_as_json(checkpoint: str, capsys: pytest.CaptureFixture[str]) -> 
     assert by_name["Count"]["log_bytes"] > 0
 
 
-@pytest.mark.parametrize(("state", "age", "says"), [("running", 2_000, "driver: alive"), ("running", 60_000, "driver: silent"), ("ended", 60_000, "driver: ended 1.0 min ago")])
-def test_status_says_whether_a_driver_is_alive_and_how_fast(checkpoint: str, capsys: pytest.CaptureFixture[str], state: str, age: int, says: str) -> None:
+@pytest.mark.parametrize(
+    ("state", "age", "says"),
+    [("running", 2_000, "driver: alive"), ("running", 60_000, "driver: silent"), ("ended", 60_000, "driver: ended 1.0 min ago")],
+)
+def test_status_says_whether_a_driver_is_alive_and_how_fast(
+    checkpoint: str, capsys: pytest.CaptureFixture[str], state: str, age: int, says: str
+) -> None:
     at = int(time.time() * 1000) - age
     alive.say(open_storage(checkpoint), alive.Alive("1-abcd", at, "mill", 4711, state, 2, 512.5, 40.0, "files in in/"))
     try:
         assert says in called(capsys, "status", checkpoint)
         found = json.loads(called(capsys, "status", checkpoint, "--json"))
-        assert found["alive"] == (says == "driver: alive") and found["last_sign"]["at"] == at and found["last_sign"]["waits_for"] == "files in in/"
+        assert (
+            found["alive"] == (says == "driver: alive")
+            and found["last_sign"]["at"] == at
+            and found["last_sign"]["waits_for"] == "files in in/"
+        )
         assert (found["status"]["records_per_second"], found["status"]["epoch_millis"]) == (512.5, 40.0)
     finally:
         open_storage(checkpoint).delete([alive.NAME])
@@ -278,7 +289,12 @@ def busy(tmp_path: Path) -> str:
 
     FailsOnce.left = 1
     first = [one("a", "eu", 1, 0), one("b", "us", 2, 500)]
-    epochs = [first, [one("a", "eu", 1, 9_000), one("b", "us", 2, 20_000), first[1]], [one("a", "eu", -1, 30_000)], [one("b", "us", 3, 700), one("b", "us", 4, 31_000)]]
+    epochs = [
+        first,
+        [one("a", "eu", 1, 9_000), one("b", "us", 2, 20_000), first[1]],
+        [one("a", "eu", -1, 30_000)],
+        [one("b", "us", 3, 700), one("b", "us", 4, 31_000)],
+    ]
     clock = [NOON + 40_000 + at for at in range(len(epochs))]
     schedule = [Fault("zombie", 1, task=0, later=2), Fault("crash", 2, "epoch.5-checked")]
     simulation = Simulation(p.program(), Plan(epochs, clock), schedule, seed=1)
@@ -298,7 +314,9 @@ def test_status_says_what_holds_time_back_and_what_went_astray(busy: str, capsys
     assert next(line for line in lines if line.startswith("in ")).endswith(" 8 sub-source 'eu'")
     assert "'eu' 2024-05-01 12:00:29.000" in lines and "'us' 2024-05-01 12:00:30.000" in lines
     assert "Window injector 'in' at 2024-05-01T12:00:29.000Z: sub-source 'eu'" in lines
-    assert any(line.startswith("FailsOnce a hold at 2024-05-01T12:00:00.000Z by the state of key 'a' of computation 'Window'") for line in lines)
+    assert any(
+        line.startswith("FailsOnce a hold at 2024-05-01T12:00:00.000Z by the state of key 'a' of computation 'Window'") for line in lines
+    )
     assert "waiting dead letters log" in next(line for line in lines if line.startswith("computation low watermark"))
     assert "Window 8 7 1 7" in lines, "ids checked, by the filter alone, dropped, held"
     assert "windows → FailsOnce stored: its consumer failed: computation 'FailsOnce', key 'a': RuntimeError: not today" in lines
@@ -604,12 +622,16 @@ def project(tmp_path: Path) -> Path:
 
 @pytest.mark.spark
 def test_run_to_the_end_of_the_input(project: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    ran = run_file(project, "run", "code/words.py:words", "--available-now", "--shards", "2", "--conf", "spark.sql.session.timeZone=Europe/Tallinn")
+    ran = run_file(
+        project, "run", "code/words.py:words", "--available-now", "--shards", "2", "--conf", "spark.sql.session.timeZone=Europe/Tallinn"
+    )
     assert ran.returncode == 0, ran.stderr
     lines = ran.stdout.splitlines()
     checkpoint = project / "words-checkpoint"
     assert lines[0] == f"words: checkpoint {checkpoint}"
-    assert "3 records" in ran.stdout and lines[-1].startswith("words: ended with epoch ") and lines[-1].endswith(", drained; 2 rows in out/")
+    assert (
+        "3 records" in ran.stdout and lines[-1].startswith("words: ended with epoch ") and lines[-1].endswith(", drained; 2 rows in out/")
+    )
     assert ran.stderr == "", "nothing of Spark's or Log4j's start-up is shown"
     assert lines[1] == "words: starting Spark, which takes some seconds"
     out = [json.loads(line) for file in (project / "out").glob("*.jsonl") for line in file.read_text().splitlines()]
@@ -639,10 +661,13 @@ def test_what_a_file_raises_is_shown_from_its_first_line_on(project: Path) -> No
 
 
 def test_a_column_without_a_session_says_what_to_give_instead(project: Path) -> None:
-    text = PIPELINE.replace('key="coalesce(lower(word), \'?\')"', 'key=__import__("pyspark.sql.functions").sql.functions.lower("word")')
+    text = PIPELINE.replace("key=\"coalesce(lower(word), '?')\"", 'key=__import__("pyspark.sql.functions").sql.functions.lower("word")')
     (project / "code" / "words.py").write_text(text)
     ran = run_file(project, "run", "code/words.py:words", "--available-now")
-    assert ran.returncode == 1 and "There is no Spark session yet when the file is executed. Give keys, timestamps and ids as SQL text" in ran.stderr
+    assert (
+        ran.returncode == 1
+        and "There is no Spark session yet when the file is executed. Give keys, timestamps and ids as SQL text" in ran.stderr
+    )
 
 
 def test_finding_the_pipeline() -> None:

@@ -239,7 +239,11 @@ class TestModel:
 
 
 class TestReport:
-    injected = [Injected("tea", "spike", 10_000, 20_000, 5.0), Injected("tea", "dip", 60_000, 70_000, 0.03), Injected("rum", "dip", 10_000, 20_000, 0.03)]
+    injected = [
+        Injected("tea", "spike", 10_000, 20_000, 5.0),
+        Injected("tea", "dip", 60_000, 70_000, 0.03),
+        Injected("rum", "dip", 10_000, 20_000, 0.03),
+    ]
 
     @staticmethod
     def event(term: str, kind: str, event: str, at: int) -> dict[str, Any]:
@@ -247,14 +251,19 @@ class TestReport:
 
     def test_matching(self) -> None:
         events = [
-            self.event("tea", "spike", "begin", 13_000), self.event("rum", "spike", "begin", 14_000),
-            self.event("tea", "spike", "end", 16_000), self.event("tea", "spike", "begin", 19_000),
-            self.event("tea", "dip", "begin", 72_000), self.event("rum", "dip", "begin", 90_000),
-        ]  # fmt: skip
+            self.event("tea", "spike", "begin", 13_000),
+            self.event("rum", "spike", "begin", 14_000),
+            self.event("tea", "spike", "end", 16_000),
+            self.event("tea", "spike", "begin", 19_000),
+            self.event("tea", "dip", "begin", 72_000),
+            self.event("rum", "dip", "begin", 90_000),
+        ]
         made = match(self.injected, pair(events))
         assert [(i.term, i.kind, f and f.at, f and f.end) for i, f in made.matched] == [
-            ("rum", "dip", None, None), ("tea", "spike", 13_000, 16_000), ("tea", "dip", 72_000, None),
-        ]  # fmt: skip
+            ("rum", "dip", None, None),
+            ("tea", "spike", 13_000, 16_000),
+            ("tea", "dip", 72_000, None),
+        ]
         assert [(f.term, f.at) for f in made.false] == [("rum", 14_000), ("tea", 19_000), ("rum", 90_000)]
         assert (made.recall, made.precision, made.delays) == (2 / 3, 2 / 5, [3_000, 12_000])
 

@@ -204,7 +204,10 @@ class TestComparison:
                 console = recorded()
                 assert demo._verdict(2, rows, [difference], console) == 1
                 text = console.export_text()
-                assert "killed 2 times, and NOT the same as an undisturbed run" in text and f"{stream}: {missing} rows are missing, {extra}" in text
+                assert (
+                    "killed 2 times, and NOT the same as an undisturbed run" in text
+                    and f"{stream}: {missing} rows are missing, {extra}" in text
+                )
         finally:
             file.write_bytes(data)
 
@@ -286,7 +289,9 @@ def test_what_is_seen_is_committed_and_speeds_are_of_one_driver(tmp_path: Path) 
     speeds = []
     for epoch, token in enumerate(["1-a", "1-a", "2-b", "2-b"]):
         progress = {"queries": Progress(records=100 * epoch + 100)}
-        computations = {"BucketCounter": ComputationState(low_watermark=TINY.begin + 7_000 * epoch, shards=[ShardState(keys=5)], fired=epoch)}
+        computations = {
+            "BucketCounter": ComputationState(low_watermark=TINY.begin + 7_000 * epoch, shards=[ShardState(keys=5)], fired=epoch)
+        }
         assert log.commit(Manifest(epoch, token, 1, [(0, token)], progress, computations))
         seen = onlooker.look()
         assert (seen.epoch, seen.records, seen.second, seen.terms, seen.fired) == (epoch, 100 * epoch + 100, 7 * epoch, 5, epoch)
@@ -302,7 +307,13 @@ def test_what_is_seen_is_committed_and_speeds_are_of_one_driver(tmp_path: Path) 
 
 
 MIDST = Seen(
-    epoch=6, records=1_234_567, per_second=23_456.0, second=187, terms=1_000, fired=987_654, found=(("spike", "jazz haifa", 161.4), ("spike", "observatory krakow", 172.2), ("dip", "pizza cebu", 177.3))
+    epoch=6,
+    records=1_234_567,
+    per_second=23_456.0,
+    second=187,
+    terms=1_000,
+    fired=987_654,
+    found=(("spike", "jazz haifa", 161.4), ("spike", "observatory krakow", 172.2), ("dip", "pizza cebu", 177.3)),
 )
 
 
@@ -337,7 +348,10 @@ class TestShow:
             until(lambda: "epoch 6 is committed" in console.file.getvalue())  # type: ignore[attr-defined]
         text = console.file.getvalue()  # type: ignore[attr-defined]
         assert "\x1b" not in text and "\r" not in text
-        assert " s  epoch 6 is committed, 1,234,567 of 2,000,000 queries (62%), counted up to second 187 of 300, 3 of 0 anomalies found\n" in text
+        assert (
+            " s  epoch 6 is committed, 1,234,567 of 2,000,000 queries (62%), counted up to second 187 of 300, 3 of 0 anomalies found\n"
+            in text
+        )
 
 
 # --- all of it, on Spark

@@ -102,8 +102,10 @@ def test_dead_letters(here: Path) -> None:
     runner = run(load("dead_letters")["pipeline"])
     days = 1_767_225_600_000, 1_767_312_000_000
     assert sorted((key, value["day"], value["cents"]) for key, value, _ in runner.output("totals")) == [
-        ("ann", days[0], 1_975), ("ann", days[1], 25), ("bob", days[0], 800),
-    ]  # fmt: skip
+        ("ann", days[0], 1_975),
+        ("ann", days[1], 25),
+        ("bob", days[0], 800),
+    ]
     letters = {value["value"]["id"]: value["error"] for _, value, _ in runner.output("DailyTotal.dead-letters")}
     assert letters.keys() == {"p3", "p5", "p6"}
     assert "could not convert string to float: 'twelve'" in letters["p3"] and letters["p6"] == "ValueError: a payment of -1.00"

@@ -12,13 +12,57 @@ import millstream as ms
 ROOT = Path(ms.__file__).parent
 
 #: Who stands above whom: a module may import its own layer and those below it (larger numbers).
-LAYERS = {"cli": 0, "demo": 1, "testing": 2, "pipeline": 3, "engine": 4, "status": 5, "sinks": 6, "sources": 6, "connector": 6, "state": 7, "core": 8, "faults": 9, "errors": 9}
+LAYERS = {
+    "cli": 0,
+    "demo": 1,
+    "testing": 2,
+    "pipeline": 3,
+    "engine": 4,
+    "status": 5,
+    "sinks": 6,
+    "sources": 6,
+    "connector": 6,
+    "state": 7,
+    "core": 8,
+    "faults": 9,
+    "errors": 9,
+}
 
 #: The modules of the connector that decide: messages, states and sessions. The rest are its sockets, files and processes.
-PURE_CONNECTOR = {"messages", "codec", "ledger", "names", "sink_session", "worker_session", "txnlog", "source_tables", "source_streams", "source_session", "push_session", "source_frames", "intake_batch"}
+PURE_CONNECTOR = {
+    "messages",
+    "codec",
+    "ledger",
+    "names",
+    "sink_session",
+    "worker_session",
+    "txnlog",
+    "source_tables",
+    "source_streams",
+    "source_session",
+    "push_session",
+    "source_frames",
+    "intake_batch",
+}
 
 #: Modules that decide. Nothing that does input or output, keeps time or draws lots may be imported there.
-IMPURE = {"os", "io", "socket", "subprocess", "threading", "asyncio", "random", "secrets", "pathlib", "shutil", "tempfile", "pyspark", "pyarrow", "lmdb", "obstore"}
+IMPURE = {
+    "os",
+    "io",
+    "socket",
+    "subprocess",
+    "threading",
+    "asyncio",
+    "random",
+    "secrets",
+    "pathlib",
+    "shutil",
+    "tempfile",
+    "pyspark",
+    "pyarrow",
+    "lmdb",
+    "obstore",
+}
 
 
 def modules() -> list[Path]:

@@ -21,13 +21,18 @@ def planned(target: str, venv: Path) -> str:
     """What make would do."""
     if shutil.which("make") is None:
         pytest.skip("there is no make")
-    environment = {name: value for name, value in os.environ.items() if not name.startswith("MAKE") and name != "MFLAGS"}  # we may be run by make ourselves
+    environment = {
+        name: value for name, value in os.environ.items() if not name.startswith("MAKE") and name != "MFLAGS"
+    }  # we may be run by make ourselves
     command = ["make", "--no-print-directory", "-n", target, f"VENV={venv}"]
     return subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=True).stdout
 
 
 def patiently(folder: Path, code: str, patience: float = 5.0) -> subprocess.CompletedProcess[str]:
-    run = f"import runpy, sys; main = runpy.run_path({str(PATIENTLY)!r})['main']; main.__globals__['SILENCE'] = {patience}; sys.exit(main('waiting ...', sys.argv[1], sys.argv[2:]))"
+    run = (
+        f"import runpy, sys; main = runpy.run_path({str(PATIENTLY)!r})['main']; main.__globals__['SILENCE'] = {patience}; "
+        "sys.exit(main('waiting ...', sys.argv[1], sys.argv[2:]))"
+    )
     return subprocess.run([sys.executable, "-c", run, str(folder / "log"), sys.executable, "-c", code], capture_output=True, text=True)
 
 
@@ -80,7 +85,9 @@ class TestPatiently:
 
     def test_an_interruption_ends_all_that_was_started(self, tmp_path: Path) -> None:
         code = f"import subprocess, sys; p = subprocess.Popen(['sleep', '60']); open({str(tmp_path / 'pid')!r}, 'w').write(str(p.pid) + '.'); p.wait()"
-        process = subprocess.Popen([sys.executable, PATIENTLY, "waiting ...", tmp_path / "log", sys.executable, "-c", code], stdout=subprocess.PIPE)
+        process = subprocess.Popen(
+            [sys.executable, PATIENTLY, "waiting ...", tmp_path / "log", sys.executable, "-c", code], stdout=subprocess.PIPE
+        )
         end = time.monotonic() + 30
         while not (tmp_path / "pid").exists() or not (tmp_path / "pid").read_text().endswith("."):
             assert time.monotonic() < end
@@ -93,8 +100,14 @@ class TestPatiently:
 
 
 def test_java_that_is_not_there_is_said(tmp_path: Path) -> None:
-    done = subprocess.run(["sh", ROOT / "scripts" / "java.sh"], env={**os.environ, "JAVA_HOME": str(tmp_path)}, capture_output=True, text=True)
-    assert done.returncode == 1 and f"JAVA_HOME is {tmp_path}, which has no bin/java" in done.stdout and "set JAVA_HOME to one you have" in done.stdout
+    done = subprocess.run(
+        ["sh", ROOT / "scripts" / "java.sh"], env={**os.environ, "JAVA_HOME": str(tmp_path)}, capture_output=True, text=True
+    )
+    assert (
+        done.returncode == 1
+        and f"JAVA_HOME is {tmp_path}, which has no bin/java" in done.stdout
+        and "set JAVA_HOME to one you have" in done.stdout
+    )
 
 
 def test_java_that_is_too_old_is_said(tmp_path: Path) -> None:
@@ -102,5 +115,7 @@ def test_java_that_is_too_old_is_said(tmp_path: Path) -> None:
     java = tmp_path / "bin" / "java"
     java.write_text("#!/bin/sh\necho 'openjdk version \"11.0.2\" 2019-01-15' >&2\n")
     java.chmod(0o755)
-    done = subprocess.run(["sh", ROOT / "scripts" / "java.sh"], env={**os.environ, "JAVA_HOME": str(tmp_path)}, capture_output=True, text=True)
+    done = subprocess.run(
+        ["sh", ROOT / "scripts" / "java.sh"], env={**os.environ, "JAVA_HOME": str(tmp_path)}, capture_output=True, text=True
+    )
     assert done.returncode == 1 and f"found Java 11 ({java}); Spark needs 17 or newer" in done.stdout

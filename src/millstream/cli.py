@@ -48,8 +48,9 @@ _DRAWN_EVERY = 0.25
 _LINE_EVERY = 1.0
 _WIDE = 240
 _NO_SESSION = (
-    "\nThere is no Spark session yet when the file is executed. Give keys, timestamps and ids as SQL text (key=\"lower(user)\") instead of Columns, and a source of "
-    "Spark's as a function of the session (inject(\"in\", lambda spark: spark.readStream...))."
+    '\nThere is no Spark session yet when the file is executed. Give keys, timestamps and ids as SQL text (key="lower(user)") instead of '
+    "Columns, and a source of "
+    'Spark\'s as a function of the session (inject("in", lambda spark: spark.readStream...)).'
 )
 _STOPPING = "stopping when the epoch under way is committed; once more stops at once"
 
@@ -88,7 +89,9 @@ def _parser() -> argparse.ArgumentParser:
     run.add_argument("file", metavar="FILE[:NAME]", help=which)
     run.add_argument("--checkpoint", metavar="DIR", help="a directory or s3:// URL (by default PIPELINE-checkpoint, here)")
     when = run.add_mutually_exclusive_group()
-    when.add_argument("--trigger", metavar="TIME", type=_duration, default="500ms", help="how often an epoch begins, such as 500ms or 2s (500ms)")
+    when.add_argument(
+        "--trigger", metavar="TIME", type=_duration, default="500ms", help="how often an epoch begins, such as 500ms or 2s (500ms)"
+    )
     when.add_argument("--available-now", action="store_true", help="process what is there, close every window, and end")
     run.add_argument("--no-drain", action="store_true", help="with --available-now: leave windows open, because more input may follow")
     run.add_argument("--shards", metavar="N", type=_at_least_one, help="how many shards a new checkpoint gets (by default one per core)")
@@ -97,11 +100,15 @@ def _parser() -> argparse.ArgumentParser:
     run.add_argument("--packages", metavar="G:A:V,...", help="Java packages that Spark fetches, such as a Kafka connector")
     run.add_argument("--py-files", metavar="PATH,...", help="Python files, .zip or .whl for the workers of a cluster")
     run.add_argument("--quiet", action="store_true", help="say nothing but errors")
-    run.add_argument("--drop", metavar="NAME", action="append", default=[], help="a computation that is gone and whose state may go; may be repeated")
+    run.add_argument(
+        "--drop", metavar="NAME", action="append", default=[], help="a computation that is gone and whose state may go; may be repeated"
+    )
     _storage_option(run)
     run.set_defaults(command=_run)
 
-    demo = commands.add_parser("demo", help="run the Zeitgeist demo", description="Finds spikes and dips in made-up search traffic, while its drivers are killed.")
+    demo = commands.add_parser(
+        "demo", help="run the Zeitgeist demo", description="Finds spikes and dips in made-up search traffic, while its drivers are killed."
+    )
     demo.add_argument("--output", metavar="DIR", type=Path, default=Path("zeitgeist"), help="where everything goes (zeitgeist)")
     demo.add_argument("--seed", metavar="N", type=int, default=7, help="another seed is another world (7)")
     demo.add_argument("--small", action="store_true", help="a fifth of the queries, and one kill instead of two")
@@ -118,7 +125,9 @@ def _parser() -> argparse.ArgumentParser:
     state.add_argument("checkpoint", metavar="CHECKPOINT")
     state.add_argument("computation", metavar="COMPUTATION")
     state.add_argument("--key", metavar="K", help="one key, whole: a text, a number, or a JSON list for a tuple; '\"7\"' is only the text")
-    state.add_argument("--limit", metavar="N", type=_at_least_one, default=20, help="how many keys, or with --key how many map entries (20)")
+    state.add_argument(
+        "--limit", metavar="N", type=_at_least_one, default=20, help="how many keys, or with --key how many map entries (20)"
+    )
     state.add_argument("--unpickle", action="store_true", help="load pickled state, which runs code: only for a checkpoint you trust")
     state.add_argument("--json", action="store_true", help="as JSON")
     _storage_option(state)
@@ -193,7 +202,9 @@ def _state(args: argparse.Namespace) -> int:
     if keys is None:
         found = inspect.steady(log, lambda m: inspect.listed(log.storage, m, args.computation, args.limit, unpickle=args.unpickle))
     else:
-        found = inspect.steady(log, lambda m: inspect.looked_up(log.storage, m, args.computation, keys, entries=args.limit, unpickle=args.unpickle))
+        found = inspect.steady(
+            log, lambda m: inspect.looked_up(log.storage, m, args.computation, keys, entries=args.limit, unpickle=args.unpickle)
+        )
         if not found.rows:
             tried = " nor ".join(f"{key!r} ({type(key).__name__})" for key in keys)
             raise CheckpointError(
@@ -227,8 +238,14 @@ def load(file: Path) -> ModuleType:
         here = error.__traceback__
         while here is not None and here.tb_frame.f_code.co_filename != spec.origin:
             here = here.tb_next
-        hint = _NO_SESSION if any(sign in str(error) + type(error).__name__ for sign in ("SESSION_OR_CONTEXT", "SparkContext", "sparkContext")) else ""
-        raise DefinitionError(f"{file} cannot be executed\n" + "".join(traceback.format_exception(type(error), error, here)).rstrip() + hint) from error
+        hint = (
+            _NO_SESSION
+            if any(sign in str(error) + type(error).__name__ for sign in ("SESSION_OR_CONTEXT", "SparkContext", "sparkContext"))
+            else ""
+        )
+        raise DefinitionError(
+            f"{file} cannot be executed\n" + "".join(traceback.format_exception(type(error), error, here)).rstrip() + hint
+        ) from error
     cloudpickle.register_pickle_by_value(module)
     return module
 

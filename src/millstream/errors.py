@@ -79,5 +79,16 @@ class EpochAbandoned(MillstreamError):
 #: How a failure travels from a task to the driver: by the name of its class.
 BY_NAME: dict[str, type[MillstreamError]] = {
     cls.__name__: cls
-    for cls in (DefinitionError, CheckpointError, DamageError, Fenced, InputError, HookError, StorageError, SinkError, LocalProtocolError, RemoteProtocolError)
+    for cls in (
+        DefinitionError,
+        CheckpointError,
+        DamageError,
+        Fenced,
+        InputError,
+        HookError,
+        StorageError,
+        SinkError,
+        LocalProtocolError,
+        RemoteProtocolError,
+    )
 }

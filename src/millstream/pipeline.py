@@ -150,7 +150,8 @@ class Pipeline:
         """Runs a computation on one or several streams.
 
         computation: a subclass of `ms.Computation`, or anything that makes an instance when called (such as functools.partial).
-        key: for an injected stream a column name, SQL text such as "coalesce(user, '?')", a list of those (the key is a tuple), or a Column; for an internal stream a
+        key: for an injected stream a column name, SQL text such as "coalesce(user, '?')", a list of those (the key is a tuple), or a
+        Column; for an internal stream a
         field's name, a callable on the record, or None for the producer's key, which needs no shuffle. A dict gives each stream its own.
         produces: the name of the output stream, or several. name: the identity of its state in the checkpoint, by default the
         class's name. Returns the output stream, or a tuple of streams.
@@ -189,14 +190,19 @@ class Pipeline:
         if on_error not in (FAIL, DEAD_LETTER):
             raise DefinitionError(f"computation {name!r}: on_error={on_error!r}: use ms.FAIL or ms.DEAD_LETTER")
         spec = ComputationSpec(
-            name, computation,
+            name,
+            computation,
             tuple(
                 Input(s, _listed(k), edge.production if edge else None, edge.slow_after if edge else None, lates[s])
                 for s, k, edge in zip(streams, keys, edges, strict=True)
             ),
-            outputs, codec, renamed_from, self._productions(name, outputs, production), duration(slow_after),
+            outputs,
+            codec,
+            renamed_from,
+            self._productions(name, outputs, production),
+            duration(slow_after),
             dead_letters(name) if on_error == DEAD_LETTER else None,
-        )  # fmt: skip
+        )
         self._computations.append(spec)
         made = tuple(Stream(output, self) for output in outputs)
         return made[0] if len(made) == 1 else made
@@ -222,7 +228,9 @@ class Pipeline:
         """The stream of what made a computation's hooks raise. Its values are dicts: stream, value, timestamp, id, computation, error, traceback."""
         spec = next((spec for spec in self._computations if spec.name == computation), None)
         if spec is None or spec.dead_letters is None:
-            raise DefinitionError(f"computation {computation!r} has no dead letters: there is none, or it was not given on_error=ms.DEAD_LETTER")
+            raise DefinitionError(
+                f"computation {computation!r} has no dead letters: there is none, or it was not given on_error=ms.DEAD_LETTER"
+            )
         return Stream(spec.dead_letters, self)
 
     def late_records(self, stream: str) -> Stream:
@@ -329,5 +337,7 @@ def _listed(key: Any) -> Any:
 
 def _checked(name: str, what: str) -> str:
     if not isinstance(name, str) or not _NAME.match(name) or len(name) > 100:
-        raise DefinitionError(f"{name!r} cannot name a {what}: use letters, digits, '_', '-' and '.', beginning with a letter or digit, at most 100")
+        raise DefinitionError(
+            f"{name!r} cannot name a {what}: use letters, digits, '_', '-' and '.', beginning with a letter or digit, at most 100"
+        )
     return name

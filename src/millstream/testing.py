@@ -1,16 +1,16 @@
 """The user's test kit: a pipeline in one process, without Spark, on a hand-moved clock; under simulated faults; and under real kills.
 
-    runner = ms.testing.LocalRunner(pipeline)
-    runner.push("queries", {"term": "tea", "at": 1_000, "id": "q1"})
-    runner.run()                       # epochs until nothing is due
-    runner.drain()                     # the input ends, every window closes
-    assert runner.output("counts") == [("tea", 1, 2_000)]
+runner = ms.testing.LocalRunner(pipeline)
+runner.push("queries", {"term": "tea", "at": 1_000, "id": "q1"})
+runner.run()                       # epochs until nothing is due
+runner.drain()                     # the input ends, every window closes
+assert runner.output("counts") == [("tea", 1, 2_000)]
 
-    ms.testing.assert_same_in_any_epochs(pipeline, records)                 # other epochs, shards, instances: the same outcome
-    ms.testing.assert_exactly_once(pipeline, records, seeds=range(200))     # crashes, zombies, repeated input as well
+ms.testing.assert_same_in_any_epochs(pipeline, records)                 # other epochs, shards, instances: the same outcome
+ms.testing.assert_exactly_once(pipeline, records, seeds=range(200))     # crashes, zombies, repeated input as well
 
-    faults = ms.testing.SparkFaults("my_job.py", "checkpoint")              # kill -9 at a named point, on Spark
-    faults.kill_at("epoch.6-committed", epoch=3)
+faults = ms.testing.SparkFaults("my_job.py", "checkpoint")              # kill -9 at a named point, on Spark
+faults.kill_at("epoch.6-committed", epoch=3)
 """
 
 from __future__ import annotations
@@ -188,7 +188,9 @@ def assert_same_in_any_epochs(
       words: {'word': 'tea', 'at': 2, 'id': '2'}
     An instance serves many keys, and is gone after its epoch. Keep in self.state what is to last.
     """
-    found = _in_any_epochs(pipeline, _rows(pipeline, records), _seeds(seeds), check_shards(shards), compare, ignore, watermarks, expressions)
+    found = _in_any_epochs(
+        pipeline, _rows(pipeline, records), _seeds(seeds), check_shards(shards), compare, ignore, watermarks, expressions
+    )
     if found is not None:
         raise AssertionError(f"pipeline {pipeline.name!r}: {found}")
 
@@ -211,9 +213,13 @@ def _in_any_epochs(
     ignored = [ignore] if isinstance(ignore, str) else list(ignore)
     unknown = [name for name in ignored if name not in names]
     if unknown:
-        raise DefinitionError(f"ignore={unknown}: no computation and none of its streams is called that; there are: {', '.join(dict.fromkeys(names))}")
+        raise DefinitionError(
+            f"ignore={unknown}: no computation and none of its streams is called that; there are: {', '.join(dict.fromkeys(names))}"
+        )
     if compare is not None and (not callable(compare) or ignored):
-        raise DefinitionError("compare= is a function of the LocalRunner at the end. It says all that is compared, so ignore= has no place beside it.")
+        raise DefinitionError(
+            "compare= is a function of the LocalRunner at the end. It says all that is compared, so ignore= has no place beside it."
+        )
     if watermarks not in (KNOWN, OWN):
         raise DefinitionError(f"watermarks={watermarks!r}: there are {KNOWN!r} (nothing is late) and {OWN!r} (those of the pipeline)")
     chosen = None if compare is None else lambda engine: compare(LocalRunner._around(engine))
@@ -263,7 +269,9 @@ def assert_exactly_once(
     if unknown:
         raise DefinitionError(f"faults={unknown}: there are {', '.join(KINDS)}")
     if epochs not in ("any", "same"):
-        raise DefinitionError(f"epochs={epochs!r}: there are 'any' (the result must not depend on how input falls into epochs) and 'same' (it may)")
+        raise DefinitionError(
+            f"epochs={epochs!r}: there are 'any' (the result must not depend on how input falls into epochs) and 'same' (it may)"
+        )
     if epochs == "any":
         differs = _in_any_epochs(pipeline, rows, numbers[:_CUTS], shards, expressions=expressions)
         if differs is not None:
@@ -308,7 +316,9 @@ class SparkFaults:
 
     points = _faults.POINTS
 
-    def __init__(self, program: str | os.PathLike[str] | Sequence[str], *arguments: str, timeout: float = 300, env: Mapping[str, str] | None = None) -> None:
+    def __init__(
+        self, program: str | os.PathLike[str] | Sequence[str], *arguments: str, timeout: float = 300, env: Mapping[str, str] | None = None
+    ) -> None:
         given = [os.fspath(program)] if isinstance(program, (str, os.PathLike)) else list(program)
         self.command = [sys.executable, *given, *arguments]
         self.timeout = timeout
@@ -317,7 +327,11 @@ class SparkFaults:
     def start(self, crash: str = "") -> subprocess.Popen[bytes]:
         """Starts the child, armed or not. The caller waits for it, or kills it with `kill`."""
         return subprocess.Popen(
-            self.command, env={**os.environ, **self.env, _faults.VARIABLE: crash}, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, start_new_session=True
+            self.command,
+            env={**os.environ, **self.env, _faults.VARIABLE: crash},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
         )
 
     def kill_at(self, point: str, epoch: int, *, worker: bool = False) -> str:

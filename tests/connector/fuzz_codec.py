@@ -1,6 +1,6 @@
 """Fuzzing, guided by coverage: arbitrary bytes into the decoder, the sink's session and the log. Started by `test_codec_fuzz.py`, or by hand:
 
-    python tests/connector/fuzz_codec.py -max_total_time=60
+python tests/connector/fuzz_codec.py -max_total_time=60
 """
 
 from __future__ import annotations

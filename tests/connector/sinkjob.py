@@ -27,4 +27,6 @@ def pipeline(work: Path, sink: ms.sinks.Sink) -> ms.Pipeline:
 
 if __name__ == "__main__":
     place = Path(sys.argv[1])
-    pipeline(place, ms.sinks.connector(sys.argv[2])).run(checkpoint=place / "checkpoint", available_now=True, drain=False, shards=2).await_termination()
+    pipeline(place, ms.sinks.connector(sys.argv[2])).run(
+        checkpoint=place / "checkpoint", available_now=True, drain=False, shards=2
+    ).await_termination()

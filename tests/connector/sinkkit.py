@@ -174,7 +174,9 @@ class Nursery:
     """Starts sinks in processes of their own, quickly; see `sinkproc`."""
 
     def __init__(self) -> None:
-        self._parent = subprocess.Popen([sys.executable, str(HERE / "sinkproc.py")], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+        self._parent = subprocess.Popen(
+            [sys.executable, str(HERE / "sinkproc.py")], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+        )
 
     def start(self, **options: Any) -> tuple[int, int]:
         assert self._parent.stdin is not None and self._parent.stdout is not None

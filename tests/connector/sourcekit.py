@@ -159,7 +159,9 @@ class SourceProcess:
 
     def start(self) -> SourceProcess:
         options = {"folder": str(self.folder), "port": self.port, **self.options}
-        self.process = subprocess.Popen([sys.executable, str(HERE / "sourceproc.py"), json.dumps(options)], stdout=subprocess.PIPE, text=True)
+        self.process = subprocess.Popen(
+            [sys.executable, str(HERE / "sourceproc.py"), json.dumps(options)], stdout=subprocess.PIPE, text=True
+        )
         assert self.process.stdout is not None
         line = self.process.stdout.readline()
         assert line.startswith("listening"), line

@@ -23,11 +23,17 @@ VECTORS: list[tuple[m.Frame, str]] = [
     ),
     (m.Ok(500), "0000000501000001f4"),
     (m.Error("Unsupported stream id 2"), "0000001a020017556e737570706f727465642073747265616d2069642032"),
-    (m.Notify(1, "app-w-initializer-id-77", 0), "0000002a03000000000000000100176170702d772d696e697469616c697a65722d69642d37370000000000000000"),
+    (
+        m.Notify(1, "app-w-initializer-id-77", 0),
+        "0000002a03000000000000000100176170702d772d696e697469616c697a65722d69642d37370000000000000000",
+    ),
     (m.NotifyAck(True, 1, None), "0000001204010000000000000001ffffffffffffffff"),
     (m.NotifyAck(False, 1, 4096), "00000012040000000000000000010000000000001000"),
     (m.Message(1, 0, b"abc\n"), "0000001f0500000000000000010000000000000000000000000000000000006162630a"),
-    (m.Message(1, 4, b"hello world", -1, b"key"), "000000290500000000000000010000000000000004ffffffffffffffff00036b657968656c6c6f20776f726c64"),
+    (
+        m.Message(1, 4, b"hello world", -1, b"key"),
+        "000000290500000000000000010000000000000004ffffffffffffffff00036b657968656c6c6f20776f726c64",
+    ),
     (m.Ack(10, ((1, 4096), (2, 7))), "00000029060000000a000000020000000000000001000000000000100000000000000000020000000000000007"),
     (m.Restart(), "000000050700000000"),
     (m.Restart("127.0.0.1:5555"), "00000013070000000e3132372e302e302e313a35353535"),
@@ -61,7 +67,9 @@ frames = st.one_of(
     st.builds(m.Error, text),
     st.builds(m.Notify, u64, text, u64),
     st.builds(m.NotifyAck, st.booleans(), u64, point),
-    st.builds(m.Message, st.integers(1, m.U64), u64, st.binary(max_size=30), st.integers(-(1 << 63), (1 << 63) - 1), st.binary(max_size=10)),
+    st.builds(
+        m.Message, st.integers(1, m.U64), u64, st.binary(max_size=30), st.integers(-(1 << 63), (1 << 63) - 1), st.binary(max_size=10)
+    ),
     st.builds(m.Ack, u32, st.lists(st.tuples(u64, u64), max_size=3).map(tuple)),
     st.builds(m.Restart, text),
     st.builds(m.Eos, u64),
@@ -128,7 +136,10 @@ def test_a_changed_byte_is_another_message_or_a_remote_protocol_error(message: m
     assert encode(found)[4:] == body
 
 
-@given(st.lists(st.tuples(st.sampled_from([1, 1, 1, 2]), st.booleans(), st.binary(max_size=5), st.sampled_from([b"", b"k"])), max_size=12), st.integers(1, 60))
+@given(
+    st.lists(st.tuples(st.sampled_from([1, 1, 1, 2]), st.booleans(), st.binary(max_size=5), st.sampled_from([b"", b"k"])), max_size=12),
+    st.integers(1, 60),
+)
 def test_joined_messages_are_the_same_bytes_at_the_same_offsets(sent: list[tuple[int, bool, bytes, bytes]], chunk: int) -> None:
     wire, expected, offset = b"", {}, 0
     for stream, jump, payload, key in sent:

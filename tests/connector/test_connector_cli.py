@@ -43,7 +43,9 @@ def commit(worker: WorkerClient, txn: str, data: bytes) -> None:
     worker.finish(txn, commit=True, confirm=True)
 
 
-def test_a_sink_runs_is_read_and_stops(running: tuple[subprocess.Popen[str], str], tmp_path: Path, capfdbinary: pytest.CaptureFixture[bytes]) -> None:
+def test_a_sink_runs_is_read_and_stops(
+    running: tuple[subprocess.Popen[str], str], tmp_path: Path, capfdbinary: pytest.CaptureFixture[bytes]
+) -> None:
     process, address = running
     with WorkerClient.connect(address, "app-w-1", cookie="secret") as worker:
         commit(worker, "t1", b"one\n")
@@ -84,7 +86,9 @@ def test_a_sink_says_who_comes_who_goes_and_what_is_committed(tmp_path: Path, qu
     commits = [line for line in err.splitlines() if "committed" in line]
     came, went = (line for line in err.splitlines() if line not in commits)
     assert re.fullmatch(r"sink: 'app-w-1' has connected from 127\.0\.0\.1:\d+", came) and went == "sink: 'app-w-1' has disconnected"
-    assert 1 <= len(commits) <= 2 and all(re.fullmatch(r"sink: committed [48] bytes in [12] transactions? of 'app-w-1'", line) for line in commits)
+    assert 1 <= len(commits) <= 2 and all(
+        re.fullmatch(r"sink: committed [48] bytes in [12] transactions? of 'app-w-1'", line) for line in commits
+    )
 
 
 def test_a_sink_says_while_it_runs_that_a_worker_has_come(tmp_path: Path) -> None:
@@ -112,6 +116,8 @@ def test_mistakes_are_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) 
     assert "need --tls-cert" in capsys.readouterr().err
 
 
-def test_two_sinks_cannot_have_the_same_directory(running: tuple[subprocess.Popen[str], str], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_two_sinks_cannot_have_the_same_directory(
+    running: tuple[subprocess.Popen[str], str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert main(["sink", "--listen", "127.0.0.1:0", "--dir", str(tmp_path)]) == 1
     assert "another sink" in capsys.readouterr().err

@@ -57,7 +57,17 @@ def test_a_rollback_cuts_to_the_committed_offset_and_lifts_the_veto() -> None:
 
 @pytest.mark.parametrize(
     "ranges",
-    [(), ((1, 10, 25), (1, 10, 25)), ((2, 10, 25),), ((0, 10, 25),), ((1, 0, 25),), ((1, 11, 25),), ((1, 10, 24),), ((1, 10, 26),), ((1, 25, 10),)],
+    [
+        (),
+        ((1, 10, 25), (1, 10, 25)),
+        ((2, 10, 25),),
+        ((0, 10, 25),),
+        ((1, 0, 25),),
+        ((1, 11, 25),),
+        ((1, 10, 24),),
+        ((1, 10, 26),),
+        ((1, 25, 10),),
+    ],
 )
 def test_the_vote_on_any_other_range_is_no(ranges: tuple[tuple[int, int, int], ...]) -> None:
     assert ledger().vote(Phase1("t", ranges)).veto is not None
@@ -183,7 +193,12 @@ steps = st.one_of(
 def test_twin_that_keeps_everything_agrees(script: list[tuple[str, object, object]]) -> None:
     """The twin holds the bytes themselves, and votes by looking at what the worker would have to have sent."""
     book = Ledger(Standing())
-    done, promised, tail, spoilt = b"", b"", b"", False  # committed; of the open transaction; behind both; does the tail miss or contradict something?
+    done, promised, tail, spoilt = (
+        b"",
+        b"",
+        b"",
+        False,
+    )  # committed; of the open transaction; behind both; does the tail miss or contradict something?
     waits: tuple[str, bool] | None = None
     last = None
     for kind, first, second in script:

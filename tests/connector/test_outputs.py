@@ -392,7 +392,25 @@ def test_one_server_owns_a_folder(tmp_path: Path) -> None:
     Files(tmp_path).close()
 
 
-@pytest.mark.parametrize("name", ["a/b", "..", ".", "/etc/passwd", "a b", "~root", "x;rm -rf", "\x00", "%2E", "Ü" * 90, "w" * 200, "a" * 40 + "~" + "b" * 80, "-rf", "$(id)"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        "a/b",
+        "..",
+        ".",
+        "/etc/passwd",
+        "a b",
+        "~root",
+        "x;rm -rf",
+        "\x00",
+        "%2E",
+        "Ü" * 90,
+        "w" * 200,
+        "a" * 40 + "~" + "b" * 80,
+        "-rf",
+        "$(id)",
+    ],
+)
 def test_names_are_data_and_never_paths(tmp_path: Path, name: str) -> None:
     output = files.FileOutput(tmp_path, name)
     output.recover()

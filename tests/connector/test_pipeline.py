@@ -34,9 +34,25 @@ class Parts:
         cli = [sys.executable, "-m", "millstream.cli"]
         command = {
             "sink": [*cli, "sink", "--listen", self.sink, "--cookie", "out", *self.store],
-            "push": [*cli, "push", str(self.lines), "--to", self.listen, "--stream", "lines", "--cookie", "in", "--key", "key", "--time", "at", "--watermark", "1s"],
+            "push": [
+                *cli,
+                "push",
+                str(self.lines),
+                "--to",
+                self.listen,
+                "--stream",
+                "lines",
+                "--cookie",
+                "in",
+                "--key",
+                "key",
+                "--time",
+                "at",
+                "--watermark",
+                "1s",
+            ],
             "driver": [sys.executable, str(HERE / "pipejob.py"), str(self.work), self.listen, self.sink],
-        }[name]  # fmt: skip
+        }[name]
         with open(self.work / f"{name}.log", "ab") as log:
             self.running[name] = subprocess.Popen(command, stdout=log, stderr=subprocess.STDOUT, start_new_session=True)
 
@@ -92,7 +108,11 @@ def from_files(folder: Path) -> list[str]:
     lines: list[str] = []
     for shard in range(2):
         done = subprocess.run(
-            [sys.executable, "-m", "millstream.cli", "sink-read", str(folder), f"pipe-w-sums-id-{shard}"], capture_output=True, text=True, check=True, timeout=60
+            [sys.executable, "-m", "millstream.cli", "sink-read", str(folder), f"pipe-w-sums-id-{shard}"],
+            capture_output=True,
+            text=True,
+            check=True,
+            timeout=60,
         )
         lines += done.stdout.splitlines()
     return lines
@@ -103,7 +123,10 @@ def disturbed(parts: Parts, seed: int) -> None:
     dice = random.Random(seed)
     for name in ("sink", "driver", "push"):
         parts.start(name)
-    wait_for(parts, lambda: (parts.work / "checkpoint" / "manifests").exists() and len(list((parts.work / "checkpoint" / "manifests").iterdir())) >= 2)
+    wait_for(
+        parts,
+        lambda: (parts.work / "checkpoint" / "manifests").exists() and len(list((parts.work / "checkpoint" / "manifests").iterdir())) >= 2,
+    )
     for name in ("push", "sink", "driver", *[dice.choice(["push", "sink"]) for _ in range(4)]):
         time.sleep(dice.random())
         parts.kill(name)

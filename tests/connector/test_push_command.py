@@ -76,7 +76,15 @@ def test_key_and_time_are_fields(server: SourceServer, tmp_path: Path) -> None:
     assert [e[3] for e in found if e[1] == 1][-1] == 2000 and found[-1][1] == 2
 
 
-@pytest.mark.parametrize(("line", "why"), [("no json", "no JSON object"), ('{"at": 5}', "no field 'who'"), ('{"who": "a", "at": "yesterday"}', "write milliseconds"), ("[1]", "no JSON object")])
+@pytest.mark.parametrize(
+    ("line", "why"),
+    [
+        ("no json", "no JSON object"),
+        ('{"at": 5}', "no field 'who'"),
+        ('{"who": "a", "at": "yesterday"}', "write milliseconds"),
+        ("[1]", "no JSON object"),
+    ],
+)
 def test_a_line_that_does_not_fit_is_named_by_its_position(server: SourceServer, tmp_path: Path, line: str, why: str) -> None:
     path = tmp_path / "a.jsonl"
     path.write_text(f'{{"who": "ann", "at": 1}}\n{line}\n')
@@ -105,7 +113,9 @@ class Stdin:
         self.buffer = io.BytesIO(data)
 
 
-def test_stdin_is_pushed_and_given_again_it_is_not_pushed_twice(server: SourceServer, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+def test_stdin_is_pushed_and_given_again_it_is_not_pushed_twice(
+    server: SourceServer, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     for data in (b"one\ntwo\n", b"one\ntwo\nthree\n"):
         monkeypatch.setattr(sys, "stdin", Stdin(data))
         push("-", "--to", server.address, "--stream", "s")

@@ -138,7 +138,9 @@ def test_the_command_says_for_whom_it_waits_and_what_it_did(tmp_path: Path, free
             assert command[0].wait(10) == 0
 
 
-def test_the_command_says_that_it_waits_for_lines_and_what_it_did_when_it_is_interrupted(tmp_path: Path, command: list[subprocess.Popen[str]]) -> None:
+def test_the_command_says_that_it_waits_for_lines_and_what_it_did_when_it_is_interrupted(
+    tmp_path: Path, command: list[subprocess.Popen[str]]
+) -> None:
     path = tmp_path / "a.txt"
     path.write_bytes(b"one\ntwo\nthr")
     with SourceServer(tmp_path / "intake") as server, Committing(server):

@@ -162,8 +162,13 @@ def early(sink: SinkProcess, commit: bool) -> None:
 
 
 @pytest.mark.parametrize("commit", [True, False])
-@pytest.mark.parametrize(("call", "when"), [("begin_next", "before"), ("begin_next", "after"), ("append", "after"), ("phase two", "before"), ("phase two", "after")])
-def test_a_sink_killed_with_bytes_behind_its_promise_keeps_the_promise_alone(nursery: Nursery, tmp_path: Path, call: str, when: str, commit: bool) -> None:
+@pytest.mark.parametrize(
+    ("call", "when"),
+    [("begin_next", "before"), ("begin_next", "after"), ("append", "after"), ("phase two", "before"), ("phase two", "after")],
+)
+def test_a_sink_killed_with_bytes_behind_its_promise_keeps_the_promise_alone(
+    nursery: Nursery, tmp_path: Path, call: str, when: str, commit: bool
+) -> None:
     with SinkProcess(nursery, tmp_path / "sink") as sink:
         first_commit(sink.address)
         sink.kill()

@@ -145,7 +145,9 @@ def test_a_second_worker_that_says_it_does_not_mean_the_life_that_has_begun_in_b
         assert archived(tmp_path) == [b"old\n", b"new\nmore\n"] and server.stats().repeated_leavings == 2
 
 
-def test_negative_twin_without_a_memory_of_leavings_the_second_word_takes_the_new_life(server: SinkServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_negative_twin_without_a_memory_of_leavings_the_second_word_takes_the_new_life(
+    server: SinkServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(seats, "REMEMBERED", 0)
     with WorkerClient.connect(server.address, "a") as a, WorkerClient.connect(server.address, "b") as b:
         a.workers_left(["gone"])

@@ -61,7 +61,9 @@ def run(spark: Any, work: Path, sink: ms.sinks.Sink) -> None:
     pipeline(work, sink).run(spark, checkpoint=work / "checkpoint", available_now=True, drain=False, shards=2).await_termination()
 
 
-def test_rows_are_committed_with_their_epoch_and_open_transactions_of_others_are_rolled_back(spark: Any, tmp_path: Path, server: SinkServer) -> None:
+def test_rows_are_committed_with_their_epoch_and_open_transactions_of_others_are_rolled_back(
+    spark: Any, tmp_path: Path, server: SinkServer
+) -> None:
     for number in range(3):
         write(tmp_path, number)
     for shard in range(2):  # an attempt of a run that died before its manifest

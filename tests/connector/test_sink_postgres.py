@@ -88,7 +88,9 @@ def test_a_sink_killed_between_the_phases_keeps_the_promise_in_the_database(nurs
 
 @pytest.mark.parametrize("commit", [True, False])
 @pytest.mark.parametrize(("call", "when"), [("begin_next", "after"), ("append", "after"), ("phase two", "before"), ("phase two", "after")])
-def test_a_sink_killed_with_lines_behind_its_promise_keeps_the_promise_alone(nursery: Nursery, tmp_path: Path, dsn: str, call: str, when: str, commit: bool) -> None:
+def test_a_sink_killed_with_lines_behind_its_promise_keeps_the_promise_alone(
+    nursery: Nursery, tmp_path: Path, dsn: str, call: str, when: str, commit: bool
+) -> None:
     with SinkProcess(nursery, tmp_path, postgres=dsn) as sink:
         sink.kill()
         sink.start(kill=[("commit" if commit else "rollback") if call == "phase two" else call, when, 2 if call == "append" else 1])

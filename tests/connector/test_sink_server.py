@@ -32,6 +32,7 @@ def commit(address: str, name: str, data: bytes, txn: str = "t", **options: obje
 
 def test_several_workers_commit_at_once(outputs: Memory) -> None:
     with SinkServer(outputs) as server:
+
         def work(number: int) -> None:
             with WorkerClient.connect(server.address, f"w{number}") as worker:
                 for txn in range(20):
@@ -154,7 +155,14 @@ def test_a_worker_that_speaks_as_wallaroos_may_goes_on_and_is_counted(outputs: M
         peer.greet("w")
         peer.send(m.Message(1, 0, b"one\n"), m.Notify(1, "w", 0), m.Eos(1), m.Phase1("t", ((1, 0, 4),)))
         assert [peer.hear() for _ in range(3)] == [m.NotifyAck(True, 1, 4), m.Ack(0, ((1, 4),)), m.Vote("t", True)]
-        peer.send(m.Message(1, 4, b"two\n"), m.Notify(1, "w", 0), m.Eos(1), m.Phase2("never heard of", True), m.Phase2("t", True), m.Phase2("t", True))
+        peer.send(
+            m.Message(1, 4, b"two\n"),
+            m.Notify(1, "w", 0),
+            m.Eos(1),
+            m.Phase2("never heard of", True),
+            m.Phase2("t", True),
+            m.Phase2("t", True),
+        )
         assert [peer.hear() for _ in range(2)] == [m.NotifyAck(True, 1, 8), m.Ack(0, ((1, 8),))]
         peer.send(m.ListUncommitted(9), m.Phase1("u", ((1, 4, 8),)))
         assert [peer.hear() for _ in range(2)] == [m.ReplyUncommitted(9), m.Vote("u", True)]
@@ -164,9 +172,20 @@ def test_a_worker_that_speaks_as_wallaroos_may_goes_on_and_is_counted(outputs: M
         peer.send(m.Phase2("u", False), m.Phase1("v", ((1, 0, 4),)))
         assert peer.hear() == m.Vote("v", False)
     assert server.stats() == SinkStats(
-        connections=1, messages=2, bytes=8, messages_between_phases=1, votes_yes=2, votes_no=1, commits=1, bytes_committed=4, rollbacks=1,
-        repeated_notifies=2, repeated_commits=1, unknown_phase_twos=1, ends=2,
-    )  # fmt: skip
+        connections=1,
+        messages=2,
+        bytes=8,
+        messages_between_phases=1,
+        votes_yes=2,
+        votes_no=1,
+        commits=1,
+        bytes_committed=4,
+        rollbacks=1,
+        repeated_notifies=2,
+        repeated_commits=1,
+        unknown_phase_twos=1,
+        ends=2,
+    )
 
 
 def test_who_is_sent_away_with_an_error_is_counted(outputs: Memory) -> None:
@@ -248,9 +267,27 @@ def certificates(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("tls")
     for name in ("sink", "other"):
         subprocess.run(
-            ["openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days", "2", "-subj", f"/CN={name}", "-addext", "subjectAltName=IP:127.0.0.1",
-             "-keyout", folder / f"{name}.key", "-out", folder / f"{name}.pem"], check=True, capture_output=True,
-        )  # fmt: skip
+            [
+                "openssl",
+                "req",
+                "-x509",
+                "-newkey",
+                "rsa:2048",
+                "-nodes",
+                "-days",
+                "2",
+                "-subj",
+                f"/CN={name}",
+                "-addext",
+                "subjectAltName=IP:127.0.0.1",
+                "-keyout",
+                folder / f"{name}.key",
+                "-out",
+                folder / f"{name}.pem",
+            ],
+            check=True,
+            capture_output=True,
+        )
     return folder
 
 

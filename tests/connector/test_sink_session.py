@@ -212,7 +212,9 @@ def test_a_higher_fence_is_remembered_before_ok_and_a_lower_one_is_refused() -> 
         late = SinkSession()
         late.receive(m.Hello(m.SINK_VERSION, "", program, "w"))
         refused, close = late.answer(Standing(0, Open("t", 3), None, 6))
-        assert isinstance(refused, fx.Send) and isinstance(refused.frame, m.Error) and "fenced" in refused.frame.text and close == fx.Close()
+        assert (
+            isinstance(refused, fx.Send) and isinstance(refused.frame, m.Error) and "fenced" in refused.frame.text and close == fx.Close()
+        )
 
 
 def test_an_answer_nobody_asked_for_is_our_own_mistake() -> None:

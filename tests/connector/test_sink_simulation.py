@@ -166,7 +166,11 @@ class Simulation:
     def start(self) -> None:
         options = {}
         if self.chance(0.3):
-            options["kill"] = [self.random.choice([*CALLS, "begin_next"]), self.random.choice(["before", "after"]), self.random.randint(1, 6)]
+            options["kill"] = [
+                self.random.choice([*CALLS, "begin_next"]),
+                self.random.choice(["before", "after"]),
+                self.random.randint(1, 6),
+            ]
         self.sink.start(**options)
 
     def revived(self) -> None:
@@ -241,7 +245,9 @@ def test_model_and_sink_agree_after_every_run(nursery: Nursery, tmp_path: Path, 
 
 
 @pytest.mark.crash
-@pytest.mark.parametrize("guard", ["forgets promises", "keeps what is rolled back", "commits at phase one", "commits what came between the phases"])
+@pytest.mark.parametrize(
+    "guard", ["forgets promises", "keeps what is rolled back", "commits at phase one", "commits what came between the phases"]
+)
 def test_negative_twin_with_the_guard_off_the_model_disagrees(nursery: Nursery, tmp_path: Path, guard: str) -> None:
     for seed in range(10):
         try:

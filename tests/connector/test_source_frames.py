@@ -45,7 +45,9 @@ def heard(decoder: Any, pieces: list[bytes]) -> tuple[list[m.Frame], str | None]
 
 
 @settings(max_examples=400, deadline=None)
-@given(st.lists(st.one_of(FRAMES.map(encode), FRAMES.map(encode), GARBAGE), max_size=8), st.lists(st.integers(1, 60), min_size=1, max_size=12))
+@given(
+    st.lists(st.one_of(FRAMES.map(encode), FRAMES.map(encode), GARBAGE), max_size=8), st.lists(st.integers(1, 60), min_size=1, max_size=12)
+)
 def test_it_is_the_codec_only_faster(parts: list[bytes], cuts: list[int]) -> None:
     wire, pieces, at, turn = b"".join(parts), [], 0, 0
     while at < len(wire):

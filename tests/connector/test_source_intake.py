@@ -46,11 +46,16 @@ def fill(folder: Path, groups: int = 6, **options: Any) -> list[int]:
 
 ENTRIES = st.lists(
     st.tuples(
-        st.sampled_from(["a", "b", "ü/../\n"]), st.sampled_from([MESSAGE, MESSAGE, WATERMARK, END]), st.integers(0, (1 << 63) - 1),
-        st.integers(-(1 << 63), (1 << 63) - 1), st.binary(max_size=20), st.binary(max_size=50),
+        st.sampled_from(["a", "b", "ü/../\n"]),
+        st.sampled_from([MESSAGE, MESSAGE, WATERMARK, END]),
+        st.integers(0, (1 << 63) - 1),
+        st.integers(-(1 << 63), (1 << 63) - 1),
+        st.binary(max_size=20),
+        st.binary(max_size=50),
     ),
-    min_size=1, max_size=20,
-)  # fmt: skip
+    min_size=1,
+    max_size=20,
+)
 
 
 @settings(max_examples=150, deadline=None)
@@ -79,7 +84,12 @@ def test_arrow_sees_the_same_messages_as_the_dumb_reader() -> None:
     pytest.importorskip("pyarrow")
     from millstream.engine.spark.intake_source import to_arrow
 
-    entries: list[Entry] = [("a", MESSAGE, 1, -5, b"", b"x"), ("b", WATERMARK, 0, 9, b"", b""), ("ü", MESSAGE, 2, 7, "ké".encode(), b"\xff\0"), ("a", END, 0, 0, b"", b"")]
+    entries: list[Entry] = [
+        ("a", MESSAGE, 1, -5, b"", b"x"),
+        ("b", WATERMARK, 0, 9, b"", b""),
+        ("ü", MESSAGE, 2, 7, "ké".encode(), b"\xff\0"),
+        ("a", END, 0, 0, b"", b""),
+    ]
     batch, _ = encode_batch(0, entries)
     head = decode_head(batch, 0)
     assert head is not None

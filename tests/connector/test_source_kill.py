@@ -17,7 +17,10 @@ pytestmark = pytest.mark.crash
 
 
 def pusher(source: SourceProcess, path: Path, *options: str) -> subprocess.Popen[bytes]:
-    return subprocess.Popen([sys.executable, str(HERE / "pushproc.py"), str(path), "--to", source.address, "--patience", "20", *options], stderr=subprocess.DEVNULL)
+    return subprocess.Popen(
+        [sys.executable, str(HERE / "pushproc.py"), str(path), "--to", source.address, "--patience", "20", *options],
+        stderr=subprocess.DEVNULL,
+    )
 
 
 def expected(path: Path, stream: str) -> list[tuple[str, int, str]]:

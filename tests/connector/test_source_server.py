@@ -70,11 +70,16 @@ class Committing:
 # ---- pushing
 
 
-@pytest.mark.parametrize(("needs", "message", "says"), [
-    (Needs(key=True), {"event_time": 1}, "message 2 of stream 's' has no key"),
-    (Needs(time=True), {"key": "k", "event_time": 2**63 - 1}, "has the event time 9223372036854775807"),
-])  # fmt: skip
-def test_what_would_stop_the_pipeline_is_refused_at_once_and_the_pusher_is_told(tmp_path: Path, needs: Needs, message: dict[str, Any], says: str) -> None:
+@pytest.mark.parametrize(
+    ("needs", "message", "says"),
+    [
+        (Needs(key=True), {"event_time": 1}, "message 2 of stream 's' has no key"),
+        (Needs(time=True), {"key": "k", "event_time": 2**63 - 1}, "has the event time 9223372036854775807"),
+    ],
+)
+def test_what_would_stop_the_pipeline_is_refused_at_once_and_the_pusher_is_told(
+    tmp_path: Path, needs: Needs, message: dict[str, Any], says: str
+) -> None:
     with SourceServer(tmp_path / "intake", needs=needs) as server, PushClient(server.address) as client:
         client.notify("s")
         client.send("s", 1, b"good", event_time=1, key="k")
@@ -296,9 +301,13 @@ def test_wrong_calls_are_refused_and_change_nothing(server: SourceServer) -> Non
         client.notify("s")
         client.send("s", 5, b"x")
         for wrong in (
-            lambda: client.send("s", 5, b"y"), lambda: client.send("t", 1, b"y"), lambda: client.send("s", -1, b"y"),
-            lambda: client.send("s", 9, b"", key=WATERMARK_KEY), lambda: client.notify(""), lambda: client.send("s", 9, b"", key="k" * 70_000),
-        ):  # fmt: skip
+            lambda: client.send("s", 5, b"y"),
+            lambda: client.send("t", 1, b"y"),
+            lambda: client.send("s", -1, b"y"),
+            lambda: client.send("s", 9, b"", key=WATERMARK_KEY),
+            lambda: client.notify(""),
+            lambda: client.send("s", 9, b"", key="k" * 70_000),
+        ):
             with pytest.raises(LocalProtocolError):
                 wrong()
         with Committing(server):
@@ -306,7 +315,9 @@ def test_wrong_calls_are_refused_and_change_nothing(server: SourceServer) -> Non
     assert [id for _, id, _ in stored(server)] == [5]
 
 
-def test_an_epoch_that_is_committed_before_the_loop_knows_that_it_was_stored_is_acknowledged(server: SourceServer, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_epoch_that_is_committed_before_the_loop_knows_that_it_was_stored_is_acknowledged(
+    server: SourceServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """What is durable may be read by Spark, and even be committed, before the writing thread has reported back."""
     write = server._intake.write
 
@@ -376,10 +387,28 @@ def test_a_port_that_is_taken_is_an_error_and_the_folder_is_free_again(tmp_path:
 def certificates(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("certificates")
     subprocess.run(
-        ["openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days", "2", "-keyout", "key.pem", "-out", "cert.pem", "-subj", "/CN=localhost",
-         "-addext", "subjectAltName=IP:127.0.0.1,DNS:localhost"],
-        cwd=folder, check=True, capture_output=True,
-    )  # fmt: skip
+        [
+            "openssl",
+            "req",
+            "-x509",
+            "-newkey",
+            "rsa:2048",
+            "-nodes",
+            "-days",
+            "2",
+            "-keyout",
+            "key.pem",
+            "-out",
+            "cert.pem",
+            "-subj",
+            "/CN=localhost",
+            "-addext",
+            "subjectAltName=IP:127.0.0.1,DNS:localhost",
+        ],
+        cwd=folder,
+        check=True,
+        capture_output=True,
+    )
     return folder
 
 
@@ -430,13 +459,28 @@ OPENED = GREETING + encode(m.Notify(1, "hostile", 0))
 @pytest.mark.parametrize(
     "wire",
     [
-        b"\0\0\0\0", b"\0\0\0\0" * 1_000_000, b"\xff" * 1000, b"GET / HTTP/1.1\r\n\r\n", b"\0\0\0\x05\x09abcd", b"\0\x10\0\0\x05", GREETING[:-1] + b"\xff",
-        GREETING + GREETING, OPENED + b"\0\0\0\0" * 1000, OPENED + b"\x7f\xff\xff\xff" * 10, OPENED + encode(m.Eos(9)), OPENED + encode(m.Message(2, 1, b"")),
-        GREETING + encode(m.Notify(1, "x" * 300, 0)), OPENED + encode(m.Ack(1)), OPENED + encode(m.Message(1, 1 << 63, b"")), OPENED + encode(m.Phase2("t", True)),
-        OPENED + encode(m.Message(1, 5, b"x")) * 200_000, GREETING + b"".join(encode(m.Notify(n, f"n{n}", 0)) for n in range(2000)), encode(m.Message(1, 1, b"x")),
+        b"\0\0\0\0",
+        b"\0\0\0\0" * 1_000_000,
+        b"\xff" * 1000,
+        b"GET / HTTP/1.1\r\n\r\n",
+        b"\0\0\0\x05\x09abcd",
+        b"\0\x10\0\0\x05",
+        GREETING[:-1] + b"\xff",
+        GREETING + GREETING,
+        OPENED + b"\0\0\0\0" * 1000,
+        OPENED + b"\x7f\xff\xff\xff" * 10,
+        OPENED + encode(m.Eos(9)),
+        OPENED + encode(m.Message(2, 1, b"")),
+        GREETING + encode(m.Notify(1, "x" * 300, 0)),
+        OPENED + encode(m.Ack(1)),
+        OPENED + encode(m.Message(1, 1 << 63, b"")),
+        OPENED + encode(m.Phase2("t", True)),
+        OPENED + encode(m.Message(1, 5, b"x")) * 200_000,
+        GREETING + b"".join(encode(m.Notify(n, f"n{n}", 0)) for n in range(2000)),
+        encode(m.Message(1, 1, b"x")),
     ],
     ids=lambda wire: f"{len(wire)}-{wire[:6].hex()}",
-)  # fmt: skip
+)
 def test_whatever_a_peer_sends_costs_only_its_own_connection(server: SourceServer, victim: PushClient, wire: bytes) -> None:
     with RawPusher(server.address) as raw:
         raw.socket.settimeout(5)
@@ -496,7 +540,12 @@ def test_who_does_not_greet_is_sent_away(tmp_path: Path) -> None:
 
 
 def test_one_session_too_many_is_told_so(tmp_path: Path) -> None:
-    with SourceServer(tmp_path, sessions=2) as server, RawPusher(server.address) as one, RawPusher(server.address) as two, RawPusher(server.address) as three:
+    with (
+        SourceServer(tmp_path, sessions=2) as server,
+        RawPusher(server.address) as one,
+        RawPusher(server.address) as two,
+        RawPusher(server.address) as three,
+    ):
         one.greet(), two.greet()
         three.send(GREETING)
         assert "takes no more" in three.hear_until(m.Error).text

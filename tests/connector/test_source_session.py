@@ -159,7 +159,15 @@ def test_after_a_reconnect_what_was_received_is_skipped_though_it_is_sent_again(
     assert [entry[2] for _, entry in desk.stored] == [1, 2, 3]
 
 
-@pytest.mark.parametrize("bad", [m.Message(1, LAST_ID + 1, b""), m.Message(1, 5, b"", 0, b"\xff"), m.Message(1, 5, b"not empty", 0, WATERMARK_KEY), m.Message(2, 5, b"")])
+@pytest.mark.parametrize(
+    "bad",
+    [
+        m.Message(1, LAST_ID + 1, b""),
+        m.Message(1, 5, b"", 0, b"\xff"),
+        m.Message(1, 5, b"not empty", 0, WATERMARK_KEY),
+        m.Message(2, 5, b""),
+    ],
+)
 def test_a_message_that_cannot_be_taken_ends_the_session(bad: m.Message) -> None:
     desk = Desk()
     session = desk.session()
@@ -168,7 +176,14 @@ def test_a_message_that_cannot_be_taken_ends_the_session(bad: m.Message) -> None
 
 
 def test_a_run_is_the_same_as_one_message_after_the_other() -> None:
-    pushed = [(1, 1, 10, b"k", b"a"), (1, 1, 10, b"k", b"a"), (2, 4, 11, b"", b"b"), (1, 2, 12, WATERMARK_KEY, b""), (1, 3, 12, b"", b"c"), (9, 1, 1, b"", b"")]
+    pushed = [
+        (1, 1, 10, b"k", b"a"),
+        (1, 1, 10, b"k", b"a"),
+        (2, 4, 11, b"", b"b"),
+        (1, 2, 12, WATERMARK_KEY, b""),
+        (1, 3, 12, b"", b"c"),
+        (9, 1, 1, b"", b""),
+    ]
     one, other = Desk(), Desk()
     for desk, together in ((one, True), (other, False)):
         session = desk.session()

@@ -125,7 +125,9 @@ class Pusher:
                 self.next += 1
 
     def hear(self, frame: m.Frame, engine: Engine) -> None:
-        points = frame.points if isinstance(frame, m.Ack) else ((1, frame.point),) if isinstance(frame, m.NotifyAck) and frame.success else ()
+        points = (
+            frame.points if isinstance(frame, m.Ack) else ((1, frame.point),) if isinstance(frame, m.NotifyAck) and frame.success else ()
+        )
         committed = max((id for name, id in engine.rows if name == self.name), default=-1)
         for _, point in points:
             assert point is None or point <= committed, "acknowledged before it was committed"

@@ -85,7 +85,15 @@ def test_every_message_is_seen_once_across_a_stop_a_failed_epoch_and_a_new_drive
 
 
 def test_what_cannot_be_is_found_before_anything_runs(tmp_path: Path) -> None:
-    for wrong in ({"max_per_epoch": 0}, {"max_per_epoch": "lots"}, {"streams": "s"}, {"partitions": 0}, {"backlog": "4"}, {"credits": 0}, {"idle": "soon"}):
+    for wrong in (
+        {"max_per_epoch": 0},
+        {"max_per_epoch": "lots"},
+        {"streams": "s"},
+        {"partitions": 0},
+        {"backlog": "4"},
+        {"credits": 0},
+        {"idle": "soon"},
+    ):
         with pytest.raises(DefinitionError):
             ms.sources.connector(dir=tmp_path, **wrong)  # type: ignore[arg-type]
     with pytest.raises(SinkError, match="HOST:PORT"):

@@ -22,10 +22,22 @@ ROOT = Path(__file__).parent.parent.parent
 CONNECTOR = Path(millstream.__file__).parent / "connector"
 
 SAMPLES: dict[type[m.Frame], m.Frame] = {
-    m.Hello: m.Hello(m.SOURCE_VERSION, "", "p", ""), m.Ok: m.Ok(5), m.Error: m.Error("no"), m.Notify: m.Notify(1, "s", 0), m.NotifyAck: m.NotifyAck(True, 1, None),
-    m.Message: m.Message(1, 7, b"x"), m.Ack: m.Ack(1, ((1, 3),)), m.Restart: m.Restart(""), m.Eos: m.Eos(1), m.ListUncommitted: m.ListUncommitted(1),
-    m.ReplyUncommitted: m.ReplyUncommitted(1), m.Phase1: m.Phase1("t", ()), m.Vote: m.Vote("t", True), m.Phase2: m.Phase2("t", True), m.WorkersLeft: m.WorkersLeft(1, ()),
-}  # fmt: skip
+    m.Hello: m.Hello(m.SOURCE_VERSION, "", "p", ""),
+    m.Ok: m.Ok(5),
+    m.Error: m.Error("no"),
+    m.Notify: m.Notify(1, "s", 0),
+    m.NotifyAck: m.NotifyAck(True, 1, None),
+    m.Message: m.Message(1, 7, b"x"),
+    m.Ack: m.Ack(1, ((1, 3),)),
+    m.Restart: m.Restart(""),
+    m.Eos: m.Eos(1),
+    m.ListUncommitted: m.ListUncommitted(1),
+    m.ReplyUncommitted: m.ReplyUncommitted(1),
+    m.Phase1: m.Phase1("t", ()),
+    m.Vote: m.Vote("t", True),
+    m.Phase2: m.Phase2("t", True),
+    m.WorkersLeft: m.WorkersLeft(1, ()),
+}
 
 
 # ---- the server
@@ -45,7 +57,11 @@ def server_in(state: Server, stream: ServerStream) -> tuple[Desk, SourceSession]
     return desk, session
 
 
-SITUATIONS = [(Server.INITIAL, ServerStream.ABSENT), *((Server.READY, stream) for stream in ServerStream), (Server.CLOSED, ServerStream.ABSENT)]
+SITUATIONS = [
+    (Server.INITIAL, ServerStream.ABSENT),
+    *((Server.READY, stream) for stream in ServerStream),
+    (Server.CLOSED, ServerStream.ABSENT),
+]
 
 
 @pytest.mark.parametrize(("state", "stream", "kind"), [(*s, kind) for s, kind in itertools.product(SITUATIONS, m.KINDS)])
@@ -113,8 +129,11 @@ def client_in(state: Client, stream: ClientStream) -> PushSession:
 
 
 CLIENT_SITUATIONS = [
-    (Client.INITIAL, ClientStream.ABSENT), (Client.AWAIT_OK, ClientStream.ABSENT), *((Client.READY, stream) for stream in ClientStream), (Client.CLOSED, ClientStream.ABSENT),
-]  # fmt: skip
+    (Client.INITIAL, ClientStream.ABSENT),
+    (Client.AWAIT_OK, ClientStream.ABSENT),
+    *((Client.READY, stream) for stream in ClientStream),
+    (Client.CLOSED, ClientStream.ABSENT),
+]
 
 
 @pytest.mark.parametrize(("state", "stream", "kind"), [(*s, kind) for s, kind in itertools.product(CLIENT_SITUATIONS, m.KINDS)])
@@ -135,8 +154,12 @@ def test_every_message_to_the_client_does_what_its_cell_says(state: Client, stre
 
 
 ACTIONS: dict[type[m.Frame], Any] = {
-    m.Hello: lambda s: s.greet(), m.Notify: lambda s: s.notify(1, "s"), m.Message: lambda s: s.push(1, 1, 50), m.Eos: lambda s: s.end(1), m.Error: lambda s: s.give_up("no"),
-}  # fmt: skip
+    m.Hello: lambda s: s.greet(),
+    m.Notify: lambda s: s.notify(1, "s"),
+    m.Message: lambda s: s.push(1, 1, 50),
+    m.Eos: lambda s: s.end(1),
+    m.Error: lambda s: s.give_up("no"),
+}
 
 
 @pytest.mark.parametrize(("state", "stream", "kind"), [(*s, kind) for s, kind in itertools.product(CLIENT_SITUATIONS, ACTIONS)])
@@ -171,7 +194,22 @@ def test_the_diagrams_of_the_docs_are_those_of_the_tables(name: str) -> None:
 
 
 def test_what_decides_knows_no_sockets_files_or_clocks() -> None:
-    impure = {"os", "io", "socket", "ssl", "threading", "asyncio", "time", "random", "secrets", "pathlib", "select", "selectors", "pyspark", "pyarrow"}
+    impure = {
+        "os",
+        "io",
+        "socket",
+        "ssl",
+        "threading",
+        "asyncio",
+        "time",
+        "random",
+        "secrets",
+        "pathlib",
+        "select",
+        "selectors",
+        "pyspark",
+        "pyarrow",
+    }
     for name in ("source_tables", "source_streams", "source_session", "push_session", "source_frames", "intake_batch"):
         tree = ast.parse((CONNECTOR / f"{name}.py").read_text())
         imported = {alias.name.split(".")[0] for node in ast.walk(tree) if isinstance(node, ast.Import) for alias in node.names}

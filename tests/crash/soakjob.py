@@ -62,11 +62,14 @@ def pipeline(work: Path) -> ms.Pipeline:
     p = ms.Pipeline("soak")
     streams = [
         p.inject(
-            name, ms.sources.files(work / name, schema="key string, n long, at long, id string", format="json", max_files_per_epoch=4),
-            timestamp="at", id="id", watermark=ms.watermarks.bounded("1s"),
+            name,
+            ms.sources.files(work / name, schema="key string, n long, at long, id string", format="json", max_files_per_epoch=4),
+            timestamp="at",
+            id="id",
+            watermark=ms.watermarks.bounded("1s"),
         )
         for name in SOURCES
-    ]  # fmt: skip
+    ]
     steps = p.compute(Steps, *streams, key="key", produces="steps", production=ms.WEAK)
     groups = p.compute(Groups, steps, key=group_of, produces="groups", production=ms.STRONG)
     windows = p.compute(Windows, groups, key=same_key, produces="windows", production=ms.ADAPTIVE, slow_after="300ms")

@@ -43,7 +43,21 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
         except OSError:
             time.sleep(0.1)
     for index in range(2):
-        worker = [*command, "org.apache.spark.deploy.worker.Worker", url, "--host", "127.0.0.1", "--cores", "1", "--memory", "1g", "--webui-port", "0", "-d", str(folder / str(index))]
+        worker = [
+            *command,
+            "org.apache.spark.deploy.worker.Worker",
+            url,
+            "--host",
+            "127.0.0.1",
+            "--cores",
+            "1",
+            "--memory",
+            "1g",
+            "--webui-port",
+            "0",
+            "-d",
+            str(folder / str(index)),
+        ]
         processes.append(subprocess.Popen(worker, env=env, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL))
     yield url
     for process in processes:
@@ -67,11 +81,29 @@ def test_an_executor_killed_in_mid_epoch_and_a_stalled_attempt_overtaken_by_spec
     support.write_queries(tmp_path / "queries", files)
     killed_in, overtaken_in = files[2][5]["id"], files[4][5]["id"]
     process = support.start_job(
-        tmp_path, "--drain", "--master", cluster, "--shards", "2", "--stall", f"{killed_in}=6", "--stall", f"{overtaken_in}=20",
-        "--conf", "spark.speculation=true", "--conf", "spark.speculation.interval=200ms", "--conf", "spark.speculation.quantile=0.3",
-        "--conf", "spark.speculation.multiplier=2", "--conf", "spark.speculation.minTaskRuntime=500ms",
-        "--conf", "spark.speculation.task.duration.threshold=15s",
-    )  # fmt: skip
+        tmp_path,
+        "--drain",
+        "--master",
+        cluster,
+        "--shards",
+        "2",
+        "--stall",
+        f"{killed_in}=6",
+        "--stall",
+        f"{overtaken_in}=20",
+        "--conf",
+        "spark.speculation=true",
+        "--conf",
+        "spark.speculation.interval=200ms",
+        "--conf",
+        "spark.speculation.quantile=0.3",
+        "--conf",
+        "spark.speculation.multiplier=2",
+        "--conf",
+        "spark.speculation.minTaskRuntime=500ms",
+        "--conf",
+        "spark.speculation.task.duration.threshold=15s",
+    )
     try:
         marker = tmp_path / f"stalled-{killed_in}"
         deadline = time.monotonic() + 90

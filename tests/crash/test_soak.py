@@ -43,7 +43,9 @@ class Feeder(threading.Thread):
                 rows = []
                 for _ in range(RATE // 6):
                     at = START + int((time.monotonic() - began) * 1000)
-                    rows.append({"key": f"k{dice.randrange(KEYS)}", "n": dice.randrange(1000), "at": at, "id": f"{source}-{number[source]:09d}"})
+                    rows.append(
+                        {"key": f"k{dice.randrange(KEYS)}", "n": dice.randrange(1000), "at": at, "id": f"{source}-{number[source]:09d}"}
+                    )
                     number[source] += 1
                 rows += dice.sample(rows, len(rows) // 100)
                 hidden = self.work / source / f".{index:06d}"
@@ -86,8 +88,15 @@ def test_ten_minutes_of_kills_lose_nothing_double_nothing_and_keep_the_order(tmp
     feeder.join()
     done = subprocess.run([*command, "--drain"], capture_output=True, text=True, timeout=900)
     assert done.returncode == 0, done.stdout + done.stderr[-3000:]
-    verdict = json.loads(subprocess.run([sys.executable, str(HERE / "soakverify.py"), str(tmp_path)], capture_output=True, text=True, check=True).stdout)
-    verdict.update(epochs=newest(tmp_path) + 1, kills=kills, recovery_median=round(statistics.median(recoveries), 1), recovery_longest=round(max(recoveries), 1))
+    verdict = json.loads(
+        subprocess.run([sys.executable, str(HERE / "soakverify.py"), str(tmp_path)], capture_output=True, text=True, check=True).stdout
+    )
+    verdict.update(
+        epochs=newest(tmp_path) + 1,
+        kills=kills,
+        recovery_median=round(statistics.median(recoveries), 1),
+        recovery_longest=round(max(recoveries), 1),
+    )
     print(json.dumps(verdict))
     (Path(os.environ.get("MILLSTREAM_SOAK_REPORT", tmp_path / "report.json"))).write_text(json.dumps(verdict))
     assert (verdict["lost"], verdict["doubled"], verdict["out_of_order"], verdict["wrong"]) == (0, 0, 0, 0), verdict

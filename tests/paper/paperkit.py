@@ -67,7 +67,9 @@ def key(record: ms.Record) -> Any:
 
 def rows(count: int = 30, seed: int = 1) -> list[dict[str, Any]]:
     dice = random.Random(seed)
-    return [{"k": dice.choice("abcd"), "n": dice.randrange(9), "at": 1_000 + 10 * i + dice.randrange(50), "id": str(i)} for i in range(count)]
+    return [
+        {"k": dice.choice("abcd"), "n": dice.randrange(9), "at": 1_000 + 10 * i + dice.randrange(50), "id": str(i)} for i in range(count)
+    ]
 
 
 def inject(p: ms.Pipeline, **options: Any) -> ms.Stream:
@@ -88,7 +90,9 @@ def dice(production: str) -> ms.Pipeline:
     return p
 
 
-def simulate(pipeline: ms.Pipeline, faults: Sequence[Fault], seed: int = 1, guards: str = "", plan: Plan | None = None) -> tuple[Simulation, Any]:
+def simulate(
+    pipeline: ms.Pipeline, faults: Sequence[Fault], seed: int = 1, guards: str = "", plan: Plan | None = None
+) -> tuple[Simulation, Any]:
     """One run under a schedule made by hand; the simulation and the last manifest."""
     plan = plan or make_plan([("in", row) for row in rows()], seed)
     simulation = Simulation(pipeline.program(), repeated(plan, faults), faults, seed, guards=Guards.without(guards))

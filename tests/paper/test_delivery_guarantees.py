@@ -66,7 +66,11 @@ def test_6_1_2_a_stored_production_is_named_by_one_manifest_and_then_collected()
 def test_6_1_2_code_that_is_not_deterministic_is_safe_before_a_strong_edge() -> None:
     """Whatever fails and is repeated: what the consumer got is what the producer remembers having said."""
     for seed in range(25):
-        faults = [Fault("recompute", 1, task=seed % 4), Fault("retry", 2, task=(seed + 1) % 4), Fault("crash", 3, POINTS[seed % len(POINTS)])]
+        faults = [
+            Fault("recompute", 1, task=seed % 4),
+            Fault("retry", 2, task=(seed + 1) % 4),
+            Fault("crash", 3, POINTS[seed % len(POINTS)]),
+        ]
         simulation, end = simulate(dice(ms.STRONG), faults, seed)
         said, heard = states(simulation, end, "Dice"), states(simulation, end, "Gather")
         assert {k: sorted(v) for k, v in said.items()} == {k: sorted(v) for k, v in heard.items()}

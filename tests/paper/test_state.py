@@ -29,7 +29,12 @@ class Everything(ms.Computation):
 
 def everything() -> ms.Pipeline:
     p = ms.Pipeline("everything")
-    p.compute(Sum, p.compute(Counted, p.compute(Everything, inject(p), key="k", produces="all"), key=key, produces="counted"), key=key, produces="sums")
+    p.compute(
+        Sum,
+        p.compute(Counted, p.compute(Everything, inject(p), key="k", produces="all"), key=key, produces="counted"),
+        key=key,
+        produces="sums",
+    )
     return p
 
 
@@ -89,7 +94,9 @@ def test_6_2_network_remnants_of_a_replaced_run_are_refused_and_counted() -> Non
 
 
 def test_6_2_tokens_grow() -> None:
-    _, end = simulate(sums(), [Fault("crash", 1, "epoch.2-read"), Fault("crash", 2, "epoch.6-committed"), Fault("crash", 3, "task.4-staging")])
+    _, end = simulate(
+        sums(), [Fault("crash", 1, "epoch.2-read"), Fault("crash", 2, "epoch.6-committed"), Fault("crash", 3, "task.4-staging")]
+    )
     numbers = [int(token.split("-")[0]) for _, token in end.runs]
     assert numbers == sorted(set(numbers)) and numbers[-1] == 4
 

@@ -47,8 +47,10 @@ def test_4_5_the_low_watermark_is_the_recursive_minimum_and_never_goes_back(data
                 runner.store(stream, consumer, data.draw(st.booleans()))
         runner.epoch()
         low = engine.low_watermarks
-        stored = {"Left": engine.topology.edges["left", "Join"] == ms.STRONG or ("left", "Join") in engine.storing,
-                  "Right": engine.topology.edges["right", "Join"] == ms.STRONG or ("right", "Join") in engine.storing}  # fmt: skip
+        stored = {
+            "Left": engine.topology.edges["left", "Join"] == ms.STRONG or ("left", "Join") in engine.storing,
+            "Right": engine.topology.edges["right", "Join"] == ms.STRONG or ("right", "Join") in engine.storing,
+        }
         assert low["Left"] == max(before["Left"], injected["one"])
         assert low["Right"] == max(before["Right"], min(injected["one"], injected["two"]))
         fed = [outputs[name] if stored[name] else low[name] for name in ("Left", "Right")]

@@ -25,8 +25,12 @@ SCHEMA = "k string, n long, at long"
 
 def counting(work: Path, computation: Callable[[], ms.Computation], sink: ms.sinks.Memory | None = None, **options: Any) -> ms.Pipeline:
     p = ms.Pipeline("bad")
-    source = ms.sources.files(work / "in", schema=options.pop("schema", SCHEMA), format=options.pop("format", "json"), max_files_per_epoch=1)
-    stream = p.inject("in", source, timestamp=options.pop("timestamp", "at"), **{k: options.pop(k) for k in ("id", "value") if k in options})
+    source = ms.sources.files(
+        work / "in", schema=options.pop("schema", SCHEMA), format=options.pop("format", "json"), max_files_per_epoch=1
+    )
+    stream = p.inject(
+        "in", source, timestamp=options.pop("timestamp", "at"), **{k: options.pop(k) for k in ("id", "value") if k in options}
+    )
     out = p.compute(computation, stream, key=options.pop("key", "k"), produces="out", **options)
     p.emit(out, sink or ms.sinks.memory())
     return p
@@ -50,7 +54,9 @@ def good(start: int = 0) -> list[dict[str, Any]]:
     ("row", "named"),
     [({"k": None, "n": 1, "at": BASE}, "its key"), ({"k": "a", "n": 1, "at": None}, "its timestamp")],
 )
-def test_a_null_key_or_timestamp_names_stream_and_row_and_loses_nothing(spark: Any, tmp_path: Path, row: dict[str, Any], named: str) -> None:
+def test_a_null_key_or_timestamp_names_stream_and_row_and_loses_nothing(
+    spark: Any, tmp_path: Path, row: dict[str, Any], named: str
+) -> None:
     sink = ms.sinks.memory()
     write(tmp_path / "in", "a.json", good())
     run(counting(tmp_path, Sum, sink), spark, tmp_path, drain=False)
@@ -97,7 +103,13 @@ class Bad(Sum):
 
 @pytest.mark.parametrize(
     ("fault", "says"),
-    [("raise", "three is too many"), ("state", "lock"), ("value", "stream 'out'"), ("older", "older than what caused it"), ("stream", "nowhere")],
+    [
+        ("raise", "three is too many"),
+        ("state", "lock"),
+        ("value", "stream 'out'"),
+        ("older", "older than what caused it"),
+        ("stream", "nowhere"),
+    ],
 )
 def test_a_hook_that_fails_names_computation_key_and_record_and_loses_nothing(spark: Any, tmp_path: Path, fault: str, says: str) -> None:
     sink = ms.sinks.memory()
@@ -123,7 +135,9 @@ def test_a_hook_that_fails_names_computation_key_and_record_and_loses_nothing(sp
         ({"key": "d", "schema": "k string, n long, at long, d double"}, "cannot be a key"),
     ],
 )
-def test_unknown_columns_and_unusable_types_are_found_before_anything_runs(spark: Any, tmp_path: Path, change: dict[str, Any], says: str) -> None:
+def test_unknown_columns_and_unusable_types_are_found_before_anything_runs(
+    spark: Any, tmp_path: Path, change: dict[str, Any], says: str
+) -> None:
     write(tmp_path / "in", "a.json", good())
     with pytest.raises(ms.errors.DefinitionError, match=says):
         run(counting(tmp_path, Sum, **change), spark, tmp_path)

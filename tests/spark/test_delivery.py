@@ -77,7 +77,9 @@ def everything(work: Path) -> ms.Pipeline:
         return ms.sources.files(work / name, schema=SCHEMA, format="json", max_files_per_epoch=1)
 
     one = p.inject("one", source("one"), timestamp="at", id="id", watermark=ms.watermarks.bounded("40ms"))
-    two = p.inject("two", source("two"), timestamp="at", id="id", watermark=ms.watermarks.sub_sources("k", ["a", "b"], ms.watermarks.bounded("40ms")))
+    two = p.inject(
+        "two", source("two"), timestamp="at", id="id", watermark=ms.watermarks.sub_sources("k", ["a", "b"], ms.watermarks.bounded("40ms"))
+    )
     passed = p.compute(Pass, one, two, key="k", produces="passed", production=ms.STRONG, late="late", on_error=ms.DEAD_LETTER)
     windows = p.compute(Windows, passed, key=lambda record: record.key, produces="windows", production=ms.ADAPTIVE)
     p.compute(Halve, windows, "again", key=lambda record: record.key, produces=["again", "rounds"], production={"again": ms.STRONG})
@@ -105,7 +107,14 @@ def inputs(count: int, seed: int) -> list[tuple[list[dict[str, Any]], list[dict[
                     rows.append(row)
                     continue
                 late = 400 if dice.random() < 0.05 else 0
-                rows.append({"k": dice.choice("abc"), "n": dice.choice([1, 2, 5, 13]), "at": BASE + 100 * at + dice.randrange(100) - late, "id": f"{source}-{at}-{i}"})
+                rows.append(
+                    {
+                        "k": dice.choice("abc"),
+                        "n": dice.choice([1, 2, 5, 13]),
+                        "at": BASE + 100 * at + dice.randrange(100) - late,
+                        "id": f"{source}-{at}-{i}",
+                    }
+                )
             old += rows
             pair.append(rows)
         files.append((pair[0], pair[1]))
@@ -270,12 +279,17 @@ class Times(ms.Computation):
         (ms.watermarks.files(r"/([0-9]+)\.json"), 2, "oldest file"),
     ],
 )
-def test_every_watermark_policy_works_on_spark_and_says_what_holds_it(spark: Any, tmp_path: Path, policy: Any, expected: int, held_by: str) -> None:
+def test_every_watermark_policy_works_on_spark_and_says_what_holds_it(
+    spark: Any, tmp_path: Path, policy: Any, expected: int, held_by: str
+) -> None:
     p = ms.Pipeline("policies")
     source = ms.sources.files(tmp_path / "in", schema=SCHEMA, format="json", max_files_per_epoch=1)
     p.compute(Times, p.inject("in", source, timestamp="at", watermark=policy), key="k")
     for number in range(3):
-        rows = [{"k": "a", "n": BASE + 5 + number, "at": BASE + 100 * (number + 1), "id": "x"}, {"k": "b", "n": 0, "at": BASE + 100 * number, "id": "y"}]
+        rows = [
+            {"k": "a", "n": BASE + 5 + number, "at": BASE + 100 * (number + 1), "id": "x"},
+            {"k": "b", "n": 0, "at": BASE + 100 * number, "id": "y"},
+        ]
         write(tmp_path / "in", f"{number}.json", rows)
     status = run(p, spark, tmp_path, drain=False).status()
     assert status.injectors[0].watermark == expected

@@ -90,9 +90,11 @@ def test_several_injectors_consumers_inputs_outputs_and_kinds_of_keys(spark: Any
     p = ms.Pipeline("many")
     views = p.inject("views", ms.sources.files(tmp_path / "views", schema="user long, page string, at long"), timestamp="at")
     clicks = p.inject(
-        "clicks", ms.sources.files(tmp_path / "clicks", schema="who long, what string, when double", format="json"),
-        timestamp=F.timestamp_seconds("when"), value="what",
-    )  # fmt: skip
+        "clicks",
+        ms.sources.files(tmp_path / "clicks", schema="who long, what string, when double", format="json"),
+        timestamp=F.timestamp_seconds("when"),
+        value="what",
+    )
     everything, clicked = p.compute(Join, views, clicks, key={"views": "user", "clicks": "who"}, produces=["all", "clicked"])
     pages = p.compute(Last, views, key=["page", "user"], name="Pages", produces="all2")
     upper = p.compute(Last, clicked, views, key={"clicked": lambda record: record.value.upper(), "views": F.upper("page")}, produces="last")
@@ -174,7 +176,10 @@ def test_sinks_each_epoch_gets_a_dataframe_and_a_plain_reader_sees_committed_par
     seen: dict[int, list[Any]] = {}
     p = job.pipeline(tmp_path)
     p.emit("counts", ms.sinks.each_epoch(lambda frame, epoch: seen.__setitem__(epoch, frame.collect())))
-    p.emit("totals", ms.sinks.files(tmp_path / "plain", format="parquet", schema="key long, timestamp long, value struct<second:long,total:long>"))
+    p.emit(
+        "totals",
+        ms.sinks.files(tmp_path / "plain", format="parquet", schema="key long, timestamp long, value struct<second:long,total:long>"),
+    )
     run(p, spark, tmp_path)
     assert sum(row.value["count"] for rows in seen.values() for row in rows) == 120
     assert sorted(seen) == sorted(set(seen)) and all(rows[0].timestamp for rows in seen.values())

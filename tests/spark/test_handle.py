@@ -55,7 +55,9 @@ def test_a_handle_shows_state_output_and_itself(spark: Any, tmp_path: Path, capf
     assert all(line.startswith("counting: ") for line in said), said
 
 
-def test_a_run_that_is_quiet_or_stopped_says_nothing_that_nobody_asked_for(spark: Any, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+def test_a_run_that_is_quiet_or_stopped_says_nothing_that_nobody_asked_for(
+    spark: Any, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
     write(tmp_path / "in", "a.json", [{"k": "tea", "at": BASE}])
     handle = counting(tmp_path).run(spark, checkpoint=tmp_path / "checkpoint", trigger="200ms", quiet=True)
     deadline = time.monotonic() + 60

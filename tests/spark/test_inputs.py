@@ -21,10 +21,22 @@ pytestmark = pytest.mark.spark
 TYPES = """k string, b byte, i int, n long, f float, d double, ok boolean, raw binary, price decimal(10,2), day date, at timestamp, plain timestamp_ntz,
 tags array<int>, place struct<x: double, names: array<string>>, counts map<string,long>"""
 ROW: dict[str, Any] = {
-    "k": "a", "b": 7, "i": -5, "n": 2**40, "f": 0.1, "d": 0.1, "ok": True, "raw": b"\x00\xff", "price": Decimal("12.30"), "day": datetime.date(2024, 2, 29),
-    "at": datetime.datetime(2024, 5, 1, 12, 30, 15, 250_000, tzinfo=datetime.timezone.utc), "plain": datetime.datetime(2024, 5, 1, 12), "tags": [1, None, 3],
-    "place": {"x": 1.5, "names": ["p", "q"]}, "counts": {"one": 1},
-}  # fmt: skip
+    "k": "a",
+    "b": 7,
+    "i": -5,
+    "n": 2**40,
+    "f": 0.1,
+    "d": 0.1,
+    "ok": True,
+    "raw": b"\x00\xff",
+    "price": Decimal("12.30"),
+    "day": datetime.date(2024, 2, 29),
+    "at": datetime.datetime(2024, 5, 1, 12, 30, 15, 250_000, tzinfo=datetime.timezone.utc),
+    "plain": datetime.datetime(2024, 5, 1, 12),
+    "tags": [1, None, 3],
+    "place": {"x": 1.5, "names": ["p", "q"]},
+    "counts": {"one": 1},
+}
 
 
 class Look(ms.Computation):
@@ -67,7 +79,13 @@ def test_rows_have_the_same_python_types_in_the_test_kit_and_on_spark(spark: Any
 
 @pytest.mark.parametrize(
     "ddl",
-    [TYPES, "a INT NOT NULL COMMENT 'it''s', `b c` STRING", "x: long, y: map<string, array<struct<p:int,q:decimal(5,3)>>>", "struct<a:bigint,b:varchar(10)>", "a decimal, b real, c smallint, d tinyint"],
+    [
+        TYPES,
+        "a INT NOT NULL COMMENT 'it''s', `b c` STRING",
+        "x: long, y: map<string, array<struct<p:int,q:decimal(5,3)>>>",
+        "struct<a:bigint,b:varchar(10)>",
+        "a decimal, b real, c smallint, d tinyint",
+    ],
 )
 def test_the_schemas_text_is_read_as_spark_reads_it(spark: Any, ddl: str) -> None:
     from pyspark.sql import types as T
@@ -100,7 +118,9 @@ def test_sql_text_as_key_timestamp_and_id_and_a_source_that_is_a_function_of_the
     assert sorted((row.key, row.value) for row in sink.collected) == [("?", 1), ("ann", 1), ("ann", 2), ("bob", 1)]
 
 
-def test_sql_text_that_spark_cannot_read_and_a_column_that_is_missing_are_told_before_anything_is_written(spark: Any, tmp_path: Path) -> None:
+def test_sql_text_that_spark_cannot_read_and_a_column_that_is_missing_are_told_before_anything_is_written(
+    spark: Any, tmp_path: Path
+) -> None:
     write(tmp_path / "in", "a.json", [{"k": "a", "n": 1, "at": BASE}])
 
     def pipeline(key: str) -> ms.Pipeline:
@@ -127,7 +147,13 @@ def forgiving(work: Path, format: str, **options: Any) -> tuple[ms.Pipeline, Any
 def test_nulls_and_rows_that_do_not_fit_the_schema_become_dead_letters_with_their_file(spark: Any, tmp_path: Path) -> None:
     (tmp_path / "in").mkdir()
     good = [{"k": "a", "n": 1, "at": BASE + i} for i in range(3)]
-    bad = ['{"k": null, "n": 1, "at": 5}', '{"k": "a", "n": "many", "at": 6}', "no json at all", '{"k": "a", "n": 1}', '{"k": "b", "n": 1, "at": 9223372036854775807}']
+    bad = [
+        '{"k": null, "n": 1, "at": 5}',
+        '{"k": "a", "n": "many", "at": 6}',
+        "no json at all",
+        '{"k": "a", "n": 1}',
+        '{"k": "b", "n": 1, "at": 9223372036854775807}',
+    ]
     (tmp_path / "in" / "a.json").write_text("\n".join([json.dumps(row) for row in good] + bad) + "\n")
     p, out, dead = forgiving(tmp_path, "json")
     run(p, spark, tmp_path)
@@ -156,7 +182,11 @@ def test_a_csv_header_gets_its_hint(spark: Any, tmp_path: Path) -> None:
 def test_a_directory_that_is_missing_is_called_missing(spark: Any, tmp_path: Path) -> None:
     for format in ("json", None):
         p = ms.Pipeline("missing")
-        p.compute(Sum, p.inject("in", ms.sources.files(tmp_path / "nowhere", schema="k string, n long, at long", format=format), timestamp="at"), key="k")
+        p.compute(
+            Sum,
+            p.inject("in", ms.sources.files(tmp_path / "nowhere", schema="k string, n long, at long", format=format), timestamp="at"),
+            key="k",
+        )
         with pytest.raises(ms.errors.DefinitionError, match=r"nowhere\. Make"):
             run(p, spark, tmp_path)
 
@@ -230,5 +260,7 @@ def test_three_runs_from_cron_give_what_one_continuous_run_gives(spark: Any, tmp
         runner.run()
         before = len(runner.output("second")) - len(sink.collected)
         assert [(row.key, row.value, row.timestamp) for row in sink.collected] == runner.output("second")[before:], f"after run {number}"
-        assert {c.name: c.low_watermark for c in status.computations} == {name: runner.low_watermark(name) for name in ("Seconds", "Second")}
+        assert {c.name: c.low_watermark for c in status.computations} == {
+            name: runner.low_watermark(name) for name in ("Seconds", "Second")
+        }
     assert len(runner.output("second")) > 10

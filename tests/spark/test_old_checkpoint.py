@@ -38,21 +38,29 @@ def test_the_checkpoint_is_caught_in_the_midst_of_everything(work: Path, monkeyp
     manifest = ManifestLog(open_storage(work / "checkpoint")).latest()
     assert manifest is not None
     counter, totals = manifest.computations["Counter"], manifest.computations["Totals"]
-    assert all(shard.timers > step.MAX_DUE and shard.next_low is not None and shard.next_low <= counter.low_watermark for shard in counter.shards)
+    assert all(
+        shard.timers > step.MAX_DUE and shard.next_low is not None and shard.next_low <= counter.low_watermark for shard in counter.shards
+    )
     assert any(parcel.slices for parcel in manifest.pending), "productions wait on the strong edge"
     assert counter.dedup.dropped and all(shard.ids for shard in counter.shards)
     assert totals.shards[0].keys and set(manifest.sinks) == {"sums", "totals"}
     lengths = [len(runs(shard.segments)) for shard in counter.shards]
     assert lengths == [4, 10], "one shard is folded, the other is not"
     named = {ref.name for shard in counter.shards for ref in shard.segments}
-    assert any("-fold-" in name and name not in named for name in open_storage(work / "checkpoint").list("units")), "and its fold lies there"
+    assert any("-fold-" in name and name not in named for name in open_storage(work / "checkpoint").list("units")), (
+        "and its fold lies there"
+    )
 
 
 def test_it_goes_on_and_ends_like_the_local_engine(work: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     done = subprocess.run(
         [sys.executable, str(support.HERE / "oldjob.py"), str(work), "--go-on"],
-        env={**os.environ, "PYTHONPATH": os.pathsep.join([str(support.HERE), *sys.path])}, capture_output=True, text=True, timeout=180, check=False,
-    )  # fmt: skip
+        env={**os.environ, "PYTHONPATH": os.pathsep.join([str(support.HERE), *sys.path])},
+        capture_output=True,
+        text=True,
+        timeout=180,
+        check=False,
+    )
     assert done.returncode == 0, done.stdout + done.stderr[-3000:]
     monkeypatch.setattr(step, "MAX_DUE", oldjob.MAX_DUE)
     runner = ms.testing.LocalRunner(oldjob.pipeline(work), shards=2)

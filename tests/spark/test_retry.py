@@ -101,16 +101,31 @@ def test_a_zombie_attempt_that_wakes_up_late_changes_nothing_and_is_collected(sp
     times = authority.times(epochs.topology, then, then, before.now, before.epoch)
     order = EpochOrder(before.epoch, epochs.token, epochs.log.read(before.epoch - 1), times, [], os.getpid(), "")
     rows = files[0]
-    table = pa.table({
-        "part": pa.array([0] * len(rows), pa.int32()), "route": pa.array([0] * len(rows), pa.int32()), "key": [r["term"] for r in rows],
-        "ts": [r["at"] for r in rows], "id": [r["id"] for r in rows], "ord": [0] * len(rows),
-        "v0": pa.array([{"nothing": None}] * len(rows), pa.struct([("nothing", pa.bool_())])),
-    })  # fmt: skip
+    table = pa.table(
+        {
+            "part": pa.array([0] * len(rows), pa.int32()),
+            "route": pa.array([0] * len(rows), pa.int32()),
+            "key": [r["term"] for r in rows],
+            "ts": [r["at"] for r in rows],
+            "id": [r["id"] for r in rows],
+            "ord": [0] * len(rows),
+            "v0": pa.array([{"nothing": None}] * len(rows), pa.struct([("nothing", pa.bool_())])),
+        }
+    )
     import msgspec
 
-    zombie = list(task.run_partition(
-        epochs.digest, epochs.blob, epochs.place_bytes, msgspec.msgpack.encode(order), 0, epochs._schemas[0][1], 0, iter(table.to_batches()),
-    ))  # fmt: skip
+    zombie = list(
+        task.run_partition(
+            epochs.digest,
+            epochs.blob,
+            epochs.place_bytes,
+            msgspec.msgpack.encode(order),
+            0,
+            epochs._schemas[0][1],
+            0,
+            iter(table.to_batches()),
+        )
+    )
     assert zombie
     left = set(units.iterdir()) - honest
     assert left, "the zombie staged something"

@@ -35,7 +35,12 @@ def test_state_survives_a_restart_and_output_appears_once(spark: Any, tmp_path: 
         p.emit(sums, sink)
         p.emit(sums, ms.sinks.files(output, storage_options=server.options))
         handle = p.run(
-            spark, checkpoint=checkpoint, storage_options=server.options, spark_checkpoint=tmp_path / "spark", available_now=True, drain=False
+            spark,
+            checkpoint=checkpoint,
+            storage_options=server.options,
+            spark_checkpoint=tmp_path / "spark",
+            available_now=True,
+            drain=False,
         )
         handle.await_termination()
         return sink

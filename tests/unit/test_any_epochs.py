@@ -104,14 +104,18 @@ def test_a_window_that_believes_its_timer_has_fired_is_found(computation: Any, r
 def test_a_watermark_that_hardly_moves_hides_nothing() -> None:
     """The pipeline's own watermark would fire no timer before the end in any cut."""
     p = ms.Pipeline("kit")
-    p.compute(kit.NewWindow, p.inject("in", SOURCE, timestamp="at", id="id", watermark=ms.watermarks.bounded("1h")), key="k", produces="out")
+    p.compute(
+        kit.NewWindow, p.inject("in", SOURCE, timestamp="at", id="id", watermark=ms.watermarks.bounded("1h")), key="k", produces="out"
+    )
     assert EPOCHS in report(p)
     assert_same_in_any_epochs(p, ROWS, watermarks="own")
 
 
 def test_a_hook_that_raises_in_one_cut_only_is_a_difference() -> None:
     said = report(pipeline(kit.Gone))
-    assert said.startswith(f"pipeline 'kit': {EPOCHS}\nthe run ended without error instead of with HookError: computation 'Program', key 'a': KeyError: 'open'")
+    assert said.startswith(
+        f"pipeline 'kit': {EPOCHS}\nthe run ended without error instead of with HookError: computation 'Program', key 'a': KeyError: 'open'"
+    )
 
 
 def test_a_hook_that_always_raises_is_its_own_error() -> None:
@@ -197,7 +201,9 @@ def test_windows_and_sessions_pass(computation: Any, rows: Any) -> None:
     assert_same_in_any_epochs(pipeline(computation), rows)
 
 
-@pytest.mark.parametrize("rows", [{"one": MIXED[:15], "two": MIXED[15:]}, [("one" if at % 3 else "two", row) for at, row in enumerate(MIXED)]])
+@pytest.mark.parametrize(
+    "rows", [{"one": MIXED[:15], "two": MIXED[15:]}, [("one" if at % 3 else "two", row) for at, row in enumerate(MIXED)]]
+)
 def test_joins_pass(rows: Any) -> None:
     assert_same_in_any_epochs(two_streams(Join), rows)
 
@@ -264,7 +270,9 @@ def test_wall_clock_timers_pass_and_fire() -> None:
     fired = []
     p = pipeline(Reminded)
     assert_same_in_any_epochs(p, MIXED)
-    assert_same_in_any_epochs(p, MIXED, compare=lambda runner: fired.append([value for _, value, _ in runner.output("out") if isinstance(value, list)]))
+    assert_same_in_any_epochs(
+        p, MIXED, compare=lambda runner: fired.append([value for _, value, _ in runner.output("out") if isinstance(value, list)])
+    )
     assert all(one == [["reminder", 0]] * 3 for one in fired) and fired
 
 
@@ -371,7 +379,9 @@ def test_compare_says_what_is_equal_and_a_report_says_where_it_is_not() -> None:
     p = pipeline(Running)
     assert_same_in_any_epochs(p, MIXED, compare=lambda runner: runner.state("Program"))
     assert "what compare= gives: at " in report(p, MIXED, compare=lambda runner: sorted(runner.output("out")))
-    assert "what compare= gives: under 'b', " in report(p, MIXED, compare=lambda r: {k: [v for key, v, _ in r.output("out") if key == k] for k in "abc"})
+    assert "what compare= gives: under 'b', " in report(
+        p, MIXED, compare=lambda r: {k: [v for key, v, _ in r.output("out") if key == k] for k in "abc"}
+    )
     assert_same_in_any_epochs(p, MIXED, ignore=["out"])
 
 
@@ -403,9 +413,17 @@ def programs(draw: Any) -> tuple[ms.Pipeline, list[tuple[str, dict[str, Any]]]]:
     one = p.inject("one", SOURCE, timestamp="at", id=draw(st.sampled_from(["id", None])), watermark=policy)
     two = p.inject("two", SOURCE, timestamp="at", id="id", watermark=policy)
     p.compute(Sliding, one, key=draw(st.sampled_from(["k", ["k", "n"]])), produces="first", production=draw(kinds), name="First")
-    p.compute(draw(st.sampled_from([Sliding, Sessions, Windows])), "first", key=draw(st.sampled_from([None, lambda r: "all"])), produces="second", name="Second")
+    p.compute(
+        draw(st.sampled_from([Sliding, Sessions, Windows])),
+        "first",
+        key=draw(st.sampled_from([None, lambda r: "all"])),
+        produces="second",
+        name="Second",
+    )
     p.compute(Join, one, two, key="k", produces="joined", name="Join")
-    times = draw(st.lists(st.tuples(st.sampled_from(["one", "two"]), st.sampled_from("ab"), st.integers(0, 900), st.integers(0, 4)), max_size=14))
+    times = draw(
+        st.lists(st.tuples(st.sampled_from(["one", "two"]), st.sampled_from("ab"), st.integers(0, 900), st.integers(0, 4)), max_size=14)
+    )
     return p, [(stream, {"k": k, "n": n, "at": at, "id": str(number)}) for number, (stream, k, at, n) in enumerate(times)]
 
 
@@ -421,7 +439,11 @@ def test_random_programs_that_are_right_pass(program: Any, shards: int) -> None:
 
 @pytest.mark.parametrize("shards", [0, -1, True, "2", 1.5, 10**6, None])
 def test_a_number_of_shards_that_is_none_is_refused(shards: Any) -> None:
-    for ask in (LocalRunner, functools.partial(assert_exactly_once, records=ROWS), functools.partial(assert_same_in_any_epochs, records=ROWS)):
+    for ask in (
+        LocalRunner,
+        functools.partial(assert_exactly_once, records=ROWS),
+        functools.partial(assert_same_in_any_epochs, records=ROWS),
+    ):
         with pytest.raises(ms.errors.DefinitionError, match=r"^shards=.*give a whole number from 1 to"):
             ask(pipeline(Windows), shards=shards)
 

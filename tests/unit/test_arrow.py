@@ -16,9 +16,16 @@ from millstream.core.record import ListBatch
 from millstream.engine.spark.arrow import to_arrivals
 
 rows = st.lists(
-    st.tuples(st.sampled_from(["a", "b", "\0i7", "é"]), st.integers(0, 3), st.sampled_from(["x", "y", "é", "\U0001f600", "￿", None]), st.integers(-5, 5), st.integers(0, 1)),
-    min_size=1, max_size=40,
-)  # fmt: skip
+    st.tuples(
+        st.sampled_from(["a", "b", "\0i7", "é"]),
+        st.integers(0, 3),
+        st.sampled_from(["x", "y", "é", "\U0001f600", "￿", None]),
+        st.integers(-5, 5),
+        st.integers(0, 1),
+    ),
+    min_size=1,
+    max_size=40,
+)
 
 
 @given(rows, st.booleans())
@@ -26,10 +33,15 @@ rows = st.lists(
 def test_oracle_rows_come_in_the_order_of_key_time_id_and_stream(given_rows: list[Any], one_route: bool) -> None:
     given_rows = [(k, t, id, order, 0 if one_route else route) for k, t, id, order, route in given_rows]
     key, ts, ids, order, route = zip(*given_rows, strict=True)
-    table = pa.table({
-        "key": pa.array(key, pa.string()), "ts": pa.array(ts, pa.int64()), "id": pa.array(ids, pa.string()), "ord": pa.array(order, pa.int64()),
-        "route": pa.array(route, pa.int32()),
-    })  # fmt: skip
+    table = pa.table(
+        {
+            "key": pa.array(key, pa.string()),
+            "ts": pa.array(ts, pa.int64()),
+            "id": pa.array(ids, pa.string()),
+            "ord": pa.array(order, pa.int64()),
+            "route": pa.array(route, pa.int32()),
+        }
+    )
     streams = {0: "z-first", 1: "a-second"}
     batches: Any = {at: ListBatch(streams[at], [], []) for at in sorted(set(route))}
     found = to_arrivals(table, batches, None)

@@ -68,7 +68,8 @@ for line in sys.stdin:
 
 #: A "JVM": starts the daemon, passes lines on to it, and can itself burn, or start a child that burns and wait for it.
 _JVM = """
-daemon = subprocess.Popen([sys.executable, "-c", sys.argv[1], "pyspark.daemon", *sys.argv[2:]], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, bufsize=1)
+daemon = subprocess.Popen([sys.executable, "-c", sys.argv[1], "pyspark.daemon", *sys.argv[2:]], stdin=subprocess.PIPE,
+stdout=subprocess.PIPE, text=True, bufsize=1)
 for line in sys.stdin:
     what, _, seconds = line.strip().partition(" ")
     if what in ("worker", "daemon"):
@@ -215,12 +216,21 @@ def query(*epochs: dict[str, Any]) -> Any:
 
 
 def told(rows: int, tick: int, millis: int, timestamp: str) -> dict[str, Any]:
-    sources = [{"description": "FileStreamSource[here]", "numInputRows": rows}, {"description": "RatePerMicroBatchStream[rowsPerBatch=1]", "numInputRows": tick}]
+    sources = [
+        {"description": "FileStreamSource[here]", "numInputRows": rows},
+        {"description": "RatePerMicroBatchStream[rowsPerBatch=1]", "numInputRows": tick},
+    ]
     return {"numInputRows": rows + tick, "sources": sources, "batchDuration": millis, "timestamp": timestamp}
 
 
 def test_epochs_are_those_with_input_and_the_ticking_source_is_none() -> None:
-    found = measure.progress(query(told(200, 1, 500, "1970-01-01T00:00:10.000Z"), told(0, 1, 40, "1970-01-01T00:00:11.000Z"), told(1, 0, 250, "1970-01-01T00:00:12.500Z")))
+    found = measure.progress(
+        query(
+            told(200, 1, 500, "1970-01-01T00:00:10.000Z"),
+            told(0, 1, 40, "1970-01-01T00:00:11.000Z"),
+            told(1, 0, 250, "1970-01-01T00:00:12.500Z"),
+        )
+    )
     assert found == [Epoch(200, 0.5, 10.0), Epoch(1, 0.25, 12.5)]
     assert [one.ended for one in found] == [10.5, 12.75]
 
@@ -240,11 +250,23 @@ def run_of(rate: float, total: float) -> Measured:
 
 
 def test_ratios_are_millstreams_over_the_others_and_a_variants_over_millstreams() -> None:
-    found = {"sql": [run_of(100, 8)], "millstream": [run_of(150, 4), run_of(200, 6)], "floor": [run_of(400, 2)], "tws": [run_of(10, 100)], "millstream-dedup": [run_of(100, 6)]}
+    found = {
+        "sql": [run_of(100, 8)],
+        "millstream": [run_of(150, 4), run_of(200, 6)],
+        "floor": [run_of(400, 2)],
+        "tws": [run_of(10, 100)],
+        "millstream-dedup": [run_of(100, 6)],
+    }
     assert measure.ratios(found) == {
-        "throughput_vs_tws": 20.0, "cpu_vs_tws": 0.04, "throughput_vs_sql": 2.0, "cpu_vs_sql": 0.5, "throughput_vs_floor": 0.5, "cpu_vs_floor": 2.0,
-        "throughput_dedup_vs_millstream": 0.5, "cpu_dedup_vs_millstream": 1.5,
-    }  # fmt: skip
+        "throughput_vs_tws": 20.0,
+        "cpu_vs_tws": 0.04,
+        "throughput_vs_sql": 2.0,
+        "cpu_vs_sql": 0.5,
+        "throughput_vs_floor": 0.5,
+        "cpu_vs_floor": 2.0,
+        "throughput_dedup_vs_millstream": 0.5,
+        "cpu_dedup_vs_millstream": 1.5,
+    }
     assert measure.ratios({"sql": [run_of(100, 8)]}) == {}
 
 
@@ -280,7 +302,13 @@ def test_a_wrong_a_missing_and_a_doubled_count_are_noticed(tmp_path: Path) -> No
     check("millstream", *rows)
     check("sql", *rows)
     check("sql", rows[0])  # the other second is not complete
-    for way, told in (("millstream", rows[:1]), ("millstream", [rows[0], *rows]), ("sql", rows[1:]), ("sql", [{**rows[0], "value": 3}]), ("tws", [])):
+    for way, told in (
+        ("millstream", rows[:1]),
+        ("millstream", [rows[0], *rows]),
+        ("sql", rows[1:]),
+        ("sql", [{**rows[0], "value": 3}]),
+        ("tws", []),
+    ):
         with pytest.raises(AssertionError):
             check(way, *told)
 
@@ -352,9 +380,21 @@ def test_a_side_runs_with_its_own_millstream_or_not_at_all(tmp_path: Path) -> No
 def test_ratios_of_two_versions_are_of_their_means() -> None:
     ours = compare.mean([Cpu(2, 1, 0.5, 0.5), Cpu(4, 3, 0.5, 1.5)])
     assert ours == Cpu(3, 2, 0.5, 1)
-    assert compare.ratios(ours, Cpu(4, 1, 1, 2)) == {"cpu_vs_other": 0.92, "cpu_without_jit_vs_other": 1.12, "jvm_vs_other": 0.75, "python_vs_other": 2.0, "driver_vs_other": 0.5}
+    assert compare.ratios(ours, Cpu(4, 1, 1, 2)) == {
+        "cpu_vs_other": 0.92,
+        "cpu_without_jit_vs_other": 1.12,
+        "jvm_vs_other": 0.75,
+        "python_vs_other": 2.0,
+        "driver_vs_other": 0.5,
+    }
 
 
 def test_only_settings_that_another_version_can_have_are_passed_on() -> None:
-    settings = [("spark.app.id", "local-1"), ("spark.driver.port", "4711"), ("spark.master", "local[2,4]"), ("spark.python.daemon.module", "millstream.daemon"), ("spark.ui.enabled", "false")]
+    settings = [
+        ("spark.app.id", "local-1"),
+        ("spark.driver.port", "4711"),
+        ("spark.master", "local[2,4]"),
+        ("spark.python.daemon.module", "millstream.daemon"),
+        ("spark.ui.enabled", "false"),
+    ]
     assert once.given(settings) == {"spark.master": "local[2,4]", "spark.ui.enabled": "false"}

@@ -93,8 +93,13 @@ class Count(ms.Computation):
         self.state += 1
 
 
-@pytest.mark.parametrize(("options", "expected", "dropped"), [({}, 2, 1), ({"dedup": None}, 3, 0), ({"dedup": "1s"}, 3, 0), ({"dedup": ms.dedup("1s", slack="1h")}, 2, 1)])
-def test_a_repeated_record_counts_once_unless_the_horizon_has_passed_or_dedup_is_off(options: dict[str, Any], expected: int, dropped: int) -> None:
+@pytest.mark.parametrize(
+    ("options", "expected", "dropped"),
+    [({}, 2, 1), ({"dedup": None}, 3, 0), ({"dedup": "1s"}, 3, 0), ({"dedup": ms.dedup("1s", slack="1h")}, 2, 1)],
+)
+def test_a_repeated_record_counts_once_unless_the_horizon_has_passed_or_dedup_is_off(
+    options: dict[str, Any], expected: int, dropped: int
+) -> None:
     p = ms.Pipeline("dedup")
     source = ms.sources.files("nowhere", schema="k string, at long, id string", format="json")
     p.compute(Count, p.inject("in", source, timestamp="at", id="id", watermark=ms.watermarks.bounded("1h"), **options), key="k")
@@ -108,7 +113,12 @@ def test_a_repeated_record_counts_once_unless_the_horizon_has_passed_or_dedup_is
 
 
 def test_a_horizon_that_is_changed_between_runs_holds_from_then_on() -> None:
-    for before, after, gap, kept in (("1h", "10m", 1_000, False), ("1h", "10m", 17 * 60_000, True), ("10m", "1h", 30 * 60_000, False), ("10m", "1h", 24 * 3_600_000, True)):
+    for before, after, gap, kept in (
+        ("1h", "10m", 1_000, False),
+        ("1h", "10m", 17 * 60_000, True),
+        ("10m", "1h", 30 * 60_000, False),
+        ("10m", "1h", 24 * 3_600_000, True),
+    ):
         store = MemoryStore()
         run(dedup(before), store, SpanFilters(), [b"x"], 10**12, 0)
         keep, _ = run(dedup(after), store, SpanFilters(), [b"x"], 10**12 + gap, 1)

@@ -41,14 +41,35 @@ class NoTruth:
 @pytest.mark.parametrize(
     ("one", "other", "equal"),
     [
-        (1, 1, True), (1, 2, False), (1, 1.0, True), (1, True, False), (0, False, False), (True, True, True),
-        (0.1 + 0.2, 0.3, True), (1e9, 1e9 + 10, False), (float("nan"), float("nan"), True), (2**60, 2**60 + 1, False),
-        ({"a": 1, "b": 2}, {"b": 2, "a": 1}, True), ({"a": 1}, {"a": 1, "b": 2}, False), ({"a": {"b": 0.3}}, {"a": {"b": 0.1 + 0.2}}, True),
-        ([1, [2]], (1, (2,)), True), ([1, 2], [2, 1], False), ([1], [1, 2], False), ("1", 1, False), (None, 0, False), ({1, 2}, {2, 1}, True),
-        (Plain(a=0.3), Plain(a=0.1 + 0.2), True), (Plain(a=1), Plain(a=2), False), (Plain(a=1), Plain(b=1), False), (Struct([1]), Struct((1,)), True),
-        (Struct(1), Struct(2), False), (object(), object(), False), (NoTruth("a"), NoTruth("a"), True), (NoTruth("a"), NoTruth("b"), False),
+        (1, 1, True),
+        (1, 2, False),
+        (1, 1.0, True),
+        (1, True, False),
+        (0, False, False),
+        (True, True, True),
+        (0.1 + 0.2, 0.3, True),
+        (1e9, 1e9 + 10, False),
+        (float("nan"), float("nan"), True),
+        (2**60, 2**60 + 1, False),
+        ({"a": 1, "b": 2}, {"b": 2, "a": 1}, True),
+        ({"a": 1}, {"a": 1, "b": 2}, False),
+        ({"a": {"b": 0.3}}, {"a": {"b": 0.1 + 0.2}}, True),
+        ([1, [2]], (1, (2,)), True),
+        ([1, 2], [2, 1], False),
+        ([1], [1, 2], False),
+        ("1", 1, False),
+        (None, 0, False),
+        ({1, 2}, {2, 1}, True),
+        (Plain(a=0.3), Plain(a=0.1 + 0.2), True),
+        (Plain(a=1), Plain(a=2), False),
+        (Plain(a=1), Plain(b=1), False),
+        (Struct([1]), Struct((1,)), True),
+        (Struct(1), Struct(2), False),
+        (object(), object(), False),
+        (NoTruth("a"), NoTruth("a"), True),
+        (NoTruth("a"), NoTruth("b"), False),
     ],
-)  # fmt: skip
+)
 def test_values_are_the_same_or_not(one: Any, other: Any, equal: bool) -> None:
     assert same(one, other) is same(other, one) is equal
 
@@ -99,13 +120,19 @@ def test_entries_are_told_as_keys_states_timers_and_items() -> None:
     found = told({}, {plain: encode_row(Row(six))})
     assert found is not None and found.startswith("state of 'Program', key 'tea': nothing instead of Kept(count=6")
     timers = [encode_row(Row(five, [(at, "end")])) for at in (10, 20)]
-    assert told({plain: timers[0]}, {plain: timers[1]}, exact=False) == "timers of 'Program', key 'tea': [(10, 'end')] instead of [(20, 'end')]"
+    assert (
+        told({plain: timers[0]}, {plain: timers[1]}, exact=False)
+        == "timers of 'Program', key 'tea': [(10, 'end')] instead of [(20, 'end')]"
+    )
     holds = [encode_row(Row(five, [], [], [(at, "", 0, "")])) for at in (10, 20)]
     assert told({plain: holds[0]}, {plain: holds[1]}) is not None
     assert told({plain: holds[0]}, {plain: holds[1]}, exact=False) is None, "a hold is about time, not a result"
     found = told({item: msgspec.msgpack.encode(1)}, {item: msgspec.msgpack.encode(2)})
     assert found == "state of 'Program', key 'tea', item items[('a', 1)]: 1 instead of 2"
-    assert told({item: msgspec.msgpack.encode(1)}, {}, exact=False) == "state of 'Program', key 'tea', item items[('a', 1)]: 1 instead of nothing"
+    assert (
+        told({item: msgspec.msgpack.encode(1)}, {}, exact=False)
+        == "state of 'Program', key 'tea', item items[('a', 1)]: 1 instead of nothing"
+    )
 
 
 def _bound(kind: StateKind, count: int) -> Kept:

@@ -59,7 +59,9 @@ class StateHold(FirstAndCount):
 
 def behind_a_window(computation: Any, production: str = ms.WEAK) -> ms.Pipeline:
     p = ms.Pipeline("drains")
-    source = p.inject("in", ms.sources.files("in/", schema=SCHEMA, format="json"), timestamp="at", id="id", watermark=ms.watermarks.bounded("20ms"))
+    source = p.inject(
+        "in", ms.sources.files("in/", schema=SCHEMA, format="json"), timestamp="at", id="id", watermark=ms.watermarks.bounded("20ms")
+    )
     windows = p.compute(Window, source, key="k", produces="windows", production=production)
     held = p.compute(computation, windows, key=lambda record: record.key, produces="held")
     p.compute(Window, held, key=lambda record: record.key, produces="last", name="Last")
@@ -83,7 +85,9 @@ def test_a_hold_behind_another_window_is_no_obstacle_to_a_drain(computation: Any
 
 
 def test_holds_and_drains_under_faults() -> None:
-    assert_exactly_once(behind_a_window(FirstAndCount), ROWS, seeds=range(40), epochs="same")  # where a hold stands follows from what was promised
+    assert_exactly_once(
+        behind_a_window(FirstAndCount), ROWS, seeds=range(40), epochs="same"
+    )  # where a hold stands follows from what was promised
 
 
 class Beat(ms.Computation):

@@ -39,7 +39,9 @@ class Windows(ms.Computation):
 
 def rows(count: int, seed: int = 1) -> list[dict[str, Any]]:
     dice = random.Random(seed)
-    return [{"k": dice.choice("abcd"), "n": dice.randrange(9), "at": 1_000 + 10 * i + dice.randrange(50), "id": str(i)} for i in range(count)]
+    return [
+        {"k": dice.choice("abcd"), "n": dice.randrange(9), "at": 1_000 + 10 * i + dice.randrange(50), "id": str(i)} for i in range(count)
+    ]
 
 
 def inject(p: ms.Pipeline, **options: Any) -> ms.Stream:
@@ -138,7 +140,14 @@ class Collatz(ms.Computation):
 
 def collatz() -> ms.Pipeline:
     p = ms.Pipeline("collatz")
-    p.compute(Collatz, inject(p), "again", key={"in": "id", "again": lambda record: record.key}, produces=["again", "done"], production={"again": ms.STRONG})
+    p.compute(
+        Collatz,
+        inject(p),
+        "again",
+        key={"in": "id", "again": lambda record: record.key},
+        produces=["again", "done"],
+        production={"again": ms.STRONG},
+    )
     p.compute(Windows, "done", key=lambda record: "all", produces="windows")
     return p
 
@@ -325,7 +334,14 @@ def test_late_records_go_where_their_input_says() -> None:
     assert runner._engine.late_by == {"one": 1, "two": 1, "three": 1}
     assert runner.late("Reader") == 0, "a late record's own stream is not late again"
     ((key, value, timestamp),) = runner.output("too-late")
-    assert (key, value["value"]["id"], value["timestamp"], value["stream"], value["low_watermark"], timestamp) == ("a", "late one", 1_000, "one", 5_000, 5_000)
+    assert (key, value["value"]["id"], value["timestamp"], value["stream"], value["low_watermark"], timestamp) == (
+        "a",
+        "late one",
+        1_000,
+        "one",
+        5_000,
+        5_000,
+    )
 
 
 class Fragile(ms.Computation):
@@ -380,7 +396,12 @@ def test_dead_letters_go_out_once_what_they_did_is_undone_and_the_rest_goes_on()
     assert sorted(int(value["id"]) for _, value, _ in letters) == [i for i, row in enumerate(given) if row["n"] >= 5]
     assert bad.dead("Fragile") == len(letters)
     first = next(value for _, value, _ in letters if value["value"]["n"] == 5)
-    assert first["error"] == "ValueError: five is right out" and "process_record" in first["traceback"] and first["stream"] == "in" and first["computation"] == "Fragile"
+    assert (
+        first["error"] == "ValueError: five is right out"
+        and "process_record" in first["traceback"]
+        and first["stream"] == "in"
+        and first["computation"] == "Fragile"
+    )
     bad.drain()
     good.drain()
     assert bad.state("Fragile") == good.state("Fragile")

@@ -105,7 +105,11 @@ def test_pieces_of_one_run_are_folded_together_or_not_at_all():
 
 def test_a_base_drops_deletions_and_another_fold_keeps_them():
     storage = MemoryStorage()
-    chain = [write_delta(storage, 0, {b"a": b"1", b"b": b"2"}), write_delta(storage, 1, {b"a": None}), write_delta(storage, 2, {b"c": None})]
+    chain = [
+        write_delta(storage, 0, {b"a": b"1", b"b": b"2"}),
+        write_delta(storage, 1, {b"a": None}),
+        write_delta(storage, 2, {b"c": None}),
+    ]
     (base,) = fold(storage, chain, True, 2)
     assert (list(read_run(storage, [base])), base.first, base.last, base.base) == ([(b"b", b"2")], 0, 2, True)
     (upper,) = fold(storage, chain[1:], False, 2)
@@ -153,9 +157,7 @@ def test_slices_of_one_object_are_told_apart_when_a_fold_is_adopted():
     assert adopt([other], [other], fresh) == fresh
 
 
-histories = st.lists(
-    st.dictionaries(st.integers(0, 12), st.one_of(st.none(), st.integers(0, 99)), max_size=4), min_size=1, max_size=30
-)
+histories = st.lists(st.dictionaries(st.integers(0, 12), st.one_of(st.none(), st.integers(0, 99)), max_size=4), min_size=1, max_size=30)
 
 
 @settings(max_examples=100)

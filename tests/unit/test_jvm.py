@@ -49,7 +49,8 @@ def test_another_java_has_another_archive(tmp_path: Path) -> None:
 
 STACK = """org.apache.spark.SparkException: [FAILED_READ_FILE.NO_HINT] Encountered error while reading file file:/in/a.json. SQLSTATE: KD001
 \tat org.apache.spark.sql.errors.QueryExecutionErrors$.cannotReadFilesError(QueryExecutionErrors.scala:1)
-Caused by: org.apache.spark.SparkException: [MALFORMED_RECORD_IN_PARSING.WITHOUT_SUGGESTION] Malformed records are detected in record parsing: [tea,null]. SQLSTATE: 22023
+Caused by: org.apache.spark.SparkException: [MALFORMED_RECORD_IN_PARSING.WITHOUT_SUGGESTION] Malformed records are detected in record
+parsing: [tea,null]. SQLSTATE: 22023
 \t... 30 more
 """
 

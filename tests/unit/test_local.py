@@ -267,7 +267,11 @@ def test_a_key_function_that_raises_is_a_hook_error():
         runner.run()
 
 
-@pytest.mark.parametrize("row", [{"at": 1, "id": "x"}, {"word": "tea", "id": "x"}, {"word": "tea", "at": "1", "id": "x"}, {"word": "tea", "at": None, "id": "x"}], ids=repr)
+@pytest.mark.parametrize(
+    "row",
+    [{"at": 1, "id": "x"}, {"word": "tea", "id": "x"}, {"word": "tea", "at": "1", "id": "x"}, {"word": "tea", "at": None, "id": "x"}],
+    ids=repr,
+)
 def test_a_row_that_does_not_fit_is_an_input_error(row):
     runner = LocalRunner(windows())
     runner.push("events", row)

@@ -25,9 +25,15 @@ from millstream.state.storage import LocalStorage
 def made(epoch=4, token="run"):
     shard = ShardState([SegmentRef("units/a", 7, 100, 3, 0, 4, True)], keys=2, timers=1, next_low=-5)
     return Manifest(
-        epoch, token, 1_700_000_000_000, [(0, "old"), (3, token)], {"in": Progress(9, 8, 7)},
-        {"C": ComputationState(5, [shard], "pickle", ["in"], 1, 2, 3, 4)}, {"out": [{"staged": "x", "rows": 3}]}, offsets="abc",
-    )  # fmt: skip
+        epoch,
+        token,
+        1_700_000_000_000,
+        [(0, "old"), (3, token)],
+        {"in": Progress(9, 8, 7)},
+        {"C": ComputationState(5, [shard], "pickle", ["in"], 1, 2, 3, 4)},
+        {"out": [{"staged": "x", "rows": 3}]},
+        offsets="abc",
+    )
 
 
 @pytest.fixture

@@ -29,7 +29,13 @@ def bound(store: Any) -> MapState:
 
 def neighbours() -> dict[bytes, bytes]:
     """Entries of other keys and fields that sort right around ours."""
-    others = [sub_prefix(b"te", "pages"), sub_prefix(b"tea", "page"), sub_prefix(b"tea", "pages2"), sub_prefix(b"teb", "pages"), sub_prefix(b"tea", "")]
+    others = [
+        sub_prefix(b"te", "pages"),
+        sub_prefix(b"tea", "page"),
+        sub_prefix(b"tea", "pages2"),
+        sub_prefix(b"teb", "pages"),
+        sub_prefix(b"tea", ""),
+    ]
     return {prefix + subkeys.encode(k): encode("other") for prefix in others for k in (0, 3, 9, "x")}
 
 

@@ -54,7 +54,10 @@ def test_without_onward_it_waits_for_ever() -> None:
 
 
 def test_idle_alone_does_not_help_when_all_are_idle_and_onward_does() -> None:
-    waiting, going = runner_of(a=bounded("0ms", idle="10s"), b=bounded("0ms", idle="10s")), runner_of(a=bounded("0ms", onward="10s"), b=bounded("0ms", onward="10s"))
+    waiting, going = (
+        runner_of(a=bounded("0ms", idle="10s"), b=bounded("0ms", idle="10s")),
+        runner_of(a=bounded("0ms", onward="10s"), b=bounded("0ms", onward="10s")),
+    )
     for runner in (waiting, going):
         runner.push("a", {"k": "x", "at": 500})
         runner.push("b", {"k": "x", "at": 600})
@@ -100,7 +103,17 @@ def test_a_silent_sub_source_goes_on_by_itself() -> None:
     assert after.watermark == 800 and "'a'" in after.holder
 
 
-@pytest.mark.parametrize(("given", "millis"), [("2 seconds", 2000), ("1 minute", 60_000), ("5 mins", 300_000), ("250 milliseconds", 250), (datetime.timedelta(hours=1), 3_600_000), (0, 0)])
+@pytest.mark.parametrize(
+    ("given", "millis"),
+    [
+        ("2 seconds", 2000),
+        ("1 minute", 60_000),
+        ("5 mins", 300_000),
+        ("250 milliseconds", 250),
+        (datetime.timedelta(hours=1), 3_600_000),
+        (0, 0),
+    ],
+)
 def test_durations_as_people_write_them(given: Any, millis: int) -> None:
     assert duration(given) == millis
 

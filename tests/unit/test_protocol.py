@@ -47,7 +47,13 @@ def cycle() -> ms.Pipeline:
 def chain() -> ms.Pipeline:
     p = ms.Pipeline("chain")
     stream = p.compute(Pass, p.inject("in", SOURCE, timestamp="at"), key="k", name="A", produces="a", production=ms.STRONG)
-    p.compute(Pass, p.compute(Pass, stream, key=lambda r: r.key, name="B", produces="b", production=ms.STRONG), key=lambda r: r.key, name="C", produces="c")
+    p.compute(
+        Pass,
+        p.compute(Pass, stream, key=lambda r: r.key, name="B", produces="b", production=ms.STRONG),
+        key=lambda r: r.key,
+        name="C",
+        produces="c",
+    )
     return p
 
 
@@ -90,7 +96,9 @@ def test_while_nobody_listened_nobody_was_silent() -> None:
     one = p.inject("one", SOURCE, timestamp="at")
     two = p.inject("two", SOURCE, timestamp="at", watermark=ms.watermarks.bounded(0, idle="60s"))
     p.compute(Pass, one, two, key="k")
-    plan = Plan([[("one", {"k": "a", "at": 1}), ("two", {"k": "a", "at": 1})], [("one", {"k": "a", "at": 2})], []], [1_000, 700_000, 759_000])
+    plan = Plan(
+        [[("one", {"k": "a", "at": 1}), ("two", {"k": "a", "at": 1})], [("one", {"k": "a", "at": 2})], []], [1_000, 700_000, 759_000]
+    )
     s = Simulation(p.program(), plan, [], 1)
     _Driver(s).run(plan.epochs[0], 0)
     again = _Driver(s)  # ten minutes later
@@ -107,7 +115,9 @@ def test_a_sub_source_never_heard_of_goes_idle_while_others_talk_and_strangers_a
     policy = ms.watermarks.sub_sources("host", ["a", "b"], ms.watermarks.bounded(0, idle="5s"))
     progress = Progress()
     for second in range(8):
-        progress = policy.advance(progress, Seen(2, 100 + second, subs={"a": (100 + second, None), f"stranger {second}": (10**9, None)}), 1_000 * second)
+        progress = policy.advance(
+            progress, Seen(2, 100 + second, subs={"a": (100 + second, None), f"stranger {second}": (10**9, None)}), 1_000 * second
+        )
     assert progress.watermark == 107
     assert list(progress.subs) == ["a"]
 
@@ -179,7 +189,10 @@ BATCHES = [[{"k": "ab"[at % 2], "at": at} for at in range(start, start + 40, 3)]
 def outcome(s: Simulation) -> Any:
     latest = ManifestLog(s.storage).latest()
     assert latest is not None
-    return [(c.records, c.late, c.fired, c.produced, c.low_watermark, [shard.next_low for shard in c.shards]) for c in latest.computations.values()]
+    return [
+        (c.records, c.late, c.fired, c.produced, c.low_watermark, [shard.next_low for shard in c.shards])
+        for c in latest.computations.values()
+    ]
 
 
 def bounded_runs(s: Simulation, killed: int | None = None) -> None:

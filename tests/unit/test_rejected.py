@@ -92,7 +92,9 @@ def test_a_key_function_that_fails_stops_a_consumer_without_dead_letters(product
 @pytest.mark.parametrize("production", [ms.WEAK, ms.STRONG])
 def test_rejected_records_become_dead_letters_exactly_once_under_faults(production: str) -> None:
     rows = [row(at, at % 3, k=None if at % 4 == 0 else "ab"[at % 2]) for at in range(20)] + [row(2**63 - 1)]
-    assert_exactly_once(pipeline(production=production), rows, seeds=range(40), faults=["crash", "retry", "recompute", "zombie", "pause"], epochs="same")
+    assert_exactly_once(
+        pipeline(production=production), rows, seeds=range(40), faults=["crash", "retry", "recompute", "zombie", "pause"], epochs="same"
+    )
 
 
 def test_whoever_reads_dead_letters_without_a_key_of_its_own_gets_those_of_rejected_records_too() -> None:

@@ -76,7 +76,9 @@ def replica(tmp_path: Path):
     found.close()
 
 
-def everything(replica: Replica, log: Log, runs: list[tuple[int, str]] | None = None, epoch: int | None = None, chain: Any = None) -> dict[bytes, bytes]:
+def everything(
+    replica: Replica, log: Log, runs: list[tuple[int, str]] | None = None, epoch: int | None = None, chain: Any = None
+) -> dict[bytes, bytes]:
     """All entries as of the log's last epoch, looked up in all ways."""
     at = log.epoch if epoch is None else epoch
     view = replica.view(log.storage, log.chain if chain is None else chain, None if at < 0 else manifest(at, runs))
@@ -466,7 +468,9 @@ def test_a_process_killed_in_the_middle_of_catching_up_leaves_a_usable_replica(t
     storage = LocalStorage(tmp_path / "log")
     chain, model = _written(storage, 10)
     flag = tmp_path / "flag"
-    child = multiprocessing.get_context("spawn").Process(target=_get_stuck, args=(str(tmp_path / "replicas"), str(storage.root), str(flag), behind))
+    child = multiprocessing.get_context("spawn").Process(
+        target=_get_stuck, args=(str(tmp_path / "replicas"), str(storage.root), str(flag), behind)
+    )
     child.start()
     deadline = time.monotonic() + 30
     while not flag.exists() and time.monotonic() < deadline:

@@ -24,15 +24,23 @@ def test_a_row_has_the_columns_of_the_schema_and_no_others() -> None:
     known = columns("word string, at timestamp, price decimal(6,2), tags array<long>")
     assert known is not None
     assert converted({"word": "tea", "at": 0, "price": "1.5", "more": 1}, known, "in") == {
-        "word": "tea", "at": datetime.datetime(1970, 1, 1, tzinfo=datetime.timezone.utc), "price": Decimal("1.50"), "tags": None,
-    }  # fmt: skip
+        "word": "tea",
+        "at": datetime.datetime(1970, 1, 1, tzinfo=datetime.timezone.utc),
+        "price": Decimal("1.50"),
+        "tags": None,
+    }
 
 
 @pytest.mark.parametrize(
     ("row", "says"),
-    [({"n": "7"}, "'n': '7' (a str) does not fit the type int"), ({"n": 2**31}, "does not fit the type int"), ({"n": True}, "(a bool)"), ({"at": "soon"}, "'at': 'soon'"),
-     ({"place": {"x": "far"}}, "column 'place.x'")],
-)  # fmt: skip
+    [
+        ({"n": "7"}, "'n': '7' (a str) does not fit the type int"),
+        ({"n": 2**31}, "does not fit the type int"),
+        ({"n": True}, "(a bool)"),
+        ({"at": "soon"}, "'at': 'soon'"),
+        ({"place": {"x": "far"}}, "column 'place.x'"),
+    ],
+)
 def test_what_does_not_fit_names_stream_column_value_and_type(row: dict[str, Any], says: str) -> None:
     known = columns("n int, at timestamp, place struct<x: double>")
     assert known is not None
@@ -46,7 +54,9 @@ def test_a_text_that_it_does_not_understand_is_left_to_spark(ddl: str) -> None:
     assert columns(ddl) is None
 
 
-@pytest.mark.parametrize(("where", "says"), [({"key": "wrod"}, "key of computation 'Count'"), ({"timestamp": "when"}, "timestamp"), ({"id": "number"}, "id")])
+@pytest.mark.parametrize(
+    ("where", "says"), [({"key": "wrod"}, "key of computation 'Count'"), ({"timestamp": "when"}, "timestamp"), ({"id": "number"}, "id")]
+)
 def test_a_column_that_the_schema_does_not_have_is_told_before_anything_starts(where: dict[str, str], says: str) -> None:
     class Count(ms.Computation):
         def process_record(self, record: ms.Record) -> None:
@@ -56,7 +66,9 @@ def test_a_column_that_the_schema_does_not_have_is_told_before_anything_starts(w
     named = {"timestamp": "at", "id": "id", "key": "word", **where}
     stream = p.inject("in", ms.sources.files("in/", schema="word string, at long, id string"), timestamp=named["timestamp"], id=named["id"])
     p.compute(Count, stream, key=named["key"])
-    with pytest.raises(ms.errors.DefinitionError, match=rf"injected stream 'in', {says}: there is no column .*; the source has: word, at, id"):
+    with pytest.raises(
+        ms.errors.DefinitionError, match=rf"injected stream 'in', {says}: there is no column .*; the source has: word, at, id"
+    ):
         LocalRunner(p)
 
 

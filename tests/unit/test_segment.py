@@ -108,7 +108,10 @@ def chained(storage, history, cuts):
     return chain
 
 
-histories = st.lists(st.tuples(st.dictionaries(st.binary(min_size=1, max_size=1), st.one_of(st.none(), st.binary(max_size=2)), max_size=8), st.booleans()), max_size=6)
+histories = st.lists(
+    st.tuples(st.dictionaries(st.binary(min_size=1, max_size=1), st.one_of(st.none(), st.binary(max_size=2)), max_size=8), st.booleans()),
+    max_size=6,
+)
 
 
 @settings(max_examples=200)
@@ -128,7 +131,12 @@ def test_a_merged_chain_is_what_a_dict_would_be(history):
 
 
 def test_runs_keep_pieces_of_the_same_epochs_together():
-    refs = [SegmentRef("a", 0, 1, 1, 0, 4, True), SegmentRef("b", 0, 1, 1, 0, 4, True), SegmentRef("c", 0, 1, 1, 5, 5), SegmentRef("d", 0, 1, 1, 6, 8)]
+    refs = [
+        SegmentRef("a", 0, 1, 1, 0, 4, True),
+        SegmentRef("b", 0, 1, 1, 0, 4, True),
+        SegmentRef("c", 0, 1, 1, 5, 5),
+        SegmentRef("d", 0, 1, 1, 6, 8),
+    ]
     assert runs(refs) == [refs[:2], refs[2:3], refs[3:]]
     assert runs([]) == []
 

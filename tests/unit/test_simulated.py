@@ -92,13 +92,24 @@ def test_it_prints_the_first_difference_only_and_cuts_long_values_short() -> Non
 
     def lone(computation: Any) -> list[str]:
         p = ms.Pipeline("lone")
-        p.compute(computation, p.inject("in", SOURCE, timestamp="at", id="id", watermark=ms.watermarks.bounded("30ms")), key="k", produces="sums", name="Lone")
+        p.compute(
+            computation,
+            p.inject("in", SOURCE, timestamp="at", id="id", watermark=ms.watermarks.bounded("30ms")),
+            key="k",
+            produces="sums",
+            name="Lone",
+        )
         said = failing(p, "dedup", faults=["repeat"], seeds=range(30))
         assert said[1].startswith("  1. repeat in epoch") and len(said) == 3
         return said
 
     assert re.fullmatch(r"stream 'sums', key '[abc]': row \d+ of \d+ is \d+ at \d+ instead of (\d+ at \d+|nothing)", lone(Sum)[2])
-    assert re.fullmatch(r"stream 'sums', key 'long': row \d+ of \d+ is 'x+…x+\d+' at \d+ instead of ('x+…x+\d+' at \d+|nothing)", lone(Long)[2]) and len(lone(Long)[2]) < 300
+    assert (
+        re.fullmatch(
+            r"stream 'sums', key 'long': row \d+ of \d+ is 'x+…x+\d+' at \d+ instead of ('x+…x+\d+' at \d+|nothing)", lone(Long)[2]
+        )
+        and len(lone(Long)[2]) < 300
+    )
     assert re.fullmatch(r"state of 'Lone', key '[abc]': \d+ instead of \d+", lone(Quiet)[2])
 
 
@@ -109,9 +120,13 @@ def test_a_pipeline_that_is_not_deterministic_is_found_out() -> None:
         def process_record(self, record: ms.Record) -> None:
             self.produce(next(counter))
 
-    with pytest.raises(AssertionError, match="is not exactly once: not in the state: `counter`; not deterministic: no fault was needed to see it"):
+    with pytest.raises(
+        AssertionError, match="is not exactly once: not in the state: `counter`; not deterministic: no fault was needed to see it"
+    ):
         ms.testing.assert_exactly_once(pipeline(computation=Moody), ROWS, seeds=range(3))
-    with pytest.raises(AssertionError, match=r"is not exactly once. seed 0: not deterministic: no fault was needed to see it\nstream 'sums', key"):
+    with pytest.raises(
+        AssertionError, match=r"is not exactly once. seed 0: not deterministic: no fault was needed to see it\nstream 'sums', key"
+    ):
         ms.testing.assert_exactly_once(pipeline(computation=Moody), ROWS, seeds=range(3), epochs="same")
 
 

@@ -39,7 +39,11 @@ def seen(folder: Path) -> list[dict[str, Any]]:
     for path in sorted(folder.glob("*")):
         if path.is_dir() or path.name.startswith(("_", ".")):
             continue
-        found += pq.ParquetFile(path).read().to_pylist() if path.suffix == ".parquet" else [json.loads(line) for line in path.read_text().splitlines()]
+        found += (
+            pq.ParquetFile(path).read().to_pylist()
+            if path.suffix == ".parquet"
+            else [json.loads(line) for line in path.read_text().splitlines()]
+        )
     return found
 
 
@@ -134,7 +138,7 @@ def test_parquet_has_the_types_of_the_schema(tmp_path):
 
 def test_parquet_without_a_schema_takes_the_types_of_the_values(tmp_path):
     sink = ms.sinks.files(tmp_path, format="parquet")
-    sink.commit(driver(), 3, [sink.stage(task(), [SinkRow(("a", ), 1, 1.5)])])
+    sink.commit(driver(), 3, [sink.stage(task(), [SinkRow(("a",), 1, 1.5)])])
     assert seen(tmp_path) == [{"key": ["a"], "timestamp": 1, "value": 1.5}]
 
 
@@ -155,8 +159,18 @@ BAD = [
     ("object for long", SinkRow("culprit", 1, object()), SCHEMA, "value"),
     ("surrogate", SinkRow("culprit", 1, "\ud800"), pa.schema([("key", pa.string()), ("value", pa.string())]), "value"),
     ("int for string", SinkRow("culprit", 1, 5), pa.schema([("key", pa.string()), ("value", pa.string())]), "value"),
-    ("string for struct", SinkRow("culprit", 1, "x"), pa.schema([("key", pa.string()), ("value", pa.struct([("n", pa.int32())]))]), "value"),
-    ("wrong field of struct", SinkRow("culprit", 1, {"n": "x"}), pa.schema([("key", pa.string()), ("value", pa.struct([("n", pa.int32())]))]), "value"),
+    (
+        "string for struct",
+        SinkRow("culprit", 1, "x"),
+        pa.schema([("key", pa.string()), ("value", pa.struct([("n", pa.int32())]))]),
+        "value",
+    ),
+    (
+        "wrong field of struct",
+        SinkRow("culprit", 1, {"n": "x"}),
+        pa.schema([("key", pa.string()), ("value", pa.struct([("n", pa.int32())]))]),
+        "value",
+    ),
     ("number for list", SinkRow("culprit", 1, 5), pa.schema([("key", pa.string()), ("value", pa.list_(pa.int32()))]), "value"),
     ("not a decimal", SinkRow("culprit", 1, "1.x"), pa.schema([("key", pa.string()), ("value", pa.decimal128(5, 2))]), "value"),
     ("key is no number", SinkRow("culprit", 1, 5), pa.schema([("key", pa.int64()), ("value", pa.int64())]), "key"),

@@ -21,13 +21,26 @@ from millstream.state.sameness import difference
 from millstream.testing import LocalRunner
 
 scalars = st.one_of(
-    st.none(), st.booleans(), st.integers(), st.floats(allow_nan=False), st.text(), st.binary(), st.datetimes(), st.dates(), st.times(),
-    st.timedeltas(), st.decimals(allow_nan=False), st.uuids(), st.datetimes(timezones=st.just(datetime.timezone.utc)),
-)  # fmt: skip
+    st.none(),
+    st.booleans(),
+    st.integers(),
+    st.floats(allow_nan=False),
+    st.text(),
+    st.binary(),
+    st.datetimes(),
+    st.dates(),
+    st.times(),
+    st.timedeltas(),
+    st.decimals(allow_nan=False),
+    st.uuids(),
+    st.datetimes(timezones=st.just(datetime.timezone.utc)),
+)
 keys = st.one_of(st.text(), st.integers(), st.dates(), st.tuples(st.integers(), st.dates()), st.binary())
 values = st.recursive(
-    scalars, lambda inner: st.one_of(st.lists(inner), st.lists(inner).map(tuple), st.dictionaries(keys, inner), st.sets(keys), st.frozensets(keys)), max_leaves=12
-)  # fmt: skip
+    scalars,
+    lambda inner: st.one_of(st.lists(inner), st.lists(inner).map(tuple), st.dictionaries(keys, inner), st.sets(keys), st.frozensets(keys)),
+    max_leaves=12,
+)
 
 
 @given(values)
@@ -39,7 +52,12 @@ def test_an_untyped_state_comes_back_equal_and_of_the_same_types(value: Any) -> 
     assert codec.encode_firm(found) == data, "and encodes to the same bytes"
 
 
-@given(st.recursive(st.one_of(st.none(), st.booleans(), st.integers(-(2**63), 2**63), st.floats(), st.text()), lambda i: st.lists(i) | st.dictionaries(st.text() | st.integers(-9, 9), i)))
+@given(
+    st.recursive(
+        st.one_of(st.none(), st.booleans(), st.integers(-(2**63), 2**63), st.floats(), st.text()),
+        lambda i: st.lists(i) | st.dictionaries(st.text() | st.integers(-9, 9), i),
+    )
+)
 @settings(max_examples=200, deadline=None)
 def test_plain_values_have_the_bytes_they_always_had(value: Any) -> None:
     assert codec.encode_firm(value) == codec.encode_value(value) == msgspec.msgpack.encode(value)
@@ -154,7 +172,11 @@ def test_a_value_of_a_map_is_taken_as_it_is_when_it_is_set() -> None:
 
 def test_productions_keep_dates_and_make_lists_of_tuples() -> None:
     day = datetime.date(2024, 5, 1)
-    assert codec.msgpack.decoder(object)(codec.encode_value({"d": day, "t": (1, {2}), "p": Point(3)})) == {"d": day, "t": [1, [2]], "p": {"x": 3}}
+    assert codec.msgpack.decoder(object)(codec.encode_value({"d": day, "t": (1, {2}), "p": Point(3)})) == {
+        "d": day,
+        "t": [1, [2]],
+        "p": {"x": 3},
+    }
 
 
 def test_a_number_of_a_subclass_is_kept_as_the_number_it_is() -> None:
@@ -182,7 +204,9 @@ def test_a_number_of_a_subclass_is_kept_as_the_number_it_is() -> None:
         check(Measured(1.5, Level.HIGH), codec.msgpack.state_encoder(Measured)(Measured(1.5, Level.HIGH)))
 
 
-@pytest.mark.parametrize(("state", "left"), [(int, 1.5), (int, True), (int, None), (dict, None), (list, ()), (set, [1]), (bool, 1), (str, b"x"), (tuple, [1])])
+@pytest.mark.parametrize(
+    ("state", "left"), [(int, 1.5), (int, True), (int, None), (dict, None), (list, ()), (set, [1]), (bool, 1), (str, b"x"), (tuple, [1])]
+)
 def test_a_state_of_another_class_than_its_built_in_type_is_refused(state: Any, left: Any) -> None:
     def hook(self: Any, record: ms.Record) -> None:
         self.state = left
@@ -204,7 +228,13 @@ class Pair(NamedTuple):
 
 
 @pytest.mark.parametrize(
-    "left", [Loose(collections.defaultdict(int, a=1)), Loose(collections.Counter("a")), Loose(other=Pair(1)), Loose(other={"a": [collections.OrderedDict(b=1)]})]
+    "left",
+    [
+        Loose(collections.defaultdict(int, a=1)),
+        Loose(collections.Counter("a")),
+        Loose(other=Pair(1)),
+        Loose(other={"a": [collections.OrderedDict(b=1)]}),
+    ],
 )
 def test_a_field_that_equals_what_comes_back_and_is_of_another_class_is_refused(left: Any) -> None:
     data = codec.msgpack.state_encoder(Loose)

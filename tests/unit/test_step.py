@@ -146,7 +146,9 @@ def test_any_order_of_arrival_gives_the_same_outcome(rows, data):
 @settings(max_examples=50)
 @given(st.lists(st.tuples(st.sampled_from("ab"), tiny), max_size=6, unique=True), st.data())
 def test_any_order_of_arrival_from_several_streams_gives_the_same_outcome(rows, data):
-    each = [arrivals([(key, time, f"{stream}{at}", [("produce", at)])], stream) for stream in ("x", "y") for at, (key, time) in enumerate(rows)]
+    each = [
+        arrivals([(key, time, f"{stream}{at}", [("produce", at)])], stream) for stream in ("x", "y") for at, (key, time) in enumerate(rows)
+    ]
     found = [row for some in each for row in some]
     shuffled = data.draw(st.permutations(found))
     assert run_step(Scripted(), rows=found) == run_step(Scripted(), rows=shuffled)
@@ -310,7 +312,15 @@ def test_at_the_end_of_time_every_low_watermark_timer_fires_and_no_wall_clock_ti
 
 @pytest.mark.parametrize(
     "op",
-    [("set", "t", 1.5, LOW), ("set", "t", END, LOW), ("set", "t", BEGINNING, WALL), ("set", "t", True, LOW), ("set", 5, 5, LOW), ("set", "t", 5, "noon"), ("cancel", "t", 5, "noon")],
+    [
+        ("set", "t", 1.5, LOW),
+        ("set", "t", END, LOW),
+        ("set", "t", BEGINNING, WALL),
+        ("set", "t", True, LOW),
+        ("set", 5, 5, LOW),
+        ("set", "t", 5, "noon"),
+        ("cancel", "t", 5, "noon"),
+    ],
     ids=repr,
 )
 def test_a_timer_that_makes_no_sense_is_a_hook_error(op):
@@ -452,7 +462,9 @@ def test_many_epochs_go_as_the_dumb_twin_says(history):
         keys, timer_count = keys + counts.keys, timer_count + counts.timers
         assert (keys, timer_count, counts.next_low, counts.next_wall) == dumb_counts(store.entries)
         assert {e for e in store.entries if e.startswith((LOW_TIMER, WALL_TIMER))} == dumb_index(store.entries)
-        assert {e for e in store.entries if e.startswith(ROW)} == {ROW + k.encode() for k, t in twins.items() if t.log or any(t.timers.values())}
+        assert {e for e in store.entries if e.startswith(ROW)} == {
+            ROW + k.encode() for k, t in twins.items() if t.log or any(t.timers.values())
+        }
 
 
 @settings(max_examples=100)
@@ -938,4 +950,9 @@ def grown(old: Any, new: Any) -> tuple[Any, Any]:
 def test_arrivals_stand_grouped_by_key():
     batch = ListBatch("in", [1, 2, 3], ["x", "y", "z"])
     found = Arrivals.of([(key_text("b"), 5, "x", batch, 0), (key_text("a"), 9, "y", batch, 1), (key_text("b"), 4, "z", batch, 2)])
-    assert (list(found.keys), list(found.bounds), list(found.timestamps), list(found.index)) == (["a", "b"], [0, 1, 3], [9, 4, 5], [1, 2, 0])
+    assert (list(found.keys), list(found.bounds), list(found.timestamps), list(found.index)) == (
+        ["a", "b"],
+        [0, 1, 3],
+        [9, 4, 5],
+        [1, 2, 0],
+    )

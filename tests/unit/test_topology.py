@@ -295,7 +295,12 @@ def test_any_graph_is_laid_out_so_that_everything_comes_after_what_it_needs(give
     injectors, computations = given_graph
     found = graph(injectors, computations)
     assert sorted(c.name for c in found.computations) == sorted(c.name for c in computations)
-    place = {name: (group.level, group.index, group.computations.index(name)) for level in found.levels for group in level for name in group.computations}
+    place = {
+        name: (group.level, group.index, group.computations.index(name))
+        for level in found.levels
+        for group in level
+        for name in group.computations
+    }
     maker = {stream: c.name for c in computations for stream in c.produces}
     routed = {(r.stream, r.computation): r for r in found.routes}
     assert len(routed) == len(found.routes)
@@ -336,7 +341,9 @@ def test_watermarks_are_what_recursion_says_and_never_go_back(given_graph, data)
             return max([min(fed), best.get(name, BEGINNING)])
 
         expected = {c.name: low(c.name) for c in computations}
-        standings = propagate(found, {name: Progress(watermark=time) for name, time in at.items()}, {name: Standing(was, was) for name, was in before.items()})
+        standings = propagate(
+            found, {name: Progress(watermark=time) for name, time in at.items()}, {name: Standing(was, was) for name, was in before.items()}
+        )
         now = {name: standing.low for name, standing in standings.items()}
         assert now == expected
         assert all(standing.output == standing.low for standing in standings.values())

@@ -70,10 +70,17 @@ def test_an_error_shows_the_value_as_it_came() -> None:
 
 
 def column_batch() -> ColumnBatch:
-    table = pa.table({
-        "key": ["a", "\0i7", None], "ts": [1, 2, 3], "id": ["x", "y", "z"],
-        "v0": pa.array([{"n": 1, "tags": ["p"]}, {"n": None, "tags": []}, {"n": 3, "tags": None}], pa.struct([("n", pa.int64()), ("tags", pa.list_(pa.string()))])),
-    })  # fmt: skip
+    table = pa.table(
+        {
+            "key": ["a", "\0i7", None],
+            "ts": [1, 2, 3],
+            "id": ["x", "y", "z"],
+            "v0": pa.array(
+                [{"n": 1, "tags": ["p"]}, {"n": None, "tags": []}, {"n": 3, "tags": None}],
+                pa.struct([("n", pa.int64()), ("tags", pa.list_(pa.string()))]),
+            ),
+        }
+    )
     layout = [ValueColumn("k", "key"), ValueColumn("n", ""), ValueColumn("at", "ts"), ValueColumn("tags", "")]
     return ColumnBatch("in", table, "v0", layout, single=False)
 

@@ -24,11 +24,21 @@ def follow(policy: Any, *epochs: tuple[int, Seen]) -> list[int]:
 
 
 def test_bounded_follows_the_newest_record_and_never_goes_back() -> None:
-    assert follow(w.bounded("2s"), (0, Seen(1, 10_000)), (1, Seen(1, 4_000)), (2, Seen()), (3, Seen(1, 12_000))) == [8_000, 8_000, 8_000, 10_000]
+    assert follow(w.bounded("2s"), (0, Seen(1, 10_000)), (1, Seen(1, 4_000)), (2, Seen()), (3, Seen(1, 12_000))) == [
+        8_000,
+        8_000,
+        8_000,
+        10_000,
+    ]
 
 
 def test_a_column_declares_the_watermark_and_never_takes_it_back() -> None:
-    assert follow(w.declared("upto"), (0, Seen(1, 50, mark=5)), (1, Seen(1, 90, mark=3)), (2, Seen(1, 91)), (3, Seen(1, 95, mark=70))) == [5, 5, 5, 70]
+    assert follow(w.declared("upto"), (0, Seen(1, 50, mark=5)), (1, Seen(1, 90, mark=3)), (2, Seen(1, 91)), (3, Seen(1, 95, mark=70))) == [
+        5,
+        5,
+        5,
+        70,
+    ]
 
 
 def test_what_a_callable_declares_counts_from_the_next_epoch_but_one() -> None:
@@ -156,11 +166,17 @@ def test_the_oldest_file_not_yet_read_holds_the_watermark() -> None:
 @pytest.mark.parametrize(
     "wrong",
     [
-        lambda: w.bounded("-1s"), lambda: w.percentile(1), lambda: w.percentile(0), lambda: w.sub_sources("c", "ab", w.bounded(0)),
-        lambda: w.sub_sources("c", [], w.bounded(0)), lambda: w.sub_sources("c", ["a"], w.declared(lambda: 1)), lambda: w.declared(7),
-        lambda: w.bounded(0, idle=0), lambda: w.files("log"),
+        lambda: w.bounded("-1s"),
+        lambda: w.percentile(1),
+        lambda: w.percentile(0),
+        lambda: w.sub_sources("c", "ab", w.bounded(0)),
+        lambda: w.sub_sources("c", [], w.bounded(0)),
+        lambda: w.sub_sources("c", ["a"], w.declared(lambda: 1)),
+        lambda: w.declared(7),
+        lambda: w.bounded(0, idle=0),
+        lambda: w.files("log"),
     ],
-)  # fmt: skip
+)
 def test_wrong_policies_are_told_at_once(wrong: Any) -> None:
     with pytest.raises(ms.errors.DefinitionError):
         wrong()

@@ -35,4 +35,17 @@ from millstream.connector.sink_stats import SinkStats
 from millstream.connector.source_server import SourceServer
 from millstream.connector.worker import WorkerClient
 
-__all__ = ["Files", "Memory", "Open", "Output", "Postgres", "PushClient", "SinkServer", "SinkStats", "SourceServer", "Standing", "Tls", "WorkerClient"]
+__all__ = [
+    "Files",
+    "Memory",
+    "Open",
+    "Output",
+    "Postgres",
+    "PushClient",
+    "SinkServer",
+    "SinkStats",
+    "SourceServer",
+    "Standing",
+    "Tls",
+    "WorkerClient",
+]

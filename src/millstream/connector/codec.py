@@ -150,7 +150,9 @@ def message_head(stream: int, id: int, payload: int, event_time: int = 0, key: b
     try:
         return _MESSAGE.pack(MESSAGE_OVERHEAD + len(key) + payload, _MESSAGE_TAG, stream, id, event_time, len(key)) + key
     except struct.error:
-        raise LocalProtocolError(f"stream {stream}, id {id} or event time {event_time} does not fit into 64 bits, or the payload is too long") from None
+        raise LocalProtocolError(
+            f"stream {stream}, id {id} or event time {event_time} does not fit into 64 bits, or the payload is too long"
+        ) from None
 
 
 def _read_message(r: _Reader) -> m.Message:

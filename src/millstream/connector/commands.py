@@ -26,13 +26,21 @@ _TOLD_EVERY = 0.25  # seconds
 
 def add_commands(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     """Adds them to a parser's subcommands."""
-    sink = commands.add_parser("sink", help="take what pipelines commit, over TCP", description="Runs a sink server for the two-phase-commit connector protocol.")
-    sink.add_argument("--listen", metavar="HOST:PORT", default="127.0.0.1:7400", help="where to listen (127.0.0.1:7400); port 0 is any free one")
+    sink = commands.add_parser(
+        "sink", help="take what pipelines commit, over TCP", description="Runs a sink server for the two-phase-commit connector protocol."
+    )
+    sink.add_argument(
+        "--listen", metavar="HOST:PORT", default="127.0.0.1:7400", help="where to listen (127.0.0.1:7400); port 0 is any free one"
+    )
     where = sink.add_mutually_exclusive_group(required=True)
     where.add_argument("--dir", metavar="DIR", type=Path, help="a file per worker, in this directory")
     where.add_argument("--postgres", metavar="DSN", help="a row per line, in this database")
     sink.add_argument("--table", metavar="NAME", default="lines", help="with --postgres: the table (lines)")
-    sink.add_argument("--cookie", metavar="C", help="the secret that workers must know; the variable MILLSTREAM_COOKIE does as well, and is not seen by others")
+    sink.add_argument(
+        "--cookie",
+        metavar="C",
+        help="the secret that workers must know; the variable MILLSTREAM_COOKIE does as well, and is not seen by others",
+    )
     sink.add_argument("--tls-cert", metavar="FILE", help="switches TLS on: the server's certificate")
     sink.add_argument("--tls-key", metavar="FILE", help="its key")
     sink.add_argument("--tls-ca", metavar="FILE", help="also demands certificates of the workers, signed by this CA")
@@ -40,7 +48,9 @@ def add_commands(commands: argparse._SubParsersAction[argparse.ArgumentParser]) 
     sink.add_argument("--quiet", action="store_true", help="do not say who connects, who disconnects and what is committed")
     sink.set_defaults(command=_sink)
 
-    read = commands.add_parser("sink-read", help="print what a sink has committed", description="Prints the committed bytes of a worker, and no others.")
+    read = commands.add_parser(
+        "sink-read", help="print what a sink has committed", description="Prints the committed bytes of a worker, and no others."
+    )
     read.add_argument("dir", metavar="DIR", type=Path)
     read.add_argument("worker", metavar="WORKER", nargs="?", help="the worker's name; without it, the names are listed")
     read.add_argument("--follow", action="store_true", help="go on with what is committed later")
@@ -64,7 +74,10 @@ def _sink(args: argparse.Namespace) -> int:
             _tell(narrator)
     _tell(narrator, last=True)
     done = server.stats()
-    print(f"sink: stopped; what was promised is kept ({done.commits:,} transactions with {done.bytes_committed:,} bytes were committed)", flush=True)
+    print(
+        f"sink: stopped; what was promised is kept ({done.commits:,} transactions with {done.bytes_committed:,} bytes were committed)",
+        flush=True,
+    )
     return 0
 
 

@@ -94,7 +94,9 @@ class Intake:
         except BlockingIOError:
             os.close(self._held)
             self._held = None
-            raise CheckpointError(f"the intake {self.folder} is in use by another process. Stop it, or give this source a folder of its own.") from None
+            raise CheckpointError(
+                f"the intake {self.folder} is in use by another process. Stop it, or give this source a folder of its own."
+            ) from None
 
     def _recover(self) -> None:
         for name in os.listdir(self.folder):

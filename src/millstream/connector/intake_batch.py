@@ -163,12 +163,15 @@ def decode_entries(batch: bytes, head: Head) -> list[Entry]:
     streams = struct.unpack_from(f"<{n}I", batch, at.streams)
     return [
         (
-            names[streams[i]], batch[at.kinds + i], ids[i], times[i],
+            names[streams[i]],
+            batch[at.kinds + i],
+            ids[i],
+            times[i],
             bytes(batch[at.keys + key_ends[i] : at.keys + key_ends[i + 1]]),
             bytes(batch[at.payloads + payload_ends[i] : at.payloads + payload_ends[i + 1]]),
         )
         for i in range(n)
-    ]  # fmt: skip
+    ]
 
 
 def encode_beginning(position: int, marks: Iterable[Mark]) -> bytes:

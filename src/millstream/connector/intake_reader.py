@@ -100,7 +100,9 @@ class _Walk:
         begins = segments(self._folder)
         first = max((at for at, begin in enumerate(begins) if begin <= self._start), default=None)
         if first is None:
-            raise self._lost(self._start, f"the log begins at {begins[0] if begins else 'no place'}: it was read and collected, or its files are gone")
+            raise self._lost(
+                self._start, f"the log begins at {begins[0] if begins else 'no place'}: it was read and collected, or its files are gone"
+            )
         at = self._start
         for number in range(first, len(begins)):
             following = begins[number + 1] if number + 1 < len(begins) else None

@@ -94,7 +94,14 @@ class Lane:
             try:
                 more = self._one(effect, done)
             except Exception as error:
-                log.log(logging.ERROR, "the output of worker %r failed at %s: %s", self.session.worker, type(effect).__name__, error, exc_info=not isinstance(error, MillstreamError))
+                log.log(
+                    logging.ERROR,
+                    "the output of worker %r failed at %s: %s",
+                    self.session.worker,
+                    type(effect).__name__,
+                    error,
+                    exc_info=not isinstance(error, MillstreamError),
+                )
                 self._carry_out(self.session.failed(f"the sink failed at {type(effect).__name__}: {error}"), done)
                 return
             if more:
@@ -157,4 +164,10 @@ class Lane:
             return
         self.stats.unknown_phase_twos += 1
         level = logging.WARNING if commit else logging.INFO  # to roll back twice is common, and harmless
-        log.log(level, "worker %r says %s to transaction %r, which is not known here: ignored", self.session.worker, "commit" if commit else "rollback", txn)
+        log.log(
+            level,
+            "worker %r says %s to transaction %r, which is not known here: ignored",
+            self.session.worker,
+            "commit" if commit else "rollback",
+            txn,
+        )

@@ -137,6 +137,19 @@ Frame = Hello | Ok | Error | Notify | NotifyAck | Message | Ack | Restart | Eos 
 
 #: Every kind of message, in the order of its tag.
 KINDS: tuple[type[Frame], ...] = (
-    Hello, Ok, Error, Notify, NotifyAck, Message, Ack, Restart, Eos,
-    ListUncommitted, ReplyUncommitted, Phase1, Vote, Phase2, WorkersLeft,
-)  # fmt: skip
+    Hello,
+    Ok,
+    Error,
+    Notify,
+    NotifyAck,
+    Message,
+    Ack,
+    Restart,
+    Eos,
+    ListUncommitted,
+    ReplyUncommitted,
+    Phase1,
+    Vote,
+    Phase2,
+    WorkersLeft,
+)

@@ -45,13 +45,19 @@ class Postgres:
         with _connected(dsn) as connection:
             # two servers that start at the same time would both create, and one would fail
             connection.execute("SELECT pg_advisory_xact_lock(%s)", (zlib.crc32(table.encode()),))
-            connection.execute(f"CREATE TABLE IF NOT EXISTS {table} (worker text, at bigint, line bytea NOT NULL, PRIMARY KEY (worker, at))")
-            connection.execute(f"CREATE TABLE IF NOT EXISTS {table}_staged (worker text, at bigint, line bytea NOT NULL, PRIMARY KEY (worker, at))")
+            connection.execute(
+                f"CREATE TABLE IF NOT EXISTS {table} (worker text, at bigint, line bytea NOT NULL, PRIMARY KEY (worker, at))"
+            )
+            connection.execute(
+                f"CREATE TABLE IF NOT EXISTS {table}_staged (worker text, at bigint, line bytea NOT NULL, PRIMARY KEY (worker, at))"
+            )
             connection.execute(
                 f"CREATE TABLE IF NOT EXISTS {table}_workers (worker text PRIMARY KEY, committed bigint NOT NULL, rest bytea NOT NULL, last text, "
                 f"txn text, txn_end bigint, txn_rest bytea, veto text, fence bigint NOT NULL DEFAULT 0)"
             )
-            connection.execute(f"CREATE TABLE IF NOT EXISTS {table}_left (worker text, archived timestamptz, at bigint, line bytea NOT NULL)")
+            connection.execute(
+                f"CREATE TABLE IF NOT EXISTS {table}_left (worker text, archived timestamptz, at bigint, line bytea NOT NULL)"
+            )
 
     def __call__(self, worker: str) -> PostgresOutput:
         return PostgresOutput(self.dsn, self.table, worker)
@@ -84,7 +90,8 @@ class PostgresOutput(Output):
         self._connection = _connected(self._dsn)
         self._lock()
         found = self._connection.execute(
-            f"SELECT committed, rest, last, txn, txn_end, txn_rest, veto, fence FROM {self._table}_workers WHERE worker = %s", (self._worker,)
+            f"SELECT committed, rest, last, txn, txn_end, txn_rest, veto, fence FROM {self._table}_workers WHERE worker = %s",
+            (self._worker,),
         ).fetchone()
         if found is None:
             self._connection.execute(f"INSERT INTO {self._table}_workers (worker, committed, rest) VALUES (%s, 0, '')", (self._worker,))
@@ -105,7 +112,9 @@ class PostgresOutput(Output):
 
         self._connection.execute(f"SET lock_timeout = '{_LOCK_WAIT}'")
         try:
-            self._connection.execute("SELECT pg_advisory_lock(%s, hashtext(%s))", (zlib.crc32(self._table.encode()) - (1 << 31), self._worker))
+            self._connection.execute(
+                "SELECT pg_advisory_lock(%s, hashtext(%s))", (zlib.crc32(self._table.encode()) - (1 << 31), self._worker)
+            )
         except psycopg.errors.LockNotAvailable:
             raise SinkError(f"another sink writes the lines of worker {self._worker!r} into {self._table}") from None
         self._connection.commit()
@@ -160,7 +169,8 @@ class PostgresOutput(Output):
         self._connection.rollback()
         self._connection.execute(f"DELETE FROM {self._table}_staged WHERE worker = %s", (self._worker,))
         (rest,) = self._connection.execute(
-            f"UPDATE {self._table}_workers SET txn = NULL, txn_end = NULL, txn_rest = NULL, veto = NULL WHERE worker = %s RETURNING rest", (self._worker,)
+            f"UPDATE {self._table}_workers SET txn = NULL, txn_end = NULL, txn_rest = NULL, veto = NULL WHERE worker = %s RETURNING rest",
+            (self._worker,),
         ).fetchone()
         self._connection.commit()
         self._rest = bytes(rest)

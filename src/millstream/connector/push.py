@@ -110,7 +110,10 @@ class PushClient:
         self._streams: dict[str, _Stream] = {}
         self._numbers: dict[int, _Stream] = {}
         self._kept = 0  # bytes in all queues
-        self._away: tuple[str, float] | None = ("to listen", time.monotonic())  # what the server is to do, and since when; None: it has welcomed us
+        self._away: tuple[str, float] | None = (
+            "to listen",
+            time.monotonic(),
+        )  # what the server is to do, and since when; None: it has welcomed us
         self._moved = time.monotonic()  # when something was acknowledged last, or began to wait for it
         self._error: MillstreamError | None = None
         self._closing: float | None = None
@@ -205,7 +208,9 @@ class PushClient:
                 return Waiting(f"{self.address} {self._away[0]}", now - self._away[1], self.address, is_away=True)
             for found in self._streams.values():
                 if found.refused_since is not None:
-                    return Waiting(f"stream {found.name!r} at {self.address}: another program pushes it", now - found.refused_since, self.address)
+                    return Waiting(
+                        f"stream {found.name!r} at {self.address}: another program pushes it", now - found.refused_since, self.address
+                    )
             if any(found.waits() for found in self._streams.values()):
                 return Waiting(f"the pipeline at {self.address} to commit {self._kept:,} bytes", now - self._moved, self.address)
             return None

@@ -43,7 +43,11 @@ _decode = msgspec.json.Decoder(dict[str, Any]).decode
 
 def add_command(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     """Adds it to a parser's subcommands."""
-    push = commands.add_parser("push", help="push the lines of a file into a pipeline", description="Pushes lines to a pipeline that listens with ms.sources.connector.")
+    push = commands.add_parser(
+        "push",
+        help="push the lines of a file into a pipeline",
+        description="Pushes lines to a pipeline that listens with ms.sources.connector.",
+    )
     push.add_argument("file", metavar="FILE", help="a file, or - for stdin")
     push.add_argument("--to", metavar="HOST:PORT", required=True, help="where the pipeline listens")
     push.add_argument("--stream", metavar="NAME", help="the stream's name (by default the file's)")
@@ -53,7 +57,9 @@ def add_command(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -
     push.add_argument("--follow", action="store_true", help="wait for more lines")
     push.add_argument("--keep", metavar="MB", type=int, default=64, help="how much may be unacknowledged at a time (64)")
     push.add_argument("--patience", metavar="SECONDS", type=float, help="how long to try when the pipeline is away (for ever)")
-    push.add_argument("--cookie", metavar="C", help="the pipeline's secret; the variable MILLSTREAM_COOKIE does as well, and is not seen by others")
+    push.add_argument(
+        "--cookie", metavar="C", help="the pipeline's secret; the variable MILLSTREAM_COOKIE does as well, and is not seen by others"
+    )
     push.add_argument("--tls", action="store_true", help="switches TLS on, and trusts the system's CAs")
     push.add_argument("--tls-ca", metavar="FILE", help="switches TLS on, and trusts this CA")
     push.add_argument("--tls-cert", metavar="FILE", help="our own certificate, if the pipeline wants one")
@@ -140,7 +146,9 @@ def lines(source: IO[bytes], position: int, *, follow: bool) -> Iterator[tuple[i
             continue
         *whole, rest = (rest + data).split(b"\n")
         if len(rest) > _LONGEST_LINE:
-            raise InputError(f"the line that begins at byte {position + sum(len(line) + 1 for line in whole)} has no end within {_LONGEST_LINE} bytes")
+            raise InputError(
+                f"the line that begins at byte {position + sum(len(line) + 1 for line in whole)} has no end within {_LONGEST_LINE} bytes"
+            )
         for line in whole:
             position += len(line) + 1
             yield position, line
@@ -191,7 +199,9 @@ def _opened(path: str) -> IO[bytes]:
 def _seek(source: IO[bytes], point: int, path: str) -> None:
     size = source.seek(0, os.SEEK_END)
     if size < point:
-        raise InputError(f"{path} has {size} bytes, and {point} are committed of this stream: it is not the file that was pushed. Use another --stream.")
+        raise InputError(
+            f"{path} has {size} bytes, and {point} are committed of this stream: it is not the file that was pushed. Use another --stream."
+        )
     source.seek(point)
 
 
@@ -199,5 +209,7 @@ def _drop(source: IO[bytes], point: int) -> None:
     while point:
         data = source.read(min(point, _CHUNK))
         if not data:
-            raise InputError(f"stdin ends {point} bytes before what is committed of this stream: it is not the input that was pushed. Use another --stream.")
+            raise InputError(
+                f"stdin ends {point} bytes before what is committed of this stream: it is not the input that was pushed. Use another --stream."
+            )
         point -= len(data)

@@ -348,7 +348,9 @@ class SinkSession:
         if self.worker in left.workers:
             raise RemoteProtocolError(f"worker {self.worker!r} says that it has left, and is still here")
         if len(left.workers) > LEAVING:
-            raise RemoteProtocolError(f"{len(left.workers)} workers are said to have left at once; at most {LEAVING} can be told in one message")
+            raise RemoteProtocolError(
+                f"{len(left.workers)} workers are said to have left at once; at most {LEAVING} can be told in one message"
+            )
         self._to(m.WorkersLeft, "archived")
         gone = tuple(name for name in dict.fromkeys(left.workers) if names.objection(name) is None)
         return [Archive(gone)] if gone else []

@@ -295,7 +295,11 @@ class SourceServer:
         self._gathered, self._gathered_size = [], 0
         for peer in [*self._greeted, *self._strangers]:
             peer.carry_out(peer.session.restart())
-        acknowledged = {s.name: Mark(s.name, s.acknowledged, s.watermark, s.ended) for s in self._streams if s.acknowledged is not None or s.ended or s.watermark is not None}
+        acknowledged = {
+            s.name: Mark(s.name, s.acknowledged, s.watermark, s.ended)
+            for s in self._streams
+            if s.acknowledged is not None or s.ended or s.watermark is not None
+        }
         self._streams = Streams(acknowledged, dict(self._intake.marks_received), time.monotonic(), self._streams_limit)
         self._press()
 
@@ -469,4 +473,3 @@ def _keep_alive(sock: socket.socket) -> None:
         option = getattr(socket, name, None)
         if option is not None:
             sock.setsockopt(level, option, value)
-

@@ -94,7 +94,14 @@ class SourceSession:
     """One connection, from HELLO to its end."""
 
     def __init__(
-        self, streams: Streams, clock: Callable[[], float], *, cookie: str = "", credits: int = 100_000, streams_limit: int = 1000, needs: Needs | None = None
+        self,
+        streams: Streams,
+        clock: Callable[[], float],
+        *,
+        cookie: str = "",
+        credits: int = 100_000,
+        streams_limit: int = 1000,
+        needs: Needs | None = None,
     ) -> None:
         self.state = Server.INITIAL
         self.identity = ("", "")
@@ -183,7 +190,9 @@ class SourceSession:
                 except UnicodeDecodeError:
                     raise RemoteProtocolError("a key is not UTF-8") from None
             if needs.key and not key:
-                raise RemoteProtocolError(f"message {id} of stream {name!r} has no key, and the pipeline that reads it goes by keys: push it with a key")
+                raise RemoteProtocolError(
+                    f"message {id} of stream {name!r} has no key, and the pipeline that reads it goes by keys: push it with a key"
+                )
             if needs.time and not _FIRST_TIME <= event_time <= _LAST_TIME:
                 raise RemoteProtocolError(f"message {id} of stream {name!r} has the event time {event_time}, which no record can have")
             entries.append((name, MESSAGE, id, event_time, key, payload))
@@ -215,7 +224,13 @@ class SourceSession:
             raise RemoteProtocolError(f"a connection has at most {self._limit} streams")
         effects: list[Effect] = []
         found = self._streams.get(notify.name)
-        if found is not None and isinstance(found.owner, SourceSession) and found.owner is not self and self.identity[1] and found.owner.identity == self.identity:
+        if (
+            found is not None
+            and isinstance(found.owner, SourceSession)
+            and found.owner is not self
+            and self.identity[1]
+            and found.owner.identity == self.identity
+        ):
             other = found.owner
             self._streams.release(found, other)
             effects.append(Fence(other, f"fenced: another connection of this instance has stream {notify.name!r} now"))

@@ -38,7 +38,11 @@ class Mark(msgspec.Struct, array_like=True, frozen=True):
         return Mark(
             self.name,
             self.last if later.last is None else later.last,
-            later.watermark if self.watermark is None else self.watermark if later.watermark is None else max(self.watermark, later.watermark),
+            later.watermark
+            if self.watermark is None
+            else self.watermark
+            if later.watermark is None
+            else max(self.watermark, later.watermark),
             later.ended,
         )
 

@@ -157,5 +157,7 @@ def diagram(*tables: tuple[str, object]) -> str:
                 named = outcomes if isinstance(outcomes, dict) else {kind: outcomes}
                 label = (_WIRE.get(kind) or kind.__name__.upper()) if isinstance(kind, type) else ""
                 for outcome, after in named.items():
-                    lines.append(f"    {state.value} --> {after.value}: " + " ".join(part for part in (sign, label, f"({outcome})") if part))
+                    lines.append(
+                        f"    {state.value} --> {after.value}: " + " ".join(part for part in (sign, label, f"({outcome})") if part)
+                    )
     return "\n".join(lines)

@@ -215,7 +215,9 @@ class WorkerSession:
         if reply.rtag != self._rtag:
             raise RemoteProtocolError(f"the sink answers list {reply.rtag}; asked was {self._rtag}")
         if len(reply.txns) > 1:
-            raise RemoteProtocolError(f"the sink has {len(reply.txns)} open transactions of one worker: {', '.join(map(repr, reply.txns[:5]))}")
+            raise RemoteProtocolError(
+                f"the sink has {len(reply.txns)} open transactions of one worker: {', '.join(map(repr, reply.txns[:5]))}"
+            )
         if reply.txns and self.state is not State.AWAIT_LIST:
             raise RemoteProtocolError(f"the sink was told how transaction {reply.txns[0]!r} ends, and still lists it")
         self.uncommitted = reply.txns

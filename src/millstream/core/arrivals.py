@@ -56,6 +56,11 @@ class Arrivals(msgspec.Struct):
             batches.setdefault(id(row[3]), (len(batches), row[3]))
         bounds.append(len(rows))
         return cls(
-            keys, bounds, [row[1] for row in rows], [row[4] for row in rows],
-            [batch for _, batch in batches.values()], [batches[id(row[3])][0] for row in rows], rejected,
-        )  # fmt: skip
+            keys,
+            bounds,
+            [row[1] for row in rows],
+            [row[4] for row in rows],
+            [batch for _, batch in batches.values()],
+            [batches[id(row[3])][0] for row in rows],
+            rejected,
+        )

@@ -5,7 +5,8 @@
 Rules
 1. It never goes back: each value is at least the one before.
 2. *Output*: what a computation's streams promise. It is the low watermark, held back by timestamped state, by timers that hold it,
-   and by timers that are due and did not get their turn yet, or may not get it (where a shard has more than an epoch may fire). A production below the output of the epoch before is an error.
+   and by timers that are due and did not get their turn yet, or may not get it (where a shard has more than an epoch may fire). A
+   production below the output of the epoch before is an error.
 3. Over a weak edge productions arrive in the epoch that makes them, so the consumer follows the producer's output of the same epoch.
 4. Over a stored edge (strong, or adaptive while it stores) they arrive one epoch later, so the consumer follows the producer's output
    of the epoch before. Everything then pending is at least as new as the consumer's low watermark: pending work is accounted for.
@@ -64,11 +65,13 @@ def propagate(
             low = cycles[circling]
         else:
             low = min(
-                injected[i.stream] if i.stream in injected
-                else before.get(topology.producer(i.stream), Standing()).output if is_stored(topology, (i.stream, spec.name), stored)
+                injected[i.stream]
+                if i.stream in injected
+                else before.get(topology.producer(i.stream), Standing()).output
+                if is_stored(topology, (i.stream, spec.name), stored)
                 else result[topology.producer(i.stream)].output
                 for i in spec.inputs
-            )  # fmt: skip
+            )
         low = max(low, was.low)
         overdue = was.next_low if was.next_low is not None and was.next_low <= (low if was.crowded else was.low) else None
         output = _oldest(low, was.held, overdue)

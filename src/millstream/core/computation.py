@@ -188,7 +188,8 @@ class Computation:
         if key is _OWN:
             key = self.key
         elif key is not self.key and (
-            (None if key is None else key_text(key).encode()) != self._row_key and stream in self._same_key_streams  # (1,) == (True,), but their texts differ
+            (None if key is None else key_text(key).encode()) != self._row_key
+            and stream in self._same_key_streams  # (1,) == (True,), but their texts differ
         ):
             raise ValueError(
                 f"produce(key={key!r}) on stream {stream!r}: its consumer gives no key of its own and so runs on the producer's. "

@@ -33,7 +33,6 @@ _BITS = 24  # per id
 _SMALLEST = 12  # a filter begins with 2**12 words
 
 
-
 class Packed:
     """Byte strings one behind the other, with their offsets in front: what Arrow has in memory anyway, so that no Python object is made of it.
 

@@ -32,7 +32,9 @@ def route_key(route: Route, decode: Callable[[bytes], Any]) -> Callable[[Product
         extract = key
 
     def text(production: Production) -> str:
-        record = single(production.stream, production.key, production.timestamp, None if key is None else decode(production.body), production.id)
+        record = single(
+            production.stream, production.key, production.timestamp, None if key is None else decode(production.body), production.id
+        )
         try:
             return key_text(extract(record))
         except BadKey as error:
@@ -43,4 +45,3 @@ def route_key(route: Route, decode: Callable[[bytes], Any]) -> Callable[[Product
             ) from error
 
     return text
-

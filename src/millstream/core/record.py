@@ -91,7 +91,9 @@ class Record(msgspec.Struct, gc=False, eq=False):
         return Record(self.key, self.timestamp, self._batch.anew(), self._index)
 
     def __getitem__(self, name: Any) -> Any:
-        raise TypeError(f"record[{name!r}]: a record has key, value, timestamp, id and stream. The fields of a row are in its value: record.value[{name!r}].")
+        raise TypeError(
+            f"record[{name!r}]: a record has key, value, timestamp, id and stream. The fields of a row are in its value: record.value[{name!r}]."
+        )
 
     @property
     def id(self) -> str:
@@ -146,7 +148,13 @@ def shown(record: Record) -> str:
 def described(cause: Record | Timer) -> dict[str, Any]:
     """What a late record or a dead letter says about itself."""
     if cause.__class__ is Timer:
-        return {"stream": None, "value": None, "timestamp": cause.time if cause.kind == LOW_WATERMARK else None, "id": None, "timer": [cause.kind, cause.tag, cause.time]}  # type: ignore[union-attr]
+        return {
+            "stream": None,
+            "value": None,
+            "timestamp": cause.time if cause.kind == LOW_WATERMARK else None,
+            "id": None,
+            "timer": [cause.kind, cause.tag, cause.time],
+        }  # type: ignore[union-attr]
     try:
         value = cause.anew().value  # type: ignore[union-attr]
     except Exception as error:

@@ -262,9 +262,14 @@ class Step:
                     f"committed. Correct the source, or send such records to a stream with compute(..., on_error=ms.DEAD_LETTER)."
                 )
             value = {
-                "stream": one.stream, "value": one.value, "timestamp": one.timestamp, "id": one.id,
-                "computation": self.name, "error": f"InputError: {one.why}", "traceback": "",
-            }  # fmt: skip
+                "stream": one.stream,
+                "value": one.value,
+                "timestamp": one.timestamp,
+                "id": one.id,
+                "computation": self.name,
+                "error": f"InputError: {one.why}",
+                "traceback": "",
+            }
             try:
                 body = c._encode(value)
             except Exception:
@@ -299,7 +304,10 @@ class Step:
             self.counts.dead += 1
             c._counted = None
             c._cause = cause
-            self._emit(self.wiring.dead_letters, {**described(cause), "computation": self.name, "error": f"{type(error).__name__}: {error}", "traceback": trace})
+            self._emit(
+                self.wiring.dead_letters,
+                {**described(cause), "computation": self.name, "error": f"{type(error).__name__}: {error}", "traceback": trace},
+            )
             self.saved = self._save()
 
     def _save(self) -> _Saved:
@@ -308,7 +316,9 @@ class Step:
         encoded = b"" if kind.is_map else kind.encode(c.state)
         if kind.check is not None:
             kind.check(c.state, encoded)
-        return _Saved(c._row_key, encoded, maps, set(c._low), set(c._wall), list(c._due), c._next_due, dict(c._holds), c._held, len(c._productions))
+        return _Saved(
+            c._row_key, encoded, maps, set(c._low), set(c._wall), list(c._due), c._next_due, dict(c._holds), c._held, len(c._productions)
+        )
 
     def _restore(self, saved: _Saved) -> None:
         c, kind = self.computation, self.kind

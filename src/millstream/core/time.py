@@ -20,8 +20,17 @@ WALL_CLOCK = "wall_clock"
 
 _UNITS = {"ms": 1, "s": 1_000, "m": 60_000, "h": 3_600_000, "d": 86_400_000}
 _NAMES = {
-    "millisecond": "ms", "milli": "ms", "msec": "ms", "second": "s", "sec": "s", "minute": "m", "min": "m", "hour": "h", "hr": "h", "day": "d",
-}  # fmt: skip
+    "millisecond": "ms",
+    "milli": "ms",
+    "msec": "ms",
+    "second": "s",
+    "sec": "s",
+    "minute": "m",
+    "min": "m",
+    "hour": "h",
+    "hr": "h",
+    "day": "d",
+}
 _DURATION = re.compile(r"^\s*(\d+(?:\.\d+)?)\s*([a-z]+)\s*$")
 
 Duration = str | datetime.timedelta | int
@@ -38,11 +47,15 @@ def duration(given: Duration) -> int:
     if isinstance(given, (int, float)) and not isinstance(given, bool):
         if given == 0:
             return 0
-        raise DefinitionError(f"{given!r} is not a duration, because its unit is missing: write '{given}ms', '{given}s' or timedelta(seconds={given}).")
+        raise DefinitionError(
+            f"{given!r} is not a duration, because its unit is missing: write '{given}ms', '{given}s' or timedelta(seconds={given})."
+        )
     match = _DURATION.match(str(given).lower())
     unit = _UNITS.get(_NAMES.get(match.group(2).removesuffix("s"), match.group(2))) if match else None
     if not match or not unit:
-        raise DefinitionError(f"{given!r} is not a duration. Write a number and a unit, such as '500ms', '2s', '10 minutes', '1h', '1d', or give a timedelta.")
+        raise DefinitionError(
+            f"{given!r} is not a duration. Write a number and a unit, such as '500ms', '2s', '10 minutes', '1h', '1d', or give a timedelta."
+        )
     return int(float(match.group(1)) * unit)
 
 

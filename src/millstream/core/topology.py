@@ -123,9 +123,7 @@ class Route(msgspec.Struct, frozen=True):
 class Topology:
     """A checked graph."""
 
-    def __init__(
-        self, injectors: Sequence[Injector], computations: Sequence[ComputationSpec], emissions: Sequence[Emission]
-    ) -> None:
+    def __init__(self, injectors: Sequence[Injector], computations: Sequence[ComputationSpec], emissions: Sequence[Emission]) -> None:
         self.injectors = {injector.name: injector for injector in injectors}
         self.emissions = tuple(emissions)
         self._producer = self._producers(injectors, computations)
@@ -139,9 +137,7 @@ class Topology:
         self.routes = self._routes()
         self.cycles = _cycles(self)
         self.cycle_of = {name: at for at, members in enumerate(self.cycles) for name in members}
-        self.same_key_streams = frozenset(
-            i.stream for spec in self.computations for i in spec.inputs if self._fused(spec.name, i.stream)
-        )
+        self.same_key_streams = frozenset(i.stream for spec in self.computations for i in spec.inputs if self._fused(spec.name, i.stream))
 
     def __getstate__(self) -> dict[str, Any]:
         """What workers get: without sources and the expressions of injected streams, which belong to the driver."""
@@ -167,16 +163,16 @@ class Topology:
             "_producer": {stream: by_name.get(p.name, injectors.get(stream, p)) for stream, p in self._producer.items()},
         }
 
-    def _producers(
-        self, injectors: Sequence[Injector], computations: Sequence[ComputationSpec]
-    ) -> dict[str, ComputationSpec | Injector]:
+    def _producers(self, injectors: Sequence[Injector], computations: Sequence[ComputationSpec]) -> dict[str, ComputationSpec | Injector]:
         producer: dict[str, ComputationSpec | Injector] = {}
         for injector in injectors:
             producer[injector.name] = injector
         for spec in computations:
             for stream in spec.streams:
                 if stream in producer:
-                    raise DefinitionError(f"two producers for stream {stream!r}: {producer[stream].name!r} and {spec.name!r}. Give one of them another name.")
+                    raise DefinitionError(
+                        f"two producers for stream {stream!r}: {producer[stream].name!r} and {spec.name!r}. Give one of them another name."
+                    )
                 producer[stream] = spec
         return producer
 
@@ -185,7 +181,9 @@ class Topology:
         for spec in computations:
             for i in spec.inputs:
                 if i.stream not in self._producer:
-                    raise DefinitionError(f"computation {spec.name!r} reads a stream {i.stream!r} that nobody produces. Known streams: {known}.")
+                    raise DefinitionError(
+                        f"computation {spec.name!r} reads a stream {i.stream!r} that nobody produces. Known streams: {known}."
+                    )
                 injected = i.stream in self.injectors
                 if injected and i.production not in (None, WEAK):
                     raise DefinitionError(
@@ -193,7 +191,9 @@ class Topology:
                         f"streams that a computation produces have strong or adaptive edges."
                     )
                 if injected and i.key is None:
-                    raise DefinitionError(f"computation {spec.name!r} reads the injected stream {i.stream!r} without a key. Say key='column' or a Column.")
+                    raise DefinitionError(
+                        f"computation {spec.name!r} reads the injected stream {i.stream!r} without a key. Say key='column' or a Column."
+                    )
                 if injected and callable(i.key) and not hasattr(i.key, "_jc") and not hasattr(i.key, "_expr"):
                     raise DefinitionError(
                         f"computation {spec.name!r}: the key of the injected stream {i.stream!r} is a Python callable. "
@@ -235,7 +235,10 @@ class Topology:
             producers = [self._producer[i.stream] for i in near]
             homes = {place[p.name] for p in producers if isinstance(p, ComputationSpec)}
             joins = len(homes) == 1 and all(
-                i.key is None and self.edges[i.stream, spec.name] == WEAK and i.stream not in self.injectors and not self._may_lack_key(i.stream)
+                i.key is None
+                and self.edges[i.stream, spec.name] == WEAK
+                and i.stream not in self.injectors
+                and not self._may_lack_key(i.stream)
                 for i in spec.inputs
             )
             if joins:
@@ -248,9 +251,7 @@ class Topology:
                 width[level] += 1
             place[spec.name] = home
             members.setdefault(home, []).append(spec.name)
-        self.levels = [
-            [Group(index, level, tuple(members[level, index])) for index in range(count)] for level, count in enumerate(width)
-        ]
+        self.levels = [[Group(index, level, tuple(members[level, index])) for index in range(count)] for level, count in enumerate(width)]
         self.group_of = {name: group for groups in self.levels for group in groups for name in group.computations}
 
     def _edge(self, spec: ComputationSpec, i: Input) -> str:

@@ -118,10 +118,17 @@ class Policy(msgspec.Struct, frozen=True, kw_only=True):
         """What is known after an epoch at wall clock `now`."""
         heard = now if seen.records or before.heard is None else before.heard
         after = Progress(
-            _latest(before.newest, seen.newest), before.watermark, before.watermark, before.records + seen.records, heard,
-            self.idle is not None and now - heard >= self.idle, dict(before.subs), before.lags, _latest(before.said, said),
+            _latest(before.newest, seen.newest),
+            before.watermark,
+            before.watermark,
+            before.records + seen.records,
+            heard,
+            self.idle is not None and now - heard >= self.idle,
+            dict(before.subs),
+            before.lags,
+            _latest(before.said, said),
             since=now if before.since is None else before.since,
-        )  # fmt: skip
+        )
         value, after.holder = self.value(after, seen, now)
         value, after.holder = self.going_on(value, after.holder, now - heard)
         after.watermark = max(before.watermark, value)
@@ -323,9 +330,13 @@ def percentile(
     if not 0 < share < 1:
         raise DefinitionError(f"percentile({share}): give a share between 0 and 1, such as 0.99")
     return Percentile(
-        share=share, first=duration(first), at_least=duration(at_least), at_most=duration(at_most),
-        idle=_silence("idle", idle), onward=_silence("onward", onward),
-    )  # fmt: skip
+        share=share,
+        first=duration(first),
+        at_least=duration(at_least),
+        at_most=duration(at_most),
+        idle=_silence("idle", idle),
+        onward=_silence("onward", onward),
+    )
 
 
 def sub_sources(column: str, names: Any, each: Bounded | Declared) -> SubSources:

@@ -153,7 +153,9 @@ class Drivers:
         if code is None:
             count = child.kill()
             epoch = self._onlooker.look().epoch
-            self._killed(number, f"with its JVM and workers ({count} processes): epoch {epoch} is committed, epoch {epoch + 1} was under way")
+            self._killed(
+                number, f"with its JVM and workers ({count} processes): epoch {epoch} is committed, epoch {epoch + 1} was under way"
+            )
             return
         count = child.kill()
         epoch = self._onlooker.look().epoch

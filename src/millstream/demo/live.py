@@ -123,7 +123,11 @@ class Show:
         grid.add_column(ratio=1)
         grid.add_column(justify="right")
         waited = time.monotonic() - self._doing_since
-        grid.add_row(self._spinner, Text.assemble(self._doing, (f"  {waited:.0f} s", "dim")), Text(f"{time.monotonic() - self._started:.0f} s", style="dim"))
+        grid.add_row(
+            self._spinner,
+            Text.assemble(self._doing, (f"  {waited:.0f} s", "dim")),
+            Text(f"{time.monotonic() - self._started:.0f} s", style="dim"),
+        )
         return grid
 
     def _body(self, truth: Truth) -> RenderableType:
@@ -132,7 +136,9 @@ class Show:
         bar.add_column(ratio=1)
         bar.add_column()
         speed = f", {seen.per_second:,.0f} a second" if seen.per_second else ""
-        bar.add_row(ProgressBar(truth.queries, seen.records), f"{_share(seen, truth):4.0%}  {seen.records:,} of {truth.queries:,} queries{speed}")
+        bar.add_row(
+            ProgressBar(truth.queries, seen.records), f"{_share(seen, truth):4.0%}  {seen.records:,} of {truth.queries:,} queries{speed}"
+        )
         facts = Table.grid(padding=(0, 2), expand=True)
         facts.add_column(style="dim", no_wrap=True)
         facts.add_column(overflow="ellipsis", no_wrap=True, ratio=1)

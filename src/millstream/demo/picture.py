@@ -124,12 +124,25 @@ def _head(figure: Any, truth: Truth, report: Report, kills: int) -> None:
     from matplotlib.patches import Patch
 
     height = figure.get_figheight()
-    figure.suptitle("Zeitgeist: queries per second, predicted and actual", x=0.035, y=1 - 0.15 / height, ha="left", va="top", fontsize=17, fontweight="bold", color=_INK)
+    figure.suptitle(
+        "Zeitgeist: queries per second, predicted and actual",
+        x=0.035,
+        y=1 - 0.15 / height,
+        ha="left",
+        va="top",
+        fontsize=17,
+        fontweight="bold",
+        color=_INK,
+    )
     figure.text(
-        0.035, 1 - 0.5 / height,
+        0.035,
+        1 - 0.5 / height,
         f"{len(report.matched)} anomalies injected into {truth.traffic.terms:,} terms, {report.hits} found, {len(report.false)} false alarms",
-        ha="left", va="top", fontsize=11.5, color=_FAINT,
-    )  # fmt: skip
+        ha="left",
+        va="top",
+        fontsize=11.5,
+        color=_FAINT,
+    )
     handles = [
         Line2D([], [], color=_ACTUAL, lw=1.5, label="actual"),
         Line2D([], [], color=_PREDICTED, lw=1.8, label="predicted, with its margin"),
@@ -140,5 +153,7 @@ def _head(figure: Any, truth: Truth, report: Report, kills: int) -> None:
     ]
     if kills:
         handles.append(Line2D([], [], color=_INK, marker="X", ls="", ms=8, label="driver killed"))
-    figure.legend(handles=handles, loc="upper right", ncol=4 if kills else 3, frameon=False, fontsize=10.5, bbox_to_anchor=(0.985, 1 - 0.05 / height))
+    figure.legend(
+        handles=handles, loc="upper right", ncol=4 if kills else 3, frameon=False, fontsize=10.5, bbox_to_anchor=(0.985, 1 - 0.05 / height)
+    )
     figure.tight_layout(rect=(0.012, 0.0, 0.99, 1 - 0.62 / height), h_pad=1.4, w_pad=2.0)

@@ -116,7 +116,14 @@ def show(report: Report, truth: Truth, console: Console, limit: int = 12) -> Non
     The columns marked + say how long after the injected begin and end the detector had seen them.
     """
     start = truth.traffic.begin
-    table = Table(title="Zeitgeist: what was injected, and when it was found", title_style="bold", title_justify="left", header_style="bold", box=SIMPLE_HEAD, padding=(0, 1, 0, 0))
+    table = Table(
+        title="Zeitgeist: what was injected, and when it was found",
+        title_style="bold",
+        title_justify="left",
+        header_style="bold",
+        box=SIMPLE_HEAD,
+        padding=(0, 1, 0, 0),
+    )
     for heading in ("term", "kind"):
         table.add_column(heading, no_wrap=True)
     for heading in ("injected", "lasts", "begin +", "end +", "queries", "usual"):
@@ -129,19 +136,28 @@ def show(report: Report, truth: Truth, console: Console, limit: int = 12) -> Non
         table.add_row(*_cells(injected, found, start))
     for found in report.false:
         table.add_row(
-            found.term, kind_text(found.kind), Text("never", style="red"), "", _seconds(found.at - start), "",
-            str(found.actual), f"{found.expected:.0f}",
-        )  # fmt: skip
+            found.term,
+            kind_text(found.kind),
+            Text("never", style="red"),
+            "",
+            _seconds(found.at - start),
+            "",
+            str(found.actual),
+            f"{found.expected:.0f}",
+        )
     console.print(table)
     hidden = report.hits - shown
     if hidden > 0:
         console.print(f"… and {hidden} more that were found.", style="dim")
     console.print(
         f"Times are seconds of the demo. Its traffic lasts {truth.traffic.seconds} s, and a day of the demo is {DAY // 1_000} s: the rhythm of a term comes "
-        f"again after {DAY // 1_000} s. Begin + and end + are how long after the injected begin and end the detector was sure; queries and usual are those from the "
+        f"again after {DAY // 1_000} s. Begin + and end + are how long after the injected begin and end the detector was sure; queries "
+        f"and usual are those from the "
         f"first suspicion until then.",
-        style="dim", highlight=False, soft_wrap=not console.is_terminal,
-    )  # fmt: skip
+        style="dim",
+        highlight=False,
+        soft_wrap=not console.is_terminal,
+    )
     delays = report.delays
     delay = f", delay {_seconds(median(delays))} s in the median and {_seconds(max(delays))} s at most" if delays else ""
     console.print(
@@ -154,8 +170,11 @@ def show(report: Report, truth: Truth, console: Console, limit: int = 12) -> Non
 
 def _cells(injected: Injected, found: Found | None, start: int) -> list[str | Text]:
     left: list[str | Text] = [
-        injected.term, kind_text(injected.kind), _seconds(injected.begin - start), _seconds(injected.end - injected.begin),
-    ]  # fmt: skip
+        injected.term,
+        kind_text(injected.kind),
+        _seconds(injected.begin - start),
+        _seconds(injected.end - injected.begin),
+    ]
     if found is None:
         return [*left, Text("missed", style="red"), "", "", ""]
     end = "" if found.end is None else _seconds(found.end - injected.end)

@@ -42,9 +42,21 @@ KILLS, KILLS_OF_SMALL = 2, 1
 _PICTURE = "zeitgeist.png"
 _LOCK = ".lock"
 _MADE = (
-    QUERIES, f".{QUERIES}.unfinished", CHECKPOINT, *STREAMS, undisturbed.FOLDER, f".{undisturbed.FOLDER}.unfinished", _PICTURE, LOG,
-    UNDISTURBED_LOG, SCRATCH, TRUTH, f".{TRUTH}.unfinished", f"{STORY}.unfinished", STORY,
-)  # fmt: skip
+    QUERIES,
+    f".{QUERIES}.unfinished",
+    CHECKPOINT,
+    *STREAMS,
+    undisturbed.FOLDER,
+    f".{undisturbed.FOLDER}.unfinished",
+    _PICTURE,
+    LOG,
+    UNDISTURBED_LOG,
+    SCRATCH,
+    TRUTH,
+    f".{TRUTH}.unfinished",
+    f"{STORY}.unfinished",
+    STORY,
+)
 
 
 class Refused(Exception):
@@ -64,7 +76,10 @@ def run(output: Path, seed: int = 7, small: bool = False, fresh: bool = False, c
         return 1
     except KeyboardInterrupt:
         with contextlib.suppress(OSError):  # the terminal may be gone
-            console.print("interrupted: its processes are killed, and nothing that was committed is lost. The same command goes on from here.", highlight=False)
+            console.print(
+                "interrupted: its processes are killed, and nothing that was committed is lost. The same command goes on from here.",
+                highlight=False,
+            )
         return 130
 
 
@@ -74,7 +89,9 @@ def _run(output: Path, traffic: Traffic, kills: int, fresh: bool, console: Conso
         show.doing("making the queries")
         truth = write(traffic, output)
         show.about(truth)
-        show.event(f"{truth.queries:,} queries of {traffic.terms:,} terms are in {output / QUERIES}, with {len(truth.injected)} anomalies hidden in them")
+        show.event(
+            f"{truth.queries:,} queries of {traffic.terms:,} terms are in {output / QUERIES}, with {len(truth.injected)} anomalies hidden in them"
+        )
         onlooker = Onlooker(output, truth)
         drivers = Drivers(output, plan(traffic, kills), onlooker, show)
         _both(output, drivers, onlooker, show)
@@ -98,12 +115,16 @@ def _make_room(output: Path, traffic: Traffic, fresh: bool, show: Show) -> None:
     if story is None and made is None:
         strange = [name for name in _MADE if (output / name).exists()]
         if strange:
-            raise Refused(f"{output} has {', '.join(strange)}, which the demo would overwrite and has not made. Give another directory with --output.")
+            raise Refused(
+                f"{output} has {', '.join(strange)}, which the demo would overwrite and has not made. Give another directory with --output."
+            )
     if story is not None and story.complete:
         show.event(f"the last demo in {output} is complete, so this one begins anew")
     elif made is not None and not fresh:
         if made != traffic:
-            raise Refused(f"{output} has an unfinished demo of other traffic ({made}). Say --fresh to begin anew, or give another directory with --output.")
+            raise Refused(
+                f"{output} has an unfinished demo of other traffic ({made}). Say --fresh to begin anew, or give another directory with --output."
+            )
         show.event(f"the last demo in {output} was interrupted, so this one goes on with it")
         return
     show.doing("making room")

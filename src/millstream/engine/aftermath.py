@@ -49,10 +49,22 @@ def computation_after(
     old = before.computations.get(name) if before else None
     old = old or ComputationState(shards=[ShardState() for _ in range(shards)])
     new = ComputationState(
-        standing.low, [], program.codec_of(name).name, [i.stream for i in spec.inputs], old.records, old.late, old.fired, old.produced,
-        old.lineage or f"{epoch}-{token}-{name}", list(spec.streams), standing.output,
-        dict(old.late_by), old.last_late, old.dead, msgspec.structs.replace(old.dedup),
-    )  # fmt: skip
+        standing.low,
+        [],
+        program.codec_of(name).name,
+        [i.stream for i in spec.inputs],
+        old.records,
+        old.late,
+        old.fired,
+        old.produced,
+        old.lineage or f"{epoch}-{token}-{name}",
+        list(spec.streams),
+        standing.output,
+        dict(old.late_by),
+        old.last_late,
+        old.dead,
+        msgspec.structs.replace(old.dedup),
+    )
     mine = {r.shard: r.deltas[name] for r in receipts if name in r.deltas}
     for shard, state in enumerate(old.shards):
         after = msgspec.structs.replace(state, segments=folded(name, shard, state.segments), low_watermark=standing.low)
@@ -83,3 +95,10 @@ def _add(total: ComputationState, shard: ShardState, delta: Delta) -> None:
         total.late_by[stream] = total.late_by.get(stream, 0) + late
     total.last_late = [*total.last_late, *counts.last_late][-LAST_LATE:]
     total.dedup.add(delta.dedup)
+
+
+def outside(before: Manifest | None) -> int:
+    """How many epochs so far were outside the query. Drains of version 0.1 did not count themselves."""
+    if before is None:
+        return 0
+    return before.epoch - before.ended + 1 if before.ended is not None and not before.outside and before.drain else before.outside

@@ -26,7 +26,9 @@ def check(worker: Worker) -> None:
         known = worker.columns_of(injector)
         for what, column in _named(injector, worker.topology) if known is not None else ():
             if isinstance(column, str) and column not in known and not is_expression(column):  # type: ignore[operator]
-                raise DefinitionError(f"injected stream {injector.name!r}, {what}: there is no column {column!r}; the source has: {', '.join(known or ())}")
+                raise DefinitionError(
+                    f"injected stream {injector.name!r}, {what}: there is no column {column!r}; the source has: {', '.join(known or ())}"
+                )
 
 
 def _named(injector: Injector, topology: Topology) -> Iterator[tuple[str, Any]]:
@@ -49,7 +51,9 @@ def check_hooks(name: str, computation: Computation) -> None:
     for cls in type(computation).__mro__:
         taken = sorted(_OWN & set(vars(cls))) if cls is not Computation and not cls.__module__.startswith("millstream.") else []
         if taken:
-            raise DefinitionError(f"computation {name!r}: {cls.__name__}.{taken[0]} is a name that Millstream uses itself: give it another, without the underscore")
+            raise DefinitionError(
+                f"computation {name!r}: {cls.__name__}.{taken[0]} is a name that Millstream uses itself: give it another, without the underscore"
+            )
     for hook in _HOOKS:
         function = getattr(computation, hook)
         if inspect.isgeneratorfunction(function) or inspect.iscoroutinefunction(function) or inspect.isasyncgenfunction(function):

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any, Protocol
 
+import msgspec
+
 from millstream.state.manifest import Manifest
 from millstream.state.segment import SegmentRef
 
@@ -35,3 +37,17 @@ class Folder(Protocol):
 
     def since(self) -> int | None:
         """The epoch in which the fold under way began."""
+
+
+class Stopped(Exception):
+    """An epoch that was not begun because somebody said stop."""
+
+
+class EpochStats(msgspec.Struct):
+    """What one epoch was like. stored: the adaptive edges that stored in it, with the reason."""
+
+    epoch: int
+    records: int
+    millis: float
+    job: bool
+    stored: dict[str, str] = {}

@@ -92,7 +92,9 @@ def cuts(count: int, shards: int, seeds: Iterable[int]) -> Iterator[Cut]:
         dice = random.Random(f"cut {seed}")
         inner = [dice.randrange(count + 1) for _ in range(dice.choice([1, 2, 3, 5, 8]))]
         empty = dice.choices(inner, k=dice.randint(0, 3))
-        yield Cut((0, *sorted(inner + empty), count), dice.randint(1, 5), dice.random() < 0.3, dice.choice([0, 0, 1, 3]), dice.choice(SHARINGS))
+        yield Cut(
+            (0, *sorted(inner + empty), count), dice.randint(1, 5), dice.random() < 0.3, dice.choice([0, 0, 1, 3]), dice.choice(SHARINGS)
+        )
 
 
 # --- one run
@@ -121,7 +123,12 @@ class Trials:
     """A program with its records, to be run in many ways and compared."""
 
     def __init__(
-        self, program: Program, rows: Rows, compare: Callable[[LocalEngine], Any] | None = None, ignore: Collection[str] = (), watermarks: str = KNOWN
+        self,
+        program: Program,
+        rows: Rows,
+        compare: Callable[[LocalEngine], Any] | None = None,
+        ignore: Collection[str] = (),
+        watermarks: str = KNOWN,
     ) -> None:
         self.program = program
         self.rows = rows
@@ -216,7 +223,12 @@ class Trials:
         if spec.name in self.ignore:
             return None
         ones, others = (
-            {entry: raw for shard in range(engine.shards) for entry, raw in engine.stores[spec.name, shard].entries.items() if entry.startswith((ROW, SUB))}
+            {
+                entry: raw
+                for shard in range(engine.shards)
+                for entry, raw in engine.stores[spec.name, shard].entries.items()
+                if entry.startswith((ROW, SUB))
+            }
             for engine in (got, expected)
         )
         if ones == others:

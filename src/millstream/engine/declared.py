@@ -20,7 +20,9 @@ def declared(topology: Topology, read_files: Callable[[str], tuple[dict[str, int
             try:
                 said = policy.function()
             except Exception as error:
-                raise InputError(f"injected stream {name!r}: the callable that declares its watermark raised {type(error).__name__}: {error}") from error
+                raise InputError(
+                    f"injected stream {name!r}: the callable that declares its watermark raised {type(error).__name__}: {error}"
+                ) from error
             if said is not None and said.__class__ is not int:
                 raise InputError(f"injected stream {name!r}: its watermark was declared as {said!r}: give milliseconds as an int, or None")
         elif isinstance(policy, FileTimes):

@@ -140,7 +140,11 @@ def first_entry(name: str, kind: StateKind, got: Mapping[bytes, bytes], expected
         elif entry.startswith(SUB):
             found = _item(name, kind, entry, one, other, exact)
         else:
-            found = f"timers of {name!r}, key {key_of(timer_row_key(entry).decode())!r}: the index has {timer_time(entry)} for the earliest" if exact else None
+            found = (
+                f"timers of {name!r}, key {key_of(timer_row_key(entry).decode())!r}: the index has {timer_time(entry)} for the earliest"
+                if exact
+                else None
+            )
             found = found and f"{found}, which {'was not expected' if other is None else 'is missing' if one is None else 'differs'}"
         if found is not None:
             return found

@@ -27,8 +27,6 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Any
 
-import msgspec
-
 from millstream.core.adaptive import EdgeState
 from millstream.core.authority import Edge, Standing, propagate, times
 from millstream.core.guards import Guards
@@ -36,31 +34,15 @@ from millstream.core.outcome import Times
 from millstream.core.time import END
 from millstream.core.topology import ADAPTIVE
 from millstream.core.watermark import Progress, Seen, effective, later
-from millstream.engine.aftermath import computation_after, edges_after
-from millstream.engine.contracts import Folder, Offsets
+from millstream.engine.aftermath import computation_after, edges_after, outside
+from millstream.engine.contracts import EpochStats, Folder, Offsets
 from millstream.engine.declared import declared
 from millstream.engine.program import Program
 from millstream.engine.receipts import EpochOrder, Receipt, checked
-from millstream.errors import (
-    CheckpointError,
-    DamageError,
-    EpochAbandoned,
-    Fenced,
-    HookError,
-    MillstreamError,
-    SinkError,
-    StorageError,
-)
+from millstream.errors import CheckpointError, DamageError, EpochAbandoned, Fenced, HookError, MillstreamError, SinkError, StorageError
 from millstream.sinks.base import DriverContext
 from millstream.state import folding
-from millstream.state.manifest import (
-    KEEP,
-    Manifest,
-    ManifestLog,
-    edge_name,
-    refuse,
-    run_number,
-)
+from millstream.state.manifest import KEEP, Manifest, ManifestLog, edge_name, refuse, run_number
 from millstream.status.report import standings_of
 
 TRIES = 5
@@ -69,25 +51,19 @@ MOST_SETTLING = 1000  # epochs
 KEPT_RUNS = 64  # a replica that was last brought up to date by an older run loads anew
 
 
-class Stopped(Exception):
-    """An epoch that was not begun because somebody said stop."""
-
-
-class EpochStats(msgspec.Struct):
-    """What one epoch was like. stored: the adaptive edges that stored in it, with the reason."""
-
-    epoch: int
-    records: int
-    millis: float
-    job: bool
-    stored: dict[str, str] = {}
-
-
 class Epochs:
     """Runs epochs on one checkpoint, for one run of a pipeline."""
 
     def __init__(
-        self, program: Program, shards: int, log: ManifestLog, latest: Manifest | None, token: str, offsets: Offsets, folds: Folder, guards: Guards
+        self,
+        program: Program,
+        shards: int,
+        log: ManifestLog,
+        latest: Manifest | None,
+        token: str,
+        offsets: Offsets,
+        folds: Folder,
+        guards: Guards,
     ) -> None:
         self.program = program
         self.topology = program.topology
@@ -107,7 +83,9 @@ class Epochs:
         self.stopping = False
         self.abandoned = 0
         self._listened = False  # this run has committed an epoch of its own time: not one that settles at the time of the last run
-        self.published = {emission.name: (emission.sink.place(), 0) for emission in self.topology.emissions}  # by this run: where, and how many rows
+        self.published = {
+            emission.name: (emission.sink.place(), 0) for emission in self.topology.emissions
+        }  # by this run: where, and how many rows
         self.adaptive: list[Edge] = [edge for edge, kind in self.topology.edges.items() if kind == ADAPTIVE]
 
     # --- what a way of running tasks adds
@@ -162,7 +140,8 @@ class Epochs:
             raise fenced from error
         if not self.log.has_claim(self.token):
             raise CheckpointError(
-                f"{self.storage.url} has been deleted or moved while this run was at work on it. It has stopped. Put the directory back as it was and run again, "
+                f"{self.storage.url} has been deleted or moved while this run was at work on it. It has stopped. Put the directory back "
+                f"as it was and run again, "
                 f"or start with a new checkpoint."
             ) from error
 
@@ -216,7 +195,11 @@ class Epochs:
         self._publish(manifest, redo=manifest.token != self.token, instead={} if manifest.sinks is ours else ours)  # 7
         self._maintain(manifest)
         records = sum(seen.records for r in receipts for seen in r.seen.values())
-        self.stats.append(EpochStats(epoch, records, (clock.perf_counter() - began) * 1000, bool(receipts), {edge_name(*e): why for e, why in stored.items()}))
+        self.stats.append(
+            EpochStats(
+                epoch, records, (clock.perf_counter() - began) * 1000, bool(receipts), {edge_name(*e): why for e, why in stored.items()}
+            )
+        )
         self.point("epoch.7-done", epoch)
 
     def clock(self) -> int:
@@ -232,7 +215,9 @@ class Epochs:
         if latest is None or not latest.outside:
             return number
         if number > latest.last_batch:
-            return latest.epoch + (1 if latest.ended is not None else number - latest.last_batch)  # behind a drain numbers may be missing: nothing was in them
+            return latest.epoch + (
+                1 if latest.ended is not None else number - latest.last_batch
+            )  # behind a drain numbers may be missing: nothing was in them
         for epoch in range(number + latest.outside, number - 1, -1):
             if self.log.exists(epoch) and self.log.read(epoch).batch == number:
                 return epoch
@@ -341,7 +326,8 @@ class Epochs:
                 last = error
         raise HookError(
             f"epoch {order.epoch} was abandoned {TRIES} times: {last} A computation that is not deterministic (randomness, the clock, outside "
-            f"calls) cannot stand before a weak edge. Make its productions strong (production=ms.STRONG), or make it deterministic: use self.now, and seed by self.key."
+            f"calls) cannot stand before a weak edge. Make its productions strong (production=ms.STRONG), or make it deterministic: use "
+            f"self.now, and seed by self.key."
         )
 
     def _to_store(self, error: Exception, stored: dict[Edge, str]) -> dict[Edge, str]:
@@ -389,7 +375,9 @@ class Epochs:
                 after.watermark = END
             injectors[name] = after
         computations = {
-            spec.name: computation_after(self.program, spec, before, epoch, self.token, standings[spec.name], receipts, self.shards, self.folds.adopt)
+            spec.name: computation_after(
+                self.program, spec, before, epoch, self.token, standings[spec.name], receipts, self.shards, self.folds.adopt
+            )
             for spec in self.topology.computations
         }
         sinks: dict[str, list[dict[str, Any]]] = {}
@@ -399,11 +387,21 @@ class Epochs:
         pending = [parcel for receipt in receipts for parcel in receipt.parcels]
         refused = self.log.count_refused() if epoch % COLLECT_EVERY == 0 or self.started_at == epoch - 1 else []
         manifest = Manifest(
-            epoch, self.token, now, runs[-KEPT_RUNS:], injectors, computations, sinks, drain,
-            offsets=None if number is None else self.offsets.digest(number), pending=pending,
-            edges=edges_after(self.topology, self.adaptive, before, receipts, stored), refused=(before.refused if before else 0) + len(refused),
-            outside=_outside(before) + 1 if number is None else epoch - number, settle=number is None and not drain,
-        )  # fmt: skip
+            epoch,
+            self.token,
+            now,
+            runs[-KEPT_RUNS:],
+            injectors,
+            computations,
+            sinks,
+            drain,
+            offsets=None if number is None else self.offsets.digest(number),
+            pending=pending,
+            edges=edges_after(self.topology, self.adaptive, before, receipts, stored),
+            refused=(before.refused if before else 0) + len(refused),
+            outside=outside(before) + 1 if number is None else epoch - number,
+            settle=number is None and not drain,
+        )
         self._refused = refused
         over = not pending and all(c.low_watermark == END and shard.next_low is None for c in computations.values() for shard in c.shards)
         manifest.drained = (drain and over) or (before is not None and before.drained)
@@ -436,7 +434,10 @@ class Epochs:
             if name in sinks:
                 sinks[name].commit(self._context(name, redo, (instead or {}).get(name, ())), manifest.epoch, parts)
                 if not redo:  # what may have been there before is not counted again
-                    self.published[name] = (self.published[name][0], self.published[name][1] + sum(int(part.get("rows", 0)) for part in parts))
+                    self.published[name] = (
+                        self.published[name][0],
+                        self.published[name][1] + sum(int(part.get("rows", 0)) for part in parts),
+                    )
         self.point("epoch.7-published", manifest.epoch)
         if manifest.batch is not None:
             self.acknowledge(manifest.batch)
@@ -489,10 +490,3 @@ class Epochs:
                 for name, injector in self.topology.injectors.items()
             )
         )
-
-
-def _outside(before: Manifest | None) -> int:
-    """How many epochs so far were outside the query. Drains of version 0.1 did not count themselves."""
-    if before is None:
-        return 0
-    return before.epoch - before.ended + 1 if before.ended is not None and not before.outside and before.drain else before.outside

@@ -45,7 +45,10 @@ _BELIEF = (
     "A hook takes it that a timer has fired because a later record is there, or follows self.low_watermark. Within an epoch time stands still: keep what "
     "belongs to a window under the window, and let its timer take it out (docs/computations.md, Timers)."
 )
-_BY_DESIGN = "If the result may depend on epochs by design, say what must be equal: compare=, ignore=; or epochs=\"same\" in assert_exactly_once (docs/testing.md)."
+_BY_DESIGN = (
+    "If the result may depend on epochs by design, say what must be equal: compare=, ignore=; "
+    'or epochs="same" in assert_exactly_once (docs/testing.md).'
+)
 
 
 class Finding(msgspec.Struct):
@@ -186,10 +189,15 @@ def _reasons(pair: _Pair) -> list[str]:
     if _ID.search(pair.difference):
         return ["The id of what a timer produced names its epoch, so it depends on epochs by design."]
     if trials.watermarks == OWN and late[0] != late[1]:
-        return [f"{late[0]} records are late in one, {late[1]} in the other: which are late depends on how far time had got before their epoch."]
+        return [
+            f"{late[0]} records are late in one, {late[1]} in the other: which are late depends on how far time had got before their epoch."
+        ]
     repeated = _same_id(trials)
     if repeated is not None:
-        return [f"Two records of stream {repeated[0]!r} have the id {repeated[1]!r} and differ. One of them is dropped as a repeat, and which one depends on epochs."]
+        return [
+            f"Two records of stream {repeated[0]!r} have the id {repeated[1]!r} and differ. One of them is dropped as a repeat, and "
+            f"which one depends on epochs."
+        ]
     found = [_OUT_OF_ORDER if _in_order_is_fine(trials, pair.one) else _BELIEF]
     if len({stream for stream, _ in trials.rows}) > 1 or any(len(spec.inputs) > 1 for spec in trials.program.topology.computations):
         found.append("Records of different streams have no order between them across epochs.")
@@ -201,7 +209,11 @@ def _same_id(trials: Trials) -> tuple[str, Any] | None:
     found: dict[tuple[str, str], dict[str, Any]] = {}
     for stream, row in trials.rows:
         injector = trials.program.topology.injectors[stream]
-        if injector.dedup is not None and isinstance(injector.id, str) and found.setdefault((stream, str(row.get(injector.id))), row) != row:
+        if (
+            injector.dedup is not None
+            and isinstance(injector.id, str)
+            and found.setdefault((stream, str(row.get(injector.id))), row) != row
+        ):
             return stream, row.get(injector.id)
     return None
 
@@ -249,7 +261,10 @@ def _fewest(trials: Trials, one: Cut, other: Cut) -> _Pair:
             if difference is not None:
                 kept, best = without, _Pair(fewer, ways[0], ways[1], difference)
         size //= 2
-    expected, got = best.trials.run(best.other), best.trials.run(best.one)  # the other way round: what one run leaves behind must not make the difference
+    expected, got = (
+        best.trials.run(best.other),
+        best.trials.run(best.one),
+    )  # the other way round: what one run leaves behind must not make the difference
     return best if best.trials.difference(got, expected) == best.difference else whole
 
 

@@ -115,7 +115,9 @@ def outside(program: Program) -> dict[str, Any]:
     found: dict[str, Any] = {}
     for spec in program.topology.computations:
         fresh, other = (worker.make(spec.name)[0] for _ in range(2))
-        found.update({f"self.{name}": _print(getattr(fresh, name)) for name in _own(fresh) if getattr(fresh, name) is getattr(other, name, None)})
+        found.update(
+            {f"self.{name}": _print(getattr(fresh, name)) for name in _own(fresh) if getattr(fresh, name) is getattr(other, name, None)}
+        )
         for of in type(fresh).__mro__:
             if of in (Computation, object):
                 continue
@@ -129,7 +131,11 @@ def outside(program: Program) -> dict[str, Any]:
 def _of_class(of: type) -> dict[str, Any]:
     if of.__module__ == "builtins" or of.__module__.startswith("millstream."):
         return {}
-    values = {name: value for name, value in vars(of).items() if not name.startswith("__") and not callable(value) and not hasattr(type(value), "__get__")}
+    values = {
+        name: value
+        for name, value in vars(of).items()
+        if not name.startswith("__") and not callable(value) and not hasattr(type(value), "__get__")
+    }
     return {f"{of.__name__}.{name}": _print(value) for name, value in values.items()}
 
 

@@ -59,7 +59,9 @@ class Intake:
                 self.queued.setdefault((route.computation, 0), []).append((None, time, name, batch, 0))
                 continue
             shard = shard_of(text.encode(), self.shards)
-            self.queued.setdefault((route.computation, shard), []).append((text, time, name, CopyingBatch(injector.name, (value,), (name,)), 0))
+            self.queued.setdefault((route.computation, shard), []).append(
+                (text, time, name, CopyingBatch(injector.name, (value,), (name,)), 0)
+            )
             if route is routes[0]:
                 self.seen.setdefault((injector.name, route.computation, shard), Seen()).add(self._look(injector, row, time))
         if not routes and not wrong:
@@ -80,7 +82,9 @@ class Intake:
         try:
             return key_text(key), ""
         except BadKey as error:
-            raise InputError(f"stream {injector.name!r}, key {route.key!r} of computation {route.computation!r}: {error} (row {row!r})") from error
+            raise InputError(
+                f"stream {injector.name!r}, key {route.key!r} of computation {route.computation!r}: {error} (row {row!r})"
+            ) from error
 
     def _look(self, injector: Injector, row: dict[str, Any], time: Any) -> Seen:
         """What the injector's watermark policy wants to know of one row."""
@@ -99,7 +103,9 @@ class Intake:
     def _column(self, injector: Injector, row: dict[str, Any], column: Any, what: str) -> Any:
         """A column of a row, or an SQL expression on it, which the test has to say in Python."""
         if not isinstance(column, str):
-            raise DefinitionError(f"stream {injector.name!r}: without Spark its {what} must be a column name or SQL text, not a Spark Column")
+            raise DefinitionError(
+                f"stream {injector.name!r}: without Spark its {what} must be a column name or SQL text, not a Spark Column"
+            )
         if column in row:
             return row[column]
         if column in self.worker.program.expressions:
@@ -138,7 +144,9 @@ class Intake:
             names = [f"{row[0]}\x1f{row[2]}".encode() for row in mine]
             hashes = np.array([int.from_bytes(blake2b(name, digest_size=8).digest(), "big") for name in names], np.uint64)
 
-            keep, changed, count = dedup.check(rule, i.stream, store, filters(i.stream), hashes, _Names(names, [row[1] for row in mine]), self.now, epoch)
+            keep, changed, count = dedup.check(
+                rule, i.stream, store, filters(i.stream), hashes, _Names(names, [row[1] for row in mine]), self.now, epoch
+            )
             kept += [row for row, stays in zip(mine, keep.tolist(), strict=True) if stays]
             delta.update(changed)
             counts.add(count)

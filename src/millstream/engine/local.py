@@ -149,13 +149,14 @@ class LocalEngine:
         """Takes duplicates out of what came in, and says which ids are held now."""
         held = {
             (spec.name, i.stream): {
-                name: span for name, span in self.ids.get((spec.name, i.stream), {}).items()
+                name: span
+                for name, span in self.ids.get((spec.name, i.stream), {}).items()
                 if not self.topology.injectors[i.stream].dedup.is_over(span, self.now)  # type: ignore[union-attr]
             }
             for spec in self.topology.computations
             for i in spec.inputs
             if i.stream in self.topology.injectors and self.topology.injectors[i.stream].dedup is not None and self.guards.dedup
-        }  # fmt: skip
+        }
         dropped = 0
         for (computation, _), arrivals in queued.items():
             kept: list[Arrival] = []
@@ -233,7 +234,8 @@ class LocalEngine:
             bool(self.pending or self.stored)
             or any(standings[name].low != standing.low for name, standing in self.standings.items() if standing.next_low is not None)
             or any(
-                (counts.next_low is not None and counts.next_low <= standings[name].low) or (counts.next_wall is not None and counts.next_wall <= self.now)
+                (counts.next_low is not None and counts.next_low <= standings[name].low)
+                or (counts.next_wall is not None and counts.next_wall <= self.now)
                 for (name, _), counts in self.marks.items()
             )
         )

@@ -64,7 +64,12 @@ class Worker:
         consumed |= {emission.stream for emission in self.topology.emissions if emission.ids}
         self._wirings = {
             spec.name: Wiring(
-                spec.name, spec.produces, self.topology.same_key_streams, None if all_ids else frozenset(consumed), spec.late_streams, spec.dead_letters,
+                spec.name,
+                spec.produces,
+                self.topology.same_key_streams,
+                None if all_ids else frozenset(consumed),
+                spec.late_streams,
+                spec.dead_letters,
                 spec.name in self.topology.cycle_of,
             )
             for spec in self.topology.computations

@@ -70,7 +70,9 @@ def checked(receipts: list[Receipt], topology: Topology, shards: int, fed: bool)
     expected = {(level, group.index, shard) for level, groups in enumerate(topology.levels) for group in groups for shard in range(shards)}
     got = [(r.level, r.group, r.shard) for r in receipts]
     if len(got) != len(expected) or set(got) != expected:
-        raise EpochAbandoned(f"receipts do not cover every shard once: {sorted(set(expected) ^ set(got))} missing or unknown, {len(got)} in all.")
+        raise EpochAbandoned(
+            f"receipts do not cover every shard once: {sorted(set(expected) ^ set(got))} missing or unknown, {len(got)} in all."
+        )
     units = {r.unit for r in receipts}
     for receipt in receipts:
         strangers = [unit for unit in receipt.consumed if unit not in units]

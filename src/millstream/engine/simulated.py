@@ -57,8 +57,14 @@ class Fault(msgspec.Struct, frozen=True):
     later: int = 0
 
     def __str__(self) -> str:
-        where = {"crash": self.point, "pause": f"{self.point}, for {self.later} epochs", "zombie": f"task {self.task}, for {self.later} epochs",
-                 "repeat": f"record {self.later}", "forget": "", "fold": ""}.get(self.kind, f"task {self.task}")  # fmt: skip
+        where = {
+            "crash": self.point,
+            "pause": f"{self.point}, for {self.later} epochs",
+            "zombie": f"task {self.task}, for {self.later} epochs",
+            "repeat": f"record {self.later}",
+            "forget": "",
+            "fold": "",
+        }.get(self.kind, f"task {self.task}")
         return f"{self.kind} in epoch {self.epoch}" + (f": {where}" if where else "")
 
 
@@ -84,7 +90,11 @@ class _Folds:
             for shard, one in enumerate(state.shards):
                 groups = runs(one.segments)
                 if len(groups) > 1:
-                    chosen = [ref for run in groups[self.simulation.dice("fold", manifest.epoch, name, shard).randrange(len(groups) - 1) :] for ref in run]
+                    chosen = [
+                        ref
+                        for run in groups[self.simulation.dice("fold", manifest.epoch, name, shard).randrange(len(groups) - 1) :]
+                        for ref in run
+                    ]
                     made = fold(self.simulation.storage, chosen, chosen[0] == one.segments[0], manifest.epoch, self.token)
                     self.done[name, shard] = (chosen, made)
 
@@ -132,7 +142,9 @@ class _Driver(Epochs):
         for groups in self.topology.levels:
             for group in groups:
                 for shard in range(self.shards):
-                    task = _Task(self, order, group, shard, number, arrived, {n: list(sent.get((n, shard), ())) for n in group.computations})
+                    task = _Task(
+                        self, order, group, shard, number, arrived, {n: list(sent.get((n, shard), ())) for n in group.computations}
+                    )
                     self.simulation.at_task(order.epoch, "task.3-shuffled")
                     if self.simulation.hits("retry", order.epoch, number):
                         task.run("lost")
@@ -165,7 +177,14 @@ class _Task:
     """One task of one epoch, which may be attempted several times."""
 
     def __init__(
-        self, driver: _Driver, order: EpochOrder, group: Group, shard: int, number: int, arrived: Intake, handed: Mapping[str, list[tuple[int, Arrival]]]
+        self,
+        driver: _Driver,
+        order: EpochOrder,
+        group: Group,
+        shard: int,
+        number: int,
+        arrived: Intake,
+        handed: Mapping[str, list[tuple[int, Arrival]]],
     ) -> None:
         self.driver = driver
         self.order = order
@@ -186,7 +205,9 @@ class _Task:
             outcomes, dedup = self._step(receipt, host, dice)
             productions = [p for outcome in outcomes.values() for p in outcome.productions]
             going = outgoing(driver.worker, productions, self.group.level, driver.shards, set(order.stored))
-            staging = Staging(driver.worker, simulation.storage, order, self.group, self.shard, lambda name: simulation.at_task(order.epoch, name))
+            staging = Staging(
+                driver.worker, simulation.storage, order, self.group, self.shard, lambda name: simulation.at_task(order.epoch, name)
+            )
             staging.stage(receipt, outcomes, going, dedup, {})
             out = going.sent
         except MillstreamError as error:
@@ -243,7 +264,9 @@ class _Task:
 class Simulation:
     """One run of a program under a schedule."""
 
-    def __init__(self, program: Program, plan: Plan, schedule: Sequence[Fault], seed: int, shards: int = 2, guards: Guards = ALL_GUARDS) -> None:
+    def __init__(
+        self, program: Program, plan: Plan, schedule: Sequence[Fault], seed: int, shards: int = 2, guards: Guards = ALL_GUARDS
+    ) -> None:
         self.storage = MemoryStorage()
         self.ledgers = {stream: Ledger(self.storage) for spec in program.topology.computations for stream in spec.streams}
         topology = program.topology
@@ -415,7 +438,9 @@ def compare(simulation: Simulation, manifest: Manifest, oracle: LocalEngine) -> 
         if state.low_watermark != oracle.standings[name].low:
             return f"low watermark of {name!r}: {state.low_watermark} instead of {oracle.standings[name].low}"
         for shard, one in enumerate(state.shards):
-            entries = {k: v for k, v in merge(simulation.storage, one.segments, drop_deleted=True) if v is not None and not k.startswith(b"D")}
+            entries = {
+                k: v for k, v in merge(simulation.storage, one.segments, drop_deleted=True) if v is not None and not k.startswith(b"D")
+            }
             wanted = oracle.stores[name, shard].entries
             if entries != wanted:
                 return first_entry(name, simulation.worker.make(name)[1], entries, wanted, exact=True)

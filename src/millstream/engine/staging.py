@@ -134,7 +134,9 @@ class Staging:
             for outcome in outcomes.values():
                 found: list[SinkRow]
                 if emission.ids:
-                    found = [IdentifiedRow(p.key, p.timestamp, decode(p.body), p.id) for p in outcome.productions if p.stream == emission.stream]
+                    found = [
+                        IdentifiedRow(p.key, p.timestamp, decode(p.body), p.id) for p in outcome.productions if p.stream == emission.stream
+                    ]
                 else:
                     found = [SinkRow(p.key, p.timestamp, decode(p.body)) for p in outcome.productions if p.stream == emission.stream]
                 if found:

@@ -67,14 +67,21 @@ class Connector(Sink):
 
         try:
             return WorkerClient.connect(
-                self.address, worker, cookie=self.cookie, tls=self.tls, program=f"millstream-{worker.split('-w-')[0]}",
-                fence=_fence(token, epoch, driver), timeout=self.timeout, patience=self.patience,
-            )  # fmt: skip
+                self.address,
+                worker,
+                cookie=self.cookie,
+                tls=self.tls,
+                program=f"millstream-{worker.split('-w-')[0]}",
+                fence=_fence(token, epoch, driver),
+                timeout=self.timeout,
+                patience=self.patience,
+            )
         except SinkError as error:
             if "fence" not in str(error):
                 raise
             raise SinkError(
-                f"{error}. Worker {worker!r} belongs to a newer run, or to another checkpoint of a pipeline with this name: a sink takes one history. Give a new "
+                f"{error}. Worker {worker!r} belongs to a newer run, or to another checkpoint of a pipeline with this name: a sink takes "
+                f"one history. Give a new "
                 f"checkpoint a sink of its own (another directory or table), or another name to the pipeline."
             ) from error
 
@@ -100,7 +107,9 @@ class Connector(Sink):
             try:
                 found.append(encode(row))
             except Exception as error:
-                raise SinkError(f"stream {context.emission!r} into {self.describe()}: key {row.key!r}: value {row.value!r} cannot be written: {error}") from error
+                raise SinkError(
+                    f"stream {context.emission!r} into {self.describe()}: key {row.key!r}: value {row.value!r} cannot be written: {error}"
+                ) from error
         return b"".join(found)
 
     def prepare(self, context: DriverContext, epoch: int, parts: Sequence[Part]) -> None:
@@ -126,7 +135,9 @@ class Connector(Sink):
                     elif not context.redo:
                         client.settle(part["transaction"], commit=True)
         except SinkError as error:
-            raise SinkError(f"{error} Epoch {epoch} is committed; its rows wait at the sink, and the next run commits them there.") from error
+            raise SinkError(
+                f"{error} Epoch {epoch} is committed; its rows wait at the sink, and the next run commits them there."
+            ) from error
         finally:
             self._release()
 

@@ -181,15 +181,23 @@ def to_table(rows: Sequence[SinkRow], schema: Any, where: str) -> Any:
                     _array([getattr(row, name)], field.type if field is not None else None)
                 except Exception as culprit:
                     raise SinkError(f"{where}: key {row.key!r}: column {name!r}: {getattr(row, name)!r} does not fit: {culprit}") from error
-        raise SinkError(f"{where}: the values of this epoch do not have one type: {error}. Say schema='key ..., timestamp long, value ...'.") from error
+        raise SinkError(
+            f"{where}: the values of this epoch do not have one type: {error}. Say schema='key ..., timestamp long, value ...'."
+        ) from error
 
 
 def files(
-    path: str | os.PathLike[str], *, format: str = "json", schema: Any = None, storage_options: dict[str, Any] | None = None, nan: str = "error"
+    path: str | os.PathLike[str],
+    *,
+    format: str = "json",
+    schema: Any = None,
+    storage_options: dict[str, Any] | None = None,
+    nan: str = "error",
 ) -> Files:
     """JSON lines or Parquet files in a directory (or under s3://...), exactly once.
 
-    Every row has `key`, `timestamp` and `value`, and `id` with `emit(..., ids=True)`. For Parquet say the schema (`"key string, timestamp long, value long"`), or the
+    Every row has `key`, `timestamp` and `value`, and `id` with `emit(..., ids=True)`. For Parquet say the schema (`"key string, timestamp
+    long, value long"`), or the
     types are taken from each part's values. nan: JSON has no NaN and no infinity, so a row with one is an error; "null" writes null in its place.
 
     >>> files("/data/counts").describe()

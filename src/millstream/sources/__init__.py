@@ -78,11 +78,15 @@ class Files(msgspec.Struct, frozen=True):
             except (OSError, UnicodeDecodeError):
                 return
             if first == [name.lower() for name in known or ()]:
-                raise DefinitionError(f"sources.files({self.path!r}): {file} begins with a line of column names. Say options={{'header': 'true'}}.")
+                raise DefinitionError(
+                    f"sources.files({self.path!r}): {file} begins with a line of column names. Say options={{'header': 'true'}}."
+                )
 
     def _guess(self) -> str:
         if "://" not in self.path and not os.path.isdir(self.path):
-            raise DefinitionError(f"sources.files({self.path!r}): there is no directory {os.path.abspath(self.path)}. Make it, or correct the path.")
+            raise DefinitionError(
+                f"sources.files({self.path!r}): there is no directory {os.path.abspath(self.path)}. Make it, or correct the path."
+            )
         for file in self._files():
             found = _FORMATS.get(file.suffix)
             if found:

@@ -153,14 +153,21 @@ def connector(
     messages = max_per_epoch if isinstance(max_per_epoch, int) else None
     size = _bytes("max_per_epoch", max_per_epoch) if isinstance(max_per_epoch, str) else None
     server: dict[str, Any] = {
-        "cookie": cookie, "tls": tls, "force": force, "credits": credits, "sessions": sessions,
-        "backlog": _bytes("backlog", backlog), "frame_limit": _bytes("max_message", max_message),
-    }  # fmt: skip
+        "cookie": cookie,
+        "tls": tls,
+        "force": force,
+        "credits": credits,
+        "sessions": sessions,
+        "backlog": _bytes("backlog", backlog),
+        "frame_limit": _bytes("max_message", max_message),
+    }
     if messages is not None:
         server["batch_messages"] = messages
     silence = None if idle is None else duration(idle) / 1000
     folder = os.path.abspath(os.fspath(dir))
-    return Connector(folder, listen, streams=tuple(streams), idle=silence, messages=messages, size=size, partitions=partitions, server=server)
+    return Connector(
+        folder, listen, streams=tuple(streams), idle=silence, messages=messages, size=size, partitions=partitions, server=server
+    )
 
 
 def _bytes(name: str, text: str) -> int:

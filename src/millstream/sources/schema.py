@@ -24,9 +24,18 @@ from millstream.errors import InputError
 
 _TOKEN = re.compile(r"\s*(?:`((?:[^`]|``)+)`|('(?:[^'\\]|\\.|'')*'|\"(?:[^\"\\]|\\.)*\")|([A-Za-z_0-9.-]+)|([<>(),:]))")
 _SYNONYMS = {
-    "integer": "int", "bigint": "long", "tinyint": "byte", "smallint": "short", "real": "float", "dec": "decimal", "numeric": "decimal", "bool": "boolean",
-    "timestamp_ltz": "timestamp", "varchar": "string", "char": "string",
-}  # fmt: skip
+    "integer": "int",
+    "bigint": "long",
+    "tinyint": "byte",
+    "smallint": "short",
+    "real": "float",
+    "dec": "decimal",
+    "numeric": "decimal",
+    "bool": "boolean",
+    "timestamp_ltz": "timestamp",
+    "varchar": "string",
+    "char": "string",
+}
 _BITS = {"byte": 8, "short": 16, "int": 32, "long": 64}
 _SIMPLE = {*_BITS, "float", "double", "string", "boolean", "binary", "date", "timestamp", "timestamp_ntz", "decimal"}
 _UTC = datetime.timezone.utc
@@ -72,7 +81,15 @@ class _Parser:
             if match is None:
                 raise _Unknown
             quoted, literal, word, sign = match.groups()
-            self.tokens.append(("name", quoted.replace("``", "`")) if quoted else ("literal", literal) if literal else ("word", word) if word else ("sign", sign))
+            self.tokens.append(
+                ("name", quoted.replace("``", "`"))
+                if quoted
+                else ("literal", literal)
+                if literal
+                else ("word", word)
+                if word
+                else ("sign", sign)
+            )
             at = match.end()
         self.at = 0
 
@@ -200,7 +217,9 @@ def _value(value: Any, kind: Kind, stream: str, column: str) -> Any:
             return [(_value(k, kind.of[0], stream, column), _value(v, kind.of[1], stream, column)) for k, v in pairs]
     except (ValueError, TypeError, InvalidOperation, OverflowError):
         pass
-    raise InputError(f"stream {stream!r}, column {column!r}: {value!r} (a {type(value).__name__}) does not fit the type {name} that the source's schema gives it")
+    raise InputError(
+        f"stream {stream!r}, column {column!r}: {value!r} (a {type(value).__name__}) does not fit the type {name} that the source's schema gives it"
+    )
 
 
 def _single(value: float) -> float:

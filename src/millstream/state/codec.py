@@ -35,12 +35,18 @@ _SCALARS = frozenset((int, str, float, bool, type(None), bytes))
 _FIRM_KEYS = frozenset((int, str, float, bool, type(None), bytes))
 
 _LENIENT = (
-    ormsgpack.OPT_PASSTHROUGH_DATACLASS | ormsgpack.OPT_PASSTHROUGH_DATETIME | ormsgpack.OPT_PASSTHROUGH_UUID | ormsgpack.OPT_PASSTHROUGH_BIG_INT
+    ormsgpack.OPT_PASSTHROUGH_DATACLASS
+    | ormsgpack.OPT_PASSTHROUGH_DATETIME
+    | ormsgpack.OPT_PASSTHROUGH_UUID
+    | ormsgpack.OPT_PASSTHROUGH_BIG_INT
     | ormsgpack.OPT_NON_STR_KEYS
-)  # fmt: skip
+)
 _STRICT = (
-    (_LENIENT & ~ormsgpack.OPT_NON_STR_KEYS) | ormsgpack.OPT_PASSTHROUGH_TUPLE | ormsgpack.OPT_PASSTHROUGH_SUBCLASS | ormsgpack.OPT_PASSTHROUGH_ENUM
-)  # fmt: skip
+    (_LENIENT & ~ormsgpack.OPT_NON_STR_KEYS)
+    | ormsgpack.OPT_PASSTHROUGH_TUPLE
+    | ormsgpack.OPT_PASSTHROUGH_SUBCLASS
+    | ormsgpack.OPT_PASSTHROUGH_ENUM
+)
 
 _plain = msgspec.msgpack.Encoder().encode
 _packb = ormsgpack.packb
@@ -159,11 +165,15 @@ class Msgpack:
             try:
                 found = decode(data)
             except msgspec.ValidationError as error:
-                raise ValueError(f"the state contradicts the annotations of {name}: {error}. It could be written, and never read again.") from None
+                raise ValueError(
+                    f"the state contradicts the annotations of {name}: {error}. It could be written, and never read again."
+                ) from None
             if found != state or not alike(state, found):
                 where = difference(state, found)
                 if where is not None:
-                    raise ValueError(f"the state would not come back as it is: {where}. Change the annotation in {name}, or what is put there.")
+                    raise ValueError(
+                        f"the state would not come back as it is: {where}. Change the annotation in {name}, or what is put there."
+                    )
 
         return check
 
@@ -176,7 +186,10 @@ def _class_checker(type: Any) -> Callable[[Any, bytes], None]:
             return
         if type in (int, float, str, bytes) and isinstance(state, type) and not isinstance(state, bool):
             return
-        raise ValueError(f"State is {type.__name__}, and the hook left a {state.__class__.__name__} ({repr(state)[:100]}): the next epoch could not read it, or would find something else")
+        raise ValueError(
+            f"State is {type.__name__}, and the hook left a {state.__class__.__name__} ({repr(state)[:100]}): the next epoch could not "
+            f"read it, or would find something else"
+        )
 
     return check
 

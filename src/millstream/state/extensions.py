@@ -128,11 +128,16 @@ def refusal(value: Any) -> str:
     kind = type(value)
     name = kind.__name__
     if isinstance(value, dict):
-        return f"{name} cannot be kept as it is: it would come back as a dict, and behave differently in the next epoch. Keep dict(...) of it."
+        return (
+            f"{name} cannot be kept as it is: it would come back as a dict, and behave differently in the next epoch. Keep dict(...) of it."
+        )
     if isinstance(value, enum.Enum):
         return f"{name} cannot be kept in an untyped state: {value!r} would come back as {value.value!r}. Keep its value, or annotate the State."
     if hasattr(kind, "__struct_fields__") or hasattr(kind, "__dataclass_fields__"):
-        return f"{name} cannot be kept in an untyped state: it would come back as a dict. Make State a dataclass or Struct whose annotation names {name}. {ADVICE}"
+        return (
+            f"{name} cannot be kept in an untyped state: it would come back as a dict. Make State a dataclass or Struct whose annotation "
+            f"names {name}. {ADVICE}"
+        )
     if type(value).__module__ == "numpy":
         return f"numpy.{name} cannot be kept as msgpack: keep value.item() or value.tolist(). {ADVICE}"
     return f"{name} cannot be kept as msgpack. {ADVICE}"

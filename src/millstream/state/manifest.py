@@ -180,7 +180,9 @@ class ManifestLog:
             self.storage.create("identity.json", _seal(fresh))
         found = self.identity()
         if found.pipeline != pipeline:
-            raise CheckpointError(f"{self.storage.url} is a checkpoint of pipeline {found.pipeline!r}, not of {pipeline!r}. Use another checkpoint directory.")
+            raise CheckpointError(
+                f"{self.storage.url} is a checkpoint of pipeline {found.pipeline!r}, not of {pipeline!r}. Use another checkpoint directory."
+            )
         if shards is not None and shards != found.shards:
             raise CheckpointError(
                 f"{self.storage.url} has {found.shards} shards, and the run asks for {shards}. The number of shards is fixed when a checkpoint is made: "

@@ -21,11 +21,15 @@ def difference(one: Any, other: Any, path: str = "state") -> str | None:
     if one.__class__ is other.__class__:
         fields = _fields(one)
         if isinstance(one, (list, tuple)) and len(one) == len(other):
-            return next((found for at, (a, b) in enumerate(zip(one, other, strict=True)) if (found := difference(a, b, f"{path}[{at}]"))), None)
+            return next(
+                (found for at, (a, b) in enumerate(zip(one, other, strict=True)) if (found := difference(a, b, f"{path}[{at}]"))), None
+            )
         if isinstance(one, dict) and one.keys() == other.keys():
             return next((found for key in one if (found := difference(one[key], other[key], f"{path}[{key!r}]"))), None)
         if fields:
-            return next((found for name in fields if (found := difference(getattr(one, name), getattr(other, name), f"{path}.{name}"))), None)
+            return next(
+                (found for name in fields if (found := difference(getattr(one, name), getattr(other, name), f"{path}.{name}"))), None
+            )
         if one == other or one != one or repr(one) == repr(other):  # NaN, also in a set
             return None
     elif one == other and _is_number_or_text(one) and _is_number_or_text(other):
@@ -73,5 +77,7 @@ def _is_open(info: Any, seen: set[Any]) -> bool:
             return False
         seen.add(cls)
     parts = [getattr(info, name, None) for name in ("key_type", "value_type", "item_type", "type")]
-    parts += list(getattr(info, "item_types", ())) + list(getattr(info, "types", ())) + [field.type for field in getattr(info, "fields", ())]
+    parts += (
+        list(getattr(info, "item_types", ())) + list(getattr(info, "types", ())) + [field.type for field in getattr(info, "fields", ())]
+    )
     return any(_is_open(part, seen) for part in parts if isinstance(part, msgspec.inspect.Type))

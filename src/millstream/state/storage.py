@@ -69,7 +69,9 @@ class LocalStorage:
         except OSError as error:
             with contextlib.suppress(OSError):
                 hidden.unlink(missing_ok=True)
-            raise StorageError(f"cannot write {path}: {error.strerror or error}. Make room or repair the disk, then run again; nothing committed is lost.") from error
+            raise StorageError(
+                f"cannot write {path}: {error.strerror or error}. Make room or repair the disk, then run again; nothing committed is lost."
+            ) from error
         return hidden
 
     def create(self, name: str, data: bytes) -> bool:

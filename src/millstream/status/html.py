@@ -23,7 +23,17 @@ def status(found: Status) -> str:
     speed = f"{found.records_per_second:,.0f} records/s, {found.epoch_millis:,.0f} ms per epoch"
     waits = f"<br>waiting for {escape(found.waits_for)}" if found.waits_for else ""
     rows = [
-        [c.name, moment(c.low_watermark), span(c.lag), f"{c.keys:,}", f"{c.timers:,}", f"{c.records:,}", f"{c.late:,}", f"{c.produced:,}", c.held_back_by]
+        [
+            c.name,
+            moment(c.low_watermark),
+            span(c.lag),
+            f"{c.keys:,}",
+            f"{c.timers:,}",
+            f"{c.records:,}",
+            f"{c.late:,}",
+            f"{c.produced:,}",
+            c.held_back_by,
+        ]
         for c in found.computations
     ]
     table = _table(["computation", "low watermark", "lag", "keys", "timers", "records", "late", "produced", "held back by"], rows)

@@ -109,8 +109,14 @@ def overview(log: ManifestLog) -> Overview:
     if sign is not None:
         status.records_per_second, status.epoch_millis = sign.records_per_second, sign.epoch_millis
     return Overview(
-        log.storage.url, identity.id, identity.shards, None if manifest is None else manifest.token, status, sign is not None and sign.is_alive(now()), sign
-    )  # fmt: skip
+        log.storage.url,
+        identity.id,
+        identity.shards,
+        None if manifest is None else manifest.token,
+        status,
+        sign is not None and sign.is_alive(now()),
+        sign,
+    )
 
 
 def now() -> int:
@@ -146,9 +152,7 @@ def steady(log: ManifestLog, read: Callable[[Manifest], _T]) -> _T:
     raise AssertionError("unreachable")
 
 
-def listed(
-    storage: Storage, manifest: Manifest, computation: str, limit: int, *, entries: int = 3, unpickle: bool = False
-) -> Listing:
+def listed(storage: Storage, manifest: Manifest, computation: str, limit: int, *, entries: int = 3, unpickle: bool = False) -> Listing:
     """The first rows of a computation in the order of their keys' bytes, each with the first entries of its MapStates."""
     state = _computation(manifest, computation)
     found: list[tuple[bytes, int, bytes]] = []

@@ -51,7 +51,8 @@ def driver(found: Overview) -> str:
     where = f"process {sign.pid} on {sign.host}"
     if found.alive:
         waits = f"; it waits for {sign.waits_for}" if sign.waits_for else ""
-        return f"driver: alive, {where}, last sign of life {_ago(sign.at)}; {sign.records_per_second:,.0f} records/s, {sign.epoch_millis:,.0f} ms per epoch{waits}"
+        speed = f"{sign.records_per_second:,.0f} records/s, {sign.epoch_millis:,.0f} ms per epoch"
+        return f"driver: alive, {where}, last sign of life {_ago(sign.at)}; {speed}{waits}"
     if sign.state == "running":
         return f"driver: silent, {where}, last sign of life {_ago(sign.at)}: it was killed, or its host is gone. The next run goes on from here"
     return f"driver: {sign.state} {_ago(sign.at)} ({where})"
@@ -119,7 +120,14 @@ def _details(status: Status) -> list[RenderableType]:
     if checked:
         parts += ["", _Deduplication(checked)]
     if status.edges:
-        parts += ["", _pairs("adaptive edge", "delivery", [(name, f"stored: {edge.why}" if edge.stored else "weak") for name, edge in status.edges.items()])]
+        parts += [
+            "",
+            _pairs(
+                "adaptive edge",
+                "delivery",
+                [(name, f"stored: {edge.why}" if edge.stored else "weak") for name, edge in status.edges.items()],
+            ),
+        ]
     return parts
 
 
@@ -270,9 +278,22 @@ class _Computations(_Fitting):
         numbers = ["lag", "behind clock", "keys", "timers", "records", "late", "fired", "produced", *rare, "log"]
         table = _table("computation", "low watermark", numbers=numbers)
         for one in self.found:
-            counts = [one.keys, one.timers, one.records, one.late, one.fired, one.produced, *(getattr(one, field) for _, field in self.rare)]
+            counts = [
+                one.keys,
+                one.timers,
+                one.records,
+                one.late,
+                one.fired,
+                one.produced,
+                *(getattr(one, field) for _, field in self.rare),
+            ]
             table.add_row(
-                escape(one.name), moment(one.low_watermark), span(one.lag), span(one.behind), *[f"{n:,}" for n in counts], size(one.log_bytes)
+                escape(one.name),
+                moment(one.low_watermark),
+                span(one.lag),
+                span(one.behind),
+                *[f"{n:,}" for n in counts],
+                size(one.log_bytes),
             )
         return table
 
@@ -280,11 +301,16 @@ class _Computations(_Fitting):
         for one in self.found:
             lag = "" if one.lag is None else f", lag {span(one.lag)}, behind the clock {span(one.behind)}"
             parts = [
-                _count(one.keys, "key"), _count(one.timers, "timer"), _count(one.records, "record"),
-                f"{one.late:,} late", f"{one.fired:,} fired", f"{one.produced:,} produced",
+                _count(one.keys, "key"),
+                _count(one.timers, "timer"),
+                _count(one.records, "record"),
+                f"{one.late:,} late",
+                f"{one.fired:,} fired",
+                f"{one.produced:,} produced",
                 *([f"{one.waiting:,} waiting"] if one.waiting else []),
-                *([_count(one.dead_letters, "dead letter")] if one.dead_letters else []), f"log {size(one.log_bytes)}",
-            ]  # fmt: skip
+                *([_count(one.dead_letters, "dead letter")] if one.dead_letters else []),
+                f"log {size(one.log_bytes)}",
+            ]
             yield one.name, f"low watermark {moment(one.low_watermark)}{lag}\n" + ", ".join(parts)
 
 

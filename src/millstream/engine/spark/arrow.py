@@ -38,7 +38,13 @@ class ValueColumn(msgspec.Struct, frozen=True):
 def whole(column: Any) -> Any:
     """A column in one piece."""
     if isinstance(column, pa.ChunkedArray):
-        return column.chunk(0) if column.num_chunks == 1 else pa.concat_arrays(column.chunks) if column.num_chunks else pa.nulls(0, column.type)
+        return (
+            column.chunk(0)
+            if column.num_chunks == 1
+            else pa.concat_arrays(column.chunks)
+            if column.num_chunks
+            else pa.nulls(0, column.type)
+        )
     return column
 
 
@@ -257,7 +263,9 @@ def _break_ties(table: Any, where: Any, tied: Any, streams: dict[int, str]) -> N
     member[:-1] |= tied
     positions = np.flatnonzero(member)
     rows = where[positions]
-    run = np.cumsum(~np.concatenate(([False], tied))[positions])  # which run of equal key and timestamp a row is in: they stay in their order
+    run = np.cumsum(
+        ~np.concatenate(([False], tied))[positions]
+    )  # which run of equal key and timestamp a row is in: they stay in their order
     few = table.select(["id", "ord", "route"]).take(pa.array(rows))
     names = pa.array(record_ids(few), pa.string()) if few.column("id").null_count else few.column("id")
     columns, order = [pa.array(run), names], [("run", "ascending"), ("id", "ascending")]

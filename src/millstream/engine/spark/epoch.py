@@ -13,7 +13,8 @@ from pyspark.sql.pandas.types import to_arrow_schema
 
 from millstream import faults
 from millstream.core.guards import Guards
-from millstream.engine.epochs import Epochs, Stopped
+from millstream.engine.contracts import Stopped
+from millstream.engine.epochs import Epochs
 from millstream.engine.program import Program
 from millstream.engine.receipts import EpochOrder, Receipt, decode_receipt
 from millstream.errors import CheckpointError, EpochAbandoned
@@ -41,7 +42,9 @@ class SparkEpochs(Epochs):
         offsets: SparkOffsets,
         files: dict[str, SourceFiles],
     ) -> None:
-        super().__init__(program, place.shards, log, latest, token, offsets, Folds(place, token), Guards.without(os.environ.get(GUARDS_OFF, "")))
+        super().__init__(
+            program, place.shards, log, latest, token, offsets, Folds(place, token), Guards.without(os.environ.get(GUARDS_OFF, ""))
+        )
         self.place = place
         self.offsets: SparkOffsets = offsets
         self.value_types = value_types

@@ -42,7 +42,15 @@ class Handle:
     """A running pipeline."""
 
     def __init__(
-        self, program: Program, epochs: SparkEpochs, begin: Callable[[], Any], *, bounded: bool, drain: bool, narrator: Narrator, disturbed_until: float
+        self,
+        program: Program,
+        epochs: SparkEpochs,
+        begin: Callable[[], Any],
+        *,
+        bounded: bool,
+        drain: bool,
+        narrator: Narrator,
+        disturbed_until: float,
     ) -> None:
         self._program = program
         self._epochs = epochs
@@ -218,13 +226,16 @@ class Handle:
 
     def __repr__(self) -> str:
         status = self.status()
-        return f"<Millstream run of {status.pipeline!r}: {status.state}, epoch {status.epoch}, {status.records:,} records, checkpoint {self._epochs.storage.url}>"
+        done = f"epoch {status.epoch}, {status.records:,} records"
+        return f"<Millstream run of {status.pipeline!r}: {status.state}, {done}, checkpoint {self._epochs.storage.url}>"
 
     def __str__(self) -> str:
         return str(self.status())
 
     def _repr_html_(self) -> str:
-        return self.status()._repr_html_() + (f"<pre>{type(self._error).__name__}: {_escaped(self._error)}</pre>" if self._error is not None else "")
+        return self.status()._repr_html_() + (
+            f"<pre>{type(self._error).__name__}: {_escaped(self._error)}</pre>" if self._error is not None else ""
+        )
 
     # --- signs of life
 
@@ -255,11 +266,22 @@ class Handle:
         if epochs.log.superseded(epochs.token) or not epochs.log.has_claim(epochs.token):
             return  # somebody else's checkpoint, or nobody's
         status = self.status()
-        state = "running" if status.state == "running" and self._thread.is_alive() and threading.current_thread() is not self._thread else self._last_word()
+        state = (
+            "running"
+            if status.state == "running" and self._thread.is_alive() and threading.current_thread() is not self._thread
+            else self._last_word()
+        )
         sign = alive.Alive(
-            epochs.token, int(time.time() * 1000), socket.gethostname(), os.getpid(), state, status.epoch, status.records_per_second, status.epoch_millis,
+            epochs.token,
+            int(time.time() * 1000),
+            socket.gethostname(),
+            os.getpid(),
+            state,
+            status.epoch,
+            status.records_per_second,
+            status.epoch_millis,
             status.waits_for,
-        )  # fmt: skip
+        )
         alive.say(epochs.storage, sign)
 
     def _last_word(self) -> str:
@@ -300,7 +322,10 @@ def is_shared_log(error: Exception) -> bool:
 def _hints(topology: Topology) -> tuple[str, ...]:
     """What may be wrong with a file that cannot be read."""
     headless = [
-        name for name, injector in topology.injectors.items()
+        name
+        for name, injector in topology.injectors.items()
         if isinstance(injector.source, Files) and injector.source.format == "csv" and "header" not in injector.source.options
-    ]  # fmt: skip
-    return tuple(f"If the files of stream {name!r} begin with a line of column names, say options={{'header': 'true'}}." for name in headless)
+    ]
+    return tuple(
+        f"If the files of stream {name!r} begin with a line of column names, say options={{'header': 'true'}}." for name in headless
+    )

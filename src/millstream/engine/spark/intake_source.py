@@ -147,7 +147,9 @@ def to_arrow(head: Head, batch: bytes) -> pa.RecordBatch:
     ids = pa.Array.from_buffers(pa.int64(), n, [None, buffer.slice(at.ids, 8 * n)])
     times = pa.Array.from_buffers(pa.int64(), n, [None, buffer.slice(at.times, 8 * n)])
     keys = pa.Array.from_buffers(pa.string(), n, [None, buffer.slice(at.key_ends, 4 * (n + 1)), buffer.slice(at.keys, head.keys)])
-    payloads = pa.Array.from_buffers(pa.binary(), n, [None, buffer.slice(at.payload_ends, 4 * (n + 1)), buffer.slice(at.payloads, head.payloads)])
+    payloads = pa.Array.from_buffers(
+        pa.binary(), n, [None, buffer.slice(at.payload_ends, 4 * (n + 1)), buffer.slice(at.payloads, head.payloads)]
+    )
     numbers = pa.Array.from_buffers(pa.int32(), n, [None, buffer.slice(at.streams, 4 * n)])
     names = pa.array([mark.name for mark in decode_marks(batch, head)], pa.string())
     streams = pa.DictionaryArray.from_arrays(numbers, names).dictionary_decode()

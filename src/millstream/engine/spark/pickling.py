@@ -22,18 +22,42 @@ import msgspec
 from pyspark.cloudpickle import cloudpickle
 
 _CONFIG = (
-    "frozen", "eq", "order", "array_like", "gc", "repr_omit_defaults", "omit_defaults",
-    "forbid_unknown_fields", "weakref", "dict", "cache_hash", "tag", "tag_field",
-)  # fmt: skip
+    "frozen",
+    "eq",
+    "order",
+    "array_like",
+    "gc",
+    "repr_omit_defaults",
+    "omit_defaults",
+    "forbid_unknown_fields",
+    "weakref",
+    "dict",
+    "cache_hash",
+    "tag",
+    "tag_field",
+)
 
 _META = (
-    "gt", "ge", "lt", "le", "multiple_of", "pattern", "min_length", "max_length", "tz", "title", "description", "examples", "extra_json_schema", "extra",
-)  # fmt: skip
+    "gt",
+    "ge",
+    "lt",
+    "le",
+    "multiple_of",
+    "pattern",
+    "min_length",
+    "max_length",
+    "tz",
+    "title",
+    "description",
+    "examples",
+    "extra_json_schema",
+    "extra",
+)
 
 
 _MARKERS = {
     id(found): name for name in ("MISSING", "KW_ONLY", "_HAS_DEFAULT_FACTORY") if (found := getattr(dataclasses, name, None)) is not None
-}  # fmt: skip
+}
 
 
 def dumps(value: Any) -> bytes:
@@ -60,7 +84,10 @@ class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]
         if any(isinstance(hint, str) for hint in attributes.get("__annotations__", {}).values()):
             attributes["__annotations__"] = _resolved(obj, attributes["__annotations__"])
         if issubclass(obj, msgspec.Struct):
-            made = {*obj.__struct_fields__, "__slots__", "__match_args__", *vars(msgspec.defstruct("_", []))} - {"__annotations__", "__doc__"}
+            made = {*obj.__struct_fields__, "__slots__", "__match_args__", *vars(msgspec.defstruct("_", []))} - {
+                "__annotations__",
+                "__doc__",
+            }
             for name in [name for name in attributes if name in made]:
                 del attributes[name]
             make, args = _make_struct, _struct_args(obj)
@@ -82,11 +109,29 @@ def _struct_args(cls: type[msgspec.Struct]) -> tuple[Any, ...]:
     config = {name: getattr(cls.__struct_config__, name) for name in _CONFIG}
     config["rename"] = {field.name: field.encode_name for field in own if field.encode_name != field.name} or None
     config["kw_only"] = any(field.name not in cls.__match_args__ for field in own)
-    return cls.__name__, cls.__bases__, cls.__module__, cls.__qualname__, [f.name for f in own], defaults, factories, config, cloudpickle._get_or_create_tracker_id(cls)
+    return (
+        cls.__name__,
+        cls.__bases__,
+        cls.__module__,
+        cls.__qualname__,
+        [f.name for f in own],
+        defaults,
+        factories,
+        config,
+        cloudpickle._get_or_create_tracker_id(cls),
+    )
 
 
 def _make_struct(
-    name: str, bases: tuple[type, ...], module: str, qualname: str, fields: list[str], defaults: dict[str, Any], factories: dict[str, Any], config: dict[str, Any], tracker: str
+    name: str,
+    bases: tuple[type, ...],
+    module: str,
+    qualname: str,
+    fields: list[str],
+    defaults: dict[str, Any],
+    factories: dict[str, Any],
+    config: dict[str, Any],
+    tracker: str,
 ) -> Any:
     namespace = {"__module__": module, "__qualname__": qualname, "__annotations__": dict.fromkeys(fields, Any), **defaults}
     namespace |= {field: msgspec.field(default_factory=factory) for field, factory in factories.items()}

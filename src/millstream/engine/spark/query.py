@@ -87,9 +87,13 @@ def start(
     offsets = SparkOffsets(None if "://" in spark_folder else os.path.join(spark_folder, "offsets"), len(sources))
     _check_offsets(offsets, latest, spark_folder, storage.url)
     place = Place(
-        storage.url, identity.id, storage_options, os.environ.get("MILLSTREAM_REPLICAS"), identity.shards,
+        storage.url,
+        identity.id,
+        storage_options,
+        os.environ.get("MILLSTREAM_REPLICAS"),
+        identity.shards,
         [rows.value_layout(injector, source, topology) for injector, source in pairs],
-    )  # fmt: skip
+    )
     files = _source_files(topology.injectors.values(), spark_folder)
     recent = log.last_claim()
     token = log.claim(latest)
@@ -106,9 +110,14 @@ def start(
     writer = frame.writeStream.foreachBatch(_quiet(epochs)).option("checkpointLocation", spark_folder)
     writer = writer.trigger(availableNow=True) if millis is None else writer.trigger(processingTime=f"{millis} milliseconds")
     return Handle(
-        program, epochs, lambda: _started(spark, writer), bounded=millis is None, drain=drain, narrator=narrator,
+        program,
+        epochs,
+        lambda: _started(spark, writer),
+        bounded=millis is None,
+        drain=drain,
+        narrator=narrator,
         disturbed_until=time.monotonic() + (DISTURBANCE if recent is not None and time.time() - recent < DISTURBANCE else 0.0),
-    )  # fmt: skip
+    )
 
 
 def _is_little(topology: Topology) -> bool:
@@ -141,13 +150,17 @@ def reconciled(latest: Manifest | None, program: Program, drop: Sequence[str]) -
     if gone and new:
         raise CheckpointError(
             f"the checkpoint has state of {', '.join(map(repr, gone))}, which the pipeline no longer has, and the pipeline has {', '.join(map(repr, new))}, "
-            f"which the checkpoint does not know. If one was renamed, say compute(..., name=new, renamed_from=old); if its state may go, run(..., drop={gone!r})."
+            f"which the checkpoint does not know. If one was renamed, say compute(..., name=new, renamed_from=old); if its state may go, "
+            f"run(..., drop={gone!r})."
         )
     for name, spec in specs.items():
         state: ComputationState | None = latest.computations.get(name)
         codec = program.codec_of(name).name
         if state is not None and state.codec != codec and any(shard.keys for shard in state.shards):
-            raise CheckpointError(f"the state of computation {name!r} was written with codec {state.codec!r}, and the pipeline says {codec!r}. Keep the codec, or rename the computation and drop its state.")
+            raise CheckpointError(
+                f"the state of computation {name!r} was written with codec {state.codec!r}, and the pipeline says {codec!r}. Keep the "
+                f"codec, or rename the computation and drop its state."
+            )
         del spec
     latest.pending = [parcel for parcel in latest.pending if parcel.computation in specs]
     ways = {(route.stream, route.computation) for route in program.topology.routes}
@@ -167,7 +180,9 @@ def _source_files(injectors: Iterable[Injector], spark_folder: str) -> dict[str,
         if isinstance(injector.watermark, FileTimes):
             path = getattr(injector.source, "path", None)
             if not isinstance(injector.source, Files) or path is None or "://" in path or "://" in spark_folder or not os.path.isdir(path):
-                raise DefinitionError(f"injected stream {injector.name!r}: watermarks.files needs ms.sources.files with a local directory, and a local checkpoint")
+                raise DefinitionError(
+                    f"injected stream {injector.name!r}: watermarks.files needs ms.sources.files with a local directory, and a local checkpoint"
+                )
             found[injector.name] = SourceFiles(path, os.path.join(spark_folder, "sources", str(at)))
     return found
 
@@ -203,7 +218,9 @@ def _check_pickles(program: Program) -> None:
         try:
             pickling.dumps(value)
         except Exception as error:
-            raise DefinitionError(f"{what} cannot be sent to the workers: {type(error).__name__}: {error}. Open files, locks and sessions inside a hook, not outside.") from error
+            raise DefinitionError(
+                f"{what} cannot be sent to the workers: {type(error).__name__}: {error}. Open files, locks and sessions inside a hook, not outside."
+            ) from error
     raise DefinitionError(f"the pipeline cannot be sent to the workers: {whole}") from whole
 
 
@@ -235,10 +252,16 @@ def _load(injector: Injector, spark: Any, topology: Topology) -> DataFrame:
             raise
         except Exception as error:
             missing = "PATH_NOT_FOUND" in str(error) or "Path does not exist" in str(error)
-            what = f"there is nothing at {source.path}. Make the directory, or correct the path" if missing and isinstance(source, Files) else reason(error)
+            what = (
+                f"there is nothing at {source.path}. Make the directory, or correct the path"
+                if missing and isinstance(source, Files)
+                else reason(error)
+            )
             raise DefinitionError(f"injected stream {name!r}: Spark cannot open its source: {what}") from error
     if not getattr(frame, "isStreaming", False):
-        raise DefinitionError(f"injected stream {name!r}: its source gave a {type(frame).__name__} that is not a streaming one. Use spark.readStream.")
+        raise DefinitionError(
+            f"injected stream {name!r}: its source gave a {type(frame).__name__} that is not a streaming one. Use spark.readStream."
+        )
     return frame
 
 
@@ -249,9 +272,7 @@ def _frame(spark: Any, program: Program, sources: list[DataFrame], value_types: 
         for at, injector in enumerate(program.topology.injectors.values())
     ]
     tick = spark.readStream.format("rate-micro-batch").option("rowsPerBatch", 1).option("numPartitions", 1).load()
-    empty = tick.filter(F.lit(False)).select(
-        *[F.lit(None).cast(field.dataType).alias(field.name) for field in frames[0].schema.fields]
-    )
+    empty = tick.filter(F.lit(False)).select(*[F.lit(None).cast(field.dataType).alias(field.name) for field in frames[0].schema.fields])
     whole = frames[0]
     for frame in [*frames[1:], empty]:
         whole = whole.union(frame)

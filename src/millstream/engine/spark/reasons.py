@@ -13,9 +13,16 @@ import re
 from millstream.errors import Fenced, InputError, MillstreamError, StorageError
 
 INPUT_SIGNS = (
-    "MALFORMED_RECORD_IN_PARSING", "FAILED_READ_FILE", "CANNOT_READ_FILE", "is not a Parquet file", "MALFORMED_CSV_RECORD",
-    "Malformed records", "CAST_INVALID_INPUT", "FILE_NOT_EXIST", "CANNOT_PARSE",
-)  # fmt: skip
+    "MALFORMED_RECORD_IN_PARSING",
+    "FAILED_READ_FILE",
+    "CANNOT_READ_FILE",
+    "is not a Parquet file",
+    "MALFORMED_CSV_RECORD",
+    "Malformed records",
+    "CAST_INVALID_INPUT",
+    "FILE_NOT_EXIST",
+    "CANNOT_PARSE",
+)
 SHARED_LOG = ("CONCURRENT_STREAM_LOG_UPDATE", "Concurrent update to the log", "Multiple streaming queries are concurrently using")
 _MOST = 8  # sentences
 
@@ -26,7 +33,13 @@ _WRAPPER = re.compile(
 )
 _STATE = re.compile(r"\s*SQLSTATE: \w+\.?")
 _CLASS = re.compile(r"\[([A-Z_0-9]+(?:\.[A-Z_0-9]+)*)\]\s*")
-_NOISE = ("Job aborted due to stage failure", "Driver stacktrace", "Lost task", "An exception was raised by the Python Proxy", "An error occurred while calling")
+_NOISE = (
+    "Job aborted due to stage failure",
+    "Driver stacktrace",
+    "Lost task",
+    "An exception was raised by the Python Proxy",
+    "An error occurred while calling",
+)
 
 
 def reason(error: BaseException | str) -> str:
@@ -53,11 +66,15 @@ def translated(error: BaseException, hints: tuple[str, ...] = ()) -> BaseExcepti
     text = str(error)
     found: MillstreamError
     if any(sign in text for sign in SHARED_LOG):
-        found = Fenced(f"another driver runs on the same checkpoint: Spark's log was changed by it. This one has stopped; nothing was committed twice. {reason(error)}")
+        found = Fenced(
+            f"another driver runs on the same checkpoint: Spark's log was changed by it. This one has stopped; nothing was committed twice. {reason(error)}"
+        )
     elif any(sign in text for sign in INPUT_SIGNS):
         found = InputError(
-            "an injected stream cannot be read; nothing of this epoch was committed. Fix or remove the file, and run again; or send such rows to a stream, with "
-            f"compute(..., on_error=ms.DEAD_LETTER) for every computation that reads it.\n  {_telling(text)}" + "".join(f"\n  {hint}" for hint in hints)
+            "an injected stream cannot be read; nothing of this epoch was committed. Fix or remove the file, and run again; or send "
+            "such rows to a stream, with "
+            f"compute(..., on_error=ms.DEAD_LETTER) for every computation that reads it.\n  {_telling(text)}"
+            + "".join(f"\n  {hint}" for hint in hints)
         )
     elif "No space left on device" in text:
         found = StorageError(f"the disk is full; nothing of this epoch was committed. Make room and run again. {reason(error)}")

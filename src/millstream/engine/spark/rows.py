@@ -78,10 +78,14 @@ def _text(column: Column, kind: T.DataType, name: str) -> Column:
         return F.when(column, F.lit(_NUL + "b1")).when(~column, F.lit(_NUL + "b0"))
     if isinstance(kind, T.BinaryType):
         return F.concat(F.lit(_NUL + "x"), F.lower(F.hex(column)))
-    raise DefinitionError(f"{name} is a {kind.simpleString()}, which cannot be a key: use a string, an integer, a boolean or binary, or cast it")
+    raise DefinitionError(
+        f"{name} is a {kind.simpleString()}, which cannot be a key: use a string, an integer, a boolean or binary, or cast it"
+    )
 
 
-def keyed_frame(injector: Injector, index: int, source: DataFrame, topology: Topology, shards: int, value_types: list[T.DataType]) -> DataFrame:
+def keyed_frame(
+    injector: Injector, index: int, source: DataFrame, topology: Topology, shards: int, value_types: list[T.DataType]
+) -> DataFrame:
     """An injector's DataFrame as keyed rows, one per record and consumer."""
     who = f"injected stream {injector.name!r}"
     routes = [route for route in topology.routes if route.stream == injector.name]
@@ -89,7 +93,13 @@ def keyed_frame(injector: Injector, index: int, source: DataFrame, topology: Top
     value_column = F.col(f"v{index}")
     time = _timestamp(source, injector)
     keys = {route.index: _route_key(source, route, who) for route in routes if not route.spread}
-    rejectable = [time.isNull(), time == F.lit(END), time == F.lit(BEGINNING), *([] if injector.id is None else [id_column.isNull()]), *[key.isNull() for key in keys.values()]]
+    rejectable = [
+        time.isNull(),
+        time == F.lit(END),
+        time == F.lit(BEGINNING),
+        *([] if injector.id is None else [id_column.isNull()]),
+        *[key.isNull() for key in keys.values()],
+    ]
     frame = source.select(
         _value_struct(injector, source, topology).alias(f"v{index}"),
         time.alias("ts"),
@@ -174,9 +184,11 @@ def tick_frame(spark: Any, partitions: int, topology: Topology, value_types: lis
     types = {"key": "string", "ts": "long", "id": "string", "ord": "long", **marks(topology)}
     values = [F.lit(None).cast(kind).alias(f"v{at}") for at, kind in enumerate(value_types)]
     return spark.range(0, partitions, 1, partitions).select(
-        F.col("id").cast("int").alias("part"), F.lit(RECEIPT).alias("route"),
-        *[F.lit(None).cast(kind).alias(name) for name, kind in types.items()], *values,
-    )  # fmt: skip
+        F.col("id").cast("int").alias("part"),
+        F.lit(RECEIPT).alias("route"),
+        *[F.lit(None).cast(kind).alias(name) for name, kind in types.items()],
+        *values,
+    )
 
 
 def _quoted(name: str) -> Column:

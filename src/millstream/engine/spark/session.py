@@ -101,4 +101,7 @@ def _hush_py4j() -> None:
 def _no_echo(record: logging.LogRecord) -> bool:
     """False for py4j's echo of an exception that is raised anyway."""
     said = record.getMessage()
-    return not any(sign in said for sign in ("exception while executing the Python Proxy", "xception while sending command", "KeyboardInterrupt while sending"))
+    return not any(
+        sign in said
+        for sign in ("exception while executing the Python Proxy", "xception while sending command", "KeyboardInterrupt while sending")
+    )

@@ -94,7 +94,9 @@ def storage_of(place: Place) -> Storage:
     return found
 
 
-def task_function(digest: str, blob: bytes, place: bytes, order: bytes, level: int, schema: bytes) -> Callable[[Iterator[Any]], Iterator[Any]]:
+def task_function(
+    digest: str, blob: bytes, place: bytes, order: bytes, level: int, schema: bytes
+) -> Callable[[Iterator[Any]], Iterator[Any]]:
     """The function that Spark runs for every partition of a level. All arguments are bytes, so that pickling it is cheap."""
 
     def run(batches: Iterator[Any]) -> Iterator[Any]:
@@ -110,7 +112,14 @@ def task_function(digest: str, blob: bytes, place: bytes, order: bytes, level: i
 
 
 def run_partition(
-    digest: str, blob: bytes, place_bytes: bytes, order_bytes: bytes, level: int, schema_bytes: bytes, partition: int, batches: Iterator[Any]
+    digest: str,
+    blob: bytes,
+    place_bytes: bytes,
+    order_bytes: bytes,
+    level: int,
+    schema_bytes: bytes,
+    partition: int,
+    batches: Iterator[Any],
 ) -> Iterator[Any]:
     """One partition of one level: rows in, rows for the next level and receipts out."""
     worker = _worker(digest, blob)
@@ -146,7 +155,9 @@ class _Task:
             outcomes, dedup, millis = self._step(here)
             productions: list[Production] = [p for outcome in outcomes.values() for p in outcome.productions]
             out = outgoing(self.worker, productions, self.group.level, self.place.shards, set(self.order.stored))
-            Staging(self.worker, self.storage, self.order, self.group, self.shard, self._point).stage(self.receipt, outcomes, out, dedup, millis)
+            Staging(self.worker, self.storage, self.order, self.group, self.shard, self._point).stage(
+                self.receipt, outcomes, out, dedup, millis
+            )
             sent = out.sent
         except MillstreamError as error:
             self.receipt = Receipt(self.group.level, self.group.index, self.shard, failure=type(error).__name__, message=str(error))
@@ -272,12 +283,21 @@ class _Task:
         if not self.order.guards.dedup:
             return []
         topology = self.worker.topology
-        return [i.stream for i in topology.by_name[computation].inputs if i.stream in topology.injectors and topology.injectors[i.stream].dedup]
+        return [
+            i.stream for i in topology.by_name[computation].inputs if i.stream in topology.injectors and topology.injectors[i.stream].dedup
+        ]
 
     def _dedup(
-        self, name: str, stream: str, route: Route | None, table: Any, positions: Any, view: View | NoEntries,
-        deltas: dict[str, dict[bytes, bytes | None]], counts: dict[str, DedupCounts],
-    ) -> Any:  # fmt: skip
+        self,
+        name: str,
+        stream: str,
+        route: Route | None,
+        table: Any,
+        positions: Any,
+        view: View | NoEntries,
+        deltas: dict[str, dict[bytes, bytes | None]],
+        counts: dict[str, DedupCounts],
+    ) -> Any:
         """Checks one input of one computation; returns the positions of duplicates, None if there are none."""
         rule = self.worker.topology.injectors[stream].dedup
         assert rule is not None
@@ -308,9 +328,15 @@ class _Task:
             piece = out[at : at + 50_000]
             part, route, key, ts, ids, body = zip(*piece, strict=True)
             columns = {
-                "part": part, "route": route, "key": key, "ts": ts, "id": ids, "body": body,
-                "ord": np.zeros(len(piece), np.int64), "unit": np.full(len(piece), self.receipt.unit, np.int64),
-            }  # fmt: skip
+                "part": part,
+                "route": route,
+                "key": key,
+                "ts": ts,
+                "id": ids,
+                "body": body,
+                "ord": np.zeros(len(piece), np.int64),
+                "unit": np.full(len(piece), self.receipt.unit, np.int64),
+            }
             yield _record_batch(columns, len(piece), schema)
         yield _record_batch({"part": [0], "route": [arrow.RECEIPT], "body": [receipt]}, 1, schema)
 
@@ -326,10 +352,11 @@ class _Task:
         columns = {name: table.column(name) for name in table.column_names if name in schema.names and name != "part"}
         columns["part"] = part.astype(np.int32)
         arrays = [
-            columns[f.name].cast(f.type) if isinstance(columns.get(f.name), pa.ChunkedArray)
+            columns[f.name].cast(f.type)
+            if isinstance(columns.get(f.name), pa.ChunkedArray)
             else pa.chunked_array([pa.array(columns[f.name], f.type) if f.name in columns else pa.nulls(len(table), f.type)])
             for f in schema
-        ]  # fmt: skip
+        ]
         yield from pa.Table.from_arrays(arrays, schema=schema).to_batches()
 
 
