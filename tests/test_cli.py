@@ -19,9 +19,9 @@ from millstream.cli import main
 from millstream.core.authority import Standing
 from millstream.core.outcome import Outcome
 from millstream.core.time import BEGINNING
-from millstream.engine.local import LocalEngine
-from millstream.engine.simulated import Fault, Plan, Simulation
 from millstream.errors import DamageError, DefinitionError
+from millstream.simulation.cluster import Fault, Plan, Simulation
+from millstream.simulation.local import LocalEngine
 from millstream.state import alive
 from millstream.state.folding import fold, unit_name
 from millstream.state.manifest import ComputationState, Manifest, ManifestLog, ShardState

@@ -28,10 +28,10 @@ from millstream.core.keys import check_shards
 from millstream.core.record import Timer
 from millstream.core.topology import ADAPTIVE
 from millstream.engine.checks import check
-from millstream.engine.local import Emitted, LocalEngine, SimulatedCrash
 from millstream.engine.program import Program, Worker
 from millstream.errors import DefinitionError
 from millstream.pipeline import Pipeline
+from millstream.simulation.local import Emitted, LocalEngine, SimulatedCrash
 
 __all__ = ["Emitted", "LocalRunner", "SimulatedCrash", "SparkFaults", "assert_exactly_once", "assert_same_in_any_epochs"]
 
@@ -205,8 +205,8 @@ def _in_any_epochs(
     watermarks: str = "known",
     expressions: Expressions | None = None,
 ) -> Any:
-    from millstream.engine.cuts import KNOWN, OWN, Trials
-    from millstream.engine.findings import find
+    from millstream.simulation.cuts import KNOWN, OWN, Trials
+    from millstream.simulation.findings import find
 
     program = _program(pipeline, expressions)
     names = [name for spec in program.topology.computations for name in (spec.name, *spec.streams)]
@@ -258,7 +258,7 @@ def assert_exactly_once(
     >>> rows = [{"word": "tea", "at": at, "id": str(at)} for at in range(10)]
     >>> ms.testing.assert_exactly_once(pipeline, rows, seeds=range(5))
     """
-    from millstream.engine.schedules import KINDS, may_repeat, trial  # they load pyarrow and lmdb
+    from millstream.simulation.schedules import KINDS, may_repeat, trial  # they load pyarrow and lmdb
 
     program = _program(pipeline, expressions)
     rows = _rows(pipeline, records)

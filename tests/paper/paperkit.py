@@ -10,8 +10,8 @@ import pytest
 
 import millstream as ms
 from millstream.core.guards import Guards
-from millstream.engine.schedules import make_plan, repeated
-from millstream.engine.simulated import Fault, Plan, Simulation
+from millstream.simulation.cluster import Fault, Plan, Simulation
+from millstream.simulation.schedules import make_plan, repeated
 
 SOURCE = ms.sources.files("nowhere", schema="k string, n long, at long, id string", format="json")
 

@@ -8,9 +8,9 @@ import pytest
 from paperkit import Gather, Sum, dice, fails_without, holds, inject, key, rows, simulate, states, sums
 
 import millstream as ms
-from millstream.engine.schedules import make_plan
-from millstream.engine.simulated import Fault
 from millstream.faults import POINTS
+from millstream.simulation.cluster import Fault
+from millstream.simulation.schedules import make_plan
 
 # §6.1.1: the steps of an exactly-once delivery, and their order: duplicates are discarded; user code runs; pending changes are committed;
 # senders are acknowledged; productions are sent.

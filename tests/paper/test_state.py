@@ -6,8 +6,8 @@ from paperkit import Sum, Windows, fails_without, holds, inject, key, rows, simu
 
 import millstream as ms
 from millstream.core.layout import ROW
-from millstream.engine.schedules import START, make_plan
-from millstream.engine.simulated import Fault, Plan
+from millstream.simulation.cluster import Fault, Plan
+from millstream.simulation.schedules import START, make_plan
 
 
 class Everything(ms.Computation):

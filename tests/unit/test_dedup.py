@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 
 import millstream as ms
 from millstream.core.dedup import Dedup, Filter, SpanFilters, check, dedup
-from millstream.engine.intake import _Names
-from millstream.engine.local import MemoryStore
+from millstream.simulation.inputs import _Names
+from millstream.state.memory import MemoryStore
 from millstream.testing import LocalRunner
 
 

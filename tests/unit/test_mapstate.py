@@ -14,8 +14,8 @@ from millstream.core import subkeys
 from millstream.core.layout import sub_prefix
 from millstream.core.mapstate import MapState
 from millstream.core.statekind import StateKind
-from millstream.engine.local import MemoryStore
 from millstream.state.codec import msgpack
+from millstream.state.memory import MemoryStore
 
 encode, decode = msgpack.encoder(), msgpack.decoder(object)
 PREFIX = sub_prefix(b"tea", "pages")

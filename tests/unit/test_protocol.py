@@ -11,7 +11,7 @@ import millstream as ms
 from millstream.connector import SinkServer, files
 from millstream.core.watermark import Progress, Seen
 from millstream.engine import epochs as epochs_module
-from millstream.engine.simulated import Fault, Killed, Plan, Simulation, _Driver
+from millstream.simulation.cluster import Fault, Killed, Plan, Simulation, _Driver
 from millstream.sinks.base import DriverContext, SinkRow, TaskContext
 from millstream.state.manifest import ManifestLog
 

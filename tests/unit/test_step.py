@@ -19,9 +19,9 @@ from millstream.core.keys import key_bytes, key_text
 from millstream.core.layout import LOW_TIMER, ROW, SUB, WALL_TIMER, decode_row
 from millstream.core.record import Batch, ListBatch
 from millstream.core.time import BEGINNING, END
-from millstream.engine.local import MemoryStore
 from millstream.errors import HookError
 from millstream.state.codec import msgpack, pickle
+from millstream.state.memory import MemoryStore
 
 LOW, WALL = ms.LOW_WATERMARK, ms.WALL_CLOCK
 

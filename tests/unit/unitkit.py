@@ -13,9 +13,9 @@ from millstream.core.record import ListBatch
 from millstream.core.statekind import StateKind
 from millstream.core.step import Outcome, Step, Times, Wiring
 from millstream.core.time import BEGINNING
-from millstream.engine.local import MemoryStore
 from millstream.errors import DamageError
 from millstream.state.codec import msgpack
+from millstream.state.memory import MemoryStore
 from millstream.state.segment import SegmentRef, encode_segment
 
 

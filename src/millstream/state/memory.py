@@ -1,8 +1,9 @@
-"""Storage in memory, with the contract of state/storage.py: for simulations and tests."""
+"""Storage in memory, with the contract of state/storage.py, and one shard's entries in memory, with that of the core's Store: for simulations and tests."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import bisect
+from collections.abc import Iterable, Iterator, Mapping
 
 from millstream.errors import DamageError
 
@@ -48,3 +49,35 @@ class MemoryStorage:
             return False
         self.objects[target] = self.objects.pop(source)
         return True
+
+
+class MemoryStore:
+    """An ordered map in memory. Implements the core's Store."""
+
+    def __init__(self) -> None:
+        self.entries: dict[bytes, bytes] = {}
+        self._keys: list[bytes] = []
+
+    def get(self, key: bytes) -> bytes | None:
+        return self.entries.get(key)
+
+    def scan(self, start: bytes, stop: bytes, reverse: bool = False) -> Iterator[tuple[bytes, bytes]]:
+        low, high = bisect.bisect_left(self._keys, start), bisect.bisect_left(self._keys, stop)
+        found = self._keys[low:high]
+        for key in reversed(found) if reverse else found:
+            yield key, self.entries[key]
+
+    def keys(self, start: bytes, stop: bytes) -> Iterator[bytes]:
+        low, high = bisect.bisect_left(self._keys, start), bisect.bisect_left(self._keys, stop)
+        return iter(self._keys[low:high])
+
+    def apply(self, delta: Mapping[bytes, bytes | None]) -> None:
+        """Puts and deletes, together."""
+        for key, value in delta.items():
+            if value is None:
+                if self.entries.pop(key, None) is not None:
+                    del self._keys[bisect.bisect_left(self._keys, key)]
+            else:
+                if key not in self.entries:
+                    bisect.insort(self._keys, key)
+                self.entries[key] = value

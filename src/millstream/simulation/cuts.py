@@ -2,7 +2,7 @@
 
 Nobody chooses epochs: they follow from when the source delivers, how long the last one took, and what crashed. So a program is run with its
 records one by one, all at once and in random portions, on other numbers of shards, and with instances shared in other ways
-(`engine/instances.py`), and every run must end as the first does.
+(`simulation/instances.py`), and every run must end as the first does.
 
 What may differ for a program that is right is kept out of it:
 1. *Nothing is late.* Which records are late depends on how far time had got, and so on the cuts. Here watermarks are told, by who knows the
@@ -16,7 +16,7 @@ What may differ for a program that is right is kept out of it:
 4. *Dead letters* are compared without their traceback and id.
 What is left and differs is the program's. Where it is so by design, the user says what must be equal.
 
-What kind of mistake it is, `engine/findings.py` finds out.
+What kind of mistake it is, `simulation/findings.py` finds out.
 """
 
 from __future__ import annotations
@@ -33,11 +33,11 @@ from millstream.core.outcome import DROP, HOOK
 from millstream.core.time import BEGINNING
 from millstream.core.topology import ComputationSpec, Injector, Topology
 from millstream.core.watermark import Policy, Progress, Seen
-from millstream.engine.differences import OutRow, cut_short, first_entry, first_of_bag, same, short
-from millstream.engine.instances import EPOCH, ONE, SHARINGS, VISIT, SharedWorker
-from millstream.engine.local import LocalEngine
 from millstream.engine.program import Program
 from millstream.errors import HookError
+from millstream.simulation.differences import OutRow, cut_short, first_entry, first_of_bag, same, short
+from millstream.simulation.instances import EPOCH, ONE, SHARINGS, VISIT, SharedWorker
+from millstream.simulation.local import LocalEngine
 
 KNOWN = "known"
 OWN = "own"

@@ -9,12 +9,12 @@ from typing import Any
 
 from millstream.core.guards import ALL_GUARDS, Guards
 from millstream.core.watermark import Bounded
-from millstream.engine.differences import cut_short
-from millstream.engine.modelled import Violation
 from millstream.engine.program import Program
-from millstream.engine.simulated import Fault, Plan, Simulation, compare, undisturbed
 from millstream.errors import MillstreamError
 from millstream.faults import POINTS
+from millstream.simulation.cluster import Fault, Plan, Simulation, compare, undisturbed
+from millstream.simulation.differences import cut_short
+from millstream.simulation.models import Violation
 
 KINDS = ("crash", "pause", "retry", "recompute", "zombie", "repeat", "fold", "forget")
 START = 1_700_000_000_000

@@ -1,4 +1,4 @@
-"""What kind of mistake makes runs of the same records differ (`engine/cuts.py`), and a report of it that can be read.
+"""What kind of mistake makes runs of the same records differ (`simulation/cuts.py`), and a report of it that can be read.
 
 Rules
 1. One thing is changed at a time. The same run twice differs: not deterministic, and what hooks changed that outlives a run is
@@ -18,9 +18,9 @@ from typing import Any
 
 import msgspec
 
-from millstream.engine.cuts import OWN, Cut, Ran, Rows, Trials, cuts, singly, time_of
-from millstream.engine.differences import short
-from millstream.engine.instances import EPOCH, ONE, VISIT, outside
+from millstream.simulation.cuts import OWN, Cut, Ran, Rows, Trials, cuts, singly, time_of
+from millstream.simulation.differences import short
+from millstream.simulation.instances import EPOCH, ONE, VISIT, outside
 
 EPOCHS = "the result depends on how input falls into epochs"
 SHARDS = "the result depends on the number of shards"

@@ -6,8 +6,6 @@ attempts, files. Keys and timestamps of injected streams must be column names (a
 
 from __future__ import annotations
 
-import bisect
-from collections.abc import Iterator, Mapping
 from typing import Any
 
 import msgspec
@@ -24,41 +22,10 @@ from millstream.core.statekind import StateKind
 from millstream.core.time import BEGINNING, END, LOW_WATERMARK, WALL_CLOCK
 from millstream.core.topology import Topology
 from millstream.core.watermark import Declared, Progress, Seen, effective
-from millstream.engine.intake import Intake
 from millstream.engine.program import Arrival, BodyBatch, Program, Worker
 from millstream.errors import DefinitionError, HookError
-
-
-class MemoryStore:
-    """An ordered map in memory. Implements the core's Store."""
-
-    def __init__(self) -> None:
-        self.entries: dict[bytes, bytes] = {}
-        self._keys: list[bytes] = []
-
-    def get(self, key: bytes) -> bytes | None:
-        return self.entries.get(key)
-
-    def scan(self, start: bytes, stop: bytes, reverse: bool = False) -> Iterator[tuple[bytes, bytes]]:
-        low, high = bisect.bisect_left(self._keys, start), bisect.bisect_left(self._keys, stop)
-        found = self._keys[low:high]
-        for key in reversed(found) if reverse else found:
-            yield key, self.entries[key]
-
-    def keys(self, start: bytes, stop: bytes) -> Iterator[bytes]:
-        low, high = bisect.bisect_left(self._keys, start), bisect.bisect_left(self._keys, stop)
-        return iter(self._keys[low:high])
-
-    def apply(self, delta: Mapping[bytes, bytes | None]) -> None:
-        """Puts and deletes, together."""
-        for key, value in delta.items():
-            if value is None:
-                if self.entries.pop(key, None) is not None:
-                    del self._keys[bisect.bisect_left(self._keys, key)]
-            else:
-                if key not in self.entries:
-                    bisect.insort(self._keys, key)
-                self.entries[key] = value
+from millstream.simulation.inputs import Intake
+from millstream.state.memory import MemoryStore
 
 
 class Emitted(msgspec.Struct, frozen=True):

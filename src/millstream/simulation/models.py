@@ -7,10 +7,9 @@ from collections.abc import Sequence
 from typing import Any
 
 from millstream.core.dedup import SpanFilters
-from millstream.engine.local import MemoryStore
 from millstream.sinks.base import DriverContext, Part, Sink, SinkRow, TaskContext
 from millstream.state.manifest import Manifest
-from millstream.state.memory import MemoryStorage
+from millstream.state.memory import MemoryStorage, MemoryStore
 from millstream.state.replica import mark_of, missing
 from millstream.state.segment import SegmentRef, read_blocks
 

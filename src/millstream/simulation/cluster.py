@@ -31,15 +31,15 @@ from millstream.core.keys import key_of, key_text, shard_of
 from millstream.core.layout import NoEntries
 from millstream.core.outcome import Outcome
 from millstream.core.topology import Emission, Group, Topology
-from millstream.engine.differences import OutRow, first_entry, first_row
 from millstream.engine.epochs import Epochs
-from millstream.engine.intake import Intake
-from millstream.engine.local import LocalEngine
-from millstream.engine.modelled import Host, Killed, Ledger, Replica, Violation
 from millstream.engine.program import Arrival, BodyBatch, Program, Worker
 from millstream.engine.receipts import EpochOrder, Receipt
 from millstream.engine.staging import Staging, outgoing
 from millstream.errors import Fenced, MillstreamError
+from millstream.simulation.differences import OutRow, first_entry, first_row
+from millstream.simulation.inputs import Intake
+from millstream.simulation.local import LocalEngine
+from millstream.simulation.models import Host, Killed, Ledger, Replica, Violation
 from millstream.state.folding import adopt, collect, fold
 from millstream.state.manifest import Manifest, ManifestLog
 from millstream.state.memory import MemoryStorage

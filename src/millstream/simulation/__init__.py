@@ -1,0 +1,11 @@
+"""How a pipeline is tried without Spark. Nothing here runs in production; users reach it through `millstream.testing`.
+
+    local        one process, dictionaries, a hand-moved clock: the oracle
+    cluster      the production protocol and tasks over storage in memory, under a schedule of faults
+    inputs       rows of injected streams as Python dictionaries, for both
+    models       what the cluster only models: a sink, workers, processes that die
+    schedules    plans and schedules from a seed, and the shortest one that fails
+    cuts, instances, findings, differences    the same records in other epochs and on other instances, and what to say if results differ
+
+It may know the engine and the state. It must not know Spark, and nobody below it may know it.
+"""
