@@ -68,7 +68,7 @@ def pipeline(work: Path) -> ms.Pipeline:
     """The graph, in a folder."""
     p = ms.Pipeline("old")
     source = ms.sources.files(work / "input", schema="key string, at long, id string, n long", format="json", max_files_per_epoch=1)
-    queries = p.inject("queries", source, timestamp="at", id="id", watermark=ms.watermarks.bounded("1s"))
+    queries = p.inject("queries", source, timestamp="at", id="id", watermark=ms.watermarks.bounded("1s"), dedup="876000h")
     sums = p.compute(few_at_once, queries, key="key", name="Counter", produces="sums")
     totals = p.compute(Totals, sums.via(ms.STRONG), key=group_of, produces="totals")
     p.emit(sums, ms.sinks.files(work / "sums"))

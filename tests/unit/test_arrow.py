@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from millstream.core.record import ListBatch
-from millstream.engine.spark.arrow import to_arrivals
+from millstream.engine.spark.arrow import ALL, to_arrivals
 
 rows = st.lists(
     st.tuples(
@@ -44,7 +44,7 @@ def test_oracle_rows_come_in_the_order_of_key_time_id_and_stream(given_rows: lis
     )
     streams = {0: "z-first", 1: "a-second"}
     batches: Any = {at: ListBatch(streams[at], [], []) for at in sorted(set(route))}
-    found = to_arrivals(table, batches, None)
+    found = to_arrivals(table, batches, ALL)
 
     def named(at: int) -> tuple[Any, ...]:
         k, t, id, o, r = given_rows[at]

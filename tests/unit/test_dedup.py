@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 import millstream as ms
 from millstream.core.dedup import Dedup, Filter, SpanFilters, check, dedup
-from millstream.simulation.inputs import _Names
+from millstream.simulation.inputs import ListIds
 from millstream.state.memory import MemoryStore
 from millstream.testing import LocalRunner
 
@@ -23,7 +23,7 @@ def hashes(names: list[bytes], bits: int = 64) -> Any:
 
 
 def run(rule: Dedup, store: Any, filters: SpanFilters, names: list[bytes], now: int, epoch: int, bits: int = 64) -> tuple[list[bool], Any]:
-    keep, delta, counts = check(rule, "s", store, filters, hashes(names, bits), _Names(names, [0] * len(names)), now, epoch)
+    keep, delta, counts = check(rule, "s", store, filters, hashes(names, bits), ListIds(names, [0] * len(names)), now, epoch)
     store.apply(delta)
     return keep.tolist(), counts
 

@@ -100,6 +100,30 @@ class Names(Protocol):
         """The positions in canonical order."""
 
 
+class IdRows(Names, Protocol):
+    """The records of one stream, with a hash for each name: one uint64 per record."""
+
+    hashes: Any
+
+
+class NoIds:
+    """No record came in: only spans that are over are dropped."""
+
+    hashes: Any = np.zeros(0, np.uint64)
+
+    def ids(self, positions: Any) -> list[bytes]:
+        return []
+
+    def packed(self, positions: Any) -> bytes:
+        return pack([])
+
+    def in_order(self, positions: Any) -> Any:
+        return positions
+
+
+NO_IDS = NoIds()
+
+
 class IdStore(Protocol):
     """The committed entries of a shard, as deduplication reads them."""
 

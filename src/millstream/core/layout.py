@@ -44,6 +44,16 @@ class Store(Protocol):
         """Entries with start <= key < stop, in order."""
 
 
+class View(Store, Protocol):
+    """A Store that is held open until it is closed; deduplication reads its keys alone."""
+
+    def keys(self, start: bytes, stop: bytes) -> Iterator[bytes]:
+        """Keys of entries with start <= key < stop, in order."""
+
+    def close(self) -> None:
+        """Nobody reads any more."""
+
+
 class NoEntries:
     """A store with nothing in it: what a computation without state reads."""
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
+from millstream.core.dedup import DedupCounts
 from millstream.core.record import Production
 from millstream.core.time import BEGINNING
 
@@ -66,8 +67,13 @@ class Counts(msgspec.Struct):
 
 
 class Outcome(msgspec.Struct):
-    """The result of a step: the delta (None deletes), the productions in order, the counts."""
+    """The result of a step: the delta (None deletes), the productions in order, the counts.
+
+    dedup: what became of ids before the step ran. millis: how long it took. Both are noted by whoever runs the step.
+    """
 
     delta: dict[bytes, bytes | None]
     productions: list[Production]
     counts: Counts
+    dedup: DedupCounts = msgspec.field(default_factory=DedupCounts)
+    millis: float = 0.0

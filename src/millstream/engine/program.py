@@ -116,9 +116,8 @@ class Worker:
         arrivals: Mapping[str, Arrivals],
         stores: Mapping[str, Store],
         times: Mapping[str, Times],
-        millis: dict[str, float] | None = None,
     ) -> dict[str, Outcome]:
-        """Runs the computations of a group in order, handing productions on inside the group. `millis`, if given, gets the time each took."""
+        """Runs the computations of a group in order, handing productions on inside the group."""
         outcomes: dict[str, Outcome] = {}
         inside: dict[str, list[Production]] = {}
         for name in group.computations:
@@ -130,8 +129,7 @@ class Worker:
             began = perf_counter()
             step = Step(self._wirings[name], computation, kind, stores[name], times[name], self.encode_value)
             outcomes[name] = outcome = step.run(here or Arrivals.none())
-            if millis is not None:
-                millis[name] = (perf_counter() - began) * 1000
+            outcome.millis = (perf_counter() - began) * 1000
             for production in outcome.productions:
                 if production.stream in self.topology.same_key_streams:
                     inside.setdefault(production.stream, []).append(production)

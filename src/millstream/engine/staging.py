@@ -9,16 +9,14 @@ Rules
 from __future__ import annotations
 
 import secrets
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping
 from hashlib import blake2b
 from typing import Any
 
 import msgspec
 
-from millstream.core.dedup import DedupCounts
 from millstream.core.keys import shard_of
 from millstream.core.outcome import Outcome
-from millstream.core.record import Production
 from millstream.core.topology import STRONG, Group
 from millstream.engine.program import Worker
 from millstream.engine.receipts import Delta, EpochOrder, Receipt
@@ -30,39 +28,41 @@ from millstream.state.parcel import StoredRow, encode_slice
 from millstream.state.segment import SegmentRef, encode_segment
 from millstream.state.storage import Storage
 
-Sent = tuple[int, int, str, int, str, bytes]  # partition of the consumer's level, route, key, timestamp, id, body
+Sent = tuple[int, int, Any, int, str, bytes]  # the consumer's shard, route, key (None: rejected), timestamp, id, body
 
 
 class Outgoing(msgspec.Struct):
-    """Productions with their targets: those that go on in this epoch, and those that are stored, by edge and shard."""
+    """Productions with their targets: those that go on in this epoch, by level, and those that are stored, by edge and shard."""
 
-    sent: list[Sent] = []
+    sent: dict[int, list[Sent]] = {}
     kept: dict[tuple[str, str], dict[int, list[StoredRow]]] = {}
 
 
-def outgoing(worker: Worker, productions: Sequence[Production], level: int, shards: int, stored: Collection[tuple[str, str]]) -> Outgoing:
+def outgoing(worker: Worker, outcomes: Iterable[Outcome], shards: int, stored: Collection[tuple[str, str]]) -> Outgoing:
     """Where productions go that leave their task."""
     out = Outgoing()
-    sent = out.sent
     routes_of, route_keys = worker.routes_of, worker.route_keys
-    for p in productions:
-        for route in routes_of.get(p.stream, ()):
-            text: Any = None
-            body, shard = p.body, 0
-            try:
-                text = route_keys[route.index](p)
-                shard = shard_of(text.encode(), shards)
-            except HookError as error:
-                body = worker.rejected(route, p, error)
-            edge = (route.stream, route.computation)
-            if route.production == STRONG or edge in stored:
-                by_shard = out.kept.get(edge)
-                if by_shard is None:
-                    by_shard = out.kept[edge] = {}
-                by_shard.setdefault(shard, []).append((text, p.timestamp, p.id, body))
-            else:
-                part = shard + route.group * shards if route.level == level + 1 else shard
-                sent.append((part, route.index, text, p.timestamp, p.id, body))
+    for outcome in outcomes:
+        for p in outcome.productions:
+            for route in routes_of.get(p.stream, ()):
+                text: Any = None
+                body, shard = p.body, 0
+                try:
+                    text = route_keys[route.index](p)
+                    shard = shard_of(text.encode(), shards)
+                except HookError as error:
+                    body = worker.rejected(route, p, error)
+                edge = (route.stream, route.computation)
+                if route.production == STRONG or edge in stored:
+                    by_shard = out.kept.get(edge)
+                    if by_shard is None:
+                        by_shard = out.kept[edge] = {}
+                    by_shard.setdefault(shard, []).append((text, p.timestamp, p.id, body))
+                else:
+                    sent = out.sent.get(route.level)
+                    if sent is None:
+                        sent = out.sent[route.level] = []
+                    sent.append((shard, route.index, text, p.timestamp, p.id, body))
     return out
 
 
@@ -77,14 +77,7 @@ class Staging:
         self.shard = shard
         self.point = point
 
-    def stage(
-        self,
-        receipt: Receipt,
-        outcomes: Mapping[str, Outcome],
-        out: Outgoing,
-        dedup: Mapping[str, DedupCounts],
-        millis: Mapping[str, float],
-    ) -> None:
+    def stage(self, receipt: Receipt, outcomes: Mapping[str, Outcome], out: Outgoing) -> None:
         """Writes the unit, then the sink parts. Fills the receipt."""
         self._check_token()
         order = self.order
@@ -103,7 +96,7 @@ class Staging:
                 offset += len(data)
             digest.update(msgspec.msgpack.encode(outcome.productions))
             receipt.deltas[computation] = Delta(
-                ref, outcome.counts, len(outcome.productions), dedup.get(computation, DedupCounts()), millis.get(computation, 0.0)
+                segment=ref, counts=outcome.counts, produced=len(outcome.productions), dedup=outcome.dedup, millis=outcome.millis
             )
         for (stream, computation), by_shard in sorted(out.kept.items()):
             parcel = Parcel(stream, computation, name, {}, min(row[1] for rows in by_shard.values() for row in rows))

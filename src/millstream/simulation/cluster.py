@@ -1,6 +1,6 @@
 """A simulated cluster: the real epoch protocol, manifests, segments, parcels and folds, over a storage in memory, under a schedule of faults.
 
-What is real: `engine/epochs.py`, `engine/staging.py`, the step, everything in `state/` but the disk. What is modelled: the source and its log,
+What is real: `engine/epochs.py`, `engine/task.py` with all it does, everything in `state/` but the disk. What is modelled: the source and its log,
 the network between tasks (it delivers in any order), worker processes with their replicas, and processes that die, stall or wake up late.
 A run is determined by its plan and its schedule; both follow from a seed. After the last fault the run goes on undisturbed to its end, and is
 compared with the local engine, which knows nothing of all this.
@@ -19,31 +19,26 @@ from __future__ import annotations
 
 import random
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import msgspec
 
-from millstream.core.arrivals import Arrivals
-from millstream.core.dedup import SpanFilters
 from millstream.core.guards import ALL_GUARDS, Guards
-from millstream.core.keys import key_of, key_text, shard_of
-from millstream.core.layout import NoEntries
-from millstream.core.outcome import Outcome
+from millstream.core.keys import key_of, key_text
 from millstream.core.topology import Emission, Group, Topology
 from millstream.engine.epochs import Epochs
-from millstream.engine.program import Arrival, BodyBatch, Program, Worker
+from millstream.engine.program import BodyBatch, Program, Worker
 from millstream.engine.receipts import EpochOrder, Receipt
-from millstream.engine.staging import Staging, outgoing
-from millstream.errors import Fenced, MillstreamError
+from millstream.engine.task import Result, Task
+from millstream.errors import Fenced
 from millstream.simulation.differences import OutRow, first_entry, first_row
-from millstream.simulation.inputs import Intake
+from millstream.simulation.inputs import Handed, Injected, ListInputs
 from millstream.simulation.local import LocalEngine
-from millstream.simulation.models import Host, Killed, Ledger, Replica, Violation
+from millstream.simulation.models import Host, HostCache, Killed, Ledger, Violation
 from millstream.state.folding import adopt, collect, fold
 from millstream.state.manifest import Manifest, ManifestLog
 from millstream.state.memory import MemoryStorage
-from millstream.state.parcel import read_slice
 from millstream.state.segment import SegmentRef, merge, runs
 
 
@@ -135,45 +130,43 @@ class _Driver(Epochs):
 
     def job(self, batch: Any, order: EpochOrder) -> list[Receipt]:
         receipts: dict[int, Receipt] = {}
-        arrived = self._injected(batch or [], order)
-        sent: dict[tuple[str, int], list[tuple[int, Arrival]]] = {}
+        injected = self._injected(batch or [], order)
+        handed: dict[tuple[str, int], list[Handed]] = {}
         number = 0
         again: list[tuple[int, Callable[[], Receipt]]] = []
         for groups in self.topology.levels:
             for group in groups:
                 for shard in range(self.shards):
-                    task = _Task(
-                        self, order, group, shard, number, arrived, {n: list(sent.get((n, shard), ())) for n in group.computations}
+                    task = _Attempts(
+                        self, order, group, shard, number, injected, {n: list(handed.get((n, shard), ())) for n in group.computations}
                     )
-                    self.simulation.at_task(order.epoch, "task.3-shuffled")
                     if self.simulation.hits("retry", order.epoch, number):
                         task.run("lost")
                     for fault in self.simulation.found("zombie", order.epoch, number):
                         self.simulation.sleep(order.epoch + fault.later, lambda task=task: task.run("zombie"))  # type: ignore[misc]
-                    receipt, out = task.run("first")
+                    receipt, sent = task.run("first")
                     receipts[number] = receipt
-                    for _, route, text, time, id, body in out:
+                    for to_shard, route, text, time, id, body in (row for rows in sent.values() for row in rows):
                         to = self.topology.routes[route]
-                        batch_of = BodyBatch(to.stream, [body], [id], self.worker.decode_value)
-                        where = (to.computation, self.simulation.shard_of(text))
-                        sent.setdefault(where, []).append((receipt.unit, (text, time, id, batch_of, 0)))
+                        body_batch = BodyBatch(to.stream, [body], [id], self.worker.decode_value)
+                        handed.setdefault((to.computation, to_shard), []).append(Handed(receipt.unit, (text, time, id, body_batch, 0)))
                     if self.simulation.hits("recompute", order.epoch, number):
-                        again.append((number, lambda task=task: task.run("again")[0]))  # type: ignore[misc]
+                        again.append((number, lambda task=task: task.run("again").receipt))  # type: ignore[misc]
                     number += 1
         for number, rerun in again:
             receipts[number] = rerun()
         return list(receipts.values())
 
-    def _injected(self, rows: Sequence[tuple[str, dict[str, Any]]], order: EpochOrder) -> Intake:
+    def _injected(self, rows: Sequence[tuple[str, dict[str, Any]]], order: EpochOrder) -> Injected:
         now = next(iter(order.times.values())).now
         progress = order.before.injectors if order.before else {}
-        intake = Intake(self.worker, self.shards, now, progress)
+        injected = Injected(self.worker, self.shards, now, progress)
         for stream, row in rows:
-            intake.add(self.topology.injectors[stream], row)
-        return intake
+            injected.add(self.topology.injectors[stream], row)
+        return injected
 
 
-class _Task:
+class _Attempts:
     """One task of one epoch, which may be attempted several times."""
 
     def __init__(
@@ -183,82 +176,37 @@ class _Task:
         group: Group,
         shard: int,
         number: int,
-        arrived: Intake,
-        handed: Mapping[str, list[tuple[int, Arrival]]],
+        injected: Injected,
+        handed: Mapping[str, list[Handed]],
     ) -> None:
         self.driver = driver
         self.order = order
         self.group = group
         self.shard = shard
         self.number = number
-        self.arrived = arrived
+        self.injected = injected
         self.handed = handed
 
-    def run(self, attempt: str) -> tuple[Receipt, list[Any]]:
-        """One attempt: its receipt and what it sends on."""
+    def run(self, attempt: str) -> Result:
+        """One attempt, on some host."""
         driver, order, simulation = self.driver, self.order, self.driver.simulation
         dice = simulation.dice("attempt", order.epoch, self.number, attempt)
         host = dice.choice(driver.hosts)
-        receipt = Receipt(self.group.level, self.group.index, self.shard)
-        out: list[Any] = []
-        try:
-            outcomes, dedup = self._step(receipt, host, dice)
-            productions = [p for outcome in outcomes.values() for p in outcome.productions]
-            going = outgoing(driver.worker, productions, self.group.level, driver.shards, set(order.stored))
-            staging = Staging(
-                driver.worker, simulation.storage, order, self.group, self.shard, lambda name: simulation.at_task(order.epoch, name)
-            )
-            staging.stage(receipt, outcomes, going, dedup, {})
-            out = going.sent
-        except MillstreamError as error:
-            receipt = Receipt(self.group.level, self.group.index, self.shard, failure=type(error).__name__, message=str(error))
-        return receipt, out
-
-    def _step(self, receipt: Receipt, host: Host, dice: random.Random) -> tuple[dict[str, Outcome], dict[str, Any]]:
-        driver, order, storage = self.driver, self.order, self.driver.simulation.storage
-        before = order.before
-        stores: dict[str, Any] = {}
-        arrivals: dict[str, Arrivals] = {}
-        deltas: dict[str, dict[bytes, bytes | None]] = {}
-        dedup: dict[str, Any] = {}
-        for name in self.group.computations:
-            known = before.computations.get(name) if before else None
-            if known is None or before is None:
-                stores[name] = NoEntries()
-            else:
-                replica = host.replicas.setdefault((known.lineage, self.shard), Replica())
-                stores[name] = replica.view(storage, known.shards[self.shard].segments, before, not order.guards.markers)
-            rows = list(self.arrived.queued.get((name, self.shard), ()))
-            if order.guards.dedup:
-                lineage = known.lineage if known else ""
-
-                def filters(stream: str, lineage: str = lineage) -> SpanFilters:
-                    return host.filters.setdefault((lineage, self.shard, stream), SpanFilters())
-
-                rows, deltas[name], dedup[name] = self.arrived.deduplicated(name, rows, stores[name], filters, order.epoch)
-            for unit, arrival in self.handed.get(name, ()):
-                receipt.consumed.append(unit)
-                rows.append(arrival)
-            rows += self._stored(name)
-            dice.shuffle(rows)
-            arrivals[name] = Arrivals.of(rows, order.guards.order)
-        receipt.seen = self.arrived.seen_by(self.group, self.shard)
-        outcomes = driver.worker.run_group(self.group, arrivals, stores, order.times)
-        for name, delta in deltas.items():
-            outcomes[name].delta.update(delta)
-        return outcomes, dedup
-
-    def _stored(self, name: str) -> Iterator[Arrival]:
-        before, driver = self.order.before, self.driver
-        storage = driver.simulation.storage
-        for parcel in before.pending if before else ():
-            table = read_slice(storage, parcel, self.shard) if parcel.computation == name else None
-            if table is None:
-                continue
-            if not self.order.guards.journal:
-                del parcel.slices[self.shard]  # "delivered": gone with the first attempt
-            for key, time, id, body in zip(*[table.column(c).to_pylist() for c in ("key", "ts", "id", "body")], strict=True):
-                yield key, time, id, BodyBatch(parcel.stream, [body], [id], driver.worker.decode_value), 0
+        task = Task(
+            driver.worker,
+            order,
+            self.group,
+            self.shard,
+            shards=driver.shards,
+            storage=simulation.storage,
+            cache=HostCache(host, simulation.storage, trusting=not order.guards.markers),
+            point=lambda name: simulation.at_task(order.epoch, name),
+        )
+        inputs = ListInputs(driver.worker, self.injected, self.group, self.shard, self.handed, dice, order.guards.order)
+        result = task.run(inputs)
+        for delta in result.receipt.deltas.values():
+            delta.millis = 0.0  # nothing is ever slow here
+        return result
 
 
 class Simulation:
@@ -289,10 +237,6 @@ class Simulation:
     def dice(self, *what: Any) -> random.Random:
         """Randomness that depends on the seed and the place alone: taking one fault out of a schedule changes nothing else."""
         return random.Random(f"{self.seed}{what}")
-
-    def shard_of(self, text: str | None) -> int:
-        """The shard of a key's text; a rejected record has none, and goes to the first."""
-        return 0 if text is None else shard_of(text.encode(), self.shards)
 
     def found(self, kind: str, epoch: int, task: int | None = None) -> list[Fault]:
         """Faults that are due here and have not happened yet."""

@@ -1,27 +1,29 @@
-"""Rows of injected streams on their way into shards, where they are plain Python dictionaries: for the local engine and the simulation."""
+"""Rows of injected streams on their way into shards, where they are plain Python dictionaries; and what a simulated task is given of them."""
 
 from __future__ import annotations
 
 import datetime
-from collections.abc import Callable, Mapping, Sequence
+import random
+from collections.abc import Iterable, Mapping, Sequence
 from hashlib import blake2b
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from millstream.core import dedup
-from millstream.core.dedup import DedupCounts, SpanFilters
+from millstream.core.arrivals import Arrivals
+from millstream.core.dedup import IdRows
 from millstream.core.keys import BadKey, key_text, shard_of
 from millstream.core.record import CopyingBatch
 from millstream.core.rejected import wrapped, wrong_time
 from millstream.core.topology import Group, Injector, Route, is_expression
 from millstream.core.watermark import Percentile, Progress, Seen, bucket
-from millstream.engine.program import Arrival, Worker
+from millstream.engine.program import Arrival, BodyBatch, Worker
 from millstream.errors import DefinitionError, InputError
 from millstream.sources.schema import converted, millis
 
 
-class Intake:
+class Injected:
     """The injected records of one epoch, by consumer and shard, and what watermark policies want to know of them."""
 
     def __init__(self, worker: Worker, shards: int, now: int, progress: Mapping[str, Progress]) -> None:
@@ -128,36 +130,72 @@ class Intake:
         """What one task sees of it."""
         return {stream: seen for (stream, computation, at), seen in self.seen.items() if at == shard and computation in group.computations}
 
-    def deduplicated(
-        self, computation: str, rows: Sequence[Arrival], store: Any, filters: Callable[[str], SpanFilters], epoch: int
-    ) -> tuple[list[Arrival], dict[bytes, bytes | None], DedupCounts]:
-        """A computation's rows without duplicates, what changes in its store, and the counts. The clever way; the local engine has a dumb one."""
-        topology = self.worker.topology
-        delta: dict[bytes, bytes | None] = {}
-        counts = DedupCounts()
-        kept = [row for row in rows if row[0] is None or topology.injectors[row[3].stream].dedup is None]
-        for i in topology.by_name[computation].inputs:
-            rule = topology.injectors[i.stream].dedup if i.stream in topology.injectors else None
-            if rule is None:
-                continue
-            mine = [row for row in rows if row[3].stream == i.stream and row[0] is not None]
-            names = [f"{row[0]}\x1f{row[2]}".encode() for row in mine]
-            hashes = np.array([int.from_bytes(blake2b(name, digest_size=8).digest(), "big") for name in names], np.uint64)
 
-            keep, changed, count = dedup.check(
-                rule, i.stream, store, filters(i.stream), hashes, _Names(names, [row[1] for row in mine]), self.now, epoch
-            )
-            kept += [row for row, stays in zip(mine, keep.tolist(), strict=True) if stays]
-            delta.update(changed)
-            counts.add(count)
-        return kept, delta, counts
+class Handed(NamedTuple):
+    """A production that another task handed over, and that task's unit."""
+
+    unit: int
+    arrival: Arrival
 
 
-class _Names:
-    """The names of some rows, in lists."""
+class ListInputs:
+    """The records of one simulated task, in lists, in any order. Implements the task's Inputs."""
+
+    def __init__(
+        self,
+        worker: Worker,
+        injected: Injected,
+        group: Group,
+        shard: int,
+        handed: Mapping[str, Sequence[Handed]],
+        dice: random.Random,
+        ordered: bool,
+    ) -> None:
+        self._worker = worker
+        self._seen = injected.seen_by(group, shard)
+        self._handed = handed
+        self._injected = {name: list(injected.queued.get((name, shard), ())) for name in group.computations}
+        self._rows = {name: [one.arrival for one in handed.get(name, ())] for name in group.computations}
+        self._dice = dice
+        self._ordered = ordered
+
+    def consumed(self) -> list[int]:
+        return [one.unit for some in self._handed.values() for one in some]
+
+    def take(self, stored: Iterable[tuple[Route, Any]]) -> None:
+        for route, table in stored:
+            columns = [table.column(name).to_pylist() for name in ("key", "ts", "id", "body")]
+            for key, time, id, body in zip(*columns, strict=True):
+                self._rows[route.computation].append((key, time, id, BodyBatch(route.stream, [body], [id], self._worker.decode_value), 0))
+
+    def seen(self, newest: Mapping[str, int | None]) -> dict[str, Seen]:
+        return self._seen
+
+    def ids(self, computation: str, stream: str) -> IdRows:
+        rows = self._identified(computation, stream)
+        return ListIds([f"{row[0]}\x1f{row[2]}".encode() for row in rows], [row[1] for row in rows])
+
+    def arrivals(self, computation: str, keep: Mapping[str, Any]) -> Arrivals:
+        dropped = {
+            id(row)
+            for stream, mask in keep.items()
+            for row, stays in zip(self._identified(computation, stream), mask.tolist(), strict=True)
+            if not stays
+        }
+        rows = [row for row in self._injected[computation] if id(row) not in dropped] + self._rows[computation]
+        self._dice.shuffle(rows)
+        return Arrivals.of(rows, self._ordered)
+
+    def _identified(self, computation: str, stream: str) -> list[Arrival]:
+        return [row for row in self._injected[computation] if row[3].stream == stream and row[0] is not None]
+
+
+class ListIds:
+    """The names of some rows, in lists. Implements deduplication's IdRows."""
 
     def __init__(self, names: list[bytes], times: list[int]) -> None:
         self._names, self._times = names, times
+        self.hashes = np.array([int.from_bytes(blake2b(name, digest_size=8).digest(), "big") for name in names], np.uint64)
 
     def ids(self, positions: Any) -> list[bytes]:
         return [self._names[at] for at in positions.tolist()]

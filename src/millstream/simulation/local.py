@@ -24,7 +24,7 @@ from millstream.core.topology import Topology
 from millstream.core.watermark import Declared, Progress, Seen, effective
 from millstream.engine.program import Arrival, BodyBatch, Program, Worker
 from millstream.errors import DefinitionError, HookError
-from millstream.simulation.inputs import Intake
+from millstream.simulation.inputs import Injected
 from millstream.state.memory import MemoryStore
 
 
@@ -91,10 +91,10 @@ class LocalEngine:
         """One epoch: everything pushed so far, what was stored, and every timer that is due."""
         standings = propagate(self.topology, self.progress, self.standings, self.storing, self.drained)
         all_times = times(self.topology, standings, self.standings, self.now, self.epoch + 1)
-        intake = Intake(self.worker, self.shards, self.now, self.progress)
+        injected = Injected(self.worker, self.shards, self.now, self.progress)
         for stream, row in self.pending:
-            intake.add(self.topology.injectors[stream], row)
-        queued, seen = intake.queued, intake.seen_in_all()
+            injected.add(self.topology.injectors[stream], row)
+        queued, seen = injected.queued, injected.seen_in_all()
         ids, duplicates = self._deduplicated(queued)
         for _, computation, shard, arrival in self.stored:
             queued.setdefault((computation, shard), []).append(arrival)

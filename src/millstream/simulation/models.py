@@ -77,3 +77,18 @@ class Host:
     def __init__(self) -> None:
         self.replicas: dict[tuple[str, int], Replica] = {}
         self.filters: dict[tuple[str, int, str], SpanFilters] = {}
+
+
+class HostCache:
+    """A host's replicas and filters, as a task wants them. trusting: a replica is used whatever it stands at."""
+
+    def __init__(self, host: Host, storage: MemoryStorage, trusting: bool) -> None:
+        self._host = host
+        self._storage = storage
+        self._trusting = trusting
+
+    def view(self, lineage: str, shard: int, chain: Sequence[SegmentRef], before: Manifest) -> MemoryStore:
+        return self._host.replicas.setdefault((lineage, shard), Replica()).view(self._storage, chain, before, self._trusting)
+
+    def filters(self, lineage: str, shard: int, stream: str) -> SpanFilters:
+        return self._host.filters.setdefault((lineage, shard, stream), SpanFilters())

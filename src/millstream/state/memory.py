@@ -81,3 +81,6 @@ class MemoryStore:
                 if key not in self.entries:
                     bisect.insort(self._keys, key)
                 self.entries[key] = value
+
+    def close(self) -> None:
+        """Nothing to end."""

@@ -12,9 +12,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from millstream.core import dedup
 from millstream.core.arrivals import Arrivals
-from millstream.core.dedup import Dedup, DedupCounts, SpanFilters
 from millstream.core.keys import key_of
 from millstream.core.record import Batch
 from millstream.core.rejected import Rejected, unwrapped, wrong_time
@@ -23,6 +21,7 @@ from millstream.core.topology import Injector, Route, Topology
 from millstream.core.watermark import Percentile, Seen
 
 RECEIPT = -1
+ALL = slice(None)  # every row of a table
 BETWEEN = "\x1f"  # in the column `bad`, between the file and the text
 
 _NUL = "\0"
@@ -221,15 +220,14 @@ def _plain(file: str) -> str:
 
 
 def to_arrivals(table: Any, batches: dict[int, Batch], positions: Any) -> Arrivals:
-    """The rows at some positions (None: all) of a table, grouped by key in canonical order.
+    """The rows at some positions (or ALL) of a table, grouped by key in canonical order.
 
     Sorted by (key, timestamp), as numbers; only rows that tie are compared by id.
     """
     keys = whole(table.column("key"))
-    times = table.column("ts").to_numpy()
-    if positions is not None:
+    times = table.column("ts").to_numpy()[positions]
+    if positions is not ALL:
         keys = keys.take(pa.array(positions))
-        times = times[positions]
     coded = keys.dictionary_encode()
     names = to_list(coded.dictionary)
     ranked = sorted(range(len(names)), key=names.__getitem__)
@@ -243,7 +241,7 @@ def to_arrivals(table: Any, batches: dict[int, Batch], positions: Any) -> Arriva
     else:
         order = np.lexsort((times, codes))
     codes, times = codes[order], times[order]
-    where = order if positions is None else positions[order]
+    where = order if positions is ALL else positions[order]
     tied = (codes[1:] == codes[:-1]) & (times[1:] == times[:-1])
     if tied.any():
         _break_ties(table, where, tied, {route: batch.stream for route, batch in batches.items()})
@@ -281,11 +279,11 @@ def _break_ties(table: Any, where: Any, tied: Any, streams: dict[int, str]) -> N
 
 
 def seen(injector: Injector, table: Any, positions: Any, newest_before: int | None) -> Seen:
-    """What a watermark policy wants to know of an injector's rows (at some positions, or all)."""
+    """What a watermark policy wants to know of an injector's rows (at some positions, or ALL)."""
 
     def column(name: str) -> Any:
         found = whole(table.column(name))
-        return found if positions is None else found.take(pa.array(positions))
+        return found if positions is ALL else found.take(pa.array(positions))
 
     times = column("ts").to_numpy()
     found = Seen(len(times), int(times.max()))
@@ -312,61 +310,3 @@ def seen(injector: Injector, table: Any, positions: Any, newest_before: int | No
 def _largest(values: Any) -> int | None:
     known = values[~np.isnan(values)] if values.dtype.kind == "f" else values
     return int(known.max()) if len(known) else None
-
-
-class NoNames:
-    """Where no record came in."""
-
-    def ids(self, chosen: Any) -> list[bytes]:
-        return []
-
-    def packed(self, chosen: Any) -> bytes:
-        return dedup.pack([])
-
-    def in_order(self, chosen: Any) -> Any:
-        return chosen
-
-
-class Identified:
-    """The rows of one route, as deduplication sees them. A row is named by its key and its id."""
-
-    def __init__(self, table: Any, positions: Any) -> None:
-        self.table = table
-        self.positions = positions
-        orders = table.column("ord").to_numpy()
-        self.hashes = (orders if positions is None else orders[positions]).view(np.uint64)
-
-    def at(self, chosen: Any) -> Any:
-        """Positions in the table."""
-        return chosen if self.positions is None else self.positions[chosen]
-
-    def ids(self, chosen: Any) -> list[bytes]:
-        """What names the rows."""
-        return self._joined(chosen).to_numpy(zero_copy_only=False).tolist()  # type: ignore[no-any-return]
-
-    def packed(self, chosen: Any) -> bytes:
-        """The same, without a Python object for each."""
-        joined = self._joined(chosen)
-        _, offsets, data = joined.buffers()
-        where = np.frombuffer(offsets, np.int32, len(joined) + 1, joined.offset * 4)
-        return dedup.packed(where - where[0], memoryview(data)[where[0] : where[-1]])
-
-    def _joined(self, chosen: Any) -> Any:
-        at = pa.array(self.at(chosen))
-        key, id = (whole(self.table.column(name)).take(at).cast(pa.binary()) for name in ("key", "id"))
-        return whole(pc.binary_join_element_wise(key, id, b"\x1f"))
-
-    def in_order(self, chosen: Any) -> Any:
-        """The same rows in canonical order."""
-        times = self.table.column("ts").to_numpy()[self.at(chosen)]
-        return chosen[np.lexsort((chosen, times))]
-
-
-def deduplicated(
-    rule: Dedup, stream: str, view: Any, filters: SpanFilters, rows: Identified | None, now: int, epoch: int
-) -> tuple[Any, dict[bytes, bytes | None], DedupCounts]:
-    """The positions of duplicates in the table (None: there are none), what changes in the store, and the counts."""
-    if rows is None:
-        return None, *dedup.check(rule, stream, view, filters, np.zeros(0, np.uint64), NoNames(), now, epoch)[1:]
-    keep, delta, counts = dedup.check(rule, stream, view, filters, rows.hashes, rows, now, epoch)
-    return (rows.at(np.flatnonzero(~keep)) if counts.dropped else None), delta, counts

@@ -1,0 +1,185 @@
+"""One task: what one shard of one group of computations does in one epoch. Written once; Spark and the simulation bring inputs and caches.
+
+In steps 3 and 4 of an epoch, in this order:
+
+    a. What came through the shuffle is joined by the productions that were stored for this shard in the epoch before.
+    b. Records that no hook can be called with (no key, no time, a row that does not fit) are set aside.
+    c. Every computation's state is opened as the last manifest has it.
+    d. Ids of injected records are checked; a repeated one is dropped. What they change in the store belongs to the computation's delta.
+    e. What is left is put into canonical order.
+    f. The step runs, computation by computation, handing productions on inside the group.
+    g. Productions that leave the task get their targets: a later level of this epoch, or the log.
+    h. Everything is staged under names of this attempt, invisible until a manifest names it.
+    i. A failure that retrying cannot fix (a hook that raises, a full disk) becomes a receipt; anything unexpected is raised, and the task is tried again.
+
+A task gives back two values: its receipt for the driver, and rows for later levels. It reads the order and changes nothing in it, so one order serves
+every task of a process.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, NamedTuple, Protocol
+
+from millstream.core import dedup
+from millstream.core.arrivals import Arrivals
+from millstream.core.dedup import DedupCounts, IdRows, SpanFilters
+from millstream.core.layout import NoEntries, View
+from millstream.core.outcome import Outcome
+from millstream.core.topology import Group, Route
+from millstream.core.watermark import Seen
+from millstream.engine.program import Worker
+from millstream.engine.receipts import EpochOrder, Receipt
+from millstream.engine.staging import Sent, Staging, outgoing
+from millstream.errors import MillstreamError
+from millstream.state.manifest import Manifest
+from millstream.state.parcel import read_slice
+from millstream.state.segment import SegmentRef
+from millstream.state.storage import Storage
+
+
+class Inputs(Protocol):
+    """What came to one task through the shuffle. The task calls each method once (`ids` and `arrivals`: per computation), in this order."""
+
+    def consumed(self) -> list[int]:
+        """The units whose productions are here, ascending."""
+
+    def take(self, stored: Iterable[tuple[Route, Any]]) -> None:
+        """Adds stored productions (Arrow tables of key, ts, id, body), and sets aside what no hook can be called with."""
+
+    def seen(self, newest: Mapping[str, int | None]) -> dict[str, Seen]:
+        """What watermark policies want to know of the injected records, by stream. newest: the newest timestamp before this epoch, by stream."""
+
+    def ids(self, computation: str, stream: str) -> IdRows:
+        """The records of one injected stream for one computation, as deduplication sees them."""
+
+    def arrivals(self, computation: str, keep: Mapping[str, Any]) -> Arrivals:
+        """All records of a computation in canonical order. keep: for a stream with duplicates, a mask over its `ids`."""
+
+
+class Cache(Protocol):
+    """What a worker process keeps between tasks. Losing it costs time and nothing else."""
+
+    def view(self, lineage: str, shard: int, chain: Sequence[SegmentRef], before: Manifest) -> View:
+        """The entries of a shard as a manifest has them."""
+
+    def filters(self, lineage: str, shard: int, stream: str) -> SpanFilters:
+        """The filters in front of the ids held."""
+
+
+class Result(NamedTuple):
+    """What a task gives back. sent: rows for later levels of this epoch, by level."""
+
+    receipt: Receipt
+    sent: dict[int, list[Sent]]
+
+
+class _Checked(NamedTuple):
+    """What deduplication says of one computation's records."""
+
+    keep: dict[str, Any]
+    delta: dict[bytes, bytes | None]
+    counts: DedupCounts
+
+
+class Task:
+    """One attempt at one shard of one group."""
+
+    def __init__(
+        self,
+        worker: Worker,
+        order: EpochOrder,
+        group: Group,
+        shard: int,
+        *,
+        shards: int,
+        storage: Storage,
+        cache: Cache,
+        point: Callable[[str], None],
+    ) -> None:
+        self.worker = worker
+        self.order = order
+        self.group = group
+        self.shard = shard
+        self.shards = shards
+        self.storage = storage
+        self.cache = cache
+        self.point = point
+
+    def run(self, inputs: Inputs) -> Result:
+        """a to i."""
+        receipt = Receipt(self.group.level, self.group.index, self.shard)
+        try:
+            outcomes = self._outcomes(inputs, receipt)
+            out = outgoing(self.worker, outcomes.values(), self.shards, set(self.order.stored))  # g
+            Staging(self.worker, self.storage, self.order, self.group, self.shard, self.point).stage(receipt, outcomes, out)  # h
+        except MillstreamError as error:
+            failed = Receipt(self.group.level, self.group.index, self.shard, failure=type(error).__name__, message=str(error))  # i
+            return Result(failed, {})
+        return Result(receipt, out.sent)
+
+    def _outcomes(self, inputs: Inputs, receipt: Receipt) -> dict[str, Outcome]:
+        receipt.consumed = inputs.consumed()
+        inputs.take(self._stored())  # a, b
+        self.point("task.3-shuffled")
+        views: dict[str, View] = {}
+        try:
+            for name in self.group.computations:
+                views[name] = self._view(name)  # c
+            receipt.seen = inputs.seen(self._newest())
+            checked = {name: self._deduplicated(name, inputs, view) for name, view in views.items()}  # d
+            arrivals = {name: inputs.arrivals(name, one.keep) for name, one in checked.items()}  # e
+            outcomes = self.worker.run_group(self.group, arrivals, views, self.order.times)  # f
+        finally:
+            for view in views.values():
+                view.close()
+        for name, one in checked.items():
+            outcomes[name].delta.update(one.delta)
+            outcomes[name].dedup = one.counts
+        return outcomes
+
+    def _stored(self) -> Iterable[tuple[Route, Any]]:
+        """The productions that were stored for this shard, by the way they take."""
+        before = self.order.before
+        for parcel in before.pending if before is not None else ():
+            if parcel.computation not in self.group.computations:
+                continue
+            rows = read_slice(self.storage, parcel, self.shard)
+            if rows is None:
+                continue
+            if not self.order.guards.journal:
+                del parcel.slices[self.shard]  # "delivered": gone with the first attempt
+            yield next(r for r in self.worker.routes_of[parcel.stream] if r.computation == parcel.computation), rows
+
+    def _view(self, computation: str) -> View:
+        before = self.order.before
+        known = before.computations.get(computation) if before is not None else None
+        if known is None or before is None:
+            return NoEntries()
+        return self.cache.view(known.lineage, self.shard, known.shards[self.shard].segments, before)
+
+    def _newest(self) -> dict[str, int | None]:
+        known = self.order.before.injectors if self.order.before is not None else {}
+        return {name: known[name].newest if name in known else None for name in self.worker.topology.injectors}
+
+    def _deduplicated(self, computation: str, inputs: Inputs, view: View) -> _Checked:
+        checked = _Checked({}, {}, DedupCounts())
+        if not self.order.guards.dedup:
+            return checked
+        before = self.order.before
+        known = before.computations.get(computation) if before is not None else None
+        topology = self.worker.topology
+        for stream in (i.stream for i in topology.by_name[computation].inputs if i.stream in topology.injectors):
+            rule = topology.injectors[stream].dedup
+            if rule is None:
+                continue
+            rows = inputs.ids(computation, stream)
+            filters = self.cache.filters(known.lineage if known is not None else "", self.shard, stream)
+            keep, delta, counts = dedup.check(
+                rule, stream, view, filters, rows.hashes, rows, self.order.times[computation].now, self.order.epoch
+            )
+            checked.delta.update(delta)
+            checked.counts.add(counts)
+            if counts.dropped:
+                checked.keep[stream] = keep
+        return checked
