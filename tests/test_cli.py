@@ -1,4 +1,4 @@
-"""The command line. Checkpoints are made without Spark: the local engine's deltas, written through the log's own functions."""
+"""The command line. Checkpoints are made without Spark, by the protocol and the tasks of production."""
 
 from __future__ import annotations
 
@@ -16,16 +16,12 @@ from rich.console import Console
 
 import millstream as ms
 from millstream.cli import main
-from millstream.core.authority import Standing
-from millstream.core.outcome import Outcome
 from millstream.core.time import BEGINNING
 from millstream.errors import DamageError, DefinitionError
-from millstream.simulation.cluster import Fault, Plan, Simulation
+from millstream.simulation.cluster import Driver, Fault, Plan, Simulation
 from millstream.simulation.local import LocalEngine
 from millstream.state import alive
-from millstream.state.folding import fold, unit_name
-from millstream.state.manifest import ComputationState, Manifest, ManifestLog, ShardState
-from millstream.state.segment import SegmentRef, encode_segment
+from millstream.state.manifest import Manifest, ManifestLog
 from millstream.state.storage import LocalStorage, open_storage
 from millstream.status import inspect, view
 
@@ -88,44 +84,45 @@ class Pickled(ms.Computation):
         self.state.add(record.value["word"])
 
 
-class Recorded(LocalEngine):
-    """A local engine that writes every epoch to a checkpoint."""
+class Recorded:
+    """Epochs of the production protocol, with simulated tasks, on a checkpoint in a folder; and the same on the local engine."""
 
     def __init__(self, pipeline: ms.Pipeline, folder: Path, shards: int = 3) -> None:
-        super().__init__(pipeline.program(), shards)
-        self.log = ManifestLog(LocalStorage(folder))
-        self.log.identify(pipeline.name, shards, shards, list(self.topology.injectors))
-        self.totals = {
-            spec.name: ComputationState(
-                shards=[ShardState() for _ in range(shards)],
-                codec=self.program.codec_of(spec.name).name,
-                feeds=self.topology.feeds(spec.name),
-            )
-            for spec in self.topology.computations
-        }
+        self.local = LocalEngine(pipeline.program(), shards)
+        self.simulation = Simulation(pipeline.program(), Plan([], []), [], seed=1, shards=shards, storage=LocalStorage(folder))
+        self.names = [spec.name for spec in self.local.topology.computations]
+        self.log = ManifestLog(self.simulation.storage)
+        self.log.identify(pipeline.name, shards, shards, list(self.local.topology.injectors))
+        self.driver: Driver | None = None
+        self.rows: list[tuple[str, dict[str, Any]]] = []
 
-    def _commit(self, standings: dict[str, Standing], seen: Any, outcomes: dict[tuple[str, int], Outcome], *rest: Any) -> None:
-        super()._commit(standings, seen, outcomes, *rest)
-        for (name, shard), outcome in outcomes.items():
-            total, counts = self.totals[name], outcome.counts
-            total.low_watermark = standings[name].low
-            total.records += counts.records
-            total.late += counts.late
-            total.produced += len(outcome.productions)
-            here = total.shards[shard]
-            here.keys += counts.keys
-            here.timers += counts.timers
-            here.next_low, here.next_wall = counts.next_low, counts.next_wall
-            if outcome.delta:
-                data = encode_segment(sorted(outcome.delta.items()))
-                unit = unit_name(self.epoch, "test")
-                self.log.storage.put(unit, data)
-                here.segments.append(SegmentRef(unit, 0, len(data), len(outcome.delta), self.epoch, self.epoch))
-        self.commit(self.epoch)
+    def push(self, stream: str, row: dict[str, Any]) -> None:
+        self.rows.append((stream, row))
+        self.local.push(stream, row)
 
-    def commit(self, epoch: int) -> None:
-        self.epoch = epoch
-        assert self.log.commit(Manifest(epoch, "1-abcd", NOON + epoch, [(0, "1-abcd")], self.progress, self.totals))
+    def run_epoch(self) -> None:
+        self.driver = self.driver or Driver(self.simulation)
+        number, rows, self.rows = len(self.simulation.plan.epochs), self.rows, []
+        self.simulation.plan.epochs.append(rows)
+        self.simulation.plan.clock.append(NOON + number)
+        self.driver.run(rows, number)
+        self.local.now = NOON + number
+        self.local.run_epoch()
+
+    def fold(self) -> None:
+        """Chains are folded beside the next epoch, and the one after it adopts that."""
+        self.simulation.schedule.append(Fault("fold", len(self.simulation.plan.epochs)))
+        self.run_epoch()
+        self.run_epoch()
+
+    def drain(self) -> None:
+        assert self.driver is not None
+        self.driver.drain(lambda: False)
+
+    @property
+    def token(self) -> str:
+        assert self.driver is not None
+        return self.driver.token
 
 
 def words_pipeline() -> ms.Pipeline:
@@ -157,6 +154,12 @@ def engine(tmp_path: Path) -> Recorded:
     return engine
 
 
+def newest(engine: Recorded) -> Manifest:
+    found = engine.log.latest()
+    assert found is not None
+    return found
+
+
 @pytest.fixture
 def checkpoint(engine: Recorded) -> str:
     return engine.log.storage.url
@@ -184,10 +187,10 @@ def state_of(capsys: pytest.CaptureFixture[str], *argv: str) -> list[dict[str, A
 # --- status
 
 
-def test_status_shows_injectors_and_computations(checkpoint: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_status_shows_injectors_and_computations(engine: Recorded, checkpoint: str, capsys: pytest.CaptureFixture[str]) -> None:
     lines = called(capsys, "status", checkpoint).splitlines()
     assert lines[0] == f"words  {checkpoint}"
-    assert lines[1].startswith("epoch 2, committed 2024-05-01 12:00:00.002 UTC (") and lines[1].endswith("by run 1-abcd")
+    assert lines[1].startswith("epoch 2, committed 2024-05-01 12:00:00.002 UTC (") and lines[1].endswith(f"by run {engine.token}")
     assert lines[2] == "driver: no sign of life"
     assert lines[3] == "5 records injected, 3 shards, not drained"
     injector = next(line.split() for line in lines if line.startswith("words ") and checkpoint not in line)
@@ -198,9 +201,9 @@ def test_status_shows_injectors_and_computations(checkpoint: str, capsys: pytest
     assert not any(line.endswith(" ") for line in lines)
 
 
-def test_status_as_json(checkpoint: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_status_as_json(engine: Recorded, checkpoint: str, capsys: pytest.CaptureFixture[str]) -> None:
     found = json.loads(called(capsys, "status", checkpoint, "--json"))
-    assert (found["checkpoint"], found["shards"], found["token"]) == (checkpoint, 3, "1-abcd")
+    assert (found["checkpoint"], found["shards"], found["token"]) == (checkpoint, 3, engine.token)
     status = found["status"]
     assert (status["pipeline"], status["state"], status["epoch"], status["records"]) == ("words", "committed", 2, 5)
     by_name = {one["name"]: one for one in status["computations"]}
@@ -446,13 +449,10 @@ def test_an_unknown_computation_names_the_known_ones(checkpoint: str, capsys: py
 
 def test_the_same_rows_after_a_fold(engine: Recorded, capsys: pytest.CaptureFixture[str]) -> None:
     url = engine.log.storage.url
-    before = [state_of(capsys, url, name) for name in engine.totals]
-    for total in engine.totals.values():
-        for shard in total.shards:
-            if shard.segments:
-                shard.segments = fold(engine.log.storage, shard.segments, True, engine.epoch)
-    engine.commit(engine.epoch + 1)
-    assert [state_of(capsys, url, name) for name in engine.totals] == before
+    before = [state_of(capsys, url, name) for name in engine.names]
+    engine.fold()
+    assert any("-fold-" in ref.name for state in newest(engine).computations.values() for shard in state.shards for ref in shard.segments)
+    assert [state_of(capsys, url, name) for name in engine.names] == before
 
 
 def test_large_state_agrees_with_the_engine(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -464,7 +464,7 @@ def test_large_state_agrees_with_the_engine(tmp_path: Path, capsys: pytest.Captu
         for n in range(0, 9_000, epoch + 1):
             engine.push("words", {"word": f"w{n:05d}", "at": NOON + epoch * 40_000})
         engine.run_epoch()
-    expected = engine.state("Count")
+    expected = engine.local.state("Count")
     found = inspect.steady(engine.log, lambda m: inspect.listed(engine.log.storage, m, "Count", 100_000))
     assert {r.key: r.state for r in found.rows} == expected and found.keys == len(expected) == 9_000
     first = inspect.steady(engine.log, lambda m: inspect.listed(engine.log.storage, m, "Count", 10))
@@ -482,7 +482,7 @@ def test_objects_that_are_collected_meanwhile(engine: Recorded) -> None:
     def read(manifest: Manifest) -> int:
         tries.append(manifest.epoch)
         if len(tries) < 3:
-            engine.commit(manifest.epoch + 1)
+            engine.run_epoch()
             raise DamageError("units/x is missing")
         return manifest.epoch
 

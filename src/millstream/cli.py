@@ -41,7 +41,7 @@ from millstream.status import inspect, view
 from millstream.status.narrator import last_words
 
 if TYPE_CHECKING:
-    from millstream.engine.spark.handle import Handle
+    from millstream.handle import Handle
 
 MODULE = "__millstream_main__"
 _DRAWN_EVERY = 0.25

@@ -31,7 +31,7 @@ from millstream.sources import FromSession
 from millstream.state.codec import msgpack
 
 if TYPE_CHECKING:
-    from millstream.engine.spark.handle import Handle
+    from millstream.handle import Handle
 
 _NAME = re.compile(r"^[A-Za-z0-9][A-Za-z0-9_.-]*$")
 _FORWARD = "emit~"  # no name of a user's has a tilde
@@ -190,18 +190,24 @@ class Pipeline:
         if on_error not in (FAIL, DEAD_LETTER):
             raise DefinitionError(f"computation {name!r}: on_error={on_error!r}: use ms.FAIL or ms.DEAD_LETTER")
         spec = ComputationSpec(
-            name,
-            computation,
-            tuple(
-                Input(s, _listed(k), edge.production if edge else None, edge.slow_after if edge else None, lates[s])
+            name=name,
+            factory=computation,
+            inputs=tuple(
+                Input(
+                    stream=s,
+                    key=_listed(k),
+                    production=edge.production if edge else None,
+                    slow_after=edge.slow_after if edge else None,
+                    late=lates[s],
+                )
                 for s, k, edge in zip(streams, keys, edges, strict=True)
             ),
-            outputs,
-            codec,
-            renamed_from,
-            self._productions(name, outputs, production),
-            duration(slow_after),
-            dead_letters(name) if on_error == DEAD_LETTER else None,
+            produces=outputs,
+            codec=codec,
+            renamed_from=renamed_from,
+            production=self._productions(name, outputs, production),
+            slow_after=duration(slow_after),
+            dead_letters=dead_letters(name) if on_error == DEAD_LETTER else None,
         )
         self._computations.append(spec)
         made = tuple(Stream(output, self) for output in outputs)
@@ -256,7 +262,11 @@ class Pipeline:
             if emission.stream in injected:  # only computations have sinks, so a forwarder stands in between
                 forward = _FORWARD + emission.stream
                 if all(spec.name != forward for spec in computations):
-                    computations.append(ComputationSpec(forward, Forward, (Input(emission.stream, ()),), (forward,)))
+                    computations.append(
+                        ComputationSpec(
+                            name=forward, factory=Forward, inputs=(Input(emission.stream, key=()),), produces=(forward,), hidden=True
+                        )
+                    )
                 emission = Emission(emission.name, forward, emission.sink, emission.ids)
             emissions.append(emission)
         if not self._injectors:
@@ -292,9 +302,12 @@ class Pipeline:
         run says on stderr what it is doing, at most a line a second, and ends with where the rows are.
         """
         from millstream.engine.spark.query import start
+        from millstream.handle import Handle
+        from millstream.status.narrator import Narrator
 
-        return start(
-            self.program(),
+        program, narrator = self.program(), Narrator(self.name, quiet)
+        run = start(
+            program,
             spark,
             checkpoint=os.fspath(checkpoint),
             trigger=None if available_now else trigger,
@@ -303,8 +316,9 @@ class Pipeline:
             spark_checkpoint=None if spark_checkpoint is None else os.fspath(spark_checkpoint),
             storage_options=storage_options,
             drop=tuple(drop),
-            quiet=quiet,
+            say=narrator.say,
         )
+        return Handle(program, run, narrator)
 
     def _stream_name(self, stream: Stream | str, who: str) -> str:
         if isinstance(stream, str):

@@ -74,7 +74,7 @@ def test_a_run_that_is_quiet_or_stopped_says_nothing_that_nobody_asked_for(
 
 
 def test_a_run_without_input_says_for_whom_it_waits(spark: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from millstream.engine.spark import handle as module
+    from millstream import handle as module
 
     monkeypatch.setattr(module, "_QUIET_AFTER", 0.3)
     (tmp_path / "in").mkdir()

@@ -373,6 +373,7 @@ def test_collection_leaves_a_fold_alone_that_is_still_under_way(tmp_path):
     collect(log, latest, folds.in_flight(), folds.since())
     spark.go_on.set()
     folds.wait(30)
-    adopted = folds.adopt("C", 0, chain)
+    done = folds.finished()["C", 0]
+    adopted = adopt(chain, done.chosen, done.made)
     assert adopted != chain
     assert len(dict(merge(storage, adopted, drop_deleted=True))) == len(chain)

@@ -11,7 +11,7 @@ import millstream as ms
 from millstream.connector import SinkServer, files
 from millstream.core.watermark import Progress, Seen
 from millstream.engine import epochs as epochs_module
-from millstream.simulation.cluster import Fault, Killed, Plan, Simulation, _Driver
+from millstream.simulation.cluster import Driver, Fault, Killed, Plan, Simulation
 from millstream.sinks.base import DriverContext, SinkRow, TaskContext
 from millstream.state.manifest import ManifestLog
 
@@ -64,15 +64,15 @@ def simulation(pipeline: ms.Pipeline, *epochs: list[dict[str, Any]]) -> Simulati
 
 def test_a_drain_longer_than_the_manifests_kept_may_be_interrupted_and_run_again() -> None:
     s = simulation(cycle(), [{"k": "a", "at": 100, "n": 40}], [])
-    first = _Driver(s)
+    first = Driver(s)
     first.run(s.plan.epochs[0], 0)
     for _ in range(25):
         first.run_outside(drain=True)
-    second = _Driver(s)
+    second = Driver(s)
     second.resume()
     second.run([], 1)  # Spark knows nothing of the drain: it asks for the epoch behind its last
     second.drain(lambda: False)
-    third = _Driver(s)
+    third = Driver(s)
     third.resume()
     third.run([], 1)
     assert third.latest is not None and third.latest.drained and third.latest.computations["Down"].records == 41
@@ -80,10 +80,10 @@ def test_a_drain_longer_than_the_manifests_kept_may_be_interrupted_and_run_again
 
 def test_new_input_behind_a_drain_is_refused_even_if_the_drain_was_interrupted() -> None:
     s = simulation(chain(), [{"k": "a", "at": 100}], [], [], [{"k": "a", "at": 200}])
-    first = _Driver(s)
+    first = Driver(s)
     first.run(s.plan.epochs[0], 0)
     first.run_outside(drain=True)
-    second = _Driver(s)
+    second = Driver(s)
     second.resume()
     for epoch in (1, 2):
         second.run(s.plan.epochs[epoch], epoch)
@@ -100,8 +100,8 @@ def test_while_nobody_listened_nobody_was_silent() -> None:
         [[("one", {"k": "a", "at": 1}), ("two", {"k": "a", "at": 1})], [("one", {"k": "a", "at": 2})], []], [1_000, 700_000, 759_000]
     )
     s = Simulation(p.program(), plan, [], 1)
-    _Driver(s).run(plan.epochs[0], 0)
-    again = _Driver(s)  # ten minutes later
+    Driver(s).run(plan.epochs[0], 0)
+    again = Driver(s)  # ten minutes later
     again.run(plan.epochs[1], 1)
     assert not again.latest.injectors["two"].idle  # type: ignore[union-attr]
     again.run(plan.epochs[2], 2)
@@ -198,7 +198,7 @@ def outcome(s: Simulation) -> Any:
 def bounded_runs(s: Simulation, killed: int | None = None) -> None:
     """One bounded run per batch. killed: so many epochs into settling the first one, its driver dies."""
     for number, rows in enumerate(s.plan.epochs):
-        driver = _Driver(s)
+        driver = Driver(s)
         driver.resume()
         driver.run(rows, number)
         if number == 0 and killed is not None:
@@ -210,7 +210,7 @@ def bounded_runs(s: Simulation, killed: int | None = None) -> None:
 
 def continuous_run(s: Simulation) -> None:
     """The same batches in one run, with idle epochs between them, as a ticking source gives them."""
-    driver = _Driver(s)
+    driver = Driver(s)
     for number, rows in enumerate(s.plan.epochs):
         driver.run(rows, number)
 
@@ -243,7 +243,7 @@ def test_a_run_that_is_killed_while_it_settles_goes_on_with_that_at_the_next_sta
 def test_without_settling_a_bounded_run_lags_behind_its_own_input() -> None:
     s = simulation(windows(), *BATCHES)
     for number, rows in enumerate(s.plan.epochs):
-        _Driver(s).run(rows, number)
+        Driver(s).run(rows, number)
     latest = ManifestLog(s.storage).latest()
     assert latest is not None and latest.computations["Window"].low_watermark < 119
 
@@ -252,18 +252,18 @@ def test_a_batch_that_spark_asks_for_again_behind_epochs_outside_the_query_is_fo
     s = simulation(windows(), *BATCHES)
     bounded_runs(s)
     before = outcome(s)
-    again = _Driver(s)
+    again = Driver(s)
     again.resume()
     again.run(s.plan.epochs[2], 2)
     assert outcome(s) == before
 
 
-class _TakenOver(_Driver):
+class _TakenOver(Driver):
     """A driver that is replaced between its look at the claims and the work of its tasks; the new owner folds, commits and collects."""
 
     def job(self, batch: Any, order: Any) -> Any:
         if self.latest is not None and self.latest.epoch == 0:
-            newer = _Driver(self.simulation)
+            newer = Driver(self.simulation)
             for number in range(1, 40):
                 newer.run([], number)
             for name in self.simulation.storage.list("units"):
@@ -283,15 +283,15 @@ def test_a_driver_that_was_replaced_while_it_worked_is_fenced_and_does_not_speak
 def test_a_unit_that_is_missing_is_damage_when_nobody_else_has_the_checkpoint() -> None:
     rows = [{"k": key, "at": 100, "n": 1} for key in "abcdef"]
     s = simulation(chain(), rows, rows)
-    _Driver(s).run(s.plan.epochs[0], 0)
+    Driver(s).run(s.plan.epochs[0], 0)
     s.storage.delete(s.storage.list("units"))
     with pytest.raises(ms.errors.DamageError):
-        _Driver(s).run(s.plan.epochs[1], 1)
+        Driver(s).run(s.plan.epochs[1], 1)
 
 
 def test_a_checkpoint_that_is_deleted_under_a_run_is_told_so_and_nothing_is_put_in_its_place(tmp_path: Path) -> None:
     s = simulation(chain(), [{"k": "a", "at": 100, "n": 1}], [])
-    driver = _Driver(s)
+    driver = Driver(s)
     driver.run(s.plan.epochs[0], 0)
     for folder in ("manifests", "runs", "units"):
         s.storage.delete(s.storage.list(folder))
@@ -305,15 +305,15 @@ def test_a_batch_behind_a_drain_that_was_committed_and_not_published_is_publishe
     def published(*faults: Fault) -> dict[str, int]:
         plan = Plan([[("in", {"k": "a", "at": 100, "n": 1})], [], []], [1_000, 1_001, 1_002])
         s = Simulation(chain().program(), plan, list(faults), 1)
-        driver = _Driver(s)
+        driver = Driver(s)
         driver.run(plan.epochs[0], 0)
         driver.run_outside(drain=True)  # and killed in the midst of it
-        driver = _Driver(s)
+        driver = Driver(s)
         driver.resume()
         try:
             driver.run([], 1)
         except Killed:
-            driver = _Driver(s)
+            driver = Driver(s)
             driver.resume()
             driver.run([], 1)
         driver.drain(lambda: False)
@@ -330,10 +330,10 @@ def test_downtime_before_a_settling_that_is_resumed_is_no_silence() -> None:
     p.compute(Pass, first, key=lambda record: record.key, name="B")
     plan = Plan([[("one", {"k": "a", "at": 1}), ("two", {"k": "a", "at": 1})], [("one", {"k": "a", "at": 2})]], [1_000, 700_000])
     s = Simulation(p.program(), plan, [], 1)
-    driver = _Driver(s)
+    driver = Driver(s)
     driver.run(plan.epochs[0], 0)
     driver.run_outside(drain=False)  # killed while it settled
-    again = _Driver(s)
+    again = Driver(s)
     again.resume()
     again.run(plan.epochs[1], 1)
     assert again.latest is not None
@@ -342,7 +342,7 @@ def test_downtime_before_a_settling_that_is_resumed_is_no_silence() -> None:
 
 def test_a_drain_that_version_0_1_began_is_ended_and_new_input_behind_it_is_still_refused() -> None:
     s = simulation(chain(), [{"k": "a", "at": 100, "n": 1}], [], [{"k": "a", "at": 200, "n": 1}])
-    driver = _Driver(s)
+    driver = Driver(s)
     driver.run(s.plan.epochs[0], 0)
     for _ in range(2):
         driver.run_outside(drain=True)
@@ -351,19 +351,19 @@ def test_a_drain_that_version_0_1_began_is_ended_and_new_input_behind_it_is_stil
         old = log.read(epoch)
         old.outside = 0  # as 0.1 wrote it
         log.commit(old, exclusive=False)
-    again = _Driver(s)
+    again = Driver(s)
     again.resume()
     again.run([], 1)
     again.drain(lambda: False)
     assert again.latest is not None and again.latest.drained and again.latest.last_batch <= 1
     with pytest.raises(ms.errors.CheckpointError, match="was drained"):
-        _Driver(s).run(s.plan.epochs[2], 2)
+        Driver(s).run(s.plan.epochs[2], 2)
 
 
 def test_a_bounded_run_of_a_cycle_that_goes_round_for_ever_ends(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(epochs_module, "MOST_SETTLING", 20)
     s = simulation(cycle(), [{"k": "a", "at": 100, "n": 10**9}])
-    driver = _Driver(s)
+    driver = Driver(s)
     driver.run(s.plan.epochs[0], 0)
     driver.settle(lambda: False)
     assert driver.latest is not None and driver.latest.outside == 20 and driver.latest.pending

@@ -73,6 +73,7 @@ class ComputationSpec(msgspec.Struct, frozen=True):
     production: dict[str, str] = {}
     slow_after: int = 1000
     dead_letters: str | None = None  # the stream of what made a hook raise; None: the epoch fails
+    hidden: bool = False  # a helper that the user has not written and should not be asked about
 
     @property
     def late_streams(self) -> dict[str, str]:

@@ -118,15 +118,15 @@ class Policy(msgspec.Struct, frozen=True, kw_only=True):
         """What is known after an epoch at wall clock `now`."""
         heard = now if seen.records or before.heard is None else before.heard
         after = Progress(
-            _latest(before.newest, seen.newest),
-            before.watermark,
-            before.watermark,
-            before.records + seen.records,
-            heard,
-            self.idle is not None and now - heard >= self.idle,
-            dict(before.subs),
-            before.lags,
-            _latest(before.said, said),
+            newest=_latest(before.newest, seen.newest),
+            watermark=before.watermark,
+            used=before.watermark,
+            records=before.records + seen.records,
+            heard=heard,
+            idle=self.idle is not None and now - heard >= self.idle,
+            subs=dict(before.subs),
+            lags=before.lags,
+            said=_latest(before.said, said),
             since=now if before.since is None else before.since,
         )
         value, after.holder = self.value(after, seen, now)

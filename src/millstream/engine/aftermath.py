@@ -1,80 +1,162 @@
-"""What a manifest says after an epoch, worked out from the one before and the receipts. Pure."""
+"""What a manifest says after an epoch: from the plan, the receipts of its tasks, and the folds that have ended. Pure.
+
+Rules
+1. The manifest before is not changed: what goes on is copied.
+2. A computation without a receipt stays as it was; only time has passed for it.
+3. A fold that has ended is put in the place of what it folded, if all of that is still in the chain.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
 import msgspec
 
 from millstream.core import adaptive
 from millstream.core.adaptive import EdgeState
-from millstream.core.authority import Edge, Standing
+from millstream.core.authority import Standing
 from millstream.core.step import LAST_LATE
 from millstream.core.time import END
 from millstream.core.topology import ComputationSpec, Topology
+from millstream.core.watermark import Progress, Seen, effective
+from millstream.engine.contracts import Folded
+from millstream.engine.plan import Plan, adaptive_edges
 from millstream.engine.program import Program
 from millstream.engine.receipts import Delta, Receipt
+from millstream.sinks.base import Part
+from millstream.state.folding import adopt
 from millstream.state.manifest import ComputationState, Manifest, ShardState, edge_name
-from millstream.state.segment import SegmentRef
+
+KEPT_RUNS = 64  # a replica that was last brought up to date by an older run loads anew
 
 
-def edges_after(
-    topology: Topology, edges: Sequence[Edge], before: Manifest | None, receipts: Sequence[Receipt], stored: Mapping[Edge, str]
-) -> dict[str, EdgeState]:
-    """What each adaptive edge does in the next epoch. stored: those that stored in this one, and why."""
+def manifest_after(
+    program: Program,
+    plan: Plan,
+    before: Manifest | None,
+    receipts: Sequence[Receipt],
+    *,
+    token: str,
+    shards: int,
+    folded: Mapping[tuple[str, int], Folded],
+    refused: int = 0,
+) -> Manifest:
+    """The manifest that commits an epoch. refused: writes of replaced runs that were found since the last one."""
+    topology = program.topology
+    computations = {spec.name: _computation(program, spec, plan, before, receipts, token, shards, folded) for spec in topology.computations}
+    sinks: dict[str, list[Part]] = {}
+    for receipt in receipts:
+        for name, part in receipt.parts.items():
+            sinks.setdefault(name, []).append(part)
+    pending = [parcel for receipt in receipts for parcel in receipt.parcels]
+    over = not pending and all(c.low_watermark == END and shard.next_low is None for c in computations.values() for shard in c.shards)
+    batch = plan.ranges.batch
+    return Manifest(
+        epoch=plan.epoch,
+        token=token,
+        now=plan.now,
+        runs=_runs(before, plan.epoch, token),
+        injectors=injectors_after(topology, plan, _seen(receipts)),
+        computations=computations,
+        sinks=sinks,
+        drain=plan.drain,
+        drained=(plan.drain and over) or (before is not None and before.drained),
+        ended=before.ended if before is not None and before.ended is not None else plan.epoch if plan.drain else None,
+        offsets=plan.ranges.digest,
+        pending=pending,
+        edges=_edges(topology, plan, before, receipts),
+        refused=(before.refused if before is not None else 0) + refused,
+        outside=_outside(before) + 1 if batch is None else plan.epoch - batch,
+        settle=plan.settles,
+    )
+
+
+def injectors_after(topology: Topology, plan: Plan, seen: Mapping[str, Seen]) -> dict[str, Progress]:
+    """What is known of every injector after an epoch. seen: what its tasks saw."""
+    progress = plan.position.progress
+    used = effective(progress, plan.drain)
     found = {}
-    for edge in edges:
+    for name, injector in topology.injectors.items():
+        after = injector.watermark.advance(progress[name], seen.get(name) or Seen(), plan.now, plan.said.get(name))
+        after.used = used[name]
+        if plan.drain:
+            after.watermark = END
+        found[name] = after
+    return found
+
+
+def _runs(before: Manifest | None, epoch: int, token: str) -> list[tuple[int, str]]:
+    runs = list(before.runs) if before is not None else []
+    if not runs or runs[-1][1] != token:
+        runs.append((epoch, token))
+    return runs[-KEPT_RUNS:]
+
+
+def _seen(receipts: Sequence[Receipt]) -> dict[str, Seen]:
+    found: dict[str, Seen] = {}
+    for receipt in receipts:
+        for name, seen in receipt.seen.items():
+            found.setdefault(name, Seen()).add(seen)
+    return found
+
+
+def _edges(topology: Topology, plan: Plan, before: Manifest | None, receipts: Sequence[Receipt]) -> dict[str, EdgeState]:
+    """What each adaptive edge does in the next epoch."""
+    found = {}
+    for edge in adaptive_edges(topology):
         stream, consumer = edge
         deltas = [r.deltas[consumer] for r in receipts if consumer in r.deltas]
         busy = any(delta.counts.records for delta in deltas)
         millis = max(delta.millis for delta in deltas) if busy else None
-        old = before.edges.get(edge_name(*edge), EdgeState()) if before else EdgeState()
-        found[edge_name(*edge)] = adaptive.decide(old, edge in stored, stored.get(edge, ""), millis, topology.slow_after(stream, consumer))
+        old = before.edges.get(edge_name(*edge), EdgeState()) if before is not None else EdgeState()
+        found[edge_name(*edge)] = adaptive.decide(
+            old, edge in plan.storing, plan.storing.get(edge, ""), millis, topology.slow_after(stream, consumer)
+        )
     return found
 
 
-def computation_after(
+def _computation(
     program: Program,
     spec: ComputationSpec,
+    plan: Plan,
     before: Manifest | None,
-    epoch: int,
-    token: str,
-    standing: Standing,
     receipts: Sequence[Receipt],
+    token: str,
     shards: int,
-    folded: Callable[[str, int, list[SegmentRef]], list[SegmentRef]],
+    folded: Mapping[tuple[str, int], Folded],
 ) -> ComputationState:
-    """One computation. folded: the chain of a shard, with a fold that has ended put in its place."""
-    name = spec.name
-    old = before.computations.get(name) if before else None
+    name, standing = spec.name, plan.standings[spec.name]
+    old = before.computations.get(name) if before is not None else None
     old = old or ComputationState(shards=[ShardState() for _ in range(shards)])
-    new = ComputationState(
-        standing.low,
-        [],
-        program.codec_of(name).name,
-        [i.stream for i in spec.inputs],
-        old.records,
-        old.late,
-        old.fired,
-        old.produced,
-        old.lineage or f"{epoch}-{token}-{name}",
-        list(spec.streams),
-        standing.output,
-        dict(old.late_by),
-        old.last_late,
-        old.dead,
-        msgspec.structs.replace(old.dedup),
+    new = msgspec.structs.replace(
+        old,
+        low_watermark=standing.low,
+        output=standing.output,
+        shards=[],
+        codec=program.codec_of(name).name,
+        feeds=[i.stream for i in spec.inputs],
+        streams=list(spec.streams),
+        lineage=old.lineage or f"{plan.epoch}-{token}-{name}",
+        late_by=dict(old.late_by),
+        dedup=msgspec.structs.replace(old.dedup),
+        hidden=spec.hidden,
     )
     mine = {r.shard: r.deltas[name] for r in receipts if name in r.deltas}
     for shard, state in enumerate(old.shards):
-        after = msgspec.structs.replace(state, segments=folded(name, shard, state.segments), low_watermark=standing.low)
+        fold = folded.get((name, shard))
+        chain = state.segments if fold is None else adopt(state.segments, fold.chosen, fold.made)
+        after = msgspec.structs.replace(state, segments=chain, low_watermark=standing.low)
         delta = mine.get(shard)
         if delta is not None:
             _add(new, after, delta)
-        overdue = after.next_low if after.next_low is not None and after.next_low <= standing.low else END
-        after.output = max(standing.output, min(standing.low, END if after.held is None else after.held, overdue))
+        after.output = _output(standing, after)
         new.shards.append(after)
     return new
+
+
+def _output(standing: Standing, shard: ShardState) -> int:
+    overdue = shard.next_low if shard.next_low is not None and shard.next_low <= standing.low else END
+    return max(standing.output, min(standing.low, END if shard.held is None else shard.held, overdue))
 
 
 def _add(total: ComputationState, shard: ShardState, delta: Delta) -> None:
@@ -97,7 +179,7 @@ def _add(total: ComputationState, shard: ShardState, delta: Delta) -> None:
     total.dedup.add(delta.dedup)
 
 
-def outside(before: Manifest | None) -> int:
+def _outside(before: Manifest | None) -> int:
     """How many epochs so far were outside the query. Drains of version 0.1 did not count themselves."""
     if before is None:
         return 0

@@ -1,4 +1,4 @@
-"""What the epoch protocol asks of those beside it: the source's log, and whoever folds chains."""
+"""What the epoch protocol asks of those beside it: whoever plans what is read, and whoever folds chains. Each method says who calls it and how often."""
 
 from __future__ import annotations
 
@@ -6,48 +6,40 @@ from typing import Any, Protocol
 
 import msgspec
 
+from millstream.engine.plan import Reading
 from millstream.state.manifest import Manifest
 from millstream.state.segment import SegmentRef
 
 
-class Offsets(Protocol):
-    """What the source's log says about an epoch."""
+class Planner(Protocol):
+    """Who decides what an epoch reads: Spark's log, a simulation's plan."""
 
-    def may_have_rows(self, epoch: int) -> bool:
-        """False only if nothing came in."""
+    def reading(self, number: int) -> Reading:
+        """What a batch reads (driver, once per epoch, before it runs; the same answer after a crash)."""
 
-    def planned_at(self, epoch: int) -> int | None:
-        """The wall clock at which the epoch was planned, if that is known."""
 
-    def digest(self, epoch: int) -> str | None:
-        """Tells one content of an epoch from another."""
+class Folded(msgspec.Struct):
+    """A fold that has ended: the segments that were chosen, and those that replace them."""
+
+    chosen: list[SegmentRef]
+    made: list[SegmentRef]
 
 
 class Folder(Protocol):
     """Who folds chains beside the epochs."""
 
     def plan(self, manifest: Manifest, spark: Any) -> None:
-        """Starts a fold if one is due."""
+        """Starts a fold if one is due (driver, after every commit)."""
 
-    def adopt(self, computation: str, shard: int, chain: list[SegmentRef]) -> list[SegmentRef]:
-        """The chain for the next manifest."""
+    def finished(self) -> dict[tuple[str, int], Folded]:
+        """The folds that have ended since the last call, by computation and shard (driver, once per epoch, before its manifest is made)."""
 
     def in_flight(self) -> set[str]:
-        """Objects that the next manifest may name."""
+        """Objects that the next manifest may name (driver, before a collection)."""
 
     def since(self) -> int | None:
-        """The epoch in which the fold under way began."""
+        """The epoch in which the fold under way began (driver, before a collection)."""
 
 
 class Stopped(Exception):
     """An epoch that was not begun because somebody said stop."""
-
-
-class EpochStats(msgspec.Struct):
-    """What one epoch was like. stored: the adaptive edges that stored in it, with the reason."""
-
-    epoch: int
-    records: int
-    millis: float
-    job: bool
-    stored: dict[str, str] = {}

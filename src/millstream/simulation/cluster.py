@@ -27,7 +27,9 @@ import msgspec
 from millstream.core.guards import ALL_GUARDS, Guards
 from millstream.core.keys import key_of, key_text
 from millstream.core.topology import Emission, Group, Topology
+from millstream.engine.contracts import Folded
 from millstream.engine.epochs import Epochs
+from millstream.engine.plan import Range, Reading
 from millstream.engine.program import BodyBatch, Program, Worker
 from millstream.engine.receipts import EpochOrder, Receipt
 from millstream.engine.task import Result, Task
@@ -36,10 +38,11 @@ from millstream.simulation.differences import OutRow, first_entry, first_row
 from millstream.simulation.inputs import Handed, Injected, ListInputs
 from millstream.simulation.local import LocalEngine
 from millstream.simulation.models import Host, HostCache, Killed, Ledger, Violation
-from millstream.state.folding import adopt, collect, fold
+from millstream.state.folding import collect, fold
 from millstream.state.manifest import Manifest, ManifestLog
 from millstream.state.memory import MemoryStorage
-from millstream.state.segment import SegmentRef, merge, runs
+from millstream.state.segment import merge, runs
+from millstream.state.storage import Storage
 
 
 class Fault(msgspec.Struct, frozen=True):
@@ -76,7 +79,7 @@ class _Folds:
     def __init__(self, simulation: Simulation, token: str) -> None:
         self.simulation = simulation
         self.token = token
-        self.done: dict[tuple[str, int], tuple[list[SegmentRef], list[SegmentRef]]] = {}
+        self.done: dict[tuple[str, int], Folded] = {}
 
     def plan(self, manifest: Manifest, spark: Any) -> None:
         if not self.simulation.hits("fold", manifest.epoch):
@@ -91,20 +94,20 @@ class _Folds:
                         for ref in run
                     ]
                     made = fold(self.simulation.storage, chosen, chosen[0] == one.segments[0], manifest.epoch, self.token)
-                    self.done[name, shard] = (chosen, made)
+                    self.done[name, shard] = Folded(chosen, made)
 
-    def adopt(self, computation: str, shard: int, chain: list[SegmentRef]) -> list[SegmentRef]:
-        found = self.done.pop((computation, shard), None)
-        return chain if found is None else adopt(chain, *found)
+    def finished(self) -> dict[tuple[str, int], Folded]:
+        done, self.done = self.done, {}
+        return done
 
     def in_flight(self) -> set[str]:
-        return {ref.name for _, made in self.done.values() for ref in made}
+        return {ref.name for one in self.done.values() for ref in one.made}
 
     def since(self) -> int | None:
         return None
 
 
-class _Driver(Epochs):
+class Driver(Epochs):
     """The real protocol, with simulated tasks."""
 
     def __init__(self, simulation: Simulation) -> None:
@@ -171,7 +174,7 @@ class _Attempts:
 
     def __init__(
         self,
-        driver: _Driver,
+        driver: Driver,
         order: EpochOrder,
         group: Group,
         shard: int,
@@ -210,12 +213,19 @@ class _Attempts:
 
 
 class Simulation:
-    """One run of a program under a schedule."""
+    """One run of a program under a schedule, on a storage in memory unless another is given."""
 
     def __init__(
-        self, program: Program, plan: Plan, schedule: Sequence[Fault], seed: int, shards: int = 2, guards: Guards = ALL_GUARDS
+        self,
+        program: Program,
+        plan: Plan,
+        schedule: Sequence[Fault],
+        seed: int,
+        shards: int = 2,
+        guards: Guards = ALL_GUARDS,
+        storage: Storage | None = None,
     ) -> None:
-        self.storage = MemoryStorage()
+        self.storage = MemoryStorage() if storage is None else storage
         self.ledgers = {stream: Ledger(self.storage) for spec in program.topology.computations for stream in spec.streams}
         topology = program.topology
         emissions = [Emission(stream, stream, ledger, ids=True) for stream, ledger in self.ledgers.items()]
@@ -259,7 +269,7 @@ class Simulation:
                 self.used.add(fault)
                 raise Killed(name)
 
-    def at(self, driver: _Driver, name: str, epoch: int) -> None:
+    def at(self, driver: Driver, name: str, epoch: int) -> None:
         """A point in the driver."""
         self.at_task(epoch, name)
         for fault in self.schedule:
@@ -273,21 +283,21 @@ class Simulation:
 
     # --- the source's log
 
-    def may_have_rows(self, epoch: int) -> bool:
-        return epoch < len(self.plan.epochs) and bool(self.plan.epochs[epoch])
-
-    def planned_at(self, epoch: int) -> int | None:
-        return self.plan.clock[min(epoch, len(self.plan.clock) - 1)]
-
-    def digest(self, epoch: int) -> str | None:
-        return f"{epoch}"
+    def reading(self, number: int) -> Reading:
+        rows = number < len(self.plan.epochs) and bool(self.plan.epochs[number])
+        return Reading(
+            batch=number,
+            planned_at=self.plan.clock[min(number, len(self.plan.clock) - 1)],
+            ranges={"all": Range(str(number), str(number + 1))} if rows else {},
+            digest=f"{number}",
+        )
 
     # --- the run
 
     def run(self) -> Manifest:
         """From the first epoch to the end of event time, through all faults; returns the last manifest."""
         for _ in range(1000):
-            driver = _Driver(self)
+            driver = Driver(self)
             try:
                 self._drive(driver)
                 break
@@ -302,7 +312,7 @@ class Simulation:
         assert latest is not None
         return latest
 
-    def _drive(self, driver: _Driver) -> None:
+    def _drive(self, driver: Driver) -> None:
         driver.resume()
         while self.acknowledged + 1 < len(self.plan.epochs):
             epoch = self.acknowledged + 1
@@ -317,7 +327,7 @@ class Simulation:
             driver.run_outside(drain=True)
             self._wake(epoch)
 
-    def _epoch(self, driver: _Driver, epoch: int) -> None:
+    def _epoch(self, driver: Driver, epoch: int) -> None:
         """One epoch of a driver; in a thread of its own where it is going to stall."""
         rows = self.plan.epochs[epoch]
         if not any(f.kind == "pause" and f.epoch == epoch and f not in self.used for f in self.schedule):

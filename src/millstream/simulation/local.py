@@ -12,7 +12,7 @@ import msgspec
 
 from millstream.core import step
 from millstream.core.arrivals import Arrivals
-from millstream.core.authority import Edge, Standing, is_stored, propagate, times
+from millstream.core.authority import Edge, Standing, is_stored
 from millstream.core.guards import ALL_GUARDS, Guards
 from millstream.core.keys import key_bytes, shard_of
 from millstream.core.layout import ROW, decode_row, sub_prefix
@@ -21,7 +21,10 @@ from millstream.core.record import Timer
 from millstream.core.statekind import StateKind
 from millstream.core.time import BEGINNING, END, LOW_WATERMARK, WALL_CLOCK
 from millstream.core.topology import Topology
-from millstream.core.watermark import Declared, Progress, Seen, effective
+from millstream.core.watermark import Progress, Seen
+from millstream.engine.aftermath import injectors_after
+from millstream.engine.declared import declared
+from millstream.engine.plan import Plan, Position, plan
 from millstream.engine.program import Arrival, BodyBatch, Program, Worker
 from millstream.errors import DefinitionError, HookError
 from millstream.simulation.inputs import Injected
@@ -89,8 +92,7 @@ class LocalEngine:
 
     def run_epoch(self, crash: bool = False) -> None:
         """One epoch: everything pushed so far, what was stored, and every timer that is due."""
-        standings = propagate(self.topology, self.progress, self.standings, self.storing, self.drained)
-        all_times = times(self.topology, standings, self.standings, self.now, self.epoch + 1)
+        planned = self._plan(declared(self.topology, lambda injector: ({}, set())))  # there are no files
         injected = Injected(self.worker, self.shards, self.now, self.progress)
         for stream, row in self.pending:
             injected.add(self.topology.injectors[stream], row)
@@ -105,12 +107,12 @@ class LocalEngine:
                 for shard in range(self.shards):
                     arrivals = {name: Arrivals.of(queued.get((name, shard), ()), self.guards.order) for name in group.computations}
                     stores = {name: self.stores[name, shard] for name in group.computations}
-                    for name, outcome in self.worker.run_group(group, arrivals, stores, all_times).items():
+                    for name, outcome in self.worker.run_group(group, arrivals, stores, planned.times).items():
                         outcomes[name, shard] = outcome
                         self._forward(outcome, queued, stored)
         if crash:
             raise SimulatedCrash(f"epoch {self.epoch + 1} was not committed")
-        self._commit(standings, seen, outcomes, stored, ids, duplicates)
+        self._commit(planned, seen, outcomes, stored, ids, duplicates)
 
     def _deduplicated(self, queued: dict[tuple[str, int], list[Arrival]]) -> tuple[dict[tuple[str, str], dict[tuple[str, str], int]], int]:
         """Takes duplicates out of what came in, and says which ids are held now."""
@@ -158,7 +160,7 @@ class LocalEngine:
 
     def _commit(
         self,
-        standings: dict[str, Standing],
+        planned: Plan,
         seen: dict[str, Seen],
         outcomes: dict[tuple[str, int], Outcome],
         stored: list[Stored],
@@ -170,12 +172,7 @@ class LocalEngine:
         self.stored = stored
         self.ids = ids
         self.duplicates += duplicates
-        used = effective(self.progress, self.drained)
-        for name, injector in self.topology.injectors.items():
-            policy = injector.watermark
-            said = policy.function() if isinstance(policy, Declared) and policy.function is not None else None
-            self.progress[name] = policy.advance(self.progress[name], seen[name], self.now, said)
-            self.progress[name].used = used[name]
+        self.progress = injectors_after(self.topology, planned, seen)
         for (name, shard), outcome in outcomes.items():
             self.stores[name, shard].apply(outcome.delta)
             self.late[name] += outcome.counts.late
@@ -186,24 +183,33 @@ class LocalEngine:
             self.timer_counts[name, shard] = self.timer_counts.get((name, shard), 0) + outcome.counts.timers
             for p in outcome.productions:
                 self.outputs[p.stream].append(Emitted(p.key, self.worker.decode_value(p.body), p.timestamp, p.id))
-        for name, standing in standings.items():
+        for name, standing in planned.standings.items():
             mine = [counts for (computation, _), counts in self.marks.items() if computation == name]
             standing.held = min((c.held for c in mine if c.held is not None), default=None)
             standing.next_low = min((c.next_low for c in mine if c.next_low is not None), default=None)
             standing.crowded = any(count > step.MAX_DUE for (computation, _), count in self.timer_counts.items() if computation == name)
             standing.pending = min((a[1] for _, computation, _, a in stored if computation == name), default=None)
-        self.standings = standings
+        self.standings = planned.standings
+
+    def _plan(self, said: dict[str, int] | None = None) -> Plan:
+        walls = [(name, counts.next_wall) for (name, _), counts in self.marks.items() if counts.next_wall is not None]
+        position = Position(
+            progress=self.progress,
+            epoch=self.epoch,
+            standings=self.standings,
+            next_wall={name: min(time for other, time in walls if other == name) for name, _ in walls},
+            storing=dict.fromkeys(self.storing, ""),
+        )
+        return plan(self.topology, position, clock=self.now, drain=self.drained, said=said)
 
     def due(self) -> bool:
         """Whether the next epoch has anything to do: records, stored productions, timers, or time that has still to reach a computation."""
-        standings = propagate(self.topology, self.progress, self.standings, self.storing, self.drained)
+        planned = self._plan()
         return (
-            bool(self.pending or self.stored)
-            or any(standings[name].low != standing.low for name, standing in self.standings.items() if standing.next_low is not None)
+            bool(self.pending)
+            or planned.due
             or any(
-                (counts.next_low is not None and counts.next_low <= standings[name].low)
-                or (counts.next_wall is not None and counts.next_wall <= self.now)
-                for (name, _), counts in self.marks.items()
+                planned.standings[name].low != standing.low for name, standing in self.standings.items() if standing.next_low is not None
             )
         )
 

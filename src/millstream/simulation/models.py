@@ -9,9 +9,10 @@ from typing import Any
 from millstream.core.dedup import SpanFilters
 from millstream.sinks.base import DriverContext, Part, Sink, SinkRow, TaskContext
 from millstream.state.manifest import Manifest
-from millstream.state.memory import MemoryStorage, MemoryStore
+from millstream.state.memory import MemoryStore
 from millstream.state.replica import mark_of, missing
 from millstream.state.segment import SegmentRef, read_blocks
+from millstream.state.storage import Storage
 
 
 class Killed(BaseException):
@@ -25,7 +26,7 @@ class Violation(AssertionError):
 class Ledger(Sink):
     """A sink that stages and publishes as `sinks.files` does, and notes the order in which epochs are handed over."""
 
-    def __init__(self, storage: MemoryStorage) -> None:
+    def __init__(self, storage: Storage) -> None:
         self.storage = storage
         self.handed: list[int] = []
 
@@ -56,7 +57,7 @@ class Replica:
         self.marker: bytes | None = None
         self.store = MemoryStore()
 
-    def view(self, storage: MemoryStorage, chain: Sequence[SegmentRef], manifest: Manifest, trusting: bool) -> MemoryStore:
+    def view(self, storage: Storage, chain: Sequence[SegmentRef], manifest: Manifest, trusting: bool) -> MemoryStore:
         mark = mark_of(manifest)
         if self.marker == mark or (trusting and self.marker is not None):
             return self.store
@@ -82,7 +83,7 @@ class Host:
 class HostCache:
     """A host's replicas and filters, as a task wants them. trusting: a replica is used whatever it stands at."""
 
-    def __init__(self, host: Host, storage: MemoryStorage, trusting: bool) -> None:
+    def __init__(self, host: Host, storage: Storage, trusting: bool) -> None:
         self._host = host
         self._storage = storage
         self._trusting = trusting

@@ -76,6 +76,7 @@ class ComputationState(msgspec.Struct):
     last_late: list[LateRecord] = []
     dead: int = 0
     dedup: DedupCounts = msgspec.field(default_factory=DedupCounts)
+    hidden: bool = False  # a helper that the user has not written
 
 
 class Manifest(msgspec.Struct):

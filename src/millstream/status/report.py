@@ -6,12 +6,12 @@ from collections.abc import Sequence
 
 import msgspec
 
-from millstream.core import step
 from millstream.core.adaptive import EdgeState
-from millstream.core.authority import Standing, holder
+from millstream.core.authority import holder
 from millstream.core.dedup import DedupCounts
 from millstream.core.outcome import LateRecord
 from millstream.core.time import BEGINNING, END
+from millstream.engine.plan import standings_of
 from millstream.state.manifest import Manifest
 
 
@@ -89,20 +89,6 @@ class Status(msgspec.Struct):
         from millstream.status.html import status
 
         return status(self)
-
-
-def standings_of(manifest: Manifest | None) -> dict[str, Standing]:
-    """Where every computation stands."""
-    found: dict[str, Standing] = {}
-    if manifest is None:
-        return found
-    for name, state in manifest.computations.items():
-        pending = min((parcel.oldest for parcel in manifest.pending if parcel.computation == name), default=None)
-        held = min((shard.held for shard in state.shards if shard.held is not None), default=None)
-        next_low = min((shard.next_low for shard in state.shards if shard.next_low is not None), default=None)
-        crowded = any(shard.timers > step.MAX_DUE for shard in state.shards)
-        found[name] = Standing(state.low_watermark, state.output, held, next_low, pending, crowded)
-    return found
 
 
 def held_back_by(manifest: Manifest) -> dict[str, str]:

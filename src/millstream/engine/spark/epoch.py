@@ -46,7 +46,7 @@ class SparkEpochs(Epochs):
             program, place.shards, log, latest, token, offsets, Folds(place, token), Guards.without(os.environ.get(GUARDS_OFF, ""))
         )
         self.place = place
-        self.offsets: SparkOffsets = offsets
+        self.offsets = offsets
         self.value_types = value_types
         self.files = files
         self.crash = faults.armed()
@@ -78,16 +78,16 @@ class SparkEpochs(Epochs):
         return self.files[injector].now()
 
     def acknowledge(self, number: int) -> None:
-        for at, injector in enumerate(self.topology.injectors.values()):
+        for injector in self.topology.injectors.values():
             tell = getattr(injector.source, "acknowledge", None)
             if tell is not None:
-                offset = self.offsets.end(number, at)
-                if offset is None:
+                ranges = self.offsets.reading(number).ranges
+                if ranges is None:
                     raise CheckpointError(
                         f"injected stream {injector.name!r}: {injector.source.describe()} must be told what is committed, and Spark's offset log cannot be "
                         f"read. Keep Spark's checkpoint in a local folder, with run(..., spark_checkpoint=...)."
                     )
-                tell(offset)
+                tell(ranges[injector.name].end)
 
     def close(self) -> None:
         """Ends what runs on the driver for sources."""

@@ -12,7 +12,8 @@ from typing import Any
 
 import msgspec
 
-from millstream.state.folding import adopt, fold, to_fold
+from millstream.engine.contracts import Folded
+from millstream.state.folding import fold, to_fold
 from millstream.state.manifest import Manifest, refuse, superseded
 from millstream.state.segment import SegmentRef
 
@@ -79,11 +80,11 @@ class Folds:
                 order = msgspec.msgpack.decode(body, type=FoldOrder)
                 self._done[order.computation, order.shard] = order
 
-    def adopt(self, computation: str, shard: int, chain: list[SegmentRef]) -> list[SegmentRef]:
-        """The chain for the next manifest, with a finished fold put in its place."""
+    def finished(self) -> dict[tuple[str, int], Folded]:
+        """The folds that have ended, for the next manifest."""
         with self._lock:
-            order = self._done.pop((computation, shard), None)
-        return chain if order is None else adopt(chain, order.chosen, order.made)
+            done, self._done = self._done, {}
+        return {where: Folded(order.chosen, order.made) for where, order in done.items()}
 
     def in_flight(self) -> set[str]:
         """Objects that the next manifest may name."""

@@ -11,14 +11,17 @@ import hashlib
 import json
 import os
 import urllib.parse
+from collections.abc import Sequence
+
+from millstream.engine.plan import Range, Reading
 
 
 class SparkOffsets:
     """The entries under one folder (None: out of reach)."""
 
-    def __init__(self, folder: str | None, sources: int) -> None:
+    def __init__(self, folder: str | None, injectors: Sequence[str]) -> None:
         self._folder = folder
-        self._sources = sources
+        self._injectors = list(injectors)
 
     def newest(self) -> int | None:
         """The last epoch that Spark has planned; None if there is none, or the log is out of reach."""
@@ -39,34 +42,33 @@ class SparkOffsets:
                 lines = handle.read().split("\n")
         except OSError:
             return None
-        return lines if lines[0] == "v1" and len(lines) == self._sources + 3 else None
+        return lines if lines[0] == "v1" and len(lines) == len(self._injectors) + 3 else None
 
-    def _lines(self, epoch: int) -> list[str] | None:
-        entry = self._entry(epoch)
-        return None if entry is None else entry[2:]
+    def reading(self, number: int) -> Reading:
+        """What a batch reads. The wall clock at which Spark planned it is the same for a driver that runs it again after a crash."""
+        entry, before = self._entry(number), self._entry(number - 1)
+        if entry is None:
+            return Reading(batch=number)
+        ends = entry[2:-1]
+        starts = before[2:-1] if before is not None else [None] * len(ends)
+        return Reading(
+            batch=number,
+            planned_at=_planned_at(entry[1]),
+            ranges={name: Range(start, end) for name, start, end in zip(self._injectors, starts, ends, strict=True)},
+            digest=hashlib.blake2b("\n".join(ends).encode(), digest_size=8).hexdigest(),
+        )
 
-    def planned_at(self, epoch: int) -> int | None:
-        """The wall clock at which Spark planned an epoch: the same for a driver that runs it again after a crash."""
-        entry = self._entry(epoch)
-        try:
-            return None if entry is None else int(json.loads(entry[1])["batchTimestampMs"])
-        except (ValueError, KeyError, TypeError):
-            return None
+    @property
+    def readable(self) -> bool:
+        """Whether the log is in reach."""
+        return self._folder is not None
 
-    def end(self, epoch: int, source: int) -> str | None:
-        """Where an epoch ends for a source, as Spark wrote it."""
-        lines = self._lines(epoch)
-        return None if lines is None else lines[source]
 
-    def digest(self, epoch: int) -> str | None:
-        """Tells one content of an epoch from another."""
-        lines = self._lines(epoch)
-        return None if lines is None else hashlib.blake2b("\n".join(lines[:-1]).encode(), digest_size=8).hexdigest()
-
-    def may_have_rows(self, epoch: int) -> bool:
-        """False only if no source but the ticking one has moved since the epoch before."""
-        lines, before = self._lines(epoch), self._lines(epoch - 1)
-        return lines is None or before is None or lines[:-1] != before[:-1]
+def _planned_at(line: str) -> int | None:
+    try:
+        return int(json.loads(line)["batchTimestampMs"])
+    except (ValueError, KeyError, TypeError):
+        return None
 
 
 class SourceFiles:

@@ -1,4 +1,4 @@
-"""From `pipeline.run` to a handle: checks, the streaming query, the drain, the end."""
+"""From `pipeline.run` to a run that can be started: checks, sources, the streaming query."""
 
 from __future__ import annotations
 
@@ -18,22 +18,22 @@ from millstream.core.topology import Injector, Topology
 from millstream.core.watermark import FileTimes
 from millstream.engine.checks import check
 from millstream.engine.program import Program, Worker
+from millstream.engine.reconcile import reconciled
 from millstream.errors import (
     CheckpointError,
     DefinitionError,
     MillstreamError,
 )
 from millstream.sources import Files
-from millstream.state.manifest import ComputationState, Manifest, ManifestLog
+from millstream.state.manifest import Manifest, ManifestLog
 from millstream.state.storage import LocalStorage, open_storage
-from millstream.status.narrator import Narrator
 
 from . import pickling, rows
 from .epoch import SparkEpochs
-from .handle import Handle
 from .jvm import warm_up
 from .offsets import SourceFiles, SparkOffsets
 from .reasons import reason
+from .run import Run
 from .session import ARROW, hush, local_session
 from .task import Place
 
@@ -52,11 +52,10 @@ def start(
     spark_checkpoint: str | None,
     storage_options: dict[str, Any] | None,
     drop: Sequence[str],
-    quiet: bool,
-) -> Handle:
-    """Checks all that can be checked, then starts the query."""
+    say: Callable[[str], None],
+) -> Run:
+    """Checks all that can be checked, and makes a run that can be started. say: tells somebody who waits what is going on."""
     topology = program.topology
-    narrator = Narrator(program.name, quiet)
     if shards is not None:
         check_shards(shards)
     millis = None if trigger is None else duration(trigger)
@@ -65,12 +64,12 @@ def start(
     _check_pickles(program)
     check(Worker(program))
     if spark is None:
-        narrator.say("starting Spark, which takes some seconds")
+        say("starting Spark, which takes some seconds")
         spark = local_session(program.name, short=trigger is None and _is_little(topology))
         warm_up(spark)
     _check_session(spark)
     hush(spark)
-    narrator.say(f"reading {', '.join(_described(injector.source) for injector in topology.injectors.values())}; checkpoint {storage.url}")
+    say(f"reading {', '.join(_described(injector.source) for injector in topology.injectors.values())}; checkpoint {storage.url}")
     for emission in topology.emissions:
         emission.sink.check()
         emission.sink.resolve(lambda ddl: to_arrow_schema(T.StructType.fromDDL(ddl), timezone="UTC"))
@@ -81,10 +80,9 @@ def start(
     value_types = [rows.value_type(injector, source, topology) for injector, source in pairs]
     _frame(spark, program, sources, value_types, 1)  # finds unknown columns before anything is written
     identity = log.identify(program.name, shards, spark.sparkContext.defaultParallelism, list(topology.injectors))
-    latest = log.latest()
-    latest = reconciled(latest, program, drop)
+    latest = _reconciled(log.latest(), program, drop)
     spark_folder = spark_checkpoint or _spark_folder(storage, checkpoint)
-    offsets = SparkOffsets(None if "://" in spark_folder else os.path.join(spark_folder, "offsets"), len(sources))
+    offsets = SparkOffsets(None if "://" in spark_folder else os.path.join(spark_folder, "offsets"), list(topology.injectors))
     _check_offsets(offsets, latest, spark_folder, storage.url)
     place = Place(
         storage.url,
@@ -97,7 +95,7 @@ def start(
     files = _source_files(topology.injectors.values(), spark_folder)
     recent = log.last_claim()
     token = log.claim(latest)
-    latest = reconciled(log.latest(), program, drop)  # a run that ends may have committed one more before it found the claim
+    latest = _reconciled(log.latest(), program, drop)  # a run that ends may have committed one more before it found the claim
     epochs = SparkEpochs(program, place, log, latest, token, value_types, offsets, files)
     frame = _frame(spark, program, sources, value_types, identity.shards)
     try:
@@ -107,15 +105,14 @@ def start(
     except MillstreamError as error:
         epochs.explain(error)
         raise
-    writer = frame.writeStream.foreachBatch(_quiet(epochs)).option("checkpointLocation", spark_folder)
+    writer = frame.writeStream.foreachBatch(_function(epochs)).option("checkpointLocation", spark_folder)
     writer = writer.trigger(availableNow=True) if millis is None else writer.trigger(processingTime=f"{millis} milliseconds")
-    return Handle(
-        program,
+    return Run(
+        topology,
         epochs,
         lambda: _started(spark, writer),
         bounded=millis is None,
         drain=drain,
-        narrator=narrator,
         disturbed_until=time.monotonic() + (DISTURBANCE if recent is not None and time.time() - recent < DISTURBANCE else 0.0),
     )
 
@@ -130,47 +127,8 @@ def _described(source: Any) -> str:
     return str(source.describe()) if hasattr(source, "describe") else "a streaming DataFrame"
 
 
-def reconciled(latest: Manifest | None, program: Program, drop: Sequence[str]) -> Manifest | None:
-    """The latest manifest with renames applied; says no to what could lose state by accident."""
-    if latest is None:
-        return None
-    specs = {spec.name: spec for spec in program.topology.computations}
-    for spec in specs.values():
-        old = spec.renamed_from
-        if old and old in latest.computations and spec.name not in latest.computations:
-            if old in specs:
-                raise CheckpointError(f"computation {spec.name!r} says renamed_from={old!r}, but {old!r} is still there")
-            latest.computations[spec.name] = latest.computations.pop(old)
-            for parcel in latest.pending:
-                if parcel.computation == old:
-                    parcel.computation = spec.name
-    known = {name for name in latest.computations if not name.startswith("emit~")}
-    gone = sorted(name for name in known - set(specs) if name not in drop)
-    new = sorted(name for name in set(specs) - known if not name.startswith("emit~"))
-    if gone and new:
-        raise CheckpointError(
-            f"the checkpoint has state of {', '.join(map(repr, gone))}, which the pipeline no longer has, and the pipeline has {', '.join(map(repr, new))}, "
-            f"which the checkpoint does not know. If one was renamed, say compute(..., name=new, renamed_from=old); if its state may go, "
-            f"run(..., drop={gone!r})."
-        )
-    for name, spec in specs.items():
-        state: ComputationState | None = latest.computations.get(name)
-        codec = program.codec_of(name).name
-        if state is not None and state.codec != codec and any(shard.keys for shard in state.shards):
-            raise CheckpointError(
-                f"the state of computation {name!r} was written with codec {state.codec!r}, and the pipeline says {codec!r}. Keep the "
-                f"codec, or rename the computation and drop its state."
-            )
-        del spec
-    latest.pending = [parcel for parcel in latest.pending if parcel.computation in specs]
-    ways = {(route.stream, route.computation) for route in program.topology.routes}
-    lost = sorted({f"{p.stream!r} into {p.computation!r}" for p in latest.pending if (p.stream, p.computation) not in ways})
-    if lost:
-        raise CheckpointError(
-            f"stored productions wait in the checkpoint for a way that the pipeline no longer has: {', '.join(lost)}. Run once more with that edge as it "
-            f"was (strong or adaptive), so that they are consumed, and then change it."
-        )
-    return latest
+def _reconciled(latest: Manifest | None, program: Program, drop: Sequence[str]) -> Manifest | None:
+    return None if latest is None else reconciled(latest, program, drop)
 
 
 def _source_files(injectors: Iterable[Injector], spark_folder: str) -> dict[str, SourceFiles]:
@@ -305,7 +263,7 @@ def _spark_folder(storage: Any, checkpoint: str) -> str:
     return "s3a://" + checkpoint.split("://", 1)[1].rstrip("/") + "/spark"
 
 
-def _quiet(epochs: SparkEpochs) -> Callable[[DataFrame, int], None]:
+def _function(epochs: SparkEpochs) -> Callable[[DataFrame, int], None]:
     """Spark wants a plain function."""
 
     def each(batch: DataFrame, epoch: int) -> None:

@@ -1,0 +1,74 @@
+"""What follows from a manifest: sinks are told, and leftovers are removed. Driver.
+
+Rules
+1. A sink is prepared before the manifest, and commits after it, epoch after epoch in their order. Both may be repeated with the same parts.
+2. Nothing here decides: whatever is done follows from a manifest, so it can be done again, or elsewhere than in the path of the epochs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from millstream.engine.contracts import Folder
+from millstream.engine.program import Program
+from millstream.sinks.base import DriverContext, Part
+from millstream.state import folding
+from millstream.state.manifest import KEEP, Manifest, ManifestLog
+
+
+class Publishing:
+    """The sinks of one run."""
+
+    def __init__(
+        self, program: Program, log: ManifestLog, token: str, session: Callable[[], Any], point: Callable[[str, int], None]
+    ) -> None:
+        self._program = program
+        self._log = log
+        self._token = token
+        self._session = session
+        self._point = point
+        self._sinks = {emission.name: emission.sink for emission in program.topology.emissions}
+        self._rows = dict.fromkeys(self._sinks, 0)
+
+    @property
+    def published(self) -> dict[str, tuple[str, int]]:
+        """By sink: where its rows are, and how many this run has put there."""
+        return {name: (sink.place(), self._rows[name]) for name, sink in self._sinks.items()}
+
+    def prepare(self, manifest: Manifest) -> None:
+        """Before the manifest: the last moment at which a sink can say no."""
+        for name, sink in self._sinks.items():
+            parts = manifest.sinks.get(name)
+            if parts:
+                sink.prepare(self._context(name), manifest.epoch, parts)
+
+    def publish(self, manifest: Manifest, redo: bool, instead: Mapping[str, Sequence[Part]]) -> None:
+        """After it. redo: it may have been done before. instead: what this run staged for an epoch that an outgoing run has committed before it."""
+        for at, (name, parts) in enumerate(manifest.sinks.items()):
+            if at:
+                self._point("epoch.7-publishing", manifest.epoch)
+            if name in self._sinks:
+                self._sinks[name].commit(self._context(name, redo, instead.get(name, ())), manifest.epoch, parts)
+                if not redo:  # what may have been there before is not counted again
+                    self._rows[name] += sum(int(part.get("rows", 0)) for part in parts)
+        self._point("epoch.7-published", manifest.epoch)
+
+    def collect(self, manifest: Manifest, folds: Folder) -> None:
+        """Removes what no manifest needs, in the checkpoint and at the sinks."""
+        since = folds.since()  # asked before what is done: a fold that ends in between is then in one of the two
+        folding.collect(self._log, manifest, folds.in_flight(), since)
+        for name, sink in self._sinks.items():
+            keep = [str(part["staged"]) for part in manifest.sinks.get(name, ()) if "staged" in part]
+            sink.sweep(self._context(name), manifest.epoch - KEEP, keep)
+
+    def _context(self, emission: str, redo: bool = False, instead: Sequence[Part] = ()) -> DriverContext:
+        return DriverContext(
+            checkpoint=self._log.storage,
+            pipeline=self._program.name,
+            emission=emission,
+            spark=self._session(),
+            redo=redo,
+            token=self._token,
+            instead=list(instead),
+        )

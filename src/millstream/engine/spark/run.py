@@ -1,0 +1,136 @@
+"""A run on Spark: its query is begun and watched, what is left at its end is done, and what ended it is explained. The handle above shows it to people.
+
+Rules
+1. A run that is disturbed by one that it has replaced starts its query again; one that has been replaced stops.
+2. Whoever waits for the end is told, whatever happens in it.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+from typing import Any
+
+from millstream.core.topology import Topology
+from millstream.errors import MillstreamError
+from millstream.sources import Files
+
+from .epoch import SparkEpochs
+from .reasons import SHARED_LOG, reason, translated
+
+_RESTARTS = 6
+
+
+class Run:
+    """One run of a pipeline. begin: starts the query. bounded: it ends with its input; drain: event time ends with it."""
+
+    def __init__(
+        self, topology: Topology, epochs: SparkEpochs, begin: Callable[[], Any], *, bounded: bool, drain: bool, disturbed_until: float
+    ) -> None:
+        self.epochs = epochs
+        self.bounded = bounded
+        self.stopping = False
+        self.error: BaseException | None = None
+        self.done = threading.Event()
+        self._drain = bounded and drain
+        self._hints = _hints(topology)
+        self._begin = begin
+        self._disturbed_until = disturbed_until
+        self._at_end: Callable[[], None] = lambda: None
+        self._query: Any = None
+
+    def start(self, at_end: Callable[[], None]) -> None:
+        """Begins. at_end: called when all is done, before those who wait are told."""
+        self._at_end = at_end
+        self._query = self._started()
+        threading.Thread(target=self._supervise, name="millstream-run", daemon=True).start()
+
+    def stop(self) -> None:
+        """Ends the run between two epochs."""
+        self.stopping = self.epochs.stopping = True
+        with self.epochs.lock:
+            pass  # the epoch under way ends; one that comes later is turned away. Holding on would leave Spark waiting for it
+        self._query.stop()
+        self.done.wait(60)
+
+    def _supervise(self) -> None:
+        try:
+            self._await_query()
+            if self._drain and not self.stopping:
+                self.epochs.drain(lambda: self.stopping)
+            elif self.bounded and not self.stopping:
+                self.epochs.settle(lambda: self.stopping)
+        except BaseException as error:
+            if not self.stopping or isinstance(self.epochs.error or error, MillstreamError):
+                self.error = self._explained(self.epochs.error or error)
+        finally:
+            try:
+                self.epochs.close()
+                self._at_end()
+            finally:
+                self.done.set()  # whoever waits must not wait for ever, whatever is said last
+
+    def _started(self) -> Any:
+        """The query, begun; once more where another run, which this one has replaced, has been at Spark's log in the same moment."""
+        for left in reversed(range(_RESTARTS)):
+            try:
+                return self._begin()
+            except Exception as error:
+                if not left or not self._is_disturbed(error):
+                    raise self._explained(error) from error
+            time.sleep(1)
+        raise AssertionError("unreachable")
+
+    def _await_query(self) -> None:
+        """Until the query ends. Rule 3: Spark ends it too when its log has been written to by somebody else."""
+        for left in reversed(range(_RESTARTS)):
+            try:
+                self._query.awaitTermination()
+                return
+            except Exception as error:
+                if not left or self.stopping or not self._is_disturbed(error):
+                    raise
+            time.sleep(1)
+            if self.stopping:
+                return
+            self._query = self._started()
+
+    def _is_disturbed(self, error: Exception) -> bool:
+        """Whether an error of Spark's comes from a run that this one has replaced, and that may have written to Spark's log once more before it noticed."""
+        if self.epochs.error is not None or self.epochs.fenced() is not None:
+            return False
+        return is_shared_log(error) or time.monotonic() < self._disturbed_until
+
+    def _explained(self, error: BaseException) -> BaseException:
+        """A run that has been replaced, or whose checkpoint has gone, may hear of it from Spark first."""
+        if not isinstance(error, MillstreamError):
+            try:
+                self.epochs.explain(error)
+            except MillstreamError as behind:
+                return behind
+            except Exception:
+                pass  # the checkpoint cannot even be looked at
+        found = translated(error, self._hints)
+        if found is error and not isinstance(error, (MillstreamError, KeyboardInterrupt)):
+            wrapped = MillstreamError(f"Spark has ended the run: {reason(error)}")
+            wrapped.__cause__ = error
+            return wrapped
+        return found
+
+
+def is_shared_log(error: Exception) -> bool:
+    """Whether Spark says that somebody else has written to its log."""
+    return any(sign in str(error) for sign in SHARED_LOG)
+
+
+def _hints(topology: Topology) -> tuple[str, ...]:
+    """What may be wrong with a file that cannot be read."""
+    headless = [
+        name
+        for name, injector in topology.injectors.items()
+        if isinstance(injector.source, Files) and injector.source.format == "csv" and "header" not in injector.source.options
+    ]
+    return tuple(
+        f"If the files of stream {name!r} begin with a line of column names, say options={{'header': 'true'}}." for name in headless
+    )

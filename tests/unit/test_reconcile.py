@@ -1,0 +1,94 @@
+"""A pipeline that has changed since its checkpoint was made: what goes on, what is refused, and that nothing is changed behind anybody's back."""
+
+from __future__ import annotations
+
+import msgspec
+import pytest
+
+import millstream as ms
+from millstream.engine.program import Program
+from millstream.engine.reconcile import reconciled
+from millstream.errors import CheckpointError
+from millstream.state.manifest import ComputationState, Manifest, Parcel, ShardState
+
+SOURCE = ms.sources.files("nowhere", schema="k string", format="json")
+
+
+class Count(ms.Computation):
+    State = int
+
+    def process_record(self, record: ms.Record) -> None:
+        self.produce(1)
+
+
+def program(first: str = "First", second: str = "Second", **options: object) -> Program:
+    p = ms.Pipeline("changed")
+    one = p.compute(Count, p.inject("in", SOURCE), key="k", name=first, produces="ones", **options)  # type: ignore[arg-type]
+    p.compute(Count, one.via(ms.STRONG), name=second, produces="twos")
+    p.emit("in", ms.sinks.files("raw"))  # by way of a hidden helper
+    return p.program()
+
+
+def manifest(*names: str, codec: str = "msgpack", pending: list[Parcel] | None = None, hidden: str = "") -> Manifest:
+    states = {name: ComputationState(shards=[ShardState(keys=3)], codec=codec, hidden=name == hidden) for name in names}
+    return Manifest(epoch=4, token="1-x", now=0, runs=[(0, "1-x")], computations=states, pending=pending or [])
+
+
+def parcel(stream: str, computation: str) -> Parcel:
+    return Parcel(stream=stream, computation=computation, name="units/1", slices={0: (0, 10, 1)}, oldest=5)
+
+
+def test_a_manifest_that_fits_goes_on_as_it_is() -> None:
+    before = manifest("First", "Second", "emit~in", pending=[parcel("ones", "Second")])
+    assert reconciled(before, program()) == before
+
+
+def test_a_rename_moves_the_state_and_what_waits_for_it_and_leaves_the_given_manifest_alone() -> None:
+    before = manifest("Old", "Second", pending=[parcel("ones", "Second")])
+    copy = msgspec.json.encode(before)
+    found = reconciled(before, program("New", renamed_from="Old"))
+    assert set(found.computations) == {"New", "Second"} and found.computations["New"] == before.computations["Old"]
+    assert msgspec.json.encode(before) == copy
+
+
+def test_what_waits_for_a_renamed_computation_goes_to_its_new_name() -> None:
+    p = ms.Pipeline("changed")
+    one = p.compute(Count, p.inject("in", SOURCE), key="k", name="First", produces="ones")
+    p.compute(Count, one.via(ms.STRONG), name="New", renamed_from="Second", produces="twos")
+    found = reconciled(manifest("First", "Second", pending=[parcel("ones", "Second")]), p.program())
+    assert [waits.computation for waits in found.pending] == ["New"]
+
+
+def test_one_gone_and_one_new_is_refused_unless_it_is_said() -> None:
+    before = manifest("First", "Gone")
+    with pytest.raises(CheckpointError, match=r"state of 'Gone'.*has 'Second'"):
+        reconciled(before, program())
+    assert "Second" not in reconciled(before, program(), drop=["Gone"]).computations
+
+
+def test_a_hidden_helper_is_never_asked_about() -> None:
+    """It is marked in the manifest; version 0.1 told it by its name."""
+    for helper, hidden in (("emit~in", ""), ("anything", "anything")):
+        reconciled(manifest("First", "Second", helper, hidden=hidden), program())
+        reconciled(manifest("First", helper, hidden=hidden), program())  # Second is new, the helper may go
+    with pytest.raises(CheckpointError, match="state of 'anything'"):
+        reconciled(manifest("First", "anything"), program())
+
+
+def test_a_codec_cannot_change_under_a_state() -> None:
+    with pytest.raises(CheckpointError, match="written with codec 'pickle'"):
+        reconciled(manifest("First", "Second", codec="pickle"), program())
+    empty = manifest("First", "Second", codec="pickle")
+    for state in empty.computations.values():
+        state.shards[0].keys = 0
+    assert reconciled(empty, program()) == empty
+
+
+def test_what_waits_for_a_way_that_is_gone_must_be_consumed_first() -> None:
+    with pytest.raises(CheckpointError, match="stored productions wait"):
+        reconciled(manifest("First", "Second", pending=[parcel("threes", "Second")]), program())
+
+
+def test_an_old_name_that_is_still_there_is_no_rename() -> None:
+    with pytest.raises(CheckpointError, match="still there"):
+        reconciled(manifest("Second"), program("First", "Second", renamed_from="Second"))
