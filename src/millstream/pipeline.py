@@ -12,7 +12,7 @@ from millstream.core.computation import Computation
 from millstream.core.dedup import Dedup, dedup
 from millstream.core.outcome import DROP, HOOK
 from millstream.core.record import Record
-from millstream.core.time import BEGINNING, Duration, duration
+from millstream.core.time import Duration, duration
 from millstream.core.topology import (
     DEAD_LETTER,
     FAIL,
@@ -67,14 +67,10 @@ class Forward(Computation):
     State = type(None)
 
     def process_record(self, record: Record) -> None:
-        self.produce(record.value, key=None, timestamp=record.timestamp)
+        self.produce(record.value, key=None, timestamp=record.timestamp, id=record.id)
 
     def process_late_record(self, record: Record) -> None:
-        self._least = BEGINNING  # nobody reads this stream but sinks, to which a record is what it is
-        self.process_record(record)
-
-    def _production_id(self, stream: str) -> str:
-        return self._cause.id  # type: ignore[union-attr]
+        self.produce(record.value, key=None, timestamp=record.timestamp, id=record.id, late=True)  # to a sink a record is what it is
 
 
 class Pipeline:

@@ -132,12 +132,12 @@ def test_record_of_a_field_says_what_to_use() -> None:
 def test_a_name_that_millstream_uses_itself_is_refused() -> None:
     class Clashes(ms.Computation):
         def process_record(self, record: ms.Record) -> None:
-            self._due()  # type: ignore[operator]
+            self._visit()  # type: ignore[operator]
 
-        def _due(self) -> None:  # type: ignore[override]
+        def _visit(self) -> None:  # type: ignore[override]
             pass
 
     p = ms.Pipeline("values")
     p.compute(Clashes, p.inject("in", ms.sources.files("in/", schema=SCHEMA, format="json"), timestamp="at", id="id"), key="k")
-    with pytest.raises(ms.errors.DefinitionError, match=r"Clashes\._due is a name that Millstream uses itself"):
+    with pytest.raises(ms.errors.DefinitionError, match=r"Clashes\._visit is a name that Millstream uses itself"):
         LocalRunner(p)

@@ -58,7 +58,8 @@ from millstream.core.outcome import DROP, HOOK, Counts, LateRecord, Outcome, Tim
 from millstream.core.record import Production, Record, Timer, described, shown
 from millstream.core.rejected import Rejected, wrong_time
 from millstream.core.statekind import StateKind
-from millstream.core.time import BEGINNING, END, LOW_WATERMARK, WALL_CLOCK
+from millstream.core.time import BEGINNING, END
+from millstream.core.visit import Saved, Visit
 from millstream.errors import HookError, InputError
 
 MAX_FIRINGS = 1_000_000
@@ -81,25 +82,14 @@ class Step:
         self.times = times
         self.delta: dict[bytes, bytes | None] = {}
         self.counts = Counts()
-        self.firings_until = MAX_FIRINGS
         self.has_maps = kind.is_map or bool(kind.map_fields)
         self.careful = False  # a hook of the key at hand has raised, or left a state that cannot be kept
         self.searching = False  # which of them it was
         self.saved: _Saved | None = None
-        c = computation
-        c.low_watermark = times.low_watermark
-        c.now = times.now
-        c._name = wiring.name
-        c._epoch = times.epoch
-        c._streams = frozenset(wiring.streams)
-        c._default_stream = wiring.streams[0] if len(wiring.streams) == 1 else None
-        c._encode = encode_value
-        c._same_key_streams = wiring.same_key
-        c._named_streams = frozenset(wiring.streams) if wiring.named is None else wiring.named
-        c._productions = []
-        c._least = times.least if times.least < END else BEGINNING  # after the end of event time nothing is left to be kept
-        c._promised = times.promised
-        c._circling = wiring.circling
+        self.visit = Visit(wiring, times, encode_value)
+        computation._visit = self.visit
+        computation.low_watermark = times.low_watermark
+        computation.now = times.now
 
     def run(self, arrivals: Arrivals) -> Outcome:
         """Visits every key that has records or a due timer."""
@@ -134,11 +124,11 @@ class Step:
             counts.holder = self._holder(held_by)
         elif counts.next_low is not None and counts.next_low <= times.low_watermark and next_key is not None:
             counts.holder = f"key {key_of(next_key.decode())!r}"
-        return Outcome(self.delta, self.computation._productions, counts)
+        return Outcome(self.delta, self.visit.productions, counts)
 
     def _forgiving(self, row_key: bytes, text: str, arrivals: Arrivals, at: int, stop: int) -> None:
         """A visit in which what makes a hook raise becomes a dead letter."""
-        counts, productions = self.counts, self.computation._productions
+        counts, productions = self.counts, self.visit.productions
         before = (len(productions), msgspec.structs.replace(counts, late_by=dict(counts.late_by), last_late=list(counts.last_late)))
         try:
             self._visit(row_key, text, arrivals, at, stop)
@@ -155,42 +145,15 @@ class Step:
             self.saved = None
 
     def _visit(self, row_key: bytes, text: str, arrivals: Arrivals, at: int, stop: int) -> None:
-        c, kind, counts = self.computation, self.kind, self.counts
+        c, visit, kind = self.computation, self.visit, self.kind
         begin, writing = at, False
         row_entry = ROW + row_key
         raw = self.store.get(row_entry)
-        c._holds = {}
-        c._held = END
-        if raw is None:
-            row = None
-            before = kind.empty
-            low: set[tuple[int, str]] = set()
-            wall: set[tuple[int, str]] = set()
-            low_before = None
-        else:
-            row = decode_row(raw)
-            before = row.state
-            low, wall = set(row.low), set(row.wall)
-            low_before = row.low[0][0] if row.low else None
-            if row.holds:
-                c._holds = {(of, time, tag): hold for hold, of, time, tag in row.holds}
-                c._held = row.holds[0][0]
+        row = None if raw is None else decode_row(raw)
         c.key = key = key_of(text)
-        c._row_key = row_key
-        c._low, c._wall = low, wall
-        c._counted = None
-        c._cause = None  # type: ignore[assignment]
-        c._firings_before = counts.fired
-        self.firings_until = counts.fired + MAX_FIRINGS
-        until = c.low_watermark
-        if low_before is not None and low_before <= until:
-            c._due = sorted([entry for entry in low if entry[0] <= until], reverse=True)
-            c._next_due = low_before
-        else:
-            c._due = []
-            c._next_due = END
+        visit.begin(key, row_key, row)
         try:
-            c.state = kind.fresh() if raw is None or kind.is_map else kind.decode(before)
+            c.state = kind.fresh() if row is None or kind.is_map else kind.decode(row.state)
             if self.has_maps:
                 for field, sub in kind.maps(c.state):
                     sub.bind(self.store, sub_prefix(row_key, field), kind.encode_sub, kind.decode_sub)
@@ -204,14 +167,14 @@ class Step:
                 batch = batches[0]
                 for position in range(at, stop):
                     time = timestamps[position]
-                    while c._next_due <= time:
+                    while visit.next_due <= time:
                         self._fire_low()
                     if source is not None:
                         batch = batches[source[position]]
-                    c._cause = record = Record(key, time, batch, index[position])
+                    visit.cause = record = Record(key, time, batch, index[position])
                     if process(record) is not None:
                         raise TypeError(RETURNED)
-            if c._next_due != END or c._wall:
+            if visit.next_due != END or visit.wall:
                 self._fire_rest()
             writing = True
             self._write(row_key, row_entry, raw, row)
@@ -238,7 +201,7 @@ class Step:
             *counts.last_late[1 - LAST_LATE :],
             LateRecord(stream, repr(c.key)[:100], record.timestamp, self.times.late_before, shown(record)),
         ]
-        c._cause = record
+        self.visit.cause = record
         way = self.wiring.late.get(stream, HOOK)
         if way == HOOK:
             if self.careful:
@@ -253,7 +216,7 @@ class Step:
 
     def _reject(self, rejected: Sequence[Rejected]) -> None:
         """Records that no hook can be called with: dead letters under the key "", or the end of the epoch."""
-        c, times = self.computation, self.times
+        visit, times = self.visit, self.times
         known: dict[bytes, int] = {}
         for one in rejected:
             if self.wiring.dead_letters is None:
@@ -271,21 +234,21 @@ class Step:
                 "traceback": "",
             }
             try:
-                body = c._encode(value)
+                body = visit.encode(value)
             except Exception:
-                body = c._encode({**value, "value": repr(one.value)})
+                body = visit.encode({**value, "value": repr(one.value)})
             nth = known[body] = known.get(body, -1) + 1
             name = blake2b(f"{self.name}\0rejected\0{nth}\0".encode() + body, digest_size=16).hexdigest()
             caused = one.timestamp if wrong_time(one.timestamp) is None else times.low_watermark
             if not BEGINNING < caused < END:  # type: ignore[operator]
                 caused = times.now
-            c._productions.append(Production(self.wiring.dead_letters, "", max(c._least, caused), name, body))  # type: ignore[type-var, arg-type]
+            visit.productions.append(Production(self.wiring.dead_letters, "", max(visit.least, caused), name, body))  # type: ignore[type-var, arg-type]
             self.counts.dead += 1
 
     def _carefully(self, hook: Callable[[Any], None], cause: Record | Timer) -> None:
         """Calls a hook; if it raises, or leaves a state that cannot be encoded, undoes what it did and writes a dead letter."""
-        c = self.computation
-        if self.saved is None or self.saved.row_key != c._row_key:
+        visit = self.visit
+        if self.saved is None or self.saved.visit.row_key != visit.row_key:
             self.saved = self._save()
         try:
             if hook(cause) is not None:  # type: ignore[func-returns-value]
@@ -295,15 +258,13 @@ class Step:
             if self.searching:
                 raise
             self._restore(self.saved)
-            if cause.__class__ is Timer:  # it has fired, whatever came of it
-                timers = c._low if cause.kind == LOW_WATERMARK else c._wall  # type: ignore[union-attr]
-                timers.discard((cause.time, cause.tag))  # type: ignore[union-attr]
-                c._holds.pop((cause.kind, cause.time, cause.tag), None)  # type: ignore[union-attr]
+            if isinstance(cause, Timer):
+                visit.forget(cause)
             assert self.wiring.dead_letters is not None
             trace = "".join(traceback.format_exception(error))
             self.counts.dead += 1
-            c._counted = None
-            c._cause = cause
+            visit.counted = None
+            visit.cause = cause
             self._emit(
                 self.wiring.dead_letters,
                 {**described(cause), "computation": self.name, "error": f"{type(error).__name__}: {error}", "traceback": trace},
@@ -316,35 +277,31 @@ class Step:
         encoded = b"" if kind.is_map else kind.encode(c.state)
         if kind.check is not None:
             kind.check(c.state, encoded)
-        return _Saved(
-            c._row_key, encoded, maps, set(c._low), set(c._wall), list(c._due), c._next_due, dict(c._holds), c._held, len(c._productions)
-        )
+        return _Saved(visit=self.visit.saved(), state=encoded, maps=maps)
 
     def _restore(self, saved: _Saved) -> None:
         c, kind = self.computation, self.kind
         c.state = MapState() if kind.is_map else kind.decode(saved.state)
         if self.has_maps:
             for (field, sub), changes in zip(kind.maps(c.state), saved.maps, strict=True):
-                sub.bind(self.store, sub_prefix(c._row_key, field), kind.encode_sub, kind.decode_sub)
+                sub.bind(self.store, sub_prefix(self.visit.row_key, field), kind.encode_sub, kind.decode_sub)
                 sub.put_back(changes)
-        c._low, c._wall, c._due, c._next_due = set(saved.low), set(saved.wall), list(saved.due), saved.next_due
-        c._holds, c._held = dict(saved.holds), saved.held
-        del c._productions[saved.productions :]
+        saved.visit.put_back(self.visit)
 
     def _emit(self, stream: str, value: dict[str, Any]) -> None:
         """A production of the system's own, caused by what is at hand."""
-        c = self.computation
+        visit = self.visit
         try:
-            body = c._encode(value)
+            body = visit.encode(value)
         except Exception:
-            body = c._encode({**value, "value": repr(value.get("value"))})
-        caused = c._wall_time if value["timestamp"] is None else value["timestamp"]
-        c._productions.append(Production(stream, c.key, max(c._least, caused), c._production_id(stream), body))
+            body = visit.encode({**value, "value": repr(value.get("value"))})
+        caused = visit.wall_time if value["timestamp"] is None else value["timestamp"]
+        visit.productions.append(Production(stream, visit.key, max(visit.least, caused), visit.production_id(stream), body))
 
     def _write(self, row_key: bytes, row_entry: bytes, raw: bytes | None, row: Row | None) -> None:
-        c, kind, counts, delta = self.computation, self.kind, self.counts, self.delta
-        low, wall = sorted(c._low), sorted(c._wall)
-        holds = sorted((hold, *of) for of, hold in c._holds.items()) if c._holds else []
+        c, visit, kind, counts, delta = self.computation, self.visit, self.kind, self.counts, self.delta
+        low, wall = sorted(visit.low), sorted(visit.wall)
+        holds = sorted((hold, *of) for of, hold in visit.holds.items()) if visit.holds else []
         alive = bool(low or wall or holds)
         maps = self._maps() if self.has_maps else []
         encoded = b"" if kind.is_map else kind.encode(c.state)
@@ -370,7 +327,7 @@ class Step:
             counts.keys -= 1
         low_now = low[0][0] if low else None
         low_before = row.low[0][0] if row is not None and row.low else None
-        if low_now != low_before:  # the index is kept on a key's earliest timer
+        if low_now != low_before:  # the index is kept on a key's earliest timer; written out here, because most keys have no other kind
             if low_before is not None:
                 delta[timer_entry(LOW_TIMER, low_before, row_key)] = None
             if low_now is not None:
@@ -385,7 +342,7 @@ class Step:
         c, kind = self.computation, self.kind
         found = []
         for field, sub in kind.maps(c.state):
-            prefix = sub_prefix(c._row_key, field)
+            prefix = sub_prefix(self.visit.row_key, field)
             if not sub.is_bound:
                 sub.take_over(self.store, prefix, kind.encode_sub, kind.decode_sub)
             elif not sub.belongs_to(prefix):
@@ -394,7 +351,7 @@ class Step:
         return found
 
     def _index(self, kind: bytes, row_key: bytes, before: Sequence[tuple[Any, ...]], now: Sequence[tuple[Any, ...]]) -> None:
-        """The same for the rarer kinds."""
+        """The same as `_write` does for low-watermark timers, for the rarer kinds."""
         old = before[0][0] if before else None
         new = now[0][0] if now else None
         if new != old:
@@ -404,35 +361,28 @@ class Step:
                 self.delta[timer_entry(kind, new, row_key)] = b""
 
     def _fire_low(self) -> None:
-        """Fires the earliest low-watermark timer that is due, unless it was cancelled, and says when the next one is."""
-        c = self.computation
-        entry = c._due.pop()
-        c._next_due = c._due[-1][0] if c._due else END
-        if entry in c._low:
-            c._low.discard(entry)
-            if c._holds:
-                self._fire(Timer(entry[0], entry[1], LOW_WATERMARK, c._holds.pop((LOW_WATERMARK, *entry), None)))
-            else:
-                self._fire(Timer(entry[0], entry[1], LOW_WATERMARK))
+        """Fires the earliest low-watermark timer that is due, unless it was cancelled."""
+        timer = self.visit.next_low()
+        if timer is not None:
+            self._fire(timer)
 
     def _fire_rest(self) -> None:
-        c = self.computation
+        visit = self.visit
         while True:
-            if c._next_due != END:
+            if visit.next_due != END:
                 self._fire_low()
-            else:
-                entry = min(c._wall, default=None)
-                if entry is None or entry[0] > c.now:
-                    return
-                c._wall.discard(entry)
-                c._wall_time = c.low_watermark if BEGINNING < c.low_watermark < END else entry[0]
-                self._fire(Timer(entry[0], entry[1], WALL_CLOCK, c._holds.pop((WALL_CLOCK, *entry), None) if c._holds else None))
+                continue
+            timer = visit.next_wall() if visit.wall else None
+            if timer is None:
+                return
+            self._fire(timer)
 
     def _fire(self, timer: Timer) -> None:
-        self.computation._cause = timer
+        visit = self.visit
+        visit.cause = timer
+        visit.firings += 1
         self.counts.fired += 1
-        self.computation._nth_firing = self.counts.fired
-        if self.counts.fired > self.firings_until:
+        if visit.firings > MAX_FIRINGS:
             raise RuntimeError(f"more than {MAX_FIRINGS} timers fired in one visit: a timer keeps setting one that is already due")
         if self.careful:
             self._carefully(self.computation.process_timer, timer)
@@ -457,17 +407,15 @@ class Step:
         return f"the timer {tag!r} at {time} of {key}" if kind else f"the state of {key}"
 
     def _blame(self, error: Exception) -> HookError:
-        c = self.computation
         trace = "".join(traceback.format_exception(error))
-        handling = ""
-        if c._cause is not None:
+        cause, handling = self.visit.cause, ""
+        if cause is not None:
             try:
-                cause = c._cause.anew() if c._cause.__class__ is Record else c._cause  # type: ignore[union-attr]
-                handling = f"  while handling: {cause!r}\n"
+                handling = f"  while handling: {cause.anew() if isinstance(cause, Record) else cause!r}\n"
             except Exception as unreadable:
-                handling = f"  while handling a record at {getattr(c._cause, 'timestamp', None)} whose value cannot be read: {unreadable}\n"
+                handling = f"  while handling a record at {getattr(cause, 'timestamp', None)} whose value cannot be read: {unreadable}\n"
         return HookError(
-            f"computation {self.name!r}, key {c.key!r}: {type(error).__name__}: {error}\n{handling}"
+            f"computation {self.name!r}, key {self.visit.key!r}: {type(error).__name__}: {error}\n{handling}"
             f"  The epoch was not committed; nothing is lost. Fix the code or the input and run again.\n{trace}"
         )
 
@@ -475,13 +423,6 @@ class Step:
 class _Saved(msgspec.Struct):
     """A key as it was before a hook."""
 
-    row_key: bytes
+    visit: Saved
     state: bytes
     maps: list[dict[bytes, Any]]
-    low: set[tuple[int, str]]
-    wall: set[tuple[int, str]]
-    due: list[tuple[int, str]]
-    next_due: int
-    holds: dict[tuple[str, int, str], int]
-    held: int
-    productions: int

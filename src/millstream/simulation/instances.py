@@ -26,7 +26,7 @@ ONE = "one instance for all keys and epochs"
 VISIT = "a new instance for each key and epoch"
 SHARINGS = (EPOCH, ONE, VISIT)
 
-_HOOKS = ("process_record", "process_late_record", "process_timer", "_production_id")
+_HOOKS = ("process_record", "process_late_record", "process_timer")
 _BOUND = frozenset(Computation.__annotations__) | frozenset(_HOOKS)
 _DEEP = 3  # how far into objects that cannot be pickled
 

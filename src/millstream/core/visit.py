@@ -1,0 +1,280 @@
+"""A visit: one key in one epoch, with all its records and due timers. What hooks ask for is kept here until the row is written.
+
+The step owns one Visit and binds it to key after key; a computation's methods are its public face. Rules that this file keeps:
+
+1. A production's timestamp is not older than its cause's (MillWheel §4.5: otherwise it could be late behind its own cause), unless a
+   hold has kept time back for it; and never older than what the computation's streams have promised, unless it says that it may be late. Where none
+   is given and the cause is older than that (a late record, a timer set in the past), it is what was promised.
+2. A production's id follows from computation, key, cause and ordinal, so a retry makes the same id. A hook that gives one itself answers for that.
+3. Timers are a set of (time, tag) per kind: setting one twice is setting it once.
+4. A hold keeps the output watermark at a timestamp until it is released, or its timer fires. It cannot take back what was promised:
+   an older one is moved up to that. When event time ends, that is still what was promised before: the end itself is no timestamp.
+5. A call that is refused changes nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from hashlib import blake2b
+from typing import Any
+
+from millstream.core.keys import key_text
+from millstream.core.layout import STATE_HOLD, Holds, Row, TimerSet
+from millstream.core.outcome import Times, Wiring
+from millstream.core.record import Production, Record, Timer
+from millstream.core.time import BEGINNING, END, LOW_WATERMARK, WALL_CLOCK
+
+OWN: Any = object()  # the key at hand
+
+
+class Visit:
+    """The key at hand. What `__init__` sets stays from key to key, what `begin` sets is the key's."""
+
+    __slots__ = (
+        "cause",  # the record or timer at hand
+        "circling",  # part of a cycle
+        "counted",  # the cause that ordinals count for
+        "default_stream",
+        "due",  # low-watermark timers that are due, latest first; may hold some cancelled since
+        "encode",
+        "epoch",
+        "firings",  # of this key so far
+        "held",  # the oldest hold of this key that was in force in this epoch, or END
+        "holds",  # (kind, time, tag) of a timer, or STATE_HOLD: what it holds
+        "key",
+        "least",  # no production may be older
+        "low",  # timers by low watermark
+        "low_watermark",
+        "name",
+        "named_streams",  # those whose records need an id
+        "next_due",  # the time of the last of `due`, or END
+        "now",
+        "ordinals",  # productions per stream so far
+        "productions",
+        "promised",  # no hold may be older
+        "row_key",
+        "same_key_streams",
+        "streams",
+        "wall",  # timers by wall clock
+        "wall_time",  # the event time that a wall-clock timer stands for
+    )
+
+    def __init__(self, wiring: Wiring, times: Times, encode: Callable[[Any], bytes]) -> None:
+        self.circling = wiring.circling
+        self.default_stream = wiring.streams[0] if len(wiring.streams) == 1 else None
+        self.encode = encode
+        self.epoch = times.epoch
+        self.least = times.least if times.least < END else BEGINNING  # after the end of event time nothing is left to be kept
+        self.low_watermark = times.low_watermark
+        self.name = wiring.name
+        self.named_streams = frozenset(wiring.streams) if wiring.named is None else wiring.named
+        self.now = times.now
+        self.productions: list[Production] = []
+        self.promised = times.promised
+        self.same_key_streams = wiring.same_key
+        self.streams = frozenset(wiring.streams)
+
+    def begin(self, key: Any, row_key: bytes, row: Row | None) -> None:
+        """Binds a key: its timers and holds as its row has them."""
+        self.key = key
+        self.row_key = row_key
+        self.cause: Any = None
+        self.counted: Any = None
+        self.firings = 0
+        self.due: list[tuple[int, str]] = []
+        self.next_due = END
+        self.held = END
+        if row is None:
+            self.low: TimerSet = set()
+            self.wall: TimerSet = set()
+            self.holds: Holds = {}
+            return
+        low = self.low = set(row.low)
+        self.wall = set(row.wall)
+        if row.low and row.low[0][0] <= self.low_watermark:
+            until = self.low_watermark
+            self.due = sorted([entry for entry in low if entry[0] <= until], reverse=True)
+            self.next_due = row.low[0][0]
+        if row.holds:
+            self.holds = {(of, time, tag): hold for hold, of, time, tag in row.holds}
+            self.held = row.holds[0][0]
+        else:
+            self.holds = {}
+
+    # --- what hooks ask for
+
+    def set_timer(self, tag: str, time: int, kind: str, hold: int | None) -> None:
+        entry = (time, tag)
+        if kind == LOW_WATERMARK:
+            if hold is not None:
+                self._hold_timer(entry, kind, hold, time <= self.low_watermark)
+            if entry not in self.low:
+                _check_timer(tag, time)
+                self.low.add(entry)
+                if time <= self.low_watermark:
+                    self.due.append(entry)
+                    self.due.sort(reverse=True)
+                    self.next_due = self.due[-1][0]
+        elif kind == WALL_CLOCK:
+            if hold is not None:
+                self._hold_timer(entry, kind, hold, time <= self.now)
+            if entry not in self.wall:
+                _check_timer(tag, time)
+                self.wall.add(entry)
+        else:
+            raise ValueError(f"kind={kind!r}: use ms.LOW_WATERMARK or ms.WALL_CLOCK")
+
+    def _hold_timer(self, entry: tuple[int, str], kind: str, hold: int, due: bool) -> None:
+        """A timer's hold, if all of it is in order. A timer that is due fires in this visit, so it may hold what productions of this epoch may have."""
+        time, tag = entry
+        _check_timer(tag, time)
+        _check_timer(tag, hold)
+        if self.circling and (hold < time or kind != LOW_WATERMARK):
+            raise ValueError(
+                f"set_timer({tag!r}, {time}, hold={hold}): {self.name} is part of a cycle, whose low watermark would wait for the hold, and the timer "
+                f"for the low watermark. In a cycle a timer can hold its own time at the earliest."
+            )
+        hold = max(hold, self.least if due else self.promised)
+        self.holds[kind, time, tag] = hold
+        self.held = min(self.held, hold)
+
+    def cancel_timer(self, tag: str, time: int | None, kind: str) -> None:
+        if kind not in (LOW_WATERMARK, WALL_CLOCK):
+            raise ValueError(f"kind={kind!r}: use ms.LOW_WATERMARK or ms.WALL_CLOCK")
+        timers = self.low if kind == LOW_WATERMARK else self.wall
+        gone = [(time, tag)] if time is not None else [entry for entry in timers if entry[1] == tag]
+        timers.difference_update(gone)
+        if self.holds:
+            for entry in gone:
+                self.holds.pop((kind, *entry), None)
+
+    def hold(self, timestamp: int) -> int:
+        _check_timer("hold", timestamp)
+        if self.circling:
+            raise ValueError(f"hold({timestamp}): {self.name} is part of a cycle, whose low watermark would wait for the hold")
+        timestamp = max(timestamp, self.promised if self.promised < END else self.least)
+        self.holds[STATE_HOLD] = timestamp
+        self.held = min(self.held, timestamp)
+        return timestamp
+
+    def release(self) -> None:
+        self.holds.pop(STATE_HOLD, None)
+
+    def produce(self, value: Any, key: Any, timestamp: int | None, stream: str | None, id: str | None, late: bool) -> None:
+        cause = self.cause
+        if cause.__class__ is Record:
+            caused = cause.timestamp
+        else:
+            caused = cause.time if cause.kind == LOW_WATERMARK else self.wall_time
+        if timestamp is None:
+            timestamp = caused if late or caused >= self.least else self.least
+        elif timestamp.__class__ is not int or not BEGINNING < timestamp < END:
+            raise ValueError(f"produce(timestamp={timestamp!r}): give milliseconds as an int")
+        elif timestamp < caused and timestamp < self.held:
+            raise ValueError(
+                f"produce(timestamp={timestamp}) is older than what caused it ({caused}): a production may not go back in event time, "
+                f"unless a hold (set_timer(..., hold=), self.hold) has kept time back for it"
+            )
+        elif timestamp < self.least and not late:
+            raise ValueError(
+                f"produce(timestamp={timestamp}) is below the low watermark that {self.name} has promised ({self.least}): it would be late wherever "
+                f"it goes. Give a newer timestamp, or hold the watermark back in time (set_timer(..., hold=), self.hold)"
+            )
+        if stream is None:
+            if self.default_stream is None:
+                known = ", ".join(sorted(self.streams)) or "none"
+                raise ValueError(f"{self.name} has several streams or none ({known}): say which with produce(..., stream=)")
+            stream = self.default_stream
+        elif stream not in self.streams:
+            known = ", ".join(sorted(self.streams)) or "none"
+            raise ValueError(f"{self.name} does not produce a stream {stream!r}; it produces: {known}")
+        if key is OWN:
+            key = self.key
+        elif key is not self.key and (
+            (None if key is None else key_text(key).encode()) != self.row_key
+            and stream in self.same_key_streams  # (1,) == (True,), but their texts differ
+        ):
+            raise ValueError(
+                f"produce(key={key!r}) on stream {stream!r}: its consumer gives no key of its own and so runs on the producer's. "
+                f"Give that consumer key=lambda record: record.key; it then goes through the shuffle."
+            )
+        try:
+            body = self.encode(value)
+        except Exception as error:
+            raise ValueError(f"the value produced on stream {stream!r} cannot be encoded: {error}") from error
+        if id is not None:
+            if id.__class__ is not str or not id:
+                raise ValueError(f"produce(id={id!r}): an id is a str, and not empty")
+        else:
+            id = self.production_id(stream) if stream in self.named_streams else ""
+        self.productions.append(Production(stream, key, timestamp, id, body))
+
+    def production_id(self, stream: str) -> str:
+        """Rule 2."""
+        cause = self.cause
+        if self.counted is not cause:
+            self.counted, self.ordinals = cause, dict[str, int]()
+        ordinal = self.ordinals[stream] = self.ordinals.get(stream, -1) + 1
+        if cause.__class__ is Record:
+            of = f"record/{cause.stream}/{cause.id}"
+        else:  # the same timer may be set and fire again, in the same epoch or a later one
+            of = f"timer/{cause.kind}/{cause.time}/{cause.tag}/{self.epoch}/{self.firings}"
+        digest = blake2b(self.row_key, digest_size=16)
+        digest.update(f"\0{self.name}\0{stream}\0{of}\0{ordinal}".encode())
+        return digest.hexdigest()
+
+    # --- what the step asks for
+
+    def next_low(self) -> Timer | None:
+        """Takes out the earliest low-watermark timer that is due; None if it was cancelled since."""
+        entry = self.due.pop()
+        self.next_due = self.due[-1][0] if self.due else END
+        if entry not in self.low:
+            return None
+        self.low.discard(entry)
+        hold = self.holds.pop((LOW_WATERMARK, *entry), None) if self.holds else None
+        return Timer(entry[0], entry[1], LOW_WATERMARK, hold)
+
+    def next_wall(self) -> Timer | None:
+        """Takes out the earliest wall-clock timer that is due; None if there is none."""
+        entry = min(self.wall, default=None)
+        if entry is None or entry[0] > self.now:
+            return None
+        self.wall.discard(entry)
+        self.wall_time = self.low_watermark if BEGINNING < self.low_watermark < END else entry[0]
+        hold = self.holds.pop((WALL_CLOCK, *entry), None) if self.holds else None
+        return Timer(entry[0], entry[1], WALL_CLOCK, hold)
+
+    def forget(self, timer: Timer) -> None:
+        """A timer has fired, whatever came of it."""
+        (self.low if timer.kind == LOW_WATERMARK else self.wall).discard((timer.time, timer.tag))
+        self.holds.pop((timer.kind, timer.time, timer.tag), None)
+
+    def saved(self) -> Saved:
+        """What hooks may change, as it is now."""
+        return Saved(self)
+
+
+class Saved:
+    """A visit as it was before a hook."""
+
+    __slots__ = ("_due", "_held", "_holds", "_low", "_next_due", "_productions", "_wall", "row_key")
+
+    def __init__(self, visit: Visit) -> None:
+        self.row_key = visit.row_key
+        self._low, self._wall, self._due = set(visit.low), set(visit.wall), list(visit.due)
+        self._next_due, self._holds, self._held = visit.next_due, dict(visit.holds), visit.held
+        self._productions = len(visit.productions)
+
+    def put_back(self, visit: Visit) -> None:
+        """Undoes what has happened since."""
+        visit.low, visit.wall, visit.due = set(self._low), set(self._wall), list(self._due)
+        visit.next_due, visit.holds, visit.held = self._next_due, dict(self._holds), self._held
+        del visit.productions[self._productions :]
+
+
+def _check_timer(tag: str, time: int) -> None:
+    if time.__class__ is not int or not BEGINNING < time < END:
+        raise ValueError(f"set_timer({tag!r}, {time!r}): the time must be an int, milliseconds since 1970")
+    if not isinstance(tag, str):
+        raise ValueError(f"set_timer({tag!r}, ...): the tag must be a str")
