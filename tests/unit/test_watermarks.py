@@ -5,11 +5,12 @@ from __future__ import annotations
 import random
 from typing import Any
 
+import numpy as np
 import pytest
 
 import millstream as ms
 from millstream.core.time import BEGINNING
-from millstream.core.watermark import Progress, Seen, bucket, bucket_end, effective
+from millstream.core.watermark import Progress, Seen, bucket_end, effective, lags_of
 
 w = ms.watermarks
 
@@ -47,6 +48,11 @@ def test_what_a_callable_declares_counts_from_the_next_epoch_but_one() -> None:
         progress = policy.advance(progress, Seen(), now, said)
         found.append(progress.watermark)
     assert found == [BEGINNING, 10, 10, 20, 20]
+
+
+def bucket(lag: int) -> int:
+    (found,) = lags_of(np.array([lag]))
+    return found
 
 
 def test_buckets_of_lag_cover_what_falls_into_them_with_little_to_spare() -> None:

@@ -23,6 +23,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 import msgspec
+import numpy as np
 
 from millstream.core.time import BEGINNING, END, Duration, duration
 from millstream.errors import DefinitionError
@@ -100,6 +101,26 @@ class Policy(msgspec.Struct, frozen=True, kw_only=True):
         """A column that names the sub-source."""
         return None
 
+    @property
+    def wants_lags(self) -> bool:
+        """Whether it wants to know how far behind the newest timestamp records come (Seen.lags)."""
+        return False
+
+    @property
+    def wants_files(self) -> bool:
+        """Whether it asks, on the driver, for a source's files."""
+        return False
+
+    @property
+    def repeats_matter(self) -> bool:
+        """Whether a record that comes again, and is dropped as a duplicate, may still move the watermark."""
+        return True
+
+    def said(self, files: Callable[[], tuple[Mapping[str, int], set[str]]]) -> int | None:
+        """What the source itself declares (driver, once per epoch); None says nothing new. files: all files of the source with their times of
+        modification, and those that have been read."""
+        return None
+
     def value(self, progress: Progress, seen: Seen, now: int) -> tuple[int, str]:
         """The watermark that follows from what is known, and what holds it there."""
         raise NotImplementedError
@@ -142,6 +163,10 @@ class Bounded(Policy, frozen=True):
 
     delay: int
 
+    @property
+    def repeats_matter(self) -> bool:
+        return self.idle is not None or self.onward is not None
+
     def value(self, progress: Progress, seen: Seen, now: int) -> tuple[int, str]:
         if progress.newest is None:
             return BEGINNING, "no record yet"
@@ -162,6 +187,9 @@ class Declared(Policy, frozen=True):
         said = seen.mark if self.column is not None else progress.said
         return (BEGINNING if said is None else said), "what its source declares"
 
+    def said(self, files: Callable[[], tuple[Mapping[str, int], set[str]]]) -> int | None:
+        return None if self.function is None else self.function()
+
     def for_tasks(self) -> Policy:
         return Declared(column=self.column)
 
@@ -179,6 +207,10 @@ class Percentile(Policy, frozen=True):
     first: int
     at_least: int
     at_most: int
+
+    @property
+    def wants_lags(self) -> bool:
+        return True
 
     def delay(self, lags: Mapping[int, float]) -> int:
         """The delay that covers the share of the records in a histogram of lags."""
@@ -256,6 +288,13 @@ class FileTimes(Policy, frozen=True):
     def value(self, progress: Progress, seen: Seen, now: int) -> tuple[int, str]:
         return (BEGINNING if progress.said is None else progress.said), "the oldest file not yet read"
 
+    @property
+    def wants_files(self) -> bool:
+        return True
+
+    def said(self, files: Callable[[], tuple[Mapping[str, int], set[str]]]) -> int | None:
+        return self.from_files(*files())
+
     def for_tasks(self) -> Policy:
         return Bounded(delay=0)
 
@@ -268,9 +307,17 @@ class FileTimes(Policy, frozen=True):
         return max(starts.values(), default=None)
 
 
-def bucket(lag: int) -> int:
-    """The bucket of a lag in milliseconds: 0 for none, then four per doubling."""
-    return 0 if lag <= 0 else 1 + int(_PER_OCTAVE * math.log2(lag))
+def lags_of(lags: Any) -> dict[int, int]:
+    """How many of some lags in milliseconds (an array of ints) are in each bucket: 0 for none, then four per doubling.
+
+    >>> lags_of(np.array([-5, 0, 1, 2, 3]))
+    {0: 2, 1: 1, 5: 1, 7: 1}
+    """
+    behind = lags > 0
+    numbers = np.zeros(len(lags), np.int64)
+    numbers[behind] = 1 + np.floor(_PER_OCTAVE * np.log2(lags[behind])).astype(np.int64)
+    counts = np.bincount(numbers)
+    return {int(number): int(counts[number]) for number in np.flatnonzero(counts)}
 
 
 def bucket_end(number: int) -> int:

@@ -17,7 +17,7 @@ from millstream.core.keys import BadKey, key_text, shard_of
 from millstream.core.record import CopyingBatch
 from millstream.core.rejected import wrapped, wrong_time
 from millstream.core.topology import Group, Injector, Route, is_expression
-from millstream.core.watermark import Percentile, Progress, Seen, bucket
+from millstream.core.watermark import Progress, Seen, lags_of
 from millstream.engine.program import Arrival, BodyBatch, Worker
 from millstream.errors import DefinitionError, InputError
 from millstream.sources.schema import converted, millis
@@ -98,8 +98,8 @@ class Injected:
             if sub is not None:
                 one.subs = {sub: (time, mark)}
         newest = self.progress.get(injector.name, Progress()).newest
-        if isinstance(policy, Percentile) and newest is not None:
-            one.lags = {bucket(newest - time): 1}
+        if policy.wants_lags and newest is not None:
+            one.lags = lags_of(np.array([newest - time]))
         return one
 
     def _column(self, injector: Injector, row: dict[str, Any], column: Any, what: str) -> Any:

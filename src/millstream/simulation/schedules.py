@@ -8,7 +8,6 @@ from itertools import pairwise
 from typing import Any
 
 from millstream.core.guards import ALL_GUARDS, Guards
-from millstream.core.watermark import Bounded
 from millstream.engine.program import Program
 from millstream.errors import MillstreamError
 from millstream.faults import POINTS
@@ -67,8 +66,7 @@ def _flat(plan: Plan) -> list[tuple[str, dict[str, Any]]]:
 def may_repeat(program: Program, stream: str) -> bool:
     """Whether a repeated record of a stream should change nothing: its ids are held, and its watermark does not ask when it was last heard."""
     injector = program.topology.injectors[stream]
-    policy = injector.watermark
-    return injector.dedup is not None and isinstance(policy, Bounded) and policy.idle is None and policy.onward is None
+    return injector.dedup is not None and not injector.watermark.repeats_matter
 
 
 def repeated(plan: Plan, schedule: Sequence[Fault]) -> Plan:

@@ -18,7 +18,7 @@ from millstream.core.record import Batch
 from millstream.core.rejected import Rejected, unwrapped, wrong_time
 from millstream.core.time import BEGINNING, END
 from millstream.core.topology import Injector, Route, Topology
-from millstream.core.watermark import Percentile, Seen
+from millstream.core.watermark import Seen, lags_of
 
 RECEIPT = -1
 ALL = slice(None)  # every row of a table
@@ -297,13 +297,8 @@ def seen(injector: Injector, table: Any, positions: Any, newest_before: int | No
             found.subs[name] = (int(times[which].max()), _largest(mark[which]) if mark is not None else None)
     elif mark is not None:
         found.mark = _largest(mark)
-    if isinstance(policy, Percentile) and newest_before is not None:
-        lags = newest_before - times
-        behind = lags > 0
-        counts = np.bincount(1 + np.floor(4 * np.log2(lags[behind])).astype(np.int64)) if behind.any() else np.zeros(1, np.int64)
-        found.lags = {int(b): int(counts[b]) for b in np.flatnonzero(counts)}
-        if not behind.all():
-            found.lags[0] = int(len(lags) - behind.sum())
+    if policy.wants_lags and newest_before is not None:
+        found.lags = lags_of(newest_before - times)
     return found
 
 

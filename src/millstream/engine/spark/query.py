@@ -15,7 +15,6 @@ from pyspark.sql.pandas.types import to_arrow_schema
 from millstream.core.keys import check_shards
 from millstream.core.time import Duration, duration
 from millstream.core.topology import Injector, Topology
-from millstream.core.watermark import FileTimes
 from millstream.engine.checks import check
 from millstream.engine.program import Program, Worker
 from millstream.engine.reconcile import reconciled
@@ -135,7 +134,7 @@ def _source_files(injectors: Iterable[Injector], spark_folder: str) -> dict[str,
     """For injectors whose watermark is that of the oldest file not yet read."""
     found = {}
     for at, injector in enumerate(injectors):
-        if isinstance(injector.watermark, FileTimes):
+        if injector.watermark.wants_files:
             path = getattr(injector.source, "path", None)
             if not isinstance(injector.source, Files) or path is None or "://" in path or "://" in spark_folder or not os.path.isdir(path):
                 raise DefinitionError(
