@@ -42,7 +42,8 @@ from millstream.engine.receipts import EpochOrder, Receipt, checked
 from millstream.errors import CheckpointError, DamageError, EpochAbandoned, Fenced, HookError, MillstreamError, SinkError, StorageError
 from millstream.sinks.base import DriverContext
 from millstream.state import folding
-from millstream.state.manifest import KEEP, Manifest, ManifestLog, edge_name, refuse, run_number
+from millstream.state.manifest import KEEP, Manifest, ManifestLog, edge_name
+from millstream.state.runs import refuse, run_number
 from millstream.status.report import standings_of
 
 TRIES = 5

@@ -15,7 +15,8 @@ from __future__ import annotations
 import secrets
 from collections.abc import Iterable, Sequence
 
-from millstream.state.manifest import KEEP, Manifest, ManifestLog, manifest_name, run_number
+from millstream.state.manifest import KEEP, Manifest, ManifestLog, manifest_name
+from millstream.state.runs import run_number
 from millstream.state.segment import PIECE, Entry, SegmentRef, encode_segment, merge, runs
 from millstream.state.storage import Storage
 

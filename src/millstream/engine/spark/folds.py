@@ -13,7 +13,8 @@ from typing import Any
 import msgspec
 
 from millstream.state.folding import adopt, fold, to_fold
-from millstream.state.manifest import Manifest, refuse, superseded
+from millstream.state.manifest import Manifest
+from millstream.state.runs import refuse, superseded
 from millstream.state.segment import SegmentRef
 
 from .task import Place, storage_of
