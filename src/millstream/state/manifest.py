@@ -160,6 +160,8 @@ class ManifestLog:
     def __init__(self, storage: Storage) -> None:
         self.storage = storage
         self.runs = Runs(storage)
+        self.times: dict[int, int] = {}  # for collection: the time of manifests that are kept,
+        self.names: dict[int, frozenset[str]] = {}  # and the objects that they name
 
     def identify(self, pipeline: str, shards: int | None, default_shards: int, injectors: list[str]) -> Identity:
         """The checkpoint's identity, written now if it is new. Says no to another pipeline or shard count."""
@@ -247,4 +249,8 @@ class ManifestLog:
         name, data = manifest_name(manifest.epoch), _seal(manifest)
         if not exclusive:
             self.storage.delete([name])
-        return self.storage.create(name, data) or self.storage.read(name) == data
+            self.names.pop(manifest.epoch, None)
+        done = self.storage.create(name, data) or self.storage.read(name) == data
+        if done:
+            self.times[manifest.epoch] = manifest.now
+        return done
