@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import dataclasses
 import random
+import shutil
 import threading
 import time
 from collections.abc import Callable
@@ -14,16 +16,20 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from unitkit import MemoryStorage
 
+import millstream as ms
 from millstream.core import subkeys
 from millstream.core.keys import key_bytes, shard_of
-from millstream.core.layout import ROW, STATE_HOLD, Row, decode_row, encode_row, sub_prefix
+from millstream.core.layout import ROW, STATE_HOLD, NoEntries, Row, decode_row, encode_row, sub_prefix
 from millstream.core.record import Timer
+from millstream.core.statekind import StateKind
 from millstream.core.time import LOW_WATERMARK, WALL_CLOCK
 from millstream.errors import CheckpointError, DamageError, Overtaken
 from millstream.state import folding, reader, replica, segment
+from millstream.state.codec import msgpack
 from millstream.state.folding import adopt, collect, fold, unit_name
 from millstream.state.manifest import KEEP, ComputationState, Manifest, ManifestLog, ShardState, manifest_name
 from millstream.state.reader import AsOf, Committed, Following, latest, steady
+from millstream.state.rows import states
 from millstream.state.segment import SegmentRef, encode_segment, runs
 
 Delta = dict[bytes, bytes | None]
@@ -199,6 +205,49 @@ def test_maps_timers_and_holds_of_a_key(backing, monkeypatch):
     assert found.get("C", "none") is None and found.timers("C", "none") == [] and found.hold("C", "none") is None
     assert list(found.maps("C", "none")) == [] and found.computations == ["C"]
     found.close()
+
+
+@dataclasses.dataclass
+class Session:
+    started: int = 0
+    pages: ms.MapState = dataclasses.field(default_factory=ms.MapState)
+
+
+class Sessions(ms.Computation):
+    State = Session
+
+
+class Whole(ms.Computation):
+    State = ms.MapState
+
+
+def test_states_are_whole_with_their_maps_bound_and_outlive_their_epoch(backing):
+    kinds = {kind: StateKind(kind, msgpack) for kind in (Sessions, Whole)}
+    for kind, make in kinds.items():
+        world = World(shards=3)
+        delta: Delta = {}
+        for number in range(5):
+            row_key, state = key_bytes(number), make.fresh()
+            name, into = make.maps(state)[0]
+            for at in range(number):
+                delta[sub_prefix(row_key, name) + subkeys.encode(at)] = make.encode_sub({"at": at})
+            into.bind(NoEntries(), b"", make.encode_sub, make.decode_sub)
+            if kind is Sessions:
+                state.started = number
+            delta[ROW + row_key] = row(b"" if make.is_map else make.encode(state))
+        world.commit(delta, lambda k: k[1:] if k[:1] == ROW else k[5 : 5 + int.from_bytes(k[1:5], "big")])
+        with Committed(world.log, **backing).newest() as cut:
+            every, some, none = states(cut, "C", make), states(cut, "C", make, [3, "no"]), states(cut, "Other", make)
+        world.storage.objects.clear()
+        maps = {number: {at: {"at": at} for at in range(number)} for number in range(5)}
+        if kind is Sessions:
+            assert {number: dict(state.pages.items()) for number, state in every.items()} == maps
+            assert {number: state.started for number, state in every.items()} == {number: number for number in range(5)}
+            assert list(some) == [3] and dict(some[3].pages.range(1)) == {1: {"at": 1}, 2: {"at": 2}}
+            shutil.rmtree(backing["replicas"], ignore_errors=True) if backing else None  # the second checkpoint has another history
+        else:
+            assert every == maps and some == {3: maps[3]}
+        assert none == {}
 
 
 def test_an_unknown_computation_and_an_empty_checkpoint_are_named(backing):

@@ -25,22 +25,18 @@ from bisect import bisect_left
 from collections.abc import Callable, Iterator, Sequence
 from operator import itemgetter
 from pathlib import Path
-from typing import Any, Protocol, TypeVar
+from typing import Protocol, TypeVar
 
-from millstream.core.keys import key_bytes, shard_of
-from millstream.core.layout import ROW, Row, after, decode_row, sub_prefix
-from millstream.core.record import Timer
 from millstream.errors import CheckpointError, DamageError, Overtaken
 from millstream.state.blocks import LIMIT, CacheStats, Chain, Segments
 from millstream.state.folding import named_by, second_of
-from millstream.state.manifest import ComputationState, Manifest, ManifestLog
-from millstream.state.rows import hold_of, map_entry, maps_prefix, timers_of
+from millstream.state.manifest import Manifest, ManifestLog
+from millstream.state.rows import Reader
 
 TRIES = 20  # how often a reader that comes to nothing is overtaken, until it gives up
 _PATIENCE = 0.01  # seconds
 
 _T = TypeVar("_T")
-_R = TypeVar("_R", bound="Reader")
 
 
 class Entries(Protocol):
@@ -49,91 +45,6 @@ class Entries(Protocol):
     def get(self, key: bytes) -> bytes | None: ...
     def scan(self, start: bytes, stop: bytes, reverse: bool = False) -> Iterator[tuple[bytes, bytes]]: ...
     def close(self) -> None: ...
-
-
-class Reader:
-    """Committed state. The same questions for an epoch that stays and for one that goes on."""
-
-    @property
-    def manifest(self) -> Manifest:
-        """The manifest that answers."""
-        raise NotImplementedError
-
-    def entry(self, computation: str, shard: int, key: bytes) -> bytes | None:
-        """The value of one entry of a shard."""
-        raise NotImplementedError
-
-    def scan(
-        self, computation: str, start: bytes, stop: bytes, *, reverse: bool = False, shard: int | None = None
-    ) -> Iterator[tuple[bytes, bytes]]:
-        """The entries with start <= key < stop in order, of one shard or of all."""
-        raise NotImplementedError
-
-    @property
-    def epoch(self) -> int:
-        """The epoch that answers."""
-        return self.manifest.epoch
-
-    @property
-    def computations(self) -> list[str]:
-        """The names of those that have state."""
-        return sorted(self.manifest.computations)
-
-    def computation(self, name: str) -> ComputationState:
-        """What the manifest says of a computation."""
-        found = self.manifest.computations.get(name)
-        if found is None:
-            known = ", ".join(self.computations) or "none"
-            raise CheckpointError(f"the checkpoint has no computation called {name!r}. It has: {known}.")
-        return found
-
-    def shard_of(self, computation: str, row_key: bytes) -> int:
-        """The shard that has a row."""
-        return shard_of(row_key, len(self.computation(computation).shards) or 1)
-
-    def get(self, computation: str, key: Any) -> Row | None:
-        """The row of a key: its state as bytes, its timers and its holds. None if it has none."""
-        row_key = key_bytes(key)
-        raw = self.entry(computation, self.shard_of(computation, row_key), ROW + row_key)
-        return None if raw is None else decode_row(raw)
-
-    def rows(self, computation: str, start: bytes = b"", stop: bytes | None = None, reverse: bool = False) -> Iterator[tuple[bytes, Row]]:
-        """The rows with start <= row key < stop, in the order of their keys' bytes. A string's are its UTF-8; see core/keys.py for the others."""
-        for entry, raw in self.scan(computation, ROW + start, after(ROW) if stop is None else ROW + stop, reverse=reverse):
-            yield entry[len(ROW) :], decode_row(raw)
-
-    def prefix(self, computation: str, beginning: str | bytes, reverse: bool = False) -> Iterator[tuple[bytes, Row]]:
-        """The rows whose keys begin with a text."""
-        start = beginning.encode() if isinstance(beginning, str) else beginning
-        return self.rows(computation, start, after(start) if start else None, reverse)
-
-    def maps(self, computation: str, key: Any, field: str | None = None, reverse: bool = False) -> Iterator[tuple[str, Any, bytes]]:
-        """The entries of a key's MapStates, or of one field's: field, sub-key, and the value as bytes, in order."""
-        row_key = key_bytes(key)
-        start = maps_prefix(row_key) if field is None else sub_prefix(row_key, field)
-        shard = self.shard_of(computation, row_key)
-        for entry, raw in self.scan(computation, start, after(start), reverse=reverse, shard=shard):
-            yield *map_entry(row_key, entry), raw
-
-    def timers(self, computation: str, key: Any) -> list[Timer]:
-        """The timers of a key, each with what it holds."""
-        row = self.get(computation, key)
-        return [] if row is None else timers_of(row)
-
-    def hold(self, computation: str, key: Any) -> int | None:
-        """What the state of a key holds by itself."""
-        row = self.get(computation, key)
-        return None if row is None else hold_of(row)
-
-    def close(self) -> None:
-        """Lets go of what holds the epoch."""
-        raise NotImplementedError
-
-    def __enter__(self: _R) -> _R:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
 
 
 class AsOf(Reader):
