@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import random
-import shutil
 import threading
 import time
 from collections.abc import Callable
@@ -139,6 +138,10 @@ def backing(request: pytest.FixtureRequest, tmp_path: Path) -> dict[str, Any]:
     return {} if request.param == "log" else {"replicas": tmp_path / "replicas"}
 
 
+def readers_root(world: World, folder: Path) -> Path:
+    return replica.replica_root(world.log.identity().id, str(folder)) / "readers"
+
+
 def everything(found: AsOf | Following) -> dict[bytes, bytes]:
     return dict(found.scan("C", b"\x01", b"\xff" * 9))
 
@@ -244,7 +247,6 @@ def test_states_are_whole_with_their_maps_bound_and_outlive_their_epoch(backing)
             assert {number: dict(state.pages.items()) for number, state in every.items()} == maps
             assert {number: state.started for number, state in every.items()} == {number: number for number in range(5)}
             assert list(some) == [3] and dict(some[3].pages.range(1)) == {1: {"at": 1}, 2: {"at": 2}}
-            shutil.rmtree(backing["replicas"], ignore_errors=True) if backing else None  # the second checkpoint has another history
         else:
             assert every == maps and some == {3: maps[3]}
         assert none == {}
@@ -392,7 +394,7 @@ def test_a_replica_does_not_go_back_for_a_reader_of_an_older_epoch(tmp_path):
         world.commit_some()
     committed = Committed(world.log, replicas=tmp_path)
     assert everything(committed.at()) == world.model
-    kept = replica.open_replica(tmp_path, "C", 0)
+    kept = replica.open_replica(readers_root(world, tmp_path), "C", 0)
     before = kept.stats()
     assert everything(committed.at(2)) == world.as_of[2]  # from the log
     assert kept.stats() == before
@@ -505,7 +507,7 @@ def test_an_epoch_that_is_not_there_is_an_error_that_says_which_are():
 # --- damage
 
 
-def test_what_the_newest_manifest_names_and_is_missing_or_broken_is_damage(backing, tmp_path):
+def test_what_the_newest_manifest_names_and_is_missing_or_broken_is_damage(backing):
     for how in ("missing", "broken"):
         world = World(shards=1)
         world.commit({ROW + b"a": row(b"1")})
@@ -515,12 +517,8 @@ def test_what_the_newest_manifest_names_and_is_missing_or_broken_is_damage(backi
             world.storage.delete([name])
         else:
             world.storage.objects[name] = world.storage.objects[name].replace(b"a", b"x")
-        options = {"replicas": tmp_path / how} if backing else {}
-        for found in (
-            Committed(world.log, **options).at(),
-            Committed(world.log, **options).at(0),
-            Committed(world.log, **options).newest(),
-        ):
+        committed = Committed(world.log, **backing)
+        for found in (committed.at(), committed.at(0), committed.newest()):
             with pytest.raises(DamageError, match=name):
                 found.get("C", "a")
         with pytest.raises(DamageError, match=name):
@@ -646,7 +644,7 @@ def test_a_map_does_not_grow_under_somebody_who_reads(tmp_path):
     """Growing moves it, and what was held would point to nowhere: the log answers instead, and when nobody holds on, the replica does again."""
     world = World(shards=1)
     world.commit({ROW + b"a": row(b"1")})
-    small = replica.open_replica(tmp_path, "C", 0, map_size=1 << 20)
+    small = replica.open_replica(readers_root(world, tmp_path), "C", 0, map_size=1 << 20)
     committed = Committed(world.log, replicas=tmp_path)
     with committed.newest() as held:
         assert held.get("C", "a") == Row(b"1")

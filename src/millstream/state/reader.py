@@ -12,7 +12,7 @@ Rules
 3. A scan of `at()` that is overtaken goes on behind the last key that it gave, at a newer epoch: every key comes once and in order, each as of an epoch
    that was the newest meanwhile, later keys never as of an earlier epoch. Whoever needs one cut through all of them uses `steady`, or `at(epoch)`.
 4. The log answers without reading whole segments (`state/blocks.py`). With `replicas=` an LMDB copy on this host answers (`state/replica.py`), brought
-   up to date when it is asked, and holds its epoch: what it has begun to answer cannot be overtaken. The folder must not be that of the workers.
+   up to date when it is asked, and holds its epoch: what it has begun to answer cannot be overtaken. It is not the workers' copy, whatever the folder.
 5. Readers are safe for threads, and share what is in memory. Close one that uses replicas, or forget it: it holds pages.
 """
 
@@ -169,7 +169,8 @@ class Committed:
     def __init__(self, log: ManifestLog, *, replicas: str | Path | None = None, memory: int = LIMIT) -> None:
         self.log = log
         self.segments = Segments(log.storage, memory)
-        self._replicas = None if replicas is None else Path(replicas)
+        self._folder = replicas
+        self._replicas: Path | None = None
         self._known = False
 
     def at(self, epoch: int | None = None) -> AsOf | Following:
@@ -224,9 +225,11 @@ class Committed:
         """The entries of a shard as of a manifest: from a replica, if there is to be one and it can, or from the log."""
         state = manifest.computations[computation]
         chain = state.shards[shard].segments
-        if self._replicas is not None:
-            from millstream.state.replica import READERS_MAP_SIZE, open_replica
+        if self._folder is not None:
+            from millstream.state.replica import READERS_MAP_SIZE, open_replica, replica_root
 
+            if self._replicas is None:
+                self._replicas = replica_root(self.log.identity().id, str(self._folder)) / "readers"
             replica = open_replica(self._replicas, state.lineage or computation, shard, READERS_MAP_SIZE)
             held = replica.held(self.log.storage, chain, manifest)
             if held is not None:
