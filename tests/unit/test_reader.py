@@ -27,9 +27,11 @@ from millstream.state import folding, reader, replica, segment
 from millstream.state.codec import msgpack
 from millstream.state.folding import adopt, collect, fold, unit_name
 from millstream.state.manifest import KEEP, ComputationState, Manifest, ManifestLog, ShardState, manifest_name
+from millstream.state.parcel import read_slice
 from millstream.state.reader import AsOf, Committed, Following, latest, steady
 from millstream.state.rows import states
 from millstream.state.segment import SegmentRef, encode_segment, runs
+from millstream.state.storage import LocalStorage
 
 Delta = dict[bytes, bytes | None]
 
@@ -264,6 +266,24 @@ def test_an_unknown_computation_and_an_empty_checkpoint_are_named(backing):
     with pytest.raises(CheckpointError, match=r"no computation called 'Cuont'\. It has: Count"):
         found.get("Cuont", "a")
     assert found.get("Count", "a") is None and list(found.rows("Count")) == []
+
+
+def test_a_checkpoint_of_version_0_1_is_read_to_its_last_entry(backing):
+    """Identity, manifests, segments and parcels."""
+    storage = LocalStorage(Path(__file__).parent.parent / "data" / "checkpoint-0.1" / "checkpoint")
+    log = ManifestLog(storage)
+    assert log.identity().pipeline == "old" and log.storage.list("runs")
+    committed, count = Committed(log, **backing), 0
+    for epoch in log.epochs():
+        with committed.at(epoch) as found:
+            for name in found.computations:
+                for number, shard in enumerate(found.computation(name).shards):
+                    expected = [entry for entry in segment.merge(storage, shard.segments, drop_deleted=True) if entry[0] >= b"\x01"]
+                    assert list(found.scan(name, b"\x01", b"\xff" * 9, shard=number)) == expected
+                    count += len(expected)
+            for parcel in found.manifest.pending:
+                assert all(len(read_slice(storage, parcel, shard)) for shard in parcel.slices)
+    assert count > 100
 
 
 # --- what it costs

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import threading
 
+import msgspec
 import pytest
 from unitkit import MemoryStorage
 
+from millstream.state import alive
 from millstream.state import runs as runs_module
 from millstream.state.runs import Runs, refuse, run_number
 from millstream.state.storage import LocalStorage
@@ -56,7 +58,7 @@ def test_a_run_whose_checkpoint_was_deleted_finds_out():
     assert not runs.has_claim(token) and not runs.is_there(token)
 
 
-@pytest.mark.parametrize("said", [b"", b"3-aa", b"3-aa soon", b"\xff 5"], ids=repr)
+@pytest.mark.parametrize("said", [b"", b"3-aa", b"3-aa soon", b"\xff 5", b"3-aa 1700000000.0 2", b"3-aa 1700000000.0 x"], ids=repr)
 def test_a_claim_that_does_not_say_when_is_no_error(said):
     runs = Runs(MemoryStorage())
     assert runs.last_claim() is None
@@ -64,6 +66,26 @@ def test_a_claim_that_does_not_say_when_is_no_error(said):
     assert runs.last_claim() > 1_600_000_000
     runs.storage.put("runs/0000000003", said)
     assert runs.last_claim() is None
+    assert run_number(runs.claim(None)) == 4  # the name counts
+
+
+def test_a_claim_of_version_0_1_says_when_and_ours_is_read_by_it():
+    runs = Runs(MemoryStorage())
+    runs.storage.put("runs/0000000001", b"1-a3f09c11 1700000000.123")
+    assert runs.last_claim() == 1700000000.123
+    runs.claim(None)
+    assert float(runs.storage.read("runs/0000000002").decode().split(" ")[1]) == runs.last_claim()
+
+
+def test_a_sign_of_a_later_version_is_passed_over():
+    storage = MemoryStorage()
+    sign = alive.Alive("1-a", 5, "host", 7, "running", waits_for="files")
+    alive.say(storage, sign)
+    assert alive.last_sign(storage) == sign
+    alive.say(storage, msgspec.structs.replace(sign, format=2))
+    assert alive.last_sign(storage) is None
+    storage.put(alive.NAME, b'{"run":"1-a","at":5,"host":"host","pid":7,"state":"running","waits_for":"files"}')  # as 0.1 wrote it
+    assert alive.last_sign(storage) == sign
 
 
 def test_claims_of_long_ago_are_removed(monkeypatch):

@@ -23,11 +23,11 @@ from millstream.core.outcome import LateRecord
 from millstream.core.time import BEGINNING
 from millstream.core.watermark import Progress
 from millstream.errors import CheckpointError, DamageError
+from millstream.state import formats
 from millstream.state.runs import Runs
 from millstream.state.segment import SegmentRef
 from millstream.state.storage import Storage
 
-FORMAT = 2
 KEEP = 10
 
 
@@ -95,7 +95,7 @@ class Manifest(msgspec.Struct):
     refused: int = 0  # writes of runs that had been replaced
     outside: int = 0  # how many epochs up to this one were run outside the query, and so have no number in Spark's log
     settle: bool = False  # run outside the query, at the end of a bounded run: no input, and what the last input made due
-    format: int = FORMAT
+    format: int = formats.MANIFEST.newest
 
     @property
     def batch(self) -> int | None:
@@ -123,7 +123,7 @@ class Identity(msgspec.Struct, frozen=True):
     pipeline: str
     shards: int
     injectors: list[str]
-    format: int = FORMAT
+    format: int = formats.IDENTITY.newest
 
 
 def edge_name(stream: str, computation: str) -> str:
@@ -141,17 +141,17 @@ def _seal(value: Any) -> bytes:
     return body + b"\n%08x\n" % crc32(body)
 
 
-def _open(data: bytes, name: str, type: Any) -> Any:
+def _open(data: bytes, name: str, type: Any, known: formats.Format) -> Any:
     body, _, rest = data.partition(b"\n")
     if rest.strip() != b"%08x" % crc32(body):
         raise DamageError(f"{name} is damaged: its checksum does not match. Restore it from a copy, or start with a new checkpoint.")
+    formats.check_json(body, name, known)
     try:
-        found = msgspec.json.decode(body, type=type)
-    except msgspec.ValidationError as error:
-        raise DamageError(f"{name} was written by another version of Millstream: {error}") from error
-    if found.format != FORMAT:
-        raise CheckpointError(f"{name} has format {found.format}; this version of Millstream reads format {FORMAT}.")
-    return found
+        return msgspec.json.decode(body, type=type)
+    except msgspec.MsgspecError as error:
+        raise DamageError(
+            f"{name} is whole and says a format that is known, but it has another shape: {error}. Restore it from a copy, or start with a new checkpoint."
+        ) from error
 
 
 class ManifestLog:
@@ -191,7 +191,7 @@ class ManifestLog:
         """What the checkpoint says of itself."""
         if not self.storage.exists("identity.json"):
             raise CheckpointError(f"{self.storage.url} is not a checkpoint of Millstream: it has no identity.json.")
-        found: Identity = _open(self.storage.read("identity.json"), f"{self.storage.url}/identity.json", Identity)
+        found: Identity = _open(self.storage.read("identity.json"), f"{self.storage.url}/identity.json", Identity, formats.IDENTITY)
         return found
 
     def epochs(self) -> list[int]:
@@ -208,7 +208,7 @@ class ManifestLog:
     def read(self, epoch: int) -> Manifest:
         """One manifest, checked."""
         name = manifest_name(epoch)
-        found: Manifest = _open(self.storage.read(name), f"{self.storage.url}/{name}", Manifest)
+        found: Manifest = _open(self.storage.read(name), f"{self.storage.url}/{name}", Manifest, formats.MANIFEST)
         if found.epoch != epoch:
             raise DamageError(f"{self.storage.url}/{name} says it is epoch {found.epoch}")
         return found

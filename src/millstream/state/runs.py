@@ -2,7 +2,7 @@
 
 Rules
 1. `runs/<number>` is created exclusively at the start of a run. Numbers grow, without gaps above the newest: whoever finds the number behind its own has
-   been replaced. A claim says the run's token and when it began (`<token> <seconds>`); what stands behind that is for later versions.
+   been replaced. A claim says the run's token, when it began, and its format (`<token> <seconds> <format>`; 0.1 did not say the last).
 2. A token is `<number>-<random>`. Whatever a run makes carries it, or its number.
 3. One that has been replaced writes nothing. It leaves `refused/<number>-...` instead, an empty object; the owner counts those, and removes them.
 4. Claims decide who may go on, never what is committed: that is for the manifests, which are created exclusively. A run that is older than the last
@@ -15,6 +15,7 @@ import secrets
 import time
 
 from millstream.errors import MillstreamError
+from millstream.state import formats
 from millstream.state.storage import Storage
 
 KEPT_CLAIMS = 1000
@@ -52,7 +53,7 @@ class Runs:
         while True:
             number += 1
             token = f"{number}-{secrets.token_hex(4)}"
-            if self.storage.create(_claim_name(number), f"{token} {time.time():.3f}".encode()):
+            if self.storage.create(_claim_name(number), f"{token} {time.time():.3f} {formats.CLAIM.newest}".encode()):
                 self.storage.delete(_claim_name(old) for old in self._numbers() if old < number - KEPT_CLAIMS)
                 return token
 
@@ -60,8 +61,10 @@ class Runs:
         """When the newest run began (seconds since 1970, by its claim's own word); None if there is none, or it does not say."""
         names = self.storage.list(_CLAIMS)
         try:
-            return float(self.storage.read(max(names)).decode().split(" ")[1]) if names else None
-        except (IndexError, ValueError, MillstreamError):
+            _, at, *more = self.storage.read(max(names)).decode().split(" ") if names else ("", "")
+            formats.CLAIM.check(max(names), int(more[0]) if more else formats.CLAIM.oldest)
+            return float(at)
+        except (ValueError, MillstreamError):
             return None
 
     def superseded(self, token: str) -> bool:

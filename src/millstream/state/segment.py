@@ -80,7 +80,7 @@ def read_blocks(storage: Storage, ref: SegmentRef) -> Iterator[Block]:
     """The blocks of a segment, which is read whole and checked to its last byte."""
     data = _read(storage, ref, 0, ref.length)
     if len(data) != ref.length or not data.startswith(MAGIC):
-        raise _damaged(storage, ref, "it is cut short or not a segment")
+        raise _damaged(storage, ref, "it is cut short, or no segment of a format that this version of Millstream reads")
     at, seen = len(MAGIC), 0
     while True:
         if at + _HEAD.size > len(data):
