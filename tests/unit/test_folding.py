@@ -372,9 +372,25 @@ def test_minutes_at_sixty_epochs_a_second_keeps_few_and_reads_each_manifest_once
             collect(log, manifest)
             most = max(most, len(log.epochs()))
     assert 60 <= most <= KEEP + 62
-    assert len(log.times) <= most + 20 and len(log.names) <= most + 20
+    known = log.collection
+    assert len(known.times) <= most + 20 and len(known.names) <= most + 20
+    assert (known.rounds, known.manifests) == (600, 60 * 200 - len(log.epochs()))
     reads = [name for name in log.storage.reads if name.startswith("manifests/")]
     assert len(reads) == len(set(reads)) and len(reads) < 60 * 200 * 0.6
+
+
+def test_the_chains_of_a_manifest_are_counted_without_reading():
+    storage = MemoryStorage()
+    long = [write_delta(storage, epoch, {b"%02d" % epoch: b"v"}) for epoch in range(MAX_RUNS + 1)]
+    short = fold(storage, long[:3], True, 3)
+    shards = [ShardState(long), ShardState(short), ShardState()]
+    manifest = Manifest(MAX_RUNS, "run", 0, [(0, "run")], computations={"C": ComputationState(shards=shards), "D": ComputationState()})
+    storage.reads.clear()
+    found = folding.stats(manifest)
+    size = sum(ref.length for ref in long)
+    assert found["C"] == folding.ChainStats(MAX_RUNS + 2, size + short[0].length, MAX_RUNS + 4, MAX_RUNS + 1, size)
+    assert found["D"] == folding.ChainStats(0, 0, 0, 0, 0)
+    assert storage.reads == []
 
 
 def test_a_clock_that_was_wrong_keeps_nothing_for_ever():

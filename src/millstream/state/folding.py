@@ -18,6 +18,8 @@ import secrets
 import sys
 from collections.abc import Iterable, Sequence
 
+import msgspec
+
 from millstream.errors import DamageError
 from millstream.state.manifest import KEEP, Manifest, ManifestLog, manifest_name
 from millstream.state.runs import run_number
@@ -111,7 +113,7 @@ def collect(
     in_flight: finished folds that the next manifest may adopt. folding_since: the epoch in which a fold still under way began.
     window: for how long (milliseconds) a manifest of each second is kept.
     """
-    storage = log.storage
+    storage, known = log.storage, log.collection
     epochs = [epoch for epoch in log.epochs() if epoch <= newest.epoch]
     recent = [epoch for epoch in epochs if newest.epoch - KEEP < epoch]
     if not recent:
@@ -119,28 +121,58 @@ def collect(
     _note(log, newest)
     lasting: dict[int, int] = {}
     for epoch in epochs:
-        if epoch in log.times or _noted(log, epoch):
-            now = log.times[epoch]
+        if epoch in known.times or _noted(log, epoch):
+            now = known.times[epoch]
             if abs(newest.now - now) < window:  # a clock may have been put back
                 lasting.setdefault(second_of(now), epoch)
-    kept = {*recent, *(epoch for epoch in lasting.values() if epoch in log.names or _noted(log, epoch))}
+    kept = {*recent, *(epoch for epoch in lasting.values() if epoch in known.names or _noted(log, epoch))}
     needed = set(in_flight)
     for epoch in kept:
-        needed |= log.names[epoch] if epoch in log.names else _note(log, log.read(epoch))
+        needed |= known.names[epoch] if epoch in known.names else _note(log, log.read(epoch))
     limit = recent[0] if folding_since is None else min(recent[0], folding_since)
     gone = [name for name in storage.list(UNITS) if name not in needed and made_in(name) < limit]
-    storage.delete(manifest_name(epoch) for epoch in epochs if epoch not in kept)
+    old = [epoch for epoch in epochs if epoch not in kept]
+    storage.delete(map(manifest_name, old))
     storage.delete(gone)
-    for noted in (log.times, log.names):
-        for epoch in [epoch for epoch in noted if epoch not in kept and epoch <= newest.epoch]:
-            del noted[epoch]
+    for epoch in old:
+        known.times.pop(epoch, None)
+        known.names.pop(epoch, None)
+    known.rounds += 1
+    known.objects += len(gone)
+    known.manifests += len(old)
     return len(gone)
+
+
+class ChainStats(msgspec.Struct, frozen=True):
+    """The log of one computation: its segments, their bytes and entries, the runs of its longest chain, and how many bytes are due to be folded."""
+
+    segments: int
+    bytes: int
+    entries: int
+    longest: int
+    due: int
+
+
+def stats(manifest: Manifest) -> dict[str, ChainStats]:
+    """How long the chains of each computation are. Nothing is read."""
+    found = {}
+    for name, state in manifest.computations.items():
+        chains = [shard.segments for shard in state.shards]
+        every = [ref for chain in chains for ref in chain]
+        found[name] = ChainStats(
+            len(every),
+            sum(ref.length for ref in every),
+            sum(ref.entries for ref in every),
+            max((len(runs(chain)) for chain in chains), default=0),
+            sum(ref.length for chain in chains for ref in to_fold(chain)),
+        )
+    return found
 
 
 def _note(log: ManifestLog, manifest: Manifest) -> frozenset[str]:
     """Notes what collection wants to know of a manifest, which never changes."""
-    log.times[manifest.epoch] = manifest.now
-    log.names[manifest.epoch] = names = frozenset(map(sys.intern, named_by(manifest)))
+    log.collection.times[manifest.epoch] = manifest.now
+    log.collection.names[manifest.epoch] = names = frozenset(map(sys.intern, named_by(manifest)))
     return names
 
 

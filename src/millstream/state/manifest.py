@@ -154,14 +154,24 @@ def _open(data: bytes, name: str, type: Any, known: formats.Format) -> Any:
         ) from error
 
 
+class Collection(msgspec.Struct):
+    """What collection (`state/folding.py`) knows of the manifests that are kept, their times and the objects that they name, and what it has done:
+    how often it ran, and how many objects and manifests it removed."""
+
+    times: dict[int, int] = {}
+    names: dict[int, frozenset[str]] = {}
+    rounds: int = 0
+    objects: int = 0
+    manifests: int = 0
+
+
 class ManifestLog:
     """The manifests of a checkpoint."""
 
     def __init__(self, storage: Storage) -> None:
         self.storage = storage
         self.runs = Runs(storage)
-        self.times: dict[int, int] = {}  # for collection: the time of manifests that are kept,
-        self.names: dict[int, frozenset[str]] = {}  # and the objects that they name
+        self.collection = Collection()
 
     def identify(self, pipeline: str, shards: int | None, default_shards: int, injectors: list[str]) -> Identity:
         """The checkpoint's identity, written now if it is new. Says no to another pipeline or shard count."""
@@ -249,8 +259,8 @@ class ManifestLog:
         name, data = manifest_name(manifest.epoch), _seal(manifest)
         if not exclusive:
             self.storage.delete([name])
-            self.names.pop(manifest.epoch, None)
+            self.collection.names.pop(manifest.epoch, None)
         done = self.storage.create(name, data) or self.storage.read(name) == data
         if done:
-            self.times[manifest.epoch] = manifest.now
+            self.collection.times[manifest.epoch] = manifest.now
         return done
