@@ -11,10 +11,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from unitkit import MemoryStorage, write_delta
 
+import millstream as ms
 from millstream.errors import DamageError
 from millstream.state import folding
 from millstream.state.folding import MAX_RUNS, adopt, collect, fold, made_in, named_by, to_fold, unit_name
 from millstream.state.manifest import KEEP, ComputationState, Manifest, ManifestLog, ShardState
+from millstream.state.memory import MemoryStorage as SimulatedStorage
 from millstream.state.segment import SegmentRef, merge, read_run, runs
 
 
@@ -474,3 +476,33 @@ def test_collection_leaves_a_fold_alone_that_is_still_under_way(tmp_path):
     adopted = folds.adopt("C", 0, chain)
     assert adopted != chain
     assert len(dict(merge(storage, adopted, drop_deleted=True))) == len(chain)
+
+
+class Sum(ms.Computation):
+    State = int
+
+    def process_record(self, record: ms.Record) -> None:
+        self.state += record.value["n"]
+        self.produce(self.state)
+
+
+def test_the_fault_kit_goes_through_collection(monkeypatch):
+    """Its runs are short, so fewer manifests are kept; its clock stands nearly still, so one second's first manifest lasts."""
+    removed: dict[str, int] = {"manifests": 0, "units": 0}
+    delete = SimulatedStorage.delete
+
+    def counted(self: SimulatedStorage, names: Any) -> None:
+        for name in (names := list(names)):
+            if name in self.objects:
+                removed[name.split("/")[0]] = removed.get(name.split("/")[0], 0) + 1
+        delete(self, names)
+
+    monkeypatch.setattr(SimulatedStorage, "delete", counted)
+    monkeypatch.setattr(folding, "KEEP", 2)
+    p = ms.Pipeline("sums")
+    source = ms.sources.files("nowhere", schema="key string, at long, n long", format="json")
+    sums = p.compute(Sum, p.inject("in", source, timestamp="at"), key="key", produces="sums")
+    p.emit(sums, ms.sinks.memory())
+    rows = [("in", {"key": f"k{n % 5}", "at": n * 10, "n": n}) for n in range(120)]
+    ms.testing.assert_exactly_once(p, rows, seeds=range(40))
+    assert removed["manifests"] > 5 and removed["units"] > 5, removed
