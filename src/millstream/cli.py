@@ -200,11 +200,9 @@ def _state(args: argparse.Namespace) -> int:
     log = _log(args)
     keys = None if args.key is None else inspect.keys_of(args.key)
     if keys is None:
-        found = inspect.steady(log, lambda m: inspect.listed(log.storage, m, args.computation, args.limit, unpickle=args.unpickle))
+        found = inspect.steady(log, lambda m: inspect.listed(m, args.computation, args.limit, unpickle=args.unpickle))
     else:
-        found = inspect.steady(
-            log, lambda m: inspect.looked_up(log.storage, m, args.computation, keys, entries=args.limit, unpickle=args.unpickle)
-        )
+        found = inspect.steady(log, lambda m: inspect.looked_up(m, args.computation, keys, entries=args.limit, unpickle=args.unpickle))
         if not found.rows:
             tried = " nor ".join(f"{key!r} ({type(key).__name__})" for key in keys)
             raise CheckpointError(

@@ -6,6 +6,7 @@
     ├── DefinitionError        the author of the pipeline: the graph, a key, a name is wrong. Found before any record is read
     ├── CheckpointError        the operator: the checkpoint does not belong to this pipeline, or cannot go on
     │   ├── DamageError        the operator: an object in the checkpoint is missing or its bytes changed
+    │   ├── Overtaken          whoever reads old state: the epoch has been collected meanwhile; read a newer one
     │   └── Fenced             nobody: another driver owns the checkpoint now, this one stopped
     ├── InputError             whoever feeds the stream: a null key, a corrupt file, a value that does not fit
     ├── HookError              the author of the computation: a hook raised, a value cannot be encoded
@@ -37,7 +38,13 @@ class CheckpointError(MillstreamError):
 
 
 class DamageError(CheckpointError):
-    """An object of the checkpoint is missing or damaged."""
+    """An object of the checkpoint is missing or damaged. `object`: its name, where a manifest names it."""
+
+    object: str | None = None
+
+
+class Overtaken(CheckpointError):
+    """An epoch that somebody reads has been collected meanwhile. Nothing is damaged: read a newer one."""
 
 
 class Fenced(CheckpointError):
@@ -83,6 +90,7 @@ BY_NAME: dict[str, type[MillstreamError]] = {
         DefinitionError,
         CheckpointError,
         DamageError,
+        Overtaken,
         Fenced,
         InputError,
         HookError,

@@ -16,15 +16,12 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from millstream.core.keys import key_bytes, key_of, shard_of
-from millstream.core.layout import ROW, after, decode_row, sub_prefix
-from millstream.core.mapstate import MapState
 from millstream.engine.program import Program, Worker
 from millstream.errors import DefinitionError
 from millstream.sources import Files
 from millstream.state import alive
-from millstream.state.manifest import Manifest
-from millstream.status import inspect
+from millstream.state.reader import steady
+from millstream.state.rows import states
 from millstream.status.narrator import Narrator
 from millstream.status.report import Status, status_of
 
@@ -97,27 +94,9 @@ class Handle:
         if computation not in self._program.topology.by_name:
             known = ", ".join(self._program.topology.by_name)
             raise DefinitionError(f"no computation is called {computation!r}; there are: {known}")
-        found: dict[Any, Any] = inspect.steady(self._epochs.log, lambda manifest: self._states(manifest, computation, key))
-        return found if key is None else found.get(key)
-
-    def _states(self, manifest: Manifest, computation: str, key: Any) -> dict[Any, Any]:
         kind = Worker(self._program).make(computation)[1]
-        known = manifest.computations.get(computation)
-        shards = known.shards if known is not None else []
-        row_key = None if key is None else key_bytes(key)
-        found: dict[Any, Any] = {}
-        for number, shard in enumerate(shards):
-            if row_key is not None and number != shard_of(row_key, len(shards)):
-                continue
-            start, stop = (ROW, after(ROW)) if row_key is None else (ROW + row_key, ROW + row_key + b"\0")
-            for entry, raw in inspect.scan(self._epochs.storage, shard.segments, start, stop):
-                state = kind.fresh() if kind.is_map else kind.decode(decode_row(raw).state)
-                for field, sub in kind.maps(state):
-                    prefix = sub_prefix(entry[len(ROW) :], field)
-                    entries = dict(inspect.scan(self._epochs.storage, shard.segments, prefix, after(prefix)))
-                    sub.bind(_Read(entries), prefix, kind.encode_sub, kind.decode_sub)
-                found[key_of(entry[len(ROW) :].decode())] = dict(state.items()) if isinstance(state, MapState) else state
-        return found
+        found = steady(self._epochs.log, lambda cut: states(cut, computation, kind, None if key is None else [key]))
+        return found if key is None else found.get(key)
 
     def output(self, stream: str | None = None) -> list[tuple[Any, Any, int]]:
         """What a stream has sent to its sink so far: (key, value, timestamp). Without a name, of the only stream that goes to a sink.
@@ -197,19 +176,6 @@ class Handle:
 
     def _last_word(self) -> str:
         return "failed" if self._run.error is not None else "stopped" if self._run.stopping else "ended"
-
-
-class _Read:
-    """Entries that were read, as a MapState wants them."""
-
-    def __init__(self, entries: dict[bytes, bytes]) -> None:
-        self._entries = entries
-
-    def get(self, key: bytes) -> bytes | None:
-        return self._entries.get(key)
-
-    def scan(self, start: bytes, stop: bytes, reverse: bool = False) -> Any:
-        return ((key, self._entries[key]) for key in sorted(self._entries, reverse=reverse) if start <= key < stop)
 
 
 def _waits_for(source: Any) -> str:

@@ -11,10 +11,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from unitkit import MemoryStorage, write_delta
 
+import millstream as ms
 from millstream.errors import DamageError
 from millstream.state import folding
 from millstream.state.folding import MAX_RUNS, adopt, collect, fold, made_in, named_by, to_fold, unit_name
 from millstream.state.manifest import KEEP, ComputationState, Manifest, ManifestLog, ShardState
+from millstream.state.memory import MemoryStorage as SimulatedStorage
 from millstream.state.segment import SegmentRef, merge, read_run, runs
 
 
@@ -192,6 +194,7 @@ class Driver:
 
     def __init__(self, log: ManifestLog, token: str, rng: random.Random) -> None:
         self.log, self.token, self.rng = log, token, rng
+        self.now, self.window = 0, rng.choice([0, 3000, 60_000])
         self.latest = log.latest()
         self.done: tuple[list[SegmentRef], list[SegmentRef]] | None = None  # a fold that waits for adoption
 
@@ -214,7 +217,8 @@ class Driver:
         part = {"staged": unit_name(number, "rows"), "rows": 1, "in_checkpoint": True}
         storage.put(part["staged"], b"rows")
         state = ComputationState(shards=[ShardState(chain)])
-        manifest = Manifest(number, self.token, 0, [(0, self.token)], computations={"C": state}, sinks={"out": [part]})
+        self.now += self.rng.choice([0, 16, 16, 300, 1000, 40_000])
+        manifest = Manifest(number, self.token, self.now, [(0, self.token)], computations={"C": state}, sinks={"out": [part]})
         if not self.log.commit(manifest):
             return False
         self.latest = manifest
@@ -227,7 +231,9 @@ class Driver:
             self.done = list(chosen), fold(self.log.storage, chosen, chosen[0] == chain[0], self.latest.epoch)
 
     def collect(self) -> int:
-        return 0 if self.latest is None else collect(self.log, self.latest, [ref.name for ref in self.done[1]] if self.done else [])
+        if self.latest is None:
+            return 0
+        return collect(self.log, self.latest, [ref.name for ref in self.done[1]] if self.done else [], window=self.window)
 
 
 def assert_whole(log: ManifestLog) -> None:
@@ -275,6 +281,7 @@ def test_a_replaced_driver_never_removes_what_its_successor_made(seed, acts):
 def test_collection_removes_leftovers_and_manifests_beyond_the_last_few():
     log = ManifestLog(MemoryStorage())
     driver = Driver(log, "run", random.Random(1))
+    driver.window = 0
     dead = []
     for epoch in range(3 * KEEP):
         driver.epoch()
@@ -314,10 +321,103 @@ def test_collection_with_a_manifest_that_is_no_longer_kept_does_nothing():
     early = driver.latest
     for _ in range(3 * KEEP):
         driver.epoch()
+    driver.window = 0
     driver.collect()
     before = dict(log.storage.objects)
     assert collect(log, early) == 0
     assert log.storage.objects == before
+
+
+def commit_at(log: ManifestLog, epoch: int, now: int) -> Manifest:
+    """An epoch that names one object of its own."""
+    name = unit_name(epoch, "0")
+    log.storage.put(name, b"x")
+    shard = ShardState([SegmentRef(name, 0, 1, 1, epoch, epoch)])
+    manifest = Manifest(epoch, "run", now, [(0, "run")], computations={"C": ComputationState(shards=[shard])})
+    assert log.commit(manifest)
+    return manifest
+
+
+def dumb_kept(times: dict[int, int], window: int) -> set[int]:
+    """The rule, from all epochs that there ever were."""
+    newest = max(times)
+    kept = {epoch for epoch in times if epoch > newest - KEEP}
+    for second in {now // 1000 for now in times.values()}:
+        first = min(epoch for epoch, now in times.items() if now // 1000 == second)
+        if times[newest] - times[first] < window:
+            kept.add(first)
+    return kept
+
+
+@settings(max_examples=80, deadline=None)
+@given(st.lists(st.integers(0, 2500), min_size=1, max_size=80), st.sampled_from([0, 1, 5000, 60_000]), st.integers(1, 25), st.booleans())
+def test_kept_are_the_last_few_and_the_first_of_each_second(steps, window, every, restarts):
+    log = ManifestLog(MemoryStorage())
+    times, now = {}, 0
+    for epoch, step in enumerate(steps):
+        now += step
+        times[epoch] = now
+        manifest = commit_at(log, epoch, now)
+        if epoch % every == 0:
+            collect(ManifestLog(log.storage) if restarts else log, manifest, window=window)
+            assert set(log.epochs()) == dumb_kept(times, window)
+            assert_whole(log)
+            assert len(log.storage.list("units")) == len(log.epochs())
+
+
+def test_minutes_at_sixty_epochs_a_second_keeps_few_and_reads_each_manifest_once_at_the_most():
+    log = ManifestLog(MemoryStorage())
+    most = 0
+    for epoch in range(60 * 200):
+        manifest = commit_at(log, epoch, epoch * 1000 // 60)
+        if epoch % 20 == 0:
+            collect(log, manifest)
+            most = max(most, len(log.epochs()))
+    assert 60 <= most <= KEEP + 62
+    known = log.collection
+    assert len(known.times) <= most + 20 and len(known.names) <= most + 20
+    assert (known.rounds, known.manifests) == (600, 60 * 200 - len(log.epochs()))
+    reads = [name for name in log.storage.reads if name.startswith("manifests/")]
+    assert len(reads) == len(set(reads)) and len(reads) < 60 * 200 * 0.6
+
+
+def test_the_chains_of_a_manifest_are_counted_without_reading():
+    storage = MemoryStorage()
+    long = [write_delta(storage, epoch, {b"%02d" % epoch: b"v"}) for epoch in range(MAX_RUNS + 1)]
+    short = fold(storage, long[:3], True, 3)
+    shards = [ShardState(long), ShardState(short), ShardState()]
+    manifest = Manifest(MAX_RUNS, "run", 0, [(0, "run")], computations={"C": ComputationState(shards=shards), "D": ComputationState()})
+    storage.reads.clear()
+    found = folding.stats(manifest)
+    size = sum(ref.length for ref in long)
+    assert found["C"] == folding.ChainStats(MAX_RUNS + 2, size + short[0].length, MAX_RUNS + 4, MAX_RUNS + 1, size)
+    assert found["D"] == folding.ChainStats(0, 0, 0, 0, 0)
+    assert storage.reads == []
+
+
+def test_a_clock_that_was_wrong_keeps_nothing_for_ever():
+    log = ManifestLog(MemoryStorage())
+    for epoch in range(30):
+        commit_at(log, epoch, 10**12 + epoch * 1000)
+    for epoch in range(30, 60):
+        collect(log, commit_at(log, epoch, epoch * 1000), window=5000)
+    assert log.epochs() == list(range(60 - KEEP, 60))
+
+
+def test_a_manifest_that_somebody_else_removes_meanwhile_is_no_error():
+    class Vanishing(ManifestLog):
+        """Another driver removes the oldest manifest just before it is read."""
+
+        def read(self, epoch: int) -> Manifest:
+            self.storage.delete([f"manifests/{epoch:020d}.json"] if epoch < 15 else [])
+            return super().read(epoch)
+
+    log = Vanishing(MemoryStorage())
+    for epoch in range(30):
+        newest = commit_at(ManifestLog(log.storage), epoch, epoch * 1000)
+    collect(log, newest)
+    assert log.epochs() == list(range(15, 30))
+    assert_whole(log)
 
 
 class FakeSpark:
@@ -377,3 +477,33 @@ def test_collection_leaves_a_fold_alone_that_is_still_under_way(tmp_path):
     adopted = adopt(chain, done.chosen, done.made)
     assert adopted != chain
     assert len(dict(merge(storage, adopted, drop_deleted=True))) == len(chain)
+
+
+class Sum(ms.Computation):
+    State = int
+
+    def process_record(self, record: ms.Record) -> None:
+        self.state += record.value["n"]
+        self.produce(self.state)
+
+
+def test_the_fault_kit_goes_through_collection(monkeypatch):
+    """Its runs are short, so fewer manifests are kept; its clock stands nearly still, so one second's first manifest lasts."""
+    removed: dict[str, int] = {"manifests": 0, "units": 0}
+    delete = SimulatedStorage.delete
+
+    def counted(self: SimulatedStorage, names: Any) -> None:
+        for name in (names := list(names)):
+            if name in self.objects:
+                removed[name.split("/")[0]] = removed.get(name.split("/")[0], 0) + 1
+        delete(self, names)
+
+    monkeypatch.setattr(SimulatedStorage, "delete", counted)
+    monkeypatch.setattr(folding, "KEEP", 2)
+    p = ms.Pipeline("sums")
+    source = ms.sources.files("nowhere", schema="key string, at long, n long", format="json")
+    sums = p.compute(Sum, p.inject("in", source, timestamp="at"), key="key", produces="sums")
+    p.emit(sums, ms.sinks.memory())
+    rows = [("in", {"key": f"k{n % 5}", "at": n * 10, "n": n}) for n in range(120)]
+    ms.testing.assert_exactly_once(p, rows, seeds=range(40))
+    assert removed["manifests"] > 5 and removed["units"] > 5, removed

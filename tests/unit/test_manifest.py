@@ -10,6 +10,7 @@ from unitkit import MemoryStorage
 
 from millstream.core.watermark import Progress
 from millstream.errors import CheckpointError, DamageError
+from millstream.state import formats
 from millstream.state import manifest as manifest_module
 from millstream.state.manifest import (
     ComputationState,
@@ -131,18 +132,50 @@ def test_a_manifest_under_another_name_is_noticed(log):
         log.read(5)
 
 
-def test_another_format_is_told_from_damage(log):
+@pytest.mark.parametrize(
+    ("said", "message"),
+    [
+        (3, r"manifests/0+4\.json has format 3; this version of Millstream reads 2: upgrade Millstream\."),
+        (1, r"manifests/0+4\.json has format 1; this version of Millstream reads 2: run the version"),
+    ],
+)
+def test_another_format_is_told_from_damage(log, said, message):
     other = made()
-    other.format = 1
+    other.format = said
     log.commit(other)
-    with pytest.raises(CheckpointError, match="format 1") as caught:
+    with pytest.raises(CheckpointError, match=message) as caught:
         log.read(4)
     assert not isinstance(caught.value, DamageError)
 
 
-def test_a_sound_object_of_another_shape_is_damage(log):
-    log.storage.put(manifest_name(4), manifest_module._seal({"epoch": "four"}))
-    with pytest.raises(DamageError, match="another version"):
+def test_the_format_is_looked_at_before_the_types(log):
+    """A later version may have changed all of them. Nobody is told to restore a copy of what is whole."""
+    log.storage.put(manifest_name(4), manifest_module._seal({"format": 3, "epoch": "four", "runs": {}}))
+    log.storage.put("identity.json", manifest_module._seal({"format": 9}))
+    for read in (lambda: log.read(4), log.latest, log.identity, lambda: log.identify("p", None, 1, [])):
+        with pytest.raises(CheckpointError, match=r"has format [39]; .*upgrade") as caught:
+            read()
+        assert not isinstance(caught.value, DamageError)
+
+
+def test_the_version_before_is_read_and_the_one_before_that_is_not(log, monkeypatch):
+    monkeypatch.setattr(formats, "MANIFEST", formats.Format(2, 3))
+    log.commit(made())
+    assert log.read(4) == made()
+    newer = made(5)
+    newer.format = 3
+    log.commit(newer)
+    assert log.latest() == newer
+    monkeypatch.setattr(formats, "MANIFEST", formats.Format(3, 4))
+    assert log.latest() == newer
+    with pytest.raises(CheckpointError, match="has format 2; this version of Millstream reads 3 to 4: run the version"):
+        log.read(4)
+
+
+@pytest.mark.parametrize("shape", [{"epoch": "four", "format": 2}, {"epoch": 4}, {"format": "2"}, [], 7, {}], ids=repr)
+def test_a_sound_object_of_another_shape_is_damage(log, shape):
+    log.storage.put(manifest_name(4), manifest_module._seal(shape))
+    with pytest.raises(DamageError, match=r"another shape|does not say its format"):
         log.read(4)
 
 

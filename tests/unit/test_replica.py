@@ -120,6 +120,23 @@ def test_it_reads_only_what_it_is_behind(replica, log):
     assert log.storage.reads == []
 
 
+def test_it_counts_what_it_holds_and_what_that_cost(replica, log):
+    assert replica.stats() == replica_module.ReplicaStats(replica.stats().bytes, 0, 0, 0, 0)
+    log.commit({b"k%d" % i: b"v" for i in range(500)})
+    log.commit({b"k0": None})
+    everything(replica, log)
+    first = replica.stats()
+    assert (first.entries, first.loads, first.catch_ups, first.segments) == (499, 1, 0, 2)
+    assert first.bytes > 500 * 3
+    log.commit({b"more": b"v"})
+    everything(replica, log)
+    everything(replica, log)
+    second = replica.stats()
+    assert (second.entries, second.loads, second.catch_ups, second.segments) == (500, 1, 1, 3)
+    everything(replica, log, [(0, "other")])
+    assert replica.stats().loads == 2
+
+
 def test_an_epoch_without_a_delta_costs_no_read(replica, log):
     log.commit({b"a": b"1"})
     everything(replica, log)

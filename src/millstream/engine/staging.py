@@ -23,8 +23,9 @@ from millstream.engine.receipts import Delta, EpochOrder, Receipt
 from millstream.errors import Fenced, HookError
 from millstream.sinks.base import IdentifiedRow, SinkRow, TaskContext
 from millstream.state.folding import unit_name
-from millstream.state.manifest import Parcel, refuse, run_number, superseded
+from millstream.state.manifest import Parcel
 from millstream.state.parcel import StoredRow, encode_slice
+from millstream.state.runs import refuse, run_number, superseded
 from millstream.state.segment import SegmentRef, encode_segment
 from millstream.state.storage import Storage
 

@@ -14,8 +14,8 @@ from millstream.core import step
 from millstream.core.arrivals import Arrivals
 from millstream.core.authority import Edge, Standing, is_stored
 from millstream.core.guards import ALL_GUARDS, Guards
-from millstream.core.keys import key_bytes, shard_of
-from millstream.core.layout import ROW, decode_row, sub_prefix
+from millstream.core.keys import key_bytes, key_of, shard_of
+from millstream.core.layout import ROW, after, decode_row
 from millstream.core.outcome import Counts, Outcome
 from millstream.core.record import Timer
 from millstream.core.statekind import StateKind
@@ -29,6 +29,7 @@ from millstream.engine.program import Arrival, BodyBatch, Program, Worker
 from millstream.errors import DefinitionError, HookError
 from millstream.simulation.inputs import Injected
 from millstream.state.memory import MemoryStore
+from millstream.state.rows import bound
 
 
 class Emitted(msgspec.Struct, frozen=True):
@@ -224,19 +225,12 @@ class LocalEngine:
 
     def state(self, computation: str) -> dict[Any, Any]:
         """The committed state of every key."""
-        from millstream.core.keys import key_of
-
         kind = self._kind(computation)
-        found: dict[Any, Any] = {}
-        for shard in range(self.shards):
-            store = self.stores[computation, shard]
-            for entry, raw in store.scan(ROW, ROW + b"\xff" * 4):
-                row_key = entry[1:]
-                state = kind.fresh() if kind.is_map else kind.decode(decode_row(raw).state)
-                for field, sub in kind.maps(state):
-                    sub.bind(store, sub_prefix(row_key, field), kind.encode, kind.decode_sub)
-                found[key_of(row_key.decode())] = state
-        return found
+        return {
+            key_of(entry[len(ROW) :].decode()): bound(kind, entry[len(ROW) :], decode_row(raw), store)
+            for store in (self.stores[computation, shard] for shard in range(self.shards))
+            for entry, raw in store.scan(ROW, after(ROW))
+        }
 
     def timers(self, computation: str, key: Any) -> list[Timer]:
         """The timers of a key, in order of time."""

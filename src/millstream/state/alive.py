@@ -11,6 +11,7 @@ from __future__ import annotations
 import msgspec
 
 from millstream.errors import MillstreamError
+from millstream.state import formats
 from millstream.state.storage import Storage
 
 NAME = "alive.json"
@@ -30,6 +31,7 @@ class Alive(msgspec.Struct, frozen=True):
     records_per_second: float = 0.0
     epoch_millis: float = 0.0
     waits_for: str = ""
+    format: int = formats.SIGN.newest
 
     def is_alive(self, now: int) -> bool:
         """Whether a driver that gave this sign is likely to be at work still."""
@@ -47,6 +49,10 @@ def say(storage: Storage, sign: Alive) -> None:
 def last_sign(storage: Storage) -> Alive | None:
     """The last sign of the last driver; None if there is none, or none that can be read."""
     try:
-        return msgspec.json.decode(storage.read(NAME), type=Alive) if storage.exists(NAME) else None
+        if not storage.exists(NAME):
+            return None
+        sign = msgspec.json.decode(storage.read(NAME), type=Alive)
+        formats.SIGN.check(NAME, sign.format)
+        return sign
     except (MillstreamError, OSError, msgspec.MsgspecError):
         return None

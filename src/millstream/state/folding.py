@@ -5,22 +5,31 @@ Rules
    twice as large as what has been gathered. Every entry is rewritten about once per doubling of the state, and a chain stays short.
 2. A fold that reaches the oldest run is a snapshot: deletions are dropped, and it becomes the base.
 3. Folds happen beside the epochs; the next manifest adopts them. One that nobody adopts is a leftover like any other.
-4. An object's name begins with the epoch in which it was made. Collection after the commit of N removes only objects made
-   before the oldest manifest kept that no kept manifest names: a driver that has been replaced without noticing can
-   never remove what its successor made.
+4. Kept are the newest `KEEP` manifests and, for readers, the first of each second of the last `WINDOW`: at 60 epochs a second a reader has one that
+   lasts for a minute, and collection has at most some seventy to look at. Time is the manifests' own (`now`), so no clock is asked.
+5. An object's name begins with the epoch in which it was made. Collection after the commit of N removes only objects made before the newest `KEEP`
+   epochs that no kept manifest names: a driver that has been replaced without noticing can never remove what its successor made.
+6. A manifest goes before the objects that only it names. What is there can be read whole.
 """
 
 from __future__ import annotations
 
 import secrets
+import sys
 from collections.abc import Iterable, Sequence
 
-from millstream.state.manifest import KEEP, Manifest, ManifestLog, manifest_name, run_number
+import msgspec
+
+from millstream.errors import DamageError
+from millstream.state.manifest import KEEP, Manifest, ManifestLog, manifest_name
+from millstream.state.runs import run_number
 from millstream.state.segment import PIECE, Entry, SegmentRef, encode_segment, merge, runs
 from millstream.state.storage import Storage
 
 MAX_RUNS = 12
 UNITS = "units"
+WINDOW = 60_000  # milliseconds
+_SECOND = 1000
 
 
 def unit_name(epoch: int, label: str, token: str = "0-") -> str:
@@ -91,21 +100,86 @@ def named_by(manifest: Manifest) -> set[str]:
     return names
 
 
-def collect(log: ManifestLog, newest: Manifest, in_flight: Iterable[str] = (), folding_since: int | None = None) -> int:
-    """Removes manifests beyond the last few, and objects that nothing names. Returns how many objects went.
+def second_of(now: int) -> int:
+    """The second that a manifest's time is in: the first manifest of each is kept for a while."""
+    return now // _SECOND
+
+
+def collect(
+    log: ManifestLog, newest: Manifest, in_flight: Iterable[str] = (), folding_since: int | None = None, window: int = WINDOW
+) -> int:
+    """Removes manifests that are not kept any longer, and objects that nothing names. Returns how many objects went.
 
     in_flight: finished folds that the next manifest may adopt. folding_since: the epoch in which a fold still under way began.
+    window: for how long (milliseconds) a manifest of each second is kept.
     """
-    storage = log.storage
-    epochs = log.epochs()
-    kept = [epoch for epoch in epochs if newest.epoch - KEEP < epoch <= newest.epoch]
-    if not kept:
+    storage, known = log.storage, log.collection
+    epochs = [epoch for epoch in log.epochs() if epoch <= newest.epoch]
+    recent = [epoch for epoch in epochs if newest.epoch - KEEP < epoch]
+    if not recent:
         return 0
-    needed = set(in_flight) | named_by(newest)
-    for epoch in kept[:-1]:
-        needed |= named_by(log.read(epoch))
-    limit = kept[0] if folding_since is None else min(kept[0], folding_since)
+    _note(log, newest)
+    lasting: dict[int, int] = {}
+    for epoch in epochs:
+        if epoch in known.times or _noted(log, epoch):
+            now = known.times[epoch]
+            if abs(newest.now - now) < window:  # a clock may have been put back
+                lasting.setdefault(second_of(now), epoch)
+    kept = {*recent, *(epoch for epoch in lasting.values() if epoch in known.names or _noted(log, epoch))}
+    needed = set(in_flight)
+    for epoch in kept:
+        needed |= known.names[epoch] if epoch in known.names else _note(log, log.read(epoch))
+    limit = recent[0] if folding_since is None else min(recent[0], folding_since)
     gone = [name for name in storage.list(UNITS) if name not in needed and made_in(name) < limit]
+    old = [epoch for epoch in epochs if epoch not in kept]
+    storage.delete(map(manifest_name, old))
     storage.delete(gone)
-    storage.delete(manifest_name(epoch) for epoch in epochs if epoch < kept[0])
+    for epoch in old:
+        known.times.pop(epoch, None)
+        known.names.pop(epoch, None)
+    known.rounds += 1
+    known.objects += len(gone)
+    known.manifests += len(old)
     return len(gone)
+
+
+class ChainStats(msgspec.Struct, frozen=True):
+    """The log of one computation: its segments, their bytes and entries, the runs of its longest chain, and how many bytes are due to be folded."""
+
+    segments: int
+    bytes: int
+    entries: int
+    longest: int
+    due: int
+
+
+def stats(manifest: Manifest) -> dict[str, ChainStats]:
+    """How long the chains of each computation are. Nothing is read."""
+    found = {}
+    for name, state in manifest.computations.items():
+        chains = [shard.segments for shard in state.shards]
+        every = [ref for chain in chains for ref in chain]
+        found[name] = ChainStats(
+            len(every),
+            sum(ref.length for ref in every),
+            sum(ref.entries for ref in every),
+            max((len(runs(chain)) for chain in chains), default=0),
+            sum(ref.length for chain in chains for ref in to_fold(chain)),
+        )
+    return found
+
+
+def _note(log: ManifestLog, manifest: Manifest) -> frozenset[str]:
+    """Notes what collection wants to know of a manifest, which never changes."""
+    log.collection.times[manifest.epoch] = manifest.now
+    log.collection.names[manifest.epoch] = names = frozenset(map(sys.intern, named_by(manifest)))
+    return names
+
+
+def _noted(log: ManifestLog, epoch: int) -> bool:
+    """The same of one that need not be there: a driver that has been replaced may be collecting too."""
+    try:
+        _note(log, log.read(epoch))
+    except DamageError:
+        return False
+    return True

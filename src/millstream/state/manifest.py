@@ -6,14 +6,12 @@ Rules
    productions, what the sinks have still to publish, and which run wrote it. Recovery needs the newest one and nothing else.
 3. Its second line is a CRC-32 of the first: damage is told from absence.
 4. `identity.json` is written once: the checkpoint's own id, the pipeline's name and the number of shards.
-5. `runs/<number>` is created exclusively at the start of a run: tokens grow, and whoever finds a number above its own has been replaced.
-   `refused/...` is what such a one leaves behind instead of what it wanted to write; the owner counts it.
+5. Who may write them is decided by claims (`state/runs.py`).
 """
 
 from __future__ import annotations
 
 import secrets
-import time
 from typing import Any
 from zlib import crc32
 
@@ -24,13 +22,13 @@ from millstream.core.dedup import DedupCounts
 from millstream.core.outcome import LateRecord
 from millstream.core.time import BEGINNING
 from millstream.core.watermark import Progress
-from millstream.errors import CheckpointError, DamageError, MillstreamError
+from millstream.errors import CheckpointError, DamageError
+from millstream.state import formats
+from millstream.state.runs import Runs
 from millstream.state.segment import SegmentRef
 from millstream.state.storage import Storage
 
-FORMAT = 2
 KEEP = 10
-KEPT_CLAIMS = 1000  # a run so much older than the newest is stopped by the manifests alone
 
 
 class Parcel(msgspec.Struct):
@@ -98,7 +96,7 @@ class Manifest(msgspec.Struct):
     refused: int = 0  # writes of runs that had been replaced
     outside: int = 0  # how many epochs up to this one were run outside the query, and so have no number in Spark's log
     settle: bool = False  # run outside the query, at the end of a bounded run: no input, and what the last input made due
-    format: int = FORMAT
+    format: int = formats.MANIFEST.newest
 
     @property
     def batch(self) -> int | None:
@@ -126,16 +124,7 @@ class Identity(msgspec.Struct, frozen=True):
     pipeline: str
     shards: int
     injectors: list[str]
-    format: int = FORMAT
-
-
-def run_number(token: str) -> int:
-    """The growing part of a run's token.
-
-    >>> run_number("12-5f3a")
-    12
-    """
-    return int(token.split("-")[0])
+    format: int = formats.IDENTITY.newest
 
 
 def edge_name(stream: str, computation: str) -> str:
@@ -153,17 +142,28 @@ def _seal(value: Any) -> bytes:
     return body + b"\n%08x\n" % crc32(body)
 
 
-def _open(data: bytes, name: str, type: Any) -> Any:
+def _open(data: bytes, name: str, type: Any, known: formats.Format) -> Any:
     body, _, rest = data.partition(b"\n")
     if rest.strip() != b"%08x" % crc32(body):
         raise DamageError(f"{name} is damaged: its checksum does not match. Restore it from a copy, or start with a new checkpoint.")
+    formats.check_json(body, name, known)
     try:
-        found = msgspec.json.decode(body, type=type)
-    except msgspec.ValidationError as error:
-        raise DamageError(f"{name} was written by another version of Millstream: {error}") from error
-    if found.format != FORMAT:
-        raise CheckpointError(f"{name} has format {found.format}; this version of Millstream reads format {FORMAT}.")
-    return found
+        return msgspec.json.decode(body, type=type)
+    except msgspec.MsgspecError as error:
+        raise DamageError(
+            f"{name} is whole and says a format that is known, but it has another shape: {error}. Restore it from a copy, or start with a new checkpoint."
+        ) from error
+
+
+class Collection(msgspec.Struct):
+    """What collection (`state/folding.py`) knows of the manifests that are kept, their times and the objects that they name, and what it has done:
+    how often it ran, and how many objects and manifests it removed."""
+
+    times: dict[int, int] = {}
+    names: dict[int, frozenset[str]] = {}
+    rounds: int = 0
+    objects: int = 0
+    manifests: int = 0
 
 
 class ManifestLog:
@@ -171,6 +171,8 @@ class ManifestLog:
 
     def __init__(self, storage: Storage) -> None:
         self.storage = storage
+        self.runs = Runs(storage)
+        self.collection = Collection()
 
     def identify(self, pipeline: str, shards: int | None, default_shards: int, injectors: list[str]) -> Identity:
         """The checkpoint's identity, written now if it is new. Says no to another pipeline or shard count."""
@@ -200,7 +202,7 @@ class ManifestLog:
         """What the checkpoint says of itself."""
         if not self.storage.exists("identity.json"):
             raise CheckpointError(f"{self.storage.url} is not a checkpoint of Millstream: it has no identity.json.")
-        found: Identity = _open(self.storage.read("identity.json"), f"{self.storage.url}/identity.json", Identity)
+        found: Identity = _open(self.storage.read("identity.json"), f"{self.storage.url}/identity.json", Identity, formats.IDENTITY)
         return found
 
     def epochs(self) -> list[int]:
@@ -217,7 +219,7 @@ class ManifestLog:
     def read(self, epoch: int) -> Manifest:
         """One manifest, checked."""
         name = manifest_name(epoch)
-        found: Manifest = _open(self.storage.read(name), f"{self.storage.url}/{name}", Manifest)
+        found: Manifest = _open(self.storage.read(name), f"{self.storage.url}/{name}", Manifest, formats.MANIFEST)
         if found.epoch != epoch:
             raise DamageError(f"{self.storage.url}/{name} says it is epoch {found.epoch}")
         return found
@@ -227,38 +229,28 @@ class ManifestLog:
         return self.storage.exists(manifest_name(epoch))
 
     def claim(self, latest: Manifest | None) -> str:
-        """Begins a run: its token, whose number is above that of every run before."""
-        number = max([int(name.rsplit("/", 1)[-1]) for name in self.storage.list("runs")] + [run_number(latest.token) if latest else 0])
-        while True:
-            number += 1
-            token = f"{number}-{secrets.token_hex(4)}"
-            if self.storage.create(_run_name(number), f"{token} {time.time():.3f}".encode()):
-                self.storage.delete(name for name in self.storage.list("runs") if int(name.rsplit("/", 1)[-1]) < number - KEPT_CLAIMS)
-                return token
+        """Begins a run; see `Runs`, as for the four below."""
+        return self.runs.claim(None if latest is None else latest.token)
 
     def last_claim(self) -> float | None:
-        """When the newest run began (seconds since 1970, by its claim's own word); None if there is none, or it does not say."""
-        names = self.storage.list("runs")
-        try:
-            return float(self.storage.read(max(names)).decode().split(" ")[1]) if names else None
-        except (IndexError, ValueError, MillstreamError):
-            return None
+        """When the newest run began."""
+        return self.runs.last_claim()
 
     def superseded(self, token: str) -> bool:
         """Whether a newer run has begun."""
-        return superseded(self.storage, token)
+        return self.runs.superseded(token)
 
     def has_claim(self, token: str) -> bool:
-        """Whether a run's own claim is still there: if not, the checkpoint has been deleted under it."""
-        return self.storage.exists(_run_name(run_number(token)))
+        """Whether a run's own claim is still there."""
+        return self.runs.has_claim(token)
 
     def is_there(self, token: str) -> bool:
-        """The same, where looking costs next to nothing (on a disk): asked before every commit, so that no manifest is put where a checkpoint has been."""
-        return "://" in self.storage.url or self.has_claim(token)
+        """The same, where looking costs next to nothing."""
+        return self.runs.is_there(token)
 
     def count_refused(self) -> list[str]:
         """What replaced runs left behind since somebody last looked."""
-        return self.storage.list("refused")
+        return self.runs.count_refused()
 
     def commit(self, manifest: Manifest, exclusive: bool = True) -> bool:
         """Creates the manifest: the commit. False if somebody else committed that epoch.
@@ -268,18 +260,8 @@ class ManifestLog:
         name, data = manifest_name(manifest.epoch), _seal(manifest)
         if not exclusive:
             self.storage.delete([name])
-        return self.storage.create(name, data) or self.storage.read(name) == data
-
-
-def _run_name(number: int) -> str:
-    return f"runs/{number:010d}"
-
-
-def superseded(storage: Storage, token: str) -> bool:
-    """Whether a run that began later than the one with this token is known."""
-    return storage.exists(_run_name(run_number(token) + 1))
-
-
-def refuse(storage: Storage, token: str) -> None:
-    """Leaves a mark of a write that was refused because its run has been replaced."""
-    storage.put(f"refused/{run_number(token)}-{secrets.token_hex(6)}", b"")
+            self.collection.names.pop(manifest.epoch, None)
+        done = self.storage.create(name, data) or self.storage.read(name) == data
+        if done:
+            self.collection.times[manifest.epoch] = manifest.now
+        return done

@@ -7,6 +7,10 @@ Rules
    applied whole, because it ends in the same entries. Anything else (ahead, of another history, older than the base): load anew.
 3. A reader checks the marker inside its own read transaction, so a writer next to it cannot move the ground under its feet.
 4. No fsync: after a power cut the file may be torn, so the folder is named after the boot and the next boot starts afresh.
+5. Workers have replicas of their own, and readers have others (`held`): a reader may want an older epoch than the newest, and what it holds open keeps
+   LMDB from using pages again. A replica never goes back for a reader.
+6. An environment is opened once per process, whatever the threads. While somebody holds one of its epochs its map cannot grow, since growing moves it;
+   so readers map much at once, which costs nothing but addresses.
 
 Why LMDB: opened by several processes at once (RocksDB has one writer process), get and open several times faster, and its
 worse write amplification stays on a local disk cache. Figures: benchmarks/README.md.
@@ -17,8 +21,11 @@ from __future__ import annotations
 import os
 import shutil
 import struct
+import threading
+import weakref
 from collections.abc import Callable, Iterator, Sequence
 from hashlib import blake2b
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -31,9 +38,25 @@ from millstream.state.storage import Storage
 
 _MARKER = b"\0marker"
 _MAP_SIZE = 1 << 30
+READERS_MAP_SIZE = 1 << 38
 _LONG = 500  # LMDB's keys end at 511 bytes
 _HEAD = _LONG - 16
 _LEN = struct.Struct(">I")
+_CHUNK = 256  # how many entries of a scan are read at a time where threads share a transaction
+
+
+class ReplicaStats(msgspec.Struct, frozen=True):
+    """A replica: its size on disk, its entries, and how often this process loaded it anew, brought it up to date, and applied a segment."""
+
+    bytes: int
+    entries: int
+    loads: int
+    catch_ups: int
+    segments: int
+
+
+class _Busy(Exception):
+    """The map must move, and somebody holds an epoch."""
 
 
 def _stored(key: bytes) -> bytes:
@@ -103,8 +126,11 @@ class View:
 class Replica:
     """One shard's LMDB environment in this process."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, map_size: int | None = None) -> None:
         self.folder = folder
+        self._map_size = map_size or _MAP_SIZE
+        self._lock = threading.RLock()
+        self._holders = self._loads = self._catch_ups = self._segments = 0
         self._open()
 
     def _open(self) -> None:
@@ -112,7 +138,7 @@ class Replica:
             self.folder.mkdir(parents=True, exist_ok=True)
             try:
                 self._env = lmdb.open(
-                    str(self.folder), map_size=_MAP_SIZE, sync=False, metasync=False, readahead=True, max_readers=512, max_spare_txns=2
+                    str(self.folder), map_size=self._map_size, sync=False, metasync=False, readahead=True, max_readers=512, max_spare_txns=2
                 )
                 return
             except (lmdb.InvalidError, lmdb.CorruptedError, lmdb.VersionMismatchError):
@@ -126,7 +152,7 @@ class Replica:
             try:
                 transaction = self._env.begin()
             except lmdb.MapResizedError:
-                self._env.set_mapsize(0)
+                self._resize(0)
                 continue
             if transaction.get(_MARKER) == mark_of(manifest):
                 return View(transaction)
@@ -134,7 +160,51 @@ class Replica:
             self._catch_up(storage, chain, manifest)
         raise RuntimeError(f"the replica in {self.folder} keeps changing: two runs share it")
 
+    def held(self, storage: Storage, chain: Sequence[SegmentRef], manifest: Manifest) -> Held | None:
+        """The entries as of a manifest, for as long as somebody wants them and for any thread, whatever becomes of the replica.
+
+        None if it has gone past that manifest, or would have to move under somebody else's feet: then the log must be read.
+        """
+        with self._lock:
+            mark = self._marker()
+            if mark is not None and msgspec.msgpack.decode(mark)[0] > manifest.epoch:
+                return None
+            try:
+                found = Held(self.view(storage, chain, manifest), self._let_go)
+            except _Busy:
+                return None
+            self._holders += 1
+        return found
+
+    def stats(self) -> ReplicaStats:
+        """How large it is, and what it cost this process so far."""
+        with self._lock:
+            stat, info = self._env.stat(), self._env.info()
+            size = (info["last_pgno"] + 1) * stat["psize"]
+            entries = stat["entries"] - (self._marker() is not None)
+            return ReplicaStats(size, entries, self._loads, self._catch_ups, self._segments)
+
+    def _marker(self) -> bytes | None:
+        try:
+            with self._env.begin() as transaction:
+                return transaction.get(_MARKER)
+        except lmdb.MapResizedError:
+            return None
+
+    def _let_go(self) -> None:
+        with self._lock:
+            self._holders -= 1
+
+    def _resize(self, size: int) -> None:
+        if self._holders:
+            raise _Busy
+        self._env.set_mapsize(size)
+
     def _catch_up(self, storage: Storage, chain: Sequence[SegmentRef], manifest: Manifest | None) -> None:
+        with self._lock:
+            self._catch_up_alone(storage, chain, manifest)
+
+    def _catch_up_alone(self, storage: Storage, chain: Sequence[SegmentRef], manifest: Manifest | None) -> None:
         while True:
             try:
                 with self._env.begin(write=True) as transaction:
@@ -153,12 +223,17 @@ class Replica:
                     mark = mark_of(manifest)
                     if mark is not None:
                         transaction.put(_MARKER, mark)
-                    return
+                self._loads += empty
+                self._catch_ups += not empty
+                self._segments += len(due)
+                return
             except lmdb.MapFullError:
-                self._env.set_mapsize(self._env.info()["map_size"] * 2)
+                self._resize(self._env.info()["map_size"] * 2)
             except lmdb.MapResizedError:
-                self._env.set_mapsize(0)
+                self._resize(0)
             except (lmdb.CorruptedError, lmdb.PageNotFoundError, lmdb.InvalidError):
+                if self._holders:
+                    raise _Busy from None
                 self._env.close()
                 shutil.rmtree(self.folder, ignore_errors=True)
                 self._open()
@@ -189,6 +264,38 @@ class Replica:
         self._env.close()
 
 
+class Held:
+    """A view that threads may share: one reads at a time, a portion of a scan at once. Implements the core's Store."""
+
+    def __init__(self, view: View, let_go: Callable[[], None]) -> None:
+        self._view = view
+        self._lock = threading.Lock()
+        self._let_go = weakref.finalize(self, let_go)
+        self._let_go.atexit = False
+
+    def get(self, key: bytes) -> bytes | None:
+        with self._lock:
+            return self._view.get(key)
+
+    def scan(self, start: bytes, stop: bytes, reverse: bool = False) -> Iterator[tuple[bytes, bytes]]:
+        while True:
+            with self._lock:
+                part = list(islice(self._view.scan(start, stop, reverse), _CHUNK))
+            yield from part
+            if len(part) < _CHUNK:
+                return
+            if reverse:
+                stop = part[-1][0]
+            else:
+                start = part[-1][0] + b"\0"
+
+    def close(self) -> None:
+        """Ends the transaction. Who forgets it holds the epoch until this object is gone."""
+        with self._lock:
+            self._view.close()
+        self._let_go()
+
+
 def mark_of(manifest: Manifest | None) -> bytes | None:
     """What a replica's marker says when it stands at a manifest."""
     return None if manifest is None else msgspec.msgpack.encode((manifest.epoch, manifest.token_at(manifest.epoch)))
@@ -206,6 +313,7 @@ def missing(marker: bytes | None, chain: Sequence[SegmentRef], manifest: Manifes
 
 
 _OPEN: dict[Path, Replica] = {}
+_OPENING = threading.Lock()
 
 
 def boot_id() -> str:
@@ -224,14 +332,15 @@ def replica_root(checkpoint_id: str, folder: str | None = None) -> Path:
     return Path(base) / boot_id() / checkpoint_id
 
 
-def open_replica(root: Path, lineage: str, shard: int) -> Replica:
+def open_replica(root: Path, lineage: str, shard: int, map_size: int | None = None) -> Replica:
     """The replica of a shard, opened once per process. It is named after the state's lineage: a computation that takes over the name of one
     that is gone must not find its rows."""
     folder = root / lineage / str(shard)
-    found = _OPEN.get(folder)
-    if found is None:
-        found = _OPEN[folder] = Replica(folder)
-    elif not (folder / "data.mdb").exists():  # somebody deleted the cache under us
-        found.close()
-        found = _OPEN[folder] = Replica(folder)
+    with _OPENING:
+        found = _OPEN.get(folder)
+        if found is None:
+            found = _OPEN[folder] = Replica(folder, map_size)
+        elif not (folder / "data.mdb").exists():  # somebody deleted the cache under us
+            found.close()
+            found = _OPEN[folder] = Replica(folder, map_size)
     return found

@@ -1,43 +1,49 @@
-"""Reading a checkpoint for people: what the latest manifest says, and the rows behind it. Data only; `view` shows it.
+"""A checkpoint for people: what the latest manifest says, and the rows behind it, made readable. Data only; `view` shows it, `state/reader.py` reads it.
 
 Rules
-1. Only the log is read, never a replica: what is shown is committed, whether the pipeline runs, has stopped, or has crashed.
-2. A pipeline that runs goes on while it is looked at. Objects that an older manifest names may be collected at any time, so every
-   reading may be repeated on a newer manifest (`steady`); if the newest one names an object that is missing, that is damage.
-3. Memory follows from what is asked for and from the size of one shard's segments, not from the number of rows.
-4. Nothing that was pickled is loaded unless the caller says so: loading a pickle runs code.
+1. Only the log is read, never a replica. One look shows one epoch: it is begun anew if that is collected meanwhile (`steady`).
+2. Memory follows from what is asked for, not from the number of rows.
+3. Nothing that was pickled is loaded unless the caller says so: loading a pickle runs code.
 """
 
 from __future__ import annotations
 
 import ast
-import heapq
 import json
 import pickle
 import time
-from bisect import bisect_left
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import islice
-from typing import Any, TypeVar
+from typing import Any
 
 import msgspec
 
-from millstream.core import subkeys
-from millstream.core.keys import key_bytes, key_of, shard_of
-from millstream.core.layout import ROW, STATE_HOLD, SUB, Holds, after, decode_row
+from millstream.core.keys import key_bytes, key_of
+from millstream.core.layout import Row
 from millstream.core.record import Timer
-from millstream.core.time import LOW_WATERMARK, WALL_CLOCK
-from millstream.errors import CheckpointError, DamageError
 from millstream.state.alive import Alive, last_sign
 from millstream.state.codec import msgpack
-from millstream.state.manifest import ComputationState, Manifest, ManifestLog
-from millstream.state.segment import SegmentRef, read_blocks, runs
-from millstream.state.storage import Storage
+from millstream.state.manifest import ManifestLog
+from millstream.state.reader import latest, steady
+from millstream.state.rows import Reader, hold_of, timers_of
 from millstream.status.report import Status, status_of
 
-TRIES = 5
-
-_T = TypeVar("_T")
+__all__ = [
+    "Listing",
+    "MapView",
+    "Opaque",
+    "Overview",
+    "RowView",
+    "keys_of",
+    "latest",
+    "listed",
+    "looked_up",
+    "now",
+    "overview",
+    "plain",
+    "plain_listing",
+    "steady",
+]
 
 
 class Overview(msgspec.Struct):
@@ -124,66 +130,15 @@ def now() -> int:
     return int(time.time() * 1000)
 
 
-def latest(log: ManifestLog) -> Manifest | None:
-    """The newest manifest, also while older ones are collected."""
-    for _ in range(TRIES - 1):
-        epochs = log.epochs()
-        try:
-            return log.read(epochs[-1]) if epochs else None
-        except DamageError:
-            if log.epochs()[-1:] == epochs[-1:]:
-                raise
-    return log.latest()
-
-
-def steady(log: ManifestLog, read: Callable[[Manifest], _T]) -> _T:
-    """What `read` makes of the latest manifest, begun anew if the manifest was overtaken and its objects went meanwhile."""
-    log.identity()
-    for attempt in range(TRIES):
-        manifest = latest(log)
-        if manifest is None:
-            raise CheckpointError(f"{log.storage.url} has no committed epoch yet.")
-        try:
-            return read(manifest)
-        except DamageError:
-            newer = latest(log)
-            if attempt == TRIES - 1 or newer is None or newer.epoch == manifest.epoch:
-                raise
-    raise AssertionError("unreachable")
-
-
-def listed(storage: Storage, manifest: Manifest, computation: str, limit: int, *, entries: int = 3, unpickle: bool = False) -> Listing:
+def listed(cut: Reader, computation: str, limit: int, *, entries: int = 3, unpickle: bool = False) -> Listing:
     """The first rows of a computation in the order of their keys' bytes, each with the first entries of its MapStates."""
-    state = _computation(manifest, computation)
-    found: list[tuple[bytes, int, bytes]] = []
-    for shard, one in enumerate(state.shards):
-        stop = ROW + found[-1][0] if len(found) == limit else after(ROW)
-        rows = islice(scan(storage, one.segments, ROW, stop), limit)
-        found = sorted([*found, *((entry[len(ROW) :], shard, raw) for entry, raw in rows)])[:limit]
-    decode = _decoder(state.codec, unpickle)
-    views = {row_key: _row(row_key, shard, raw, decode) for row_key, shard, raw in found}
-    for shard in sorted({shard for _, shard, _ in found}):
-        here = {row_key: views[row_key] for row_key, at, _ in found if at == shard}
-        _add_maps(storage, state.shards[shard].segments, here, entries, decode)
-    return Listing(computation, manifest.epoch, sum(one.keys for one in state.shards), list(views.values()))
+    return _listing(cut, computation, islice(cut.rows(computation), limit), entries, unpickle)
 
 
-def looked_up(
-    storage: Storage, manifest: Manifest, computation: str, keys: Sequence[Any], *, entries: int = 20, unpickle: bool = False
-) -> Listing:
+def looked_up(cut: Reader, computation: str, keys: Sequence[Any], *, entries: int = 20, unpickle: bool = False) -> Listing:
     """The rows of those of the keys that have one, in the order given."""
-    state = _computation(manifest, computation)
-    decode = _decoder(state.codec, unpickle)
-    views = []
-    for key in keys:
-        row_key = key_bytes(key)
-        shard = shard_of(row_key, len(state.shards))
-        chain = state.shards[shard].segments
-        for _, raw in scan(storage, chain, ROW + row_key, ROW + row_key + b"\0"):
-            view = _row(row_key, shard, raw, decode)
-            _add_maps(storage, chain, {row_key: view}, entries, decode)
-            views.append(view)
-    return Listing(computation, manifest.epoch, sum(one.keys for one in state.shards), views)
+    found = ((key_bytes(key), row) for key in keys if (row := cut.get(computation, key)) is not None)
+    return _listing(cut, computation, found, entries, unpickle)
 
 
 def keys_of(text: str) -> list[Any]:
@@ -202,25 +157,6 @@ def keys_of(text: str) -> list[Any]:
         if all((type(key), key) != (type(other), other) for other in found):
             found.append(key)
     return found
-
-
-def scan(storage: Storage, chain: Sequence[SegmentRef], start: bytes, stop: bytes) -> Iterator[tuple[bytes, bytes]]:
-    """The entries of a chain with start <= key < stop, in order, the newest of each key, without the deleted ones."""
-
-    def tagged(age: int, run: Sequence[SegmentRef]) -> Iterator[tuple[bytes, int, bytes | None]]:
-        for ref in run:
-            for keys, values in read_blocks(storage, ref):
-                if keys[0] >= stop:
-                    return
-                for at in range(bisect_left(keys, start), bisect_left(keys, stop)):
-                    yield keys[at], age, values[at]
-
-    previous: bytes | None = None
-    newest_first = [tagged(age, run) for age, run in enumerate(reversed(runs(chain)))]
-    for key, _, value in heapq.merge(*newest_first, key=lambda entry: (entry[0], entry[1])):
-        if key != previous and value is not None:
-            yield key, value
-        previous = key
 
 
 def plain(value: Any) -> Any:
@@ -260,46 +196,26 @@ def plain_listing(found: Listing) -> dict[str, Any]:
     }
 
 
-def _computation(manifest: Manifest, name: str) -> ComputationState:
-    if name not in manifest.computations:
-        known = ", ".join(sorted(manifest.computations)) or "none"
-        raise CheckpointError(f"the checkpoint has no computation called {name!r}. It has: {known}.")
-    return manifest.computations[name]
+def _listing(cut: Reader, computation: str, found: Iterable[tuple[bytes, Row]], entries: int, unpickle: bool) -> Listing:
+    state = cut.computation(computation)
+    decode = _decoder(state.codec, unpickle)
+    rows = [_row(cut, computation, row_key, row, entries, decode) for row_key, row in found]
+    return Listing(computation, cut.epoch, sum(shard.keys for shard in state.shards), rows)
 
 
-def _row(row_key: bytes, shard: int, raw: bytes, decode: Callable[[bytes], Any]) -> RowView:
-    row = decode_row(raw)
-    holds: Holds = {(kind, time, tag): hold for hold, kind, time, tag in row.holds}
-    timers = [
-        Timer(time, tag, kind, holds.get((kind, time, tag)))
-        for kind, entries in ((LOW_WATERMARK, row.low), (WALL_CLOCK, row.wall))
-        for time, tag in entries
-    ]
-    is_map = not row.state
+def _row(cut: Reader, computation: str, row_key: bytes, row: Row, entries: int, decode: Callable[[bytes], Any]) -> RowView:
+    key, is_map = key_of(row_key.decode()), not row.state
     state = None if is_map else decode(row.state)
-    return RowView(key_of(row_key.decode()), shard, state, is_map, [], timers, holds.get(STATE_HOLD))
-
-
-def _add_maps(
-    storage: Storage, chain: Sequence[SegmentRef], rows: Mapping[bytes, RowView], entries: int, decode: Callable[[bytes], Any]
-) -> None:
-    """Adds to the rows, all of one shard, the MapStates that they have."""
-    prefixes = sorted(SUB + len(row_key).to_bytes(4, "big") + row_key for row_key in rows)
-    for entry, raw in scan(storage, chain, prefixes[0], after(prefixes[-1])):
-        end = 5 + int.from_bytes(entry[1:5], "big")
-        row = rows.get(entry[5:end])
-        if row is None:
-            continue
-        field, _, sub_key = entry[end:].partition(b"\0")
-        name = field.decode()
-        if not row.maps or row.maps[-1].field != name:
-            row.maps.append(MapView(name, 0, []))
-            if isinstance(row.state, dict) and row.state.get(name, name) is None:
-                del row.state[name]  # what a codec writes in the place of a MapState
-        view = row.maps[-1]
-        view.entries += 1
-        if len(view.first) < entries:
-            view.first.append((subkeys.decode(sub_key), decode(raw)))
+    maps: list[MapView] = []
+    for field, sub_key, raw in cut.maps(computation, key):
+        if not maps or maps[-1].field != field:
+            maps.append(MapView(field, 0, []))
+            if isinstance(state, dict) and state.get(field, field) is None:
+                del state[field]  # what a codec writes in the place of a MapState
+        maps[-1].entries += 1
+        if len(maps[-1].first) < entries:
+            maps[-1].first.append((sub_key, decode(raw)))
+    return RowView(key, cut.shard_of(computation, row_key), state, is_map, maps, timers_of(row), hold_of(row))
 
 
 def _decoder(codec: str, unpickle: bool) -> Callable[[bytes], Any]:

@@ -14,7 +14,8 @@ import msgspec
 
 from millstream.engine.contracts import Folded
 from millstream.state.folding import fold, to_fold
-from millstream.state.manifest import Manifest, refuse, superseded
+from millstream.state.manifest import Manifest
+from millstream.state.runs import refuse, superseded
 from millstream.state.segment import SegmentRef
 
 from .task import Place, storage_of

@@ -1,0 +1,53 @@
+"""Formats: the versions of what a checkpoint holds, and what becomes of other versions. docs/design.md lists all of them.
+
+Rules
+1. What the version before wrote is read. The number of a format that is no longer read is dropped a version later, never at once.
+2. A newer number is refused by name, before anything else is looked at: it is no damage, and trying to read it could go wrong silently.
+3. A number rises when a version that does not know the change would go wrong. A field with a default, and bytes where nobody looks, need no new number.
+4. A manifest's number speaks for all that only manifests lead to: units with their segments and parcels, rows, map entries, ids, parts of sinks.
+5. What decides nothing (the text of a claim, a sign of life) is passed over if it is newer.
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+from millstream.errors import CheckpointError, DamageError
+
+
+class Format(msgspec.Struct, frozen=True):
+    """The versions of one kind of object: the oldest that is read, and the newest, which is written."""
+
+    oldest: int
+    newest: int
+
+    def check(self, name: str, found: int) -> None:
+        """Says no to an object of another version."""
+        if self.oldest <= found <= self.newest:
+            return
+        reads = str(self.newest) if self.oldest == self.newest else f"{self.oldest} to {self.newest}"
+        what = (
+            "upgrade Millstream"
+            if found > self.newest
+            else "run the version of Millstream that comes behind the one that wrote it first, or start with a new checkpoint"
+        )
+        raise CheckpointError(f"{name} has format {found}; this version of Millstream reads {reads}: {what}.")
+
+
+MANIFEST = Format(2, 2)
+IDENTITY = Format(2, 2)
+CLAIM = Format(1, 1)
+SIGN = Format(1, 1)
+
+
+class _Said(msgspec.Struct):
+    format: int
+
+
+def check_json(data: bytes, name: str, known: Format) -> None:
+    """The same for an object of JSON, whatever else is in it."""
+    try:
+        said = msgspec.json.decode(data, type=_Said).format
+    except msgspec.MsgspecError as error:
+        raise DamageError(f"{name} does not say its format: {error}. Restore it from a copy, or start with a new checkpoint.") from error
+    known.check(name, said)

@@ -1,0 +1,97 @@
+"""Runs: numbers grow, the newest owns, and whoever was replaced can tell."""
+
+from __future__ import annotations
+
+import threading
+
+import msgspec
+import pytest
+from unitkit import MemoryStorage
+
+from millstream.state import alive
+from millstream.state import runs as runs_module
+from millstream.state.runs import Runs, refuse, run_number
+from millstream.state.storage import LocalStorage
+
+
+def test_a_claim_is_above_every_run_before():
+    runs = Runs(MemoryStorage())
+    numbers = [run_number(runs.claim(None)) for _ in range(4)]
+    assert numbers == [1, 2, 3, 4]
+    assert run_number(runs.claim("2-aa")) == 5
+    assert run_number(runs.claim("40-aa")) == 41  # the claims were lost, the manifest was not
+
+
+def test_of_eight_that_claim_at_once_each_gets_a_number_of_its_own_and_one_is_the_newest(tmp_path):
+    runs = Runs(LocalStorage(tmp_path))
+    barrier, tokens = threading.Barrier(8), []
+
+    def claim():
+        barrier.wait()
+        tokens.append(runs.claim(None))
+
+    threads = [threading.Thread(target=claim) for _ in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert sorted(map(run_number, tokens)) == list(range(1, 9))
+    assert [run_number(token) for token in tokens if not runs.superseded(token)] == [8]
+
+
+def test_one_that_was_replaced_finds_out_and_its_mark_is_counted_once():
+    runs = Runs(MemoryStorage())
+    old = runs.claim(None)
+    assert not runs.superseded(old)
+    new = runs.claim(old)
+    assert runs.superseded(old) and not runs.superseded(new)
+    refuse(runs.storage, old)
+    marks = runs.count_refused()
+    assert len(marks) == 1 and marks[0].startswith("refused/1-")
+
+
+def test_a_run_whose_checkpoint_was_deleted_finds_out():
+    runs = Runs(MemoryStorage())
+    token = runs.claim(None)
+    assert runs.has_claim(token) and runs.is_there(token)
+    runs.storage.delete(runs.storage.list("runs"))
+    assert not runs.has_claim(token) and not runs.is_there(token)
+
+
+@pytest.mark.parametrize("said", [b"", b"3-aa", b"3-aa soon", b"\xff 5", b"3-aa 1700000000.0 2", b"3-aa 1700000000.0 x"], ids=repr)
+def test_a_claim_that_does_not_say_when_is_no_error(said):
+    runs = Runs(MemoryStorage())
+    assert runs.last_claim() is None
+    runs.claim(None)
+    assert runs.last_claim() > 1_600_000_000
+    runs.storage.put("runs/0000000003", said)
+    assert runs.last_claim() is None
+    assert run_number(runs.claim(None)) == 4  # the name counts
+
+
+def test_a_claim_of_version_0_1_says_when_and_ours_is_read_by_it():
+    runs = Runs(MemoryStorage())
+    runs.storage.put("runs/0000000001", b"1-a3f09c11 1700000000.123")
+    assert runs.last_claim() == 1700000000.123
+    runs.claim(None)
+    assert float(runs.storage.read("runs/0000000002").decode().split(" ")[1]) == runs.last_claim()
+
+
+def test_a_sign_of_a_later_version_is_passed_over():
+    storage = MemoryStorage()
+    sign = alive.Alive("1-a", 5, "host", 7, "running", waits_for="files")
+    alive.say(storage, sign)
+    assert alive.last_sign(storage) == sign
+    alive.say(storage, msgspec.structs.replace(sign, format=2))
+    assert alive.last_sign(storage) is None
+    storage.put(alive.NAME, b'{"run":"1-a","at":5,"host":"host","pid":7,"state":"running","waits_for":"files"}')  # as 0.1 wrote it
+    assert alive.last_sign(storage) == sign
+
+
+def test_claims_of_long_ago_are_removed(monkeypatch):
+    monkeypatch.setattr(runs_module, "KEPT_CLAIMS", 3)
+    runs = Runs(MemoryStorage())
+    for _ in range(10):
+        token = runs.claim(None)
+    assert [int(name[-10:]) for name in runs.storage.list("runs")] == [7, 8, 9, 10]
+    assert runs.has_claim(token)
