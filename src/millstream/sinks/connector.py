@@ -98,7 +98,10 @@ class Connector(Sink):
                     f"stream {context.emission!r} into {self.describe()}: the sink voted no on {len(rows)} rows of epoch {context.epoch} (worker {worker!r}). "
                     f"Nothing was committed; see what the sink says, and run again."
                 )
-        return {"worker": worker, "transaction": transaction, "rows": len(rows), "digest": blake2b(data, digest_size=16).hexdigest()}
+        return Part(
+            rows=len(rows),
+            own={"worker": worker, "transaction": transaction, "digest": blake2b(data, digest_size=16).hexdigest()},
+        )
 
     def _encoded(self, rows: Sequence[SinkRow], context: TaskContext) -> bytes:
         encode = self.encode or _json
@@ -148,7 +151,7 @@ class Connector(Sink):
                 client.resolve(mine["transaction"], commit=True)
                 return
         raise SinkError(
-            f"{self.describe()}: epoch {epoch} was committed by a run that was being replaced, whose {part['rows']} rows of worker {part['worker']!r} are no "
+            f"{self.describe()}: epoch {epoch} was committed by a run that was being replaced, whose {part.rows} rows of worker {part['worker']!r} are no "
             f"longer at the sink, and this run's are not the same. They have to be written there by hand."
         )
 
