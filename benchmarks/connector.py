@@ -26,8 +26,8 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 
 from millstream.connector import Files, SinkServer, WorkerClient
-from millstream.connector.codec import MESSAGE_HEAD, message_head
-from millstream.connector.messages import DATA_STREAM
+from millstream.connector.wire.codec import MESSAGE_HEAD, message_head
+from millstream.connector.wire.messages import DATA_STREAM
 
 LINE = b"x" * 99 + b"\n"
 

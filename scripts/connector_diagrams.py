@@ -8,8 +8,9 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-from millstream.connector import sink_session, worker_session
-from millstream.connector.messages import Error, Frame
+from millstream.connector.sink.protocol import session as sink_session
+from millstream.connector.sink.protocol import worker_session
+from millstream.connector.wire.messages import Error, Frame
 
 PAGE = Path(__file__).parent.parent / "docs" / "connector.md"
 

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import ast
+import re
 import subprocess
 import sys
 from pathlib import Path
+
+import pytest
 
 import millstream as ms
 
@@ -28,22 +31,12 @@ LAYERS = {
     "errors": 9,
 }
 
-#: The modules of the connector that decide: messages, states and sessions. The rest are its sockets, files and processes.
-PURE_CONNECTOR = {
-    "messages",
-    "codec",
-    "ledger",
-    "names",
-    "sink_session",
-    "worker_session",
-    "txnlog",
-    "source_tables",
-    "source_streams",
-    "source_session",
-    "push_session",
-    "source_frames",
-    "intake_batch",
-}
+#: Folders that decide: messages, states, sessions, formats. They are pure as a whole, and know only each other. The rest of the connector are its
+#: sockets, files and processes.
+PURE_ROOMS = ("connector/wire", "connector/sink/protocol", "connector/source/protocol", "connector/intake/format")
+
+#: Rooms of the connector: what each may import of the others.
+ROOMS = {"wire": set(), "intake": {"wire"}, "sink": {"wire"}, "source": {"wire", "intake"}}
 
 #: Modules that decide. Nothing that does input or output, keeps time or draws lots may be imported there.
 IMPURE = {
@@ -123,16 +116,55 @@ def test_the_core_is_pure() -> None:
     assert not wrong
 
 
-def test_the_protocol_of_the_connector_is_pure() -> None:
-    pure = {ROOT / "connector" / f"{name}.py" for name in PURE_CONNECTOR}
+def room(name: str) -> str | None:
+    """The pure room that a module is in, by its dotted name; None if it is in none."""
+    path = name.removeprefix("millstream.").replace(".", "/")
+    return next((folder for folder in PURE_ROOMS if path == folder or path.startswith(f"{folder}/")), None)
+
+
+@pytest.mark.parametrize("folder", PURE_ROOMS)
+def test_a_room_that_decides_is_pure(folder: str) -> None:
+    paths = list((ROOT / folder).rglob("*.py"))
+    assert len(paths) > 2
     wrong = []
-    for path in pure:
+    for path in paths:
         for name in imported(path):
-            other = name.split(".")
-            if other[0] in IMPURE | {"ssl", "selectors", "psycopg", "time"}:
-                wrong.append(f"{path.name} imports {name}")
-            if name.startswith("millstream.connector.") and other[2] not in PURE_CONNECTOR:
-                wrong.append(f"{path.name} imports {name}, which is not pure")
+            if name.split(".")[0] in IMPURE | {"ssl", "selectors", "psycopg", "time"}:
+                wrong.append(f"{path.relative_to(ROOT)} imports {name}")
+            if name.startswith("millstream.connector.") and room(name) is None and not is_package(name):
+                wrong.append(f"{path.relative_to(ROOT)} imports {name}, which is not pure")
+    assert not wrong
+
+
+def is_package(name: str) -> bool:
+    return (ROOT.parent / name.replace(".", "/")).is_dir()
+
+
+@pytest.mark.parametrize("own", ROOMS)
+def test_the_rooms_of_the_connector_know_only_those_that_they_may(own: str) -> None:
+    wrong = [
+        f"{path.relative_to(ROOT)} imports {name}"
+        for path in (ROOT / "connector" / own).rglob("*.py")
+        for name in imported(path)
+        if name.startswith("millstream.connector.") and name.split(".")[2] not in {own, "credentials"} | ROOMS[own]
+    ]
+    assert not wrong
+
+
+def test_every_folder_says_which_question_it_answers_and_names_its_tenants() -> None:
+    wrong = []
+    for path in (ROOT / "connector").rglob("__init__.py"):
+        said = ast.get_docstring(ast.parse(path.read_text())) or ""
+        tenants = {other.stem for other in path.parent.glob("*.py")} - {"__init__"} | {
+            f"{other.parent.name}/" for other in path.parent.glob("*/__init__.py")
+        }
+        missing = (
+            [name for name in tenants if not re.search(rf"^    {re.escape(name)} ", said, re.MULTILINE)]
+            if path.parent.name != "connector"
+            else []
+        )
+        if "?" not in said or ("must not know" not in said and path.parent.name != "connector") or missing:
+            wrong.append(f"{path.relative_to(ROOT)}: {missing}")
     assert not wrong
 
 

@@ -10,12 +10,13 @@ import sys
 import atheris
 
 with atheris.instrument_imports(include=["millstream.connector"]):
-    from millstream.connector import messages as m
-    from millstream.connector import txnlog
-    from millstream.connector.codec import Decoder, encode
-    from millstream.connector.lane import Lane
-    from millstream.connector.output import Memory
-    from millstream.connector.sink_session import SinkSession
+    from millstream.connector.sink.lane import Lane
+    from millstream.connector.sink.outputs.memory import Memory
+    from millstream.connector.sink.protocol import txnlog
+    from millstream.connector.sink.protocol.session import SinkSession
+    from millstream.connector.wire import messages as m
+    from millstream.connector.wire.codec import encode
+    from millstream.connector.wire.decoder import Decoder
     from millstream.errors import DamageError, RemoteProtocolError
 
 LIMIT = 4096

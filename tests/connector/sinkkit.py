@@ -16,12 +16,14 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from millstream.connector import messages as m
-from millstream.connector.codec import Decoder, encode
-from millstream.connector.lane import Lane
-from millstream.connector.output import Memory, Output
-from millstream.connector.sink_session import SinkSession
-from millstream.connector.worker_session import WorkerSession
+from millstream.connector.sink.lane import Lane
+from millstream.connector.sink.outputs.base import Output
+from millstream.connector.sink.outputs.memory import Memory
+from millstream.connector.sink.protocol.session import SinkSession
+from millstream.connector.sink.protocol.worker_session import WorkerSession
+from millstream.connector.wire import messages as m
+from millstream.connector.wire.codec import encode
+from millstream.connector.wire.decoder import Decoder
 
 HERE = Path(__file__).parent
 

@@ -15,10 +15,12 @@ import sys
 import time
 from typing import Any
 
-from millstream.connector import files, ledger, seats, server
-from millstream.connector.files import FileOutput, Files
-from millstream.connector.output import Output
-from millstream.connector.postgres import Postgres
+from millstream.connector.sink import seats, server
+from millstream.connector.sink.outputs import files
+from millstream.connector.sink.outputs.base import Output
+from millstream.connector.sink.outputs.files import FileOutput, Files
+from millstream.connector.sink.outputs.postgres import Postgres
+from millstream.connector.sink.protocol import ledger
 
 CALLS = ("recover", "begin", "append", "prepare", "commit", "rollback", "veto")
 

@@ -14,11 +14,13 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
-from millstream.connector import messages as m
-from millstream.connector.codec import Decoder, encode
-from millstream.connector.push_session import PushSession
-from millstream.connector.source_session import Close, Effect, Entry, Fence, Send, SourceSession, Store
-from millstream.connector.source_streams import Mark, Streams, advance
+from millstream.connector.intake.format.entries import Entry, Mark, advance
+from millstream.connector.source.protocol.push_session import PushSession
+from millstream.connector.source.protocol.session import Close, Effect, Fence, Send, SourceSession, Store
+from millstream.connector.source.protocol.streams import Streams
+from millstream.connector.wire import messages as m
+from millstream.connector.wire.codec import encode
+from millstream.connector.wire.decoder import Decoder
 
 HERE = Path(__file__).parent
 

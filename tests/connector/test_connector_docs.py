@@ -6,7 +6,8 @@ import importlib.util
 import re
 from pathlib import Path
 
-from millstream.connector import SinkStats, codec
+from millstream.connector import SinkStats
+from millstream.connector.wire import codec
 
 ROOT = Path(__file__).parent.parent.parent
 PAGE = ROOT / "docs" / "connector.md"

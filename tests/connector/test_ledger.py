@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from millstream.connector.ledger import Ledger, Open, Outcome, Place, Standing
-from millstream.connector.messages import Phase1, Phase2
+from millstream.connector.sink.protocol.ledger import Ledger, Open, Outcome, Place, Standing
+from millstream.connector.wire.messages import Phase1, Phase2
 from millstream.errors import RemoteProtocolError
 
 

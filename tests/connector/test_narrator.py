@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from millstream.connector import Memory, SinkServer, WorkerClient, narrator
-from millstream.connector.narrator import Narrator
+from millstream.connector import Memory, SinkServer, WorkerClient
+from millstream.connector.sink import narrator
+from millstream.connector.sink.narrator import Narrator
 from millstream.errors import SinkError
 
 

@@ -9,8 +9,10 @@ from typing import Any
 
 import pytest
 
-from millstream.connector import Files, Memory, Open, Output, Postgres, Standing, files, txnlog
-from millstream.connector.names import file_name
+from millstream.connector import Files, Memory, Open, Output, Postgres, Standing
+from millstream.connector.sink.outputs import files
+from millstream.connector.sink.protocol import txnlog
+from millstream.connector.sink.protocol.names import file_name
 from millstream.errors import DamageError, DefinitionError, SinkError
 
 #: (the outputs, a function that reads what is committed, what a crash of the process makes of them)
@@ -432,7 +434,7 @@ def test_a_table_is_a_plain_name(table: str) -> None:
 
 
 def test_a_second_server_cannot_write_the_same_rows(postgres: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    from millstream.connector import postgres as module
+    from millstream.connector.sink.outputs import postgres as module
 
     monkeypatch.setattr(module, "_LOCK_WAIT", "50ms")
     first, second = Postgres(postgres, "locked")("w"), Postgres(postgres, "locked")("w")
@@ -445,7 +447,7 @@ def test_a_second_server_cannot_write_the_same_rows(postgres: str, monkeypatch: 
 
 
 def test_a_line_without_end_is_refused_before_it_fills_the_memory(postgres: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    from millstream.connector import postgres as module
+    from millstream.connector.sink.outputs import postgres as module
 
     monkeypatch.setattr(module, "_LINE_LIMIT", 1000)
     output = Postgres(postgres, "long")("w")

@@ -13,10 +13,11 @@ import pytest
 from sourcekit import RawPusher, until
 from test_source_server import Committing, commit, stored
 
-from millstream.connector import messages as m
-from millstream.connector.codec import Decoder, encode
-from millstream.connector.push import PushClient
-from millstream.connector.source_server import SourceServer
+from millstream.connector.source.push import PushClient
+from millstream.connector.source.server import SourceServer
+from millstream.connector.wire import messages as m
+from millstream.connector.wire.codec import encode
+from millstream.connector.wire.decoder import Decoder
 from millstream.errors import InputError, RemoteProtocolError
 
 

@@ -15,9 +15,9 @@ import pytest
 from sourcekit import HERE, until
 from test_source_server import Committing
 
-from millstream.connector.push import PushClient, Waiting
-from millstream.connector.push_signs import Signs
-from millstream.connector.source_server import SourceServer
+from millstream.connector.source.push import PushClient, Waiting
+from millstream.connector.source.push_signs import Signs
+from millstream.connector.source.server import SourceServer
 
 
 def away(seconds: float) -> Waiting:

@@ -8,8 +8,9 @@ import pytest
 from sinkkit import Link, Nursery, Raw, SinkProcess, until
 from sinkproc import CALLS
 
-from millstream.connector import WorkerClient, files
-from millstream.connector import messages as m
+from millstream.connector import WorkerClient
+from millstream.connector.sink.outputs import files
+from millstream.connector.wire import messages as m
 from millstream.errors import ProtocolError, SinkError
 
 pytestmark = pytest.mark.crash

@@ -9,9 +9,11 @@ from pathlib import Path
 import pytest
 from sinkkit import Nursery, Raw, SinkProcess, until
 
-from millstream.connector import Files, Memory, SinkServer, WorkerClient, files, seats
-from millstream.connector import messages as m
-from millstream.connector.output import MemoryOutput
+from millstream.connector import Files, Memory, SinkServer, WorkerClient
+from millstream.connector.sink import seats
+from millstream.connector.sink.outputs import files
+from millstream.connector.sink.outputs.memory import MemoryOutput
+from millstream.connector.wire import messages as m
 from millstream.errors import SinkError
 
 

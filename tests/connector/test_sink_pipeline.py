@@ -14,7 +14,8 @@ import pytest
 from sinkjob import pipeline
 
 import millstream as ms
-from millstream.connector import SinkServer, WorkerClient, files
+from millstream.connector import SinkServer, WorkerClient
+from millstream.connector.sink.outputs import files
 
 pytestmark = pytest.mark.spark
 

@@ -12,9 +12,10 @@ from pathlib import Path
 import pytest
 from sinkkit import Nursery, Raw, SinkProcess, until
 
-from millstream.connector import Files, Memory, SinkServer, SinkStats, Tls, WorkerClient, files
-from millstream.connector import messages as m
-from millstream.connector.output import MemoryOutput
+from millstream.connector import Files, Memory, SinkServer, SinkStats, Tls, WorkerClient
+from millstream.connector.sink.outputs import files
+from millstream.connector.sink.outputs.memory import MemoryOutput
+from millstream.connector.wire import messages as m
 from millstream.errors import RemoteProtocolError, SinkError
 
 
@@ -392,7 +393,7 @@ def test_finish_with_confirm_gets_through_although_the_connection_is_lost(output
 def test_a_constant_time_comparison_guards_the_cookie() -> None:
     import inspect
 
-    from millstream.connector import sink_session
+    from millstream.connector.sink.protocol import session as sink_session
 
     assert "hmac.compare_digest" in inspect.getsource(sink_session.SinkSession._hello)
     assert ssl.HAS_TLSv1_3

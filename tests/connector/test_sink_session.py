@@ -5,11 +5,11 @@ from __future__ import annotations
 import pytest
 from sinkkit import Pair, pair
 
-from millstream.connector import messages as m
-from millstream.connector import sink_session as fx
-from millstream.connector.ledger import Open, Standing
-from millstream.connector.output import Memory
-from millstream.connector.sink_session import TABLE, SinkSession, State
+from millstream.connector.sink.outputs.memory import Memory
+from millstream.connector.sink.protocol import session as fx
+from millstream.connector.sink.protocol.ledger import Open, Standing
+from millstream.connector.sink.protocol.session import TABLE, SinkSession, State
+from millstream.connector.wire import messages as m
 from millstream.errors import LocalProtocolError
 
 HELLO = m.Hello(m.SINK_VERSION, "", "p", "w")

@@ -7,9 +7,9 @@ from pathlib import Path
 
 from sourcekit import RawPusher, until
 
-from millstream.connector import intake_reader
-from millstream.connector.codec import decode, encode
-from millstream.connector.source_server import SourceServer
+from millstream.connector.intake import reader as intake_reader
+from millstream.connector.source.server import SourceServer
+from millstream.connector.wire.codec import decode, encode
 
 PAGE = Path(__file__).parent.parent.parent / "docs" / "pushing.md"
 

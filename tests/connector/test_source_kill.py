@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from sourcekit import HERE, SourceProcess, until
 
-from millstream.connector.push import PushClient
+from millstream.connector.source.push import PushClient
 
 pytestmark = pytest.mark.crash
 

@@ -14,15 +14,16 @@ from typing import Any
 import pytest
 from sourcekit import RawPusher, memory, until
 
-from millstream.connector import intake as intake_module
-from millstream.connector import intake_reader
-from millstream.connector import messages as m
-from millstream.connector.codec import encode
 from millstream.connector.credentials import Tls
-from millstream.connector.intake_batch import decode_entries
-from millstream.connector.push import PushClient
-from millstream.connector.source_server import SourceServer
-from millstream.connector.source_session import MESSAGE, WATERMARK_KEY, Needs
+from millstream.connector.intake import reader as intake_reader
+from millstream.connector.intake import writer as intake_module
+from millstream.connector.intake.format.batch import decode_entries
+from millstream.connector.intake.format.entries import MESSAGE
+from millstream.connector.source.protocol.session import WATERMARK_KEY, Needs
+from millstream.connector.source.push import PushClient
+from millstream.connector.source.server import SourceServer
+from millstream.connector.wire import messages as m
+from millstream.connector.wire.codec import encode
 from millstream.errors import InputError, LocalProtocolError, SinkError, StorageError
 
 

@@ -5,10 +5,11 @@ from __future__ import annotations
 import pytest
 from sourcekit import Desk, session_pair
 
-from millstream.connector import messages as m
-from millstream.connector.source_session import LAST_ID, MESSAGE, WATERMARK, WATERMARK_KEY
-from millstream.connector.source_streams import Mark, Streams
-from millstream.connector.source_tables import Server, ServerStream
+from millstream.connector.intake.format.entries import MESSAGE, WATERMARK, Mark
+from millstream.connector.source.protocol.session import LAST_ID, WATERMARK_KEY
+from millstream.connector.source.protocol.streams import Streams
+from millstream.connector.source.protocol.tables import Server, ServerStream
+from millstream.connector.wire import messages as m
 
 
 def errors(frames: list[m.Frame]) -> list[str]:

@@ -8,12 +8,14 @@ from typing import Any
 
 import pytest
 
-from millstream.connector import messages as m
-from millstream.connector import source_session, source_streams
-from millstream.connector.push_session import PushSession
-from millstream.connector.source_session import MESSAGE, Close, Entry, Fence, Send, SourceSession, Store
-from millstream.connector.source_streams import Mark, Streams, advance
-from millstream.connector.source_tables import Client, ClientStream
+from millstream.connector.intake.format.entries import MESSAGE, Entry, Mark, advance
+from millstream.connector.source.protocol import session as source_session
+from millstream.connector.source.protocol import streams as source_streams
+from millstream.connector.source.protocol.push_session import PushSession
+from millstream.connector.source.protocol.session import Close, Fence, Send, SourceSession, Store
+from millstream.connector.source.protocol.streams import Streams
+from millstream.connector.source.protocol.tables import Client, ClientStream
+from millstream.connector.wire import messages as m
 
 RECORDS = 25
 

@@ -9,7 +9,7 @@ import pytest
 from sourcekit import until
 
 import millstream as ms
-from millstream.connector.push import PushClient
+from millstream.connector.source.push import PushClient
 from millstream.errors import CheckpointError, DefinitionError, SinkError
 from millstream.sources import Connector
 

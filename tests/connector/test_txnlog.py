@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from millstream.connector import txnlog as t
-from millstream.connector.ledger import Open, Standing
+from millstream.connector.sink.protocol import txnlog as t
+from millstream.connector.sink.protocol.ledger import Open, Standing
 from millstream.errors import DamageError
 
 ENTRIES: list[t.Entry] = [

@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 
 import millstream as ms
-from millstream.connector import SinkServer, files
+from millstream.connector import SinkServer
+from millstream.connector.sink.outputs import files
 from millstream.core.watermark import Progress, Seen
 from millstream.engine import epochs as epochs_module
 from millstream.engine.simulated import Fault, Killed, Plan, Simulation, _Driver

@@ -13,12 +13,12 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-from millstream.connector import files
 from millstream.connector.credentials import Tls
-from millstream.connector.narrator import Narrator
-from millstream.connector.output import Output
-from millstream.connector.postgres import Postgres
-from millstream.connector.server import SinkServer
+from millstream.connector.sink.narrator import Narrator
+from millstream.connector.sink.outputs import files
+from millstream.connector.sink.outputs.base import Output
+from millstream.connector.sink.outputs.postgres import Postgres
+from millstream.connector.sink.server import SinkServer
 from millstream.errors import SinkError
 
 _TOLD_EVERY = 0.25  # seconds

@@ -29,8 +29,8 @@ from typing import IO, Any
 import msgspec
 
 from millstream.connector.credentials import Tls
-from millstream.connector.push import PushClient
-from millstream.connector.push_signs import Progress, Teller
+from millstream.connector.source.push import PushClient
+from millstream.connector.source.push_signs import Progress, Teller
 from millstream.core.time import duration
 from millstream.errors import InputError
 

@@ -22,7 +22,7 @@ from millstream.errors import CheckpointError, DefinitionError
 
 if TYPE_CHECKING:
     from millstream.connector.credentials import Tls
-    from millstream.connector.source_server import SourceServer
+    from millstream.connector.source.server import SourceServer
 
 _SIZE = re.compile(r"^\s*(\d+)\s*([KMG])i?B\s*$", re.IGNORECASE)
 _UNITS = {"K": 1 << 10, "M": 1 << 20, "G": 1 << 30}
@@ -68,8 +68,8 @@ class Connector:
     def start(self) -> SourceServer:
         """The server, started if need be (driver)."""
         if self._server is None:
-            from millstream.connector.source_server import SourceServer
-            from millstream.connector.source_session import Needs
+            from millstream.connector.source.protocol.session import Needs
+            from millstream.connector.source.server import SourceServer
 
             server = SourceServer(self.folder, self.listen, **self._options, needs=Needs(*self._needs))
             server.start()
