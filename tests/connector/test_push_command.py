@@ -15,7 +15,7 @@ import pytest
 from sourcekit import HERE, until
 from test_source_server import Committing, stored
 
-from millstream.connector import push_command
+from millstream.cli import push as push_command
 from millstream.connector.intake import reader as intake_reader
 from millstream.connector.intake.format.batch import decode_entries
 from millstream.connector.source.server import SourceServer

@@ -1,4 +1,4 @@
-"""The connector's commands: `millstream sink` runs a sink server, `millstream sink-read` prints what was committed there."""
+"""`millstream sink` runs a sink server, `millstream sink-read` prints what was committed there."""
 
 from __future__ import annotations
 

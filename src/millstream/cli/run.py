@@ -1,11 +1,9 @@
-"""The command line: run a pipeline, watch it, look into its checkpoint.
+"""`millstream run`: executes the file that holds a pipeline, runs it on Spark, and shows how it is doing.
 
 Rules
-1. An error that Millstream raises on purpose is one message on stderr and exit code 1; a wrong call of a command is exit code 2.
-2. `run` executes the file once, here. Its classes and functions travel to the workers by value, so the workers never execute
-   it; modules beside it are imported by the workers, which get its folder as a path.
-3. Ctrl-C and SIGTERM end a run between two epochs; a second one does not wait.
-4. `status` and `state` read the log and change nothing.
+1. The file is executed once, here. Its classes and functions travel to the workers by value, so the workers never execute it; modules
+   beside it are imported by the workers, which get its folder as a path.
+2. Ctrl-C and SIGTERM end a run between two epochs; a second one does not wait.
 """
 
 from __future__ import annotations
@@ -25,19 +23,13 @@ from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
-import msgspec
-from rich.console import Console, RenderableType
+from rich.console import Console
 from rich.live import Live
 
-from millstream import __version__
-from millstream.connector import commands as connector
-from millstream.connector import push_command
-from millstream.core.time import duration
-from millstream.errors import CheckpointError, DefinitionError, MillstreamError
+from millstream.cli.arguments import a_duration, at_least_one, failed, setting, storage_option
+from millstream.errors import DefinitionError, MillstreamError
 from millstream.pipeline import Pipeline
-from millstream.state.manifest import ManifestLog
-from millstream.state.storage import open_storage
-from millstream.status import inspect, view
+from millstream.status import view
 from millstream.status.narrator import last_words
 
 if TYPE_CHECKING:
@@ -46,7 +38,6 @@ if TYPE_CHECKING:
 MODULE = "__millstream_main__"
 _DRAWN_EVERY = 0.25
 _LINE_EVERY = 1.0
-_WIDE = 240
 _NO_SESSION = (
     '\nThere is no Spark session yet when the file is executed. Give keys, timestamps and ids as SQL text (key="lower(user)") instead of '
     "Columns, and a source of "
@@ -55,93 +46,35 @@ _NO_SESSION = (
 _STOPPING = "stopping when the epoch under way is committed; once more stops at once"
 
 
-def main(argv: list[str] | None = None) -> int:
-    """Runs one command and returns its exit code."""
-    parser = _parser()
-    try:
-        args = parser.parse_args(argv)
-    except SystemExit as ended:
-        return ended.code if isinstance(ended.code, int) else 2
-    if args.command is None:
-        parser.print_help(sys.stderr)
-        return 2
-    try:
-        code: int = args.command(args)
-        sys.stdout.flush()
-        return code
-    except MillstreamError as error:
-        return _failed(str(error))
-    except BrokenPipeError:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return 0
-    except KeyboardInterrupt:
-        return _failed("interrupted; nothing that was committed is lost", 130)
-
-
-def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="millstream", description="MillWheel's model of stream processing on Spark.")
-    parser.add_argument("--version", action="version", version=f"millstream {__version__}")
-    parser.set_defaults(command=None)
-    commands = parser.add_subparsers(title="commands", metavar="COMMAND")
-
+def add_command(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    """Adds it to a parser's subcommands."""
     run = commands.add_parser("run", help="run the pipeline in a file", description="Runs the pipeline in a Python file on local Spark.")
     which = "the file, and the variable that holds the pipeline (by default 'pipeline', or the only one there is)"
     run.add_argument("file", metavar="FILE[:NAME]", help=which)
     run.add_argument("--checkpoint", metavar="DIR", help="a directory or s3:// URL (by default PIPELINE-checkpoint, here)")
     when = run.add_mutually_exclusive_group()
     when.add_argument(
-        "--trigger", metavar="TIME", type=_duration, default="500ms", help="how often an epoch begins, such as 500ms or 2s (500ms)"
+        "--trigger", metavar="TIME", type=a_duration, default="500ms", help="how often an epoch begins, such as 500ms or 2s (500ms)"
     )
     when.add_argument("--available-now", action="store_true", help="process what is there, close every window, and end")
     run.add_argument("--no-drain", action="store_true", help="with --available-now: leave windows open, because more input may follow")
-    run.add_argument("--shards", metavar="N", type=_at_least_one, help="how many shards a new checkpoint gets (by default one per core)")
+    run.add_argument("--shards", metavar="N", type=at_least_one, help="how many shards a new checkpoint gets (by default one per core)")
     run.add_argument("--master", metavar="URL", help="Spark's master, such as spark://host:7077 (by default local, with all cores)")
-    run.add_argument("--conf", metavar="K=V", type=_setting, action="append", default=[], help="a setting of Spark's; may be repeated")
+    run.add_argument("--conf", metavar="K=V", type=setting, action="append", default=[], help="a setting of Spark's; may be repeated")
     run.add_argument("--packages", metavar="G:A:V,...", help="Java packages that Spark fetches, such as a Kafka connector")
     run.add_argument("--py-files", metavar="PATH,...", help="Python files, .zip or .whl for the workers of a cluster")
     run.add_argument("--quiet", action="store_true", help="say nothing but errors")
     run.add_argument(
         "--drop", metavar="NAME", action="append", default=[], help="a computation that is gone and whose state may go; may be repeated"
     )
-    _storage_option(run)
+    storage_option(run)
     run.set_defaults(command=_run)
-
-    demo = commands.add_parser(
-        "demo", help="run the Zeitgeist demo", description="Finds spikes and dips in made-up search traffic, while its drivers are killed."
-    )
-    demo.add_argument("--output", metavar="DIR", type=Path, default=Path("zeitgeist"), help="where everything goes (zeitgeist)")
-    demo.add_argument("--seed", metavar="N", type=int, default=7, help="another seed is another world (7)")
-    demo.add_argument("--small", action="store_true", help="a fifth of the queries, and one kill instead of two")
-    demo.add_argument("--fresh", action="store_true", help="begin anew, also where the last demo was interrupted")
-    demo.set_defaults(command=_demo)
-
-    status = commands.add_parser("status", help="how far a pipeline is", description="Shows the latest committed epoch of a checkpoint.")
-    status.add_argument("checkpoint", metavar="CHECKPOINT")
-    status.add_argument("--json", action="store_true", help="as JSON")
-    _storage_option(status)
-    status.set_defaults(command=_status)
-
-    state = commands.add_parser("state", help="what a computation keeps", description="Shows committed state and timers of a computation.")
-    state.add_argument("checkpoint", metavar="CHECKPOINT")
-    state.add_argument("computation", metavar="COMPUTATION")
-    state.add_argument("--key", metavar="K", help="one key, whole: a text, a number, or a JSON list for a tuple; '\"7\"' is only the text")
-    state.add_argument(
-        "--limit", metavar="N", type=_at_least_one, default=20, help="how many keys, or with --key how many map entries (20)"
-    )
-    state.add_argument("--unpickle", action="store_true", help="load pickled state, which runs code: only for a checkpoint you trust")
-    state.add_argument("--json", action="store_true", help="as JSON")
-    _storage_option(state)
-    state.set_defaults(command=_state)
-
-    connector.add_commands(commands)
-    push_command.add_command(commands)
-    return parser
 
 
 def _run(args: argparse.Namespace) -> int:
     file, name = _file_and_name(args.file)
     if not file.is_file():
-        return _failed(f"there is no file {file}", 2)
+        return failed(f"there is no file {file}", 2)
     pipeline = pipeline_in(load(file), name, file)
     checkpoint = args.checkpoint or f"{pipeline.name}-checkpoint"
     if not args.quiet:
@@ -179,43 +112,6 @@ def _session(name: str, master: str | None, settings: dict[str, str]) -> Any:
     from millstream.engine.spark.session import local_session
 
     return local_session(name, master=master, settings=settings)
-
-
-def _demo(args: argparse.Namespace) -> int:
-    from millstream.demo.run import run
-
-    return run(output=args.output, seed=args.seed, small=args.small, fresh=args.fresh)
-
-
-def _status(args: argparse.Namespace) -> int:
-    found = inspect.overview(_log(args))
-    if args.json:
-        _print_json(found)
-    else:
-        _show(view.overview(found))
-    return 0
-
-
-def _state(args: argparse.Namespace) -> int:
-    log = _log(args)
-    keys = None if args.key is None else inspect.keys_of(args.key)
-    if keys is None:
-        found = inspect.steady(log, lambda m: inspect.listed(log.storage, m, args.computation, args.limit, unpickle=args.unpickle))
-    else:
-        found = inspect.steady(
-            log, lambda m: inspect.looked_up(log.storage, m, args.computation, keys, entries=args.limit, unpickle=args.unpickle)
-        )
-        if not found.rows:
-            tried = " nor ".join(f"{key!r} ({type(key).__name__})" for key in keys)
-            raise CheckpointError(
-                f"computation {args.computation!r} has no row for key {tried} in epoch {found.epoch}. A key whose state is the default one "
-                f"and that has no timers is not kept."
-            )
-    if args.json:
-        _print_json(inspect.plain_listing(found))
-    else:
-        _show(view.listing(found) if keys is None else view.rows(found))
-    return 0
 
 
 def load(file: Path) -> ModuleType:
@@ -326,78 +222,9 @@ def _end_spark() -> None:
             session.stop()
 
 
-def _log(args: argparse.Namespace) -> ManifestLog:
-    return ManifestLog(open_storage(args.checkpoint, dict(args.storage_option) or None))
-
-
-def _show(what: RenderableType) -> None:
-    """Prints to a terminal, or plainly, and as wide as it needs to be, to anything else."""
-    console = Console(highlight=False)
-    if console.is_terminal:
-        console.print(what)
-        return
-    wide = Console(highlight=False, width=_WIDE)
-    with wide.capture() as captured:
-        wide.print(what)
-    for line in captured.get().splitlines():
-        print(line.rstrip())
-
-
-def _print_json(value: Any) -> None:
-    print(msgspec.json.format(msgspec.json.encode(value), indent=2).decode())
-
-
-def _failed(message: str, code: int = 1) -> int:
-    print(f"millstream: {message}", file=sys.stderr)
-    return code
-
-
 def _file_and_name(text: str) -> tuple[Path, str | None]:
     """The two parts of FILE:NAME; a file whose own name has a colon is taken as it is."""
     file, colon, name = text.rpartition(":")
     if colon and name.isidentifier() and not Path(text).is_file():
         return Path(file), name
     return Path(text), None
-
-
-def _storage_option(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
-        "--storage-option", metavar="K=V", action="append", default=[], type=_option, help="for the object store's client; may be repeated"
-    )
-
-
-def _setting(text: str) -> tuple[str, str]:
-    name, equals, value = text.partition("=")
-    if not name or not equals:
-        raise argparse.ArgumentTypeError(f"{text!r} is not of the form K=V")
-    return name, value
-
-
-def _option(text: str) -> tuple[str, Any]:
-    name, equals, value = text.partition("=")
-    if not name or not equals:
-        raise argparse.ArgumentTypeError(f"{text!r} is not of the form K=V")
-    if value.startswith("{"):
-        try:
-            return name, msgspec.json.decode(value)
-        except msgspec.DecodeError as error:
-            raise argparse.ArgumentTypeError(f"{name}: {error}") from error
-    return name, value
-
-
-def _duration(text: str) -> str:
-    try:
-        duration(text)
-    except DefinitionError as error:
-        raise argparse.ArgumentTypeError(str(error)) from error
-    return text
-
-
-def _at_least_one(text: str) -> int:
-    if not text.isdecimal() or int(text) < 1:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number from 1 on")
-    return int(text)
-
-
-if __name__ == "__main__":
-    sys.exit(main())
