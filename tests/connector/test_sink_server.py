@@ -16,7 +16,7 @@ from millstream.connector import Files, Memory, SinkServer, SinkStats, Tls, Work
 from millstream.connector.sink.outputs import files
 from millstream.connector.sink.outputs.memory import MemoryOutput
 from millstream.connector.wire import messages as m
-from millstream.errors import RemoteProtocolError, SinkError
+from millstream.errors import DefinitionError, NetworkError, RemoteProtocolError, SinkError
 
 
 @pytest.fixture
@@ -252,14 +252,14 @@ def test_the_cookie_must_be_right(outputs: Memory) -> None:
 
 @pytest.mark.parametrize("listen", ["0.0.0.0:0", "[::]:0", ":0", "192.0.2.1:0", "example.com:0"])
 def test_listening_beyond_this_machine_needs_a_cookie(outputs: Memory, listen: str) -> None:
-    with pytest.raises(SinkError, match="without a cookie"):
+    with pytest.raises(DefinitionError, match="without a cookie"):
         SinkServer(outputs, listen)
     SinkServer(outputs, listen, cookie="secret")
     SinkServer(outputs, listen, force=True)
 
 
 def test_an_address_that_is_taken_is_a_clear_error(outputs: Memory) -> None:
-    with SinkServer(outputs) as server, pytest.raises(SinkError, match="cannot listen"):
+    with SinkServer(outputs) as server, pytest.raises(NetworkError, match="cannot listen"):
         SinkServer(outputs, server.address).start()
 
 
@@ -318,9 +318,9 @@ def test_tls_with_certificates_of_the_workers(outputs: Memory, certificates: Pat
 
 
 def test_a_certificate_that_cannot_be_used_is_a_clear_error(outputs: Memory, tmp_path: Path) -> None:
-    with pytest.raises(SinkError, match="cannot be used"):
+    with pytest.raises(DefinitionError, match="cannot be used"):
         SinkServer(outputs, tls=Tls(str(tmp_path / "none.pem")))
-    with pytest.raises(SinkError, match="needs a certificate"):
+    with pytest.raises(DefinitionError, match="needs a certificate"):
         SinkServer(outputs, tls=Tls())
 
 

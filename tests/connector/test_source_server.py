@@ -14,7 +14,6 @@ from typing import Any
 import pytest
 from sourcekit import RawPusher, memory, until
 
-from millstream.connector.credentials import Tls
 from millstream.connector.intake import reader as intake_reader
 from millstream.connector.intake import writer as intake_module
 from millstream.connector.intake.format.batch import decode_entries
@@ -24,7 +23,8 @@ from millstream.connector.source.push import PushClient
 from millstream.connector.source.server import SourceServer
 from millstream.connector.wire import messages as m
 from millstream.connector.wire.codec import encode
-from millstream.errors import InputError, LocalProtocolError, SinkError, StorageError
+from millstream.errors import DefinitionError, InputError, LocalProtocolError, NetworkError
+from millstream.network import Tls
 
 
 @pytest.fixture
@@ -372,14 +372,14 @@ def test_a_wrong_cookie_is_final(tmp_path: Path) -> None:
 
 
 def test_listening_beyond_this_machine_without_a_cookie_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(SinkError, match="without a cookie"):
+    with pytest.raises(DefinitionError, match="without a cookie"):
         SourceServer(tmp_path, "0.0.0.0:0")
     SourceServer(tmp_path, "0.0.0.0:0", cookie="x")
     SourceServer(tmp_path, "0.0.0.0:0", force=True)
 
 
 def test_a_port_that_is_taken_is_an_error_and_the_folder_is_free_again(tmp_path: Path) -> None:
-    with socket.create_server(("127.0.0.1", 0)) as taken, pytest.raises(StorageError, match="cannot listen"):
+    with socket.create_server(("127.0.0.1", 0)) as taken, pytest.raises(NetworkError, match="cannot listen"):
         SourceServer(tmp_path, f"127.0.0.1:{taken.getsockname()[1]}").start()
     SourceServer(tmp_path).start().stop()
 

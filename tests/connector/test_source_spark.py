@@ -10,7 +10,7 @@ from sourcekit import until
 
 import millstream as ms
 from millstream.connector.source.push import PushClient
-from millstream.errors import CheckpointError, DefinitionError, SinkError
+from millstream.errors import CheckpointError, DefinitionError
 from millstream.sources import Connector
 
 
@@ -96,9 +96,9 @@ def test_what_cannot_be_is_found_before_anything_runs(tmp_path: Path) -> None:
     ):
         with pytest.raises(DefinitionError):
             ms.sources.connector(dir=tmp_path, **wrong)  # type: ignore[arg-type]
-    with pytest.raises(SinkError, match="HOST:PORT"):
+    with pytest.raises(DefinitionError, match="HOST:PORT"):
         ms.sources.connector(dir=tmp_path, listen="7401")
-    with pytest.raises(SinkError, match="without a cookie"):
+    with pytest.raises(DefinitionError, match="without a cookie"):
         ms.sources.connector(dir=tmp_path, listen="0.0.0.0:7401")
     assert not list(tmp_path.iterdir())
 

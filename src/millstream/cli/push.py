@@ -28,11 +28,11 @@ from typing import IO, Any
 
 import msgspec
 
-from millstream.connector.credentials import Tls
 from millstream.connector.source.push import PushClient
 from millstream.connector.source.push_signs import Progress, Teller
 from millstream.core.time import duration
 from millstream.errors import InputError
+from millstream.network import Tls
 
 _CHUNK = 256 << 10
 _LONGEST_LINE = 16 << 20

@@ -13,13 +13,13 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-from millstream.connector.credentials import Tls
 from millstream.connector.sink.narrator import Narrator
 from millstream.connector.sink.outputs import files
 from millstream.connector.sink.outputs.base import Output
 from millstream.connector.sink.outputs.postgres import Postgres
 from millstream.connector.sink.server import SinkServer
-from millstream.errors import SinkError
+from millstream.errors import DefinitionError
+from millstream.network import Tls
 
 _TOLD_EVERY = 0.25  # seconds
 
@@ -61,7 +61,7 @@ def _sink(args: argparse.Namespace) -> int:
     logging.basicConfig(level=logging.WARNING, format="millstream sink: %(message)s")
     cookie = args.cookie if args.cookie is not None else os.environ.get("MILLSTREAM_COOKIE", "")
     if args.tls_cert is None and (args.tls_key or args.tls_ca):
-        raise SinkError("--tls-key and --tls-ca need --tls-cert")
+        raise DefinitionError("--tls-key and --tls-ca need --tls-cert")
     tls = None if args.tls_cert is None else Tls(args.tls_cert, args.tls_key, args.tls_ca)
     stopping = threading.Event()
     if threading.current_thread() is threading.main_thread():

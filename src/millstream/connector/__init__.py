@@ -11,7 +11,6 @@ Imports go down this list or to the left: `sink` and `source` know `wire`, `sour
 What is pure has no sockets, files, threads or clock, and is tested without either end being there. Nothing here knows pipelines, epochs or Spark.
 """
 
-from millstream.connector.credentials import Tls
 from millstream.connector.sink.outputs.base import Output
 from millstream.connector.sink.outputs.files import Files
 from millstream.connector.sink.outputs.memory import Memory
@@ -22,6 +21,7 @@ from millstream.connector.sink.server import SinkServer
 from millstream.connector.sink.worker import WorkerClient
 from millstream.connector.source.push import PushClient
 from millstream.connector.source.server import SourceServer
+from millstream.network import Tls
 
 __all__ = [
     "Files",

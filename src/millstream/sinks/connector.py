@@ -28,7 +28,7 @@ from millstream.state.manifest import run_number
 
 if TYPE_CHECKING:
     from millstream.connector import WorkerClient
-    from millstream.connector.credentials import Tls
+    from millstream.network import Tls
 
 _EPOCHS = 1 << 40  # per run
 
@@ -58,7 +58,7 @@ class Connector(Sink):
         return f"the sink at {self.address}"
 
     def check(self) -> None:
-        from millstream.connector.credentials import parse_address
+        from millstream.network import parse_address
 
         parse_address(self.address)
 

@@ -21,8 +21,8 @@ from millstream.core.time import duration
 from millstream.errors import CheckpointError, DefinitionError
 
 if TYPE_CHECKING:
-    from millstream.connector.credentials import Tls
     from millstream.connector.source.server import SourceServer
+    from millstream.network import Tls
 
 _SIZE = re.compile(r"^\s*(\d+)\s*([KMG])i?B\s*$", re.IGNORECASE)
 _UNITS = {"K": 1 << 10, "M": 1 << 20, "G": 1 << 30}
@@ -142,7 +142,7 @@ def connector(
     >>> connector(dir="intake", listen="127.0.0.1:7401", max_per_epoch=100_000).describe()
     'messages pushed to 127.0.0.1:7401'
     """
-    from millstream.connector.credentials import check_listening, parse_address
+    from millstream.network import check_listening, parse_address
 
     check_listening(parse_address(listen)[0], cookie, force)
     if isinstance(streams, str):

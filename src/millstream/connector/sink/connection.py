@@ -19,6 +19,7 @@ import time
 
 from millstream.connector.wire.codec import encode
 from millstream.connector.wire.messages import Frame
+from millstream.network import keep_alive
 
 SMALL = 4 << 10
 LARGE = 256 << 10
@@ -44,8 +45,7 @@ class Connection:
 
     def open(self, context: ssl.SSLContext | None, deadline: float) -> None:
         """In the connection's thread: the handshake, if there is one."""
-        self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+        keep_alive(self._socket)
         self._socket.settimeout(max(0.01, deadline - time.monotonic()))
         if context is not None:
             wrapped = context.wrap_socket(self._socket, server_side=True, do_handshake_on_connect=False)

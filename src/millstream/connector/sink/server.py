@@ -25,8 +25,7 @@ import time
 from collections.abc import Callable
 from functools import partial
 
-from millstream.connector import credentials
-from millstream.connector.credentials import Tls
+from millstream import network
 from millstream.connector.sink.connection import Connection
 from millstream.connector.sink.lane import Lane
 from millstream.connector.sink.narrator import Watcher
@@ -37,7 +36,8 @@ from millstream.connector.sink.protocol.stats import SinkStats
 from millstream.connector.sink.seats import Seats
 from millstream.connector.wire.decoder import FRAME_LIMIT, Decoder
 from millstream.connector.wire.messages import DATA_STREAM, Error, Frame, Restart
-from millstream.errors import RemoteProtocolError, SinkError
+from millstream.errors import RemoteProtocolError
+from millstream.network import Tls
 
 log = logging.getLogger("millstream.connector")
 
@@ -70,11 +70,11 @@ class SinkServer:
         patience: float = 60.0,
         watcher: Watcher | None = None,
     ) -> None:
-        self._host, self._port = credentials.parse_address(listen)
-        credentials.check_listening(self._host, cookie, force)
+        self._host, self._port = network.parse_address(listen)
+        network.check_listening(self._host, cookie, force)
         self._outputs = outputs
         self._cookie = cookie
-        self._context = None if tls is None else credentials.server_context(tls)
+        self._context = None if tls is None else network.server_context(tls)
         self._sessions, self._strangers_limit = sessions, strangers
         self._frame_limit = frame_limit
         self._greeting, self._patience = greeting, patience
@@ -102,8 +102,7 @@ class SinkServer:
     def address(self) -> str:
         """HOST:PORT, once it listens."""
         assert self._listener is not None, "the server is not started"
-        host, port = self._listener.getsockname()[:2]
-        return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+        return network.written(*self._listener.getsockname()[:2])
 
     def start(self) -> SinkServer:
         """Listens, in threads of its own."""
@@ -111,7 +110,7 @@ class SinkServer:
             family = socket.AF_INET6 if ":" in self._host else socket.AF_INET
             self._listener = socket.create_server((self._host, self._port), family=family, backlog=512)
         except OSError as error:
-            raise SinkError(f"cannot listen on {self._host}:{self._port}: {error}") from error
+            raise network.cannot_listen(self._host, self._port, error) from error
         self._thread(self._accept)
         return self
 

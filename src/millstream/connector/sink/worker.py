@@ -27,13 +27,13 @@ import ssl
 import time
 from collections.abc import Sequence
 
-from millstream.connector.credentials import Tls, client_context, parse_address
 from millstream.connector.sink.protocol.names import with_fence
 from millstream.connector.sink.protocol.worker_session import WAITING, State, WorkerSession
 from millstream.connector.wire import messages as m
 from millstream.connector.wire.codec import encode, message_head
 from millstream.connector.wire.decoder import Decoder
 from millstream.errors import RemoteProtocolError, SinkError
+from millstream.network import Tls, client_context, keep_alive, parse_address
 
 #: Bytes are sent in messages of about this size, and never more than twice of it.
 MESSAGE_SIZE = 256 << 10
@@ -208,8 +208,7 @@ class WorkerClient:
         host, port = parse_address(self.address)
         try:
             plain = socket.create_connection((host, port), self._timeout)
-            plain.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-            plain.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+            keep_alive(plain)
             self._socket = plain
             if self._context is not None:
                 self._socket = self._context.wrap_socket(plain, server_hostname=host)

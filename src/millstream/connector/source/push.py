@@ -34,7 +34,6 @@ from collections import deque
 
 import msgspec
 
-from millstream.connector.credentials import Tls, client_context, parse_address
 from millstream.connector.source.protocol.push_session import PushSession
 from millstream.connector.source.protocol.session import LAST_ID, WATERMARK_KEY
 from millstream.connector.source.protocol.streams import objection
@@ -43,6 +42,7 @@ from millstream.connector.wire import messages as m
 from millstream.connector.wire.codec import encode, message_head
 from millstream.connector.wire.decoder import Decoder
 from millstream.errors import InputError, LocalProtocolError, MillstreamError, RemoteProtocolError
+from millstream.network import Tls, client_context, keep_alive, parse_address
 
 _ANSWER_LIMIT = 1 << 20
 _CHUNK = 256 << 10
@@ -345,8 +345,7 @@ class PushClient:
         host, port = parse_address(self.address)
         sock = socket.create_connection((host, port), self._timeout)
         try:
-            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-            sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+            keep_alive(sock)
             if self._context is not None:
                 sock = self._context.wrap_socket(sock, server_hostname=host)
         except BaseException:

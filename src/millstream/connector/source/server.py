@@ -20,7 +20,6 @@ import asyncio
 import contextlib
 import logging
 import os
-import socket
 import ssl
 import threading
 import time
@@ -29,8 +28,7 @@ from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any, TypeVar
 
-from millstream.connector import credentials
-from millstream.connector.credentials import Tls
+from millstream import network
 from millstream.connector.intake.format.entries import Entry, Mark, advance
 from millstream.connector.intake.writer import SEGMENT_SIZE, Intake, Stretch
 from millstream.connector.source.protocol import session as fx
@@ -39,7 +37,8 @@ from millstream.connector.source.protocol.streams import Streams
 from millstream.connector.wire.codec import encode
 from millstream.connector.wire.decoder import RunDecoder
 from millstream.connector.wire.messages import Ok
-from millstream.errors import MillstreamError, RemoteProtocolError, StorageError
+from millstream.errors import MillstreamError, RemoteProtocolError
+from millstream.network import Tls
 
 log = logging.getLogger("millstream.connector")
 
@@ -85,9 +84,9 @@ class SourceServer:
         needs: Needs | None = None,
     ) -> None:
         self._needs = needs or Needs()
-        self._host, self._port = credentials.parse_address(listen)
-        credentials.check_listening(self._host, cookie, force)
-        self.context = None if tls is None else credentials.server_context(tls)
+        self._host, self._port = network.parse_address(listen)
+        network.check_listening(self._host, cookie, force)
+        self.context = None if tls is None else network.server_context(tls)
         self._cookie, self._credits = cookie, credits
         self._sessions_limit, self._strangers_limit, self._streams_limit = sessions, strangers, streams
         self._frame_limit, self._greeting = frame_limit, greeting
@@ -128,7 +127,7 @@ class SourceServer:
             asyncio.run_coroutine_threadsafe(self._listen(), self._loop).result()
         except OSError as error:
             self.stop()
-            raise StorageError(f"cannot listen on {self._host}:{self._port}: {error}") from error
+            raise network.cannot_listen(self._host, self._port, error) from error
         return self
 
     def __enter__(self) -> SourceServer:
@@ -195,7 +194,7 @@ class SourceServer:
     async def _listen(self) -> None:
         self._listener = await self._loop.create_server(lambda: _Peer(self), self._host or None, self._port, backlog=_BACKLOG)
         host, port = self._listener.sockets[0].getsockname()[:2]
-        self.address = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+        self.address = network.written(host, port)
 
     async def _end_all(self, elsewhere: str) -> None:
         self._stopping = True
@@ -376,7 +375,7 @@ class _Peer(asyncio.Protocol):
         self._transport = transport
         sock = transport.get_extra_info("socket")
         if sock is not None:
-            _keep_alive(sock)
+            network.keep_alive(sock)
         self._server.arrived(self)
         if self._server.context is not None:
             self._transport.pause_reading()
@@ -461,16 +460,3 @@ class _Peer(asyncio.Protocol):
         if self._is_paused and not self.is_gone:
             self._is_paused = False
             self._transport.resume_reading()
-
-
-def _keep_alive(sock: socket.socket) -> None:
-    for level, name, value in (
-        (socket.IPPROTO_TCP, "TCP_NODELAY", 1),
-        (socket.SOL_SOCKET, "SO_KEEPALIVE", 1),
-        (socket.IPPROTO_TCP, "TCP_KEEPIDLE", 20),
-        (socket.IPPROTO_TCP, "TCP_KEEPINTVL", 5),
-        (socket.IPPROTO_TCP, "TCP_KEEPCNT", 4),
-    ):
-        option = getattr(socket, name, None)
-        if option is not None:
-            sock.setsockopt(level, option, value)
