@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from millstream.core.time import duration
-from millstream.errors import SinkError
+from millstream.errors import SinkError, SinkRefused
 from millstream.sinks.base import DriverContext, Part, Sink, SinkRow, TaskContext
 from millstream.sinks.files import check_numbers, plain
 from millstream.state.manifest import run_number
@@ -64,6 +64,7 @@ class Connector(Sink):
 
     def _connect(self, worker: str, token: str, epoch: int, driver: bool) -> WorkerClient:
         from millstream.connector import WorkerClient
+        from millstream.connector.wire import refusals
 
         try:
             return WorkerClient.connect(
@@ -76,13 +77,14 @@ class Connector(Sink):
                 timeout=self.timeout,
                 patience=self.patience,
             )
-        except SinkError as error:
-            if "fence" not in str(error):
+        except SinkRefused as error:
+            if error.reason != refusals.FENCE:
                 raise
-            raise SinkError(
+            raise SinkRefused(
                 f"{error}. Worker {worker!r} belongs to a newer run, or to another checkpoint of a pipeline with this name: a sink takes "
                 f"one history. Give a new "
-                f"checkpoint a sink of its own (another directory or table), or another name to the pipeline."
+                f"checkpoint a sink of its own (another directory or table), or another name to the pipeline.",
+                error.reason,
             ) from error
 
     def stage(self, context: TaskContext, rows: Sequence[SinkRow]) -> Part:

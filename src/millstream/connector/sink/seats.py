@@ -28,8 +28,9 @@ from collections import OrderedDict
 from collections.abc import Callable, Iterator, Sequence
 from typing import Protocol
 
-from millstream.connector.sink.protocol.session import fenced
+from millstream.connector.sink.protocol.session import too_low
 from millstream.connector.wire.messages import Error, Frame
+from millstream.connector.wire.refusals import fenced
 from millstream.errors import RemoteProtocolError, SinkError
 
 #: So many leavings are remembered, to know their repetitions.
@@ -104,9 +105,9 @@ class Seats:
         with self._lock:
             line = self._lines.setdefault(name, _Line())
             if fence < line.fence:
-                raise RemoteProtocolError(fenced(fence, line.fence))
+                raise RemoteProtocolError(too_low(fence, line.fence))
             line.fence = fence
-            turn = line.join(connection, "fenced: another connection has this worker's name now")
+            turn = line.join(connection, fenced("another connection has this worker's name now"))
             place = Place(connection, next(self._clock))
         try:
             turn.wait()
@@ -155,7 +156,7 @@ class Seats:
         if len(self._left) > REMEMBERED:
             self._left.popitem(last=False)
         line = self._lines.setdefault(name, _Line())
-        line.leaving = turn = line.join(None, "fenced: this worker is said to have left")
+        line.leaving = turn = line.join(None, fenced("this worker is said to have left"))
         line.fence = 0
         return name, line, turn
 

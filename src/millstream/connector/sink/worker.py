@@ -8,8 +8,9 @@
             worker.finish("app-w-1:c_id=7", commit=True)
 
 Rules
-1. Every call ends: in time, or in an error. `SinkError`: the sink is away, too slow, or says why it does not go on. `RemoteProtocolError`: what answers
-   is no sink. `LocalProtocolError`: the call was not allowed at this point, nothing was sent, and the connection is as it was.
+1. Every call ends: in time, or in an error. `SinkError`: the sink is away or too slow; `SinkRefused`, which is one: it says why it does not go on.
+   `RemoteProtocolError`: what answers is no sink. `LocalProtocolError`: the call was not allowed at this point, nothing was sent, and the connection
+   is as it was.
 2. After a `SinkError` or `RemoteProtocolError` the connection is over. What was not prepared is gone, and the sink drops it; what was
    prepared waits for whoever connects next under this name, in this process or another.
 3. Only one connection has a name: to connect closes the one that had it before. The sink tells it, and it fails with a `SinkError`. With a `fence`, only
@@ -30,16 +31,16 @@ from collections.abc import Sequence
 from millstream.connector.sink.protocol.names import with_fence
 from millstream.connector.sink.protocol.worker_session import WAITING, State, WorkerSession
 from millstream.connector.wire import messages as m
+from millstream.connector.wire import refusals
 from millstream.connector.wire.codec import encode, message_head
 from millstream.connector.wire.decoder import Decoder
-from millstream.errors import RemoteProtocolError, SinkError
+from millstream.errors import RemoteProtocolError, SinkError, SinkRefused
 from millstream.network import Tls, client_context, keep_alive, parse_address
 
 #: Bytes are sent in messages of about this size, and never more than twice of it.
 MESSAGE_SIZE = 256 << 10
 _ANSWER_LIMIT = 1 << 20
 _PAUSE = 0.05
-_FINAL = ("cookie", "version", "fence")  # what a sink says that waiting does not change
 
 
 class WorkerClient:
@@ -187,7 +188,7 @@ class WorkerClient:
                 return self._connect()
             except SinkError as error:
                 self.close()
-                final = any(word in str(error) for word in _FINAL)
+                final = isinstance(error, SinkRefused) and error.reason in refusals.FINAL
                 if final or time.monotonic() + _PAUSE >= until:
                     raise
             time.sleep(_PAUSE)
@@ -285,7 +286,7 @@ class WorkerClient:
         self.close()
         said = self._session.last_words
         if isinstance(said, m.Error):
-            return SinkError(f"the sink at {self.address} refuses: {said.text}")
+            return SinkRefused(f"the sink at {self.address} refuses: {said.text}", refusals.reason(said.text))
         if isinstance(said, m.Restart):
             return SinkError(f"the sink at {self.address} stops and asks to come back" + (f" at {said.address}" if said.address else ""))
         if isinstance(error, TimeoutError):

@@ -51,6 +51,7 @@ import msgspec
 from millstream.connector.sink.protocol import names
 from millstream.connector.sink.protocol.ledger import Ledger, Outcome, Place, Standing
 from millstream.connector.wire import messages as m
+from millstream.connector.wire import refusals
 from millstream.errors import LocalProtocolError, RemoteProtocolError
 
 #: What OK grants. A worker needs two before it may announce its stream; a sink returns none, so this is for good.
@@ -192,9 +193,9 @@ class Archive(msgspec.Struct, frozen=True):
 Effect = Send | Close | Recover | Begin | BeginNext | Append | Compare | Prepare | Veto | Commit | Rollback | Ignored | Seal | Archive
 
 
-def fenced(said: int, known: int) -> str:
+def too_low(said: int, known: int) -> str:
     """Rule 8, for the one who is refused."""
-    return f"fenced: this worker is at fence {known}, and {said} is over"
+    return refusals.fenced(f"this worker is at fence {known}, and {said} is over")
 
 
 class SinkSession:
@@ -244,7 +245,7 @@ class SinkSession:
         asked, self._asked = self._asked, None
         if isinstance(asked, Recover) and isinstance(found, Standing):
             if self.fence < found.fence:
-                return self.failed(fenced(self.fence, found.fence))
+                return self.failed(too_low(self.fence, found.fence))
             self._ledger = Ledger(found)
             self._to(m.Hello, "recovered")
             return [*([Seal(self.fence)] if self.fence > found.fence else []), Send(m.Ok(CREDITS))]
@@ -272,9 +273,9 @@ class SinkSession:
 
     def _hello(self, hello: m.Hello) -> list[Effect]:
         if hello.version != m.SINK_VERSION:
-            raise RemoteProtocolError(f"version {hello.version!r} is not spoken here; {m.SINK_VERSION!r} is")
+            raise RemoteProtocolError(refusals.wrong_version(hello.version, m.SINK_VERSION))
         if not hmac.compare_digest(hello.cookie.encode(), self._cookie.encode()):
-            raise RemoteProtocolError("the cookie is wrong")
+            raise RemoteProtocolError(refusals.WRONG_COOKIE)
         objection = names.objection(hello.instance)
         if objection is not None:
             raise RemoteProtocolError(objection)

@@ -32,6 +32,7 @@ from millstream.connector.intake.format.entries import END, MESSAGE, WATERMARK, 
 from millstream.connector.source.protocol.streams import Stream, Streams, TooManyStreams, objection
 from millstream.connector.source.protocol.tables import COMMITTED, SERVER, SERVER_STREAM, Server, ServerStream
 from millstream.connector.wire import messages as m
+from millstream.connector.wire import refusals
 from millstream.connector.wire.decoder import Pushed
 from millstream.errors import RemoteProtocolError
 
@@ -196,9 +197,9 @@ class SourceSession:
 
     def _hello(self, hello: m.Hello) -> list[Effect]:
         if hello.version != m.SOURCE_VERSION:
-            raise RemoteProtocolError(f"version {hello.version!r} is not spoken here; {m.SOURCE_VERSION!r} is")
+            raise RemoteProtocolError(refusals.wrong_version(hello.version, m.SOURCE_VERSION))
         if not hmac.compare_digest(hello.cookie.encode(), self._cookie.encode()):
-            raise RemoteProtocolError("the cookie is wrong")
+            raise RemoteProtocolError(refusals.WRONG_COOKIE)
         self.identity = (hello.program, hello.instance)
         self.state = SERVER[self.state][m.Hello]["welcome"]
         self.credits = self._granted
@@ -227,7 +228,7 @@ class SourceSession:
         ):
             other = found.owner
             self._streams.release(found, other)
-            effects.append(Fence(other, f"fenced: another connection of this instance has stream {notify.name!r} now"))
+            effects.append(Fence(other, refusals.fenced(f"another connection of this instance has stream {notify.name!r} now")))
         try:
             stream = self._streams.claim(notify.name, self, self._clock())
         except TooManyStreams as error:
