@@ -11,7 +11,7 @@ import atheris
 
 with atheris.instrument_imports(include=["millstream.connector"]):
     from millstream.connector.sink.lane import Lane
-    from millstream.connector.sink.outputs.memory import Memory
+    from millstream.connector.sink.outputs.memory import MemoryOutputs
     from millstream.connector.sink.protocol import txnlog
     from millstream.connector.sink.protocol.session import SinkSession
     from millstream.connector.wire import messages as m
@@ -48,7 +48,7 @@ def one(data: bytes) -> None:
     assert decoded(data[1:], first, None) == whole
     assert (decoded(data[1:], first, 1) is None) == (whole is None)
 
-    outputs = Memory()
+    outputs = MemoryOutputs()
     lane = Lane(SinkSession(), Decoder(LIMIT, join=1), outputs("w"), Never(), lambda workers: None)
     done = lane.feed(memoryview(GREETING))
     assert not done.close

@@ -18,7 +18,7 @@ from typing import Any
 
 from millstream.connector.sink.lane import Lane
 from millstream.connector.sink.outputs.base import Output
-from millstream.connector.sink.outputs.memory import Memory
+from millstream.connector.sink.outputs.memory import MemoryOutputs
 from millstream.connector.sink.protocol.session import SinkSession
 from millstream.connector.sink.protocol.worker_session import WorkerSession
 from millstream.connector.wire import messages as m
@@ -80,7 +80,7 @@ class Pair:
         self.say(*self.worker.finish(txn, commit))
 
 
-def pair(outputs: Memory, name: str = "w") -> Pair:
+def pair(outputs: MemoryOutputs, name: str = "w") -> Pair:
     """Both ends, connected."""
     return Pair(outputs(name), name).connect()
 

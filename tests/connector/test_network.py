@@ -13,12 +13,12 @@ from hypothesis import strategies as st
 
 import millstream as ms
 from millstream import network
-from millstream.connector import Memory, PushClient, SinkServer, SourceServer, Tls, WorkerClient
+from millstream.connector import MemoryOutputs, PushClient, SinkServer, SourceServer, Tls, WorkerClient
 from millstream.errors import DefinitionError, NetworkError
 
 
 def sink(folder: Path, listen: str, **options: Any) -> SinkServer:
-    return SinkServer(Memory(), listen, **options)
+    return SinkServer(MemoryOutputs(), listen, **options)
 
 
 def source(folder: Path, listen: str, **options: Any) -> SourceServer:

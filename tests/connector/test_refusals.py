@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from millstream.connector import Memory, SinkServer, Standing, WorkerClient
+from millstream.connector import MemoryOutputs, Recovered, SinkServer, WorkerClient
 from millstream.connector.sink.outputs.memory import MemoryOutput
 from millstream.connector.sink.protocol.session import SinkSession
 from millstream.connector.source.protocol.session import SourceSession
@@ -47,19 +47,19 @@ def test_who_is_fenced_is_recognised_whatever_the_reason_is(why: str) -> None:
 
 
 def test_whoever_has_the_wrong_cookie_is_told_at_once_however_patient_it_is() -> None:
-    with SinkServer(Memory(), cookie="secret") as server, pytest.raises(SinkRefused, match="cookie is wrong") as caught:
+    with SinkServer(MemoryOutputs(), cookie="secret") as server, pytest.raises(SinkRefused, match="cookie is wrong") as caught:
         WorkerClient.connect(server.address, "w", cookie="other", patience=LONG)
     assert caught.value.reason == refusals.COOKIE and isinstance(caught.value, SinkError)
 
 
 def test_whoever_comes_too_late_is_told_at_once_however_patient_it_is() -> None:
-    with SinkServer(Memory()) as server, WorkerClient.connect(server.address, "w", fence=7):
+    with SinkServer(MemoryOutputs()) as server, WorkerClient.connect(server.address, "w", fence=7):
         with pytest.raises(SinkRefused, match="fence 7") as caught:
             WorkerClient.connect(server.address, "w", fence=6, patience=LONG)
         assert caught.value.reason == refusals.FENCE
 
 
-class FailsOnce(Memory):
+class FailsOnce(MemoryOutputs):
     """Recovery fails the first time, in words that a search would stumble over."""
 
     def __init__(self) -> None:
@@ -70,7 +70,7 @@ class FailsOnce(Memory):
         owner = self
 
         class Once(MemoryOutput):
-            def recover(self) -> Standing:
+            def recover(self) -> Recovered:
                 if not owner.failures:
                     owner.failures += 1
                     raise OSError("fenced: no cookie of any version")
@@ -92,7 +92,7 @@ def test_and_without_patience_it_is_told_with_its_reason() -> None:
 
 
 def test_a_sink_that_stops_refuses_nobody() -> None:
-    with SinkServer(Memory()) as server:
+    with SinkServer(MemoryOutputs()) as server:
         worker = WorkerClient.connect(server.address, "w")
     with pytest.raises(SinkError, match="come back") as caught:
         worker.prepare("t")

@@ -148,7 +148,7 @@ def test_a_connector_sink_commits_its_own_rows_for_an_epoch_that_an_outgoing_run
         return DriverContext(None, "p", "counts", None, redo, token, list(instead))  # type: ignore[arg-type]
 
     rows, other = [SinkRow("a", 1, 1)], [SinkRow("a", 1, 2)]
-    with SinkServer(files.Files(tmp_path)) as server:
+    with SinkServer(files.FileOutputs(tmp_path)) as server:
         old, new = ms.sinks.connector(server.address, patience="1s"), ms.sinks.connector(server.address, patience="1s")
         theirs = [old.stage(task(3, "3-x"), rows)]
         old.prepare(driver("3-x"), 3, theirs)

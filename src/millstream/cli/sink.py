@@ -16,7 +16,7 @@ from typing import Any
 from millstream.connector.sink.narrator import Narrator
 from millstream.connector.sink.outputs import files
 from millstream.connector.sink.outputs.base import Output
-from millstream.connector.sink.outputs.postgres import Postgres
+from millstream.connector.sink.outputs.postgres import PostgresOutputs
 from millstream.connector.sink.server import SinkServer
 from millstream.errors import DefinitionError
 from millstream.network import Tls
@@ -89,10 +89,10 @@ def _tell(narrator: Narrator | None, *, last: bool = False) -> None:
 @contextlib.contextmanager
 def _outputs(args: argparse.Namespace) -> Iterator[Callable[[str], Output]]:
     if args.dir is not None:
-        with contextlib.closing(files.Files(args.dir)) as outputs:
+        with contextlib.closing(files.FileOutputs(args.dir)) as outputs:
             yield outputs
     else:
-        yield Postgres(args.postgres, args.table)
+        yield PostgresOutputs(args.postgres, args.table)
 
 
 def _sink_read(args: argparse.Namespace) -> int:

@@ -7,33 +7,76 @@ The wire protocol is that of Wallaroo's connectors, version 3, byte for byte.
     intake/    what was pushed and is not committed yet: a durable log; its `format/` is pure
     source/    into a pipeline: the source's server, and the client that pushes; its `protocol/` is pure
 
-Imports go down this list or to the left: `sink` and `source` know `wire`, `source` knows `intake`, and the two sides do not know each other.
+Imports go one way: `sink` and `source` know `wire`, `source` knows `intake`, and the two sides do not know each other.
 What is pure has no sockets, files, threads or clock, and is tested without either end being there. Nothing here knows pipelines, epochs or Spark.
+
+Public are the servers and clients, the outputs, and, for who writes an end of its own, the parts that decide: sessions, effects, messages, the
+codec, the log of transactions and the intake.
 """
 
+from __future__ import annotations
+
+import warnings
+
+from millstream.connector.intake.writer import Intake
 from millstream.connector.sink.outputs.base import Output
-from millstream.connector.sink.outputs.files import Files
-from millstream.connector.sink.outputs.memory import Memory
-from millstream.connector.sink.outputs.postgres import Postgres
-from millstream.connector.sink.protocol.ledger import Open, Standing
+from millstream.connector.sink.outputs.files import FileOutputs
+from millstream.connector.sink.outputs.memory import MemoryOutputs
+from millstream.connector.sink.outputs.postgres import PostgresOutputs
+from millstream.connector.sink.protocol import effects as sink_effects
+from millstream.connector.sink.protocol import txnlog
+from millstream.connector.sink.protocol.ledger import Open, Recovered
+from millstream.connector.sink.protocol.session import SinkSession
 from millstream.connector.sink.protocol.stats import SinkStats
+from millstream.connector.sink.protocol.worker_session import WorkerSession
 from millstream.connector.sink.server import SinkServer
 from millstream.connector.sink.worker import WorkerClient
+from millstream.connector.source.protocol import effects as source_effects
+from millstream.connector.source.protocol.push_session import PushSession
+from millstream.connector.source.protocol.session import SourceSession
+from millstream.connector.source.protocol.streams import Streams
 from millstream.connector.source.push import PushClient
 from millstream.connector.source.server import SourceServer
+from millstream.connector.wire import messages
+from millstream.connector.wire.codec import decode, encode
+from millstream.connector.wire.decoder import Decoder, RunDecoder
 from millstream.network import Tls
 
 __all__ = [
-    "Files",
-    "Memory",
+    "Decoder",
+    "FileOutputs",
+    "Intake",
+    "MemoryOutputs",
     "Open",
     "Output",
-    "Postgres",
+    "PostgresOutputs",
     "PushClient",
+    "PushSession",
+    "Recovered",
+    "RunDecoder",
     "SinkServer",
+    "SinkSession",
     "SinkStats",
     "SourceServer",
-    "Standing",
+    "SourceSession",
+    "Streams",
     "Tls",
     "WorkerClient",
+    "WorkerSession",
+    "decode",
+    "encode",
+    "messages",
+    "sink_effects",
+    "source_effects",
+    "txnlog",
 ]
+
+_RENAMED = {"Files": "FileOutputs", "Memory": "MemoryOutputs", "Postgres": "PostgresOutputs", "Standing": "Recovered"}
+
+
+def __getattr__(name: str) -> object:
+    new = _RENAMED.get(name)
+    if new is None:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    warnings.warn(f"millstream.connector.{name} is called {new} now", DeprecationWarning, stacklevel=2)
+    return globals()[new]

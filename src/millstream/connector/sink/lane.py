@@ -12,8 +12,8 @@ from typing import Protocol
 import msgspec
 
 from millstream.connector.sink.outputs.base import Output
-from millstream.connector.sink.protocol import session as fx
-from millstream.connector.sink.protocol.session import State
+from millstream.connector.sink.protocol import effects as fx
+from millstream.connector.sink.protocol.session import SinkSession, State
 from millstream.connector.sink.protocol.stats import SinkStats
 from millstream.connector.wire.codec import encode
 from millstream.connector.wire.decoder import Decoder
@@ -45,7 +45,7 @@ class Lane:
 
     def __init__(
         self,
-        session: fx.SinkSession,
+        session: SinkSession,
         decoder: Decoder,
         output: Output,
         connection: Cut,

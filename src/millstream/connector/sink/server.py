@@ -30,7 +30,7 @@ from millstream.connector.sink.connection import Connection
 from millstream.connector.sink.lane import Lane
 from millstream.connector.sink.narrator import Watcher
 from millstream.connector.sink.outputs.base import Output
-from millstream.connector.sink.protocol import session as fx
+from millstream.connector.sink.protocol import effects as fx
 from millstream.connector.sink.protocol.session import SinkSession
 from millstream.connector.sink.protocol.stats import SinkStats
 from millstream.connector.sink.seats import Seats
@@ -48,8 +48,8 @@ _GREETING_LIMIT = 4 << 10
 class SinkServer:
     """Listens, and puts what workers commit into outputs.
 
-    `outputs` makes an `Output` from a worker's name: `Files(folder)`, `Memory()`, `Postgres(...)` or your own. `listen` is HOST:PORT, port 0 for a
-    free one. Use it as a context manager, or `start` and `stop`; `address` is where it listens.
+    `outputs` makes an `Output` from a worker's name: `FileOutputs(folder)`, `MemoryOutputs()`, `PostgresOutputs(...)` or your own. `listen` is
+    HOST:PORT, port 0 for a free one. Use it as a context manager, or `start` and `stop`; `address` is where it listens.
 
     `cookie` and `tls` say who may come (both off by default). `sessions` is how many workers may be there at once, `strangers` how many may be
     about to greet, for `greeting` seconds; `frame_limit` bounds one message; `patience` is for peers that do not read. `watcher` is told what happens.

@@ -31,7 +31,7 @@ from typing import Any, TypeVar
 from millstream import network
 from millstream.connector.intake.format.entries import Entry, Mark, advance
 from millstream.connector.intake.writer import SEGMENT_SIZE, Intake, Stretch
-from millstream.connector.source.protocol import session as fx
+from millstream.connector.source.protocol import effects as fx
 from millstream.connector.source.protocol.session import Needs, SourceSession
 from millstream.connector.source.protocol.streams import Streams
 from millstream.connector.wire.codec import encode

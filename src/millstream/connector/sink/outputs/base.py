@@ -19,14 +19,14 @@ The contract
 
 from __future__ import annotations
 
-from millstream.connector.sink.protocol.ledger import Standing
+from millstream.connector.sink.protocol.ledger import Recovered
 from millstream.errors import SinkError
 
 
 class Output:
     """One worker's output. Six methods are to be implemented; the others have defaults that are safe."""
 
-    def recover(self) -> Standing:
+    def recover(self) -> Recovered:
         """Drops what is neither committed nor promised, and says what is left."""
         raise NotImplementedError
 

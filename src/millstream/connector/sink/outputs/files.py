@@ -26,7 +26,7 @@ from pathlib import Path
 
 from millstream.connector.sink.outputs.base import Output
 from millstream.connector.sink.protocol import txnlog
-from millstream.connector.sink.protocol.ledger import Standing
+from millstream.connector.sink.protocol.ledger import Recovered
 from millstream.connector.sink.protocol.names import file_name
 from millstream.errors import DamageError, SinkError
 
@@ -58,7 +58,7 @@ def _write_all(fd: int, data: bytes | memoryview) -> None:
             at += os.write(fd, view[at:])
 
 
-class Files:
+class FileOutputs:
     """Outputs in a folder, which this process owns until `close`."""
 
     def __init__(self, folder: Path | str) -> None:
@@ -90,9 +90,9 @@ class FileOutput(Output):
         self._data = -1
         self._log = -1
         self._log_size = 0
-        self._standing = Standing()
+        self._recovered = Recovered()
 
-    def recover(self) -> Standing:
+    def recover(self) -> Recovered:
         self.close()
         if not self._folder.is_dir():
             self._folder.mkdir(parents=True)
@@ -103,11 +103,11 @@ class FileOutput(Output):
         if fresh:
             _sync_folder(self._folder)
         found, size, torn = self._read_log()
-        self._standing = found
+        self._recovered = found
         if torn:
             os.ftruncate(self._log, size)
         if not size:
-            _write_all(self._log, txnlog.condensed(self._worker, Standing()))
+            _write_all(self._log, txnlog.condensed(self._worker, Recovered()))
             size = os.fstat(self._log).st_size
         os.fsync(self._log)
         self._log_size = size
@@ -123,13 +123,13 @@ class FileOutput(Output):
         os.fsync(self._data)
         return found
 
-    def _read_log(self) -> tuple[Standing, int, bool]:
+    def _read_log(self) -> tuple[Recovered, int, bool]:
         data = _read_file(self._log)
         entries, size = txnlog.decode_log(data, str(self._folder / "log"))
         named = [entry.worker for entry in entries if isinstance(entry, txnlog.Named)]
         if named and named[-1] != self._worker:
             raise DamageError(f"{self._folder / 'log'} belongs to worker {named[-1]!r}, not to {self._worker!r}")
-        return txnlog.standing(entries), size, size < len(data)
+        return txnlog.recovered(entries), size, size < len(data)
 
     def begin(self, offset: int) -> None:
         there = os.fstat(self._data).st_size
@@ -215,7 +215,7 @@ def committed(folder: Path | str, worker: str) -> int:
     except FileNotFoundError:
         raise SinkError(f"{folder} has no output of a worker {worker!r}. It has: {', '.join(sorted(workers(folder))) or 'none'}.") from None
     entries, _ = txnlog.decode_log(data, str(path))
-    return txnlog.standing(entries).committed
+    return txnlog.recovered(entries).committed
 
 
 def workers(folder: Path | str) -> list[str]:

@@ -27,7 +27,7 @@ import zlib
 from typing import Any
 
 from millstream.connector.sink.outputs.base import Output
-from millstream.connector.sink.protocol.ledger import Open, Standing
+from millstream.connector.sink.protocol.ledger import Open, Recovered
 from millstream.errors import DefinitionError, SinkError
 
 _NAME = re.compile(r"[a-z_][a-z0-9_]{0,47}(\.[a-z_][a-z0-9_]{0,47})?")
@@ -35,7 +35,7 @@ _LOCK_WAIT = "10s"
 _LINE_LIMIT = 32 << 20
 
 
-class Postgres:
+class PostgresOutputs:
     """Outputs in a database. `dsn` is what psycopg connects with; `table` a name of lower-case letters, digits and `_`, with a schema or without."""
 
     def __init__(self, dsn: str, table: str = "lines") -> None:
@@ -85,7 +85,7 @@ class PostgresOutput(Output):
         self._rest = b""  # of the last line, what came so far
         self._at = 0  # where it begins
 
-    def recover(self) -> Standing:
+    def recover(self) -> Recovered:
         self.close()
         self._connection = _connected(self._dsn)
         self._lock()
@@ -105,7 +105,7 @@ class PostgresOutput(Output):
             f"DELETE FROM {self._table}_staged WHERE worker = %s AND at >= %s", (self._worker, self._at if promised else 0)
         )
         self._connection.commit()
-        return Standing(committed, opened, last, fence)
+        return Recovered(committed, opened, last, fence)
 
     def _lock(self) -> None:
         import psycopg

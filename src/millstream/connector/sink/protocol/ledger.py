@@ -44,7 +44,7 @@ class Open(msgspec.Struct, frozen=True):
     veto: str | None = None
 
 
-class Standing(msgspec.Struct, frozen=True):
+class Recovered(msgspec.Struct, frozen=True):
     """What an output knows of a worker after recovery: all that survives a crash. `last` is the last transaction to be committed; `fence` the highest
     number under which the worker was here."""
 
@@ -62,7 +62,7 @@ class Place(enum.Enum):
     DROP = "drop"
 
 
-class Outcome(enum.Enum):
+class Resolution(enum.Enum):
     """What a message of phase two comes to."""
 
     COMMIT = "commit"
@@ -74,15 +74,15 @@ class Outcome(enum.Enum):
 class Ledger:
     """The points of reference of one worker, while it is connected."""
 
-    def __init__(self, standing: Standing) -> None:
-        self.committed = standing.committed
-        self.open = standing.open
-        self.last = standing.last
+    def __init__(self, recovered: Recovered) -> None:
+        self.committed = recovered.committed
+        self.open = recovered.open
+        self.last = recovered.last
         self.veto: str | None = None
         #: committed <= received; committed <= open.end <= received while a transaction is open that was not vetoed
-        self.received = standing.committed
-        if standing.open is not None and standing.open.veto is None:
-            self.received = standing.open.end
+        self.received = recovered.committed
+        if recovered.open is not None and recovered.open.veto is None:
+            self.received = recovered.open.end
 
     def place(self, offset: int) -> Place:
         """Rules 1 to 3: where bytes at this offset belong. After COMPARE, tell `compared` how it went."""
@@ -129,21 +129,21 @@ class Ledger:
             return f"the range ends at {end}, but {held} bytes are here"
         return None
 
-    def resolve(self, told: Phase2) -> Outcome:
+    def resolve(self, told: Phase2) -> Resolution:
         """Rules 5 to 8."""
         if self.open is None or told.txn != self.open.txn:
             return self._repeated(told)
         if not told.commit:
             self.open, self.received, self.veto = None, self.committed, None
-            return Outcome.ROLLBACK
+            return Resolution.ROLLBACK
         if self.open.veto is not None:
             raise RemoteProtocolError(f"transaction {told.txn!r} was voted down and cannot be committed: {self.open.veto}")
         self.committed, self.last, self.open = self.open.end, told.txn, None
-        return Outcome.COMMIT
+        return Resolution.COMMIT
 
-    def _repeated(self, told: Phase2) -> Outcome:
+    def _repeated(self, told: Phase2) -> Resolution:
         if told.txn != self.last:
-            return Outcome.UNKNOWN
+            return Resolution.UNKNOWN
         if not told.commit:
             raise RemoteProtocolError(f"transaction {told.txn!r} is committed and cannot be rolled back")
-        return Outcome.KNOWN
+        return Resolution.KNOWN

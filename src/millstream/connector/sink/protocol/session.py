@@ -46,10 +46,25 @@ import enum
 import hmac
 from collections.abc import Callable
 
-import msgspec
-
 from millstream.connector.sink.protocol import names
-from millstream.connector.sink.protocol.ledger import Ledger, Outcome, Place, Standing
+from millstream.connector.sink.protocol.effects import (
+    Append,
+    Archive,
+    Begin,
+    BeginNext,
+    Close,
+    Commit,
+    Compare,
+    Effect,
+    Ignored,
+    Prepare,
+    Recover,
+    Rollback,
+    Seal,
+    Send,
+    Veto,
+)
+from millstream.connector.sink.protocol.ledger import Ledger, Place, Recovered, Resolution
 from millstream.connector.wire import messages as m
 from millstream.connector.wire import refusals
 from millstream.errors import LocalProtocolError, RemoteProtocolError
@@ -103,96 +118,6 @@ TABLE: dict[State, dict[type[m.Frame], dict[str, State]]] = {
 }
 
 
-# ---- effects: what the caller has to do
-
-
-class Send(msgspec.Struct, frozen=True):
-    frame: m.Frame
-
-
-class Close(msgspec.Struct, frozen=True):
-    pass
-
-
-class Recover(msgspec.Struct, frozen=True):
-    """Find out what survived of this worker's output, and drop what was neither committed nor promised. Answer: its Standing."""
-
-    worker: str
-
-
-class Begin(msgspec.Struct, frozen=True):
-    """Bytes of a new transaction follow, the first at this offset."""
-
-    offset: int
-
-
-class BeginNext(msgspec.Struct, frozen=True):
-    """Bytes of the next transaction follow, while one is open that ends at this offset. Answer: a bool, whether the output can take them."""
-
-    offset: int
-
-
-class Append(msgspec.Struct, frozen=True):
-    data: bytes
-
-
-class Compare(msgspec.Struct, frozen=True):
-    """Is this what is held at that offset? Answer: a bool."""
-
-    offset: int
-    data: bytes
-
-
-class Prepare(msgspec.Struct, frozen=True):
-    """Make the bytes from start to end durable, then the promise to commit them under this name."""
-
-    txn: str
-    start: int
-    end: int
-
-
-class Veto(msgspec.Struct, frozen=True):
-    """Remember that this transaction is open and can only be rolled back."""
-
-    txn: str
-    why: str
-
-
-class Commit(msgspec.Struct, frozen=True):
-    txn: str
-    end: int
-
-
-class Rollback(msgspec.Struct, frozen=True):
-    """Cut to the last committed offset."""
-
-    txn: str
-    committed: int
-
-
-class Ignored(msgspec.Struct, frozen=True):
-    """Phase two of a transaction that is not open: the one that was committed last, again, or one that is not known. To be noted."""
-
-    txn: str
-    commit: bool
-    known: bool
-
-
-class Seal(msgspec.Struct, frozen=True):
-    """Remember that this worker is at this fence."""
-
-    fence: int
-
-
-class Archive(msgspec.Struct, frozen=True):
-    """These workers have left: put their output aside, so that the names begin at 0."""
-
-    workers: tuple[str, ...]
-
-
-Effect = Send | Close | Recover | Begin | BeginNext | Append | Compare | Prepare | Veto | Commit | Rollback | Ignored | Seal | Archive
-
-
 def too_low(said: int, known: int) -> str:
     """Rule 8, for the one who is refused."""
     return refusals.fenced(f"this worker is at fence {known}, and {said} is over")
@@ -240,10 +165,10 @@ class SinkSession:
         except RemoteProtocolError as error:
             return self.failed(str(error))
 
-    def answer(self, found: Standing | bool) -> list[Effect]:
+    def answer(self, found: Recovered | bool) -> list[Effect]:
         """What comes after the answer to `Recover`, `Compare` or `BeginNext`."""
         asked, self._asked = self._asked, None
-        if isinstance(asked, Recover) and isinstance(found, Standing):
+        if isinstance(asked, Recover) and isinstance(found, Recovered):
             if self.fence < found.fence:
                 return self.failed(too_low(self.fence, found.fence))
             self._ledger = Ledger(found)
@@ -334,11 +259,11 @@ class SinkSession:
 
     def _phase2(self, told: m.Phase2) -> list[Effect]:
         outcome = self.ledger.resolve(told)
-        if outcome is Outcome.COMMIT:
+        if outcome is Resolution.COMMIT:
             self._to(m.Phase2, "committed")
             return [Commit(told.txn, self.ledger.committed)]
-        if outcome is not Outcome.ROLLBACK:
-            known = outcome is Outcome.KNOWN
+        if outcome is not Resolution.ROLLBACK:
+            known = outcome is Resolution.KNOWN
             self._to(m.Phase2, "known already" if known else "unknown")
             return [Ignored(told.txn, told.commit, known)]
         self._begun = False

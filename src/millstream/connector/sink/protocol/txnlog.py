@@ -9,7 +9,7 @@ Rules
    of what it says.
 2. Everything else that cannot be read is damage: a length that its complement denies, a checksum that is wrong although the last
    byte is there, anything behind a broken record. Damage is an error. Who dropped it silently would take back what was committed.
-3. The last records alone decide (`standing`): `Committed` and `RolledBack` close a transaction, `Prepared` and `Vetoed` open one. So a log can be
+3. The last records alone decide (`recovered`): `Committed` and `RolledBack` close a transaction, `Prepared` and `Vetoed` open one. So a log can be
    replaced by a short one that begins with its last `Committed`, and what is open.
 """
 
@@ -21,7 +21,7 @@ from zlib import crc32
 
 import msgspec
 
-from millstream.connector.sink.protocol.ledger import Open, Standing
+from millstream.connector.sink.protocol.ledger import Open, Recovered
 from millstream.errors import DamageError
 
 MAGIC = b"MSTX1\n"
@@ -126,7 +126,7 @@ def _damaged(where: str, at: int, what: str) -> DamageError:
     )
 
 
-def standing(entries: Iterable[Entry]) -> Standing:
+def recovered(entries: Iterable[Entry]) -> Recovered:
     """Rule 3: what the records say in the end."""
     committed, last, found, fence = 0, None, None, 0
     for entry in entries:
@@ -140,10 +140,10 @@ def standing(entries: Iterable[Entry]) -> Standing:
             found = None
         elif isinstance(entry, Sealed):
             fence = entry.fence
-    return Standing(committed, found, last, fence)
+    return Recovered(committed, found, last, fence)
 
 
-def condensed(worker: str, found: Standing) -> bytes:
+def condensed(worker: str, found: Recovered) -> bytes:
     """The shortest log that says the same."""
     entries: list[Entry] = [Named(worker)]
     if found.fence:

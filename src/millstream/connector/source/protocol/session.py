@@ -29,6 +29,7 @@ from collections.abc import Callable, Iterable, Sequence
 import msgspec
 
 from millstream.connector.intake.format.entries import END, MESSAGE, WATERMARK, Entry, Mark
+from millstream.connector.source.protocol.effects import Close, Effect, Fence, Send, Store
 from millstream.connector.source.protocol.streams import Stream, Streams, TooManyStreams, objection
 from millstream.connector.source.protocol.tables import COMMITTED, SERVER, SERVER_STREAM, Server, ServerStream
 from millstream.connector.wire import messages as m
@@ -41,28 +42,6 @@ WATERMARK_KEY = b"millstream.watermark"
 
 #: Ids are a signed column in Spark.
 LAST_ID = (1 << 63) - 1
-
-
-class Send(msgspec.Struct, frozen=True):
-    frame: m.Frame
-
-
-class Close(msgspec.Struct, frozen=True):
-    pass
-
-
-class Store(msgspec.Struct, frozen=True):
-    entries: list[Entry]
-
-
-class Fence(msgspec.Struct, frozen=True):
-    """That session is a half-open connection of the peer that speaks now."""
-
-    session: SourceSession
-    why: str
-
-
-Effect = Send | Close | Store | Fence
 
 
 class _Open:
