@@ -30,14 +30,14 @@ import socket
 import ssl
 import threading
 import time
-from collections import deque
 
 import msgspec
 
+from millstream.connector.source.protocol.outgoing import Outgoing
 from millstream.connector.source.protocol.push_session import PushSession
 from millstream.connector.source.protocol.session import LAST_ID, WATERMARK_KEY
 from millstream.connector.source.protocol.streams import objection
-from millstream.connector.source.protocol.tables import Client, ClientStream
+from millstream.connector.source.protocol.tables import Client, ClientStream, Line
 from millstream.connector.wire import messages as m
 from millstream.connector.wire.codec import encode, message_head
 from millstream.connector.wire.decoder import Decoder
@@ -61,27 +61,6 @@ class Waiting(msgspec.Struct, frozen=True):
     seconds: float
     address: str
     is_away: bool = False
-
-
-class _Stream:
-    """What is kept of a stream. An item is (id, bytes, whether it is a message); that of a watermark has the id of the message before it."""
-
-    def __init__(self, name: str, number: int) -> None:
-        self.name, self.number = name, number
-        self.unsent: deque[tuple[int, bytes, bool]] = deque()
-        self.unacknowledged: deque[tuple[int, bytes, bool]] = deque()
-        self.last = -1  # the last id given to `send`
-        self.acknowledged: int | None = None
-        self.declared: int | None = None
-        self.redeclare = False
-        self.is_open = False
-        self.was_open = False
-        self.ending = self.end_sent = False
-        self.ask_at = 0.0
-        self.refused_since: float | None = None
-
-    def waits(self) -> bool:
-        return any(item[2] for item in self.unsent) or bool(self.unacknowledged) or (self.ending and not self.end_sent)
 
 
 class PushClient:
@@ -108,8 +87,8 @@ class PushClient:
         self._context = None if tls is None else client_context(tls)
         self._timeout, self._patience, self._most = timeout, patience, most
         self._changed = threading.Condition()  # guards everything below
-        self._streams: dict[str, _Stream] = {}
-        self._numbers: dict[int, _Stream] = {}
+        self._streams: dict[str, Outgoing] = {}
+        self._numbers: dict[int, Outgoing] = {}
         self._kept = 0  # bytes in all queues
         self._away: tuple[str, float] | None = (
             "to listen",
@@ -142,13 +121,13 @@ class PushClient:
         with self._changed:
             self._check()
             found = self._streams.get(stream)
-            if found is None or found.ending:
+            if found is None or found.has_ended:
                 number = len(self._numbers) + 1
                 if found is not None:
-                    self._wait_for(lambda: not found.waits(), None)
-                found = self._streams[stream] = self._numbers[number] = _Stream(stream, number)
+                    self._wait_for(lambda: not found.waits, None)
+                found = self._streams[stream] = self._numbers[number] = Outgoing(stream, number)
                 self._wake()
-            self._wait_for(lambda: found.was_open, None)
+            self._wait_for(lambda: found.is_known, None)
             return found.acknowledged
 
     def send(self, stream: str, id: int, payload: bytes, *, event_time: int = 0, key: str | bytes = b"") -> bool:
@@ -167,29 +146,24 @@ class PushClient:
             data = message_head(found.number, id, len(payload), event_time, named) + payload
             if self._kept and self._kept + len(data) > self._most:
                 self._wait_for(lambda: not self._kept or self._kept + len(data) <= self._most, None)
-            found.last = id
-            self._queue(found, id, data, True)
+            self._keep(found.push(id, data))
             return True
 
     def declare(self, stream: str, watermark: int) -> None:
         """Promises that no message sent later on this stream has an event time below this (milliseconds)."""
         with self._changed:
-            found = self._announced(stream)
-            if found.declared is not None and watermark <= found.declared:
-                return
-            found.declared = watermark
-            self._queue(found, found.last, self._mark(found), False)
+            self._keep(self._announced(stream).declare(watermark))
 
     def end(self, stream: str) -> None:
         """Says that nothing more comes on this stream. It may be announced again."""
         with self._changed:
-            self._announced(stream).ending = True
+            self._announced(stream).end()
             self._wake()
 
     def wait(self, timeout: float | None = None) -> bool:
         """Waits until everything sent is acknowledged, which is when the pipeline has committed it. False if time runs out."""
         with self._changed:
-            return self._wait_for(lambda: not any(found.waits() for found in self._streams.values()), timeout)
+            return self._wait_for(lambda: not any(found.waits for found in self._streams.values()), timeout)
 
     def acknowledged(self, stream: str) -> int | None:
         """The last id of a stream that is known to be committed."""
@@ -212,7 +186,7 @@ class PushClient:
                     return Waiting(
                         f"stream {found.name!r} at {self.address}: another program pushes it", now - found.refused_since, self.address
                     )
-            if any(found.waits() for found in self._streams.values()):
+            if any(found.waits for found in self._streams.values()):
                 return Waiting(f"the pipeline at {self.address} to commit {self._kept:,} bytes", now - self._moved, self.address)
             return None
 
@@ -232,10 +206,10 @@ class PushClient:
         if self._closing is not None:
             raise LocalProtocolError("this client is closed")
 
-    def _announced(self, stream: str) -> _Stream:
+    def _announced(self, stream: str) -> Outgoing:
         self._check()
         found = self._streams.get(stream)
-        if found is None or found.ending:
+        if found is None or found.has_ended:
             raise LocalProtocolError(f"stream {stream!r} {'was not announced' if found is None else 'has ended'}: call notify first")
         return found
 
@@ -250,11 +224,11 @@ class PushClient:
             self._changed.wait(left)
         return True
 
-    def _queue(self, found: _Stream, id: int, data: bytes, is_message: bool) -> None:
-        found.unsent.append((id, data, is_message))
+    def _keep(self, size: int) -> None:
+        """So many more bytes wait."""
         if not self._kept:
             self._moved = time.monotonic()
-        self._kept += len(data)
+        self._kept += size
         self._wake()
 
     def _wake(self) -> None:
@@ -262,24 +236,6 @@ class PushClient:
             self._is_awake = True
             with contextlib.suppress(OSError):
                 self._wake_write.send(b"!")
-
-    def _mark(self, found: _Stream) -> bytes:
-        assert found.declared is not None
-        return message_head(found.number, max(found.last, 0), 0, found.declared, WATERMARK_KEY)
-
-    def _forget(self, found: _Stream, point: int) -> None:
-        """Everything up to this id is committed."""
-        found.acknowledged = point if found.acknowledged is None else max(point, found.acknowledged)
-        found.last = max(found.last, found.acknowledged)
-        marks = []
-        for queue in (found.unacknowledged, found.unsent):
-            while queue and queue[0][0] <= found.acknowledged:
-                item = queue.popleft()
-                if item[2]:
-                    self._kept -= len(item[1])
-                else:
-                    marks.append(item)  # still to be sent
-        found.unsent.extendleft(reversed(marks))
 
     # ---- the thread
 
@@ -361,13 +317,7 @@ class PushClient:
         deadline = time.monotonic() + self._timeout
         with self._changed:
             for found in self._streams.values():
-                if found.end_sent and not found.waits():
-                    continue  # it has ended, and may be somebody else's by now
-                found.unsent.extendleft(reversed(found.unacknowledged))
-                found.unacknowledged.clear()
-                found.is_open = found.end_sent = False
-                found.redeclare = found.declared is not None
-                found.ask_at = 0.0
+                self._kept += found.lost()
         out = memoryview(encode(session.greet()))
         while session.state is not Client.CLOSED:
             if not out:
@@ -426,20 +376,15 @@ class PushClient:
             elif isinstance(frame, m.Ack):
                 self._moved = time.monotonic()
                 for number, point in frame.points:
-                    self._forget(self._numbers[number], point)
+                    self._kept -= self._numbers[number].acknowledge(point)
             self._changed.notify_all()
 
-    def _answered(self, found: _Stream, answer: m.NotifyAck) -> None:
-        now = time.monotonic()
+    def _answered(self, found: Outgoing, answer: m.NotifyAck) -> None:
         if answer.success:
-            found.is_open = found.was_open = True
-            found.refused_since = None
-            if answer.point is not None:
-                self._forget(found, answer.point)
+            self._kept -= found.accepted(answer.point)
             return
-        found.refused_since = found.refused_since or now
-        found.ask_at = now + _ASK_AGAIN
-        if self._patience is not None and now - found.refused_since > self._patience:
+        refused = found.refused(time.monotonic(), _ASK_AGAIN)
+        if self._patience is not None and refused > self._patience:
             raise InputError(f"stream {found.name!r} is active elsewhere: another client pushes it to {self.address}")
 
     def _collect(self, session: PushSession) -> memoryview:
@@ -454,39 +399,23 @@ class PushClient:
             for found in self._streams.values():
                 if not session.credits or size >= _CHUNK:
                     break
+                if found.is_told:
+                    continue
                 known = session.streams.get(found.number)
-                if (known is None or known.state is ClientStream.ABSENT) and not found.end_sent:
+                if known is None or known.state is ClientStream.ABSENT:
                     if time.monotonic() >= found.ask_at:
                         parts.append(encode(session.notify(found.number, found.name, found.acknowledged)))
-                elif found.is_open and not found.end_sent:
+                elif found.line is Line.OPEN:
                     size += self._collect_stream(found, session, parts)
             return memoryview(b"".join(parts))
 
-    def _collect_stream(self, found: _Stream, session: PushSession, parts: list[bytes]) -> int:
-        size = count = 0
-        last: int | None = None
-        room = min(session.credits, _AT_ONCE)
-        unsent = found.unsent
-        while unsent and count < room and size < _CHUNK:
-            item = unsent.popleft()
-            parts.append(item[1])
-            size += len(item[1])
-            count += 1
-            if item[2]:
-                last = item[0]
-                found.unacknowledged.append(item)
-            else:
-                self._kept -= len(item[1])  # the latest is kept in `declared`
-        if count:
-            session.push(found.number, count, last)
-        if unsent or not session.credits:
-            return size
-        if found.redeclare:
-            found.redeclare = False
-            assert found.declared is not None
-            parts.append(encode(session.declare(found.number, found.declared)))
-        if found.ending and session.credits:
+    def _collect_stream(self, found: Outgoing, session: PushSession, parts: list[bytes]) -> int:
+        taken = found.take(parts, min(session.credits, _AT_ONCE), _CHUNK)
+        self._kept -= taken.forgotten
+        if taken.count:
+            session.push(found.number, taken.count, taken.last)
+        if found.is_ready_to_end and session.credits:
             parts.append(encode(session.end(found.number)))
-            found.end_sent = True
+            found.told()
             self._changed.notify_all()
-        return size
+        return taken.size

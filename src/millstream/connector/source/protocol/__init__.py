@@ -4,6 +4,7 @@
     streams         what was received of each stream, what is committed, who pushes it, how far its event time is complete
     session         the source's end: messages in, effects out
     effects         what the source's session asks of its caller
+    outgoing        a stream as its pusher keeps it, over any number of connections
     push_session    the pusher's end
 
 It must not know sockets, files, threads or the clock. Whoever has those carries out the effects; the duties are numbered in `session`.
