@@ -26,6 +26,9 @@ GREETING = encode(m.Hello(m.SINK_VERSION, "", "p", "w")) + encode(m.Notify(1, "w
 class Never:
     is_cut = False
 
+    def part(self, last_words: m.Frame) -> None:
+        """Nobody is there to be told."""
+
 
 def decoded(data: bytes, first: int, join: int | None) -> list[m.Frame] | None:
     """What a decoder makes of the bytes, given in two pieces; None if it refuses them."""

@@ -40,7 +40,11 @@ class Pair:
         self._answers = Decoder()
         self._piece = piece
         self.closed = self._is_deaf = False
+        self._last_words: m.Frame | None = None
         self.heard: list[m.Frame] = []
+
+    def part(self, last_words: m.Frame) -> None:
+        self._last_words = last_words
 
     def say(self, *frames: m.Frame) -> None:
         """Frames from the worker's end to the sink, and its answers back."""
@@ -58,7 +62,8 @@ class Pair:
         return self.heard[before:]
 
     def _hear(self, done: Any) -> None:
-        self._answers.receive(done.send + (encode(done.last_words) if done.last_words else b""))
+        self._answers.receive(done.send + (b"" if self._last_words is None else encode(self._last_words)))
+        self._last_words = None
         while (frame := self._answers.next()) is not None:
             self.heard.append(frame)
             if not self.closed and not self._is_deaf:

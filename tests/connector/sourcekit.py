@@ -15,8 +15,9 @@ from pathlib import Path
 from typing import Any
 
 from millstream.connector.intake.format.entries import Entry, Mark, advance
+from millstream.connector.source.protocol.effects import Admit, Close, Effect, Fence, Send, Store
 from millstream.connector.source.protocol.push_session import PushSession
-from millstream.connector.source.protocol.session import Close, Effect, Fence, Send, SourceSession, Store
+from millstream.connector.source.protocol.session import SourceSession
 from millstream.connector.source.protocol.streams import Streams
 from millstream.connector.wire import messages as m
 from millstream.connector.wire.codec import encode
@@ -45,6 +46,7 @@ class Desk:
         self.stored: list[tuple[SourceSession, Entry]] = []
         self.said: dict[SourceSession, list[m.Frame]] = {}
         self.closed: set[SourceSession] = set()
+        self.objection: str | None = None  # what `Admit` is answered with
 
     def session(self, *, cookie: str = "", greeted: bool = True, instance: str = "", **options: Any) -> SourceSession:
         made = SourceSession(self.streams, self.clock, cookie=cookie, **{**self.options, **options})
@@ -64,6 +66,8 @@ class Desk:
                 self.said[session].append(effect.frame)
             elif isinstance(effect, Store):
                 self.stored += [(session, entry) for entry in effect.entries]
+            elif isinstance(effect, Admit):
+                self.carry_out(session, session.answer(self.objection))
             elif isinstance(effect, Fence):
                 self.carry_out(effect.session, effect.session.failed(effect.why))
             else:

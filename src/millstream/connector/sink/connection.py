@@ -6,8 +6,8 @@ Rules
 2. One buffer is read into, and what it holds is worked off before more is read. When the work is slow the peer's TCP window closes: a slow disk
    slows down its own worker, and nothing piles up.
 3. Whoever does not read what is sent to it is given up after `patience` seconds.
-4. The last words are of use only if they arrive. To close with unread input makes TCP throw them away, so what is still coming is read and dropped,
-   for a short time.
+4. The last words are kept here and nowhere else, whoever says them; the first to say them is heard. They are of use only if they arrive. To close
+   with unread input makes TCP throw them away, so what is still coming is read and dropped, for a short time.
 """
 
 from __future__ import annotations
@@ -77,11 +77,16 @@ class Connection:
         if data:
             self._socket.sendall(data)
 
-    def cut(self, last_words: Frame | None, *, at_once: bool = False) -> None:
-        """From any thread: nothing more is read. With `at_once` nothing more is sent either."""
+    def part(self, last_words: Frame | None) -> None:
+        """From any thread: this is what the peer is told when the connection is closed, unless it is to be told something else already."""
         with self._lock:
             if self.last_words is None:
                 self.last_words = last_words
+
+    def cut(self, last_words: Frame | None, *, at_once: bool = False) -> None:
+        """From any thread: nothing more is read. With `at_once` nothing more is sent either."""
+        self.part(last_words)
+        with self._lock:
             self.is_cut = True
             if not self._closed:
                 try:

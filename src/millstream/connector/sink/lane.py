@@ -23,10 +23,13 @@ from millstream.errors import MillstreamError, RemoteProtocolError
 log = logging.getLogger("millstream.connector")
 
 
-class Cut(Protocol):
-    """Whoever can be cut off from outside: what is not decoded by then is dropped."""
+class Peer(Protocol):
+    """A connection, as far as it concerns its lane. Once it is cut off, what is not decoded is dropped."""
 
     is_cut: bool
+
+    def part(self, last_words: Frame) -> None:
+        """What the peer is told when the connection is closed."""
 
 
 class Done(msgspec.Struct):
@@ -34,7 +37,6 @@ class Done(msgspec.Struct):
 
     send: bytearray = msgspec.field(default_factory=bytearray)
     close: bool = False
-    last_words: Error | None = None
 
 
 class Lane:
@@ -48,7 +50,7 @@ class Lane:
         session: SinkSession,
         decoder: Decoder,
         output: Output,
-        connection: Cut,
+        connection: Peer,
         leave: Callable[[tuple[str, ...]], None],
         committed: Callable[[int], None] = lambda size: None,
     ) -> None:
@@ -57,11 +59,10 @@ class Lane:
         self._end = 0  # of what is committed
         self.stats = SinkStats()
 
-    def recover(self) -> Done:
-        """Carries out the `Recover` that HELLO asked for, and goes on with what came behind HELLO."""
-        assert self.session.worker is not None
+    def begin(self, effects: list[fx.Effect]) -> Done:
+        """Carries out what HELLO came to, and goes on with what came behind HELLO."""
         done = Done()
-        self._carry_out([fx.Recover(self.session.worker)], done)
+        self._carry_out(effects, done)
         return self._go_on(done)
 
     def feed(self, data: memoryview) -> Done:
@@ -114,7 +115,7 @@ class Lane:
                 self.output.append(data)
                 self.stats.bytes += len(data)
             case fx.Send(Error() as words):
-                done.last_words = words
+                self.connection.part(words)
             case fx.Send(frame):
                 self._count_answer(frame)
                 done.send += encode(frame)

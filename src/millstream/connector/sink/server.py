@@ -27,7 +27,7 @@ from functools import partial
 
 from millstream import network
 from millstream.connector.sink.connection import Connection
-from millstream.connector.sink.lane import Lane
+from millstream.connector.sink.lane import Done, Lane
 from millstream.connector.sink.narrator import Watcher
 from millstream.connector.sink.outputs.base import Output
 from millstream.connector.sink.protocol import effects as fx
@@ -35,7 +35,7 @@ from millstream.connector.sink.protocol.session import SinkSession
 from millstream.connector.sink.protocol.stats import SinkStats
 from millstream.connector.sink.seats import Seats
 from millstream.connector.wire.decoder import FRAME_LIMIT, Decoder
-from millstream.connector.wire.messages import DATA_STREAM, Error, Frame, Restart
+from millstream.connector.wire.messages import DATA_STREAM, Error, Restart
 from millstream.errors import RemoteProtocolError
 from millstream.network import Tls
 
@@ -201,16 +201,18 @@ class SinkServer:
         try:
             deadline = time.monotonic() + self._greeting
             connection.open(self._context, deadline)
-            connection.last_words = self._greet(connection, session, decoder, deadline) or connection.last_words
+            effects = self._greet(connection, session, decoder, deadline)
             is_let_in = self._is_let_in(connection, session)
             if is_let_in:
                 connection.enlarge()
                 decoder.limit = self._frame_limit
-                self._sit(connection, session, decoder)
+                self._sit(connection, session, decoder, effects)
+            else:
+                _part(connection, effects)
         except TimeoutError:
-            connection.last_words = connection.last_words or Error("nothing was heard for too long")
+            connection.part(Error("nothing was heard for too long"))
         except RemoteProtocolError as error:
-            connection.last_words = Error(str(error))
+            connection.part(Error(str(error)))
         except (OSError, ssl.SSLError) as error:
             log.info("a connection was lost: %s", error)
         finally:
@@ -230,34 +232,31 @@ class SinkServer:
         elif why is not None:
             self._watcher.refused(connection.peer, why)
 
-    def _greet(self, connection: Connection, session: SinkSession, decoder: Decoder, deadline: float) -> Frame | None:
-        """Waits for HELLO. Returns what to refuse the peer with: None if it is welcome, or gone."""
+    def _greet(self, connection: Connection, session: SinkSession, decoder: Decoder, deadline: float) -> list[fx.Effect]:
+        """Waits for HELLO, and returns what it comes to: to recover, if it is right. Nothing, if the peer is gone."""
         while (data := connection.read(deadline)) is not None:
             try:
                 decoder.receive(data)
                 message = decoder.next()
             except RemoteProtocolError as error:
-                effects = session.failed(str(error))
-            else:
-                if message is None:
-                    continue
-                effects = session.receive(message)
-            return next((effect.frame for effect in effects if isinstance(effect, fx.Send)), None)
-        return None
+                return session.failed(str(error))
+            if message is not None:
+                return session.receive(message)
+        return []
 
     def _is_let_in(self, connection: Connection, session: SinkSession) -> bool:
         with self._lock:
             self._strangers.pop(connection, None)
-            if connection.last_words is not None or session.worker is None or self._stopping.is_set():
+            if connection.is_cut or session.worker is None or self._stopping.is_set():
                 return False
             if len(self._greeted) >= self._sessions and session.worker not in self._seats:
-                connection.last_words = Error(f"the sink has {self._sessions} sessions and takes no more")
+                connection.part(Error(f"the sink has {self._sessions} sessions and takes no more"))
                 return False
             self._greeted.add(connection)
         self._watcher.came(session.worker, connection.peer)
         return True
 
-    def _sit(self, connection: Connection, session: SinkSession, decoder: Decoder) -> None:
+    def _sit(self, connection: Connection, session: SinkSession, decoder: Decoder, effects: list[fx.Effect]) -> None:
         assert session.worker is not None
         with self._seats.sit(session.worker, connection, session.fence) as place:
             if connection.is_cut:
@@ -266,28 +265,26 @@ class SinkServer:
                 output = self._outputs(session.worker)
             except Exception as error:
                 log.error("no output for worker %r: %s", session.worker, error)
-                connection.last_words = Error(f"the sink has no output for this worker: {error}")
+                connection.part(Error(f"the sink has no output for this worker: {error}"))
                 return
             leave = partial(self._seats.leave, place, archive=self._archive)
             lane = Lane(session, decoder, output, connection, leave, partial(self._watcher.committed, session.worker))
             with self._lock:
                 self._lanes.add(lane)
             try:
-                self._talk(connection, lane)
+                self._talk(connection, lane, lane.begin(effects))
             finally:
                 with self._lock:
                     self._lanes.discard(lane)
                     self._counted.add(lane.stats)
                 output.close()
 
-    def _talk(self, connection: Connection, lane: Lane) -> None:
-        done = lane.recover()
+    def _talk(self, connection: Connection, lane: Lane, done: Done) -> None:
         while True:
             if connection.is_cut:
                 return  # whoever took over decides now; a vote would only mislead
             connection.send(done.send)
             if done.close:
-                connection.last_words = connection.last_words or done.last_words
                 return
             data = connection.read()
             if data is None:
@@ -304,3 +301,10 @@ class SinkServer:
         with self._lock:
             self._counted.archived += 1
         self._watcher.left(worker)
+
+
+def _part(connection: Connection, effects: list[fx.Effect]) -> None:
+    """What a stranger is told before its connection is closed."""
+    for effect in effects:
+        if isinstance(effect, fx.Send):
+            connection.part(effect.frame)

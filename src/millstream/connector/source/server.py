@@ -36,7 +36,6 @@ from millstream.connector.source.protocol.session import Needs, SourceSession
 from millstream.connector.source.protocol.streams import Streams
 from millstream.connector.wire.codec import encode
 from millstream.connector.wire.decoder import RunDecoder
-from millstream.connector.wire.messages import Ok
 from millstream.errors import MillstreamError, RemoteProtocolError
 from millstream.network import Tls
 
@@ -230,20 +229,17 @@ class SourceServer:
             peer.carry_out(peer.session.failed("nothing was heard for too long"))
             peer.abort()
 
-    def seat(self, peer: _Peer) -> bool:
-        """HELLO was welcome: is there room?"""
+    def seat(self, peer: _Peer) -> str | None:
+        """HELLO is right: lets the peer in, or says why not."""
         self._strangers.pop(peer, None)
         if len(self._greeted) >= self._sessions_limit:
             self._counts["refused"] += 1
-            return False
+            return f"the source has {self._sessions_limit} sessions and takes no more"
         self._greeted.add(peer)
         peer.decoder.limit = self._frame_limit
         if self._is_paused:
             peer.pause()
-        return True
-
-    def no_room(self) -> str:
-        return f"the source has {self._sessions_limit} sessions and takes no more"
+        return None
 
     def left(self, peer: _Peer) -> None:
         self._strangers.pop(peer, None)
@@ -256,7 +252,7 @@ class SourceServer:
 
     def store(self, peer: _Peer, entries: list[Entry]) -> None:
         self._gathered.append((peer, entries))
-        self._gathered_size += sum(len(entry[4]) + len(entry[5]) for entry in entries) + _ENTRY_OVERHEAD * len(entries)
+        self._gathered_size += sum([len(key) + len(payload) for _, _, _, _, key, payload in entries]) + _ENTRY_OVERHEAD * len(entries)
         if not self._is_writing:
             self._is_writing = True
             self._loop.call_soon(self._write)
@@ -351,7 +347,8 @@ def _grouped(gathered: list[tuple[_Peer, list[Entry]]], most: int) -> tuple[list
             group, start = groups[-1], at
             room = most - len(group)
             while at < len(entries) and at - start < room and size < _BATCH_SIZE:
-                size += len(entries[at][4]) + len(entries[at][5])
+                _, _, _, _, key, payload = entries[at]
+                size += len(key) + len(payload)
                 at += 1
             group += entries[start:at]
             owners[-1][peer] = owners[-1].get(peer, 0) + at - start
@@ -412,9 +409,9 @@ class _Peer(asyncio.Protocol):
             if isinstance(effect, fx.Store):
                 self._server.store(self, effect.entries)
             elif isinstance(effect, fx.Send):
-                if isinstance(effect.frame, Ok) and not self._server.seat(self):
-                    return self.carry_out(self.session.failed(self._server.no_room()))
                 self._send(encode(effect.frame))
+            elif isinstance(effect, fx.Admit):
+                self.carry_out(self.session.answer(self._server.seat(self)))
             elif isinstance(effect, fx.Fence):
                 other = self._server.peer_of(effect.session)
                 if other is not None:

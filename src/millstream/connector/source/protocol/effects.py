@@ -13,12 +13,17 @@ if TYPE_CHECKING:
     from millstream.connector.source.protocol.session import SourceSession
 
 __all__ = [
+    "Admit",
     "Close",
     "Effect",
     "Fence",
     "Send",
     "Store",
 ]
+
+
+class Admit(msgspec.Struct, frozen=True):
+    """HELLO is right: is there room for one more session? Answer: None, or why there is none."""
 
 
 class Store(msgspec.Struct, frozen=True):
@@ -34,4 +39,4 @@ class Fence(msgspec.Struct, frozen=True):
     why: str
 
 
-Effect = Send | Close | Store | Fence
+Effect = Send | Close | Admit | Store | Fence

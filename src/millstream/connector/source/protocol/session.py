@@ -1,7 +1,7 @@
 """The server's end of a connection that pushes into a pipeline: messages in, effects out. No sockets, no files, no clock.
 
 Rules (the states are in `tables`, rules 1 to 6 there; what a stream is, in `streams`)
-1. HELLO comes first. Its version is `0.0.1`, its cookie ours (compared in constant time). OK answers it and grants credits.
+1. HELLO comes first. Its version is `0.0.1`, its cookie ours (compared in constant time), and there must be room. OK answers it and grants credits.
 2. Every further frame costs one credit, and a frame without one is a mistake: credits bound what may be in flight. They come back in an ACK. Those of an entry
    that is stored come back when it is committed; those of anything else (NOTIFY, a message that was seen before) with the next answer.
 3. NOTIFY of a stream that is active elsewhere is answered with NOTIFY_ACK(false). Otherwise with NOTIFY_ACK(true) and the last acknowledged
@@ -15,8 +15,9 @@ Rules (the states are in `tables`, rules 1 to 6 there; what a stream is, in `str
    what was received stays received, and whoever announces the stream next resumes at the acknowledged point.
 
 The caller's duties
-1. Carry out effects in order. `Store`: in this order, and durable before an epoch may read it. `Fence`: end that session with `failed`, and carry out
-   what that returns, before anything else is given to any session.
+1. Carry out effects in order. `Admit` asks for an answer, and is the last of its list: give it to `answer` before the next message. `Store`: in this
+   order, and durable before an epoch may read it. `Fence`: end that session with `failed`, and carry out what that returns, before anything else is
+   given to any session.
 2. When an epoch is committed, tell the `Streams` first, then every session that owns one of its streams or is owed credits, through `committed`.
 3. Whenever the connection ends, for whatever reason, call `ended`. Read nothing after `Close`.
 """
@@ -29,13 +30,13 @@ from collections.abc import Callable, Iterable, Sequence
 import msgspec
 
 from millstream.connector.intake.format.entries import END, MESSAGE, WATERMARK, Entry, Mark
-from millstream.connector.source.protocol.effects import Close, Effect, Fence, Send, Store
+from millstream.connector.source.protocol.effects import Admit, Close, Effect, Fence, Send, Store
 from millstream.connector.source.protocol.streams import Stream, Streams, TooManyStreams, objection
 from millstream.connector.source.protocol.tables import COMMITTED, SERVER, SERVER_STREAM, Server, ServerStream
 from millstream.connector.wire import messages as m
 from millstream.connector.wire import refusals
 from millstream.connector.wire.decoder import Pushed
-from millstream.errors import RemoteProtocolError
+from millstream.errors import LocalProtocolError, RemoteProtocolError
 
 #: The key of a message that declares a watermark.
 WATERMARK_KEY = b"millstream.watermark"
@@ -86,6 +87,7 @@ class SourceSession:
         self._granted = credits
         self._limit = streams_limit
         self._needs = needs or Needs()
+        self._asked: Admit | None = None
         self._owed = 0  # credits that no commit has to be waited for
         self._open: dict[int, _Open] = {}
         self._numbers: dict[str, _Open] = {}
@@ -106,11 +108,12 @@ class SourceSession:
 
     def receive(self, message: m.Frame) -> list[Effect]:
         """What a message comes to."""
+        self._check()
         if self.state is Server.CLOSED:
             return []
         kind = type(message)
         if kind not in SERVER[self.state]:
-            return self.failed(f"{kind.__name__} is not expected in state {self.state.value}")
+            return self._unexpected(kind)
         try:
             if self.state is Server.READY and kind is not m.Message and kind is not m.Error:
                 self._spend(1)
@@ -118,10 +121,18 @@ class SourceSession:
         except RemoteProtocolError as error:
             return self.failed(str(error))
 
+    def _check(self) -> None:
+        if self._asked is not None:
+            raise LocalProtocolError("Admit waits for its answer")
+
+    def _unexpected(self, kind: type[m.Frame]) -> list[Effect]:
+        return self.failed(f"{kind.__name__} is not expected in state {self.state.value}")
+
     def receive_messages(self, pushed: Sequence[Pushed]) -> list[Effect]:
         """What a run of MESSAGEs comes to: the same as one after the other."""
+        self._check()
         if self.state is not Server.READY:
-            return self.receive(m.Message(*pushed[0][:2], pushed[0][4], *pushed[0][2:4])) if pushed else []
+            return self._unexpected(m.Message) if pushed else []
         entries: list[Entry] = []
         effects: list[Effect] = [Store(entries)]
         try:
@@ -180,6 +191,16 @@ class SourceSession:
         if not hmac.compare_digest(hello.cookie.encode(), self._cookie.encode()):
             raise RemoteProtocolError(refusals.WRONG_COOKIE)
         self.identity = (hello.program, hello.instance)
+        self._asked = Admit()
+        return [self._asked]
+
+    def answer(self, objection: str | None) -> list[Effect]:
+        """What comes after the answer to `Admit`: None, or why there is no room."""
+        if self._asked is None:
+            raise LocalProtocolError("nothing was asked")
+        self._asked = None
+        if objection is not None:
+            return self.failed(objection)
         self.state = SERVER[self.state][m.Hello]["welcome"]
         self.credits = self._granted
         return [Send(m.Ok(self._granted))]
@@ -269,6 +290,7 @@ class SourceSession:
 
     def restart(self, address: str = "") -> list[Effect]:
         """Sends the peer away: to come back here, or at that address."""
+        self._asked = None
         if self.state is Server.CLOSED:
             return []
         self.state = Server.CLOSED
@@ -277,6 +299,7 @@ class SourceSession:
 
     def failed(self, text: str) -> list[Effect]:
         """Ends the session because of the peer, or of ours; the peer is told."""
+        self._asked = None
         if self.state is Server.CLOSED:
             return []
         self.state = Server.CLOSED
