@@ -12,8 +12,8 @@ A row of a sink is key, timestamp and value, and id where the stream is emitted 
 """
 
 from millstream.sinks.base import IdentifiedRow, Sink, SinkRow
-from millstream.sinks.connector import Connector, connector
 from millstream.sinks.epochs import EachEpoch, Memory, each_epoch, memory
 from millstream.sinks.files import Files, files
+from millstream.sinks.two_phase import Connector, connector
 
 __all__ = ["Connector", "EachEpoch", "Files", "IdentifiedRow", "Memory", "Sink", "SinkRow", "connector", "each_epoch", "files", "memory"]

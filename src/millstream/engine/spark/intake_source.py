@@ -29,7 +29,7 @@ from millstream.connector.intake import reader as intake_reader
 from millstream.connector.intake.format.batch import Head, columns, decode_marks
 from millstream.connector.intake.format.entries import MESSAGE
 from millstream.errors import DamageError
-from millstream.sources.connector import Connector
+from millstream.sources.pushed import Connector
 
 NAME = "millstream_intake"
 DDL = Connector.schema
