@@ -92,7 +92,7 @@ def test_what_an_earlier_connection_had_sent_and_is_acknowledged_now_is_not_sent
         client.declare("s", 20)
         for id in range(3, 40):
             client.send("s", id, b"x")
-        until(lambda: server.stats()["received"] == 5)
+        until(lambda: server.stats().received == 5)
         for peer in server._ask(lambda: list(server._greeted)):
             server._ask(peer.abort)
         time.sleep(0.2)
@@ -109,7 +109,7 @@ def test_a_stream_that_has_ended_is_left_alone_after_a_reconnect(tmp_path: Path)
         client.notify("over")
         client.send("over", 1, b"x")
         client.end("over")
-        until(lambda: first.stats()["received"] == 2)
+        until(lambda: first.stats().received == 2)
         commit(first)
         assert client.wait(5)
         client.notify("going on")
@@ -138,7 +138,7 @@ def test_what_was_sent_arrives_when_the_client_closes_at_once(tmp_path: Path) ->
             for id in range(1, 2001):
                 client.send("s", id, b"x" * 100)
             client.end("s")
-        until(lambda: server.stats()["received"] == 2001)
+        until(lambda: server.stats().received == 2001)
 
 
 class FakeServer:

@@ -28,7 +28,7 @@ def test_the_conversation_of_the_docs_is_what_the_server_says_byte_for_byte(tmp_
                 stored += name in ("MESSAGE", "EOS")
                 continue
             if name == "ACK" and lines[at - 1][0] == ">":
-                until(lambda: server.stats()["received"] == stored)  # noqa: B023
+                until(lambda: server.stats().received == stored)  # noqa: B023
                 server.acknowledge(intake_reader.durable_end(tmp_path) or 0)
             heard = raw.hear()
             assert heard is not None and encode(heard) == wire, (name, heard)

@@ -170,7 +170,7 @@ def test_a_server_can_stop_although_a_pusher_is_gone_that_it_does_not_read(tmp_p
         raw.greet().open(1, "s")
         assert isinstance(raw.hear(), m.Ack)
         raw.send(m.Message(1, 1, b"x"))
-        until(lambda: server.stats()["received"] == 1)  # more than the backlog: nobody is read any more
+        until(lambda: server.stats().received == 1)  # more than the backlog: nobody is read any more
     server.stop()
     assert not server._greeted
 
@@ -178,13 +178,13 @@ def test_a_server_can_stop_although_a_pusher_is_gone_that_it_does_not_read(tmp_p
 def test_a_server_says_that_it_waits_for_a_program(tmp_path: Path) -> None:
     with SourceServer(tmp_path / "intake") as server:
         alone = f"a program to push to {server.address}"
-        assert server.stats()["waiting_for"] == alone
+        assert server.stats().waiting_for == alone
         with RawPusher(server.address):
-            assert server.stats()["waiting_for"] == alone  # it has not greeted
+            assert server.stats().waiting_for == alone  # it has not greeted
         with PushClient(server.address) as client:
             client.notify("s")
-            assert server.stats()["waiting_for"] is None
-        until(lambda: server.stats()["waiting_for"] == alone)
+            assert server.stats().waiting_for is None
+        until(lambda: server.stats().waiting_for == alone)
 
 
 def test_the_backlog_bounds_the_log_and_reading_goes_on_after_a_commit(tmp_path: Path) -> None:
@@ -192,9 +192,9 @@ def test_the_backlog_bounds_the_log_and_reading_goes_on_after_a_commit(tmp_path:
         client.notify("s")
         for id in range(1, 3001):
             client.send("s", id, b"x" * 1000)
-        until(lambda: server.stats()["end"] > 100_000)
+        until(lambda: server.stats().end > 100_000)
         time.sleep(0.2)
-        assert server.stats()["end"] < 2_000_000
+        assert server.stats().end < 2_000_000
         with Committing(server):
             assert client.wait(20) and len(stored(server)) == 3000
 
@@ -262,13 +262,13 @@ def test_declared_watermarks_count_when_what_is_before_them_is_committed(server:
         client.send("a", 1, b"x", event_time=100)
         client.declare("a", 90)
         client.declare("b", 50)
-        until(lambda: server.stats()["received"] == 3)
+        until(lambda: server.stats().received == 3)
         assert server.watermark() is None
         commit(server)
         until(lambda: server.watermark() == 50)
         assert server.watermark(("a",)) == 90 and server.watermark(("a", "c")) is None
         client.end("b")
-        until(lambda: server.stats()["received"] == 4)
+        until(lambda: server.stats().received == 4)
         commit(server)
         until(lambda: server.watermark() == 90)
 
@@ -277,7 +277,7 @@ def test_a_watermark_is_declared_again_after_a_reconnect(tmp_path: Path) -> None
     first = SourceServer(tmp_path).start()
     with PushClient(first.address) as client:
         client.notify("a")
-        until(lambda: first.stats()["streams"] == 1)
+        until(lambda: first.stats().streams == 1)
         first.stop()
         client.declare("a", 77)
         with SourceServer(tmp_path, first.address) as second, Committing(second):
@@ -289,7 +289,7 @@ def test_what_the_server_knows_survives_a_restart(tmp_path: Path) -> None:
         client.notify("s")
         client.send("s", 5, b"x")
         client.declare("s", 42)
-        until(lambda: server.stats()["received"] == 2)
+        until(lambda: server.stats().received == 2)
         commit(server)
     with SourceServer(tmp_path) as server:
         assert server.watermark() == 42
@@ -505,7 +505,7 @@ def test_random_bytes_never_disturb_anybody(server: SourceServer, victim: PushCl
                 raw.send((OPENED if draw.random() < 0.5 else b"") + draw.randbytes(draw.randrange(1, 300)))
             except OSError:
                 pass
-    until(lambda: server.stats()["sessions"] == 1)
+    until(lambda: server.stats().sessions == 1)
     assert victim._error is None
 
 
@@ -523,7 +523,7 @@ def test_a_crowd_of_connections_keeps_nobody_out_and_memory_stays_bounded(server
             time.sleep(0.005)
     with PushClient(server.address) as client:
         client.notify("after the crowd")
-    until(lambda: server.stats()["strangers"] <= 64)
+    until(lambda: server.stats().strangers <= 64)
     for made in crowd:
         made.close()
     assert memory() - before < 50 << 20
@@ -551,7 +551,7 @@ def test_one_session_too_many_is_told_so(tmp_path: Path) -> None:
         three.send(GREETING)
         assert "takes no more" in three.hear_until(m.Error).text
         two.socket.close()
-        until(lambda: server.stats()["sessions"] == 1)
+        until(lambda: server.stats().sessions == 1)
         with RawPusher(server.address) as four:
             four.greet()
 
@@ -574,6 +574,6 @@ def test_who_does_not_read_is_cut_off(server: SourceServer, victim: PushClient) 
                 number += 1000
         except OSError:
             pass
-        until(lambda: server.stats()["sessions"] == 1)
+        until(lambda: server.stats().sessions == 1)
         assert number < 1_000_000 and memory() - before < 60 << 20
     assert victim._error is None

@@ -12,6 +12,7 @@ import millstream as ms
 from millstream.connector.source.push import PushClient
 from millstream.errors import CheckpointError, DefinitionError
 from millstream.sources import Connector
+from millstream.sources.pushed import PushedStats
 
 
 class Reader:
@@ -59,7 +60,7 @@ def test_every_message_is_seen_once_across_a_stop_a_failed_epoch_and_a_new_drive
 
         for id in range(1001, 1101):  # the query is stopped, the server is not
             client.send("s", id, b"%d" % id)
-        until(lambda: source.stats()["received"] == 1101)
+        until(lambda: source.stats().received == 1101)
         reader.fails = 1
         query = reader.start()
         with pytest.raises(Exception, match="dies before the commit"):
@@ -124,5 +125,5 @@ def test_a_source_travels_without_its_server(tmp_path: Path) -> None:
     source = ms.sources.connector(dir=tmp_path, listen="127.0.0.1:0")
     source.start()
     copy = pickle.loads(pickle.dumps(source))
-    assert copy.watermark() is None and copy.describe() == "messages pushed to 127.0.0.1:0" and copy.stats() == {}
+    assert copy.watermark() is None and copy.describe() == "messages pushed to 127.0.0.1:0" and copy.stats() == PushedStats()
     source.close()

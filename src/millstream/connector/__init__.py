@@ -27,13 +27,14 @@ from millstream.connector.sink.protocol import effects as sink_effects
 from millstream.connector.sink.protocol import txnlog
 from millstream.connector.sink.protocol.ledger import Open, Recovered
 from millstream.connector.sink.protocol.session import SinkSession
-from millstream.connector.sink.protocol.stats import SinkStats
+from millstream.connector.sink.protocol.stats import SinkStats, WorkerStats
 from millstream.connector.sink.protocol.worker_session import WorkerSession
 from millstream.connector.sink.server import SinkServer
 from millstream.connector.sink.worker import WorkerClient
 from millstream.connector.source.protocol import effects as source_effects
 from millstream.connector.source.protocol.push_session import PushSession
 from millstream.connector.source.protocol.session import SourceSession
+from millstream.connector.source.protocol.stats import SourceStats
 from millstream.connector.source.protocol.streams import Streams
 from millstream.connector.source.push import PushClient
 from millstream.connector.source.server import SourceServer
@@ -59,10 +60,12 @@ __all__ = [
     "SinkStats",
     "SourceServer",
     "SourceSession",
+    "SourceStats",
     "Streams",
     "Tls",
     "WorkerClient",
     "WorkerSession",
+    "WorkerStats",
     "decode",
     "encode",
     "messages",

@@ -37,6 +37,15 @@ def _fence(token: str, epoch: int, driver: bool) -> int:
     return run_number(token) * _EPOCHS + 2 * epoch + driver
 
 
+class TwoPhaseStats(msgspec.Struct):
+    """What a driver has committed at a sink. A transaction that a crash left open, and that was found and committed later, counts then."""
+
+    epochs: int = 0
+    commits: int = 0
+    rows: int = 0
+    connections: int = 0
+
+
 class Connector(Sink):
     """See `connector`."""
 
@@ -50,9 +59,14 @@ class Connector(Sink):
         self.timeout = timeout
         self.patience = patience
         self._open: dict[str, WorkerClient] = {}  # driver: names taken over between the phases
+        self._stats = TwoPhaseStats()
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_open": {}}
+        return {**self.__dict__, "_open": {}, "_stats": TwoPhaseStats()}
+
+    def stats(self) -> TwoPhaseStats:
+        """What was committed at the sink since the start of the run (driver)."""
+        return msgspec.structs.replace(self._stats)
 
     def describe(self) -> str:
         return f"the sink at {self.address}"
@@ -136,6 +150,11 @@ class Connector(Sink):
                         self._stand_in(client, part, context.instead, epoch)
                     elif not context.redo:
                         client.settle(part["transaction"], commit=True)
+                    done = client.stats()
+                    self._stats.connections += done.connections
+                    self._stats.commits += done.commits
+                    self._stats.rows += part["rows"] if done.commits else 0
+            self._stats.epochs += 1
         except SinkError as error:
             raise SinkError(
                 f"{error} Epoch {epoch} is committed; its rows wait at the sink, and the next run commits them there."

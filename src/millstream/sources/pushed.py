@@ -13,18 +13,41 @@ from __future__ import annotations
 import json
 import os
 import re
+import warnings
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
+
+import msgspec
 
 from millstream.core.time import duration
 from millstream.errors import CheckpointError, DefinitionError
 
 if TYPE_CHECKING:
+    from millstream.connector.source.protocol.stats import SourceStats
     from millstream.connector.source.server import SourceServer
     from millstream.network import Tls
 
 _SIZE = re.compile(r"^\s*(\d+)\s*([KMG])i?B\s*$", re.IGNORECASE)
 _UNITS = {"K": 1 << 10, "M": 1 << 20, "G": 1 << 30}
+
+
+class PushedStats(msgspec.Struct, frozen=True):
+    """How a source that programs push into is doing. The server's counters, None before it is started and after it has ended; how far event time
+    is complete, as far as pushers have declared it, and what holds it there."""
+
+    server: SourceStats | None = None
+    watermark: int | None = None
+    held_by: str | None = None
+
+    def __getitem__(self, name: str) -> Any:
+        """The old way, when this was a dictionary with all counters in it."""
+        named = name.replace(" ", "_")
+        warnings.warn(
+            f"stats() gives a PushedStats now: write .{named if hasattr(self, named) else 'server.' + named} instead of [{name!r}]",
+            DeprecationWarning,
+            stacklevel=2,
+        )
+        return getattr(self if hasattr(self, named) else self.server, named)
 
 
 class Connector:
@@ -95,15 +118,16 @@ class Connector:
         """For `ms.watermarks.declared(source.watermark)`: how far event time is complete, by what the pushers have declared; None says nothing yet."""
         return None if self._server is None else self._server.watermark(self.streams, self.idle)
 
-    def stats(self) -> dict[str, Any]:
-        """How the source is doing."""
+    def stats(self) -> PushedStats:
+        """How the source is doing (driver)."""
         if self._server is None:
-            return {}
-        return {**self._server.stats(), "watermark": self.watermark(), "held by": self._server.holder(self.streams, self.idle)}
+            return PushedStats()
+        return PushedStats(self._server.stats(), self.watermark(), self._server.holder(self.streams, self.idle))
 
     def waits_for(self) -> str:
         """For people: what it waits for while no message comes."""
-        return str(self.stats().get("waiting_for") or self.describe())
+        server = self.stats().server
+        return self.describe() if server is None or server.waiting_for is None else server.waiting_for
 
     def close(self) -> None:
         """Tells the pushers to come back later, and stops the server (driver, at the end of a run). May be called twice."""

@@ -28,7 +28,10 @@ import ssl
 import time
 from collections.abc import Sequence
 
+import msgspec
+
 from millstream.connector.sink.protocol.names import with_fence
+from millstream.connector.sink.protocol.stats import WorkerStats
 from millstream.connector.sink.protocol.worker_session import WAITING, State, WorkerSession
 from millstream.connector.wire import messages as m
 from millstream.connector.wire import refusals
@@ -56,6 +59,7 @@ class WorkerClient:
         self._decoder = Decoder(_ANSWER_LIMIT)
         self._held: list[bytes] = []
         self._held_size = 0
+        self._stats = WorkerStats()
 
     @classmethod
     def connect(
@@ -106,6 +110,10 @@ class WorkerClient:
         """For people: the name of the session's state."""
         return self._session.state.value
 
+    def stats(self) -> WorkerStats:
+        """What this client has done so far, over all of its connections."""
+        return msgspec.structs.replace(self._stats)
+
     # ---- what can be done
 
     def write(self, data: bytes | bytearray | memoryview) -> None:
@@ -132,12 +140,15 @@ class WorkerClient:
         self.flush()
         self._send(self._live().prepare(txn))
         self._hear()
-        return self._session.state is State.VOTED
+        is_promised = self._session.state is State.VOTED
+        self._stats.votes_yes += is_promised
+        self._stats.votes_no += not is_promised
+        return is_promised
 
     def finish(self, txn: str, commit: bool, *, confirm: bool = False) -> None:
         """Phase two of the transaction that was just prepared. With `confirm`, waits until the sink has carried it out, over a new connection if need be."""
         try:
-            self._send(self._live().finish(txn, commit))
+            self._finish(txn, commit)
             if confirm:
                 self.confirm()
         except SinkError:
@@ -145,9 +156,14 @@ class WorkerClient:
                 raise
             self.settle(txn, commit)
 
+    def _finish(self, txn: str, commit: bool) -> None:
+        self._send(self._live().finish(txn, commit))
+        self._stats.commits += commit
+        self._stats.rollbacks += not commit
+
     def resolve(self, txn: str, commit: bool) -> None:
         """Phase two of a transaction that was found open, and a new connection, which knows where the output ends now."""
-        self._send(self._live().finish(txn, commit))
+        self._finish(txn, commit)
         self.confirm()  # on this connection: the next one would cut it off with phase two unread
         self.reconnect()
         if txn in self.uncommitted:
@@ -217,6 +233,7 @@ class WorkerClient:
             raise SinkError(f"the sink at {self.address} cannot be reached: {error}") from error
         self._send(self._session.greet(at))
         self._hear()
+        self._stats.connections += 1
 
     def _live(self) -> WorkerSession:
         if self._socket is None:
@@ -229,6 +246,8 @@ class WorkerClient:
     def _send_bytes(self, data: memoryview) -> None:
         head = message_head(m.DATA_STREAM, self._live().write(len(data)), len(data))
         self._send_all(head + data)
+        self._stats.messages += 1
+        self._stats.bytes += len(data)
 
     def _send_all(self, data: bytes | bytearray) -> None:
         assert self._socket is not None

@@ -33,6 +33,7 @@ from millstream.connector.intake.format.entries import Entry, Mark, advance
 from millstream.connector.intake.writer import SEGMENT_SIZE, Intake, Stretch
 from millstream.connector.source.protocol import effects as fx
 from millstream.connector.source.protocol.session import Needs, SourceSession
+from millstream.connector.source.protocol.stats import SourceStats
 from millstream.connector.source.protocol.streams import Streams
 from millstream.connector.wire.codec import encode
 from millstream.connector.wire.decoder import RunDecoder
@@ -109,7 +110,7 @@ class SourceServer:
         self._is_paused = False
         self._on_the_way: deque[tuple[Stretch, dict[_Peer, int]]] = deque()  # durable, not committed; in the order of the log
         self._end = self._acknowledged = 0
-        self._counts = {"received": 0, "refused": 0, "fsyncs": 0}
+        self._received = self._refused = self._fsyncs = 0
 
     # ---- life: called from any other thread
 
@@ -159,19 +160,21 @@ class SourceServer:
         """What holds the watermark back, for people."""
         return self._ask(lambda: self._streams.watermark(streams, idle, time.monotonic())[1])
 
-    def stats(self) -> dict[str, Any]:
-        """How the server is doing. `waiting_for` is what it waits for while nobody is connected, in words; None if somebody is."""
+    def stats(self) -> SourceStats:
+        """How the server is doing."""
         return self._ask(
-            lambda: {
-                **self._counts,
-                "sessions": len(self._greeted),
-                "strangers": len(self._strangers),
-                "streams": len(self._streams),
-                "end": self._end,
-                "acknowledged": self._acknowledged,
-                "waiting_bytes": self._gathered_size + self._writing_size,
-                "waiting_for": None if self._greeted else f"a program to push to {self.address}",
-            }
+            lambda: SourceStats(
+                received=self._received,
+                refused=self._refused,
+                fsyncs=self._fsyncs,
+                sessions=len(self._greeted),
+                strangers=len(self._strangers),
+                streams=len(self._streams),
+                end=self._end,
+                acknowledged=self._acknowledged,
+                waiting_bytes=self._gathered_size + self._writing_size,
+                waiting_for=None if self._greeted else f"a program to push to {self.address}",
+            )
         )
 
     def _ask(self, what: Callable[[], T]) -> T:
@@ -219,7 +222,7 @@ class SourceServer:
         if len(self._strangers) >= self._strangers_limit:
             oldest = next(iter(self._strangers))
             del self._strangers[oldest]
-            self._counts["refused"] += 1
+            self._refused += 1
             oldest.abort()
         self._strangers[peer] = None
         self._loop.call_later(self._greeting, self._greeting_is_over, peer)
@@ -233,7 +236,7 @@ class SourceServer:
         """HELLO is right: lets the peer in, or says why not."""
         self._strangers.pop(peer, None)
         if len(self._greeted) >= self._sessions_limit:
-            self._counts["refused"] += 1
+            self._refused += 1
             return f"the source has {self._sessions_limit} sessions and takes no more"
         self._greeted.add(peer)
         peer.decoder.limit = self._frame_limit
@@ -278,8 +281,8 @@ class SourceServer:
         stretches = done.result()
         self._on_the_way.extend(zip(stretches, owners, strict=True))
         self._end = stretches[-1].end
-        self._counts["received"] += sum(stretch.entries for stretch in stretches)
-        self._counts["fsyncs"] += 1
+        self._received += sum(stretch.entries for stretch in stretches)
+        self._fsyncs += 1
         if stretches[0].end <= self._acknowledged:
             self._tell_committed(self._acknowledged)  # an epoch has read it, and was committed, before we heard that it is durable
         self._press()

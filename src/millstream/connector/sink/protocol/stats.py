@@ -1,9 +1,9 @@
-"""What a sink server counts.
+"""What the two ends of a sink count.
 
 Rules
 1. A counter moves when the thing has happened: a commit is counted when the output has carried it out, a vote when it is about to be sent.
 2. Each lane counts for itself, in its own thread. The server adds them up when it is asked.
-3. Counters begin at 0 with the server and never go back. Only `sessions` is a number of now.
+3. Counters begin at 0 with the server, or the client, and never go back. Only `sessions` is a number of now.
 """
 
 from __future__ import annotations
@@ -46,3 +46,17 @@ class SinkStats(msgspec.Struct):
         """Adds what another has counted."""
         for name in self.__struct_fields__:
             setattr(self, name, getattr(self, name) + getattr(other, name))
+
+
+class WorkerStats(msgspec.Struct):
+    """What a worker's client has done, over all of its connections."""
+
+    connections: int = 0
+    #: Bytes that were sent, and the messages that carried them. What was rolled back is counted as well.
+    messages: int = 0
+    bytes: int = 0
+    votes_yes: int = 0
+    votes_no: int = 0
+    #: Phase two, as it was sent.
+    commits: int = 0
+    rollbacks: int = 0
