@@ -11,10 +11,11 @@ import struct
 import subprocess
 import sys
 import threading
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+
+from waiting import until
 
 from millstream.connector.sink.lane import Lane
 from millstream.connector.sink.outputs.base import Output
@@ -241,11 +242,3 @@ class SinkProcess:
 
     def __exit__(self, *_: object) -> None:
         self.kill()
-
-
-def until(condition: Any, timeout: float = 10) -> None:
-    """Waits until something is true."""
-    end = time.monotonic() + timeout
-    while not condition():
-        assert time.monotonic() < end, "waited for too long"
-        time.sleep(0.01)

@@ -9,8 +9,7 @@ import signal
 import socket
 import subprocess
 import sys
-import time
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -200,14 +199,6 @@ class SourceProcess:
 def free_port() -> int:
     with socket.create_server(("127.0.0.1", 0)) as found:
         return int(found.getsockname()[1])
-
-
-def until(condition: Callable[[], Any], timeout: float = 10) -> None:
-    """Waits until something is true."""
-    end = time.monotonic() + timeout
-    while not condition():
-        assert time.monotonic() < end, "waited for too long"
-        time.sleep(0.01)
 
 
 def memory(pid: int | None = None) -> int:

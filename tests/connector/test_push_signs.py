@@ -12,8 +12,9 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from sourcekit import HERE, until
+from sourcekit import HERE
 from test_source_server import Committing
+from waiting import until
 
 from millstream.connector.source.push import PushClient, Waiting
 from millstream.connector.source.push_signs import Signs

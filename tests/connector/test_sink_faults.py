@@ -5,8 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from sinkkit import Link, Nursery, Raw, SinkProcess, until
+from sinkkit import Link, Nursery, Raw, SinkProcess
 from sinkproc import CALLS
+from waiting import until
 
 from millstream.connector import WorkerClient
 from millstream.connector.sink.outputs import files

@@ -7,7 +7,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from sinkkit import Nursery, Raw, SinkProcess, until
+from sinkkit import Nursery, Raw, SinkProcess
+from waiting import until
 
 from millstream.connector import FileOutputs, MemoryOutputs, SinkServer, WorkerClient
 from millstream.connector.sink import seats

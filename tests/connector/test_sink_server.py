@@ -10,7 +10,8 @@ import time
 from pathlib import Path
 
 import pytest
-from sinkkit import Nursery, Raw, SinkProcess, until
+from sinkkit import Nursery, Raw, SinkProcess
+from waiting import until
 
 from millstream.connector import FileOutputs, MemoryOutputs, SinkServer, SinkStats, Tls, WorkerClient
 from millstream.connector.sink.outputs import files
@@ -334,7 +335,8 @@ def fake(answer: bytes) -> str:
     def run() -> None:
         peer, _ = listener.accept()
         peer.sendall(answer)
-        time.sleep(1)
+        while peer.recv(1 << 16):
+            pass
         peer.close()
         listener.close()
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-from sourcekit import RawPusher, until
+from sourcekit import RawPusher
+from waiting import until
 
 from millstream.connector.intake import reader as intake_reader
 from millstream.connector.source.server import SourceServer

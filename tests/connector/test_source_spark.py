@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from sourcekit import until
+from waiting import until
 
 import millstream as ms
 from millstream.connector.source.push import PushClient

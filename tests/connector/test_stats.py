@@ -7,7 +7,8 @@ from typing import Any
 
 import msgspec
 import pytest
-from sourcekit import RawPusher, until
+from sourcekit import RawPusher
+from waiting import until
 
 import millstream as ms
 from millstream.connector import MemoryOutputs, PushClient, SinkServer, SourceServer, SourceStats, WorkerClient, WorkerStats
