@@ -60,7 +60,7 @@ def test_every_message_is_seen_once_across_a_stop_a_failed_epoch_and_a_new_drive
 
         for id in range(1001, 1101):  # the query is stopped, the server is not
             client.send("s", id, b"%d" % id)
-        until(lambda: source.stats().received == 1101)
+        until(lambda: source.start().stats().received == 1101)
         reader.fails = 1
         query = reader.start()
         with pytest.raises(Exception, match="dies before the commit"):
