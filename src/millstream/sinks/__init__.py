@@ -13,9 +13,9 @@ A row of a sink is key, timestamp and value, and id where the stream is emitted 
 """
 
 from millstream.sinks.base import DriverContext, IdentifiedRow, Part, Sink, SinkRow, TaskContext
-from millstream.sinks.connector import Connector, connector
 from millstream.sinks.epochs import EachEpoch, Memory, each_epoch, memory
 from millstream.sinks.files import Files, files
+from millstream.sinks.two_phase import Connector, connector
 
 __all__ = [
     "Connector",
