@@ -18,7 +18,7 @@ import msgspec
 
 from millstream.engine.program import Compiled, Program
 from millstream.errors import DefinitionError
-from millstream.state import alive
+from millstream.state import alive, folding
 from millstream.state.reader import steady
 from millstream.state.rows import states
 from millstream.status.narrator import Narrator
@@ -50,7 +50,7 @@ class Handle:
             self._is_over = True
             self._sign(self._last_word())
         if self._run.error is None:
-            self._narrator.ended(self.status(), self._run.stopping, self._epochs.published)
+            self._narrator.ended(self._status(), self._run.stopping, self._epochs.published)
 
     def await_termination(self, timeout: float | None = None) -> bool:
         """Waits for the end: of the input and the drain (available_now), of a call of `stop`, or an error, which is raised.
@@ -77,12 +77,32 @@ class Handle:
         return self._run.error
 
     def status(self) -> Status:
-        """How the pipeline is doing: epoch, speed, low watermarks and lag, keys and timers."""
-        stats = [(s.epoch, s.records, s.millis) for s in self._epochs.history]
-        found = status_of(self._program.name, self._epochs.latest, stats)
+        """How the pipeline is doing: epoch, speed, low watermarks and lag, keys and timers; and what its parts say of themselves."""
+        found = self._status()
+        found.parts = self._parts()
+        return found
+
+    def _status(self) -> Status:
+        found = status_of(self._program.name, self._epochs.latest, [(s.epoch, s.records, s.millis) for s in self._epochs.history])
         found.state = "running" if self.running else self._last_word()
         found.waits_for = self._waits_for()
         return found
+
+    def _parts(self) -> dict[str, dict[str, Any]]:
+        """What sources, sinks, folds, replicas and the log say of themselves."""
+        topology, epochs = self._program.topology, self._epochs
+        sinks = {emission.name: emission.sink.stats() for emission in topology.emissions}
+        found: dict[str, Any] = {
+            "sources": {name: own for name, injector in topology.injectors.items() if (own := injector.source.stats()) is not None},
+            "sinks": {
+                name: {**msgspec.to_builtins(one), **msgspec.to_builtins(sinks[name] or {})}
+                for name, one in epochs.publishing.published.items()
+            },
+            "folds": epochs.folds.stats(),
+            "replicas": dict(epochs.replicas),
+            "log": folding.stats(epochs.latest) if epochs.latest is not None else {},
+        }
+        return msgspec.to_builtins(found)  # type: ignore[no-any-return]
 
     def epochs(self) -> list[dict[str, Any]]:
         """The last epochs: number, records, milliseconds, whether a Spark job ran."""
@@ -118,12 +138,12 @@ class Handle:
         return dict(self._epochs.published)
 
     def __repr__(self) -> str:
-        status = self.status()
+        status = self._status()
         done = f"epoch {status.epoch}, {status.records:,} records"
         return f"<Millstream run of {status.pipeline!r}: {status.state}, {done}, checkpoint {self._epochs.storage.url}>"
 
     def __str__(self) -> str:
-        return str(self.status())
+        return str(self._status())
 
     def _repr_html_(self) -> str:
         return self.status()._repr_html_() + (
@@ -153,23 +173,23 @@ class Handle:
             if self._run.done.wait(1.0):
                 return
             if not self._narrator.quiet:
-                self._narrator.tell(self.status())
+                self._narrator.tell(self._status())
 
     def _sign(self, state: str) -> None:
         epochs = self._epochs
         if epochs.log.superseded(epochs.token) or not epochs.log.has_claim(epochs.token):
             return  # somebody else's checkpoint, or nobody's
-        status = self.status()
+        status = self._status()
         sign = alive.Alive(
-            epochs.token,
-            int(time.time() * 1000),
-            socket.gethostname(),
-            os.getpid(),
-            state,
-            status.epoch,
-            status.records_per_second,
-            status.epoch_millis,
-            status.waits_for,
+            run=epochs.token,
+            at=int(time.time() * 1000),
+            host=socket.gethostname(),
+            pid=os.getpid(),
+            state=state,
+            epoch=status.epoch,
+            records_per_second=status.records_per_second,
+            epoch_millis=status.epoch_millis,
+            waits_for=status.waits_for,
         )
         alive.say(epochs.storage, sign)
 

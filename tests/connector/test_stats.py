@@ -48,7 +48,7 @@ def test_a_no_is_counted() -> None:
 
 def test_a_sink_of_a_pipeline_counts_what_it_has_committed() -> None:
     def task(epoch: int, shard: int) -> TaskContext:
-        return TaskContext(None, "counts", epoch, f"p-counts-{shard:04}", "a", "1-x")  # type: ignore[arg-type]
+        return TaskContext(None, "counts", epoch, f"p-counts-{shard:04}", "a", "1-x", "p", shard)  # type: ignore[arg-type]
 
     driver = DriverContext(None, "p", "counts", None, False, "1-x")  # type: ignore[arg-type]
     with SinkServer(MemoryOutputs()) as server:

@@ -105,3 +105,19 @@ def test_sparks_log_has_no_checksum_files_beside_it(spark: Any, tmp_path: Path) 
     written = [path.name for path in (tmp_path / "checkpoint" / "spark").rglob("*") if path.is_file()]
     assert "metadata" in written and not [name for name in written if name.endswith(".crc")], "each would cost a process"
     assert spark.conf.get("spark.sql.execution.arrow.maxBytesPerBatch") == "2147483647"
+
+
+def test_the_status_of_a_run_gathers_what_its_parts_say_of_themselves(spark: Any, tmp_path: Path) -> None:
+    write(tmp_path / "in", "a.json", [{"k": f"k{i % 3}", "at": BASE + i, "id": str(i)} for i in range(12)])
+    write(tmp_path / "in", "b.json", [{"k": f"k{i % 3}", "at": BASE + 100 + i, "id": f"b{i}"} for i in range(6)])
+    p = ms.Pipeline("parts")
+    source = ms.sources.files(tmp_path / "in", schema="k string, at long, id string", format="json", max_files_per_epoch=1)
+    p.compute(Count, p.inject("in", source, timestamp="at", id="id"), key="k", produces="counts")
+    p.emit("counts", ms.sinks.files(tmp_path / "out"))
+    handle = p.run(spark, checkpoint=tmp_path / "checkpoint", available_now=True, shards=2)
+    handle.await_termination()
+    parts = handle.status().parts
+    assert parts["sinks"]["counts"] == {"place": f"{tmp_path}/out/", "rows": 18, "parts": parts["sinks"]["counts"]["parts"], "epochs": 2}
+    assert parts["replicas"]["Count"]["entries"] >= 3 and parts["replicas"]["Count"]["loads"] >= 1
+    assert parts["log"]["Count"]["segments"] >= 2 and parts["folds"] == {"folded": 0, "failed": 0, "since": None}
+    assert parts["sources"] == {}

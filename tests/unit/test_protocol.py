@@ -142,7 +142,7 @@ def test_a_connector_sink_commits_its_own_rows_for_an_epoch_that_an_outgoing_run
     creates the manifest; the new one adopts it. The rows are there once."""
 
     def task(epoch: int, token: str) -> TaskContext:
-        return TaskContext(None, "counts", epoch, "p-counts-0000", token, token)  # type: ignore[arg-type]
+        return TaskContext(None, "counts", epoch, "p-counts-0000", token, token, "p", 0)  # type: ignore[arg-type]
 
     def driver(token: str, redo: bool = False, instead: Any = ()) -> DriverContext:
         return DriverContext(None, "p", "counts", None, redo, token, list(instead))  # type: ignore[arg-type]

@@ -76,7 +76,9 @@ def propagate(
         overdue = was.next_low if was.next_low is not None and was.next_low <= (low if was.crowded else was.low) else None
         output = _oldest(low, was.held, overdue)
         assert output is not None
-        result[spec.name] = Standing(low, max(output, was.output), was.held, was.next_low, was.pending, was.crowded)
+        result[spec.name] = Standing(
+            low=low, output=max(output, was.output), held=was.held, next_low=was.next_low, pending=was.pending, crowded=was.crowded
+        )
     return result
 
 
@@ -114,7 +116,7 @@ def times(topology: Topology, standings: Mapping[str, Standing], before: Mapping
     for name, standing in standings.items():
         was = before.get(name, Standing())
         least = standing.low if name in topology.cycle_of else was.output
-        found[name] = Times(now, was.low, standing.low, epoch, least, standing.output)
+        found[name] = Times(now=now, late_before=was.low, low_watermark=standing.low, epoch=epoch, least=least, promised=standing.output)
     return found
 
 

@@ -14,6 +14,14 @@ from millstream.core.topology import Route
 from millstream.errors import HookError
 
 
+class NoKey(HookError):
+    """The key of a production cannot be worked out. why: without the record, for where the record stands beside it."""
+
+    def __init__(self, why: str, record: Record) -> None:
+        super().__init__(f"{why} (record {record!r})")
+        self.why = why
+
+
 def field_of(value: Any, name: str) -> Any:
     """A named field of a value: an item of a dict, an attribute of anything else."""
     return value[name] if isinstance(value, dict) else getattr(value, name)
@@ -37,11 +45,8 @@ def route_key(route: Route, decode: Callable[[bytes], Any]) -> Callable[[Product
         )
         try:
             return key_text(extract(record))
-        except BadKey as error:
-            raise HookError(f"stream {production.stream!r} into computation {route.computation!r}: {error} (record {record!r})") from error
         except Exception as error:
-            raise HookError(
-                f"stream {production.stream!r} into computation {route.computation!r}: its key raised {type(error).__name__}: {error} (record {record!r})"
-            ) from error
+            what = str(error) if isinstance(error, BadKey) else f"its key raised {type(error).__name__}: {error}"
+            raise NoKey(f"stream {production.stream!r} into computation {route.computation!r}: {what}", record) from error
 
     return text

@@ -295,7 +295,17 @@ class Topology:
             group = self.group_of[spec.name]
             for i in spec.inputs:
                 if not self._fused(spec.name, i.stream):
-                    routes.append(Route(len(routes), i.stream, spec.name, i.key, group.level, group.index, self.edges[i.stream, spec.name]))
+                    routes.append(
+                        Route(
+                            index=len(routes),
+                            stream=i.stream,
+                            computation=spec.name,
+                            key=i.key,
+                            level=group.level,
+                            group=group.index,
+                            production=self.edges[i.stream, spec.name],
+                        )
+                    )
         return tuple(routes)
 
     def fused_inputs(self, computation: str) -> list[str]:

@@ -83,7 +83,17 @@ def pair(events: Iterable[dict[str, Any]]) -> list[Found]:
         term = event["term"]
         if event["event"] == "begin":
             open_at[term] = len(found)
-            found.append(Found(term, event["kind"], event["at"], event["since"], None, event["actual"], event["expected"]))
+            found.append(
+                Found(
+                    term=term,
+                    kind=event["kind"],
+                    at=event["at"],
+                    since=event["since"],
+                    end=None,
+                    actual=event["actual"],
+                    expected=event["expected"],
+                )
+            )
         elif term in open_at:
             index = open_at.pop(term)
             found[index] = msgspec.structs.replace(found[index], end=event["at"])

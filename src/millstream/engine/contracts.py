@@ -25,6 +25,14 @@ class Folded(msgspec.Struct):
     made: list[SegmentRef]
 
 
+class FoldStats(msgspec.Struct):
+    """Chains that were folded since the run began, and jobs that failed. since: the epoch in which the fold under way began."""
+
+    folded: int = 0
+    failed: int = 0
+    since: int | None = None
+
+
 class Folding(Protocol):
     """Who folds chains beside the epochs."""
 
@@ -39,6 +47,9 @@ class Folding(Protocol):
 
     def since(self) -> int | None:
         """The epoch in which the fold under way began (driver, before a collection)."""
+
+    def stats(self) -> FoldStats:
+        """How folding is doing (driver, whenever somebody looks)."""
 
 
 class Stopped(Exception):

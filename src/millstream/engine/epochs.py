@@ -33,10 +33,11 @@ from millstream.engine.ownership import Ownership
 from millstream.engine.plan import NOTHING, Plan, Position, Reading, plan, to_store, unsettled
 from millstream.engine.program import Program
 from millstream.engine.publishing import Publishing
-from millstream.engine.receipts import EpochOrder, Receipt, checked
+from millstream.engine.receipts import EpochOrder, Receipt, checked, total_stats
 from millstream.errors import CheckpointError, EpochAbandoned, Fenced, HookError, SinkError, StorageError
 from millstream.state.manifest import Manifest, ManifestLog, edge_name
 from millstream.state.part import Part
+from millstream.state.stats import ReplicaStats
 
 TRIES = 5
 COLLECT_EVERY = 20
@@ -75,6 +76,7 @@ class Epochs:
         self.error: BaseException | None = None
         self.stopping = False
         self.abandoned = 0
+        self.replicas: dict[str, ReplicaStats] = {}  # by computation, over all shards, as the last epoch with tasks found them
         self._began_at = -1 if latest is None else latest.epoch
         self._listened = False  # this run has committed an epoch of its own time: not one that settles at the time of the last run
 
@@ -224,6 +226,8 @@ class Epochs:
 
     def _note(self, planned: Plan, receipts: Sequence[Receipt], millis: float) -> None:
         records = sum(seen.records for receipt in receipts for seen in receipt.seen.values())
+        if receipts:
+            self.replicas = total_stats(receipts)
         stored = {edge_name(*edge): why for edge, why in planned.storing.items()}
         self.history.add(EpochStats(planned.epoch, records, millis, job=bool(receipts), stored=stored, at=self.clock()))
 
@@ -259,7 +263,7 @@ class Epochs:
     @property
     def published(self) -> dict[str, tuple[str, int]]:
         """By sink: where its rows are, and how many this run has put there."""
-        return self.publishing.published
+        return {name: (one.place, one.rows) for name, one in self.publishing.published.items()}
 
     def fenced(self) -> Fenced | None:
         """What to say if a newer run has begun."""

@@ -12,7 +12,7 @@ from typing import Any
 from millstream.core.arrivals import Arrivals
 from millstream.core.codec import Codec
 from millstream.core.computation import Computation
-from millstream.core.delivery import route_key
+from millstream.core.delivery import NoKey, route_key
 from millstream.core.keys import key_text
 from millstream.core.keyspace import Store
 from millstream.core.outcome import Outcome, Times, Wiring
@@ -21,7 +21,7 @@ from millstream.core.rejected import wrapped
 from millstream.core.statekind import StateKind
 from millstream.core.step import Step
 from millstream.core.topology import Group, Injector, Route, Topology
-from millstream.errors import DefinitionError, HookError
+from millstream.errors import DefinitionError
 from millstream.sources.schema import Kind, columns
 from millstream.state.codec import msgpack
 
@@ -64,13 +64,13 @@ class Compiled:
         consumed |= {emission.stream for emission in self.topology.emissions if emission.ids}
         self._wirings = {
             spec.name: Wiring(
-                spec.name,
-                spec.produces,
-                self.topology.same_key_streams,
-                None if all_ids else frozenset(consumed),
-                spec.late_streams,
-                spec.dead_letters,
-                spec.name in self.topology.cycle_of,
+                name=spec.name,
+                streams=spec.produces,
+                same_key=self.topology.same_key_streams,
+                named=None if all_ids else frozenset(consumed),
+                late=spec.late_streams,
+                dead_letters=spec.dead_letters,
+                circling=spec.name in self.topology.cycle_of,
             )
             for spec in self.topology.computations
         }
@@ -104,11 +104,11 @@ class Compiled:
             self._columns[injector.name] = columns(injector.source.schema)
         return self._columns[injector.name]
 
-    def rejected(self, route: Route, production: Production, error: HookError) -> bytes:
+    def rejected(self, route: Route, production: Production, error: NoKey) -> bytes:
         """What goes to a consumer in the place of a production whose key cannot be worked out. Raises the error if the consumer has no dead letters."""
         if not self.topology.takes_rejected(route.computation):
             raise error
-        return self.encode_value(wrapped(self.decode_value(production.body), str(error).split(" (record ")[0]))
+        return self.encode_value(wrapped(self.decode_value(production.body), error.why))
 
     def run_group(
         self,

@@ -10,12 +10,23 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+import msgspec
+
 from millstream.engine.contracts import Folding
 from millstream.engine.program import Program
 from millstream.sinks.base import DriverContext
 from millstream.state import folding
 from millstream.state.manifest import KEEP, Manifest, ManifestLog
 from millstream.state.part import Part
+
+
+class Published(msgspec.Struct):
+    """What one sink got from this run. What may have been there before a crash is not counted again."""
+
+    place: str
+    rows: int = 0
+    parts: int = 0
+    epochs: int = 0
 
 
 class Publishing:
@@ -30,12 +41,7 @@ class Publishing:
         self._session = session
         self._point = point
         self._sinks = {emission.name: emission.sink for emission in program.topology.emissions}
-        self._rows = dict.fromkeys(self._sinks, 0)
-
-    @property
-    def published(self) -> dict[str, tuple[str, int]]:
-        """By sink: where its rows are, and how many this run has put there."""
-        return {name: (sink.place(), self._rows[name]) for name, sink in self._sinks.items()}
+        self.published = {name: Published(sink.place()) for name, sink in self._sinks.items()}
 
     def prepare(self, manifest: Manifest) -> None:
         """Before the manifest: the last moment at which a sink can say no."""
@@ -51,8 +57,13 @@ class Publishing:
                 self._point("epoch.7-publishing", manifest.epoch)
             if name in self._sinks:
                 self._sinks[name].commit(self._context(name, redo, instead.get(name, ())), manifest.epoch, parts)
-                if not redo:  # what may have been there before is not counted again
-                    self._rows[name] += sum(part.rows for part in parts)
+                if not redo:
+                    count = self.published[name]
+                    count.rows, count.parts, count.epochs = (
+                        count.rows + sum(p.rows for p in parts),
+                        count.parts + len(parts),
+                        count.epochs + 1,
+                    )
         self._point("epoch.7-published", manifest.epoch)
 
     def collect(self, manifest: Manifest, folds: Folding) -> None:

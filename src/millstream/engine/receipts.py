@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 import msgspec
+from msgspec.structs import astuple
 
 from millstream.core.dedup import DedupCounts
 from millstream.core.guards import ALL_GUARDS, Guards
@@ -13,6 +16,7 @@ from millstream.errors import BY_NAME, EpochAbandoned, MillstreamError
 from millstream.state.manifest import Manifest, Parcel
 from millstream.state.part import Part
 from millstream.state.segment import SegmentRef
+from millstream.state.stats import ReplicaStats
 
 
 class EpochOrder(msgspec.Struct):
@@ -50,6 +54,7 @@ class Receipt(msgspec.Struct):
     parts: dict[str, Part] = {}
     parcels: list[Parcel] = []
     seen: dict[str, Seen] = {}
+    replicas: dict[str, ReplicaStats] = {}
     failure: str | None = None
     message: str = ""
 
@@ -79,3 +84,13 @@ def checked(receipts: list[Receipt], topology: Topology, shards: int, fed: bool)
             names = ", ".join(topology.levels[receipt.level][receipt.group].computations)
             raise EpochAbandoned(f"shard {receipt.shard} of {names} consumed productions of an attempt that is not the one staged.")
     return receipts
+
+
+def total_stats(receipts: Iterable[Receipt]) -> dict[str, ReplicaStats]:
+    """How the replicas of each computation are doing, over all shards."""
+    found: dict[str, ReplicaStats] = {}
+    for receipt in receipts:
+        for name, one in receipt.replicas.items():
+            before = found.get(name)
+            found[name] = one if before is None else ReplicaStats(*map(sum, zip(astuple(before), astuple(one), strict=True)))
+    return found

@@ -16,12 +16,13 @@ from typing import Any
 
 import msgspec
 
+from millstream.core.delivery import NoKey
 from millstream.core.keys import shard_of
 from millstream.core.outcome import Outcome
 from millstream.core.topology import STRONG, Group
 from millstream.engine.program import Compiled
 from millstream.engine.receipts import EpochOrder, Receipt, Work
-from millstream.errors import Fenced, HookError
+from millstream.errors import Fenced
 from millstream.sinks.base import IdentifiedRow, Sink, SinkRow, TaskContext
 from millstream.state.folding import unit_name
 from millstream.state.manifest import Parcel
@@ -53,7 +54,7 @@ def outgoing(compiled: Compiled, outcomes: Iterable[Outcome], shards: int, store
                 try:
                     text = route_keys[route.index](p)
                     shard = shard_of(text.encode(), shards)
-                except HookError as error:
+                except NoKey as error:
                     body = compiled.rejected(route, p, error)
                 edge = (route.stream, route.computation)
                 if route.production == STRONG or edge in stored:
@@ -96,7 +97,9 @@ class Staging:
             if outcome.delta:
                 data = encode_segment(sorted(outcome.delta.items()))
                 digest.update(data)
-                ref = SegmentRef(name, offset, len(data), len(outcome.delta), order.epoch, order.epoch)
+                ref = SegmentRef(
+                    name=name, offset=offset, length=len(data), entries=len(outcome.delta), first=order.epoch, last=order.epoch
+                )
                 pieces.append(data)
                 offset += len(data)
             digest.update(msgspec.msgpack.encode(outcome.productions))
@@ -104,7 +107,13 @@ class Staging:
                 segment=ref, counts=outcome.counts, produced=len(outcome.productions), dedup=outcome.dedup, millis=outcome.millis
             )
         for (stream, computation), by_shard in sorted(out.kept.items()):
-            parcel = Parcel(stream, computation, name, {}, min(row[1] for rows in by_shard.values() for row in rows))
+            parcel = Parcel(
+                stream=stream,
+                computation=computation,
+                name=name,
+                slices={},
+                oldest=min(row[1] for rows in by_shard.values() for row in rows),
+            )
             for shard, rows in sorted(by_shard.items()):
                 data = encode_slice(rows)
                 parcel.slices[shard] = (offset, len(data), len(rows))

@@ -35,6 +35,7 @@ from millstream.errors import MillstreamError
 from millstream.state.manifest import Manifest
 from millstream.state.parcel import read_slice
 from millstream.state.segment import SegmentRef
+from millstream.state.stats import ReplicaStats
 from millstream.state.storage import Storage
 
 
@@ -65,6 +66,9 @@ class Cache(Protocol):
 
     def filters(self, lineage: str, shard: int, stream: str) -> SpanFilters:
         """The filters in front of the ids held."""
+
+    def stats(self, lineage: str, shard: int) -> ReplicaStats | None:
+        """How a replica is doing, if that can be told; asked once per computation and epoch, after the step."""
 
 
 class Result(NamedTuple):
@@ -130,6 +134,7 @@ class Task:
             checked = {name: self._deduplicated(name, inputs, view) for name, view in views.items()}  # d
             arrivals = {name: inputs.arrivals(name, one.keep) for name, one in checked.items()}  # e
             outcomes = self.compiled.run_group(self.group, arrivals, views, self.order.times)  # f
+            receipt.replicas = self._replicas()
         finally:
             for view in views.values():
                 view.close()
@@ -157,6 +162,11 @@ class Task:
         if known is None or before is None:
             return NoEntries()
         return self.cache.view(known.lineage, self.shard, known.shards[self.shard].segments, before)
+
+    def _replicas(self) -> dict[str, ReplicaStats]:
+        known = self.order.before.computations if self.order.before is not None else {}
+        found = {name: self.cache.stats(known[name].lineage, self.shard) for name in self.group.computations if name in known}
+        return {name: one for name, one in found.items() if one is not None}
 
     def _newest(self) -> dict[str, int | None]:
         known = self.order.before.injectors if self.order.before is not None else {}

@@ -27,7 +27,7 @@ import msgspec
 from millstream.core.guards import ALL_GUARDS, Guards
 from millstream.core.keys import key_of, key_text
 from millstream.core.topology import Emission, Group, Topology
-from millstream.engine.contracts import Folded
+from millstream.engine.contracts import Folded, FoldStats
 from millstream.engine.epochs import Epochs
 from millstream.engine.plan import Range, Reading
 from millstream.engine.program import BodyBatch, Compiled, Program
@@ -105,6 +105,9 @@ class _Folds:
 
     def since(self) -> int | None:
         return None
+
+    def stats(self) -> FoldStats:
+        return FoldStats()
 
 
 class Driver(Epochs):

@@ -106,7 +106,7 @@ def _twice(trials: Trials, cut: Cut, before: Ran) -> Finding | None:
     if changed:
         kind = f"{SELF}{_names(changed)}; {DICE}"
         advice = "Hooks change it, and it outlives the run. A hook runs again when a task is retried, in any process: keep in self.state what is to last."
-    return Finding(kind, difference, "in the second of two equal runs", [], advice)
+    return Finding(kind=kind, difference=difference, ways="in the second of two equal runs", rows=[], advice=advice)
 
 
 def _changed(trials: Trials, cut: Cut) -> list[str]:
@@ -143,7 +143,13 @@ def _named(pair: _Pair) -> Finding:
     kind = SELF + (_names([f"self.{name}" for name in blamed]) or "something that tells one instance from another, such as id(self)")
     if where:
         kind += f", of computation {' and '.join(map(repr, where))}"
-    return Finding(kind, pair.difference, f"with {pair.one.sharing}, instead of {pair.other.sharing}", trials.rows, _KEEP)
+    return Finding(
+        kind=kind,
+        difference=pair.difference,
+        ways=f"with {pair.one.sharing}, instead of {pair.other.sharing}",
+        rows=trials.rows,
+        advice=_KEEP,
+    )
 
 
 # --- shards, and cuts
@@ -163,7 +169,7 @@ def _shards(trials: Trials, first: Cut, cut: Cut) -> Finding | None:
                 "key of its own.",
                 *_also(trials, way),
             ]
-            return Finding(SHARDS, pair.difference, ways, pair.trials.rows, "\n".join(advice))
+            return Finding(kind=SHARDS, difference=pair.difference, ways=ways, rows=pair.trials.rows, advice="\n".join(advice))
     return None
 
 
@@ -179,8 +185,14 @@ def _epochs(trials: Trials, first: Cut, cut: Cut, difference: str) -> Finding:
             pair = _fewest(trials, way, first)
             ways = f"with {pair.one.portions()}, instead of {pair.other.portions()}"
             advice = [*_reasons(pair), *_also(trials, way), _BY_DESIGN]
-            return Finding(EPOCHS, pair.difference, ways, pair.trials.rows, "\n".join(advice))
-    return Finding(DICE, difference, f"with {cut.portions()}, instead of {first.portions()}, and not again", [], _BE_DETERMINISTIC)
+            return Finding(kind=EPOCHS, difference=pair.difference, ways=ways, rows=pair.trials.rows, advice="\n".join(advice))
+    return Finding(
+        kind=DICE,
+        difference=difference,
+        ways=f"with {cut.portions()}, instead of {first.portions()}, and not again",
+        rows=[],
+        advice=_BE_DETERMINISTIC,
+    )
 
 
 def _reasons(pair: _Pair) -> list[str]:

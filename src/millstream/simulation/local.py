@@ -13,6 +13,7 @@ import msgspec
 from millstream.core import step
 from millstream.core.arrivals import Arrivals
 from millstream.core.authority import Edge, Standing, is_stored
+from millstream.core.delivery import NoKey
 from millstream.core.guards import ALL_GUARDS, Guards
 from millstream.core.keys import key_bytes, key_of, shard_of
 from millstream.core.keyspace import ROW, after, decode_row
@@ -26,7 +27,7 @@ from millstream.engine.aftermath import injectors_after
 from millstream.engine.declared import declared
 from millstream.engine.plan import Plan, Position, plan
 from millstream.engine.program import Arrival, BodyBatch, Compiled, Program
-from millstream.errors import DefinitionError, HookError
+from millstream.errors import DefinitionError
 from millstream.simulation.inputs import Injected
 from millstream.state.memory import MemoryStore
 from millstream.state.rows import bound
@@ -150,7 +151,7 @@ class LocalEngine:
                 try:
                     text = self.compiled.route_keys[route.index](p)
                     shard = shard_of(text.encode(), self.shards)
-                except HookError as error:
+                except NoKey as error:
                     body = self.compiled.rejected(route, p, error)
                 batch = BodyBatch(p.stream, [body], [p.id], self.compiled.decode_value)
                 arrival = (text, p.timestamp, p.id, batch, 0)

@@ -94,3 +94,6 @@ class HostCache:
 
     def filters(self, lineage: str, shard: int, stream: str) -> SpanFilters:
         return self._host.filters.setdefault((lineage, shard, stream), SpanFilters())
+
+    def stats(self, lineage: str, shard: int) -> None:
+        return None

@@ -75,6 +75,10 @@ class Sink:
     def sweep(self, context: DriverContext, before_epoch: int, keep: Sequence[str]) -> None:
         """Driver: removes what attempts before an epoch left behind, except the staged names to keep."""
 
+    def stats(self) -> msgspec.Struct | None:
+        """Driver, whenever somebody looks: how the sink is doing, besides what the engine counts (rows, parts, epochs). Cheap, and safe for threads."""
+        return None
+
     def describe(self) -> str:
         """For people."""
         return type(self).__name__.lower()

@@ -102,7 +102,7 @@ class TwoPhaseSink(Sink):
             ) from error
 
     def stage(self, context: TaskContext, rows: Sequence[SinkRow]) -> Part:
-        worker = worker_name(context.label, context.emission)
+        worker = worker_name(context.pipeline, context.emission, context.shard)
         data = self._encoded(rows, context)
         with self._connect(worker, context.token, context.epoch, driver=False) as client:
             while client.uncommitted:
@@ -182,14 +182,13 @@ class TwoPhaseSink(Sink):
         self._open = {}
 
 
-def worker_name(label: str, emission: str) -> str:
+def worker_name(pipeline: str, emission: str, shard: int) -> str:
     """The worker's name at the sink.
 
-    >>> worker_name("zeitgeist-counts-0003", "counts")
+    >>> worker_name("zeitgeist", "counts", 3)
     'zeitgeist-w-counts-id-3'
     """
-    shard = label.rsplit("-", 1)[1]
-    return f"{label[: -len(emission) - len(shard) - 2]}-w-{emission}-id-{int(shard)}"
+    return f"{pipeline}-w-{emission}-id-{shard}"
 
 
 _encoder = msgspec.json.Encoder(enc_hook=plain)

@@ -67,7 +67,7 @@ def fold(storage: Storage, chosen: Sequence[SegmentRef], is_base: bool, epoch: i
         data = encode_segment(piece)
         name = unit_name(epoch, "fold", token)
         storage.put(name, data)
-        made.append(SegmentRef(name, 0, len(data), len(piece), first, last, is_base))
+        made.append(SegmentRef(name=name, offset=0, length=len(data), entries=len(piece), first=first, last=last, base=is_base))
 
     piece: list[Entry] = []
     size = 0
@@ -160,11 +160,11 @@ def stats(manifest: Manifest) -> dict[str, ChainStats]:
         chains = [shard.segments for shard in state.shards]
         every = [ref for chain in chains for ref in chain]
         found[name] = ChainStats(
-            len(every),
-            sum(ref.length for ref in every),
-            sum(ref.entries for ref in every),
-            max((len(runs(chain)) for chain in chains), default=0),
-            sum(ref.length for chain in chains for ref in to_fold(chain)),
+            segments=len(every),
+            bytes=sum(ref.length for ref in every),
+            entries=sum(ref.entries for ref in every),
+            longest=max((len(runs(chain)) for chain in chains), default=0),
+            due=sum(ref.length for chain in chains for ref in to_fold(chain)),
         )
     return found
 

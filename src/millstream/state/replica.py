@@ -34,6 +34,7 @@ import msgspec
 
 from millstream.state.manifest import Manifest
 from millstream.state.segment import SegmentRef, read_blocks
+from millstream.state.stats import ReplicaStats
 from millstream.state.storage import Storage
 
 _MARKER = b"\0marker"
@@ -43,16 +44,6 @@ _LONG = 500  # LMDB's keys end at 511 bytes
 _HEAD = _LONG - 16
 _LEN = struct.Struct(">I")
 _CHUNK = 256  # how many entries of a scan are read at a time where threads share a transaction
-
-
-class ReplicaStats(msgspec.Struct, frozen=True):
-    """A replica: its size on disk, its entries, and how often this process loaded it anew, brought it up to date, and applied a segment."""
-
-    bytes: int
-    entries: int
-    loads: int
-    catch_ups: int
-    segments: int
 
 
 class _Busy(Exception):
@@ -182,7 +173,7 @@ class Replica:
             stat, info = self._env.stat(), self._env.info()
             size = (info["last_pgno"] + 1) * stat["psize"]
             entries = stat["entries"] - (self._marker() is not None)
-            return ReplicaStats(size, entries, self._loads, self._catch_ups, self._segments)
+            return ReplicaStats(bytes=size, entries=entries, loads=self._loads, catch_ups=self._catch_ups, segments=self._segments)
 
     def _marker(self) -> bytes | None:
         try:

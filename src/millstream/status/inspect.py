@@ -115,13 +115,13 @@ def overview(log: ManifestLog) -> Overview:
     if sign is not None:
         status.records_per_second, status.epoch_millis = sign.records_per_second, sign.epoch_millis
     return Overview(
-        log.storage.url,
-        identity.id,
-        identity.shards,
-        None if manifest is None else manifest.token,
-        status,
-        sign is not None and sign.is_alive(now()),
-        sign,
+        checkpoint=log.storage.url,
+        id=identity.id,
+        shards=identity.shards,
+        token=None if manifest is None else manifest.token,
+        status=status,
+        alive=sign is not None and sign.is_alive(now()),
+        last_sign=sign,
     )
 
 
@@ -215,7 +215,9 @@ def _row(cut: Reader, computation: str, row_key: bytes, row: Row, entries: int, 
         maps[-1].entries += 1
         if len(maps[-1].first) < entries:
             maps[-1].first.append((sub_key, decode(raw)))
-    return RowView(key, cut.shard_of(computation, row_key), state, is_map, maps, timers_of(row), hold_of(row))
+    return RowView(
+        key=key, shard=cut.shard_of(computation, row_key), state=state, is_map=is_map, maps=maps, timers=timers_of(row), hold=hold_of(row)
+    )
 
 
 def _decoder(codec: str, unpickle: bool) -> Callable[[bytes], Any]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import msgspec
 
@@ -76,6 +77,7 @@ class Status(msgspec.Struct):
     run: str = ""
     refused: int = 0
     waits_for: str = ""  # the input that a running pipeline has not had for some seconds
+    parts: dict[str, dict[str, Any]] = {}  # while it runs, what its parts say of themselves: sources, sinks, folds, replicas, log
 
     def __repr__(self) -> str:
         return f"<{self}>"
@@ -111,7 +113,18 @@ def held_back_by(manifest: Manifest) -> dict[str, str]:
 def status_of(pipeline: str, manifest: Manifest | None, epochs: Sequence[tuple[int, int, float]] = ()) -> Status:
     """The status as of a manifest; `epochs` are (epoch, records, milliseconds)."""
     if manifest is None:
-        return Status(pipeline, "new", -1, False, None, 0, 0.0, 0.0, [], [])
+        return Status(
+            pipeline=pipeline,
+            state="new",
+            epoch=-1,
+            drained=False,
+            committed_at=None,
+            records=0,
+            records_per_second=0.0,
+            epoch_millis=0.0,
+            injectors=[],
+            computations=[],
+        )
     recent = list(epochs)[-10:]
     busy = [e for e in recent if e[1]] or recent
     millis = sum(e[2] for e in busy)
@@ -127,7 +140,15 @@ def status_of(pipeline: str, manifest: Manifest | None, epochs: Sequence[tuple[i
         records_per_second=sum(e[1] for e in busy) / millis * 1000 if millis else 0.0,
         epoch_millis=millis / len(busy) if busy else 0.0,
         injectors=[
-            InjectorStatus(name, i.records, i.newest, i.watermark, i.idle, i.holder, {sub: one.watermark for sub, one in i.subs.items()})
+            InjectorStatus(
+                name=name,
+                records=i.records,
+                newest=i.newest,
+                watermark=i.watermark,
+                idle=i.idle,
+                held_back_by=i.holder,
+                sub_sources={sub: one.watermark for sub, one in i.subs.items()},
+            )
             for name, i in manifest.injectors.items()
         ],
         computations=[

@@ -12,7 +12,7 @@ from typing import Any
 
 import msgspec
 
-from millstream.engine.contracts import Folded
+from millstream.engine.contracts import Folded, FoldStats
 from millstream.state.folding import fold, to_fold
 from millstream.state.manifest import Manifest
 from millstream.state.runs import refuse, superseded
@@ -45,6 +45,7 @@ class Folds:
         self._thread: threading.Thread | None = None
         self._done: dict[tuple[str, int], FoldOrder] = {}
         self._began = 0
+        self._stats = FoldStats()
 
     def plan(self, manifest: Manifest, spark: Any) -> None:
         """Starts a job if a chain has grown too long and none is under way."""
@@ -55,7 +56,16 @@ class Folds:
             for shard, one in enumerate(state.shards):
                 chosen = to_fold(one.segments)
                 if chosen and (name, shard) not in self._done:
-                    orders.append(FoldOrder(name, shard, manifest.epoch, list(chosen), chosen[0] == one.segments[0], self._token))
+                    orders.append(
+                        FoldOrder(
+                            computation=name,
+                            shard=shard,
+                            epoch=manifest.epoch,
+                            chosen=list(chosen),
+                            is_base=chosen[0] == one.segments[0],
+                            token=self._token,
+                        )
+                    )
         if orders:
             self._began = manifest.epoch
             self._thread = threading.Thread(target=self._run, args=(spark, orders), name="millstream-folds", daemon=True)
@@ -74,6 +84,7 @@ class Folds:
             frame = spark.createDataFrame(work, "body binary").repartition(len(work))
             bodies = frame.mapInArrow(run, "body binary").toArrow().column("body").to_pylist()
         except Exception as error:
+            self._stats.failed += 1
             _log.warning("a fold failed and will be tried again: %s", str(error).splitlines()[0] if str(error) else error)
             return
         with self._lock:
@@ -85,6 +96,7 @@ class Folds:
         """The folds that have ended, for the next manifest."""
         with self._lock:
             done, self._done = self._done, {}
+            self._stats.folded += len(done)
         return {where: Folded(order.chosen, order.made) for where, order in done.items()}
 
     def in_flight(self) -> set[str]:
@@ -95,6 +107,10 @@ class Folds:
     def since(self) -> int | None:
         """The epoch in which the job under way began, if there is one."""
         return self._began if self._thread is not None and self._thread.is_alive() else None
+
+    def stats(self) -> FoldStats:
+        """How folding is doing."""
+        return msgspec.structs.replace(self._stats, since=self.since())
 
     def wait(self, seconds: float) -> None:
         """Waits for the job under way."""

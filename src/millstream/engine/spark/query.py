@@ -84,12 +84,12 @@ def start(
     offsets = SparkOffsets(None if "://" in spark_folder else os.path.join(spark_folder, "offsets"), list(topology.injectors))
     _check_offsets(offsets, latest, spark_folder, storage.url)
     place = RunPlace(
-        storage.url,
-        identity.id,
-        storage_options,
-        os.environ.get("MILLSTREAM_REPLICAS"),
-        identity.shards,
-        [rows.value_layout(injector, source, topology) for injector, source in pairs],
+        checkpoint=storage.url,
+        checkpoint_id=identity.id,
+        storage_options=storage_options,
+        replicas=os.environ.get("MILLSTREAM_REPLICAS"),
+        shards=identity.shards,
+        values=[rows.value_layout(injector, source, topology) for injector, source in pairs],
     )
     files = _source_files(topology.injectors.values(), spark_folder)
     recent = log.last_claim()

@@ -80,7 +80,16 @@ def columns(head: Head) -> Columns:
     streams = payload_ends + 4 * (n + 1)
     kinds = streams + 4 * n
     keys = kinds + n
-    return Columns(ids, times, key_ends, payload_ends, streams, kinds, keys, keys + head.keys)
+    return Columns(
+        ids=ids,
+        times=times,
+        key_ends=key_ends,
+        payload_ends=payload_ends,
+        streams=streams,
+        kinds=kinds,
+        keys=keys,
+        payloads=keys + head.keys,
+    )
 
 
 def encode_batch(position: int, entries: Sequence[IntakeEntry]) -> tuple[bytes, list[Mark]]:
@@ -137,7 +146,7 @@ def decode_head(data: bytes | memoryview, position: int) -> Head | None:
     magic, size, at, entries, messages, marks, keys, payloads, checksum = _HEAD.unpack_from(data)
     if magic != _HEAD_MAGIC or at != position or crc32(data[: HEAD_SIZE - 4]) != checksum:
         return None
-    return Head(size, at, entries, messages, marks, keys, payloads)
+    return Head(size=size, position=at, entries=entries, messages=messages, marks=marks, keys=keys, payloads=payloads)
 
 
 def is_whole(batch: bytes | memoryview, head: Head) -> bool:

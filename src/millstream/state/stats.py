@@ -1,0 +1,15 @@
+"""What parts of the state say of themselves, where whoever hears it need not know the part."""
+
+from __future__ import annotations
+
+import msgspec
+
+
+class ReplicaStats(msgspec.Struct, frozen=True):
+    """A replica: its size on disk, its entries, and how often this process loaded it anew, brought it up to date, and applied a segment."""
+
+    bytes: int
+    entries: int
+    loads: int
+    catch_ups: int
+    segments: int
