@@ -25,15 +25,15 @@ from collections.abc import Iterator
 from multiprocessing.connection import Connection
 from pathlib import Path
 
-from millstream.connector import Files, SinkServer, WorkerClient
-from millstream.connector.codec import MESSAGE_HEAD, message_head
-from millstream.connector.messages import DATA_STREAM
+from millstream.connector import FileOutputs, SinkServer, WorkerClient
+from millstream.connector.wire.codec import MESSAGE_HEAD, message_head
+from millstream.connector.wire.messages import DATA_STREAM
 
 LINE = b"x" * 99 + b"\n"
 
 
 def sink(folder: str, told: Connection) -> None:
-    with SinkServer(Files(folder)) as server:
+    with SinkServer(FileOutputs(folder)) as server:
         told.send(server.address)
         server.wait()
 

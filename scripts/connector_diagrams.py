@@ -1,4 +1,5 @@
-"""Draws the state diagrams of the connector from the tables that the sessions look things up in, and puts them into docs/connector.md.
+"""Draws the state diagrams of the connector from the tables that the sessions look things up in, and puts them into docs/connector.md and
+docs/pushing.md.
 
 `python scripts/connector_diagrams.py` rewrites them; `tests/connector/test_connector_docs.py` checks that they are up to date.
 """
@@ -6,12 +7,17 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
+from enum import Enum
 from pathlib import Path
+from typing import Any
 
-from millstream.connector import sink_session, worker_session
-from millstream.connector.messages import Error, Frame
+from millstream.connector.sink.protocol import session as sink_session
+from millstream.connector.sink.protocol import worker_session
+from millstream.connector.source.protocol import tables
+from millstream.connector.wire.messages import Error, Frame
 
-PAGE = Path(__file__).parent.parent / "docs" / "connector.md"
+DOCS = Path(__file__).parent.parent / "docs"
 
 #: How the wire calls what the code calls by the name of a class.
 NAMES = {
@@ -71,15 +77,43 @@ def worker() -> str:
     return diagram(sent + received)
 
 
-def drawn(page: str) -> str:
-    """The page with its diagrams drawn anew."""
-    for name, picture in (("sink", sink()), ("worker", worker())):
-        page, count = re.subn(
-            rf"(<!-- diagram: {name} -->\n).*?(?=<!-- end -->)", lambda found, p=picture: f"{found[1]}{p}\n", page, flags=re.DOTALL
-        )  # type: ignore[misc]
-        assert count == 1, f"the page has no place for the diagram of the {name}"
+def each(*tables: tuple[str, Mapping[Enum, Mapping[Any, Any]]]) -> str:
+    """An arrow a line, of tables that share their states; each comes with a sign to put before its messages."""
+    lines = ["```mermaid", "stateDiagram-v2", f"    [*] --> {next(iter(tables[0][1])).value}"]
+    for sign, table in tables:
+        for state, cells in table.items():
+            for kind, outcomes in cells.items():
+                named_outcomes = outcomes if isinstance(outcomes, dict) else {kind: outcomes}
+                label = named(kind) if isinstance(kind, type) else ""
+                for outcome, after in named_outcomes.items():
+                    said = " ".join(part for part in (sign, label, f"({outcome})" if sign or label else outcome) if part)
+                    lines.append(f"    {state.value} --> {after.value}: {said}")
+    return "\n".join([*lines, "```"])
+
+
+#: page -> diagram -> picture
+PICTURES: dict[str, dict[str, str]] = {
+    "connector.md": {"sink": sink(), "worker": worker()},
+    "pushing.md": {
+        "server": each(("", tables.SERVER)),
+        "server-stream": each(("", tables.SERVER_STREAM), ("commit", tables.COMMITTED)),
+        "client": each(("send", tables.CLIENT_SENT), ("hear", tables.CLIENT_RECEIVED)),
+        "client-stream": each(("send", tables.CLIENT_STREAM_SENT), ("hear", tables.CLIENT_STREAM_RECEIVED)),
+        "life": each(("", tables.LIFE)),
+        "line": each(("", tables.LINE)),
+    },
+}
+
+
+def drawn(page: str, name: str) -> str:
+    """The page of this name with its diagrams drawn anew."""
+    for diagram_name, picture in PICTURES[name].items():
+        place = rf"(<!-- diagram: {diagram_name} -->\n).*?(?=<!-- end -->)"
+        page, count = re.subn(place, lambda found, p=picture: f"{found[1]}{p}\n", page, flags=re.DOTALL)  # type: ignore[misc]
+        assert count == 1, f"{name} has no place for the diagram {diagram_name}"
     return page
 
 
 if __name__ == "__main__":
-    PAGE.write_text(drawn(PAGE.read_text()))
+    for page in PICTURES:
+        (DOCS / page).write_text(drawn((DOCS / page).read_text(), page))

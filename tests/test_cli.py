@@ -657,7 +657,7 @@ def test_what_a_file_raises_is_shown_from_its_first_line_on(project: Path) -> No
     ran = run_file(project, "run", "code/words.py")
     assert ran.returncode == 1
     assert "code/words.py cannot be executed" in ran.stderr and "No module named 'no_such_module'" in ran.stderr
-    assert "importlib" not in ran.stderr and "cli.py" not in ran.stderr
+    assert "importlib" not in ran.stderr and "millstream/cli" not in ran.stderr
 
 
 def test_a_column_without_a_session_says_what_to_give_instead(project: Path) -> None:

@@ -126,11 +126,11 @@ def test_every_error_is_explained() -> None:
 
 
 def test_every_command_and_make_target_exists() -> None:
-    from millstream.cli import _parser
+    from millstream.cli.entry import parser
 
     text = "\n".join(page.read_text() for page in PAGES)
     targets = set(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
     assert set(re.findall(r"\bmake ([a-z-]+)\b(?=`|  | #)", text)) <= targets
-    known = _parser().format_help()
+    known = parser().format_help()
     for command in set(re.findall(r"`millstream ([a-z]+)", text)):
         assert re.search(rf"^\s+{command}\b", known, re.MULTILINE), command

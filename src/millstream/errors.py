@@ -11,7 +11,9 @@
     ├── InputError             whoever feeds the stream: a null key, a corrupt file, a value that does not fit
     ├── HookError              the author of the computation: a hook raised, a value cannot be encoded
     ├── StorageError           the operator: the disk is full, the store refuses
+    ├── NetworkError           the operator: a port is taken, or an address is not this machine's
     ├── SinkError              the operator of the sink
+    │   └── SinkRefused            the same: the sink is there and says no. `reason` says whether to come back helps
     ├── ProtocolError          whoever wrote one end of a connection of the connector
     │   ├── LocalProtocolError     our end: it was asked to say something that the protocol does not allow at this point
     │   └── RemoteProtocolError    the other end: what it sent is no message, or not one that it may send at this point
@@ -63,8 +65,20 @@ class StorageError(MillstreamError):
     """The checkpoint's or the sink's storage refused an operation."""
 
 
+class NetworkError(MillstreamError):
+    """A server cannot listen where it is to."""
+
+
 class SinkError(MillstreamError):
     """A sink could not take or publish an epoch's rows."""
+
+
+class SinkRefused(SinkError):
+    """A sink answered and said no. `reason` is the word for it in `millstream.connector.wire.refusals`."""
+
+    def __init__(self, text: str, reason: str = "other") -> None:
+        super().__init__(text)
+        self.reason = reason
 
 
 class ProtocolError(MillstreamError):
@@ -95,7 +109,9 @@ BY_NAME: dict[str, type[MillstreamError]] = {
         InputError,
         HookError,
         StorageError,
+        NetworkError,
         SinkError,
+        SinkRefused,
         LocalProtocolError,
         RemoteProtocolError,
     )

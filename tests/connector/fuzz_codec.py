@@ -10,12 +10,13 @@ import sys
 import atheris
 
 with atheris.instrument_imports(include=["millstream.connector"]):
-    from millstream.connector import messages as m
-    from millstream.connector import txnlog
-    from millstream.connector.codec import Decoder, encode
-    from millstream.connector.lane import Lane
-    from millstream.connector.output import Memory
-    from millstream.connector.sink_session import SinkSession
+    from millstream.connector.sink.lane import Lane
+    from millstream.connector.sink.outputs.memory import MemoryOutputs
+    from millstream.connector.sink.protocol import txnlog
+    from millstream.connector.sink.protocol.session import SinkSession
+    from millstream.connector.wire import messages as m
+    from millstream.connector.wire.codec import encode
+    from millstream.connector.wire.decoder import Decoder
     from millstream.errors import DamageError, RemoteProtocolError
 
 LIMIT = 4096
@@ -24,6 +25,9 @@ GREETING = encode(m.Hello(m.SINK_VERSION, "", "p", "w")) + encode(m.Notify(1, "w
 
 class Never:
     is_cut = False
+
+    def part(self, last_words: m.Frame) -> None:
+        """Nobody is there to be told."""
 
 
 def decoded(data: bytes, first: int, join: int | None) -> list[m.Frame] | None:
@@ -47,7 +51,7 @@ def one(data: bytes) -> None:
     assert decoded(data[1:], first, None) == whole
     assert (decoded(data[1:], first, 1) is None) == (whole is None)
 
-    outputs = Memory()
+    outputs = MemoryOutputs()
     lane = Lane(SinkSession(), Decoder(LIMIT, join=1), outputs("w"), Never(), lambda workers: None)
     done = lane.feed(memoryview(GREETING))
     assert not done.close

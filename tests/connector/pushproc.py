@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import sys
 
-from millstream.connector.push_command import add_command
+from millstream.cli.push import add_command
 from millstream.errors import MillstreamError
 
 if __name__ == "__main__":

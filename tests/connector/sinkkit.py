@@ -11,17 +11,20 @@ import struct
 import subprocess
 import sys
 import threading
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from millstream.connector import messages as m
-from millstream.connector.codec import Decoder, encode
-from millstream.connector.lane import Lane
-from millstream.connector.output import Memory, Output
-from millstream.connector.sink_session import SinkSession
-from millstream.connector.worker_session import WorkerSession
+from waiting import until
+
+from millstream.connector.sink.lane import Lane
+from millstream.connector.sink.outputs.base import Output
+from millstream.connector.sink.outputs.memory import MemoryOutputs
+from millstream.connector.sink.protocol.session import SinkSession
+from millstream.connector.sink.protocol.worker_session import WorkerSession
+from millstream.connector.wire import messages as m
+from millstream.connector.wire.codec import encode
+from millstream.connector.wire.decoder import Decoder
 
 HERE = Path(__file__).parent
 
@@ -38,7 +41,11 @@ class Pair:
         self._answers = Decoder()
         self._piece = piece
         self.closed = self._is_deaf = False
+        self._last_words: m.Frame | None = None
         self.heard: list[m.Frame] = []
+
+    def part(self, last_words: m.Frame) -> None:
+        self._last_words = last_words
 
     def say(self, *frames: m.Frame) -> None:
         """Frames from the worker's end to the sink, and its answers back."""
@@ -56,7 +63,8 @@ class Pair:
         return self.heard[before:]
 
     def _hear(self, done: Any) -> None:
-        self._answers.receive(done.send + (encode(done.last_words) if done.last_words else b""))
+        self._answers.receive(done.send + (b"" if self._last_words is None else encode(self._last_words)))
+        self._last_words = None
         while (frame := self._answers.next()) is not None:
             self.heard.append(frame)
             if not self.closed and not self._is_deaf:
@@ -78,7 +86,7 @@ class Pair:
         self.say(*self.worker.finish(txn, commit))
 
 
-def pair(outputs: Memory, name: str = "w") -> Pair:
+def pair(outputs: MemoryOutputs, name: str = "w") -> Pair:
     """Both ends, connected."""
     return Pair(outputs(name), name).connect()
 
@@ -234,11 +242,3 @@ class SinkProcess:
 
     def __exit__(self, *_: object) -> None:
         self.kill()
-
-
-def until(condition: Any, timeout: float = 10) -> None:
-    """Waits until something is true."""
-    end = time.monotonic() + timeout
-    while not condition():
-        assert time.monotonic() < end, "waited for too long"
-        time.sleep(0.01)

@@ -15,10 +15,12 @@ import sys
 import time
 from typing import Any
 
-from millstream.connector import files, ledger, seats, server
-from millstream.connector.files import FileOutput, Files
-from millstream.connector.output import Output
-from millstream.connector.postgres import Postgres
+from millstream.connector.sink import seats, server
+from millstream.connector.sink.outputs import files
+from millstream.connector.sink.outputs.base import Output
+from millstream.connector.sink.outputs.files import FileOutput, FileOutputs
+from millstream.connector.sink.outputs.postgres import PostgresOutputs
+from millstream.connector.sink.protocol import ledger
 
 CALLS = ("recover", "begin", "append", "prepare", "commit", "rollback", "veto")
 
@@ -72,9 +74,9 @@ def break_guard(name: str) -> None:
     elif name == "keeps what is rolled back":
         recover = FileOutput.recover
 
-        def padded(self: FileOutput) -> ledger.Standing:
+        def padded(self: FileOutput) -> ledger.Recovered:
             found = recover(self)
-            return ledger.Standing(os.fstat(self._data).st_size, found.open, found.last) if found.open is None else found
+            return ledger.Recovered(os.fstat(self._data).st_size, found.open, found.last) if found.open is None else found
 
         files.os = type("Os", (), {**vars(os), "ftruncate": staticmethod(lambda fd, size: None)})  # type: ignore[assignment]
         FileOutput.recover = padded  # type: ignore[method-assign]
@@ -98,7 +100,7 @@ def break_guard(name: str) -> None:
     elif name == "commits what came between the phases":
         resolve = ledger.Ledger.resolve
 
-        def greedy(self: ledger.Ledger, told: Any) -> ledger.Outcome:
+        def greedy(self: ledger.Ledger, told: Any) -> ledger.Resolution:
             if self.open is not None and self.open.veto is None:
                 self.open = ledger.Open(self.open.txn, self.received)
             return resolve(self, told)
@@ -107,7 +109,7 @@ def break_guard(name: str) -> None:
     elif name == "keeps what came between the phases":
         recover_all = FileOutput.recover
 
-        def whole(self: FileOutput) -> ledger.Standing:
+        def whole(self: FileOutput) -> ledger.Recovered:
             size = os.stat(self._folder / "output").st_size if self._folder.is_dir() else 0
             found = recover_all(self)
             os.ftruncate(self._data, size)
@@ -128,7 +130,7 @@ def break_guard(name: str) -> None:
 def serve(options: dict[str, Any], told: int) -> None:
     if "broken" in options:
         break_guard(options["broken"])
-    outputs: Any = Postgres(options["postgres"]) if "postgres" in options else Files(options["folder"])
+    outputs: Any = PostgresOutputs(options["postgres"]) if "postgres" in options else FileOutputs(options["folder"])
     if "kill" in options:
         outputs = Dies(outputs, *options["kill"])
     if "slow" in options:

@@ -9,16 +9,18 @@ import signal
 import socket
 import subprocess
 import sys
-import time
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from millstream.connector import messages as m
-from millstream.connector.codec import Decoder, encode
-from millstream.connector.push_session import PushSession
-from millstream.connector.source_session import Close, Effect, Entry, Fence, Send, SourceSession, Store
-from millstream.connector.source_streams import Mark, Streams, advance
+from millstream.connector.intake.format.entries import Entry, Mark, advance
+from millstream.connector.source.protocol.effects import Admit, Close, Effect, Fence, Send, Store
+from millstream.connector.source.protocol.push_session import PushSession
+from millstream.connector.source.protocol.session import SourceSession
+from millstream.connector.source.protocol.streams import Streams
+from millstream.connector.wire import messages as m
+from millstream.connector.wire.codec import encode
+from millstream.connector.wire.decoder import Decoder
 
 HERE = Path(__file__).parent
 
@@ -43,6 +45,7 @@ class Desk:
         self.stored: list[tuple[SourceSession, Entry]] = []
         self.said: dict[SourceSession, list[m.Frame]] = {}
         self.closed: set[SourceSession] = set()
+        self.objection: str | None = None  # what `Admit` is answered with
 
     def session(self, *, cookie: str = "", greeted: bool = True, instance: str = "", **options: Any) -> SourceSession:
         made = SourceSession(self.streams, self.clock, cookie=cookie, **{**self.options, **options})
@@ -62,6 +65,8 @@ class Desk:
                 self.said[session].append(effect.frame)
             elif isinstance(effect, Store):
                 self.stored += [(session, entry) for entry in effect.entries]
+            elif isinstance(effect, Admit):
+                self.carry_out(session, session.answer(self.objection))
             elif isinstance(effect, Fence):
                 self.carry_out(effect.session, effect.session.failed(effect.why))
             else:
@@ -194,14 +199,6 @@ class SourceProcess:
 def free_port() -> int:
     with socket.create_server(("127.0.0.1", 0)) as found:
         return int(found.getsockname()[1])
-
-
-def until(condition: Callable[[], Any], timeout: float = 10) -> None:
-    """Waits until something is true."""
-    end = time.monotonic() + timeout
-    while not condition():
-        assert time.monotonic() < end, "waited for too long"
-        time.sleep(0.01)
 
 
 def memory(pid: int | None = None) -> int:

@@ -14,9 +14,11 @@ import time
 from pathlib import Path
 from typing import Any
 
-from millstream.connector import intake_reader, source_session
-from millstream.connector.intake_batch import decode_entries
-from millstream.connector.source_server import SourceServer
+from millstream.connector.intake import reader as intake_reader
+from millstream.connector.intake.format import entries
+from millstream.connector.intake.format.batch import decode_entries
+from millstream.connector.source.protocol import session as source_session
+from millstream.connector.source.server import SourceServer
 
 
 class Engine:
@@ -38,7 +40,7 @@ class Engine:
             (name, id, payload.decode())
             for head, batch in intake_reader.batches(self.intake, self.position, end)
             for name, kind, id, _, _, payload in decode_entries(batch, head)
-            if kind == source_session.MESSAGE
+            if kind == entries.MESSAGE
         ]
         if end > self.position:
             os.write(self._file, json.dumps({"end": end, "rows": rows}).encode() + b"\n")

@@ -9,8 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from millstream.connector import messages as m
-from millstream.connector.codec import FRAME_LIMIT, Decoder, decode, encode, message_head
+from millstream.connector.wire import messages as m
+from millstream.connector.wire.codec import decode, encode, message_head
+from millstream.connector.wire.decoder import FRAME_LIMIT, Decoder
 from millstream.errors import LocalProtocolError, RemoteProtocolError
 
 TXN = "app-w-initializer-id-77:c_id=3"

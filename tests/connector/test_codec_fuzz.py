@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 from test_codec import VECTORS
 
-from millstream.connector import messages as m
-from millstream.connector.codec import encode
+from millstream.connector.wire import messages as m
+from millstream.connector.wire.codec import encode
 
 SECONDS = 60
 

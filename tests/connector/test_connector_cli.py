@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from sinkkit import until
+from waiting import until
 
 from millstream.cli import main
 from millstream.connector import WorkerClient

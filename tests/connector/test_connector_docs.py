@@ -6,7 +6,8 @@ import importlib.util
 import re
 from pathlib import Path
 
-from millstream.connector import SinkStats, codec
+from millstream.connector import SinkStats
+from millstream.connector.wire import codec
 
 ROOT = Path(__file__).parent.parent.parent
 PAGE = ROOT / "docs" / "connector.md"
@@ -17,9 +18,11 @@ def test_the_diagrams_are_those_of_the_tables() -> None:
     assert spec is not None and spec.loader is not None
     script = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(script)
-    page = PAGE.read_text()
-    assert script.drawn(page) == page, "run python scripts/connector_diagrams.py"
-    assert "Prepared --> Ready: PHASE2 (committed)" in page
+    for name in script.PICTURES:
+        page = (ROOT / "docs" / name).read_text()
+        assert script.drawn(page, name) == page, "run python scripts/connector_diagrams.py"
+    assert "Prepared --> Ready: PHASE2 (committed)" in PAGE.read_text()
+    assert set(script.PICTURES["pushing.md"]) == {"server", "server-stream", "client", "client-stream", "life", "line"}
 
 
 def test_the_tables_of_the_page_have_every_tag() -> None:

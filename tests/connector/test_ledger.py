@@ -8,13 +8,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from millstream.connector.ledger import Ledger, Open, Outcome, Place, Standing
-from millstream.connector.messages import Phase1, Phase2
+from millstream.connector.sink.protocol.ledger import Ledger, Open, Place, Recovered, Resolution
+from millstream.connector.wire.messages import Phase1, Phase2
 from millstream.errors import RemoteProtocolError
 
 
 def ledger(committed: int = 10, received: int = 25) -> Ledger:
-    made = Ledger(Standing(committed, None, "before"))
+    made = Ledger(Recovered(committed, None, "before"))
     made.appended(received - committed)
     return made
 
@@ -51,7 +51,7 @@ def test_a_rollback_cuts_to_the_committed_offset_and_lifts_the_veto() -> None:
     book = ledger()
     book.place(99)
     book.vote(Phase1("t", ((1, 0, 25),)))
-    assert book.resolve(Phase2("t", False)) is Outcome.ROLLBACK
+    assert book.resolve(Phase2("t", False)) is Resolution.ROLLBACK
     assert (book.committed, book.received, book.veto, book.place(10)) == (10, 10, None, Place.APPEND)
 
 
@@ -83,7 +83,7 @@ def test_the_vote_on_a_second_transaction_is_no_and_leaves_the_first_open() -> N
     book.vote(whole(book, "first"))
     assert "still open" in (book.vote(whole(book, "second")).veto or "")
     assert book.open == Open("first", 25)
-    assert book.resolve(Phase2("first", True)) is Outcome.COMMIT
+    assert book.resolve(Phase2("first", True)) is Resolution.COMMIT
 
 
 def test_to_be_asked_again_does_not_change_the_promise() -> None:
@@ -93,22 +93,22 @@ def test_to_be_asked_again_does_not_change_the_promise() -> None:
 
 
 def test_a_vetoed_transaction_stays_open_across_restarts_and_can_only_be_rolled_back() -> None:
-    book = Ledger(Standing(10, Open("t", 10, "a gap"), "before"))
+    book = Ledger(Recovered(10, Open("t", 10, "a gap"), "before"))
     assert book.vote(whole(book)).veto == "a gap"
     with pytest.raises(RemoteProtocolError, match="voted down"):
         book.resolve(Phase2("t", True))
-    assert book.resolve(Phase2("t", False)) is Outcome.ROLLBACK
+    assert book.resolve(Phase2("t", False)) is Resolution.ROLLBACK
 
 
 def test_a_promise_survives_a_restart_with_its_bytes() -> None:
-    book = Ledger(Standing(10, Open("t", 25), "before"))
-    assert book.received == 25 and book.resolve(Phase2("t", True)) is Outcome.COMMIT
+    book = Ledger(Recovered(10, Open("t", 25), "before"))
+    assert book.received == 25 and book.resolve(Phase2("t", True)) is Resolution.COMMIT
     assert (book.committed, book.last) == (25, "t")
 
 
 def test_phase_two_may_be_repeated() -> None:
     book = ledger()
-    assert book.resolve(Phase2("before", True)) is Outcome.KNOWN
+    assert book.resolve(Phase2("before", True)) is Resolution.KNOWN
     assert (book.committed, book.received) == (10, 25)
 
 
@@ -118,7 +118,7 @@ def test_phase_two_of_what_is_not_known_does_nothing(commit: bool, opened: bool)
     book = ledger()
     if opened:
         book.vote(whole(book))
-    assert book.resolve(Phase2("never heard of", commit)) is Outcome.UNKNOWN
+    assert book.resolve(Phase2("never heard of", commit)) is Resolution.UNKNOWN
     assert (book.committed, book.received, book.last, book.open) == (10, 25, "before", Open("t", 25) if opened else None)
 
 
@@ -138,14 +138,14 @@ def between(size: int = 5) -> Ledger:
 
 def test_what_comes_between_the_phases_is_of_the_next_transaction() -> None:
     book = between()
-    assert book.resolve(Phase2("t", True)) is Outcome.COMMIT
+    assert book.resolve(Phase2("t", True)) is Resolution.COMMIT
     assert (book.committed, book.received) == (25, 30)
     assert book.vote(Phase1("u", ((1, 25, 30),))) == Open("u", 30)
 
 
 def test_what_came_between_the_phases_goes_with_a_rollback() -> None:
     book = between()
-    assert book.resolve(Phase2("t", False)) is Outcome.ROLLBACK
+    assert book.resolve(Phase2("t", False)) is Resolution.ROLLBACK
     assert (book.committed, book.received, book.place(10), book.place(30)) == (10, 10, Place.APPEND, Place.DROP)
 
 
@@ -154,10 +154,10 @@ def test_what_is_wrong_between_the_phases_vetoes_the_next_transaction_and_not_th
     book = between()
     spoil(book)
     assert book.vote(Phase1("t", ((1, 10, 25),))).veto is None
-    assert book.resolve(Phase2("t", True)) is Outcome.COMMIT
+    assert book.resolve(Phase2("t", True)) is Resolution.COMMIT
     assert book.place(30) is Place.DROP
     assert book.vote(Phase1("u", ((1, 25, 30),))).veto is not None
-    assert book.resolve(Phase2("u", False)) is Outcome.ROLLBACK
+    assert book.resolve(Phase2("u", False)) is Resolution.ROLLBACK
     assert (book.committed, book.received, book.place(25)) == (25, 25, Place.APPEND)
 
 
@@ -192,7 +192,7 @@ steps = st.one_of(
 @given(st.lists(steps, max_size=30))
 def test_twin_that_keeps_everything_agrees(script: list[tuple[str, object, object]]) -> None:
     """The twin holds the bytes themselves, and votes by looking at what the worker would have to have sent."""
-    book = Ledger(Standing())
+    book = Ledger(Recovered())
     done, promised, tail, spoilt = (
         b"",
         b"",
@@ -231,7 +231,7 @@ def test_twin_that_keeps_everything_agrees(script: list[tuple[str, object, objec
         elif kind == "phase2":
             told = Phase2(str(first), bool(second))
             if waits is not None and waits[0] == first and (waits[1] or not second):
-                assert book.resolve(told) is (Outcome.COMMIT if second else Outcome.ROLLBACK)
+                assert book.resolve(told) is (Resolution.COMMIT if second else Resolution.ROLLBACK)
                 if second:
                     done, last = done + promised, first
                 else:
@@ -241,8 +241,8 @@ def test_twin_that_keeps_everything_agrees(script: list[tuple[str, object, objec
                 with pytest.raises(RemoteProtocolError):
                     book.resolve(told)
             else:
-                assert book.resolve(told) is (Outcome.KNOWN if first == last else Outcome.UNKNOWN)
+                assert book.resolve(told) is (Resolution.KNOWN if first == last else Resolution.UNKNOWN)
         elif kind == "restart":
             tail, spoilt = b"", False
-            book = Ledger(Standing(len(done), book.open, book.last))
+            book = Ledger(Recovered(len(done), book.open, book.last))
         assert (book.committed, book.received) == (len(done), len(done + promised + tail))

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import pytest
 
-from millstream.connector import Memory, SinkServer, WorkerClient, narrator
-from millstream.connector.narrator import Narrator
+from millstream.connector import MemoryOutputs, SinkServer, WorkerClient
+from millstream.connector.sink import narrator
+from millstream.connector.sink.narrator import Narrator
 from millstream.errors import SinkError
 
 
 def test_who_comes_and_goes_has_a_line_and_commits_are_one() -> None:
     told = Narrator()
-    with SinkServer(Memory(), watcher=told) as server:
+    with SinkServer(MemoryOutputs(), watcher=told) as server:
         with WorkerClient.connect(server.address, "w") as worker:
             for number in range(3):
                 worker.write(b"12345\n")

@@ -9,8 +9,10 @@ from typing import Any
 
 import pytest
 
-from millstream.connector import Files, Memory, Open, Output, Postgres, Standing, files, txnlog
-from millstream.connector.names import file_name
+from millstream.connector import FileOutputs, MemoryOutputs, Open, Output, PostgresOutputs, Recovered
+from millstream.connector.sink.outputs import files
+from millstream.connector.sink.protocol import txnlog
+from millstream.connector.sink.protocol.names import file_name
 from millstream.errors import DamageError, DefinitionError, SinkError
 
 #: (the outputs, a function that reads what is committed, what a crash of the process makes of them)
@@ -28,16 +30,16 @@ def rows(dsn: str, table: str, worker: str) -> bytes:
 @pytest.fixture(params=["files", "memory", "postgres"])
 def kit(request: pytest.FixtureRequest, tmp_path: Path) -> Any:
     if request.param == "files":
-        outputs = Files(tmp_path)
+        outputs = FileOutputs(tmp_path)
         yield outputs, lambda worker: b"".join(files.read(tmp_path, worker))
         outputs.close()
     elif request.param == "memory":
-        memory = Memory()
+        memory = MemoryOutputs()
         yield memory, memory.committed
     else:
         dsn = request.getfixturevalue("postgres")
         table = f"t{abs(hash(request.node.name))}"
-        yield Postgres(dsn, table), lambda worker: rows(dsn, table, worker)
+        yield PostgresOutputs(dsn, table), lambda worker: rows(dsn, table, worker)
 
 
 def written(output: Output, offset: int, *data: bytes) -> int:
@@ -48,7 +50,7 @@ def written(output: Output, offset: int, *data: bytes) -> int:
 
 
 def test_a_new_worker_begins_at_nothing(kit: Kit) -> None:
-    assert kit[0]("w").recover() == Standing()
+    assert kit[0]("w").recover() == Recovered()
 
 
 def test_bytes_are_visible_after_the_commit_and_not_before(kit: Kit) -> None:
@@ -62,7 +64,7 @@ def test_bytes_are_visible_after_the_commit_and_not_before(kit: Kit) -> None:
     output.commit("t", end)
     assert committed("w") == b"one\ntwo\n"
     output.close()
-    assert outputs("w").recover() == Standing(8, None, "t")
+    assert outputs("w").recover() == Recovered(8, None, "t")
 
 
 def test_what_was_not_prepared_is_dropped_by_recovery(kit: Kit) -> None:
@@ -72,7 +74,7 @@ def test_what_was_not_prepared_is_dropped_by_recovery(kit: Kit) -> None:
     written(output, 0, b"lost\n")
     output.close()
     again = outputs("w")
-    assert again.recover() == Standing()
+    assert again.recover() == Recovered()
     end = written(again, 0, b"kept\n")
     again.prepare("t", 0, end)
     again.commit("t", end)
@@ -90,7 +92,7 @@ def test_a_promise_survives_and_can_be_kept_or_taken_back(kit: Kit, commit: bool
     output.prepare("t", 6, written(output, 6, b"second\n"))
     output.close()
     again = outputs("w")
-    assert again.recover() == Standing(6, Open("t", 13), "s")
+    assert again.recover() == Recovered(6, Open("t", 13), "s")
     if commit:
         again.commit("t", 13)
     else:
@@ -99,7 +101,7 @@ def test_a_promise_survives_and_can_be_kept_or_taken_back(kit: Kit, commit: bool
         again.commit("u", 13)
     again.close()
     assert committed("w") == (b"first\nsecond\n" if commit else b"first\nother!\n")
-    assert outputs("w").recover() == Standing(13, None, "t" if commit else "u")
+    assert outputs("w").recover() == Recovered(13, None, "t" if commit else "u")
 
 
 def test_a_veto_survives_until_it_is_rolled_back(kit: Kit) -> None:
@@ -110,11 +112,11 @@ def test_a_veto_survives_until_it_is_rolled_back(kit: Kit) -> None:
     output.veto("t", "a gap")
     output.close()
     again = outputs("w")
-    assert again.recover() == Standing(0, Open("t", 0, "a gap"), None)
+    assert again.recover() == Recovered(0, Open("t", 0, "a gap"), None)
     again.rollback("t", 0)
     again.close()
     last = outputs("w")
-    assert last.recover() == Standing()
+    assert last.recover() == Recovered()
     last.close()
 
 
@@ -128,12 +130,12 @@ def test_a_fence_survives_with_everything_else(kit: Kit) -> None:
     output.prepare("t", 6, written(output, 6, b"gone\n"))
     output.close()
     again = outputs("w")
-    assert again.recover() == Standing(6, Open("t", 11), "s", 3)
+    assert again.recover() == Recovered(6, Open("t", 11), "s", 3)
     again.seal(4)
     again.rollback("t", 6)
     again.close()
     last = outputs("w")
-    assert last.recover() == Standing(6, None, "s", 4) and committed("w") == b"first\n"
+    assert last.recover() == Recovered(6, None, "s", 4) and committed("w") == b"first\n"
     last.close()
 
 
@@ -176,7 +178,7 @@ def test_bytes_between_the_phases_survive_a_commit_and_are_promised_by_the_next_
     output.prepare("u", 13, 26)
     output.close()
     again = outputs("w")
-    assert again.recover() == Standing(13, Open("u", 26), "t")
+    assert again.recover() == Recovered(13, Open("u", 26), "t")
     again.commit("u", 26)
     assert committed("w") == b"first" + ends + b"second" + ends + b"third\nfourth\n"
     again.close()
@@ -205,7 +207,7 @@ def test_bytes_between_the_phases_are_dropped_by_recovery(kit: Kit, is_committed
         output.append(b"of the next\n")
     output.close()
     again = outputs("w")
-    assert again.recover() == (Standing(13, None, "t") if is_committed else Standing(6, Open("t", 13), "s"))
+    assert again.recover() == (Recovered(13, None, "t") if is_committed else Recovered(6, Open("t", 13), "s"))
     if not is_committed:
         again.commit("t", 13)
     again.prepare("u", 13, written(again, 13, b"kept\n"))
@@ -254,7 +256,7 @@ def test_a_worker_that_has_left_begins_again_at_nothing(kit: Kit) -> None:
     gone.archive()
     gone.close()
     again = outputs("w")
-    assert again.recover() == Standing()
+    assert again.recover() == Recovered()
     again.prepare("t", 0, written(again, 0, b"new\n"))
     again.commit("t", 4)
     again.close()
@@ -289,7 +291,7 @@ def test_a_torn_record_is_tolerated_and_overwritten(tmp_path: Path) -> None:
     whole = log.read_bytes()
     log.write_bytes(whole + txnlog.encode_entry(txnlog.Committed("u", 99))[:-3])
     assert files.committed(tmp_path, "w") == 6
-    assert output.recover() == Standing(6, None, "t")
+    assert output.recover() == Recovered(6, None, "t")
     assert log.read_bytes() == whole
     output.close()
 
@@ -353,7 +355,7 @@ def test_a_long_log_is_condensed_and_says_the_same(tmp_path: Path, monkeypatch: 
         output.commit(f"t{number}", number + 1)
         next(reader)
     assert (tmp_path / "workers" / "w" / "log").stat().st_size < 2200
-    assert output.recover() == Standing(100, None, "t99")
+    assert output.recover() == Recovered(100, None, "t99")
     output.close()
 
 
@@ -385,11 +387,11 @@ def test_a_reader_that_follows_is_told_that_the_worker_has_left(tmp_path: Path) 
 
 
 def test_one_server_owns_a_folder(tmp_path: Path) -> None:
-    first = Files(tmp_path)
+    first = FileOutputs(tmp_path)
     with pytest.raises(SinkError, match="another sink"):
-        Files(tmp_path)
+        FileOutputs(tmp_path)
     first.close()
-    Files(tmp_path).close()
+    FileOutputs(tmp_path).close()
 
 
 @pytest.mark.parametrize(
@@ -428,14 +430,14 @@ def test_different_names_have_different_files() -> None:
 @pytest.mark.parametrize("table", ["Lines", "a;b", 'a"b', "", "a.b.c", "9a"])
 def test_a_table_is_a_plain_name(table: str) -> None:
     with pytest.raises(DefinitionError):
-        Postgres("", table)
+        PostgresOutputs("", table)
 
 
 def test_a_second_server_cannot_write_the_same_rows(postgres: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    from millstream.connector import postgres as module
+    from millstream.connector.sink.outputs import postgres as module
 
     monkeypatch.setattr(module, "_LOCK_WAIT", "50ms")
-    first, second = Postgres(postgres, "locked")("w"), Postgres(postgres, "locked")("w")
+    first, second = PostgresOutputs(postgres, "locked")("w"), PostgresOutputs(postgres, "locked")("w")
     first.recover()
     with pytest.raises(SinkError, match="another sink"):
         second.recover()
@@ -445,10 +447,10 @@ def test_a_second_server_cannot_write_the_same_rows(postgres: str, monkeypatch: 
 
 
 def test_a_line_without_end_is_refused_before_it_fills_the_memory(postgres: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    from millstream.connector import postgres as module
+    from millstream.connector.sink.outputs import postgres as module
 
     monkeypatch.setattr(module, "_LINE_LIMIT", 1000)
-    output = Postgres(postgres, "long")("w")
+    output = PostgresOutputs(postgres, "long")("w")
     output.recover()
     output.append(b"x" * 999 + b"\n")
     with pytest.raises(SinkError, match="a line has more than"):
@@ -458,4 +460,4 @@ def test_a_line_without_end_is_refused_before_it_fills_the_memory(postgres: str,
 
 def test_a_database_that_is_away_is_a_clear_error() -> None:
     with pytest.raises(SinkError, match="cannot be reached"):
-        Postgres("host=127.0.0.1 port=1 connect_timeout=2")
+        PostgresOutputs("host=127.0.0.1 port=1 connect_timeout=2")

@@ -15,6 +15,7 @@ from typing import Any
 
 import pytest
 from sourcekit import free_port
+from waiting import until
 
 pytestmark = [pytest.mark.spark, pytest.mark.crash]
 
@@ -137,11 +138,11 @@ def disturbed(parts: Parts, seed: int) -> None:
 
 
 def wait_for(parts: Parts, condition: Callable[[], Any], seconds: float = 120) -> None:
-    end = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < end, parts.said()
+    def holds() -> bool:
         assert parts.running["driver"].poll() is None, parts.said()
-        time.sleep(0.05)
+        return bool(condition())
+
+    until(holds, seconds, parts.said, every=0.05)
 
 
 def test_the_sinks_committed_lines_are_exactly_the_lines_expected(parts: Callable[..., Parts], tmp_path: Path) -> None:

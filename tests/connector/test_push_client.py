@@ -10,13 +10,15 @@ import time
 from pathlib import Path
 
 import pytest
-from sourcekit import RawPusher, until
+from sourcekit import RawPusher
 from test_source_server import Committing, commit, stored
+from waiting import until
 
-from millstream.connector import messages as m
-from millstream.connector.codec import Decoder, encode
-from millstream.connector.push import PushClient
-from millstream.connector.source_server import SourceServer
+from millstream.connector.source.push import PushClient
+from millstream.connector.source.server import SourceServer
+from millstream.connector.wire import messages as m
+from millstream.connector.wire.codec import encode
+from millstream.connector.wire.decoder import Decoder
 from millstream.errors import InputError, RemoteProtocolError
 
 
@@ -91,10 +93,10 @@ def test_what_an_earlier_connection_had_sent_and_is_acknowledged_now_is_not_sent
         client.declare("s", 20)
         for id in range(3, 40):
             client.send("s", id, b"x")
-        until(lambda: server.stats()["received"] == 5)
-        for peer in server._ask(lambda: list(server._greeted)):
-            server._ask(peer.abort)
-        time.sleep(0.2)
+        until(lambda: server.stats().received == 5)
+        (peer,) = server._ask(lambda: list(server._greeted))
+        server._ask(peer.abort)
+        until(lambda: server._ask(lambda: bool(server._greeted - {peer})))  # it is back
         commit(server)
         with Committing(server):
             assert client.wait(10)
@@ -108,7 +110,7 @@ def test_a_stream_that_has_ended_is_left_alone_after_a_reconnect(tmp_path: Path)
         client.notify("over")
         client.send("over", 1, b"x")
         client.end("over")
-        until(lambda: first.stats()["received"] == 2)
+        until(lambda: first.stats().received == 2)
         commit(first)
         assert client.wait(5)
         client.notify("going on")
@@ -137,7 +139,7 @@ def test_what_was_sent_arrives_when_the_client_closes_at_once(tmp_path: Path) ->
             for id in range(1, 2001):
                 client.send("s", id, b"x" * 100)
             client.end("s")
-        until(lambda: server.stats()["received"] == 2001)
+        until(lambda: server.stats().received == 2001)
 
 
 class FakeServer:
@@ -148,12 +150,15 @@ class FakeServer:
         self.address = f"127.0.0.1:{self._listener.getsockname()[1]}"
         self.heard: list[m.Frame] = []
         self._answers = answers
+        self._socket: socket.socket | None = None
+        self.is_left = False
         threading.Thread(target=self._serve, daemon=True).start()
 
     def _serve(self) -> None:
         with contextlib.suppress(OSError):
             while True:
                 sock, _ = self._listener.accept()
+                self._socket = sock
                 decoder, answers = Decoder(two_phase=False), list(self._answers)
                 with sock:
                     while data := sock.recv(65536):
@@ -162,6 +167,12 @@ class FakeServer:
                             self.heard.append(frame)
                             if answers:
                                 sock.sendall(answers.pop(0))
+                self.is_left = True
+
+    def say(self, data: bytes) -> None:
+        """To whoever is connected."""
+        assert self._socket is not None
+        self._socket.sendall(data)
 
 
 @pytest.mark.parametrize(
@@ -192,13 +203,18 @@ def test_a_server_that_does_not_answer_is_given_up_after_a_while() -> None:
 
 
 def test_nothing_is_sent_without_a_credit() -> None:
+    """The server acknowledges twice and gives no credits back. Between the two the client has looked for something to send, with 46 messages waiting."""
     server = FakeServer(encode(m.Ok(4)), encode(m.NotifyAck(True, 1, None)))
     with PushClient(server.address) as client:
         client.notify("s")
         for id in range(1, 50):
             client.send("s", id, b"x")
-        assert not client.wait(0.3)
-        assert [type(frame) for frame in server.heard] == [m.Hello, m.Notify, m.Message, m.Message, m.Message]
+        until(lambda: len(server.heard) == 5)
+        for point in (1, 2):
+            server.say(encode(m.Ack(0, ((1, point),))))
+            until(lambda point=point: client.acknowledged("s") == point)  # type: ignore[misc]
+    until(lambda: server.is_left)
+    assert [type(frame) for frame in server.heard] == [m.Hello, m.Notify, m.Message, m.Message, m.Message]
 
 
 def test_what_is_queued_is_sent_without_pauses(tmp_path: Path) -> None:

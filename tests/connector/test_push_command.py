@@ -3,22 +3,25 @@
 from __future__ import annotations
 
 import io
+import socket
 import subprocess
 import sys
 import threading
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
-from sourcekit import HERE, until
+from sourcekit import HERE
 from test_source_server import Committing, stored
+from waiting import until
 
-from millstream.connector import intake_reader, push_command
-from millstream.connector.intake_batch import decode_entries
-from millstream.connector.source_server import SourceServer
+from millstream.cli import push as push_command
+from millstream.connector.intake import reader as intake_reader
+from millstream.connector.intake.format.batch import decode_entries
+from millstream.connector.source.server import SourceServer
 from millstream.errors import InputError
+from millstream.network import parse_address
 
 
 @pytest.fixture
@@ -141,8 +144,9 @@ def test_a_pipeline_that_is_away_is_waited_for_with_patience(tmp_path: Path) -> 
         push(str(path), "--to", address, "--patience", "0.2")
     done: list[int] = []
     running = threading.Thread(target=lambda: done.append(push(str(path), "--to", address, "--patience", "20")))
-    running.start()
-    time.sleep(0.2)
+    with socket.create_server(parse_address(address)) as nobody:
+        running.start()
+        nobody.accept()[0].close()  # it has come, and found nobody who answers
     with SourceServer(tmp_path / "intake", address) as second, Committing(second):
         running.join(10)
         assert done == [0] and len(stored(second)) == 1

@@ -12,12 +12,13 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from sourcekit import HERE, until
+from sourcekit import HERE
 from test_source_server import Committing
+from waiting import until
 
-from millstream.connector.push import PushClient, Waiting
-from millstream.connector.push_signs import Signs
-from millstream.connector.source_server import SourceServer
+from millstream.connector.source.push import PushClient, Waiting
+from millstream.connector.source.push_signs import Signs
+from millstream.connector.source.server import SourceServer
 
 
 def away(seconds: float) -> Waiting:

@@ -5,11 +5,13 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from sinkkit import Link, Nursery, Raw, SinkProcess, until
+from sinkkit import Link, Nursery, Raw, SinkProcess
 from sinkproc import CALLS
+from waiting import until
 
-from millstream.connector import WorkerClient, files
-from millstream.connector import messages as m
+from millstream.connector import WorkerClient
+from millstream.connector.sink.outputs import files
+from millstream.connector.wire import messages as m
 from millstream.errors import ProtocolError, SinkError
 
 pytestmark = pytest.mark.crash

@@ -12,9 +12,10 @@ from pathlib import Path
 import pytest
 from sinkkit import Nursery, Raw, SinkProcess
 
-from millstream.connector import WorkerClient, files
-from millstream.connector import messages as m
-from millstream.connector.codec import encode, message_head
+from millstream.connector import WorkerClient
+from millstream.connector.sink.outputs import files
+from millstream.connector.wire import messages as m
+from millstream.connector.wire.codec import encode, message_head
 
 psutil = pytest.importorskip("psutil")
 pytestmark = pytest.mark.crash

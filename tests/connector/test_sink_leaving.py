@@ -7,11 +7,14 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from sinkkit import Nursery, Raw, SinkProcess, until
+from sinkkit import Nursery, Raw, SinkProcess
+from waiting import until
 
-from millstream.connector import Files, Memory, SinkServer, WorkerClient, files, seats
-from millstream.connector import messages as m
-from millstream.connector.output import MemoryOutput
+from millstream.connector import FileOutputs, MemoryOutputs, SinkServer, WorkerClient
+from millstream.connector.sink import seats
+from millstream.connector.sink.outputs import files
+from millstream.connector.sink.outputs.memory import MemoryOutput
+from millstream.connector.wire import messages as m
 from millstream.errors import SinkError
 
 
@@ -32,7 +35,7 @@ def committed(folder: Path, name: str = "gone") -> bytes:
 
 @pytest.fixture
 def server(tmp_path: Path) -> Iterator[SinkServer]:
-    outputs = Files(tmp_path)
+    outputs = FileOutputs(tmp_path)
     with SinkServer(outputs) as made:
         commit(made.address, "gone", b"old\n")
         yield made
@@ -75,7 +78,7 @@ def test_the_answer_to_what_stands_behind_it_says_that_it_is_done() -> None:
             super().archive()
             done.set()
 
-    memory = Memory()
+    memory = MemoryOutputs()
     with SinkServer(lambda worker: Waits(memory, worker)) as server, Raw(server.address) as peer:
         peer.greet("w")
         peer.send(m.WorkersLeft(7, ("gone",)), m.ListUncommitted(9))
@@ -87,7 +90,7 @@ def test_the_answer_to_what_stands_behind_it_says_that_it_is_done() -> None:
 class Stuck(MemoryOutput):
     """An output whose append takes as long as the test likes."""
 
-    def __init__(self, owner: Memory, worker: str, gate: threading.Event) -> None:
+    def __init__(self, owner: MemoryOutputs, worker: str, gate: threading.Event) -> None:
         super().__init__(owner, worker)
         self.entered, self._gate = threading.Event(), gate
 
@@ -98,7 +101,7 @@ class Stuck(MemoryOutput):
 
 
 def test_who_comes_back_while_the_old_life_still_comes_to_rest_is_not_cut_off_and_begins_at_nothing() -> None:
-    memory, gate = Memory(), threading.Event()
+    memory, gate = MemoryOutputs(), threading.Event()
     stuck = Stuck(memory, "gone", gate)
     answers: dict[str, object] = {}
     with SinkServer(lambda worker: stuck if worker == "gone" else memory(worker)) as server:
@@ -178,7 +181,7 @@ def test_a_worker_that_repeats_it_waits_until_it_is_done() -> None:
             go_on.wait(10)
             super().archive()
 
-    memory = Memory()
+    memory = MemoryOutputs()
     with SinkServer(lambda worker: Waits(memory, worker)) as server, Raw(server.address) as a, Raw(server.address) as b:
         a.greet("a"), b.greet("b")
         a.send(m.WorkersLeft(7, ("gone",)), m.ListUncommitted(8))
@@ -201,7 +204,7 @@ def test_a_worker_that_came_later_means_the_present_life(server: SinkServer, tmp
 
 def test_of_two_workers_that_say_it_of_each_other_one_stays() -> None:
     for _ in range(20):
-        memory = Memory()
+        memory = MemoryOutputs()
         with SinkServer(memory) as server:
             pair = {name: WorkerClient.connect(server.address, name, timeout=5) for name in ("a", "b")}
             outcome: dict[str, str] = {}
@@ -224,7 +227,7 @@ def test_of_two_workers_that_say_it_of_each_other_one_stays() -> None:
 
 
 def test_what_cannot_be_put_aside_is_told_and_may_be_said_again() -> None:
-    memory = Memory()
+    memory = MemoryOutputs()
     broken = [True]
 
     class Full(MemoryOutput):
@@ -243,7 +246,7 @@ def test_what_cannot_be_put_aside_is_told_and_may_be_said_again() -> None:
 
 
 def test_one_message_can_speak_of_a_thousand_workers() -> None:
-    with SinkServer(Memory()) as server, WorkerClient.connect(server.address, "w") as worker:
+    with SinkServer(MemoryOutputs()) as server, WorkerClient.connect(server.address, "w") as worker:
         worker.workers_left([str(number) for number in range(1000)])
         with pytest.raises(SinkError, match="at most 1000"):
             worker.workers_left([str(number) for number in range(1001)])

@@ -14,7 +14,8 @@ import pytest
 from sinkjob import pipeline
 
 import millstream as ms
-from millstream.connector import SinkServer, WorkerClient, files
+from millstream.connector import SinkServer, WorkerClient
+from millstream.connector.sink.outputs import files
 
 pytestmark = pytest.mark.spark
 
@@ -24,7 +25,7 @@ HERE = Path(__file__).parent
 @contextlib.contextmanager
 def serving(folder: Path, **options: Any) -> Iterator[SinkServer]:
     """A sink on a folder, which is free again afterwards."""
-    outputs = ms.connector.Files(folder)
+    outputs = ms.connector.FileOutputs(folder)
     with SinkServer(outputs, **options) as running:
         yield running
     outputs.close()
@@ -94,7 +95,7 @@ def test_a_sink_that_votes_no_fails_the_epoch_and_nothing_is_lost(spark: Any, tm
     class Full(OSError):
         pass
 
-    outputs = ms.connector.Files(folder)
+    outputs = ms.connector.FileOutputs(folder)
 
     def full(worker: str) -> Any:
         output = outputs(worker)

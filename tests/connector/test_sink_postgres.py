@@ -10,7 +10,7 @@ from sinkkit import Nursery, Raw, SinkProcess
 from sinkproc import CALLS
 
 from millstream.connector import WorkerClient
-from millstream.connector import messages as m
+from millstream.connector.wire import messages as m
 from millstream.errors import SinkError
 
 pytestmark = pytest.mark.crash

@@ -10,17 +10,19 @@ import time
 from pathlib import Path
 
 import pytest
-from sinkkit import Nursery, Raw, SinkProcess, until
+from sinkkit import Nursery, Raw, SinkProcess
+from waiting import until
 
-from millstream.connector import Files, Memory, SinkServer, SinkStats, Tls, WorkerClient, files
-from millstream.connector import messages as m
-from millstream.connector.output import MemoryOutput
-from millstream.errors import RemoteProtocolError, SinkError
+from millstream.connector import FileOutputs, MemoryOutputs, SinkServer, SinkStats, Tls, WorkerClient
+from millstream.connector.sink.outputs import files
+from millstream.connector.sink.outputs.memory import MemoryOutput
+from millstream.connector.wire import messages as m
+from millstream.errors import DefinitionError, NetworkError, RemoteProtocolError, SinkError
 
 
 @pytest.fixture
-def outputs() -> Memory:
-    return Memory()
+def outputs() -> MemoryOutputs:
+    return MemoryOutputs()
 
 
 def commit(address: str, name: str, data: bytes, txn: str = "t", **options: object) -> None:
@@ -30,7 +32,7 @@ def commit(address: str, name: str, data: bytes, txn: str = "t", **options: obje
         worker.finish(txn, commit=True, confirm=True)
 
 
-def test_several_workers_commit_at_once(outputs: Memory) -> None:
+def test_several_workers_commit_at_once(outputs: MemoryOutputs) -> None:
     with SinkServer(outputs) as server:
 
         def work(number: int) -> None:
@@ -50,7 +52,7 @@ def test_several_workers_commit_at_once(outputs: Memory) -> None:
         assert outputs.committed(f"w{number}") == b"".join(b"%d %d\n" % (number, txn) for txn in range(20))
 
 
-def test_a_new_hello_fences_the_older_session_of_that_name_only(outputs: Memory) -> None:
+def test_a_new_hello_fences_the_older_session_of_that_name_only(outputs: MemoryOutputs) -> None:
     with SinkServer(outputs) as server:
         old, other = WorkerClient.connect(server.address, "w"), WorkerClient.connect(server.address, "v")
         old.write(b"old\n")
@@ -79,7 +81,7 @@ def test_fencing_waits_for_the_last_effect_of_the_older_session() -> None:
             order.append("recovers")
             return super().recover()
 
-    memory = Memory()
+    memory = MemoryOutputs()
     output = Waits(memory, "w")
     with SinkServer(lambda worker: output) as server:
         old = WorkerClient.connect(server.address, "w")
@@ -97,7 +99,7 @@ def test_fencing_waits_for_the_last_effect_of_the_older_session() -> None:
             assert new.uncommitted == ("t",)
 
 
-def test_a_slow_output_slows_down_its_own_worker_only(outputs: Memory) -> None:
+def test_a_slow_output_slows_down_its_own_worker_only(outputs: MemoryOutputs) -> None:
     gate = threading.Event()
 
     class Slow(MemoryOutput):
@@ -131,7 +133,7 @@ def test_memory_stays_bounded_while_the_disk_is_slow(nursery: Nursery, tmp_path:
 
 
 def test_workers_that_have_left_are_archived_and_begin_again(tmp_path: Path) -> None:
-    with SinkServer(Files(tmp_path)) as server:
+    with SinkServer(FileOutputs(tmp_path)) as server:
         commit(server.address, "gone", b"old\n")
         with WorkerClient.connect(server.address, "gone") as still_there, WorkerClient.connect(server.address, "w") as worker:
             worker.workers_left(["gone", "never was"])
@@ -145,12 +147,12 @@ def test_workers_that_have_left_are_archived_and_begin_again(tmp_path: Path) -> 
     assert (tmp_path / "left" / "gone.0" / "output").read_bytes() == b"old\n"
 
 
-def test_a_worker_cannot_say_that_itself_has_left(outputs: Memory) -> None:
+def test_a_worker_cannot_say_that_itself_has_left(outputs: MemoryOutputs) -> None:
     with SinkServer(outputs) as server, WorkerClient.connect(server.address, "w") as worker, pytest.raises(SinkError, match="still here"):
         worker.workers_left(["w"])
 
 
-def test_a_worker_that_speaks_as_wallaroos_may_goes_on_and_is_counted(outputs: Memory) -> None:
+def test_a_worker_that_speaks_as_wallaroos_may_goes_on_and_is_counted(outputs: MemoryOutputs) -> None:
     with SinkServer(outputs) as server, Raw(server.address) as peer:
         peer.greet("w")
         peer.send(m.Message(1, 0, b"one\n"), m.Notify(1, "w", 0), m.Eos(1), m.Phase1("t", ((1, 0, 4),)))
@@ -188,7 +190,7 @@ def test_a_worker_that_speaks_as_wallaroos_may_goes_on_and_is_counted(outputs: M
     )
 
 
-def test_who_is_sent_away_with_an_error_is_counted(outputs: Memory) -> None:
+def test_who_is_sent_away_with_an_error_is_counted(outputs: MemoryOutputs) -> None:
     with SinkServer(outputs) as server:
         with Raw(server.address) as peer:
             peer.send(b"\0\0\0\0")
@@ -198,7 +200,7 @@ def test_who_is_sent_away_with_an_error_is_counted(outputs: Memory) -> None:
     assert (found.connections, found.errors, found.sessions) == (2, 1, 0)
 
 
-def test_a_stopping_server_tells_its_workers_to_come_back(outputs: Memory) -> None:
+def test_a_stopping_server_tells_its_workers_to_come_back(outputs: MemoryOutputs) -> None:
     server = SinkServer(outputs).start()
     with WorkerClient.connect(server.address, "w") as worker, Raw(server.address) as stranger:
         server.stop()
@@ -207,7 +209,7 @@ def test_a_stopping_server_tells_its_workers_to_come_back(outputs: Memory) -> No
         assert isinstance(stranger.hear(), m.Restart | None)
 
 
-def test_sessions_are_limited_and_one_too_many_is_told(outputs: Memory) -> None:
+def test_sessions_are_limited_and_one_too_many_is_told(outputs: MemoryOutputs) -> None:
     with SinkServer(outputs, sessions=2) as server:
         first, second = WorkerClient.connect(server.address, "a"), WorkerClient.connect(server.address, "b")
         with pytest.raises(SinkError, match="takes no more"):
@@ -222,7 +224,7 @@ def test_sessions_are_limited_and_one_too_many_is_told(outputs: Memory) -> None:
         again.close()
 
 
-def test_strangers_are_limited_and_the_oldest_goes(outputs: Memory) -> None:
+def test_strangers_are_limited_and_the_oldest_goes(outputs: MemoryOutputs) -> None:
     with SinkServer(outputs, strangers=3) as server:
         crowd = [Raw(server.address) for _ in range(10)]
         commit(server.address, "w", b"x")
@@ -231,7 +233,7 @@ def test_strangers_are_limited_and_the_oldest_goes(outputs: Memory) -> None:
             stranger.socket.close()
 
 
-def test_who_does_not_greet_in_time_is_sent_away(outputs: Memory) -> None:
+def test_who_does_not_greet_in_time_is_sent_away(outputs: MemoryOutputs) -> None:
     with SinkServer(outputs, greeting=0.2) as server, Raw(server.address) as silent, Raw(server.address) as slow:
         slow.send(b"\0\0")
         assert silent.hear() == slow.hear() == m.Error("nothing was heard for too long")
@@ -241,7 +243,7 @@ def test_who_does_not_greet_in_time_is_sent_away(outputs: Memory) -> None:
 # ---- credentials
 
 
-def test_the_cookie_must_be_right(outputs: Memory) -> None:
+def test_the_cookie_must_be_right(outputs: MemoryOutputs) -> None:
     with SinkServer(outputs, cookie="Dragons-Love-Tacos") as server:
         commit(server.address, "w", b"x", cookie="Dragons-Love-Tacos")
         for wrong in ("", "dragons-love-tacos", "Dragons-Love-Tacos!"):
@@ -250,15 +252,15 @@ def test_the_cookie_must_be_right(outputs: Memory) -> None:
 
 
 @pytest.mark.parametrize("listen", ["0.0.0.0:0", "[::]:0", ":0", "192.0.2.1:0", "example.com:0"])
-def test_listening_beyond_this_machine_needs_a_cookie(outputs: Memory, listen: str) -> None:
-    with pytest.raises(SinkError, match="without a cookie"):
+def test_listening_beyond_this_machine_needs_a_cookie(outputs: MemoryOutputs, listen: str) -> None:
+    with pytest.raises(DefinitionError, match="without a cookie"):
         SinkServer(outputs, listen)
     SinkServer(outputs, listen, cookie="secret")
     SinkServer(outputs, listen, force=True)
 
 
-def test_an_address_that_is_taken_is_a_clear_error(outputs: Memory) -> None:
-    with SinkServer(outputs) as server, pytest.raises(SinkError, match="cannot listen"):
+def test_an_address_that_is_taken_is_a_clear_error(outputs: MemoryOutputs) -> None:
+    with SinkServer(outputs) as server, pytest.raises(NetworkError, match="cannot listen"):
         SinkServer(outputs, server.address).start()
 
 
@@ -291,7 +293,7 @@ def certificates(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def test_tls_on_both_sides(outputs: Memory, certificates: Path) -> None:
+def test_tls_on_both_sides(outputs: MemoryOutputs, certificates: Path) -> None:
     cert, key = str(certificates / "sink.pem"), str(certificates / "sink.key")
     with SinkServer(outputs, tls=Tls(cert, key)) as server:
         commit(server.address, "w", b"secret\n" * 200_000, tls=Tls(ca=cert))
@@ -308,7 +310,7 @@ def test_tls_on_both_sides(outputs: Memory, certificates: Path) -> None:
         old.close()
 
 
-def test_tls_with_certificates_of_the_workers(outputs: Memory, certificates: Path) -> None:
+def test_tls_with_certificates_of_the_workers(outputs: MemoryOutputs, certificates: Path) -> None:
     cert, key = str(certificates / "sink.pem"), str(certificates / "sink.key")
     with SinkServer(outputs, tls=Tls(cert, key, ca=cert)) as server:
         commit(server.address, "w", b"x", tls=Tls(cert, key, ca=cert))
@@ -316,10 +318,10 @@ def test_tls_with_certificates_of_the_workers(outputs: Memory, certificates: Pat
             WorkerClient.connect(server.address, "w", tls=Tls(ca=cert))
 
 
-def test_a_certificate_that_cannot_be_used_is_a_clear_error(outputs: Memory, tmp_path: Path) -> None:
-    with pytest.raises(SinkError, match="cannot be used"):
+def test_a_certificate_that_cannot_be_used_is_a_clear_error(outputs: MemoryOutputs, tmp_path: Path) -> None:
+    with pytest.raises(DefinitionError, match="cannot be used"):
         SinkServer(outputs, tls=Tls(str(tmp_path / "none.pem")))
-    with pytest.raises(SinkError, match="needs a certificate"):
+    with pytest.raises(DefinitionError, match="needs a certificate"):
         SinkServer(outputs, tls=Tls())
 
 
@@ -333,7 +335,8 @@ def fake(answer: bytes) -> str:
     def run() -> None:
         peer, _ = listener.accept()
         peer.sendall(answer)
-        time.sleep(1)
+        while peer.recv(1 << 16):
+            pass
         peer.close()
         listener.close()
 
@@ -353,7 +356,7 @@ def test_a_sink_that_does_not_answer_is_a_sink_error_in_time() -> None:
     assert time.monotonic() - began < 2
 
 
-def test_nobody_there_is_a_sink_error_unless_somebody_comes_in_time(outputs: Memory) -> None:
+def test_nobody_there_is_a_sink_error_unless_somebody_comes_in_time(outputs: MemoryOutputs) -> None:
     with socket.create_server(("127.0.0.1", 0)) as free:
         address = f"127.0.0.1:{free.getsockname()[1]}"
     with pytest.raises(SinkError, match="cannot be reached"):
@@ -364,7 +367,7 @@ def test_nobody_there_is_a_sink_error_unless_somebody_comes_in_time(outputs: Mem
     server.stop()
 
 
-def test_after_an_error_the_client_can_come_back(outputs: Memory) -> None:
+def test_after_an_error_the_client_can_come_back(outputs: MemoryOutputs) -> None:
     with SinkServer(outputs) as server, WorkerClient.connect(server.address, "w") as worker:
         worker.write(b"lost")
         WorkerClient.connect(server.address, "w").close()
@@ -379,7 +382,7 @@ def test_after_an_error_the_client_can_come_back(outputs: Memory) -> None:
     assert outputs.committed("w") == b"kept"
 
 
-def test_finish_with_confirm_gets_through_although_the_connection_is_lost(outputs: Memory) -> None:
+def test_finish_with_confirm_gets_through_although_the_connection_is_lost(outputs: MemoryOutputs) -> None:
     with SinkServer(outputs) as server, WorkerClient.connect(server.address, "w") as worker:
         worker.write(b"kept")
         assert worker.prepare("t")
@@ -392,7 +395,7 @@ def test_finish_with_confirm_gets_through_although_the_connection_is_lost(output
 def test_a_constant_time_comparison_guards_the_cookie() -> None:
     import inspect
 
-    from millstream.connector import sink_session
+    from millstream.connector.sink.protocol import session as sink_session
 
     assert "hmac.compare_digest" in inspect.getsource(sink_session.SinkSession._hello)
     assert ssl.HAS_TLSv1_3

@@ -5,25 +5,25 @@ from __future__ import annotations
 import pytest
 from sinkkit import Pair, pair
 
-from millstream.connector import messages as m
-from millstream.connector import sink_session as fx
-from millstream.connector.ledger import Open, Standing
-from millstream.connector.output import Memory
-from millstream.connector.sink_session import TABLE, SinkSession, State
+from millstream.connector.sink.outputs.memory import MemoryOutputs
+from millstream.connector.sink.protocol import effects as fx
+from millstream.connector.sink.protocol.ledger import Open, Recovered
+from millstream.connector.sink.protocol.session import TABLE, SinkSession, State
+from millstream.connector.wire import messages as m
 from millstream.errors import LocalProtocolError
 
 HELLO = m.Hello(m.SINK_VERSION, "", "p", "w")
 
 
-def in_state(state: State, standing: Standing | None = None) -> SinkSession:
+def in_state(state: State, recovered: Recovered | None = None) -> SinkSession:
     """A session that got there by messages alone. In PREPARED, transaction `t` is open from 10 to 13."""
     session = SinkSession()
-    standing = standing or Standing(10, Open("t", 13) if state is State.PREPARED else None, "s")
+    recovered = recovered or Recovered(10, Open("t", 13) if state is State.PREPARED else None, "s")
     if state is State.CLOSED:
         session.failed("over")
     elif state is not State.INITIAL:
         assert session.receive(HELLO) == [fx.Recover("w")]
-        session.answer(standing)
+        session.answer(recovered)
         if state is not State.AWAIT_APPROVAL:
             session.receive(m.Notify(1, "w", 0))
     assert session.state is state
@@ -112,11 +112,11 @@ def test_every_cell_of_the_table_can_be_reached() -> None:
         try:
             effects = session.receive(message)
             if effects and isinstance(effects[-1], fx.Recover):
-                session.answer(Standing())
-                for standing in (Standing(), Standing(0, Open("t", 3))):
+                session.answer(Recovered())
+                for recovered in (Recovered(), Recovered(0, Open("t", 3))):
                     other = SinkSession()
                     other.receive(HELLO)
-                    other.answer(standing)
+                    other.answer(recovered)
                     other.receive(m.Notify(1, "w", 0))
         finally:
             SinkSession._to = original  # type: ignore[method-assign]
@@ -158,7 +158,7 @@ def test_nothing_is_sent_before_recovery_is_complete() -> None:
     assert session.receive(HELLO) == [fx.Recover("w")]
     with pytest.raises(LocalProtocolError):
         session.receive(m.Notify(1, "w", 0))
-    (ok,) = session.answer(Standing(10))
+    (ok,) = session.answer(Recovered(10))
     assert isinstance(ok, fx.Send) and isinstance(ok.frame, m.Ok) and ok.frame.credits >= 2
     assert session.receive(m.Notify(1, "w", 99)) == [fx.Send(m.NotifyAck(True, 1, 10))]
 
@@ -166,7 +166,7 @@ def test_nothing_is_sent_before_recovery_is_complete() -> None:
 def test_what_is_open_is_listed_and_its_bytes_count_as_held() -> None:
     session = SinkSession()
     session.receive(HELLO)
-    session.answer(Standing(10, Open("t", 13), "s"))
+    session.answer(Recovered(10, Open("t", 13), "s"))
     assert session.receive(m.Notify(1, "w", 0)) == [fx.Send(m.NotifyAck(True, 1, 13))]
     assert session.receive(m.ListUncommitted(9)) == [fx.Send(m.ReplyUncommitted(9, ("t",)))]
     assert session.receive(m.Phase2("t", True)) == [fx.Commit("t", 13)]
@@ -206,12 +206,12 @@ def test_a_repetition_is_compared_and_what_is_new_in_it_appended() -> None:
 def test_a_higher_fence_is_remembered_before_ok_and_a_lower_one_is_refused() -> None:
     session = SinkSession()
     session.receive(m.Hello(m.SINK_VERSION, "", "app fence=7", "w"))
-    seal, ok = session.answer(Standing(0, None, None, 6))
+    seal, ok = session.answer(Recovered(0, None, None, 6))
     assert seal == fx.Seal(7) and isinstance(ok, fx.Send) and isinstance(ok.frame, m.Ok)
     for program in ("app fence=5", "app"):
         late = SinkSession()
         late.receive(m.Hello(m.SINK_VERSION, "", program, "w"))
-        refused, close = late.answer(Standing(0, Open("t", 3), None, 6))
+        refused, close = late.answer(Recovered(0, Open("t", 3), None, 6))
         assert (
             isinstance(refused, fx.Send) and isinstance(refused.frame, m.Error) and "fenced" in refused.frame.text and close == fx.Close()
         )
@@ -293,7 +293,7 @@ def test_a_repetition_between_the_phases_is_compared_and_what_is_new_in_it_begin
 
 
 def test_the_pair_commits_what_was_written_and_nothing_else() -> None:
-    outputs = Memory()
+    outputs = MemoryOutputs()
     both = pair(outputs)
     both.write(b"one\n")
     assert outputs.committed("w") == b""
@@ -310,7 +310,7 @@ def test_the_pair_commits_what_was_written_and_nothing_else() -> None:
 
 
 def test_the_pair_resolves_in_a_second_connection_what_the_first_one_prepared() -> None:
-    outputs = Memory()
+    outputs = MemoryOutputs()
     first = pair(outputs)
     first.write(b"one\n")
     assert first.prepare("t1")
@@ -323,13 +323,13 @@ def test_the_pair_resolves_in_a_second_connection_what_the_first_one_prepared() 
 
 
 def test_the_pair_drops_what_was_not_prepared() -> None:
-    outputs = Memory()
+    outputs = MemoryOutputs()
     pair(outputs).write(b"lost\n")
     assert pair(outputs).worker.offset == 0
 
 
 def test_the_pair_sees_a_gap_votes_no_and_lists_the_transaction_until_it_is_rolled_back() -> None:
-    outputs = Memory()
+    outputs = MemoryOutputs()
     first = pair(outputs)
     first.worker.write(5)  # produced while nobody listened
     first.write(b"after the gap\n")
@@ -347,7 +347,7 @@ def test_the_pair_sees_a_gap_votes_no_and_lists_the_transaction_until_it_is_roll
 
 
 def test_a_failing_output_ends_the_session_and_no_vote_is_sent() -> None:
-    outputs = Memory()
+    outputs = MemoryOutputs()
     both = Pair(outputs("w"), "w").connect()
     both.write(b"x")
 
@@ -362,7 +362,7 @@ def test_a_failing_output_ends_the_session_and_no_vote_is_sent() -> None:
 
 @pytest.mark.parametrize("commit", [True, False])
 def test_the_pair_keeps_what_came_between_the_phases_if_and_only_if_it_commits(commit: bool) -> None:
-    outputs = Memory()
+    outputs = MemoryOutputs()
     both = pair(outputs)
     both.write(b"one\n")
     assert both.prepare("t1")
@@ -376,7 +376,7 @@ def test_the_pair_keeps_what_came_between_the_phases_if_and_only_if_it_commits(c
 
 
 def test_the_pair_drops_what_came_between_the_phases_with_the_connection() -> None:
-    outputs = Memory()
+    outputs = MemoryOutputs()
     first = pair(outputs)
     first.write(b"one\n")
     assert first.prepare("t1")
@@ -388,7 +388,7 @@ def test_the_pair_drops_what_came_between_the_phases_with_the_connection() -> No
 
 
 def test_what_the_lane_counts() -> None:
-    both = pair(Memory())
+    both = pair(MemoryOutputs())
     both.write(b"abc")
     both.tell(m.Notify(1, "w", 0), m.Eos(1), m.Phase2("never heard of", True), m.Phase2("never heard of", False))
     both.tell(m.Phase1("t", ((1, 0, 3),)), m.Message(1, 3, b"d"), m.Message(1, 4, b"ef"), m.Notify(1, "w", 0), m.Eos(1))

@@ -18,8 +18,9 @@ import pytest
 from sinkkit import Nursery, SinkProcess
 from sinkproc import CALLS
 
-from millstream.connector import WorkerClient, files
-from millstream.connector import messages as m
+from millstream.connector import WorkerClient
+from millstream.connector.sink.outputs import files
+from millstream.connector.wire import messages as m
 from millstream.errors import ProtocolError, SinkError
 
 SEEDS = 100

@@ -5,11 +5,12 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-from sourcekit import RawPusher, until
+from sourcekit import RawPusher
+from waiting import until
 
-from millstream.connector import intake_reader
-from millstream.connector.codec import decode, encode
-from millstream.connector.source_server import SourceServer
+from millstream.connector.intake import reader as intake_reader
+from millstream.connector.source.server import SourceServer
+from millstream.connector.wire.codec import decode, encode
 
 PAGE = Path(__file__).parent.parent.parent / "docs" / "pushing.md"
 
@@ -28,7 +29,7 @@ def test_the_conversation_of_the_docs_is_what_the_server_says_byte_for_byte(tmp_
                 stored += name in ("MESSAGE", "EOS")
                 continue
             if name == "ACK" and lines[at - 1][0] == ">":
-                until(lambda: server.stats()["received"] == stored)  # noqa: B023
+                until(lambda: server.stats().received == stored)  # noqa: B023
                 server.acknowledge(intake_reader.durable_end(tmp_path) or 0)
             heard = raw.hear()
             assert heard is not None and encode(heard) == wire, (name, heard)

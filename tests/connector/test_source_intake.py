@@ -13,18 +13,17 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from millstream.connector import intake as intake_module
-from millstream.connector import intake_reader as reader
-from millstream.connector.intake import Intake
-from millstream.connector.intake_batch import (
+from millstream.connector.intake import reader
+from millstream.connector.intake import writer as intake_module
+from millstream.connector.intake.format.batch import (
     decode_entries,
     decode_head,
     decode_marks,
     encode_batch,
     is_whole,
 )
-from millstream.connector.source_session import END, MESSAGE, WATERMARK, Entry
-from millstream.connector.source_streams import Mark
+from millstream.connector.intake.format.entries import END, MESSAGE, WATERMARK, Entry, Mark
+from millstream.connector.intake.writer import Intake
 from millstream.errors import CheckpointError, DamageError, StorageError
 
 

@@ -9,9 +9,11 @@ import time
 from pathlib import Path
 
 import pytest
-from sourcekit import HERE, SourceProcess, until
+from sourcekit import HERE, SourceProcess
+from waiting import until
 
-from millstream.connector.push import PushClient
+from millstream.connector.intake.reader import durable_end
+from millstream.connector.source.push import PushClient
 
 pytestmark = pytest.mark.crash
 
@@ -68,12 +70,12 @@ def test_a_client_that_lives_on_resends_to_a_server_that_was_killed(tmp_path: Pa
 
 def test_a_server_that_forgets_what_it_received_doubles_lines(tmp_path: Path) -> None:
     """The negative twin: the same kills, with deduplication off."""
-    with SourceProcess(tmp_path / "source", every=0.3, broken="forgets what was received") as source:
+    with SourceProcess(tmp_path / "source", every=2, broken="forgets what was received") as source:
         for _ in range(2):
+            before = durable_end(tmp_path / "source" / "intake") or 0
             with PushClient(source.address, patience=20) as client:
-                if client.notify("s") is None:
-                    client.send("s", 1, b"1")
-                    time.sleep(0.1)  # received, not yet committed; then the client dies
-        until(lambda: len(source.committed()) >= 1)
-        time.sleep(0.4)
-        assert len(source.committed()) == 2
+                assert client.notify("s") is None, "nothing is committed yet"
+                client.send("s", 1, b"1")
+                until(lambda before=before: (durable_end(tmp_path / "source" / "intake") or 0) > before)  # type: ignore[misc]
+        until(lambda: len(source.committed()) == 2)
+        assert source.committed() == [("s", 1, "1"), ("s", 1, "1")]

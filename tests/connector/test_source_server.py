@@ -12,18 +12,20 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from sourcekit import RawPusher, memory, until
+from sourcekit import RawPusher, memory
+from waiting import until
 
-from millstream.connector import intake as intake_module
-from millstream.connector import intake_reader
-from millstream.connector import messages as m
-from millstream.connector.codec import encode
-from millstream.connector.credentials import Tls
-from millstream.connector.intake_batch import decode_entries
-from millstream.connector.push import PushClient
-from millstream.connector.source_server import SourceServer
-from millstream.connector.source_session import MESSAGE, WATERMARK_KEY, Needs
-from millstream.errors import InputError, LocalProtocolError, SinkError, StorageError
+from millstream.connector.intake import reader as intake_reader
+from millstream.connector.intake import writer as intake_module
+from millstream.connector.intake.format.batch import decode_entries
+from millstream.connector.intake.format.entries import MESSAGE
+from millstream.connector.source.protocol.session import WATERMARK_KEY, Needs
+from millstream.connector.source.push import PushClient
+from millstream.connector.source.server import SourceServer
+from millstream.connector.wire import messages as m
+from millstream.connector.wire.codec import encode
+from millstream.errors import DefinitionError, InputError, LocalProtocolError, NetworkError
+from millstream.network import Tls
 
 
 @pytest.fixture
@@ -151,13 +153,23 @@ def test_restart_sends_clients_elsewhere(tmp_path: Path) -> None:
         assert [id for _, id, _ in stored(other)] == [1]
 
 
-def test_credits_bound_what_is_in_flight(tmp_path: Path) -> None:
+def test_a_frame_more_than_there_are_credits_is_refused_and_those_before_it_are_kept(tmp_path: Path) -> None:
+    with SourceServer(tmp_path, credits=10) as server, RawPusher(server.address) as raw:
+        raw.greet().open(1, "s")
+        assert raw.hear() == m.Ack(1)  # that of NOTIFY
+        raw.send(*(m.Message(1, id, b"x") for id in range(1, 12)))
+        assert "without a credit" in raw.hear_until(m.Error).text
+        until(lambda: len(stored(server)) == 10)
+        assert raw.hear() is None and len(stored(server)) == 10
+
+
+def test_a_client_never_sends_without_a_credit_and_gets_everything_through(tmp_path: Path) -> None:
+    """The server would tell it, and that would be final."""
     with SourceServer(tmp_path, credits=10) as server, PushClient(server.address) as client:
         client.notify("s")
         for id in range(1, 101):
             client.send("s", id, b"x")
         until(lambda: len(stored(server)) >= 10)
-        time.sleep(0.1)
         assert len(stored(server)) == 10
         with Committing(server):
             assert client.wait(10) and len(stored(server)) == 100
@@ -169,7 +181,7 @@ def test_a_server_can_stop_although_a_pusher_is_gone_that_it_does_not_read(tmp_p
         raw.greet().open(1, "s")
         assert isinstance(raw.hear(), m.Ack)
         raw.send(m.Message(1, 1, b"x"))
-        until(lambda: server.stats()["received"] == 1)  # more than the backlog: nobody is read any more
+        until(lambda: server.stats().received == 1)  # more than the backlog: nobody is read any more
     server.stop()
     assert not server._greeted
 
@@ -177,13 +189,13 @@ def test_a_server_can_stop_although_a_pusher_is_gone_that_it_does_not_read(tmp_p
 def test_a_server_says_that_it_waits_for_a_program(tmp_path: Path) -> None:
     with SourceServer(tmp_path / "intake") as server:
         alone = f"a program to push to {server.address}"
-        assert server.stats()["waiting_for"] == alone
+        assert server.stats().waiting_for == alone
         with RawPusher(server.address):
-            assert server.stats()["waiting_for"] == alone  # it has not greeted
+            assert server.stats().waiting_for == alone  # it has not greeted
         with PushClient(server.address) as client:
             client.notify("s")
-            assert server.stats()["waiting_for"] is None
-        until(lambda: server.stats()["waiting_for"] == alone)
+            assert server.stats().waiting_for is None
+        until(lambda: server.stats().waiting_for == alone)
 
 
 def test_the_backlog_bounds_the_log_and_reading_goes_on_after_a_commit(tmp_path: Path) -> None:
@@ -191,9 +203,10 @@ def test_the_backlog_bounds_the_log_and_reading_goes_on_after_a_commit(tmp_path:
         client.notify("s")
         for id in range(1, 3001):
             client.send("s", id, b"x" * 1000)
-        until(lambda: server.stats()["end"] > 100_000)
-        time.sleep(0.2)
-        assert server.stats()["end"] < 2_000_000
+        until(lambda: server._ask(lambda: server._is_paused and not server._is_writing))
+        end = server.stats().end
+        assert 100_000 < end < 2_000_000 and server.stats().waiting_bytes == 0, "nobody is read, and nothing is on its way to the disk"
+        assert server.stats().end == end
         with Committing(server):
             assert client.wait(20) and len(stored(server)) == 3000
 
@@ -203,9 +216,8 @@ def test_a_client_keeps_no_more_than_it_may(tmp_path: Path) -> None:
         client.notify("s")
         sender = threading.Thread(target=lambda: [client.send("s", id, b"x" * 1000) for id in range(1, 31)])
         sender.start()
-        until(lambda: client.unacknowledged > 8_000)
-        time.sleep(0.1)
-        assert client.unacknowledged <= 10_000 and sender.is_alive()
+        until(lambda: client._changed._waiters)  # type: ignore[attr-defined]  # `send` waits: what comes next would be too much
+        assert 9_000 < client.unacknowledged <= 10_000 and sender.is_alive()
         with Committing(server):
             sender.join(10)
             assert client.wait(10)
@@ -239,7 +251,7 @@ def test_a_stream_that_is_active_elsewhere_is_waited_for(server: SourceServer) -
         with PushClient(server.address) as patient:
             waiting = threading.Thread(target=patient.notify, args=("s",))
             waiting.start()
-            time.sleep(0.1)
+            until(lambda: (found := patient.waiting()) is not None and "another program pushes it" in found.what)
             first.close()
             waiting.join(5)
             assert not waiting.is_alive()
@@ -261,13 +273,13 @@ def test_declared_watermarks_count_when_what_is_before_them_is_committed(server:
         client.send("a", 1, b"x", event_time=100)
         client.declare("a", 90)
         client.declare("b", 50)
-        until(lambda: server.stats()["received"] == 3)
+        until(lambda: server.stats().received == 3)
         assert server.watermark() is None
         commit(server)
         until(lambda: server.watermark() == 50)
         assert server.watermark(("a",)) == 90 and server.watermark(("a", "c")) is None
         client.end("b")
-        until(lambda: server.stats()["received"] == 4)
+        until(lambda: server.stats().received == 4)
         commit(server)
         until(lambda: server.watermark() == 90)
 
@@ -276,7 +288,7 @@ def test_a_watermark_is_declared_again_after_a_reconnect(tmp_path: Path) -> None
     first = SourceServer(tmp_path).start()
     with PushClient(first.address) as client:
         client.notify("a")
-        until(lambda: first.stats()["streams"] == 1)
+        until(lambda: first.stats().streams == 1)
         first.stop()
         client.declare("a", 77)
         with SourceServer(tmp_path, first.address) as second, Committing(second):
@@ -288,7 +300,7 @@ def test_what_the_server_knows_survives_a_restart(tmp_path: Path) -> None:
         client.notify("s")
         client.send("s", 5, b"x")
         client.declare("s", 42)
-        until(lambda: server.stats()["received"] == 2)
+        until(lambda: server.stats().received == 2)
         commit(server)
     with SourceServer(tmp_path) as server:
         assert server.watermark() == 42
@@ -324,7 +336,7 @@ def test_an_epoch_that_is_committed_before_the_loop_knows_that_it_was_stored_is_
     def overtaken(groups: Any) -> Any:
         done = write(groups)
         server.acknowledge(done[-1].end)
-        time.sleep(0.05)
+        server.stats()  # a barrier: the loop has heard of the commit, and not yet of the write
         return done
 
     monkeypatch.setattr(server._intake, "write", overtaken)
@@ -371,14 +383,14 @@ def test_a_wrong_cookie_is_final(tmp_path: Path) -> None:
 
 
 def test_listening_beyond_this_machine_without_a_cookie_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(SinkError, match="without a cookie"):
+    with pytest.raises(DefinitionError, match="without a cookie"):
         SourceServer(tmp_path, "0.0.0.0:0")
     SourceServer(tmp_path, "0.0.0.0:0", cookie="x")
     SourceServer(tmp_path, "0.0.0.0:0", force=True)
 
 
 def test_a_port_that_is_taken_is_an_error_and_the_folder_is_free_again(tmp_path: Path) -> None:
-    with socket.create_server(("127.0.0.1", 0)) as taken, pytest.raises(StorageError, match="cannot listen"):
+    with socket.create_server(("127.0.0.1", 0)) as taken, pytest.raises(NetworkError, match="cannot listen"):
         SourceServer(tmp_path, f"127.0.0.1:{taken.getsockname()[1]}").start()
     SourceServer(tmp_path).start().stop()
 
@@ -504,7 +516,7 @@ def test_random_bytes_never_disturb_anybody(server: SourceServer, victim: PushCl
                 raw.send((OPENED if draw.random() < 0.5 else b"") + draw.randbytes(draw.randrange(1, 300)))
             except OSError:
                 pass
-    until(lambda: server.stats()["sessions"] == 1)
+    until(lambda: server.stats().sessions == 1)
     assert victim._error is None
 
 
@@ -522,7 +534,7 @@ def test_a_crowd_of_connections_keeps_nobody_out_and_memory_stays_bounded(server
             time.sleep(0.005)
     with PushClient(server.address) as client:
         client.notify("after the crowd")
-    until(lambda: server.stats()["strangers"] <= 64)
+    until(lambda: server.stats().strangers <= 64)
     for made in crowd:
         made.close()
     assert memory() - before < 50 << 20
@@ -550,7 +562,7 @@ def test_one_session_too_many_is_told_so(tmp_path: Path) -> None:
         three.send(GREETING)
         assert "takes no more" in three.hear_until(m.Error).text
         two.socket.close()
-        until(lambda: server.stats()["sessions"] == 1)
+        until(lambda: server.stats().sessions == 1)
         with RawPusher(server.address) as four:
             four.greet()
 
@@ -573,6 +585,6 @@ def test_who_does_not_read_is_cut_off(server: SourceServer, victim: PushClient) 
                 number += 1000
         except OSError:
             pass
-        until(lambda: server.stats()["sessions"] == 1)
+        until(lambda: server.stats().sessions == 1)
         assert number < 1_000_000 and memory() - before < 60 << 20
     assert victim._error is None

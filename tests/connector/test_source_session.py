@@ -5,10 +5,13 @@ from __future__ import annotations
 import pytest
 from sourcekit import Desk, session_pair
 
-from millstream.connector import messages as m
-from millstream.connector.source_session import LAST_ID, MESSAGE, WATERMARK, WATERMARK_KEY
-from millstream.connector.source_streams import Mark, Streams
-from millstream.connector.source_tables import Server, ServerStream
+from millstream.connector.intake.format.entries import MESSAGE, WATERMARK, Mark
+from millstream.connector.source.protocol.effects import Admit, Close, Send
+from millstream.connector.source.protocol.session import LAST_ID, WATERMARK_KEY
+from millstream.connector.source.protocol.streams import Streams
+from millstream.connector.source.protocol.tables import Server, ServerStream
+from millstream.connector.wire import messages as m
+from millstream.errors import LocalProtocolError
 
 
 def errors(frames: list[m.Frame]) -> list[str]:
@@ -16,6 +19,33 @@ def errors(frames: list[m.Frame]) -> list[str]:
 
 
 # ---- who is let in
+
+
+def test_a_session_is_ready_only_when_there_is_room() -> None:
+    desk = Desk(credits=42)
+    session = desk.session(greeted=False)
+    (asked,) = session.receive(m.Hello(m.SOURCE_VERSION, "", "p", ""))
+    assert asked == Admit() and session.state is Server.INITIAL and not session.credits
+    for early in (lambda: session.receive(m.Notify(1, "s", 0)), lambda: session.receive_messages([(1, 1, 0, b"", b"x")])):
+        with pytest.raises(LocalProtocolError, match="waits for its answer"):
+            early()
+    assert session.answer(None) == [Send(m.Ok(42))] and session.state is Server.READY and session.credits == 42
+    with pytest.raises(LocalProtocolError, match="nothing was asked"):
+        session.answer(None)
+
+
+def test_whoever_finds_no_room_is_told_so_and_never_was_ready() -> None:
+    desk = Desk()
+    desk.objection = "the source has 3 sessions and takes no more"
+    session = desk.session(greeted=False)
+    desk.tell(session, m.Hello(m.SOURCE_VERSION, "", "p", ""))
+    assert desk.heard(session) == [m.Error(desk.objection)] and session in desk.closed and session.state is Server.CLOSED
+
+
+@pytest.mark.parametrize("hello", [m.Hello("9", "", "p", ""), m.Hello(m.SOURCE_VERSION, "wrong", "p", "")])
+def test_room_is_asked_for_only_when_the_greeting_is_right(hello: m.Hello) -> None:
+    session = Desk().session(greeted=False)
+    assert [type(effect) for effect in session.receive(hello)] == [Send, Close]
 
 
 @pytest.mark.parametrize(

@@ -8,12 +8,14 @@ from typing import Any
 
 import pytest
 
-from millstream.connector import messages as m
-from millstream.connector import source_session, source_streams
-from millstream.connector.push_session import PushSession
-from millstream.connector.source_session import MESSAGE, Close, Entry, Fence, Send, SourceSession, Store
-from millstream.connector.source_streams import Mark, Streams, advance
-from millstream.connector.source_tables import Client, ClientStream
+from millstream.connector.intake.format.entries import MESSAGE, Entry, Mark, advance
+from millstream.connector.source.protocol import streams as source_streams
+from millstream.connector.source.protocol.effects import Admit, Close, Effect, Fence, Send, Store
+from millstream.connector.source.protocol.push_session import PushSession
+from millstream.connector.source.protocol.session import SourceSession
+from millstream.connector.source.protocol.streams import Streams
+from millstream.connector.source.protocol.tables import Client, ClientStream
+from millstream.connector.wire import messages as m
 
 RECORDS = 25
 
@@ -45,10 +47,12 @@ class ServerModel:
         line.server = SourceSession(self.streams, lambda: 0.0, credits=6)
         self.lines[line.server] = line
 
-    def carry_out(self, session: SourceSession, effects: list[source_session.Effect]) -> None:
+    def carry_out(self, session: SourceSession, effects: list[Effect]) -> None:
         for effect in effects:
             if isinstance(effect, Store):
                 self.gathered += [(session, entry) for entry in effect.entries]
+            elif isinstance(effect, Admit):
+                self.carry_out(session, session.answer(None))
             elif isinstance(effect, Fence):
                 self.carry_out(effect.session, effect.session.failed(effect.why))
             elif isinstance(effect, Send) and session in self.lines:

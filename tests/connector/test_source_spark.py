@@ -6,12 +6,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from sourcekit import until
+from waiting import until
 
 import millstream as ms
-from millstream.connector.push import PushClient
-from millstream.errors import CheckpointError, DefinitionError, SinkError
+from millstream.connector.source.push import PushClient
+from millstream.errors import CheckpointError, DefinitionError
 from millstream.sources import Connector
+from millstream.sources.pushed import PushedStats
 
 
 class Reader:
@@ -59,7 +60,7 @@ def test_every_message_is_seen_once_across_a_stop_a_failed_epoch_and_a_new_drive
 
         for id in range(1001, 1101):  # the query is stopped, the server is not
             client.send("s", id, b"%d" % id)
-        until(lambda: source.stats()["received"] == 1101)
+        until(lambda: source.start().stats().received == 1101)
         reader.fails = 1
         query = reader.start()
         with pytest.raises(Exception, match="dies before the commit"):
@@ -96,9 +97,9 @@ def test_what_cannot_be_is_found_before_anything_runs(tmp_path: Path) -> None:
     ):
         with pytest.raises(DefinitionError):
             ms.sources.connector(dir=tmp_path, **wrong)  # type: ignore[arg-type]
-    with pytest.raises(SinkError, match="HOST:PORT"):
+    with pytest.raises(DefinitionError, match="HOST:PORT"):
         ms.sources.connector(dir=tmp_path, listen="7401")
-    with pytest.raises(SinkError, match="without a cookie"):
+    with pytest.raises(DefinitionError, match="without a cookie"):
         ms.sources.connector(dir=tmp_path, listen="0.0.0.0:7401")
     assert not list(tmp_path.iterdir())
 
@@ -124,5 +125,5 @@ def test_a_source_travels_without_its_server(tmp_path: Path) -> None:
     source = ms.sources.connector(dir=tmp_path, listen="127.0.0.1:0")
     source.start()
     copy = pickle.loads(pickle.dumps(source))
-    assert copy.watermark() is None and copy.describe() == "messages pushed to 127.0.0.1:0" and copy.stats() == {}
+    assert copy.watermark() is None and copy.describe() == "messages pushed to 127.0.0.1:0" and copy.stats() == PushedStats()
     source.close()

@@ -1,25 +1,19 @@
-"""Every state and every message of the source protocol, at both ends, has a defined outcome; the pictures in the docs are drawn from the tables."""
+"""Every state and every message of the source protocol, at both ends, has a defined outcome."""
 
 from __future__ import annotations
 
-import ast
 import itertools
-from pathlib import Path
 from typing import Any
 
 import pytest
 from sourcekit import Desk
 
-import millstream
-from millstream.connector import messages as m
-from millstream.connector import source_tables as t
-from millstream.connector.push_session import PushSession
-from millstream.connector.source_session import SourceSession
-from millstream.connector.source_tables import Client, ClientStream, Server, ServerStream
+from millstream.connector.source.protocol import tables as t
+from millstream.connector.source.protocol.push_session import PushSession
+from millstream.connector.source.protocol.session import SourceSession
+from millstream.connector.source.protocol.tables import Client, ClientStream, Server, ServerStream
+from millstream.connector.wire import messages as m
 from millstream.errors import LocalProtocolError, RemoteProtocolError
-
-ROOT = Path(__file__).parent.parent.parent
-CONNECTOR = Path(millstream.__file__).parent / "connector"
 
 SAMPLES: dict[type[m.Frame], m.Frame] = {
     m.Hello: m.Hello(m.SOURCE_VERSION, "", "p", ""),
@@ -175,43 +169,3 @@ def test_the_client_says_only_what_its_tables_allow(state: Client, stream: Clien
         with pytest.raises(LocalProtocolError):
             ACTIONS[kind](session)
         assert session.state is state
-
-
-# ---- pictures, and purity
-
-PICTURES = {
-    "server": t.diagram(("", t.SERVER)),
-    "server-stream": t.diagram(("", t.SERVER_STREAM), ("commit", t.COMMITTED)),
-    "client": t.diagram(("send", t.CLIENT_SENT), ("hear", t.CLIENT_RECEIVED)),
-    "client-stream": t.diagram(("send", t.CLIENT_STREAM_SENT), ("hear", t.CLIENT_STREAM_RECEIVED)),
-}
-
-
-@pytest.mark.parametrize("name", list(PICTURES))
-def test_the_diagrams_of_the_docs_are_those_of_the_tables(name: str) -> None:
-    text = (ROOT / "docs" / "pushing.md").read_text()
-    assert f"<!-- {name} -->\n```mermaid\n{PICTURES[name]}\n```" in text
-
-
-def test_what_decides_knows_no_sockets_files_or_clocks() -> None:
-    impure = {
-        "os",
-        "io",
-        "socket",
-        "ssl",
-        "threading",
-        "asyncio",
-        "time",
-        "random",
-        "secrets",
-        "pathlib",
-        "select",
-        "selectors",
-        "pyspark",
-        "pyarrow",
-    }
-    for name in ("source_tables", "source_streams", "source_session", "push_session", "source_frames", "intake_batch"):
-        tree = ast.parse((CONNECTOR / f"{name}.py").read_text())
-        imported = {alias.name.split(".")[0] for node in ast.walk(tree) if isinstance(node, ast.Import) for alias in node.names}
-        imported |= {(node.module or "").split(".")[0] for node in ast.walk(tree) if isinstance(node, ast.ImportFrom)}
-        assert not imported & impure, name

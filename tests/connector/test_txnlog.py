@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from millstream.connector import txnlog as t
-from millstream.connector.ledger import Open, Standing
+from millstream.connector.sink.protocol import txnlog as t
+from millstream.connector.sink.protocol.ledger import Open, Recovered
 from millstream.errors import DamageError
 
 ENTRIES: list[t.Entry] = [
@@ -84,17 +84,17 @@ def test_arbitrary_bytes_are_a_torn_tail_or_damage(data: bytes) -> None:
 
 def test_the_last_records_decide() -> None:
     expected = {
-        1: Standing(),
-        2: Standing(0, Open("a", 10), None),
-        3: Standing(10, None, "a"),
-        4: Standing(10, Open("b", 20), "a"),
-        5: Standing(10, None, "a"),
-        6: Standing(10, Open("c", 10, "bytes 10 to 12 never came"), "a"),
-        7: Standing(10, None, "a"),
-        8: Standing(10, None, "a", 7),
-        9: Standing(10, Open("d", 30), "a", 7),
+        1: Recovered(),
+        2: Recovered(0, Open("a", 10), None),
+        3: Recovered(10, None, "a"),
+        4: Recovered(10, Open("b", 20), "a"),
+        5: Recovered(10, None, "a"),
+        6: Recovered(10, Open("c", 10, "bytes 10 to 12 never came"), "a"),
+        7: Recovered(10, None, "a"),
+        8: Recovered(10, None, "a", 7),
+        9: Recovered(10, Open("d", 30), "a", 7),
     }
-    for count, standing in expected.items():
-        assert t.standing(ENTRIES[:count]) == standing
-        entries, _ = t.decode_log(t.condensed("w/1", standing))
-        assert entries[0] == t.Named("w/1") and t.standing(entries) == standing
+    for count, recovered in expected.items():
+        assert t.recovered(ENTRIES[:count]) == recovered
+        entries, _ = t.decode_log(t.condensed("w/1", recovered))
+        assert entries[0] == t.Named("w/1") and t.recovered(entries) == recovered

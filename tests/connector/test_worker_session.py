@@ -6,8 +6,8 @@ from collections.abc import Callable
 
 import pytest
 
-from millstream.connector import messages as m
-from millstream.connector.worker_session import RECEIVED, SENT, State, WorkerSession
+from millstream.connector.sink.protocol.worker_session import RECEIVED, SENT, State, WorkerSession
+from millstream.connector.wire import messages as m
 from millstream.errors import LocalProtocolError, RemoteProtocolError
 
 S = State

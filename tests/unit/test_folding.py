@@ -17,6 +17,7 @@ from millstream.state import folding
 from millstream.state.folding import MAX_RUNS, adopt, collect, fold, made_in, named_by, to_fold, unit_name
 from millstream.state.manifest import KEEP, ComputationState, Manifest, ManifestLog, ShardState
 from millstream.state.memory import MemoryStorage as SimulatedStorage
+from millstream.state.part import Part
 from millstream.state.segment import SegmentRef, merge, read_run, runs
 
 
@@ -214,8 +215,8 @@ class Driver:
             chain = adopt(chain, *self.done)
             self.done = None
         chain = [*chain, SegmentRef(name, 0, ref.length, ref.entries, number, number)]
-        part = {"staged": unit_name(number, "rows"), "rows": 1, "in_checkpoint": True}
-        storage.put(part["staged"], b"rows")
+        part = Part(rows=1, staged=unit_name(number, "rows"), in_checkpoint=True)
+        storage.put(part.staged, b"rows")
         state = ComputationState(shards=[ShardState(chain)])
         self.now += self.rng.choice([0, 16, 16, 300, 1000, 40_000])
         manifest = Manifest(number, self.token, self.now, [(0, self.token)], computations={"C": state}, sinks={"out": [part]})

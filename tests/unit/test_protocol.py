@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 
 import millstream as ms
-from millstream.connector import SinkServer, files
+from millstream.connector import SinkServer
+from millstream.connector.sink.outputs import files
 from millstream.core.watermark import Progress, Seen
 from millstream.engine import epochs as epochs_module
 from millstream.simulation.cluster import Driver, Fault, Killed, Plan, Simulation
@@ -147,7 +148,7 @@ def test_a_connector_sink_commits_its_own_rows_for_an_epoch_that_an_outgoing_run
         return DriverContext(None, "p", "counts", None, redo, token, list(instead))  # type: ignore[arg-type]
 
     rows, other = [SinkRow("a", 1, 1)], [SinkRow("a", 1, 2)]
-    with SinkServer(files.Files(tmp_path)) as server:
+    with SinkServer(files.FileOutputs(tmp_path)) as server:
         old, new = ms.sinks.connector(server.address, patience="1s"), ms.sinks.connector(server.address, patience="1s")
         theirs = [old.stage(task(3, "3-x"), rows)]
         old.prepare(driver("3-x"), 3, theirs)

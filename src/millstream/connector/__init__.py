@@ -1,51 +1,85 @@
-"""The connector: how bytes leave a pipeline for a program outside it, and messages come in, exactly once, over TCP.
+"""How do bytes leave a pipeline for a program outside it, and messages come in, exactly once, over TCP?
 
 The wire protocol is that of Wallaroo's connectors, version 3, byte for byte.
 
-Pure (no sockets, files, threads or clock; tested without either end being there):
-    messages          what can be said
-    codec             how it looks in bytes
-    ledger            points of reference: what fits, what is missing, who may commit
-    sink_session      the sink's end: its table of states, messages in, effects out
-    worker_session    the worker's end: its tables of states
-    txnlog            the log of transactions: typed records, torn or damaged
-    names             what a worker may be called, and what its files are called
-    sink_stats        what a sink counts
-    source_tables, source_streams, source_session, push_session    the source's end and the pusher's: tables, ids and watermarks, sessions
-    source_frames, intake_batch    runs of messages, and how they lie in the log
+    wire/      what is said, and how it looks in bytes; pure
+    sink/      out of a pipeline: the sink server, its outputs, and the worker that talks to it; its `protocol/` is pure
+    intake/    what was pushed and is not committed yet: a durable log; its `format/` is pure
+    source/    into a pipeline: the source's server, and the client that pushes; its `protocol/` is pure
 
-Sockets, files and threads:
-    connection, lane, seats, server    the sink server: bytes, one worker's thread, who has a name, all workers
-    output, files, postgres    where a worker's bytes end up
-    worker                the client of a sink
-    credentials           cookies, certificates, addresses
-    commands, narrator    `millstream sink` and `millstream sink-read`, and what the sink says while it runs
-    source_server, intake, intake_reader    the injector's server, its durable log, and who reads it
-    push, push_command, push_signs    the pushing side: the client, `millstream push`, and what it says while it waits
+Imports go one way: `sink` and `source` know `wire`, `source` knows `intake`, and the two sides do not know each other.
+What is pure has no sockets, files, threads or clock, and is tested without either end being there. Nothing here knows pipelines, epochs or Spark.
+
+Public are the servers and clients, the outputs, and, for who writes an end of its own, the parts that decide: sessions, effects, messages, the
+codec, the log of transactions and the intake.
 """
 
-from millstream.connector.credentials import Tls
-from millstream.connector.files import Files
-from millstream.connector.ledger import Open, Standing
-from millstream.connector.output import Memory, Output
-from millstream.connector.postgres import Postgres
-from millstream.connector.push import PushClient
-from millstream.connector.server import SinkServer
-from millstream.connector.sink_stats import SinkStats
-from millstream.connector.source_server import SourceServer
-from millstream.connector.worker import WorkerClient
+from __future__ import annotations
+
+import warnings
+
+from millstream.connector.intake.writer import Intake
+from millstream.connector.sink.outputs.base import Output
+from millstream.connector.sink.outputs.files import FileOutputs
+from millstream.connector.sink.outputs.memory import MemoryOutputs
+from millstream.connector.sink.outputs.postgres import PostgresOutputs
+from millstream.connector.sink.protocol import effects as sink_effects
+from millstream.connector.sink.protocol import txnlog
+from millstream.connector.sink.protocol.ledger import Open, Recovered
+from millstream.connector.sink.protocol.session import SinkSession
+from millstream.connector.sink.protocol.stats import SinkStats, WorkerStats
+from millstream.connector.sink.protocol.worker_session import WorkerSession
+from millstream.connector.sink.server import SinkServer
+from millstream.connector.sink.worker import WorkerClient
+from millstream.connector.source.protocol import effects as source_effects
+from millstream.connector.source.protocol.push_session import PushSession
+from millstream.connector.source.protocol.session import SourceSession
+from millstream.connector.source.protocol.stats import SourceStats
+from millstream.connector.source.protocol.streams import Streams
+from millstream.connector.source.push import PushClient
+from millstream.connector.source.server import SourceServer
+from millstream.connector.wire import messages
+from millstream.connector.wire.codec import decode, encode
+from millstream.connector.wire.decoder import Decoder, RunDecoder
+from millstream.network import Tls
 
 __all__ = [
-    "Files",
-    "Memory",
+    "Decoder",
+    "FileOutputs",
+    "Intake",
+    "MemoryOutputs",
     "Open",
     "Output",
-    "Postgres",
+    "PostgresOutputs",
     "PushClient",
+    "PushSession",
+    "Recovered",
+    "RunDecoder",
     "SinkServer",
+    "SinkSession",
     "SinkStats",
     "SourceServer",
-    "Standing",
+    "SourceSession",
+    "SourceStats",
+    "Streams",
     "Tls",
     "WorkerClient",
+    "WorkerSession",
+    "WorkerStats",
+    "decode",
+    "encode",
+    "messages",
+    "sink_effects",
+    "source_effects",
+    "txnlog",
 ]
+
+_RENAMED = {"Files": "FileOutputs", "Memory": "MemoryOutputs", "Postgres": "PostgresOutputs", "Standing": "Recovered"}
+
+
+def __getattr__(name: str) -> object:
+    new = _RENAMED.get(name)
+    if new is None:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    warnings.warn(f"millstream.connector.{name} is called {new} now", DeprecationWarning, stacklevel=2)
+    return globals()[new]

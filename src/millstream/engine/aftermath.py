@@ -23,9 +23,9 @@ from millstream.engine.contracts import Folded
 from millstream.engine.plan import Plan, adaptive_edges
 from millstream.engine.program import Program
 from millstream.engine.receipts import Delta, Receipt
-from millstream.sinks.base import Part
 from millstream.state.folding import adopt
 from millstream.state.manifest import ComputationState, Manifest, ShardState, edge_name
+from millstream.state.part import Part
 
 KEPT_RUNS = 64  # a replica that was last brought up to date by an older run loads anew
 

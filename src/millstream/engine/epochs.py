@@ -35,8 +35,8 @@ from millstream.engine.program import Program
 from millstream.engine.publishing import Publishing
 from millstream.engine.receipts import EpochOrder, Receipt, checked
 from millstream.errors import CheckpointError, EpochAbandoned, Fenced, HookError, SinkError, StorageError
-from millstream.sinks.base import Part
 from millstream.state.manifest import Manifest, ManifestLog, edge_name
+from millstream.state.part import Part
 
 TRIES = 5
 COLLECT_EVERY = 20

@@ -12,9 +12,10 @@ from typing import Any
 
 from millstream.engine.contracts import Folder
 from millstream.engine.program import Program
-from millstream.sinks.base import DriverContext, Part
+from millstream.sinks.base import DriverContext
 from millstream.state import folding
 from millstream.state.manifest import KEEP, Manifest, ManifestLog
+from millstream.state.part import Part
 
 
 class Publishing:
@@ -51,7 +52,7 @@ class Publishing:
             if name in self._sinks:
                 self._sinks[name].commit(self._context(name, redo, instead.get(name, ())), manifest.epoch, parts)
                 if not redo:  # what may have been there before is not counted again
-                    self._rows[name] += sum(int(part.get("rows", 0)) for part in parts)
+                    self._rows[name] += sum(part.rows for part in parts)
         self._point("epoch.7-published", manifest.epoch)
 
     def collect(self, manifest: Manifest, folds: Folder) -> None:
@@ -59,7 +60,7 @@ class Publishing:
         since = folds.since()  # asked before what is done: a fold that ends in between is then in one of the two
         folding.collect(self._log, manifest, folds.in_flight(), since)
         for name, sink in self._sinks.items():
-            keep = [str(part["staged"]) for part in manifest.sinks.get(name, ()) if "staged" in part]
+            keep = [part.staged for part in manifest.sinks.get(name, ()) if part.staged is not None]
             sink.sweep(self._context(name), manifest.epoch - KEEP, keep)
 
     def _context(self, emission: str, redo: bool = False, instead: Sequence[Part] = ()) -> DriverContext:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import msgspec
 
 from millstream.core.dedup import DedupCounts
@@ -13,6 +11,7 @@ from millstream.core.topology import Topology
 from millstream.core.watermark import Seen
 from millstream.errors import BY_NAME, EpochAbandoned, MillstreamError
 from millstream.state.manifest import Manifest, Parcel
+from millstream.state.part import Part
 from millstream.state.segment import SegmentRef
 
 
@@ -48,7 +47,7 @@ class Receipt(msgspec.Struct):
     unit: int = 0
     consumed: list[int] = []
     deltas: dict[str, Delta] = {}
-    parts: dict[str, dict[str, Any]] = {}
+    parts: dict[str, Part] = {}
     parcels: list[Parcel] = []
     seen: dict[str, Seen] = {}
     failure: str | None = None

@@ -9,6 +9,7 @@ Rules
 from __future__ import annotations
 
 import secrets
+import warnings
 from collections.abc import Callable, Collection, Iterable, Mapping
 from hashlib import blake2b
 from typing import Any
@@ -21,10 +22,11 @@ from millstream.core.topology import STRONG, Group
 from millstream.engine.program import Worker
 from millstream.engine.receipts import Delta, EpochOrder, Receipt
 from millstream.errors import Fenced, HookError
-from millstream.sinks.base import IdentifiedRow, SinkRow, TaskContext
+from millstream.sinks.base import IdentifiedRow, Sink, SinkRow, TaskContext
 from millstream.state.folding import unit_name
 from millstream.state.manifest import Parcel
 from millstream.state.parcel import StoredRow, encode_slice
+from millstream.state.part import Part
 from millstream.state.runs import refuse, run_number, superseded
 from millstream.state.segment import SegmentRef, encode_segment
 from millstream.state.storage import Storage
@@ -134,6 +136,23 @@ class Staging:
                 else:
                     found = [SinkRow(p.key, p.timestamp, decode(p.body)) for p in outcome.productions if p.stream == emission.stream]
                 if found:
-                    label = f"{self.worker.program.name}-{emission.name}-{self.shard:04d}"
-                    context = TaskContext(self.storage, emission.name, self.order.epoch, label, attempt, self.order.token)
-                    receipt.parts[emission.name] = emission.sink.stage(context, found)
+                    name = self.worker.program.name
+                    context = TaskContext(
+                        checkpoint=self.storage,
+                        emission=emission.name,
+                        epoch=self.order.epoch,
+                        label=f"{name}-{emission.name}-{self.shard:04d}",
+                        attempt=attempt,
+                        token=self.order.token,
+                        pipeline=name,
+                        shard=self.shard,
+                    )
+                    receipt.parts[emission.name] = _part(emission.sink.stage(context, found), emission.sink)
+
+
+def _part(given: Part | Mapping[str, Any], sink: Sink) -> Part:
+    """What a sink's `stage` gave back. In version 0.1 that was a dict."""
+    if isinstance(given, Part):
+        return given
+    warnings.warn(f"{type(sink).__name__}.stage returned a dict: return ms.sinks.Part(...)", DeprecationWarning, stacklevel=2)
+    return Part.of(given)

@@ -33,16 +33,17 @@ class Ledger(Sink):
     def stage(self, context: TaskContext, rows: Sequence[SinkRow]) -> Part:
         staged = f"staging/{context.epoch:06d}-{context.label}-{context.attempt}"
         self.storage.put(staged, pickle.dumps([(row.key, row.timestamp, row.value, row.id) for row in rows]))  # type: ignore[attr-defined]
-        return {"staged": staged, "final": f"out/{context.emission}/{context.epoch:06d}-{context.label}"}
+        return Part(rows=len(rows), staged=staged, own={"final": f"out/{context.emission}/{context.epoch:06d}-{context.label}"})
 
     def commit(self, context: DriverContext, epoch: int, parts: Sequence[Part]) -> None:
         if self.handed and epoch < self.handed[-1]:
             raise Violation(f"epoch {epoch} was published after epoch {self.handed[-1]}")
         self.handed.append(epoch)
         for part in parts:
-            if not context.redo and not self.storage.exists(part["staged"]):
-                raise Violation(f"{part['staged']} was committed and is gone")
-            if not self.storage.publish(part["staged"], part["final"]):
+            assert part.staged is not None
+            if not context.redo and not self.storage.exists(part.staged):
+                raise Violation(f"{part.staged} was committed and is gone")
+            if not self.storage.publish(part.staged, part["final"]):
                 raise Violation(f"{part['final']} was published twice, with different rows")
 
     def rows(self, emission: str) -> list[tuple[Any, int, Any, str]]:

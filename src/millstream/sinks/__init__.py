@@ -2,18 +2,34 @@
 
 Contract of a sink
 - `stage(context, rows)` runs in a task, before the commit, any number of times (retries, zombies). It makes the rows durable under a
-  name of its own and returns a *part*: a small dict that goes into the manifest. What no manifest names is never seen.
+  name of its own and returns a `Part`, which goes into the manifest. What no manifest names is never seen.
 - `prepare(context, epoch, parts)` runs on the driver before the manifest, once all tasks are done: the last moment to say no.
 - `commit(context, epoch, parts)` runs on the driver after the manifest, at least once, in order of epochs. It must be idempotent.
 - `sweep(context, before_epoch, keep)` runs now and then: leftovers of attempts that were never committed may go.
-- A part that names an object of its own in `staged` has it kept by `sweep`; with `in_checkpoint`, by the checkpoint's collection.
+- A part that names an object in `staged` has it kept by `sweep`; with `in_checkpoint`, by the checkpoint's collection. What only the sink understands
+  stands in `own`.
 
 A row of a sink is key, timestamp and value, and id where the stream is emitted with `ids=True`. Rows of one key stand in the order in which they were produced.
 """
 
-from millstream.sinks.base import IdentifiedRow, Sink, SinkRow
-from millstream.sinks.connector import Connector, connector
+from millstream.sinks.base import DriverContext, IdentifiedRow, Part, Sink, SinkRow, TaskContext
 from millstream.sinks.epochs import EachEpoch, Memory, each_epoch, memory
 from millstream.sinks.files import Files, files
+from millstream.sinks.two_phase import Connector, connector
 
-__all__ = ["Connector", "EachEpoch", "Files", "IdentifiedRow", "Memory", "Sink", "SinkRow", "connector", "each_epoch", "files", "memory"]
+__all__ = [
+    "Connector",
+    "DriverContext",
+    "EachEpoch",
+    "Files",
+    "IdentifiedRow",
+    "Memory",
+    "Part",
+    "Sink",
+    "SinkRow",
+    "TaskContext",
+    "connector",
+    "each_epoch",
+    "files",
+    "memory",
+]

@@ -7,9 +7,10 @@ from typing import Any
 
 import msgspec
 
+from millstream.state.part import Part
 from millstream.state.storage import Storage
 
-Part = dict[str, Any]
+__all__ = ["DriverContext", "IdentifiedRow", "Part", "Sink", "SinkRow", "TaskContext"]
 
 
 class SinkRow(msgspec.Struct, gc=False):
@@ -27,7 +28,7 @@ class IdentifiedRow(SinkRow, gc=False):
 
 
 class TaskContext(msgspec.Struct):
-    """Where a task stages: `label` is unique to stream, epoch and shard; `attempt` to this attempt; `token` to the run."""
+    """Where a task stages: `label` is unique to pipeline, emission and shard; `attempt` to this attempt; `token` to the run."""
 
     checkpoint: Storage
     emission: str
@@ -35,6 +36,8 @@ class TaskContext(msgspec.Struct):
     label: str
     attempt: str
     token: str = "0-"
+    pipeline: str = ""
+    shard: int = 0
 
 
 class DriverContext(msgspec.Struct):

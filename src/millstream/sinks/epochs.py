@@ -28,14 +28,14 @@ class _Staged(Sink):
         except Exception as error:
             raise SinkError(f"stream {context.emission!r} into {self.describe()}: {error}") from error
         context.checkpoint.put(name, data)
-        return {"staged": name, "rows": len(rows), "in_checkpoint": True}
+        return Part(rows=len(rows), staged=name, in_checkpoint=True)
 
     def rows(self, context: DriverContext, parts: Sequence[Part]) -> list[SinkRow]:
         """The rows of the parts."""
         return [
             SinkRow(_as_key(key), timestamp, value) if id is None else IdentifiedRow(_as_key(key), timestamp, value, id)
             for part in parts
-            for key, timestamp, value, id in _decode(context.checkpoint.read(part["staged"]))
+            for key, timestamp, value, id in _decode(context.checkpoint.read(str(part.staged)))
         ]
 
 

@@ -93,7 +93,7 @@ class Files(Sink):
         suffix = _SUFFIX[self.format]
         staged = f"_staging/{context.epoch:012d}-{context.label}-{context.attempt}.{suffix}"
         open_storage(self.path, self.options).put(staged, data)
-        return {"staged": staged, "final": f"{context.label}-{context.epoch:010d}.{suffix}", "rows": len(rows)}
+        return Part(rows=len(rows), staged=staged, own={"final": f"{context.label}-{context.epoch:010d}.{suffix}"})
 
     def _json(self, rows: Sequence[SinkRow], context: TaskContext) -> bytes:
         encoder = msgspec.json.Encoder(enc_hook=plain)
@@ -125,12 +125,13 @@ class Files(Sink):
     def commit(self, context: DriverContext, epoch: int, parts: Sequence[Part]) -> None:
         storage = open_storage(self.path, self.options)
         for part in parts:
-            if not context.redo and not storage.exists(part["staged"]):
+            assert part.staged is not None
+            if not context.redo and not storage.exists(part.staged):
                 raise SinkError(
-                    f"{self.path}/{part['staged']} was staged by a task but is not there for the driver: the directory must be the same on every host. "
+                    f"{self.path}/{part.staged} was staged by a task but is not there for the driver: the directory must be the same on every host. "
                     f"Epoch {epoch} is committed; copy its files of _staging/ from the hosts that ran its tasks, and run again."
                 )
-            if not storage.publish(part["staged"], part["final"]):
+            if not storage.publish(part.staged, part["final"]):
                 raise SinkError(
                     f"{self.path}/{part['final']} is there already, and not from this checkpoint: the directory holds another run's output. "
                     f"Give each checkpoint a directory of its own, or empty it."

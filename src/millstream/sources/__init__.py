@@ -13,7 +13,7 @@ from typing import Any, ClassVar
 import msgspec
 
 from millstream.errors import DefinitionError
-from millstream.sources.connector import Connector, connector
+from millstream.sources.pushed import Connector, connector
 from millstream.sources.schema import columns
 
 __all__ = ["Connector", "Files", "FromSession", "Rate", "connector", "files", "rate"]

@@ -34,7 +34,7 @@ class Format(msgspec.Struct, frozen=True):
         raise CheckpointError(f"{name} has format {found}; this version of Millstream reads {reads}: {what}.")
 
 
-MANIFEST = Format(2, 2)
+MANIFEST = Format(2, 3)  # 3: what a sink wants to remember of a part is apart from what the engine asks
 IDENTITY = Format(2, 2)
 CLAIM = Format(1, 1)
 SIGN = Format(1, 1)
@@ -44,10 +44,11 @@ class _Said(msgspec.Struct):
     format: int
 
 
-def check_json(data: bytes, name: str, known: Format) -> None:
-    """The same for an object of JSON, whatever else is in it."""
+def check_json(data: bytes, name: str, known: Format) -> int:
+    """The same for an object of JSON, whatever else is in it; its format."""
     try:
         said = msgspec.json.decode(data, type=_Said).format
     except msgspec.MsgspecError as error:
         raise DamageError(f"{name} does not say its format: {error}. Restore it from a copy, or start with a new checkpoint.") from error
     known.check(name, said)
+    return said

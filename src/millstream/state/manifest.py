@@ -24,6 +24,7 @@ from millstream.core.time import BEGINNING
 from millstream.core.watermark import Progress
 from millstream.errors import CheckpointError, DamageError
 from millstream.state import formats
+from millstream.state.part import Part
 from millstream.state.runs import Runs
 from millstream.state.segment import SegmentRef
 from millstream.state.storage import Storage
@@ -86,7 +87,7 @@ class Manifest(msgspec.Struct):
     runs: list[tuple[int, str]]
     injectors: dict[str, Progress] = {}
     computations: dict[str, ComputationState] = {}
-    sinks: dict[str, list[dict[str, Any]]] = {}
+    sinks: dict[str, list[Part]] = {}
     drain: bool = False
     drained: bool = False
     ended: int | None = None  # the first epoch of the drain: from it on, no source may bring anything
@@ -146,13 +147,20 @@ def _open(data: bytes, name: str, type: Any, known: formats.Format) -> Any:
     body, _, rest = data.partition(b"\n")
     if rest.strip() != b"%08x" % crc32(body):
         raise DamageError(f"{name} is damaged: its checksum does not match. Restore it from a copy, or start with a new checkpoint.")
-    formats.check_json(body, name, known)
+    said = formats.check_json(body, name, known)
     try:
-        return msgspec.json.decode(body, type=type)
+        return msgspec.json.decode(body if said == known.newest or type is not Manifest else _from_2(body), type=type)
     except msgspec.MsgspecError as error:
         raise DamageError(
             f"{name} is whole and says a format that is known, but it has another shape: {error}. Restore it from a copy, or start with a new checkpoint."
         ) from error
+
+
+def _from_2(body: bytes) -> bytes:
+    """A manifest of format 2, as format 3 has it: its parts were plain dicts."""
+    found = msgspec.json.decode(body)
+    found["sinks"] = {name: [Part.of(part) for part in parts] for name, parts in found.get("sinks", {}).items()}
+    return msgspec.json.encode({**found, "format": 3})
 
 
 class Collection(msgspec.Struct):

@@ -25,11 +25,11 @@ from pyspark.sql.streaming.datasource import (
     SupportsTriggerAvailableNow,
 )
 
-from millstream.connector import intake_reader
-from millstream.connector.intake_batch import Head, columns, decode_marks
-from millstream.connector.source_session import MESSAGE
+from millstream.connector.intake import reader as intake_reader
+from millstream.connector.intake.format.batch import Head, columns, decode_marks
+from millstream.connector.intake.format.entries import MESSAGE
 from millstream.errors import DamageError
-from millstream.sources.connector import Connector
+from millstream.sources.pushed import Connector
 
 NAME = "millstream_intake"
 DDL = Connector.schema

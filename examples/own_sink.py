@@ -1,0 +1,112 @@
+"""A sink of one's own, whole: what a worker commits is in FOLDER once, also if this process is killed at any moment.
+
+    python examples/own_sink.py FOLDER PORT
+
+Sockets and files are ours. What a worker may say, and what it comes to, is decided by the session; what survived is told by the log of transactions.
+One connection is served at a time: whoever comes next cuts off the one before.
+"""
+
+import contextlib
+import os
+import select
+import socket
+import sys
+from hashlib import sha256
+from pathlib import Path
+
+from millstream.connector import Decoder, Recovered, SinkSession, encode, txnlog
+from millstream.connector import sink_effects as fx
+
+
+class Peer:
+    """One connection: bytes to messages to effects, which are carried out in their order."""
+
+    def __init__(self, sock: socket.socket, folder: Path) -> None:
+        self.socket, self.folder, self.is_over = sock, folder, False
+        self.session, self.decoder = SinkSession(), Decoder(join=1)
+
+    def read(self) -> None:
+        try:
+            self.decoder.receive(data := self.socket.recv(1 << 18))
+            self.is_over = not data
+            while not self.is_over and (message := self.decoder.next()) is not None:
+                self.carry_out(self.session.receive(message))
+        except Exception as error:  # the peer's mistake, or our disk: it is told, and the session ends
+            with contextlib.suppress(OSError):
+                self.carry_out(self.session.failed(str(error)))
+            self.is_over = True
+
+    def carry_out(self, effects: list[fx.Effect]) -> None:
+        for effect in effects:
+            match effect:
+                case fx.Send(frame):
+                    self.socket.sendall(encode(frame))
+                case fx.Close():
+                    self.is_over = True
+                case fx.Recover(worker):
+                    self.carry_out(self.session.answer(self.recover(worker)))
+                case fx.Compare(offset, data):
+                    self.carry_out(self.session.answer(os.pread(self.data.fileno(), len(data), offset) == data))
+                case fx.BeginNext():
+                    self.carry_out(self.session.answer(True))
+                case fx.Append(data):
+                    self.data.write(data)
+                    self.data.flush()
+                case fx.Prepare(txn, start, end):
+                    os.fsync(self.data.fileno())
+                    self.record(txnlog.Prepared(txn, start, end))
+                case fx.Veto(txn, why):
+                    self.record(txnlog.Vetoed(txn, why))
+                case fx.Commit(txn, end):
+                    self.record(txnlog.Committed(txn, end))
+                case fx.Rollback(txn, committed):
+                    self.record(txnlog.RolledBack(txn, committed))
+                    self.data.truncate(committed)
+                case fx.Seal(fence):
+                    self.record(txnlog.Sealed(fence))
+                case fx.Archive(workers):
+                    raise NotImplementedError(f"this sink keeps the outputs of {', '.join(workers)}")
+
+    def recover(self, worker: str) -> Recovered:
+        name = self.folder / sha256(worker.encode()).hexdigest()  # a worker's name is data, and no path
+        self.data, self.log = (open(name.with_suffix(end), "ab+") for end in (".data", ".log"))  # noqa: SIM115
+        entries, whole = txnlog.decode_log(name.with_suffix(".log").read_bytes(), self.log.name)
+        found = txnlog.recovered(entries)
+        keep = found.committed if found.open is None or found.open.veto else found.open.end
+        if self.data.seek(0, os.SEEK_END) < keep:
+            raise OSError(f"{self.data.name} is shorter than its log says: restore it from a copy")
+        self.data.truncate(keep)
+        self.log.truncate(whole)  # the kill may have torn the last record
+        self.log.write(b"" if whole else txnlog.condensed(worker, found))
+        self.log.flush()
+        for path in (self.data.name, self.log.name, self.folder):
+            fd = os.open(path, os.O_RDONLY)
+            os.fsync(fd)
+            os.close(fd)
+        return found
+
+    def record(self, entry: txnlog.Entry) -> None:
+        self.log.write(txnlog.encode_entry(entry))
+        self.log.flush()
+        os.fsync(self.log.fileno())
+
+
+def serve(folder: Path, port: int) -> None:
+    folder.mkdir(parents=True, exist_ok=True)
+    listener, peer = socket.create_server(("127.0.0.1", port)), None
+    print(f"listening on 127.0.0.1:{listener.getsockname()[1]}", flush=True)
+    while True:
+        ready, _, _ = select.select([listener, *([peer.socket] if peer else [])], [], [])
+        if listener in ready:  # first: what an older connection has sent, and nobody has read, is dropped
+            if peer is not None:
+                peer.socket.close()
+            peer = Peer(listener.accept()[0], folder)
+        elif peer is not None:
+            peer.read()
+            if peer.is_over:
+                peer.socket.close()
+                peer = None
+
+
+if __name__ == "__main__":
+    serve(Path(sys.argv[1]), int(sys.argv[2]))

@@ -1,0 +1,20 @@
+"""What can be done from the command line? The program `millstream`.
+
+    entry        the parser, and what errors come to
+    run          `millstream run`
+    views        `millstream status` and `millstream state`
+    sink         `millstream sink` and `millstream sink-read`
+    push         `millstream push`
+    demo         `millstream demo`
+    arguments    what several commands share
+
+Rules
+1. An error that Millstream raises on purpose is one message on stderr and exit code 1; a wrong call of a command is exit code 2.
+2. A file belongs to a command or to a few of one family: its arguments, what it does, what it prints. It must not know the others.
+3. Nothing imports this package but programs: what a command does is a library's business, and can be had without it.
+"""
+
+from millstream.cli.entry import main
+from millstream.cli.run import load, pipeline_in, watch
+
+__all__ = ["load", "main", "pipeline_in", "watch"]

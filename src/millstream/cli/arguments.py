@@ -1,0 +1,60 @@
+"""Arguments that several commands take, and how their texts are read.
+
+A text that cannot be read is a wrong call: argparse says so, and ends with exit code 2.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from typing import Any
+
+import msgspec
+
+from millstream.core.time import duration
+from millstream.errors import DefinitionError
+
+
+def storage_option(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--storage-option", metavar="K=V", action="append", default=[], type=option, help="for the object store's client; may be repeated"
+    )
+
+
+def setting(text: str) -> tuple[str, str]:
+    name, equals, value = text.partition("=")
+    if not name or not equals:
+        raise argparse.ArgumentTypeError(f"{text!r} is not of the form K=V")
+    return name, value
+
+
+def option(text: str) -> tuple[str, Any]:
+    name, equals, value = text.partition("=")
+    if not name or not equals:
+        raise argparse.ArgumentTypeError(f"{text!r} is not of the form K=V")
+    if value.startswith("{"):
+        try:
+            return name, msgspec.json.decode(value)
+        except msgspec.DecodeError as error:
+            raise argparse.ArgumentTypeError(f"{name}: {error}") from error
+    return name, value
+
+
+def a_duration(text: str) -> str:
+    try:
+        duration(text)
+    except DefinitionError as error:
+        raise argparse.ArgumentTypeError(str(error)) from error
+    return text
+
+
+def at_least_one(text: str) -> int:
+    if not text.isdecimal() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number from 1 on")
+    return int(text)
+
+
+def failed(message: str, code: int = 1) -> int:
+    """Says why a command failed, and returns its exit code."""
+    print(f"millstream: {message}", file=sys.stderr)
+    return code

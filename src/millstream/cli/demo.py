@@ -1,0 +1,24 @@
+"""`millstream demo`: the Zeitgeist demo."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+
+def add_command(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    """Adds it to a parser's subcommands."""
+    demo = commands.add_parser(
+        "demo", help="run the Zeitgeist demo", description="Finds spikes and dips in made-up search traffic, while its drivers are killed."
+    )
+    demo.add_argument("--output", metavar="DIR", type=Path, default=Path("zeitgeist"), help="where everything goes (zeitgeist)")
+    demo.add_argument("--seed", metavar="N", type=int, default=7, help="another seed is another world (7)")
+    demo.add_argument("--small", action="store_true", help="a fifth of the queries, and one kill instead of two")
+    demo.add_argument("--fresh", action="store_true", help="begin anew, also where the last demo was interrupted")
+    demo.set_defaults(command=_demo)
+
+
+def _demo(args: argparse.Namespace) -> int:
+    from millstream.demo.run import run
+
+    return run(output=args.output, seed=args.seed, small=args.small, fresh=args.fresh)

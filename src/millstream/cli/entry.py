@@ -1,0 +1,49 @@
+"""The program `millstream`: one parser for all commands, and what their errors come to."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+
+from millstream import __version__
+from millstream.cli import demo, push, run, sink, views
+from millstream.cli.arguments import failed
+from millstream.errors import MillstreamError
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Runs one command and returns its exit code."""
+    known = parser()
+    try:
+        args = known.parse_args(argv)
+    except SystemExit as ended:
+        return ended.code if isinstance(ended.code, int) else 2
+    if args.command is None:
+        known.print_help(sys.stderr)
+        return 2
+    try:
+        code: int = args.command(args)
+        sys.stdout.flush()
+        return code
+    except MillstreamError as error:
+        return failed(str(error))
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0
+    except KeyboardInterrupt:
+        return failed("interrupted; nothing that was committed is lost", 130)
+
+
+def parser() -> argparse.ArgumentParser:
+    """What the program understands."""
+    found = argparse.ArgumentParser(prog="millstream", description="MillWheel's model of stream processing on Spark.")
+    found.add_argument("--version", action="version", version=f"millstream {__version__}")
+    found.set_defaults(command=None)
+    commands = found.add_subparsers(title="commands", metavar="COMMAND")
+    run.add_command(commands)
+    demo.add_command(commands)
+    views.add_commands(commands)
+    sink.add_commands(commands)
+    push.add_command(commands)
+    return found

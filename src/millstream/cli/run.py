@@ -1,0 +1,230 @@
+"""`millstream run`: executes the file that holds a pipeline, runs it on Spark, and shows how it is doing.
+
+Rules
+1. The file is executed once, here. Its classes and functions travel to the workers by value, so the workers never execute it; modules
+   beside it are imported by the workers, which get its folder as a path.
+2. Ctrl-C and SIGTERM end a run between two epochs; a second one does not wait.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import importlib.util
+import os
+import signal
+import sys
+import threading
+import time
+import traceback
+from collections.abc import Callable, Iterator
+from functools import partial
+from pathlib import Path
+from types import ModuleType
+from typing import TYPE_CHECKING, Any
+
+from rich.console import Console
+from rich.live import Live
+
+from millstream.cli.arguments import a_duration, at_least_one, failed, setting, storage_option
+from millstream.errors import DefinitionError, MillstreamError
+from millstream.pipeline import Pipeline
+from millstream.status import view
+from millstream.status.narrator import last_words
+
+if TYPE_CHECKING:
+    from millstream.handle import Handle
+
+MODULE = "__millstream_main__"
+_DRAWN_EVERY = 0.25
+_LINE_EVERY = 1.0
+_NO_SESSION = (
+    '\nThere is no Spark session yet when the file is executed. Give keys, timestamps and ids as SQL text (key="lower(user)") instead of '
+    "Columns, and a source of "
+    'Spark\'s as a function of the session (inject("in", lambda spark: spark.readStream...)).'
+)
+_STOPPING = "stopping when the epoch under way is committed; once more stops at once"
+
+
+def add_command(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    """Adds it to a parser's subcommands."""
+    run = commands.add_parser("run", help="run the pipeline in a file", description="Runs the pipeline in a Python file on local Spark.")
+    which = "the file, and the variable that holds the pipeline (by default 'pipeline', or the only one there is)"
+    run.add_argument("file", metavar="FILE[:NAME]", help=which)
+    run.add_argument("--checkpoint", metavar="DIR", help="a directory or s3:// URL (by default PIPELINE-checkpoint, here)")
+    when = run.add_mutually_exclusive_group()
+    when.add_argument(
+        "--trigger", metavar="TIME", type=a_duration, default="500ms", help="how often an epoch begins, such as 500ms or 2s (500ms)"
+    )
+    when.add_argument("--available-now", action="store_true", help="process what is there, close every window, and end")
+    run.add_argument("--no-drain", action="store_true", help="with --available-now: leave windows open, because more input may follow")
+    run.add_argument("--shards", metavar="N", type=at_least_one, help="how many shards a new checkpoint gets (by default one per core)")
+    run.add_argument("--master", metavar="URL", help="Spark's master, such as spark://host:7077 (by default local, with all cores)")
+    run.add_argument("--conf", metavar="K=V", type=setting, action="append", default=[], help="a setting of Spark's; may be repeated")
+    run.add_argument("--packages", metavar="G:A:V,...", help="Java packages that Spark fetches, such as a Kafka connector")
+    run.add_argument("--py-files", metavar="PATH,...", help="Python files, .zip or .whl for the workers of a cluster")
+    run.add_argument("--quiet", action="store_true", help="say nothing but errors")
+    run.add_argument(
+        "--drop", metavar="NAME", action="append", default=[], help="a computation that is gone and whose state may go; may be repeated"
+    )
+    storage_option(run)
+    run.set_defaults(command=_run)
+
+
+def _run(args: argparse.Namespace) -> int:
+    file, name = _file_and_name(args.file)
+    if not file.is_file():
+        return failed(f"there is no file {file}", 2)
+    pipeline = pipeline_in(load(file), name, file)
+    checkpoint = args.checkpoint or f"{pipeline.name}-checkpoint"
+    if not args.quiet:
+        print(f"{pipeline.name}: checkpoint {checkpoint if '://' in checkpoint else Path(checkpoint).absolute()}", flush=True)
+        print(f"{pipeline.name}: starting Spark, which takes some seconds", flush=True)
+    stopping = threading.Event()
+    settings = dict(args.conf)
+    if args.packages:
+        settings["spark.jars.packages"] = args.packages
+    if args.py_files:
+        settings["spark.submit.pyFiles"] = args.py_files
+    try:
+        handle = pipeline.run(
+            _session(pipeline.name, args.master, settings),
+            quiet=True,
+            checkpoint=checkpoint,
+            trigger=args.trigger,
+            available_now=args.available_now,
+            drain=not args.no_drain,
+            shards=args.shards,
+            storage_options=dict(args.storage_option) or None,
+            drop=args.drop,
+        )
+        with _signals(stopping):
+            watch(handle, stopping, args.quiet)
+    finally:
+        _end_spark()
+    return 0
+
+
+def _session(name: str, master: str | None, settings: dict[str, str]) -> Any:
+    """The session that the options ask for; None leaves it to the run."""
+    if not master and not settings:
+        return None
+    from millstream.engine.spark.session import local_session
+
+    return local_session(name, master=master, settings=settings)
+
+
+def load(file: Path) -> ModuleType:
+    """Executes a pipeline's file as a module whose content is sent to workers by value."""
+    from pyspark import cloudpickle
+
+    folder = str(file.resolve().parent)
+    sys.path.insert(0, folder)
+    os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [folder, os.environ.get("PYTHONPATH")]))
+    spec = importlib.util.spec_from_file_location(MODULE, file.resolve())
+    if spec is None or spec.loader is None:
+        raise DefinitionError(f"{file} is not a Python file")
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[MODULE] = module
+    try:
+        spec.loader.exec_module(module)
+    except MillstreamError:
+        raise
+    except Exception as error:
+        here = error.__traceback__
+        while here is not None and here.tb_frame.f_code.co_filename != spec.origin:
+            here = here.tb_next
+        hint = (
+            _NO_SESSION
+            if any(sign in str(error) + type(error).__name__ for sign in ("SESSION_OR_CONTEXT", "SparkContext", "sparkContext"))
+            else ""
+        )
+        raise DefinitionError(
+            f"{file} cannot be executed\n" + "".join(traceback.format_exception(type(error), error, here)).rstrip() + hint
+        ) from error
+    cloudpickle.register_pickle_by_value(module)
+    return module
+
+
+def pipeline_in(module: ModuleType, name: str | None, file: Path) -> Pipeline:
+    """The pipeline of that name; without a name the one called `pipeline`, or the only one."""
+    found = {variable: value for variable, value in vars(module).items() if isinstance(value, Pipeline)}
+    known = ", ".join(sorted(found))
+    if name is not None:
+        if name not in found:
+            raise DefinitionError(f"{file} has no pipeline in a variable {name!r}. It has: {known or 'none'}.")
+        return found[name]
+    if "pipeline" in found:
+        return found["pipeline"]
+    if not found:
+        raise DefinitionError(f"{file} has no pipeline: it needs a variable that holds an ms.Pipeline.")
+    if len({id(value) for value in found.values()}) > 1:
+        raise DefinitionError(f"{file} has several pipelines: {known}. Say which, as in {file}:{min(found)}.")
+    return next(iter(found.values()))
+
+
+def watch(handle: Handle, stopping: threading.Event, quiet: bool = False) -> None:
+    """Shows how a run is doing until it ends or is to stop, and raises what it ended with."""
+    console = Console(highlight=False, quiet=quiet)
+    say: Callable[[str], None] = _say_nothing if quiet else partial(print, flush=True)
+    with Live(console=console, auto_refresh=False) if console.is_terminal and not quiet else contextlib.nullcontext() as live:
+        shown, at = view.changes(handle.status()), 0.0
+        stopped = over = False
+        while not over:
+            if stopping.is_set() and not stopped:
+                stopped = True
+                if live is None:
+                    say(_STOPPING)
+                else:
+                    live.console.print(_STOPPING)
+                handle.stop()
+            over = handle.await_termination(_DRAWN_EVERY)
+            status = handle.status()
+            if live is not None:
+                live.update(view.progress(status), refresh=True)
+            elif view.changes(status) != shown and (over or time.monotonic() - at >= _LINE_EVERY):
+                shown, at = view.changes(status), time.monotonic()
+                say(view.line(status))
+    say(f"{status.pipeline}: {last_words(status, stopped, handle.published)}")
+
+
+def _say_nothing(text: str) -> None:
+    """For --quiet."""
+
+
+@contextlib.contextmanager
+def _signals(stopping: threading.Event) -> Iterator[None]:
+    """While it lasts, the first Ctrl-C or SIGTERM asks for a stop and the second interrupts. Spark's own handler would cancel the epoch under way."""
+
+    def handler(number: int, frame: Any) -> None:
+        if stopping.is_set():
+            raise KeyboardInterrupt
+        stopping.set()
+
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = {number: signal.signal(number, handler) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield
+    finally:
+        for number, old in before.items():
+            signal.signal(number, old)
+
+
+def _end_spark() -> None:
+    """Ends the session of a run, if there is one, and Java still answers."""
+    from pyspark.sql import SparkSession
+
+    with contextlib.suppress(Exception):
+        session = SparkSession.getActiveSession()
+        if session is not None:
+            session.stop()
+
+
+def _file_and_name(text: str) -> tuple[Path, str | None]:
+    """The two parts of FILE:NAME; a file whose own name has a colon is taken as it is."""
+    file, colon, name = text.rpartition(":")
+    if colon and name.isidentifier() and not Path(text).is_file():
+        return Path(file), name
+    return Path(text), None

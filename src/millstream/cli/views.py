@@ -1,0 +1,86 @@
+"""`millstream status` and `millstream state`: how far a pipeline is, and what a computation keeps. They read the log and change nothing."""
+
+from __future__ import annotations
+
+import argparse
+from typing import Any
+
+import msgspec
+from rich.console import Console, RenderableType
+
+from millstream.cli.arguments import at_least_one, storage_option
+from millstream.errors import CheckpointError
+from millstream.state.manifest import ManifestLog
+from millstream.state.storage import open_storage
+from millstream.status import inspect, view
+
+_WIDE = 240
+
+
+def add_commands(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    """Adds them to a parser's subcommands."""
+    status = commands.add_parser("status", help="how far a pipeline is", description="Shows the latest committed epoch of a checkpoint.")
+    status.add_argument("checkpoint", metavar="CHECKPOINT")
+    status.add_argument("--json", action="store_true", help="as JSON")
+    storage_option(status)
+    status.set_defaults(command=_status)
+
+    state = commands.add_parser("state", help="what a computation keeps", description="Shows committed state and timers of a computation.")
+    state.add_argument("checkpoint", metavar="CHECKPOINT")
+    state.add_argument("computation", metavar="COMPUTATION")
+    state.add_argument("--key", metavar="K", help="one key, whole: a text, a number, or a JSON list for a tuple; '\"7\"' is only the text")
+    state.add_argument("--limit", metavar="N", type=at_least_one, default=20, help="how many keys, or with --key how many map entries (20)")
+    state.add_argument("--unpickle", action="store_true", help="load pickled state, which runs code: only for a checkpoint you trust")
+    state.add_argument("--json", action="store_true", help="as JSON")
+    storage_option(state)
+    state.set_defaults(command=_state)
+
+
+def _status(args: argparse.Namespace) -> int:
+    found = inspect.overview(_log(args))
+    if args.json:
+        _print_json(found)
+    else:
+        _show(view.overview(found))
+    return 0
+
+
+def _state(args: argparse.Namespace) -> int:
+    log = _log(args)
+    keys = None if args.key is None else inspect.keys_of(args.key)
+    if keys is None:
+        found = inspect.steady(log, lambda m: inspect.listed(m, args.computation, args.limit, unpickle=args.unpickle))
+    else:
+        found = inspect.steady(log, lambda m: inspect.looked_up(m, args.computation, keys, entries=args.limit, unpickle=args.unpickle))
+        if not found.rows:
+            tried = " nor ".join(f"{key!r} ({type(key).__name__})" for key in keys)
+            raise CheckpointError(
+                f"computation {args.computation!r} has no row for key {tried} in epoch {found.epoch}. A key whose state is the default one "
+                f"and that has no timers is not kept."
+            )
+    if args.json:
+        _print_json(inspect.plain_listing(found))
+    else:
+        _show(view.listing(found) if keys is None else view.rows(found))
+    return 0
+
+
+def _log(args: argparse.Namespace) -> ManifestLog:
+    return ManifestLog(open_storage(args.checkpoint, dict(args.storage_option) or None))
+
+
+def _show(what: RenderableType) -> None:
+    """Prints to a terminal, or plainly, and as wide as it needs to be, to anything else."""
+    console = Console(highlight=False)
+    if console.is_terminal:
+        console.print(what)
+        return
+    wide = Console(highlight=False, width=_WIDE)
+    with wide.capture() as captured:
+        wide.print(what)
+    for line in captured.get().splitlines():
+        print(line.rstrip())
+
+
+def _print_json(value: Any) -> None:
+    print(msgspec.json.format(msgspec.json.encode(value), indent=2).decode())

@@ -1,0 +1,200 @@
+"""What is in the intake's files, in bytes: batches of entries, and the beginning of a segment.
+
+    segment = beginning | batch | batch | ...
+    beginning = "MSINTAKE" | u32 size | u32 size of the marks | u64 position | u32 CRC of the marks | u32 CRC of all before | marks | zeros
+    batch = head | marks | ids | event times | key ends | payload ends | streams | kinds | keys | payloads | zeros | u32 CRC from the marks on
+    head = "MSB1" | u32 size | u64 position | u32 entries | u32 messages | u32 size of marks | u32 of keys | u32 of payloads | u32 CRC of the head
+
+Rules
+1. Numbers are little endian and columns are aligned, as Arrow has them in memory: a reader uses them in place.
+2. A position is a count of bytes of batches since the log began. A batch knows its own: a position that does not point at a batch, or
+   at another log's, is noticed at once.
+3. A head has its own checksum, so that one can walk from head to head without reading what is between. The rest has another.
+4. A batch can be understood without any other: it names its streams. Its marks (how far each of them is behind it) are what recovery needs; a segment
+   begins with the marks of all streams. So nothing before a segment is needed for anything after its beginning.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterable, Sequence
+from itertools import accumulate
+from zlib import crc32
+
+import msgspec
+
+from millstream.connector.intake.format.entries import END, MESSAGE, WATERMARK, Entry, Mark
+from millstream.errors import DamageError
+
+_HEAD = struct.Struct("<4sIQIIIIII")
+_BEGINNING = struct.Struct("<8sIIQII")
+_SUM = struct.Struct("<I")
+_HEAD_MAGIC = b"MSB1"
+_BEGINNING_MAGIC = b"MSINTAKE"
+HEAD_SIZE = _HEAD.size
+BEGINNING_SIZE = _BEGINNING.size
+
+_encode = msgspec.msgpack.Encoder().encode
+_decode = msgspec.msgpack.Decoder(list[Mark]).decode
+
+
+class Head(msgspec.Struct, frozen=True):
+    """What can be known of a batch without reading it."""
+
+    size: int
+    position: int
+    entries: int
+    messages: int
+    marks: int
+    keys: int
+    payloads: int
+
+    @property
+    def end(self) -> int:
+        return self.position + self.size
+
+
+class Columns(msgspec.Struct, frozen=True):
+    """Where the columns of a batch begin in it."""
+
+    ids: int
+    times: int
+    key_ends: int
+    payload_ends: int
+    streams: int
+    kinds: int
+    keys: int
+    payloads: int
+
+
+def _padded(size: int) -> int:
+    return -(-size // 8) * 8
+
+
+def columns(head: Head) -> Columns:
+    n = head.entries
+    ids = HEAD_SIZE + _padded(head.marks)
+    times = ids + 8 * n
+    key_ends = times + 8 * n
+    payload_ends = key_ends + 4 * (n + 1)
+    streams = payload_ends + 4 * (n + 1)
+    kinds = streams + 4 * n
+    keys = kinds + n
+    return Columns(ids, times, key_ends, payload_ends, streams, kinds, keys, keys + head.keys)
+
+
+def encode_batch(position: int, entries: Sequence[Entry]) -> tuple[bytes, list[Mark]]:
+    """The bytes of a batch at this position, and its marks."""
+    n = len(entries)
+    names, kinds, ids, times, keys, payloads = zip(*entries, strict=True)
+    numbers: dict[str, int] = {}
+    streams = [numbers.setdefault(name, len(numbers)) for name in names]
+    marks = _marks(entries, numbers)
+    meta = _encode(marks)
+    key_bytes, payload_bytes = b"".join(keys), b"".join(payloads)
+    body = b"".join(
+        (
+            meta.ljust(_padded(len(meta)), b"\0"),
+            struct.pack(f"<{n}q", *ids),
+            struct.pack(f"<{n}q", *times),
+            struct.pack(f"<{n + 1}i", 0, *accumulate(map(len, keys))),
+            struct.pack(f"<{n + 1}i", 0, *accumulate(map(len, payloads))),
+            struct.pack(f"<{n}I", *streams),
+            bytes(kinds),
+            key_bytes,
+            payload_bytes,
+        )
+    )
+    size = _padded(HEAD_SIZE + len(body) + _SUM.size)
+    body += b"\0" * (size - HEAD_SIZE - len(body) - _SUM.size)
+    fields = (_HEAD_MAGIC, size, position, n, kinds.count(MESSAGE), len(meta), len(key_bytes), len(payload_bytes))
+    head = _HEAD.pack(*fields, 0)[:-4]
+    return b"".join((head, _SUM.pack(crc32(head)), body, _SUM.pack(crc32(body)))), marks
+
+
+def _marks(entries: Sequence[Entry], names: Iterable[str]) -> list[Mark]:
+    last: dict[str, int] = {}
+    declared: dict[str, int] = {}
+    ended: dict[str, bool] = {}
+    for name, kind, id, time, _, _ in entries:
+        if kind == MESSAGE:
+            last[name] = id
+            if ended:
+                ended[name] = False
+        elif kind == WATERMARK:
+            declared[name] = max(time, declared.get(name, time))
+            ended[name] = False
+        else:
+            assert kind == END
+            ended[name] = True
+    return [Mark(name, last.get(name), declared.get(name), ended.get(name, False)) for name in names]
+
+
+def decode_head(data: bytes | memoryview, position: int) -> Head | None:
+    """The head of the batch at this position; None if these bytes are none."""
+    if len(data) < HEAD_SIZE:
+        return None
+    magic, size, at, entries, messages, marks, keys, payloads, checksum = _HEAD.unpack_from(data)
+    if magic != _HEAD_MAGIC or at != position or crc32(data[: HEAD_SIZE - 4]) != checksum:
+        return None
+    return Head(size, at, entries, messages, marks, keys, payloads)
+
+
+def is_whole(batch: bytes | memoryview, head: Head) -> bool:
+    """Whether a batch is all there and as it was written."""
+    end = head.size - _SUM.size
+    return len(batch) == head.size and crc32(batch[HEAD_SIZE:end]) == _SUM.unpack_from(batch, end)[0]
+
+
+def decode_marks(batch: bytes | memoryview, head: Head) -> list[Mark]:
+    """The marks of a whole batch."""
+    return _decode(batch[HEAD_SIZE : HEAD_SIZE + head.marks])
+
+
+def decode_entries(batch: bytes, head: Head) -> list[Entry]:
+    """The entries of a whole batch, one by one: for looking at, and for tests. Spark's tasks use the columns in place."""
+    at, n = columns(head), head.entries
+    names = [mark.name for mark in decode_marks(batch, head)]
+    ids = struct.unpack_from(f"<{n}q", batch, at.ids)
+    times = struct.unpack_from(f"<{n}q", batch, at.times)
+    key_ends = struct.unpack_from(f"<{n + 1}i", batch, at.key_ends)
+    payload_ends = struct.unpack_from(f"<{n + 1}i", batch, at.payload_ends)
+    streams = struct.unpack_from(f"<{n}I", batch, at.streams)
+    return [
+        (
+            names[streams[i]],
+            batch[at.kinds + i],
+            ids[i],
+            times[i],
+            bytes(batch[at.keys + key_ends[i] : at.keys + key_ends[i + 1]]),
+            bytes(batch[at.payloads + payload_ends[i] : at.payloads + payload_ends[i + 1]]),
+        )
+        for i in range(n)
+    ]
+
+
+def encode_beginning(position: int, marks: Iterable[Mark]) -> bytes:
+    """The beginning of the segment whose first batch is at this position."""
+    meta = _encode(list(marks))
+    size = _padded(BEGINNING_SIZE + len(meta))
+    head = _BEGINNING.pack(_BEGINNING_MAGIC, size, len(meta), position, crc32(meta), 0)[:-4]
+    return b"".join((head, _SUM.pack(crc32(head)), meta)).ljust(size, b"\0")
+
+
+def beginning_size(data: bytes, where: str) -> tuple[int, int]:
+    """(size of the beginning, position of the first batch)."""
+    if len(data) >= BEGINNING_SIZE:
+        magic, size, _, position, _, checksum = _BEGINNING.unpack_from(data)
+        if magic == _BEGINNING_MAGIC and crc32(data[: BEGINNING_SIZE - 4]) == checksum:
+            return size, position
+    raise DamageError(f"{where} is damaged: it does not begin as a segment of an intake. Restore it from a copy.")
+
+
+def beginning_marks(data: bytes, where: str) -> list[Mark]:
+    """The marks of all streams where the segment begins."""
+    beginning_size(data, where)
+    _, _, length, _, checksum, _ = _BEGINNING.unpack_from(data)
+    meta = data[BEGINNING_SIZE : BEGINNING_SIZE + length]
+    if len(meta) != length or crc32(meta) != checksum:
+        raise DamageError(f"{where} is damaged: what it says about the streams does not match its checksum. Restore it from a copy.")
+    return _decode(meta)

@@ -1,0 +1,279 @@
+"""The intake: a durable log of everything that was pushed into a pipeline and is not yet committed. This is its writing end.
+
+Rules
+1. One process writes: the folder is locked.
+2. A batch counts as received when its bytes are forced to disk. Only then does `END` move beyond it, and only what is before `END` may
+   be read. So an epoch never contains what a power cut could take away.
+3. A write that fails is taken back: the file is cut at `END`. If that fails too, the intake takes no more until it is opened again.
+4. What a crash leaves behind `END` is either whole, and kept, or torn, and cut off: nobody was told that it was received. Anything wrong before `END`,
+   or before the acknowledged position, is damage: an error, and nothing is changed.
+5. A segment is created whole (written under another name, forced to disk, renamed) before anything is appended to it.
+6. `ACKNOWLEDGED` is durable before anybody is told. Segments that lie wholly before the epoch that was acknowledged last are deleted. That epoch
+   itself stays readable: Spark may ask for it again, if it died before it noted the commit.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import threading
+from collections.abc import Sequence
+from pathlib import Path
+
+import msgspec
+
+from millstream.connector.intake import reader
+from millstream.connector.intake.format.batch import (
+    BEGINNING_SIZE,
+    HEAD_SIZE,
+    beginning_marks,
+    beginning_size,
+    decode_head,
+    decode_marks,
+    encode_batch,
+    encode_beginning,
+    is_whole,
+)
+from millstream.connector.intake.format.entries import Entry, Mark, advance
+from millstream.connector.intake.reader import ACKNOWLEDGED_FILE, END_FILE, Acknowledged, segment_name
+from millstream.errors import CheckpointError, DamageError, StorageError
+
+SEGMENT_SIZE = 64 << 20
+_LOCK_FILE = "LOCK"
+_HALF = ".new"
+
+
+class Stretch(msgspec.Struct, frozen=True):
+    """A batch in the log: where it ends, how large it is, and how far its streams are behind it."""
+
+    end: int
+    size: int
+    entries: int
+    marks: list[Mark]
+
+
+class Intake:
+    """Opens a folder, recovers it, and appends. `write` belongs to one thread, `acknowledge` to another."""
+
+    def __init__(self, folder: str | os.PathLike[str], segment_size: int = SEGMENT_SIZE) -> None:
+        self.folder = Path(folder)
+        self._segment_size = segment_size
+        self._lock = threading.Lock()  # of the list of segments
+        self._held: int | None = None
+        self._file = self._end_file = -1
+        self._segments: list[int] = []
+        self._beginning = 0  # bytes before the first batch of the last segment
+        self._broken: str | None = None
+        self.end = 0
+        self.acknowledged = Acknowledged()
+        #: acknowledged.position <= end of each of these; how far the streams are at `acknowledged`, and behind the last batch
+        self.unacknowledged: list[Stretch] = []
+        self.marks_acknowledged: dict[str, Mark] = {}
+        self.marks_received: dict[str, Mark] = {}
+
+    # ---- opening
+
+    def open(self) -> Intake:
+        try:
+            self.folder.mkdir(parents=True, exist_ok=True)
+            self._take_lock()
+            try:
+                self._recover()
+            except BaseException:
+                self.close()
+                raise
+        except OSError as error:
+            raise StorageError(f"the intake {self.folder} cannot be opened: {error}") from error
+        return self
+
+    def _take_lock(self) -> None:
+        self._held = os.open(self.folder / _LOCK_FILE, os.O_RDWR | os.O_CREAT, 0o644)
+        try:
+            fcntl.flock(self._held, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            os.close(self._held)
+            self._held = None
+            raise CheckpointError(
+                f"the intake {self.folder} is in use by another process. Stop it, or give this source a folder of its own."
+            ) from None
+
+    def _recover(self) -> None:
+        for name in os.listdir(self.folder):
+            if name.endswith(_HALF):
+                os.unlink(self.folder / name)
+        self.acknowledged = reader.acknowledged(self.folder)
+        told = max(reader.durable_end(self.folder) or 0, self.acknowledged.position)
+        self._segments = reader.segments(self.folder)
+        if not self._segments:
+            if told:
+                raise self._damage(f"it was at {told}, and its segments are gone")
+            self._begin_segment(0)
+        else:
+            self._scan(told)
+        self._end_file = os.open(self.folder / END_FILE, os.O_RDWR | os.O_CREAT, 0o644)
+        self._tell()
+
+    def _scan(self, told: int) -> None:
+        position = self.acknowledged.position
+        first = max((at for at, begin in enumerate(self._segments) if begin <= position), default=None)
+        if first is None:
+            raise self._damage(f"epochs up to {position} are committed, and it begins at {self._segments[0]}")
+        at = self._segments[first]
+        for number in range(first, len(self._segments)):
+            path = self.folder / segment_name(self._segments[number])
+            if self._segments[number] != at:
+                raise self._damage(f"{path.name} does not follow what ends at {at}")
+            at = self._scan_segment(path, number == first, number + 1 == len(self._segments), told)
+        if at < told:
+            raise self._damage(f"it ends at {at}, and had been durable up to {told}")
+        self.end = at
+
+    def _scan_segment(self, path: Path, is_first: bool, is_last: bool, told: int) -> int:
+        """Takes in the batches of a segment; returns the position at which they end."""
+        data = path.read_bytes()
+        size, at = beginning_size(data[:BEGINNING_SIZE], str(path))
+        if is_first:
+            advance(self.marks_received, beginning_marks(data[:size], str(path)))
+            self.marks_acknowledged = dict(self.marks_received)
+        offset, view = size, memoryview(data)
+        while offset < len(data):
+            head = decode_head(view[offset : offset + HEAD_SIZE], at)
+            if head is None or not is_whole(view[offset : offset + head.size], head):
+                if is_last and at >= told:
+                    break  # torn
+                raise self._damage(f"the batch at {at} in {path.name} does not match its checksum")
+            marks = decode_marks(view[offset : offset + head.size], head)
+            advance(self.marks_received, marks)
+            if head.end <= self.acknowledged.position:
+                advance(self.marks_acknowledged, marks)
+            elif at < self.acknowledged.position:
+                raise self._damage(f"the acknowledged position {self.acknowledged.position} is inside the batch at {at}")
+            else:
+                self.unacknowledged.append(Stretch(head.end, head.size, head.entries, marks))
+            at, offset = head.end, offset + head.size
+        if is_last:
+            self._beginning = size
+            self._file = os.open(path, os.O_RDWR)
+            if offset < len(data):
+                os.ftruncate(self._file, offset)
+            os.fsync(self._file)
+        return at
+
+    def _damage(self, what: str) -> DamageError:
+        return DamageError(f"the intake {self.folder} is damaged: {what}. Restore it from a copy, together with the checkpoint.")
+
+    # ---- writing
+
+    def write(self, groups: Sequence[Sequence[Entry]]) -> list[Stretch]:
+        """Appends each group of entries as a batch, and returns when all are durable."""
+        if self._broken is not None:
+            raise StorageError(self._broken)
+        done: list[Stretch] = []
+        try:
+            if self._written() >= self._segment_size:
+                self._next_segment()
+            at, parts = self.end, []
+            for group in groups:
+                batch, marks = encode_batch(at, group)
+                at += len(batch)
+                parts.append(batch)
+                done.append(Stretch(at, len(batch), len(group), marks))
+            self._append(b"".join(parts))
+        except OSError as error:
+            self._take_back()
+            raise StorageError(f"the intake {self.folder} cannot be written: {error}") from error
+        self.end = at
+        for stretch in done:
+            advance(self.marks_received, stretch.marks)
+        self._tell()
+        return done
+
+    def _written(self) -> int:
+        """Bytes of batches in the last segment."""
+        return self.end - self._segments[-1]
+
+    def _append(self, data: bytes) -> None:
+        offset, view = self._beginning + self._written(), memoryview(data)
+        while view:
+            size = os.pwrite(self._file, view, offset)
+            offset, view = offset + size, view[size:]
+        os.fdatasync(self._file)
+
+    def _take_back(self) -> None:
+        """Rule 3."""
+        try:
+            os.ftruncate(self._file, self._beginning + self._written())
+        except OSError as error:
+            self._broken = f"the intake {self.folder} could not take back a write that failed: {error}. Start the pipeline again."
+
+    def _tell(self) -> None:
+        os.pwrite(self._end_file, reader.encode_end(self.end), 0)
+
+    def _next_segment(self) -> None:
+        before = self._file
+        self._begin_segment(self.end)
+        os.close(before)
+
+    def _begin_segment(self, position: int) -> None:
+        beginning = encode_beginning(position, self.marks_received.values())
+        path = self.folder / segment_name(position)
+        try:
+            self._replace(path, beginning)
+            self._file = os.open(path, os.O_RDWR)
+        except OSError:
+            path.unlink(missing_ok=True)
+            raise
+        self._beginning = len(beginning)
+        with self._lock:
+            self._segments.append(position)
+
+    def _replace(self, path: Path, data: bytes) -> None:
+        half = path.with_name(path.name + _HALF)
+        with open(half, "wb") as handle:
+            handle.write(data)
+            handle.flush()
+            os.fsync(handle.fileno())
+        os.rename(half, path)
+        folder = os.open(self.folder, os.O_RDONLY)
+        try:
+            os.fsync(folder)
+        finally:
+            os.close(folder)
+
+    # ---- acknowledging
+
+    def acknowledge(self, position: int) -> bool:
+        """Everything before this position is committed: durable when this returns. False if that is known already."""
+        if position > self.end:
+            raise CheckpointError(
+                f"epochs are committed up to {position}, and the intake {self.folder} ends at {self.end}: it is not the one that they were read from"
+            )
+        if position <= self.acknowledged.position:
+            return False
+        now = Acknowledged(position, self.acknowledged.position)
+        try:
+            self._replace(self.folder / ACKNOWLEDGED_FILE, msgspec.json.encode(now))
+        except OSError as error:
+            raise StorageError(f"the intake {self.folder} cannot note what is committed: {error}") from error
+        self.acknowledged = now
+        self._collect()
+        return True
+
+    def _collect(self) -> None:
+        """Rule 6. What cannot be deleted now is deleted another time."""
+        with self._lock:
+            while len(self._segments) > 1 and self._segments[1] <= self.acknowledged.before:
+                try:
+                    os.unlink(self.folder / segment_name(self._segments[0]))
+                except FileNotFoundError:
+                    pass
+                except OSError:
+                    return
+                del self._segments[0]
+
+    def close(self) -> None:
+        for fd in (self._file, self._end_file, self._held):
+            if fd is not None and fd >= 0:
+                os.close(fd)
+        self._file = self._end_file = -1
+        self._held = None

@@ -1,0 +1,251 @@
+"""Outputs as files: all bytes of a worker in one file, and beside it the log that says how many of them are committed.
+
+    DIR/lock                     held by the server that runs
+    DIR/workers/NAME/output      the bytes; those behind the committed offset are a tail that may still go
+    DIR/workers/NAME/log         the transactions (`txnlog`)
+    DIR/left/NAME.N/             the same, of a worker that has left
+
+Rules
+1. Before a vote: the bytes are synced, then the record that promises them. Before a commit is over: its record is synced. A new file counts
+   only when its folder is synced too.
+2. Committed is what the log says, nothing else. A reader takes no byte behind that offset, so it needs no lock and no server. What is neither committed nor
+   promised by the log is cut off by recovery, also if it stands behind a promise.
+3. An output that is shorter than its log says is refused: bytes were lost, and to fill up with zeros would hide it.
+4. A log that has grown is replaced by its condensed form, in one rename.
+5. One server owns a folder: a second one would cut what the first one appends.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+from millstream.connector.sink.outputs.base import Output
+from millstream.connector.sink.protocol import txnlog
+from millstream.connector.sink.protocol.ledger import Recovered
+from millstream.connector.sink.protocol.names import file_name
+from millstream.errors import DamageError, SinkError
+
+#: A log longer than this is replaced by its condensed form.
+LOG_LIMIT = 1 << 20
+_PIECE = 1 << 20
+
+
+def _sync_folder(path: Path) -> None:
+    fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(fd)
+    finally:
+        os.close(fd)
+
+
+def _sync(fd: int) -> None:
+    """What was written is on the disk, and the file as long as it must be to read it."""
+    if hasattr(os, "fdatasync"):
+        os.fdatasync(fd)
+    else:
+        os.fsync(fd)
+
+
+def _write_all(fd: int, data: bytes | memoryview) -> None:
+    with memoryview(data) as view:
+        at = 0
+        while at < len(view):
+            at += os.write(fd, view[at:])
+
+
+class FileOutputs:
+    """Outputs in a folder, which this process owns until `close`."""
+
+    def __init__(self, folder: Path | str) -> None:
+        self.folder = Path(folder)
+        for path in (self.folder, self.folder / "workers", self.folder / "left"):
+            path.mkdir(parents=True, exist_ok=True)
+        _sync_folder(self.folder)
+        self._lock = os.open(self.folder / "lock", os.O_RDWR | os.O_CREAT, 0o644)
+        try:
+            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            os.close(self._lock)
+            raise SinkError(f"another sink writes to {self.folder}: stop it first, or use another folder") from None
+
+    def __call__(self, worker: str) -> FileOutput:
+        return FileOutput(self.folder, worker)
+
+    def close(self) -> None:
+        os.close(self._lock)
+
+
+class FileOutput(Output):
+    """One worker's file and log."""
+
+    def __init__(self, folder: Path, worker: str) -> None:
+        self._root = folder
+        self._worker = worker
+        self._folder = folder / "workers" / file_name(worker)
+        self._data = -1
+        self._log = -1
+        self._log_size = 0
+        self._recovered = Recovered()
+
+    def recover(self) -> Recovered:
+        self.close()
+        if not self._folder.is_dir():
+            self._folder.mkdir(parents=True)
+            _sync_folder(self._folder.parent)
+        fresh = not (self._folder / "log").exists()
+        self._log = os.open(self._folder / "log", os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o644)
+        self._data = os.open(self._folder / "output", os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o644)
+        if fresh:
+            _sync_folder(self._folder)
+        found, size, torn = self._read_log()
+        self._recovered = found
+        if torn:
+            os.ftruncate(self._log, size)
+        if not size:
+            _write_all(self._log, txnlog.condensed(self._worker, Recovered()))
+            size = os.fstat(self._log).st_size
+        os.fsync(self._log)
+        self._log_size = size
+        keep = found.committed if found.open is None or found.open.veto is not None else found.open.end
+        there = os.fstat(self._data).st_size
+        if there < keep:
+            raise DamageError(
+                f"the output {self._folder / 'output'} has {there} bytes, but its log says that {keep} were made durable. "
+                f"Restore it from a copy, or move the folder away if the worker may begin again."
+            )
+        if there > keep:
+            os.ftruncate(self._data, keep)
+        os.fsync(self._data)
+        return found
+
+    def _read_log(self) -> tuple[Recovered, int, bool]:
+        data = _read_file(self._log)
+        entries, size = txnlog.decode_log(data, str(self._folder / "log"))
+        named = [entry.worker for entry in entries if isinstance(entry, txnlog.Named)]
+        if named and named[-1] != self._worker:
+            raise DamageError(f"{self._folder / 'log'} belongs to worker {named[-1]!r}, not to {self._worker!r}")
+        return txnlog.recovered(entries), size, size < len(data)
+
+    def begin(self, offset: int) -> None:
+        there = os.fstat(self._data).st_size
+        if there != offset:
+            raise DamageError(f"the output {self._folder / 'output'} has {there} bytes instead of {offset}: somebody else has changed it")
+
+    def begin_next(self, offset: int) -> bool:
+        self.begin(offset)
+        return True
+
+    def append(self, data: bytes) -> None:
+        _write_all(self._data, data)
+
+    def prepare(self, txn: str, start: int, end: int) -> None:
+        if end > start:
+            _sync(self._data)
+        self._record(txnlog.Prepared(txn, start, end))
+
+    def veto(self, txn: str, why: str) -> None:
+        self._record(txnlog.Vetoed(txn, why))
+
+    def commit(self, txn: str, end: int) -> None:
+        self._record(txnlog.Committed(txn, end))
+        if self._log_size > LOG_LIMIT:
+            self._condense()
+
+    def rollback(self, txn: str, committed: int) -> None:
+        self._record(txnlog.RolledBack(txn, committed))  # first: a promise whose bytes are gone would be damage
+        os.ftruncate(self._data, committed)
+
+    def seal(self, fence: int) -> None:
+        self._record(txnlog.Sealed(fence))
+
+    def same(self, offset: int, data: bytes) -> bool:
+        return os.pread(self._data, len(data), offset) == data
+
+    def archive(self) -> None:
+        self.close()
+        if not self._folder.is_dir():
+            return
+        number = 0
+        while (target := self._root / "left" / f"{self._folder.name}.{number}").exists():
+            number += 1
+        self._folder.rename(target)
+        _sync_folder(target.parent)
+        _sync_folder(self._folder.parent)
+
+    def close(self) -> None:
+        for fd in (self._data, self._log):
+            if fd >= 0:
+                os.close(fd)
+        self._data = self._log = -1
+
+    def _record(self, entry: txnlog.Entry) -> None:
+        data = txnlog.encode_entry(entry)
+        _write_all(self._log, data)
+        _sync(self._log)
+        self._log_size += len(data)
+
+    def _condense(self) -> None:
+        found, _, _ = self._read_log()
+        hidden = self._folder / "log.new"
+        with contextlib.suppress(FileNotFoundError):
+            hidden.unlink()
+        fd = os.open(hidden, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o644)
+        _write_all(fd, txnlog.condensed(self._worker, found))
+        os.fsync(fd)
+        hidden.rename(self._folder / "log")
+        _sync_folder(self._folder)
+        os.close(self._log)
+        self._log, self._log_size = fd, os.fstat(fd).st_size
+
+
+def _read_file(fd: int) -> bytes:
+    return os.pread(fd, os.fstat(fd).st_size, 0)
+
+
+def committed(folder: Path | str, worker: str) -> int:
+    """How many bytes of a worker's output are committed, with a server running or not."""
+    path = Path(folder) / "workers" / file_name(worker) / "log"
+    try:
+        data = path.read_bytes()
+    except FileNotFoundError:
+        raise SinkError(f"{folder} has no output of a worker {worker!r}. It has: {', '.join(sorted(workers(folder))) or 'none'}.") from None
+    entries, _ = txnlog.decode_log(data, str(path))
+    return txnlog.recovered(entries).committed
+
+
+def workers(folder: Path | str) -> list[str]:
+    """The names of the workers whose output is in a folder."""
+    if not Path(folder).is_dir():
+        raise SinkError(f"there is no folder {folder}")
+    found = []
+    for path in sorted((Path(folder) / "workers").glob("*/log")):
+        entries, _ = txnlog.decode_log(path.read_bytes(), str(path))
+        found += [entry.worker for entry in entries[:1] if isinstance(entry, txnlog.Named)]
+    return found
+
+
+def read(folder: Path | str, worker: str, *, follow: bool = False, every: float = 0.2) -> Iterator[bytes]:
+    """The committed bytes of a worker, piece by piece; with `follow` also those that are committed later, without end."""
+    end = committed(folder, worker)
+    path = Path(folder) / "workers" / file_name(worker) / "output"
+    with open(path, "rb", buffering=0) as file:
+        at = 0
+        while True:
+            while at < end:
+                piece = os.pread(file.fileno(), min(_PIECE, end - at), at)
+                if not piece:
+                    raise DamageError(f"the output of worker {worker!r} in {folder} ends at {at}, but {end} bytes are committed")
+                at += len(piece)
+                yield piece
+            if not follow:
+                return
+            time.sleep(every)
+            found = committed(folder, worker)
+            if not os.path.samestat(os.stat(path), os.fstat(file.fileno())):
+                raise SinkError(f"worker {worker!r} has left, and its output was archived; what follows under this name begins at 0")
+            end = max(end, found)

@@ -1,0 +1,197 @@
+"""Outputs in PostgreSQL: each line that a worker commits is a row.
+
+    TABLE(worker, at, line)              the committed lines; `at` is the offset of the line's first byte, `line` the bytes without the newline
+    TABLE_staged(worker, at, line)       lines of transactions that are not committed
+    TABLE_workers(worker, committed, rest, last, txn, txn_end, txn_rest, veto, fence)
+                                         one row per worker: how far it is, and which transaction is open
+
+Rules
+1. Bytes become rows of the staging table, inside an SQL transaction that phase one commits together with the promise. Nothing of it is in TABLE. Phase two
+   is one SQL transaction too: it moves the rows, sets the committed offset and forgets the promise. So rows and commit mark cannot come apart, and after a
+   crash between the phases the promise and its rows are there.
+2. Why no PREPARE TRANSACTION: most servers have it switched off (max_prepared_transactions = 0), and a transaction that is forgotten between the phases
+   would hold its locks and keep the whole database from being vacuumed. A staging table gives the same guarantee with ordinary commits, for the price
+   of writing the rows twice.
+3. Rows of the next transaction may be staged while one is open. They begin where the rows of the open one end: at its end, less the line that it leaves
+   unfinished. Phase two moves the rows before that place. It makes those behind it durable as well, though nobody has promised them; so recovery deletes them.
+4. A line may begin in one transaction and end in another. What has no newline yet is kept in `rest`, with the worker's row, and becomes a row when
+   its newline is committed.
+5. One connection has a worker: an advisory lock keeps a second server, or the remains of a killed one, from writing to the same rows.
+6. Synchronous commit is switched on for our connections, whatever the server's default is: a vote that can be forgotten is no vote.
+"""
+
+from __future__ import annotations
+
+import re
+import zlib
+from typing import Any
+
+from millstream.connector.sink.outputs.base import Output
+from millstream.connector.sink.protocol.ledger import Open, Recovered
+from millstream.errors import DefinitionError, SinkError
+
+_NAME = re.compile(r"[a-z_][a-z0-9_]{0,47}(\.[a-z_][a-z0-9_]{0,47})?")
+_LOCK_WAIT = "10s"
+_LINE_LIMIT = 32 << 20
+
+
+class PostgresOutputs:
+    """Outputs in a database. `dsn` is what psycopg connects with; `table` a name of lower-case letters, digits and `_`, with a schema or without."""
+
+    def __init__(self, dsn: str, table: str = "lines") -> None:
+        if not _NAME.fullmatch(table):
+            raise DefinitionError(f"{table!r} cannot be the name of the table: lower-case letters, digits and _, at most 48")
+        self.dsn, self.table = dsn, table
+        with _connected(dsn) as connection:
+            # two servers that start at the same time would both create, and one would fail
+            connection.execute("SELECT pg_advisory_xact_lock(%s)", (zlib.crc32(table.encode()),))
+            connection.execute(
+                f"CREATE TABLE IF NOT EXISTS {table} (worker text, at bigint, line bytea NOT NULL, PRIMARY KEY (worker, at))"
+            )
+            connection.execute(
+                f"CREATE TABLE IF NOT EXISTS {table}_staged (worker text, at bigint, line bytea NOT NULL, PRIMARY KEY (worker, at))"
+            )
+            connection.execute(
+                f"CREATE TABLE IF NOT EXISTS {table}_workers (worker text PRIMARY KEY, committed bigint NOT NULL, rest bytea NOT NULL, last text, "
+                f"txn text, txn_end bigint, txn_rest bytea, veto text, fence bigint NOT NULL DEFAULT 0)"
+            )
+            connection.execute(
+                f"CREATE TABLE IF NOT EXISTS {table}_left (worker text, archived timestamptz, at bigint, line bytea NOT NULL)"
+            )
+
+    def __call__(self, worker: str) -> PostgresOutput:
+        return PostgresOutput(self.dsn, self.table, worker)
+
+
+def _connected(dsn: str) -> Any:
+    try:
+        import psycopg
+    except ImportError:
+        raise SinkError("outputs in PostgreSQL need psycopg: pip install 'millstream[postgres]'") from None
+    try:
+        return psycopg.connect(dsn, options="-c synchronous_commit=on", application_name="millstream sink", connect_timeout=10)
+    except psycopg.OperationalError as error:
+        raise SinkError(f"the database cannot be reached: {error}") from error
+
+
+class PostgresOutput(Output):
+    """One worker's rows."""
+
+    def __init__(self, dsn: str, table: str, worker: str) -> None:
+        if "\0" in worker:
+            raise SinkError("a worker's name with a zero byte cannot be stored in PostgreSQL")
+        self._dsn, self._table, self._worker = dsn, table, worker
+        self._connection: Any = None
+        self._rest = b""  # of the last line, what came so far
+        self._at = 0  # where it begins
+
+    def recover(self) -> Recovered:
+        self.close()
+        self._connection = _connected(self._dsn)
+        self._lock()
+        found = self._connection.execute(
+            f"SELECT committed, rest, last, txn, txn_end, txn_rest, veto, fence FROM {self._table}_workers WHERE worker = %s",
+            (self._worker,),
+        ).fetchone()
+        if found is None:
+            self._connection.execute(f"INSERT INTO {self._table}_workers (worker, committed, rest) VALUES (%s, 0, '')", (self._worker,))
+            found = (0, b"", None, None, None, None, None, 0)
+        committed, rest, last, txn, end, txn_rest, veto, fence = found
+        opened = None if txn is None else Open(txn, end, veto)
+        promised = opened is not None and opened.veto is None
+        self._rest = bytes(txn_rest if promised else rest)
+        self._at = (end if promised else committed) - len(self._rest)
+        self._connection.execute(
+            f"DELETE FROM {self._table}_staged WHERE worker = %s AND at >= %s", (self._worker, self._at if promised else 0)
+        )
+        self._connection.commit()
+        return Recovered(committed, opened, last, fence)
+
+    def _lock(self) -> None:
+        import psycopg
+
+        self._connection.execute(f"SET lock_timeout = '{_LOCK_WAIT}'")
+        try:
+            self._connection.execute(
+                "SELECT pg_advisory_lock(%s, hashtext(%s))", (zlib.crc32(self._table.encode()) - (1 << 31), self._worker)
+            )
+        except psycopg.errors.LockNotAvailable:
+            raise SinkError(f"another sink writes the lines of worker {self._worker!r} into {self._table}") from None
+        self._connection.commit()
+
+    def begin(self, offset: int) -> None:
+        assert offset == self._at + len(self._rest)
+
+    def begin_next(self, offset: int) -> bool:
+        self.begin(offset)
+        return True
+
+    def append(self, data: bytes) -> None:
+        *lines, self._rest = (self._rest + data).split(b"\n")
+        if len(self._rest) > _LINE_LIMIT:
+            raise SinkError(f"a line has more than {_LINE_LIMIT} bytes, which is too much for a row")
+        if lines:
+            with self._connection.cursor() as cursor, cursor.copy(f"COPY {self._table}_staged (worker, at, line) FROM STDIN") as copy:
+                for line in lines:
+                    copy.write_row((self._worker, self._at, line))
+                    self._at += len(line) + 1
+
+    def prepare(self, txn: str, start: int, end: int) -> None:
+        self._connection.execute(
+            f"UPDATE {self._table}_workers SET txn = %s, txn_end = %s, txn_rest = %s, veto = NULL WHERE worker = %s",
+            (txn, end, self._rest, self._worker),
+        )
+        self._connection.commit()
+
+    def veto(self, txn: str, why: str) -> None:
+        self._connection.rollback()
+        self._connection.execute(
+            f"UPDATE {self._table}_workers SET txn = %s, txn_end = committed, txn_rest = rest, veto = %s WHERE worker = %s",
+            (txn, why, self._worker),
+        )
+        self._connection.commit()
+
+    def commit(self, txn: str, end: int) -> None:
+        self._connection.execute(
+            f"WITH moved AS (DELETE FROM {self._table}_staged WHERE worker = %s "
+            f"AND at < (SELECT txn_end - length(txn_rest) FROM {self._table}_workers WHERE worker = %s) RETURNING worker, at, line) "
+            f"INSERT INTO {self._table} SELECT worker, at, line FROM moved",
+            (self._worker, self._worker),
+        )
+        self._connection.execute(
+            f"UPDATE {self._table}_workers SET committed = txn_end, rest = txn_rest, last = txn, txn = NULL, txn_end = NULL, txn_rest = NULL "
+            f"WHERE worker = %s AND txn = %s",
+            (self._worker, txn),
+        )
+        self._connection.commit()
+
+    def rollback(self, txn: str, committed: int) -> None:
+        self._connection.rollback()
+        self._connection.execute(f"DELETE FROM {self._table}_staged WHERE worker = %s", (self._worker,))
+        (rest,) = self._connection.execute(
+            f"UPDATE {self._table}_workers SET txn = NULL, txn_end = NULL, txn_rest = NULL, veto = NULL WHERE worker = %s RETURNING rest",
+            (self._worker,),
+        ).fetchone()
+        self._connection.commit()
+        self._rest = bytes(rest)
+        self._at = committed - len(self._rest)
+
+    def seal(self, fence: int) -> None:
+        self._connection.execute(f"UPDATE {self._table}_workers SET fence = %s WHERE worker = %s", (fence, self._worker))
+        self._connection.commit()
+
+    def archive(self) -> None:
+        self.recover()
+        self._connection.execute(
+            f"INSERT INTO {self._table}_left SELECT worker, now(), at, line FROM {self._table} WHERE worker = %s "
+            f"UNION ALL SELECT worker, now(), committed - length(rest), rest FROM {self._table}_workers WHERE worker = %s AND rest <> ''",
+            (self._worker, self._worker),
+        )
+        for table in (self._table, f"{self._table}_staged", f"{self._table}_workers"):
+            self._connection.execute(f"DELETE FROM {table} WHERE worker = %s", (self._worker,))
+        self._connection.commit()
+
+    def close(self) -> None:
+        if self._connection is not None:
+            self._connection.close()
+            self._connection = None

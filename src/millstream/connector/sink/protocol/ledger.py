@@ -1,0 +1,149 @@
+"""Points of reference of one worker at a sink: what fits, what is a repetition, what is missing, and who may commit.
+
+A point of reference is an offset: how many bytes the worker has put out since the beginning. The sink knows two of its own:
+
+    committed <= received        bytes below `committed` are for ever; those from there to `received` wait for a transaction
+
+While a transaction is open that was promised, its end lies between the two. What is behind it belongs to the next transaction.
+
+Rules
+1. Bytes that begin at `received` are appended. Nothing else moves `received` forward, so what is held never has holes.
+2. Bytes below `received` are a repetition. If they are equal to what is held they are dropped (and what reaches beyond `received` is
+   appended); if not, the worker's output has two versions, and the transaction is vetoed.
+3. Bytes that begin beyond `received` leave a gap: the worker went on while it was not connected. They are dropped, and the transaction is
+   vetoed. Once vetoed, everything is dropped until a rollback.
+4. The vote is yes only if there is exactly one range, of stream 1, from `committed` to `received`, nothing is vetoed, no other transaction
+   is open, and no transaction of that name was the last to be committed. A start that the peer sent is compared and never used.
+5. A transaction that was voted upon is open until phase two, whichever the vote was, across reconnections and restarts of the sink. So a
+   veto is remembered: a vetoed transaction can only be rolled back. A veto that was never asked for needs no memory: after a restart
+   `received` is back at `committed`, or at the end of what was promised, and rule 4 sees that the range's end is not `received`. At most one
+   transaction is open, since a worker that is told of two gives up; the vote on a second one is no and leaves no trace.
+6. Rules 1 to 3 hold while a transaction is open, too. What comes then is of the next transaction, and so is a veto that it earns: a promise is not
+   taken back. Behind a transaction that was voted down everything is dropped, since it can only be rolled back.
+7. Rollback cuts to `committed`, and lifts every veto: what came behind the transaction is gone as well, and the worker sends again from there.
+   Commit moves `committed` to the end of the transaction. What came behind it stays, and so does a veto of that.
+8. Phase two is never answered, so it may come again, and it may be of a transaction that the sink has never heard of. Neither does anything. To commit
+   what was vetoed, and to roll back what is known to be committed, is the peer's error: it would be believed to have happened.
+"""
+
+from __future__ import annotations
+
+import enum
+
+import msgspec
+
+from millstream.connector.wire.messages import DATA_STREAM, Phase1, Phase2
+from millstream.errors import RemoteProtocolError
+
+
+class Open(msgspec.Struct, frozen=True):
+    """A transaction between the phases. `end` is where it will move `committed` to; of a vetoed one `veto` says why it cannot."""
+
+    txn: str
+    end: int
+    veto: str | None = None
+
+
+class Recovered(msgspec.Struct, frozen=True):
+    """What an output knows of a worker after recovery: all that survives a crash. `last` is the last transaction to be committed; `fence` the highest
+    number under which the worker was here."""
+
+    committed: int = 0
+    open: Open | None = None
+    last: str | None = None
+    fence: int = 0
+
+
+class Place(enum.Enum):
+    """Where a worker's bytes belong."""
+
+    APPEND = "append"
+    COMPARE = "compare"
+    DROP = "drop"
+
+
+class Resolution(enum.Enum):
+    """What a message of phase two comes to."""
+
+    COMMIT = "commit"
+    ROLLBACK = "rollback"
+    KNOWN = "known"
+    UNKNOWN = "unknown"
+
+
+class Ledger:
+    """The points of reference of one worker, while it is connected."""
+
+    def __init__(self, recovered: Recovered) -> None:
+        self.committed = recovered.committed
+        self.open = recovered.open
+        self.last = recovered.last
+        self.veto: str | None = None
+        #: committed <= received; committed <= open.end <= received while a transaction is open that was not vetoed
+        self.received = recovered.committed
+        if recovered.open is not None and recovered.open.veto is None:
+            self.received = recovered.open.end
+
+    def place(self, offset: int) -> Place:
+        """Rules 1 to 3: where bytes at this offset belong. After COMPARE, tell `compared` how it went."""
+        if self.veto is not None or (self.open is not None and self.open.veto is not None):
+            return Place.DROP
+        if offset > self.received:
+            self.veto = f"bytes {self.received} to {offset} never came"
+            return Place.DROP
+        return Place.APPEND if offset == self.received else Place.COMPARE
+
+    def compared(self, equal: bool, offset: int) -> None:
+        """Rule 2: whether the bytes at this offset, below `received`, are those that are held."""
+        if not equal:
+            self.veto = f"bytes from {offset} on came again and were not the same"
+
+    def appended(self, size: int) -> None:
+        self.received += size
+
+    def refused(self) -> None:
+        """The output takes nothing before phase two: what came then has to come again."""
+        self.veto = f"bytes from {self.received} on came between the phases, when the output takes none"
+
+    def vote(self, asked: Phase1) -> Open:
+        """Rules 4 and 5: the transaction as it is now open, with a veto or without. One that is refused because of another is not kept."""
+        if self.open is not None and self.open.txn != asked.txn:
+            return Open(asked.txn, self.received, f"transaction {self.open.txn!r} is still open")
+        if self.open is None:
+            self.open = Open(asked.txn, self.received, self.veto or self._objection(asked, self.received))
+        elif self.open.veto is None and (why := self._objection(asked, self.open.end)) is not None:
+            return Open(asked.txn, self.open.end, why)  # asked again, with another range: the promise that was made stays as it is
+        return self.open
+
+    def _objection(self, asked: Phase1, held: int) -> str | None:
+        if asked.txn == self.last:
+            return f"transaction {asked.txn!r} is already committed"
+        if len(asked.ranges) != 1:
+            return f"{len(asked.ranges)} ranges instead of one"
+        ((stream, start, end),) = asked.ranges
+        if stream != DATA_STREAM:
+            return f"a range of stream {stream}"
+        if start != self.committed:
+            return f"the range starts at {start}, but {self.committed} bytes are committed"
+        if end != held:
+            return f"the range ends at {end}, but {held} bytes are here"
+        return None
+
+    def resolve(self, told: Phase2) -> Resolution:
+        """Rules 5 to 8."""
+        if self.open is None or told.txn != self.open.txn:
+            return self._repeated(told)
+        if not told.commit:
+            self.open, self.received, self.veto = None, self.committed, None
+            return Resolution.ROLLBACK
+        if self.open.veto is not None:
+            raise RemoteProtocolError(f"transaction {told.txn!r} was voted down and cannot be committed: {self.open.veto}")
+        self.committed, self.last, self.open = self.open.end, told.txn, None
+        return Resolution.COMMIT
+
+    def _repeated(self, told: Phase2) -> Resolution:
+        if told.txn != self.last:
+            return Resolution.UNKNOWN
+        if not told.commit:
+            raise RemoteProtocolError(f"transaction {told.txn!r} is committed and cannot be rolled back")
+        return Resolution.KNOWN

@@ -1,0 +1,292 @@
+"""The sink's end of a connection: messages in, effects out. No sockets, no files, no clock.
+
+The states
+
+    INITIAL          nothing was said yet
+    AWAIT_APPROVAL   the worker is known and its output recovered; it has to announce its stream before anything else
+    READY            bytes may come, and phase one
+    PREPARED         a transaction is open: phase one was answered, on this connection or an earlier one. Phase two decides; bytes that come
+                     before it belong to the next transaction
+    CLOSED           over
+
+Rules
+1. `TABLE` says what may come in which state and where it leads. What is not in the table, and what cannot be decoded, is answered with
+   ERROR, and the connection is closed: a worker comes back only after the socket is closed. ERROR is the peer's last word and gets no
+   answer. One bad peer costs its own connection and nothing else.
+2. Recovery is complete before OK is sent. NOTIFY_ACK carries how many bytes the sink holds for this worker, those of an open transaction included;
+   the first one, those that were recovered. A worker may announce its stream again, at any time, and is told again. The ACK of EOS says the same
+   number: what was received, which need not be committed.
+3. A transaction that was open when the worker was last here makes the stream begin in PREPARED. It is told on LIST_UNCOMMITTED, and only
+   phase two leads back to READY.
+4. Phase one leads to PREPARED whichever the vote is. After a no the worker closes, comes back, and rolls back what it finds listed.
+5. PHASE2, MESSAGE and WORKERS_LEFT are never answered: an answer would end the worker. So phase two of a transaction that is not known is no reason to
+   end the session either: it is noted and ignored.
+6. Everything about offsets is decided in `ledger`.
+7. Bytes between the phases are put behind those of the open transaction. They survive its commit and go with its rollback. An output that cannot take
+   them says so; then they are dropped, and the next transaction is vetoed.
+8. A worker may say a fence in its HELLO: a number that never goes back for a name. Once it was seen, a HELLO with a lower one is refused, also after a
+   restart, and does not cut anybody off. So a coordinator that has counted its votes can lock out attempts that come too late and would roll
+   back what they find. Workers that say none are all at 0, and the last to come has the name.
+
+The caller's duties
+1. Carry out the effects in order. An effect that cannot be carried out ends the session: drop the rest, call `failed`, and carry out what
+   that returns.
+2. `Recover`, `Compare` and `BeginNext` ask for an answer, and are always the last of their list. Give it to `answer` before the next message.
+3. Before `Recover`: close an older session with that worker's name, drop its unread input, and wait for its last effect; unless its fence is higher,
+   then `failed`.
+4. What `Prepare`, `Seal`, `Veto`, `Commit` and `Rollback` say is durable before the next effect is looked at. What `Append` says need not be,
+   until `Prepare`. What `Archive` says is durable before anything that comes behind it is looked at.
+5. After `Close`, read nothing more. When the connection ends in any other way, just forget the session: what is open stays open, and the
+   rest is dropped by the next recovery.
+"""
+
+from __future__ import annotations
+
+import enum
+import hmac
+from collections.abc import Callable
+
+from millstream.connector.sink.protocol import names
+from millstream.connector.sink.protocol.effects import (
+    Append,
+    Archive,
+    Begin,
+    BeginNext,
+    Close,
+    Commit,
+    Compare,
+    Effect,
+    Ignored,
+    Prepare,
+    Recover,
+    Rollback,
+    Seal,
+    Send,
+    Veto,
+)
+from millstream.connector.sink.protocol.ledger import Ledger, Place, Recovered, Resolution
+from millstream.connector.wire import messages as m
+from millstream.connector.wire import refusals
+from millstream.errors import LocalProtocolError, RemoteProtocolError
+
+#: What OK grants. A worker needs two before it may announce its stream; a sink returns none, so this is for good.
+CREDITS = 1 << 30
+
+#: How many workers one message may say to have left.
+LEAVING = 1000
+
+
+class State(enum.Enum):
+    INITIAL = "Initial"
+    AWAIT_APPROVAL = "AwaitApproval"
+    READY = "Ready"
+    PREPARED = "Prepared"
+    CLOSED = "Closed"
+
+
+#: state -> message -> what it came to -> the next state. What is missing leads to ERROR and CLOSED (rule 1).
+TABLE: dict[State, dict[type[m.Frame], dict[str, State]]] = {
+    State.INITIAL: {
+        m.Hello: {"recovered": State.AWAIT_APPROVAL},
+        m.Error: {"over": State.CLOSED},
+    },
+    State.AWAIT_APPROVAL: {
+        m.Notify: {"nothing open": State.READY, "one open": State.PREPARED},
+        m.Error: {"over": State.CLOSED},
+    },
+    State.READY: {
+        m.Notify: {"told again": State.READY},
+        m.Message: {"taken": State.READY},
+        m.ListUncommitted: {"told": State.READY},
+        m.Phase1: {"voted": State.PREPARED},
+        m.Phase2: {"known already": State.READY, "unknown": State.READY},
+        m.WorkersLeft: {"archived": State.READY},
+        m.Eos: {"acknowledged": State.READY},
+        m.Error: {"over": State.CLOSED},
+    },
+    State.PREPARED: {
+        m.Notify: {"told again": State.PREPARED},
+        m.Message: {"taken": State.PREPARED},
+        m.ListUncommitted: {"told": State.PREPARED},
+        m.Phase1: {"voted": State.PREPARED},
+        m.Phase2: {"committed": State.READY, "rolled back": State.READY, "known already": State.PREPARED, "unknown": State.PREPARED},
+        m.WorkersLeft: {"archived": State.PREPARED},
+        m.Eos: {"acknowledged": State.PREPARED},
+        m.Error: {"over": State.CLOSED},
+    },
+    State.CLOSED: {},
+}
+
+
+def too_low(said: int, known: int) -> str:
+    """Rule 8, for the one who is refused."""
+    return refusals.fenced(f"this worker is at fence {known}, and {said} is over")
+
+
+class SinkSession:
+    """One connection, from HELLO to its end."""
+
+    def __init__(self, cookie: str = "") -> None:
+        self.state = State.INITIAL
+        self.worker: str | None = None
+        self.fence = 0
+        self._cookie = cookie
+        self._ledger: Ledger | None = None
+        self._asked: Recover | Compare | BeginNext | None = None
+        self._beyond = b""  # what is appended if the answer is yes: of bytes that are being compared, those that are not held yet
+        self._begun = False  # whether the output knows of the transaction that bytes are appended to
+        self._handlers: dict[type[m.Frame], Callable[..., list[Effect]]] = {
+            m.Hello: self._hello,
+            m.Notify: self._notify,
+            m.Message: self._message,
+            m.ListUncommitted: self._list_uncommitted,
+            m.Phase1: self._phase1,
+            m.Phase2: self._phase2,
+            m.WorkersLeft: self._workers_left,
+            m.Eos: self._eos,
+            m.Error: self._error,
+        }
+
+    @property
+    def ledger(self) -> Ledger:
+        assert self._ledger is not None, "nothing is recovered yet"
+        return self._ledger
+
+    def receive(self, message: m.Frame) -> list[Effect]:
+        """What a message comes to."""
+        if self._asked is not None:
+            raise LocalProtocolError(f"{type(self._asked).__name__} waits for its answer")
+        if self.state is State.CLOSED:
+            return []
+        if type(message) not in TABLE[self.state]:
+            return self.failed(f"{type(message).__name__} is not expected in state {self.state.value}")
+        try:
+            return self._handlers[type(message)](message)
+        except RemoteProtocolError as error:
+            return self.failed(str(error))
+
+    def answer(self, found: Recovered | bool) -> list[Effect]:
+        """What comes after the answer to `Recover`, `Compare` or `BeginNext`."""
+        asked, self._asked = self._asked, None
+        if isinstance(asked, Recover) and isinstance(found, Recovered):
+            if self.fence < found.fence:
+                return self.failed(too_low(self.fence, found.fence))
+            self._ledger = Ledger(found)
+            self._to(m.Hello, "recovered")
+            return [*([Seal(self.fence)] if self.fence > found.fence else []), Send(m.Ok(CREDITS))]
+        if isinstance(asked, Compare) and isinstance(found, bool):
+            self.ledger.compared(found, asked.offset)
+            return self._append(self._beyond) if found else []
+        if isinstance(asked, BeginNext) and isinstance(found, bool):
+            if not found:
+                self.ledger.refused()
+                return []
+            self._begun = True
+            return self._append(self._beyond)
+        raise LocalProtocolError(f"{found!r} does not answer {type(asked).__name__}")
+
+    def failed(self, text: str) -> list[Effect]:
+        """Ends the session because of the peer or of an effect; the peer is told."""
+        self._asked = None
+        if self.state is State.CLOSED:
+            return []
+        self.state = State.CLOSED
+        return [Send(m.Error(text[:1000])), Close()]
+
+    def _to(self, kind: type[m.Frame], outcome: str) -> None:
+        self.state = TABLE[self.state][kind][outcome]
+
+    def _hello(self, hello: m.Hello) -> list[Effect]:
+        if hello.version != m.SINK_VERSION:
+            raise RemoteProtocolError(refusals.wrong_version(hello.version, m.SINK_VERSION))
+        if not hmac.compare_digest(hello.cookie.encode(), self._cookie.encode()):
+            raise RemoteProtocolError(refusals.WRONG_COOKIE)
+        objection = names.objection(hello.instance)
+        if objection is not None:
+            raise RemoteProtocolError(objection)
+        self.worker, self.fence = hello.instance, names.fence_of(hello.program)
+        self._asked = Recover(hello.instance)
+        return [self._asked]
+
+    def _notify(self, notify: m.Notify) -> list[Effect]:
+        if notify.stream != m.DATA_STREAM:
+            raise RemoteProtocolError(f"stream {notify.stream} cannot be announced: a sink takes stream {m.DATA_STREAM}")
+        first = "nothing open" if self.ledger.open is None else "one open"
+        self._to(m.Notify, first if self.state is State.AWAIT_APPROVAL else "told again")
+        return [Send(m.NotifyAck(True, notify.stream, self.ledger.received))]
+
+    def _message(self, message: m.Message) -> list[Effect]:
+        if message.stream != m.DATA_STREAM:
+            raise RemoteProtocolError(f"stream {message.stream} was never announced")
+        self._to(m.Message, "taken")
+        place = self.ledger.place(message.id)
+        if place is Place.DROP:
+            return []
+        if place is Place.APPEND:
+            return self._append(message.payload)
+        known = self.ledger.received - message.id
+        self._beyond = message.payload[known:]
+        self._asked = Compare(message.id, message.payload[:known])
+        return [self._asked]
+
+    def _append(self, data: bytes) -> list[Effect]:
+        if not data:
+            return []
+        if not self._begun and self.ledger.open is not None:
+            self._beyond, self._asked = data, BeginNext(self.ledger.received)
+            return [self._asked]
+        effects: list[Effect] = [] if self._begun else [Begin(self.ledger.received)]
+        self._begun = True
+        self.ledger.appended(len(data))
+        return [*effects, Append(data)]
+
+    def _list_uncommitted(self, asked: m.ListUncommitted) -> list[Effect]:
+        self._to(m.ListUncommitted, "told")
+        found = self.ledger.open
+        return [Send(m.ReplyUncommitted(asked.rtag, () if found is None else (found.txn,)))]
+
+    def _phase1(self, asked: m.Phase1) -> list[Effect]:
+        before = self.ledger.open
+        found = self.ledger.vote(asked)
+        self._to(m.Phase1, "voted")
+        vote = Send(m.Vote(asked.txn, found.veto is None))
+        if before is not None:
+            return [vote]
+        if found.veto is not None:
+            return [Veto(found.txn, found.veto), vote]
+        self._begun = False
+        return [Prepare(found.txn, self.ledger.committed, found.end), vote]
+
+    def _phase2(self, told: m.Phase2) -> list[Effect]:
+        outcome = self.ledger.resolve(told)
+        if outcome is Resolution.COMMIT:
+            self._to(m.Phase2, "committed")
+            return [Commit(told.txn, self.ledger.committed)]
+        if outcome is not Resolution.ROLLBACK:
+            known = outcome is Resolution.KNOWN
+            self._to(m.Phase2, "known already" if known else "unknown")
+            return [Ignored(told.txn, told.commit, known)]
+        self._begun = False
+        self._to(m.Phase2, "rolled back")
+        return [Rollback(told.txn, self.ledger.committed)]
+
+    def _workers_left(self, left: m.WorkersLeft) -> list[Effect]:
+        if self.worker in left.workers:
+            raise RemoteProtocolError(f"worker {self.worker!r} says that it has left, and is still here")
+        if len(left.workers) > LEAVING:
+            raise RemoteProtocolError(
+                f"{len(left.workers)} workers are said to have left at once; at most {LEAVING} can be told in one message"
+            )
+        self._to(m.WorkersLeft, "archived")
+        gone = tuple(name for name in dict.fromkeys(left.workers) if names.objection(name) is None)
+        return [Archive(gone)] if gone else []
+
+    def _eos(self, eos: m.Eos) -> list[Effect]:
+        if eos.stream != m.DATA_STREAM:
+            raise RemoteProtocolError(f"stream {eos.stream} was never announced")
+        self._to(m.Eos, "acknowledged")
+        return [Send(m.Ack(0, ((eos.stream, self.ledger.received),)))]
+
+    def _error(self, error: m.Error) -> list[Effect]:
+        self._to(m.Error, "over")
+        return [Close()]

@@ -1,0 +1,156 @@
+"""The log of a worker's transactions: typed records, and how they look in bytes.
+
+    "MSTX1\\n", then records: u32 length | u32 complement of the length | payload | u32 CRC-32 of the payload | 0xff
+    The payload is msgpack, tagged with the kind of record.
+
+Rules
+1. A record is appended whole, and nothing is ever changed in place. What a crash leaves of an append is a beginning of the record, followed
+   by nothing or by zeros (a file that was made longer and not yet written). That is a torn tail: it is dropped, because nobody was told
+   of what it says.
+2. Everything else that cannot be read is damage: a length that its complement denies, a checksum that is wrong although the last
+   byte is there, anything behind a broken record. Damage is an error. Who dropped it silently would take back what was committed.
+3. The last records alone decide (`recovered`): `Committed` and `RolledBack` close a transaction, `Prepared` and `Vetoed` open one. So a log can be
+   replaced by a short one that begins with its last `Committed`, and what is open.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterable
+from zlib import crc32
+
+import msgspec
+
+from millstream.connector.sink.protocol.ledger import Open, Recovered
+from millstream.errors import DamageError
+
+MAGIC = b"MSTX1\n"
+_HEAD = struct.Struct(">II")
+_TAIL = struct.Struct(">IB")
+_END = 0xFF
+_ALL = (1 << 32) - 1
+
+
+class Named(msgspec.Struct, frozen=True, tag="named"):
+    """Whose log this is: file names do not always tell."""
+
+    worker: str
+
+
+class Prepared(msgspec.Struct, frozen=True, tag="prepared"):
+    """Bytes start to end are durable, and will be committed if phase two says so."""
+
+    txn: str
+    start: int
+    end: int
+
+
+class Vetoed(msgspec.Struct, frozen=True, tag="vetoed"):
+    """The transaction was voted down, and waits to be rolled back."""
+
+    txn: str
+    why: str
+
+
+class Committed(msgspec.Struct, frozen=True, tag="committed"):
+    """Bytes below the offset are committed, for ever."""
+
+    txn: str
+    offset: int
+
+
+class RolledBack(msgspec.Struct, frozen=True, tag="rolled back"):
+    """The transaction is gone. The offset is that of the last commit."""
+
+    txn: str
+    offset: int
+
+
+class Sealed(msgspec.Struct, frozen=True, tag="sealed"):
+    """The worker is at this fence: who says a lower one is refused."""
+
+    fence: int
+
+
+Entry = Named | Sealed | Prepared | Vetoed | Committed | RolledBack
+
+_encode = msgspec.msgpack.Encoder().encode
+_decode = msgspec.msgpack.Decoder(Entry).decode
+
+
+def encode_entry(entry: Entry) -> bytes:
+    payload = _encode(entry)
+    return b"".join((_HEAD.pack(len(payload), len(payload) ^ _ALL), payload, _TAIL.pack(crc32(payload), _END)))
+
+
+def decode_log(data: bytes, where: str = "the log") -> tuple[list[Entry], int]:
+    """The records, and how many bytes they take: what is behind them is a torn tail. Damage is an error that names `where`."""
+    if len(data) < len(MAGIC):
+        if MAGIC.startswith(data.rstrip(b"\0")):
+            return [], 0
+        raise DamageError(f"{where} is damaged: it is not a log of transactions")
+    if not data.startswith(MAGIC):
+        if not data.rstrip(b"\0"):
+            return [], 0
+        raise DamageError(f"{where} is damaged: it is not a log of transactions")
+    entries, at = [], len(MAGIC)
+    while at < len(data):
+        if len(data) - at < _HEAD.size:
+            break
+        length, complement = _HEAD.unpack_from(data, at)
+        if length ^ complement != _ALL:
+            if not any(data[at + _HEAD.size :]) and data[at + _HEAD.size - 1] == 0:
+                break
+            raise _damaged(where, at, "a length is wrong")
+        start = at + _HEAD.size
+        end = start + length + _TAIL.size
+        if end > len(data):
+            break
+        payload = data[start : start + length]
+        checksum, mark = _TAIL.unpack_from(data, start + length)
+        if mark != _END or crc32(payload) != checksum:
+            if mark == 0 and not any(data[end:]):
+                break
+            raise _damaged(where, at, "a record does not match its checksum")
+        try:
+            entries.append(_decode(payload))
+        except msgspec.MsgspecError:
+            raise _damaged(where, at, "a record is of no known kind") from None
+        at = end
+    return entries, at
+
+
+def _damaged(where: str, at: int, what: str) -> DamageError:
+    return DamageError(
+        f"{where} is damaged at byte {at}: {what}. What is committed cannot be told from it. Restore it from a copy, together with the output beside it."
+    )
+
+
+def recovered(entries: Iterable[Entry]) -> Recovered:
+    """Rule 3: what the records say in the end."""
+    committed, last, found, fence = 0, None, None, 0
+    for entry in entries:
+        if isinstance(entry, Prepared):
+            found = Open(entry.txn, entry.end)
+        elif isinstance(entry, Vetoed):
+            found = Open(entry.txn, committed, entry.why)
+        elif isinstance(entry, Committed):
+            committed, last, found = entry.offset, entry.txn, None
+        elif isinstance(entry, RolledBack):
+            found = None
+        elif isinstance(entry, Sealed):
+            fence = entry.fence
+    return Recovered(committed, found, last, fence)
+
+
+def condensed(worker: str, found: Recovered) -> bytes:
+    """The shortest log that says the same."""
+    entries: list[Entry] = [Named(worker)]
+    if found.fence:
+        entries.append(Sealed(found.fence))
+    if found.last is not None:
+        entries.append(Committed(found.last, found.committed))
+    if found.open is not None:
+        txn = found.open
+        entries.append(Prepared(txn.txn, found.committed, txn.end) if txn.veto is None else Vetoed(txn.txn, txn.veto))
+    return MAGIC + b"".join(map(encode_entry, entries))

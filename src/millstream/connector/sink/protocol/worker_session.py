@@ -1,0 +1,224 @@
+"""The worker's end of a connection to a sink: what is sent and received, in which order. No sockets, no clock.
+
+The states
+
+    INITIAL        not greeted yet
+    AWAIT_OK       HELLO, NOTIFY and LIST_UNCOMMITTED are sent, all at once; OK comes first
+    AWAIT_ACK      then NOTIFY_ACK
+    AWAIT_LIST     then REPLY_UNCOMMITTED
+    READY          bytes may be sent, and phase one
+    UNDECIDED      a transaction was left open by an earlier connection: phase two, before anything else
+    RESOLVED       phase two was sent for it. Where the output now ends is told to the next connection only
+    AWAIT_VOTE     phase one is sent
+    VOTED          the sink promised; phase two decides
+    REFUSED        the sink voted no: come back, and roll back what is listed
+    LISTING        LIST_UNCOMMITTED is sent again, to see that phase two arrived
+    RESOLVING      the same, when the transaction was an earlier connection's
+    ENDING         EOS is sent
+    CLOSED         over
+
+Rules
+1. `SENT` says what we may send in which state: anything else is our own mistake (`LocalProtocolError`) and nothing is sent. `RECEIVED` says what
+   may come: anything else is the sink's mistake (`RemoteProtocolError`), and the session is over. ERROR and RESTART may come at any
+   time and are the sink's last words.
+2. A MESSAGE carries the offset of its first byte. `offset` is where the next one begins; `committed` is where the open transaction began,
+   so phase one always asks for the range (1, committed, offset).
+3. After a rollback `offset` is `committed` again, and what is sent then may differ from what was sent before.
+4. Two transactions on the list, a vote on another transaction, a false NOTIFY_ACK: the sink is broken, and going on could lose data.
+5. Phase two is never answered. Whoever has to know that it arrived asks for the list again: it is answered after phase two was carried out,
+   because the sink takes messages in order. That a transaction is no longer listed says that it is over, not how it ended.
+"""
+
+from __future__ import annotations
+
+import enum
+
+from millstream.connector.wire import messages as m
+from millstream.errors import LocalProtocolError, RemoteProtocolError
+
+
+class State(enum.Enum):
+    INITIAL = "Initial"
+    AWAIT_OK = "AwaitOk"
+    AWAIT_ACK = "AwaitNotifyAck"
+    AWAIT_LIST = "AwaitUncommitted"
+    READY = "Ready"
+    UNDECIDED = "Undecided"
+    RESOLVED = "Resolved"
+    AWAIT_VOTE = "AwaitVote"
+    VOTED = "Voted"
+    REFUSED = "Refused"
+    LISTING = "Listing"
+    RESOLVING = "Resolving"
+    ENDING = "Ending"
+    CLOSED = "Closed"
+
+
+#: state -> what we send -> the next state. HELLO stands for all three opening messages.
+SENT: dict[State, dict[type[m.Frame], State]] = {
+    State.INITIAL: {m.Hello: State.AWAIT_OK},
+    State.AWAIT_OK: {},
+    State.AWAIT_ACK: {},
+    State.AWAIT_LIST: {},
+    State.READY: {
+        m.Message: State.READY,
+        m.Phase1: State.AWAIT_VOTE,
+        m.ListUncommitted: State.LISTING,
+        m.WorkersLeft: State.READY,
+        m.Eos: State.ENDING,
+    },
+    State.UNDECIDED: {m.Phase2: State.RESOLVED},
+    State.RESOLVED: {m.ListUncommitted: State.RESOLVING},
+    State.AWAIT_VOTE: {},
+    State.VOTED: {m.Phase2: State.READY},
+    State.REFUSED: {},
+    State.LISTING: {},
+    State.RESOLVING: {},
+    State.ENDING: {},
+    State.CLOSED: {},
+}
+
+_LAST_WORDS: dict[type[m.Frame], dict[str, State]] = {m.Error: {"over": State.CLOSED}, m.Restart: {"over": State.CLOSED}}
+
+#: state -> what comes -> what it came to -> the next state. What is missing leads to CLOSED (rule 1).
+RECEIVED: dict[State, dict[type[m.Frame], dict[str, State]]] = {
+    State.INITIAL: {},
+    State.AWAIT_OK: {m.Ok: {"accepted": State.AWAIT_ACK}, **_LAST_WORDS},
+    State.AWAIT_ACK: {m.NotifyAck: {"accepted": State.AWAIT_LIST}, **_LAST_WORDS},
+    State.AWAIT_LIST: {m.ReplyUncommitted: {"none": State.READY, "one": State.UNDECIDED}, **_LAST_WORDS},
+    State.READY: {**_LAST_WORDS},
+    State.UNDECIDED: {**_LAST_WORDS},
+    State.RESOLVED: {**_LAST_WORDS},
+    State.AWAIT_VOTE: {m.Vote: {"yes": State.VOTED, "no": State.REFUSED}, **_LAST_WORDS},
+    State.VOTED: {**_LAST_WORDS},
+    State.REFUSED: {**_LAST_WORDS},
+    State.LISTING: {m.ReplyUncommitted: {"none": State.READY}, **_LAST_WORDS},
+    State.RESOLVING: {m.ReplyUncommitted: {"none": State.RESOLVED}, **_LAST_WORDS},
+    State.ENDING: {m.Ack: {"acknowledged": State.READY}, **_LAST_WORDS},
+    State.CLOSED: {},
+}
+
+#: States in which the sink is to say something before we may go on.
+WAITING = frozenset({State.AWAIT_OK, State.AWAIT_ACK, State.AWAIT_LIST, State.AWAIT_VOTE, State.LISTING, State.RESOLVING, State.ENDING})
+
+
+class WorkerSession:
+    """One connection, from HELLO to its end. What the methods return is to be sent, in that order."""
+
+    def __init__(self, name: str, cookie: str = "", program: str = "millstream") -> None:
+        self.state = State.INITIAL
+        self.name, self.cookie, self.program = name, cookie, program
+        #: committed <= offset
+        self.committed = 0
+        self.offset = 0
+        self.uncommitted: tuple[str, ...] = ()
+        self.txn: str | None = None  # the transaction between the phases
+        self.last_words: m.Error | m.Restart | None = None
+        self._rtag = 0
+
+    # ---- what we say
+
+    def greet(self, at: int = 0) -> list[m.Frame]:
+        """The three opening messages. `at` is the offset that we believe to be at; the sink's answer is what counts."""
+        self._sent(m.Hello)
+        return [m.Hello(m.SINK_VERSION, self.cookie, self.program, self.name), m.Notify(m.DATA_STREAM, self.name, at), self._list()]
+
+    def write(self, size: int) -> int:
+        """The offset at which a message with so many bytes is to be sent."""
+        self._sent(m.Message)
+        at = self.offset
+        self.offset += size
+        return at
+
+    def check_writable(self) -> None:
+        """Fails as `write` would."""
+        if m.Message not in SENT[self.state]:
+            raise LocalProtocolError(f"{m.Message.__name__} cannot be sent in state {self.state.value}")
+
+    def prepare(self, txn: str) -> list[m.Frame]:
+        self._sent(m.Phase1)
+        self.txn = txn
+        return [m.Phase1(txn, ((m.DATA_STREAM, self.committed, self.offset),))]
+
+    def finish(self, txn: str, commit: bool) -> list[m.Frame]:
+        """Phase two, of the transaction that was just prepared or of the one that was found open."""
+        expected = self.txn if self.state is State.VOTED else self.uncommitted[0] if self.state is State.UNDECIDED else txn
+        if txn != expected:
+            raise LocalProtocolError(f"transaction {txn!r} is not the one that waits for phase two: that is {expected!r}")
+        self._sent(m.Phase2)
+        self.uncommitted, self.txn = (), None
+        if commit:
+            self.committed = self.offset
+        else:
+            self.offset = self.committed
+        return [m.Phase2(txn, commit)]
+
+    def list_again(self) -> list[m.Frame]:
+        self._sent(m.ListUncommitted)
+        return [self._list()]
+
+    def workers_left(self, names: tuple[str, ...]) -> list[m.Frame]:
+        self._sent(m.WorkersLeft)
+        self._rtag += 1
+        return [m.WorkersLeft(self._rtag, names)]
+
+    def end(self) -> list[m.Frame]:
+        self._sent(m.Eos)
+        return [m.Eos(m.DATA_STREAM)]
+
+    def _list(self) -> m.ListUncommitted:
+        self._rtag += 1
+        return m.ListUncommitted(self._rtag)
+
+    def _sent(self, kind: type[m.Frame]) -> None:
+        if kind not in SENT[self.state]:
+            raise LocalProtocolError(f"{kind.__name__} cannot be sent in state {self.state.value}")
+        self.state = SENT[self.state][kind]
+
+    # ---- what we hear
+
+    def receive(self, message: m.Frame) -> None:
+        """Takes a message of the sink's. What it changed is in `state` and the other fields."""
+        cell = RECEIVED[self.state].get(type(message))
+        try:
+            if cell is None:
+                raise RemoteProtocolError(f"the sink sent {type(message).__name__} to a worker in state {self.state.value}")
+            self.state = cell[self._heard(message)]
+        except RemoteProtocolError:
+            self.state = State.CLOSED
+            raise
+
+    def _heard(self, message: m.Frame) -> str:
+        """What a message comes to: the key of its cell."""
+        if isinstance(message, m.Ok):
+            if message.credits < 2:
+                raise RemoteProtocolError(f"the sink grants {message.credits} credits; two are needed")
+            return "accepted"
+        if isinstance(message, m.NotifyAck):
+            if not message.success or message.stream != m.DATA_STREAM:
+                raise RemoteProtocolError("the sink does not accept the stream")
+            self.committed = self.offset = message.point or 0
+            return "accepted"
+        if isinstance(message, m.ReplyUncommitted):
+            return self._listed(message)
+        if isinstance(message, m.Vote):
+            if message.txn != self.txn:
+                raise RemoteProtocolError(f"the sink votes on {message.txn!r}; asked was {self.txn!r}")
+            return "yes" if message.commit else "no"
+        if isinstance(message, m.Ack):
+            return "acknowledged"
+        assert isinstance(message, m.Error | m.Restart)
+        self.last_words = message
+        return "over"
+
+    def _listed(self, reply: m.ReplyUncommitted) -> str:
+        if reply.rtag != self._rtag:
+            raise RemoteProtocolError(f"the sink answers list {reply.rtag}; asked was {self._rtag}")
+        if len(reply.txns) > 1:
+            raise RemoteProtocolError(
+                f"the sink has {len(reply.txns)} open transactions of one worker: {', '.join(map(repr, reply.txns[:5]))}"
+            )
+        if reply.txns and self.state is not State.AWAIT_LIST:
+            raise RemoteProtocolError(f"the sink was told how transaction {reply.txns[0]!r} ends, and still lists it")
+        self.uncommitted = reply.txns
+        return "one" if reply.txns else "none"

@@ -1,0 +1,310 @@
+"""The sink server: many workers at once, each with its own connection, output and thread.
+
+Rules
+1. A connection has a thread, which reads, decides and calls the output (`lane`). So whatever blocks, blocks one worker; and between the arrival of phase
+   one and the vote there is no hand-over, only the disk.
+2. A name has one seat (`seats`). A new HELLO with that name, unless its fence is lower, cuts the connection that sits there, drops its
+   unread input, and waits until its lane
+   has come to rest; then it recovers.
+3. Connections that have not greeted are few: when one more comes, the oldest goes. So a crowd cannot keep a worker out, and those who
+   have greeted do not notice it. Sessions are limited too: one too many is told so. Threads are limited by both.
+4. A peer's mistake costs its own connection. An output's failure costs that worker's connection. Neither ends the server.
+5. WORKERS_LEFT cuts what those workers still have open and archives their output when it is at rest, before anything behind it is looked
+   at. Which life of a name
+   it is about is decided in `seats`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import socket
+import ssl
+import threading
+import time
+from collections.abc import Callable
+from functools import partial
+
+from millstream import network
+from millstream.connector.sink.connection import Connection
+from millstream.connector.sink.lane import Done, Lane
+from millstream.connector.sink.narrator import Watcher
+from millstream.connector.sink.outputs.base import Output
+from millstream.connector.sink.protocol import effects as fx
+from millstream.connector.sink.protocol.session import SinkSession
+from millstream.connector.sink.protocol.stats import SinkStats
+from millstream.connector.sink.seats import Seats
+from millstream.connector.wire.decoder import FRAME_LIMIT, Decoder
+from millstream.connector.wire.messages import DATA_STREAM, Error, Restart
+from millstream.errors import RemoteProtocolError
+from millstream.network import Tls
+
+log = logging.getLogger("millstream.connector")
+
+#: A HELLO is short; who sends more than this before being known is cut off.
+_GREETING_LIMIT = 4 << 10
+
+
+class SinkServer:
+    """Listens, and puts what workers commit into outputs.
+
+    `outputs` makes an `Output` from a worker's name: `FileOutputs(folder)`, `MemoryOutputs()`, `PostgresOutputs(...)` or your own. `listen` is
+    HOST:PORT, port 0 for a free one. Use it as a context manager, or `start` and `stop`; `address` is where it listens.
+
+    `cookie` and `tls` say who may come (both off by default). `sessions` is how many workers may be there at once, `strangers` how many may be
+    about to greet, for `greeting` seconds; `frame_limit` bounds one message; `patience` is for peers that do not read. `watcher` is told what happens.
+    """
+
+    def __init__(
+        self,
+        outputs: Callable[[str], Output],
+        listen: str = "127.0.0.1:0",
+        *,
+        cookie: str = "",
+        tls: Tls | None = None,
+        force: bool = False,
+        sessions: int = 256,
+        strangers: int = 64,
+        frame_limit: int = FRAME_LIMIT,
+        greeting: float = 10.0,
+        patience: float = 60.0,
+        watcher: Watcher | None = None,
+    ) -> None:
+        self._host, self._port = network.parse_address(listen)
+        network.check_listening(self._host, cookie, force)
+        self._outputs = outputs
+        self._cookie = cookie
+        self._context = None if tls is None else network.server_context(tls)
+        self._sessions, self._strangers_limit = sessions, strangers
+        self._frame_limit = frame_limit
+        self._greeting, self._patience = greeting, patience
+        self._watcher = Watcher() if watcher is None else watcher
+        self._seats = Seats()
+        self._lock = threading.Lock()  # of everything below
+        self._strangers: dict[Connection, None] = {}  # oldest first
+        self._greeted: set[Connection] = set()
+        self._threads: set[threading.Thread] = set()
+        self._counted = SinkStats()  # by the server, and by lanes that have ended
+        self._lanes: set[Lane] = set()
+        self._room = threading.BoundedSemaphore(sessions + 2 * strangers)
+        self._listener: socket.socket | None = None
+        self._stopping = threading.Event()
+
+    # ---- life
+
+    def __enter__(self) -> SinkServer:
+        return self.start()
+
+    def __exit__(self, *_: object) -> None:
+        self.stop()
+
+    @property
+    def address(self) -> str:
+        """HOST:PORT, once it listens."""
+        assert self._listener is not None, "the server is not started"
+        return network.written(*self._listener.getsockname()[:2])
+
+    def start(self) -> SinkServer:
+        """Listens, in threads of its own."""
+        try:
+            family = socket.AF_INET6 if ":" in self._host else socket.AF_INET
+            self._listener = socket.create_server((self._host, self._port), family=family, backlog=512)
+        except OSError as error:
+            raise network.cannot_listen(self._host, self._port, error) from error
+        self._thread(self._accept)
+        return self
+
+    def stop(self) -> None:
+        """Tells the workers to come back later, and returns when all outputs are at rest."""
+        self._stopping.set()
+        if self._listener is not None:
+            with contextlib.suppress(OSError):
+                self._listener.shutdown(socket.SHUT_RDWR)
+        with self._lock:
+            for connection in [*self._strangers, *self._greeted]:
+                connection.cut(Restart())
+        while self._threads:
+            with self._lock:
+                thread = next(iter(self._threads), None)
+            if thread is not None:
+                thread.join(0.1)
+        if self._listener is not None:
+            self._listener.close()
+
+    def stats(self) -> SinkStats:
+        """How the server is doing, since it was started."""
+        found = SinkStats()
+        with self._lock:
+            for counted in (self._counted, *(lane.stats for lane in self._lanes)):
+                found.add(counted)
+            found.sessions = len(self._greeted)
+        found.repeated_leavings = self._seats.repeated
+        return found
+
+    def wait(self, timeout: float | None = None) -> bool:
+        """Waits until `stop` is called from another thread."""
+        return self._stopping.wait(timeout)
+
+    def _thread(self, work: Callable[[], None]) -> None:
+        def run() -> None:
+            try:
+                work()
+            except Exception:
+                log.exception("a thread of the sink ended in an error of its own")
+            finally:
+                with self._lock:
+                    self._threads.discard(thread)
+
+        thread = threading.Thread(target=run, name="millstream-sink", daemon=True)
+        with self._lock:
+            thread.start()
+            self._threads.add(thread)
+
+    # ---- connections
+
+    def _accept(self) -> None:
+        assert self._listener is not None
+        while True:
+            self._room.acquire()
+            try:
+                sock, address = self._listener.accept()
+                self._admit(Connection(sock, self._patience, f"{address[0]}:{address[1]}"))
+            except (OSError, RuntimeError) as error:
+                self._room.release()
+                if self._stopping.is_set():
+                    return
+                log.warning("a connection could not be accepted: %s", error)
+                time.sleep(0.05)
+
+    def _admit(self, connection: Connection) -> None:
+        with self._lock:
+            self._counted.connections += 1
+            if len(self._strangers) >= self._strangers_limit:
+                oldest = next(iter(self._strangers))
+                del self._strangers[oldest]
+                oldest.cut(Error("too many connections that do not greet"))
+            self._strangers[connection] = None
+            if self._stopping.is_set():
+                connection.cut(Restart())
+        try:
+            self._thread(lambda: self._serve(connection))
+        except RuntimeError:
+            with self._lock:
+                self._strangers.pop(connection, None)
+            connection.close()
+            raise
+
+    def _serve(self, connection: Connection) -> None:
+        session = SinkSession(self._cookie)
+        decoder = Decoder(_GREETING_LIMIT, join=DATA_STREAM)
+        is_let_in = False
+        try:
+            deadline = time.monotonic() + self._greeting
+            connection.open(self._context, deadline)
+            effects = self._greet(connection, session, decoder, deadline)
+            is_let_in = self._is_let_in(connection, session)
+            if is_let_in:
+                connection.enlarge()
+                decoder.limit = self._frame_limit
+                self._sit(connection, session, decoder, effects)
+            else:
+                _part(connection, effects)
+        except TimeoutError:
+            connection.part(Error("nothing was heard for too long"))
+        except RemoteProtocolError as error:
+            connection.part(Error(str(error)))
+        except (OSError, ssl.SSLError) as error:
+            log.info("a connection was lost: %s", error)
+        finally:
+            with self._lock:
+                self._strangers.pop(connection, None)
+                self._greeted.discard(connection)
+            self._note_end(connection, session.worker if is_let_in else None)
+            connection.close()
+            self._room.release()
+
+    def _note_end(self, connection: Connection, worker: str | None) -> None:
+        why = connection.last_words.text if isinstance(connection.last_words, Error) else None
+        with self._lock:
+            self._counted.errors += why is not None
+        if worker is not None:
+            self._watcher.went(worker, why)
+        elif why is not None:
+            self._watcher.refused(connection.peer, why)
+
+    def _greet(self, connection: Connection, session: SinkSession, decoder: Decoder, deadline: float) -> list[fx.Effect]:
+        """Waits for HELLO, and returns what it comes to: to recover, if it is right. Nothing, if the peer is gone."""
+        while (data := connection.read(deadline)) is not None:
+            try:
+                decoder.receive(data)
+                message = decoder.next()
+            except RemoteProtocolError as error:
+                return session.failed(str(error))
+            if message is not None:
+                return session.receive(message)
+        return []
+
+    def _is_let_in(self, connection: Connection, session: SinkSession) -> bool:
+        with self._lock:
+            self._strangers.pop(connection, None)
+            if connection.is_cut or session.worker is None or self._stopping.is_set():
+                return False
+            if len(self._greeted) >= self._sessions and session.worker not in self._seats:
+                connection.part(Error(f"the sink has {self._sessions} sessions and takes no more"))
+                return False
+            self._greeted.add(connection)
+        self._watcher.came(session.worker, connection.peer)
+        return True
+
+    def _sit(self, connection: Connection, session: SinkSession, decoder: Decoder, effects: list[fx.Effect]) -> None:
+        assert session.worker is not None
+        with self._seats.sit(session.worker, connection, session.fence) as place:
+            if connection.is_cut:
+                return
+            try:
+                output = self._outputs(session.worker)
+            except Exception as error:
+                log.error("no output for worker %r: %s", session.worker, error)
+                connection.part(Error(f"the sink has no output for this worker: {error}"))
+                return
+            leave = partial(self._seats.leave, place, archive=self._archive)
+            lane = Lane(session, decoder, output, connection, leave, partial(self._watcher.committed, session.worker))
+            with self._lock:
+                self._lanes.add(lane)
+            try:
+                self._talk(connection, lane, lane.begin(effects))
+            finally:
+                with self._lock:
+                    self._lanes.discard(lane)
+                    self._counted.add(lane.stats)
+                output.close()
+
+    def _talk(self, connection: Connection, lane: Lane, done: Done) -> None:
+        while True:
+            if connection.is_cut:
+                return  # whoever took over decides now; a vote would only mislead
+            connection.send(done.send)
+            if done.close:
+                return
+            data = connection.read()
+            if data is None:
+                return
+            done = lane.feed(data)
+
+    def _archive(self, worker: str) -> None:
+        """This worker has left, and its output is at rest."""
+        output = self._outputs(worker)
+        try:
+            output.archive()
+        finally:
+            output.close()
+        with self._lock:
+            self._counted.archived += 1
+        self._watcher.left(worker)
+
+
+def _part(connection: Connection, effects: list[fx.Effect]) -> None:
+    """What a stranger is told before its connection is closed."""
+    for effect in effects:
+        if isinstance(effect, fx.Send):
+            connection.part(effect.frame)

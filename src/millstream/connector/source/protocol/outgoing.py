@@ -1,0 +1,180 @@
+"""A stream as its pusher keeps it: what waits to be sent, what to be acknowledged, and what is left to do after each reconnect. No sockets, no clock.
+
+Rules (the states are in `tables`, rules 7 to 9 there)
+1. Messages wait in two queues: `unsent`, and behind their sending `unacknowledged`. Ids in both increase, and those of the second are below those of the first.
+2. What is acknowledged is forgotten, wherever it waits. When the connection is lost, everything that is not acknowledged is unsent again, in its order.
+3. A declared watermark waits among the messages, behind those that came before it. It needs no acknowledgement: once sent it is forgotten, and after a lost
+   connection the latest is sent again, behind everything that waits then. It is a promise about what comes later, so to say it later is no harm.
+4. The end is sent when nothing else waits.
+5. Methods that queue or drop bytes return how many: what a client keeps is bounded over all of its streams.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+
+import msgspec
+
+from millstream.connector.source.protocol.session import WATERMARK_KEY
+from millstream.connector.source.protocol.tables import LIFE, LINE, Life, Line
+from millstream.connector.wire.codec import message_head
+from millstream.errors import LocalProtocolError
+
+_NEW, _GOING = Life.NEW, Life.GOING  # looked at for every message; to look up a member of an enum takes longer than all the rest
+
+
+class Queued(msgspec.Struct, frozen=True, gc=False):
+    """A frame that waits. That of a watermark has the id of the message before it, and is no message."""
+
+    id: int
+    frame: bytes
+    is_message: bool = True
+
+
+class Taken(msgspec.Struct, frozen=True):
+    """What was taken to be sent: frames, their bytes, the last message's id, and how many bytes need not be kept any more."""
+
+    count: int
+    size: int
+    last: int | None
+    forgotten: int
+
+
+class Outgoing:
+    """One stream. Invariant: acknowledged is None or acknowledged <= last, -1 being before everything."""
+
+    def __init__(self, name: str, number: int) -> None:
+        self.name, self.number = name, number
+        self.life, self.line = Life.NEW, Line.UNASKED
+        self.unsent: deque[Queued] = deque()
+        self.unacknowledged: deque[Queued] = deque()
+        self.last = -1  # the last id queued, or known to be committed
+        self.acknowledged: int | None = None
+        self.declared: int | None = None
+        self.refused_since: float | None = None  # None unless the line is REFUSED
+        self.ask_at = 0.0
+
+    # ---- what the program asks for
+
+    @property
+    def is_known(self) -> bool:
+        """Whether a server has accepted it, now or earlier."""
+        return self.life not in (Life.NEW, Life.NEW_ENDING)
+
+    @property
+    def has_ended(self) -> bool:
+        """Whether the program has said that nothing more comes."""
+        return self.life is not _GOING and self.life is not _NEW
+
+    @property
+    def is_told(self) -> bool:
+        """Whether EOS is sent: nothing is left to say on this connection."""
+        return self.life in (Life.ENDED, Life.OVER)
+
+    @property
+    def waits(self) -> bool:
+        """Whether anything is left that has to be sent or acknowledged."""
+        return bool(self.unacknowledged) or (self.has_ended and not self.is_told) or any(item.is_message for item in self.unsent)
+
+    def push(self, id: int, frame: bytes) -> int:
+        self.last = id
+        self.unsent.append(Queued(id, frame))
+        return len(frame)
+
+    def declare(self, watermark: int) -> int:
+        if self.declared is not None and watermark <= self.declared:
+            return 0
+        self.declared = watermark
+        return self._mark(watermark)
+
+    def end(self) -> None:
+        self._lives("ended by the program")
+
+    def _mark(self, watermark: int) -> int:
+        frame = message_head(self.number, max(self.last, 0), 0, watermark, WATERMARK_KEY)
+        self.unsent.append(Queued(self.last, frame, is_message=False))
+        return len(frame)
+
+    # ---- what the server says, and what becomes of the connection
+
+    def accepted(self, point: int | None) -> int:
+        self._stands("accepted")
+        self._lives("accepted")
+        self.refused_since = None
+        return 0 if point is None else self.acknowledge(point)
+
+    def refused(self, now: float, again: float) -> float:
+        """Somebody else pushes it. It may be asked for again in a while; returns for how long it has been refused."""
+        self._stands("refused")
+        self.refused_since = now if self.refused_since is None else self.refused_since
+        self.ask_at = now + again
+        return now - self.refused_since
+
+    def acknowledge(self, point: int) -> int:
+        """Everything up to this id is committed."""
+        self.acknowledged = point if self.acknowledged is None else max(point, self.acknowledged)
+        self.last = max(self.last, self.acknowledged)
+        forgotten, marks = 0, []
+        for queue in (self.unacknowledged, self.unsent):
+            while queue and queue[0].id <= self.acknowledged:
+                item = queue.popleft()
+                if item.is_message:
+                    forgotten += len(item.frame)
+                else:
+                    marks.append(item)  # still to be sent
+        self.unsent.extendleft(reversed(marks))
+        if self.life is Life.ENDED and not self.unacknowledged:
+            self._lives("all is acknowledged")
+        return forgotten
+
+    def lost(self) -> int:
+        """The connection is gone; the next one begins."""
+        is_over = self.life is Life.OVER
+        self._lives("connection lost")
+        self._stands("connection lost")
+        self.ask_at = 0.0
+        if is_over:
+            return 0
+        self.unsent.extendleft(reversed(self.unacknowledged))
+        self.unacknowledged.clear()
+        is_last = bool(self.unsent) and not self.unsent[-1].is_message
+        return 0 if self.declared is None or is_last else self._mark(self.declared)
+
+    # ---- what is sent
+
+    def take(self, parts: list[bytes], most: int, size: int) -> Taken:
+        """Puts what can be sent behind `parts`: at most so many frames, and not many more bytes."""
+        unsent, keep, add = self.unsent, self.unacknowledged.append, parts.append
+        count = bytes_taken = forgotten = 0
+        last: int | None = None
+        while unsent and count < most and bytes_taken < size:
+            item = unsent.popleft()
+            frame = item.frame
+            add(frame)
+            bytes_taken += len(frame)
+            count += 1
+            if item.is_message:
+                last = item.id
+                keep(item)
+            else:
+                forgotten += len(frame)
+        return Taken(count, bytes_taken, last, forgotten)
+
+    @property
+    def is_ready_to_end(self) -> bool:
+        """Rule 4."""
+        return self.life is Life.ENDING and self.line is Line.OPEN and not self.unsent
+
+    def told(self) -> None:
+        """EOS is sent."""
+        self._lives("EOS sent, some are on the way" if self.unacknowledged else "EOS sent, all is acknowledged")
+
+    def _lives(self, event: str) -> None:
+        if event not in LIFE[self.life]:
+            raise LocalProtocolError(f"stream {self.name!r} in state {self.life.value}: {event} cannot be")
+        self.life = LIFE[self.life][event]
+
+    def _stands(self, event: str) -> None:
+        if event not in LINE[self.line]:
+            raise LocalProtocolError(f"stream {self.name!r} in state {self.line.value}: {event} cannot be")
+        self.line = LINE[self.line][event]

@@ -1,0 +1,131 @@
+"""The streams of a source: what was received of each, what is committed, who pushes it, and how far its event time is complete.
+
+Rules
+1. `received` is the last id taken, `acknowledged` the last one committed: acknowledged <= received, and neither goes back. An id that is
+   not above `received` was seen before, and is skipped. A stream resumes at `acknowledged`: what is between the two is sent again,
+   and skipped.
+2. A stream has one owner, the session that announced it. Another session that announces it is refused, unless it says that it is the
+   same instance of the same program: then the older session is a half-open connection of its own, and is fenced.
+3. A stream is remembered from its first entry on. One that was announced, but never used, is forgotten with its session.
+   There are never more than `limit` streams.
+4. The watermark that a pusher declares counts once everything before it is committed. It never goes back.
+5. The watermark of the source is the minimum over its streams: over those that were declared by name, or else over all that are known.
+   One of which nothing was declared holds it back. One that has ended, or has been silent for `idle`, holds nothing back; if that is so
+   of all of them, the furthest counts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any
+
+from millstream.connector.intake.format.entries import Mark
+
+#: What a stream may be called: 1 to so many bytes of UTF-8.
+NAME_LIMIT = 200
+
+
+class Stream:
+    """One stream. Invariant: acknowledged is None, or received is not None and acknowledged <= received."""
+
+    __slots__ = ("acknowledged", "ended", "heard", "is_stored", "name", "owner", "received", "watermark")
+
+    def __init__(self, name: str, heard: float) -> None:
+        self.name = name
+        self.received: int | None = None
+        self.acknowledged: int | None = None
+        self.watermark: int | None = None  # of what is committed
+        self.ended = False  # likewise
+        self.owner: Any = None
+        self.heard = heard
+        self.is_stored = False
+
+    @property
+    def is_committed(self) -> bool:
+        """Whether everything that was received is."""
+        return self.received == self.acknowledged
+
+
+class TooManyStreams(Exception):
+    """Rule 3."""
+
+
+def objection(name: str) -> str | None:
+    """Why this cannot be a stream's name; None if it can."""
+    size = len(name.encode())
+    if not size:
+        return "a stream needs a name"
+    return f"a stream's name of {size} bytes is too long; the limit is {NAME_LIMIT}" if size > NAME_LIMIT else None
+
+
+class Streams:
+    """All streams of a source. The clock is an argument: seconds, of any clock that only goes forward."""
+
+    def __init__(self, acknowledged: Mapping[str, Mark], received: Mapping[str, Mark], now: float, limit: int = 10_000) -> None:
+        self.limit = limit
+        self._began = now
+        self._streams: dict[str, Stream] = {}
+        for name in received:
+            stream = self._streams[name] = Stream(name, now)
+            stream.received, stream.is_stored = received[name].last, True
+            if name in acknowledged:
+                mark = acknowledged[name]
+                stream.acknowledged, stream.watermark, stream.ended = mark.last, mark.watermark, mark.ended
+
+    def __iter__(self) -> Iterator[Stream]:
+        return iter(self._streams.values())
+
+    def __len__(self) -> int:
+        return len(self._streams)
+
+    def get(self, name: str) -> Stream | None:
+        return self._streams.get(name)
+
+    def claim(self, name: str, owner: Any, now: float) -> Stream | None:
+        """The stream, if nobody else has it; None if somebody has."""
+        stream = self._streams.get(name)
+        if stream is None:
+            if len(self._streams) >= self.limit:
+                raise TooManyStreams(f"there are {self.limit} streams, and no more are taken")
+            stream = self._streams[name] = Stream(name, now)
+        elif stream.owner is not None:
+            return None
+        stream.owner, stream.heard = owner, now
+        return stream
+
+    def release(self, stream: Stream, owner: Any) -> None:
+        """Lets others have it."""
+        if stream.owner is owner:
+            stream.owner = None
+            if not stream.is_stored:
+                self._streams.pop(stream.name, None)
+
+    def committed(self, marks: Iterable[Mark]) -> None:
+        """An epoch that got so far is committed."""
+        for mark in marks:
+            stream = self._streams.get(mark.name)
+            if stream is None:
+                continue
+            stream.acknowledged = stream.acknowledged if mark.last is None else mark.last
+            if mark.watermark is not None:
+                stream.watermark = mark.watermark if stream.watermark is None else max(stream.watermark, mark.watermark)
+            stream.ended = mark.ended
+
+    def watermark(self, declared: tuple[str, ...], idle: float | None, now: float) -> tuple[int | None, str]:
+        """Rule 5: the watermark, None if nothing can be said yet, and what holds it there."""
+        names = declared or tuple(self._streams)
+        holding: list[tuple[int, str]] = []
+        for name in names:
+            stream = self._streams.get(name)
+            heard = self._began if stream is None else stream.heard
+            if idle is not None and now - heard >= idle:
+                continue
+            if stream is not None and stream.ended and stream.owner is None and stream.is_committed:
+                continue
+            if stream is None or stream.watermark is None:
+                return None, f"stream {name!r}, of which nothing was {'heard' if stream is None else 'declared'}"
+            holding.append((stream.watermark, f"stream {name!r}"))
+        if holding:
+            return min(holding)
+        said = [stream.watermark for name in names if (stream := self._streams.get(name)) is not None and stream.watermark is not None]
+        return max(said, default=None), "nothing: every stream is idle or has ended"

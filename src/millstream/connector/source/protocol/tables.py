@@ -1,0 +1,189 @@
+"""The source protocol as tables: what may be said when messages are pushed into a pipeline, by whom, and where it leads.
+
+A program outside (the client) pushes numbered messages on named streams. The server takes them and acknowledges what is committed.
+A connection has a state at each end; so has each stream on it, which the client numbers.
+
+The server's states                              The client's states
+    INITIAL   nothing was said yet                   INITIAL    nothing was said yet
+    READY     the peer is known                      AWAIT_OK   HELLO is sent
+    CLOSED    over                                   READY      the server is willing
+                                                     CLOSED     over
+
+A stream, for the server                         A stream, for the client
+    ABSENT    not announced, or released             ABSENT     not announced, refused, or ended
+    OPEN      messages may come                      ASKED      NOTIFY is sent
+    ENDING    EOS has come; not all is committed     OPEN       messages may be sent
+                                                     ENDING     EOS is sent; not all is acknowledged
+
+Rules
+1. A cell is state, message, what it came to, next state. What has no cell is a mistake. The server answers one with ERROR and closes; the
+   client closes. A mistake costs its own connection and nothing else.
+2. The state of the connection is looked up first, then that of the stream which the message names.
+3. ERROR is a last word, and never answered. RESTART is the server's last word: come back, here or elsewhere. Both ends then close.
+4. A commit is no message, but leads from state to state like one: `COMMITTED` says what happens to a stream when an epoch is committed.
+5. An ACK may arrive for a stream that has just ended, or is being announced again: it says nothing new.
+6. Whoever announces a stream that the same connection is still ending is told to try again (NOTIFY_ACK false), as if it were active elsewhere.
+
+A connection ends, and a stream goes on over the next one. So a pusher keeps two more states of each stream, which no message names:
+
+Its life                                         Its line: what the server says of it now
+    NEW          no server has accepted it yet       UNASKED   nothing yet, on this connection
+    NEW_ENDING   the same, and it has ended already  REFUSED   it is active elsewhere; asked again from time to time
+    GOING        more may come                       OPEN      what waits may be sent
+    ENDING       nothing more comes; EOS is to be sent
+    ENDED        EOS is sent, not all is acknowledged
+    OVER         EOS is sent, all is acknowledged
+
+7. A cell of `LIFE` and `LINE` is state, what happened, next state. What has no cell cannot happen: the client would be broken.
+8. A lost connection takes the line back and EOS with it: what is not acknowledged is sent again, and EOS behind it. Only a stream that is OVER is left alone:
+   it may be somebody else's by now.
+9. A stream that is refused stays so over a lost connection: for how long it has been refused counts from the first time.
+"""
+
+from __future__ import annotations
+
+import enum
+
+from millstream.connector.wire import messages as m
+
+
+class Server(enum.Enum):
+    INITIAL = "Initial"
+    READY = "Ready"
+    CLOSED = "Closed"
+
+
+class ServerStream(enum.Enum):
+    ABSENT = "Absent"
+    OPEN = "Open"
+    ENDING = "Ending"
+
+
+class Client(enum.Enum):
+    INITIAL = "Initial"
+    AWAIT_OK = "AwaitOk"
+    READY = "Ready"
+    CLOSED = "Closed"
+
+
+class ClientStream(enum.Enum):
+    ABSENT = "Absent"
+    ASKED = "Asked"
+    OPEN = "Open"
+    ENDING = "Ending"
+
+
+class Life(enum.Enum):
+    NEW = "New"
+    NEW_ENDING = "NewEnding"
+    GOING = "Going"
+    ENDING = "Ending"
+    ENDED = "Ended"
+    OVER = "Over"
+
+
+class Line(enum.Enum):
+    UNASKED = "Unasked"
+    REFUSED = "Refused"
+    OPEN = "Open"
+
+
+# ---- the server's end: what it hears
+
+SERVER: dict[Server, dict[type[m.Frame], dict[str, Server]]] = {
+    Server.INITIAL: {
+        m.Hello: {"welcome": Server.READY},
+        m.Error: {"over": Server.CLOSED},
+    },
+    Server.READY: {
+        m.Notify: {"answered": Server.READY},
+        m.Message: {"taken": Server.READY},
+        m.Eos: {"taken": Server.READY},
+        m.Error: {"over": Server.CLOSED},
+    },
+    Server.CLOSED: {},
+}
+
+SERVER_STREAM: dict[ServerStream, dict[type[m.Frame], dict[str, ServerStream]]] = {
+    ServerStream.ABSENT: {
+        m.Notify: {"accepted": ServerStream.OPEN, "active elsewhere": ServerStream.ABSENT},
+    },
+    ServerStream.OPEN: {
+        m.Message: {"new": ServerStream.OPEN, "seen before": ServerStream.OPEN, "declared": ServerStream.OPEN},
+        m.Eos: {"nothing follows": ServerStream.ENDING},
+    },
+    ServerStream.ENDING: {
+        m.Notify: {"still ending": ServerStream.ENDING},
+    },
+}
+
+COMMITTED: dict[ServerStream, dict[str, ServerStream]] = {
+    ServerStream.ABSENT: {},
+    ServerStream.OPEN: {"some": ServerStream.OPEN},
+    ServerStream.ENDING: {"some": ServerStream.ENDING, "all": ServerStream.ABSENT},
+}
+
+# ---- the client's end: what it says, and what it hears
+
+CLIENT_SENT: dict[Client, dict[type[m.Frame], dict[str, Client]]] = {
+    Client.INITIAL: {m.Hello: {"greeted": Client.AWAIT_OK}},
+    Client.AWAIT_OK: {m.Error: {"over": Client.CLOSED}},
+    Client.READY: {
+        m.Notify: {"asked": Client.READY},
+        m.Message: {"pushed": Client.READY},
+        m.Eos: {"ended": Client.READY},
+        m.Error: {"over": Client.CLOSED},
+    },
+    Client.CLOSED: {},
+}
+
+_LAST_WORDS: dict[type[m.Frame], dict[str, Client]] = {m.Error: {"over": Client.CLOSED}, m.Restart: {"over": Client.CLOSED}}
+
+CLIENT_RECEIVED: dict[Client, dict[type[m.Frame], dict[str, Client]]] = {
+    Client.INITIAL: {},
+    Client.AWAIT_OK: {m.Ok: {"welcome": Client.READY}, **_LAST_WORDS},
+    Client.READY: {m.NotifyAck: {"answered": Client.READY}, m.Ack: {"acknowledged": Client.READY}, **_LAST_WORDS},
+    Client.CLOSED: {},
+}
+
+CLIENT_STREAM_SENT: dict[ClientStream, dict[type[m.Frame], dict[str, ClientStream]]] = {
+    ClientStream.ABSENT: {m.Notify: {"asked": ClientStream.ASKED}},
+    ClientStream.ASKED: {},
+    ClientStream.OPEN: {
+        m.Message: {"pushed": ClientStream.OPEN},
+        m.Eos: {"some are on the way": ClientStream.ENDING, "all is acknowledged": ClientStream.ABSENT},
+    },
+    ClientStream.ENDING: {},
+}
+
+CLIENT_STREAM_RECEIVED: dict[ClientStream, dict[type[m.Frame], dict[str, ClientStream]]] = {
+    ClientStream.ABSENT: {m.Ack: {"known already": ClientStream.ABSENT}},
+    ClientStream.ASKED: {
+        m.NotifyAck: {"accepted": ClientStream.OPEN, "active elsewhere": ClientStream.ABSENT},
+        m.Ack: {"known already": ClientStream.ASKED},
+    },
+    ClientStream.OPEN: {m.Ack: {"acknowledged": ClientStream.OPEN}},
+    ClientStream.ENDING: {m.Ack: {"some": ClientStream.ENDING, "all": ClientStream.ABSENT}},
+}
+
+# ---- a stream as its pusher keeps it, over any number of connections (rules 7 to 9)
+
+LIFE: dict[Life, dict[str, Life]] = {
+    Life.NEW: {"accepted": Life.GOING, "ended by the program": Life.NEW_ENDING, "connection lost": Life.NEW},
+    Life.NEW_ENDING: {"accepted": Life.ENDING, "connection lost": Life.NEW_ENDING},
+    Life.GOING: {"accepted": Life.GOING, "ended by the program": Life.ENDING, "connection lost": Life.GOING},
+    Life.ENDING: {
+        "accepted": Life.ENDING,
+        "EOS sent, some are on the way": Life.ENDED,
+        "EOS sent, all is acknowledged": Life.OVER,
+        "connection lost": Life.ENDING,
+    },
+    Life.ENDED: {"all is acknowledged": Life.OVER, "connection lost": Life.ENDING},
+    Life.OVER: {"connection lost": Life.OVER},
+}
+
+LINE: dict[Line, dict[str, Line]] = {
+    Line.UNASKED: {"accepted": Line.OPEN, "refused": Line.REFUSED, "connection lost": Line.UNASKED},
+    Line.REFUSED: {"accepted": Line.OPEN, "refused": Line.REFUSED, "connection lost": Line.REFUSED},
+    Line.OPEN: {"connection lost": Line.UNASKED},
+}

@@ -1,0 +1,421 @@
+"""The pushing side as a library: messages into a pipeline, from any program, with plain blocking calls.
+
+    with PushClient("127.0.0.1:7401", cookie="secret") as client:
+        point = client.notify("orders")              # where to resume: the last id that is committed, None if there is none
+        for order in orders_after(point):
+            client.send("orders", order.id, order.data, event_time=order.at, key=order.customer)
+        client.end("orders")
+        client.wait()                                # until the pipeline has committed all of it
+
+Rules
+1. `send` returns when the message is queued. A thread sends it, keeps it until it is acknowledged, and sends it again after every reconnect. What is kept is
+   bounded by `most` bytes: then `send` waits. What is not acknowledged when the process dies is the caller's to send again, from the point that `notify` tells.
+2. Ids of a stream increase. An id that is not above the acknowledged point is not sent, and `send` says so: whoever can only start from the
+   beginning may do that.
+3. A server that is away, or says RESTART, is tried again, here or where it says, for `patience` seconds (None: for ever). A stream that is active elsewhere
+   likewise. What the server says with ERROR is final.
+4. A final error is raised by the call that waits, and by every later one. `InputError`: the server is away too long, or says why it does not go on.
+   `RemoteProtocolError`: what answers is no source server. `LocalProtocolError`: the call was not allowed, and changed nothing.
+5. A declared watermark is sent behind the messages before it, and again after a reconnect: it is a promise about what is sent later.
+6. The calls may come from several threads; the ids of a stream have to increase nevertheless.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import secrets
+import selectors
+import socket
+import ssl
+import threading
+import time
+
+import msgspec
+
+from millstream.connector.source.protocol.outgoing import Outgoing
+from millstream.connector.source.protocol.push_session import PushSession
+from millstream.connector.source.protocol.session import LAST_ID, WATERMARK_KEY
+from millstream.connector.source.protocol.streams import objection
+from millstream.connector.source.protocol.tables import Client, ClientStream, Line
+from millstream.connector.wire import messages as m
+from millstream.connector.wire.codec import encode, message_head
+from millstream.connector.wire.decoder import Decoder
+from millstream.errors import InputError, LocalProtocolError, MillstreamError, RemoteProtocolError
+from millstream.network import Tls, client_context, keep_alive, parse_address
+
+_ANSWER_LIMIT = 1 << 20
+_CHUNK = 256 << 10
+_READ = 64 << 10
+_AT_ONCE = 4096  # messages of one stream, before another stream has its turn
+_FIRST_PAUSE, _LONGEST_PAUSE = 0.05, 2.0
+_ASK_AGAIN = 0.3
+_FAREWELL = 2.0
+_PARTING = 0.5
+
+
+class Waiting(msgspec.Struct, frozen=True):
+    """What a client waits for, in words, and for how long. `is_away`: nobody answers at the address."""
+
+    what: str
+    seconds: float
+    address: str
+    is_away: bool = False
+
+
+class PushClient:
+    """A connection to a source server that is made again when it breaks."""
+
+    def __init__(
+        self,
+        address: str,
+        *,
+        cookie: str = "",
+        tls: Tls | None = None,
+        program: str = "millstream",
+        instance: str | None = None,
+        timeout: float = 30.0,
+        patience: float | None = 120.0,
+        most: int = 64 << 20,
+    ) -> None:
+        """`instance` tells this client from others, so that the server can tell its new connection from its old one; by default it is drawn by lot.
+        `timeout` is how long the server may take to answer a greeting; the rest is in the rules."""
+        parse_address(address)
+        self.address = address
+        self.instance = f"{socket.gethostname()}-{os.getpid()}-{secrets.token_hex(4)}" if instance is None else instance
+        self._program, self._cookie = program, cookie
+        self._context = None if tls is None else client_context(tls)
+        self._timeout, self._patience, self._most = timeout, patience, most
+        self._changed = threading.Condition()  # guards everything below
+        self._streams: dict[str, Outgoing] = {}
+        self._numbers: dict[int, Outgoing] = {}
+        self._kept = 0  # bytes in all queues
+        self._away: tuple[str, float] | None = (
+            "to listen",
+            time.monotonic(),
+        )  # what the server is to do, and since when; None: it has welcomed us
+        self._moved = time.monotonic()  # when something was acknowledged last, or began to wait for it
+        self._error: MillstreamError | None = None
+        self._closing: float | None = None
+        self._is_awake = False
+        self._wake_read, self._wake_write = socket.socketpair()
+        self._wake_read.setblocking(False)
+        self._selector: selectors.BaseSelector = selectors.DefaultSelector()  # of the connection that there is; the thread's own
+        self._selector.close()
+        self._thread = threading.Thread(target=self._run, name="millstream-push", daemon=True)
+        self._thread.start()
+
+    def __enter__(self) -> PushClient:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    # ---- what can be done
+
+    def notify(self, stream: str) -> int | None:
+        """Announces a stream, and returns the last id that is committed: go on behind it. None: begin at the beginning."""
+        complaint = objection(stream)
+        if complaint is not None:
+            raise LocalProtocolError(complaint)
+        with self._changed:
+            self._check()
+            found = self._streams.get(stream)
+            if found is None or found.has_ended:
+                number = len(self._numbers) + 1
+                if found is not None:
+                    self._wait_for(lambda: not found.waits, None)
+                found = self._streams[stream] = self._numbers[number] = Outgoing(stream, number)
+                self._wake()
+            self._wait_for(lambda: found.is_known, None)
+            return found.acknowledged
+
+    def send(self, stream: str, id: int, payload: bytes, *, event_time: int = 0, key: str | bytes = b"") -> bool:
+        """Queues a message. False if it is acknowledged already. Waits while too much is unacknowledged."""
+        named = key.encode() if isinstance(key, str) else key
+        if named == WATERMARK_KEY:
+            raise LocalProtocolError(f"the key {WATERMARK_KEY.decode()} is reserved; use declare")
+        if not 0 <= id <= LAST_ID:
+            raise LocalProtocolError(f"the id {id} is not between 0 and {LAST_ID}")
+        with self._changed:
+            found = self._announced(stream)
+            if found.acknowledged is not None and id <= found.acknowledged:
+                return False
+            if id <= found.last:
+                raise LocalProtocolError(f"ids of stream {stream!r} increase; {found.last} was sent, and now comes {id}")
+            data = message_head(found.number, id, len(payload), event_time, named) + payload
+            if self._kept and self._kept + len(data) > self._most:
+                self._wait_for(lambda: not self._kept or self._kept + len(data) <= self._most, None)
+            self._keep(found.push(id, data))
+            return True
+
+    def declare(self, stream: str, watermark: int) -> None:
+        """Promises that no message sent later on this stream has an event time below this (milliseconds)."""
+        with self._changed:
+            self._keep(self._announced(stream).declare(watermark))
+
+    def end(self, stream: str) -> None:
+        """Says that nothing more comes on this stream. It may be announced again."""
+        with self._changed:
+            self._announced(stream).end()
+            self._wake()
+
+    def wait(self, timeout: float | None = None) -> bool:
+        """Waits until everything sent is acknowledged, which is when the pipeline has committed it. False if time runs out."""
+        with self._changed:
+            return self._wait_for(lambda: not any(found.waits for found in self._streams.values()), timeout)
+
+    def acknowledged(self, stream: str) -> int | None:
+        """The last id of a stream that is known to be committed."""
+        with self._changed:
+            return self._streams[stream].acknowledged
+
+    @property
+    def unacknowledged(self) -> int:
+        """Bytes that are kept because they are not acknowledged."""
+        return self._kept
+
+    def waiting(self) -> Waiting | None:
+        """What this client waits for; None if for nothing."""
+        with self._changed:
+            now = time.monotonic()
+            if self._away is not None:
+                return Waiting(f"{self.address} {self._away[0]}", now - self._away[1], self.address, is_away=True)
+            for found in self._streams.values():
+                if found.refused_since is not None:
+                    return Waiting(
+                        f"stream {found.name!r} at {self.address}: another program pushes it", now - found.refused_since, self.address
+                    )
+            if any(found.waits for found in self._streams.values()):
+                return Waiting(f"the pipeline at {self.address} to commit {self._kept:,} bytes", now - self._moved, self.address)
+            return None
+
+    def close(self) -> None:
+        """Ends the connection. What is queued is sent if it can be at once; what is not acknowledged is forgotten, so `wait` first."""
+        with self._changed:
+            if self._closing is None:
+                self._closing = time.monotonic() + _FAREWELL
+            self._wake()
+        self._thread.join(_FAREWELL + 1)
+
+    # ---- helpers that hold the lock
+
+    def _check(self) -> None:
+        if self._error is not None:
+            raise self._error
+        if self._closing is not None:
+            raise LocalProtocolError("this client is closed")
+
+    def _announced(self, stream: str) -> Outgoing:
+        self._check()
+        found = self._streams.get(stream)
+        if found is None or found.has_ended:
+            raise LocalProtocolError(f"stream {stream!r} {'was not announced' if found is None else 'has ended'}: call notify first")
+        return found
+
+    def _wait_for(self, condition: object, timeout: float | None) -> bool:
+        assert callable(condition)
+        until = None if timeout is None else time.monotonic() + timeout
+        while not condition():
+            self._check()
+            left = None if until is None else until - time.monotonic()
+            if left is not None and left <= 0:
+                return False
+            self._changed.wait(left)
+        return True
+
+    def _keep(self, size: int) -> None:
+        """So many more bytes wait."""
+        if not self._kept:
+            self._moved = time.monotonic()
+        self._kept += size
+        self._wake()
+
+    def _wake(self) -> None:
+        if not self._is_awake:
+            self._is_awake = True
+            with contextlib.suppress(OSError):
+                self._wake_write.send(b"!")
+
+    # ---- the thread
+
+    def _run(self) -> None:
+        pause, since = _FIRST_PAUSE, time.monotonic()
+        try:
+            while self._closing is None:
+                session = PushSession(self._program, self.instance, self._cookie)
+                try:
+                    with self._dial() as sock, selectors.DefaultSelector() as self._selector:
+                        self._selector.register(sock, selectors.EVENT_READ)
+                        self._selector.register(self._wake_read, selectors.EVENT_READ)
+                        self._talk(sock, session)
+                except (OSError, ssl.SSLError) as error:
+                    why: object = error
+                else:
+                    why = "it says RESTART, and is not back" if session.last_words else "the connection was closed"
+                self._expect("to listen")
+                if isinstance(session.last_words, m.Error):
+                    raise InputError(f"the source at {self.address} says: {session.last_words.text}")
+                if isinstance(session.last_words, m.Restart) and session.last_words.address:
+                    self._move(session.last_words.address)
+                if session.state is Client.READY or session.last_words is not None:
+                    pause, since = _FIRST_PAUSE, time.monotonic()
+                if self._patience is not None and time.monotonic() - since > self._patience:
+                    raise InputError(f"the source at {self.address} cannot be reached: {why}")
+                with self._changed:
+                    if self._closing is None:
+                        self._changed.wait(pause)
+                pause = min(2 * pause, _LONGEST_PAUSE)
+        except MillstreamError as error:
+            self._fail(error)
+        except Exception as error:
+            self._fail(LocalProtocolError(f"the client failed: {type(error).__name__}: {error}"))
+        finally:
+            with self._changed:
+                self._wake_read.close()
+                self._wake_write.close()
+                self._changed.notify_all()
+
+    def _expect(self, what: str | None) -> None:
+        """What the server is to do next before messages can flow; None: nothing."""
+        with self._changed:
+            now = time.monotonic()
+            if what is None:
+                self._away, self._moved = None, now
+            else:
+                self._away = (what, now if self._away is None else self._away[1])
+
+    def _fail(self, error: MillstreamError) -> None:
+        with self._changed:
+            self._error = error
+            self._changed.notify_all()
+
+    def _move(self, address: str) -> None:
+        try:
+            parse_address(address)
+        except MillstreamError as error:
+            raise RemoteProtocolError(f"the source at {self.address} sends us to {address!r}, which is no address") from error
+        self.address = address
+
+    def _dial(self) -> socket.socket:
+        host, port = parse_address(self.address)
+        sock = socket.create_connection((host, port), self._timeout)
+        try:
+            keep_alive(sock)
+            if self._context is not None:
+                sock = self._context.wrap_socket(sock, server_hostname=host)
+        except BaseException:
+            sock.close()
+            raise
+        sock.setblocking(False)
+        return sock
+
+    def _talk(self, sock: socket.socket, session: PushSession) -> None:
+        """Until the connection ends, from our side or theirs."""
+        self._expect("to answer")
+        decoder = Decoder(_ANSWER_LIMIT, two_phase=False)
+        deadline = time.monotonic() + self._timeout
+        with self._changed:
+            for found in self._streams.values():
+                self._kept += found.lost()
+        out = memoryview(encode(session.greet()))
+        while session.state is not Client.CLOSED:
+            if not out:
+                out = self._collect(session)
+            if not out and self._closing is not None:
+                return self._part(sock)
+            if session.state is Client.AWAIT_OK and time.monotonic() > deadline:
+                raise TimeoutError("the server does not answer a greeting")
+            while out:
+                try:
+                    out = out[sock.send(out) :]
+                except (BlockingIOError, ssl.SSLWantWriteError, ssl.SSLWantReadError):
+                    break
+            out = out or self._collect(session)  # what there is to send is not waited with
+            if not self._hear(sock, session, decoder, bool(out)):
+                return
+
+    def _part(self, sock: socket.socket) -> None:
+        """Closes so that what was sent arrives: closing with unread answers would make TCP throw it away."""
+        with contextlib.suppress(OSError, ssl.SSLError):
+            sock.settimeout(_PARTING)
+            sock.shutdown(socket.SHUT_WR)
+            while sock.recv(_READ):
+                pass
+
+    def _hear(self, sock: socket.socket, session: PushSession, decoder: Decoder, is_writing: bool) -> bool:
+        """Waits for something to do, and takes in what has come. False when the server has closed."""
+        more = isinstance(sock, ssl.SSLSocket) and sock.pending() > 0
+        self._selector.modify(sock, selectors.EVENT_READ | (selectors.EVENT_WRITE if is_writing else 0))
+        ready = {key.fileobj: events for key, events in self._selector.select(0 if more else 0.1)}
+        if self._wake_read in ready:
+            with self._changed:
+                self._is_awake = False
+                with contextlib.suppress(BlockingIOError):
+                    self._wake_read.recv(4096)
+        if not ready.get(sock, 0) & selectors.EVENT_READ and not more:
+            return True
+        try:
+            data = sock.recv(_READ)
+        except (BlockingIOError, ssl.SSLWantReadError, ssl.SSLWantWriteError):
+            return True
+        if not data:
+            return False
+        decoder.receive(data)
+        while (frame := decoder.next()) is not None:
+            session.receive(frame)
+            self._heard(frame, session)
+        return True
+
+    def _heard(self, frame: m.Frame, session: PushSession) -> None:
+        with self._changed:
+            if isinstance(frame, m.Ok):
+                self._expect(None)
+            elif isinstance(frame, m.NotifyAck):
+                self._answered(self._numbers[frame.stream], frame)
+            elif isinstance(frame, m.Ack):
+                self._moved = time.monotonic()
+                for number, point in frame.points:
+                    self._kept -= self._numbers[number].acknowledge(point)
+            self._changed.notify_all()
+
+    def _answered(self, found: Outgoing, answer: m.NotifyAck) -> None:
+        if answer.success:
+            self._kept -= found.accepted(answer.point)
+            return
+        refused = found.refused(time.monotonic(), _ASK_AGAIN)
+        if self._patience is not None and refused > self._patience:
+            raise InputError(f"stream {found.name!r} is active elsewhere: another client pushes it to {self.address}")
+
+    def _collect(self, session: PushSession) -> memoryview:
+        """What can be sent now."""
+        parts: list[bytes] = []
+        size = 0
+        if session.state is not Client.READY:
+            return memoryview(b"")
+        with self._changed:
+            if self._closing is not None and time.monotonic() > self._closing:
+                return memoryview(b"")
+            for found in self._streams.values():
+                if not session.credits or size >= _CHUNK:
+                    break
+                if found.is_told:
+                    continue
+                known = session.streams.get(found.number)
+                if known is None or known.state is ClientStream.ABSENT:
+                    if time.monotonic() >= found.ask_at:
+                        parts.append(encode(session.notify(found.number, found.name, found.acknowledged)))
+                elif found.line is Line.OPEN:
+                    size += self._collect_stream(found, session, parts)
+            return memoryview(b"".join(parts))
+
+    def _collect_stream(self, found: Outgoing, session: PushSession, parts: list[bytes]) -> int:
+        taken = found.take(parts, min(session.credits, _AT_ONCE), _CHUNK)
+        self._kept -= taken.forgotten
+        if taken.count:
+            session.push(found.number, taken.count, taken.last)
+        if found.is_ready_to_end and session.credits:
+            parts.append(encode(session.end(found.number)))
+            found.told()
+            self._changed.notify_all()
+        return taken.size

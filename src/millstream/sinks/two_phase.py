@@ -1,0 +1,221 @@
+"""A sink over TCP that commits with the epoch, in two phases: any program that speaks the connector protocol, such as `millstream sink`.
+
+Each shard of a stream is a worker of its own at the sink, named after pipeline, stream and shard.
+
+Rules
+1. A task connects under its worker's name, rolls back what an earlier attempt has left open there, streams its rows, and ends phase one: the sink has
+   voted yes, and holds the rows durably and invisibly. A no, or a sink that is away for longer than `patience`, fails the epoch; nothing is lost.
+2. Before the manifest the driver takes over the names and looks: every transaction that is about to be committed is open at the sink, and nobody who
+   comes later can take it back, because the driver's fence is higher than the tasks'.
+3. After the manifest the driver sends phase two, and waits until it is carried out. After a crash the next run does so: what the manifest names is
+   committed, anything else that is found open is rolled back.
+4. Fences grow with the run and the epoch, so neither a zombie task nor a replaced driver gets hold of a name.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from hashlib import blake2b
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from millstream.core.time import duration
+from millstream.errors import SinkError, SinkRefused
+from millstream.sinks.base import DriverContext, Part, Sink, SinkRow, TaskContext
+from millstream.sinks.files import check_numbers, plain
+from millstream.state.runs import run_number
+
+if TYPE_CHECKING:
+    from millstream.connector import WorkerClient
+    from millstream.network import Tls
+
+_EPOCHS = 1 << 40  # per run
+
+
+def _fence(token: str, epoch: int, driver: bool) -> int:
+    return run_number(token) * _EPOCHS + 2 * epoch + driver
+
+
+class TwoPhaseStats(msgspec.Struct):
+    """What a driver has committed at a sink. A transaction that a crash left open, and that was found and committed later, counts then."""
+
+    epochs: int = 0
+    commits: int = 0
+    rows: int = 0
+    connections: int = 0
+
+
+class Connector(Sink):
+    """See `connector`."""
+
+    def __init__(
+        self, address: str, cookie: str, tls: Tls | None, encode: Callable[[SinkRow], bytes] | None, timeout: float, patience: float
+    ) -> None:
+        self.address = address
+        self.cookie = cookie
+        self.tls = tls
+        self.encode = encode
+        self.timeout = timeout
+        self.patience = patience
+        self._open: dict[str, WorkerClient] = {}  # driver: names taken over between the phases
+        self._stats = TwoPhaseStats()
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_open": {}, "_stats": TwoPhaseStats()}
+
+    def stats(self) -> TwoPhaseStats:
+        """What was committed at the sink since the start of the run (driver)."""
+        return msgspec.structs.replace(self._stats)
+
+    def describe(self) -> str:
+        return f"the sink at {self.address}"
+
+    def check(self) -> None:
+        from millstream.network import parse_address
+
+        parse_address(self.address)
+
+    def _connect(self, worker: str, token: str, epoch: int, driver: bool) -> WorkerClient:
+        from millstream.connector import WorkerClient
+        from millstream.connector.wire import refusals
+
+        try:
+            return WorkerClient.connect(
+                self.address,
+                worker,
+                cookie=self.cookie,
+                tls=self.tls,
+                program=f"millstream-{worker.split('-w-')[0]}",
+                fence=_fence(token, epoch, driver),
+                timeout=self.timeout,
+                patience=self.patience,
+            )
+        except SinkRefused as error:
+            if error.reason != refusals.FENCE:
+                raise
+            raise SinkRefused(
+                f"{error}. Worker {worker!r} belongs to a newer run, or to another checkpoint of a pipeline with this name: a sink takes "
+                f"one history. Give a new "
+                f"checkpoint a sink of its own (another directory or table), or another name to the pipeline.",
+                error.reason,
+            ) from error
+
+    def stage(self, context: TaskContext, rows: Sequence[SinkRow]) -> Part:
+        worker = worker_name(context.label, context.emission)
+        data = self._encoded(rows, context)
+        with self._connect(worker, context.token, context.epoch, driver=False) as client:
+            while client.uncommitted:
+                client.resolve(client.uncommitted[0], commit=False)
+            client.write(data)
+            transaction = f"{worker}:c_id={context.epoch}.{context.attempt}"
+            if not client.prepare(transaction):
+                raise SinkError(
+                    f"stream {context.emission!r} into {self.describe()}: the sink voted no on {len(rows)} rows of epoch {context.epoch} (worker {worker!r}). "
+                    f"Nothing was committed; see what the sink says, and run again."
+                )
+        return Part(
+            rows=len(rows),
+            own={"worker": worker, "transaction": transaction, "digest": blake2b(data, digest_size=16).hexdigest()},
+        )
+
+    def _encoded(self, rows: Sequence[SinkRow], context: TaskContext) -> bytes:
+        encode = self.encode or _json
+        found = []
+        for row in rows:
+            try:
+                found.append(encode(row))
+            except Exception as error:
+                raise SinkError(
+                    f"stream {context.emission!r} into {self.describe()}: key {row.key!r}: value {row.value!r} cannot be written: {error}"
+                ) from error
+        return b"".join(found)
+
+    def prepare(self, context: DriverContext, epoch: int, parts: Sequence[Part]) -> None:
+        self._release()
+        for part in parts:
+            client = self._open[part["worker"]] = self._connect(part["worker"], context.token, epoch, driver=True)
+            if part["transaction"] not in client.uncommitted:
+                self._release()
+                raise SinkError(
+                    f"stream {context.emission!r} into {self.describe()}: transaction {part['transaction']!r} was prepared by a task and is gone. "
+                    f"Epoch {epoch} was not committed; run again."
+                )
+
+    def commit(self, context: DriverContext, epoch: int, parts: Sequence[Part]) -> None:
+        try:
+            for part in parts:
+                client = self._open.pop(part["worker"], None) or self._connect(part["worker"], context.token, epoch, driver=True)
+                with client:
+                    if part["transaction"] in client.uncommitted:
+                        client.resolve(part["transaction"], commit=True)
+                    elif context.instead:
+                        self._stand_in(client, part, context.instead, epoch)
+                    elif not context.redo:
+                        client.settle(part["transaction"], commit=True)
+                    done = client.stats()
+                    self._stats.connections += done.connections
+                    self._stats.commits += done.commits
+                    self._stats.rows += part["rows"] if done.commits else 0
+            self._stats.epochs += 1
+        except SinkError as error:
+            raise SinkError(
+                f"{error} Epoch {epoch} is committed; its rows wait at the sink, and the next run commits them there."
+            ) from error
+        finally:
+            self._release()
+
+    def _stand_in(self, client: WorkerClient, part: Part, ours: Sequence[Part], epoch: int) -> None:
+        """An outgoing run has committed the epoch after this one's tasks rolled its transaction back: the same rows wait in ours."""
+        for mine in ours:
+            if (mine["worker"], mine["digest"]) == (part["worker"], part["digest"]) and mine["transaction"] in client.uncommitted:
+                client.resolve(mine["transaction"], commit=True)
+                return
+        raise SinkError(
+            f"{self.describe()}: epoch {epoch} was committed by a run that was being replaced, whose {part.rows} rows of worker {part['worker']!r} are no "
+            f"longer at the sink, and this run's are not the same. They have to be written there by hand."
+        )
+
+    def _release(self) -> None:
+        for client in self._open.values():
+            client.close()
+        self._open = {}
+
+
+def worker_name(label: str, emission: str) -> str:
+    """The worker's name at the sink.
+
+    >>> worker_name("zeitgeist-counts-0003", "counts")
+    'zeitgeist-w-counts-id-3'
+    """
+    shard = label.rsplit("-", 1)[1]
+    return f"{label[: -len(emission) - len(shard) - 2]}-w-{emission}-id-{int(shard)}"
+
+
+_encoder = msgspec.json.Encoder(enc_hook=plain)
+
+
+def _json(row: SinkRow) -> bytes:
+    data = _encoder.encode(row)
+    check_numbers(data, row.value)
+    return data + b"\n"
+
+
+def connector(
+    address: str,
+    *,
+    cookie: str = "",
+    tls: Tls | None = None,
+    encode: Callable[[SinkRow], bytes] | None = None,
+    timeout: str | int = "30s",
+    patience: str | int = "30s",
+) -> Connector:
+    """A sink over TCP that commits with the epoch: exactly once in whatever stands behind `millstream sink`, or any program that speaks the protocol.
+
+    encode: what a row becomes, by default a JSON line with key, timestamp and value. timeout: for every answer of the sink. patience: how long to try while
+    it is away, before the epoch fails. The sink must be reachable from every worker and from the driver. docs/connector.md tells more.
+
+    >>> connector("127.0.0.1:7400", cookie="secret").describe()
+    'the sink at 127.0.0.1:7400'
+    """
+    return Connector(address, cookie, tls, encode, duration(timeout) / 1000, duration(patience) / 1000)

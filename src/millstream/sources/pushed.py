@@ -1,0 +1,201 @@
+"""Messages that other programs push over TCP, as a source: a server in the driver's process, a durable log, and Spark's way to read it.
+
+Rules
+1. `load` starts the server, at the start of a run; `close` ends it, at the end. Loading twice keeps the one that runs.
+2. A message is acknowledged to whoever pushed it when the epoch that read it is committed: the engine calls `acknowledge` with the offset that Spark
+   wrote for that epoch. Never before.
+3. The folder and the address are the source's identity: a driver that is started again with both goes on where the last one was.
+4. What pushers declare about event time counts when everything before it is committed, so it may be used at once, however small the epochs are.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import warnings
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from millstream.core.time import duration
+from millstream.errors import CheckpointError, DefinitionError
+
+if TYPE_CHECKING:
+    from millstream.connector.source.protocol.stats import SourceStats
+    from millstream.connector.source.server import SourceServer
+    from millstream.network import Tls
+
+_SIZE = re.compile(r"^\s*(\d+)\s*([KMG])i?B\s*$", re.IGNORECASE)
+_UNITS = {"K": 1 << 10, "M": 1 << 20, "G": 1 << 30}
+
+
+class PushedStats(msgspec.Struct, frozen=True):
+    """How a source that programs push into is doing. The server's counters, None before it is started and after it has ended; how far event time
+    is complete, as far as pushers have declared it, and what holds it there."""
+
+    server: SourceStats | None = None
+    watermark: int | None = None
+    held_by: str | None = None
+
+    def __getitem__(self, name: str) -> Any:
+        """The old way, when this was a dictionary with all counters in it."""
+        named = name.replace(" ", "_")
+        warnings.warn(
+            f"stats() gives a PushedStats now: write .{named if hasattr(self, named) else 'server.' + named} instead of [{name!r}]",
+            DeprecationWarning,
+            stacklevel=2,
+        )
+        return getattr(self if hasattr(self, named) else self.server, named)
+
+
+class Connector:
+    """A source that programs push into. Made by `connector`."""
+
+    schema = "stream string, id long, event_time long, key string, payload binary, record_id string"
+
+    def __init__(
+        self,
+        folder: str,
+        listen: str,
+        *,
+        streams: tuple[str, ...],
+        idle: float | None,
+        messages: int | None,
+        size: int | None,
+        partitions: int | None,
+        server: dict[str, Any],
+    ) -> None:
+        self.folder, self.listen, self.streams, self.idle = folder, listen, streams, idle
+        self._messages, self._size, self._partitions = messages, size, partitions
+        self._options = server
+        self._needs = (False, False)
+        self._server: SourceServer | None = None
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_server": None}  # the server stays on the driver
+
+    def load(self, spark: Any) -> Any:
+        """Starts the server, and gives the streaming DataFrame (driver, once per run)."""
+        self.start()
+        from millstream.engine.spark import intake_source  # stands above: the exception that tests/test_layout.py names
+
+        return intake_source.load(spark, self.folder, partitions=self._partitions, messages=self._messages, size=self._size)
+
+    def require(self, *, key: bool, time: bool) -> None:
+        """What the pipeline cannot do without (driver, before the start): a message without a key, or with an impossible event time, is then refused, and
+        whoever pushed it is told at once."""
+        self._needs = (key, time)
+
+    def start(self) -> SourceServer:
+        """The server, started if need be (driver)."""
+        if self._server is None:
+            from millstream.connector.source.protocol.session import Needs
+            from millstream.connector.source.server import SourceServer
+
+            server = SourceServer(self.folder, self.listen, **self._options, needs=Needs(*self._needs))
+            server.start()
+            self._server = server
+        return self._server
+
+    @property
+    def address(self) -> str:
+        """HOST:PORT where the server listens; before it is started, where it will."""
+        return self.listen if self._server is None else self._server.address
+
+    def acknowledge(self, offset_json: str) -> None:
+        """An epoch is committed whose end for this source is this offset, as Spark wrote it (driver, after every commit; again does no harm)."""
+        if self._server is None or offset_json.strip() in ("-", ""):
+            return
+        try:
+            position = json.loads(offset_json)["position"]
+        except (ValueError, TypeError, KeyError):
+            raise CheckpointError(f"{offset_json!r} is not an offset of this source ({self.describe()})") from None
+        self._server.acknowledge(position)
+
+    def watermark(self) -> int | None:
+        """For `ms.watermarks.declared(source.watermark)`: how far event time is complete, by what the pushers have declared; None says nothing yet."""
+        return None if self._server is None else self._server.watermark(self.streams, self.idle)
+
+    def stats(self) -> PushedStats:
+        """How the source is doing (driver)."""
+        if self._server is None:
+            return PushedStats()
+        return PushedStats(self._server.stats(), self.watermark(), self._server.holder(self.streams, self.idle))
+
+    def waits_for(self) -> str:
+        """For people: what it waits for while no message comes."""
+        server = self.stats().server
+        return self.describe() if server is None or server.waiting_for is None else server.waiting_for
+
+    def close(self) -> None:
+        """Tells the pushers to come back later, and stops the server (driver, at the end of a run). May be called twice."""
+        server, self._server = self._server, None
+        if server is not None:
+            server.stop()
+
+    def describe(self) -> str:
+        """For people."""
+        return f"messages pushed to {self.address}"
+
+
+def connector(
+    *,
+    dir: str | os.PathLike[str],
+    listen: str = "127.0.0.1:7401",
+    cookie: str = "",
+    tls: Tls | None = None,
+    force: bool = False,
+    streams: Sequence[str] = (),
+    idle: str | int | None = None,
+    max_per_epoch: int | str | None = None,
+    partitions: int | None = None,
+    credits: int = 100_000,
+    backlog: str = "4GB",
+    sessions: int = 256,
+    max_message: str = "1MB",
+) -> Connector:
+    """Messages that other programs push to HOST:PORT, each once, as rows (stream, id, event_time, key, payload, record_id).
+
+    dir: the folder of the durable log, which every Spark process can read; keep it with the checkpoint. cookie: a secret that pushers must know; needed to
+    listen beyond this machine, unless `force`. tls: `ms.connector.Tls(cert, key, ca)`. streams, idle: which streams `watermark` waits for, and for how
+    long if they are silent. max_per_epoch: a number of messages, or a size such as "64MB". credits: frames of one pusher on the way. backlog: how much may
+    wait uncommitted before pushers are slowed down.
+
+    >>> connector(dir="intake", listen="127.0.0.1:7401", max_per_epoch=100_000).describe()
+    'messages pushed to 127.0.0.1:7401'
+    """
+    from millstream.network import check_listening, parse_address
+
+    check_listening(parse_address(listen)[0], cookie, force)
+    if isinstance(streams, str):
+        raise DefinitionError("sources.connector(streams=...): give a list of names")
+    for name, value in (("max_per_epoch", max_per_epoch), ("partitions", partitions), ("credits", credits), ("sessions", sessions)):
+        if value is not None and not isinstance(value, str) and value < 1:
+            raise DefinitionError(f"sources.connector({name}=...): at least 1")
+    messages = max_per_epoch if isinstance(max_per_epoch, int) else None
+    size = _bytes("max_per_epoch", max_per_epoch) if isinstance(max_per_epoch, str) else None
+    server: dict[str, Any] = {
+        "cookie": cookie,
+        "tls": tls,
+        "force": force,
+        "credits": credits,
+        "sessions": sessions,
+        "backlog": _bytes("backlog", backlog),
+        "frame_limit": _bytes("max_message", max_message),
+    }
+    if messages is not None:
+        server["batch_messages"] = messages
+    silence = None if idle is None else duration(idle) / 1000
+    folder = os.path.abspath(os.fspath(dir))
+    return Connector(
+        folder, listen, streams=tuple(streams), idle=silence, messages=messages, size=size, partitions=partitions, server=server
+    )
+
+
+def _bytes(name: str, text: str) -> int:
+    match = _SIZE.match(text)
+    if match is None:
+        raise DefinitionError(f"sources.connector({name}={text!r}): write a size such as '64MB' or '1GB'")
+    return int(match.group(1)) * _UNITS[match.group(2).upper()]

@@ -1,0 +1,239 @@
+"""A stream as its pusher keeps it: every state with everything that can happen, and against a model that keeps one list."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from millstream.connector.source.protocol.outgoing import Outgoing
+from millstream.connector.source.protocol.tables import LIFE, LINE, Life, Line
+from millstream.connector.wire.codec import decode, message_head
+from millstream.connector.wire.messages import Message
+from millstream.errors import LocalProtocolError
+
+
+def frame(id: int) -> bytes:
+    return message_head(1, id, 1) + b"x"
+
+
+def stream_in(life: Life) -> Outgoing:
+    """A stream that has come there as streams do, with the message 5 waiting unless it is over."""
+    stream = Outgoing("s", 1)
+    if life is not Life.OVER:
+        stream.push(5, frame(5))
+    if life in (Life.NEW_ENDING,):
+        stream.end()
+    if life not in (Life.NEW, Life.NEW_ENDING):
+        stream.accepted(None)
+    if life in (Life.ENDING, Life.ENDED, Life.OVER):
+        stream.end()
+    if life in (Life.ENDED, Life.OVER):
+        stream.take([], 9, 999)
+        stream.told()
+    assert stream.life is life
+    return stream
+
+
+def all_acknowledged(stream: Outgoing) -> None:
+    stream.acknowledge(5)
+
+
+def told_when_all_is_acknowledged(stream: Outgoing) -> None:
+    stream.acknowledge(5)
+    stream.told()
+
+
+def told_when_some_is_on_the_way(stream: Outgoing) -> None:
+    stream.take([], 9, 999)
+    stream.told()
+
+
+def accepted(stream: Outgoing) -> None:
+    if stream.line is Line.OPEN:
+        stream.line = Line.UNASKED  # whatever the line is: this is about the life
+    stream.accepted(None)
+
+
+EVENTS: dict[str, Callable[[Outgoing], object]] = {
+    "accepted": accepted,
+    "ended by the program": Outgoing.end,
+    "connection lost": Outgoing.lost,
+    "EOS sent, some are on the way": told_when_some_is_on_the_way,
+    "EOS sent, all is acknowledged": told_when_all_is_acknowledged,
+}
+
+
+@pytest.mark.parametrize(("life", "event"), list(itertools.product(Life, EVENTS)))
+def test_everything_that_happens_does_what_its_cell_says(life: Life, event: str) -> None:
+    stream = stream_in(life)
+    if event in LIFE[life]:
+        EVENTS[event](stream)
+        assert stream.life is LIFE[life][event]
+        return
+    with pytest.raises(LocalProtocolError, match="cannot be"):
+        EVENTS[event](stream)
+
+
+@pytest.mark.parametrize("life", list(Life))
+def test_an_acknowledgement_ends_only_a_stream_whose_end_is_told(life: Life) -> None:
+    stream = stream_in(life)
+    all_acknowledged(stream)
+    assert stream.life is LIFE[life].get("all is acknowledged", life)
+    assert not stream.unacknowledged and not stream.unsent
+
+
+LINE_EVENTS: dict[str, Callable[[Outgoing], object]] = {
+    "accepted": lambda stream: stream.accepted(None),
+    "refused": lambda stream: stream.refused(1.0, 0.5),
+    "connection lost": Outgoing.lost,
+}
+
+
+@pytest.mark.parametrize(("line", "event"), list(itertools.product(Line, LINE_EVENTS)))
+def test_every_answer_does_what_its_cell_says(line: Line, event: str) -> None:
+    stream = Outgoing("s", 1)
+    if line is Line.REFUSED:
+        stream.refused(0.0, 0.5)
+    elif line is Line.OPEN:
+        stream.accepted(None)
+    if event in LINE[line]:
+        LINE_EVENTS[event](stream)
+        assert stream.line is LINE[line][event] and (stream.refused_since is None) == (stream.line is not Line.REFUSED)
+        return
+    with pytest.raises(LocalProtocolError, match="cannot be"):
+        LINE_EVENTS[event](stream)
+    assert stream.line is line
+
+
+def test_the_tables_have_a_row_for_every_state_and_an_event_for_every_cell() -> None:
+    assert set(LIFE) == set(Life) and set(LINE) == set(Line)
+    assert {event for row in LIFE.values() for event in row} == {*EVENTS, "all is acknowledged"}
+    assert {event for row in LINE.values() for event in row} == set(LINE_EVENTS)
+
+
+def test_a_guard_that_is_off_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The negative twin: if a lost connection did not take EOS back, a stream would be over whose messages are not."""
+    monkeypatch.setitem(LIFE[Life.ENDED], "connection lost", Life.ENDED)
+    stream = stream_in(Life.ENDED)
+    stream.lost()
+    stream.line = Line.OPEN
+    stream.take([], 9, 999)
+    assert not stream.is_ready_to_end, "nobody would send the end again"
+
+
+def test_how_long_it_is_refused_counts_from_the_first_time() -> None:
+    stream = Outgoing("s", 1)
+    assert stream.refused(10.0, 0.3) == 0 and stream.ask_at == 10.3
+    stream.lost()
+    assert stream.ask_at == 0 and stream.refused(14.0, 0.3) == 4
+    stream.accepted(None)
+    stream.lost()
+    assert stream.refused(20.0, 0.3) == 0
+
+
+def test_the_latest_watermark_is_said_again_behind_everything_and_once() -> None:
+    stream = Outgoing("s", 1)
+    stream.accepted(None)
+    stream.push(1, frame(1))
+    stream.declare(10)
+    stream.push(2, frame(2))
+    stream.take([], 9, 999)
+    for _ in range(3):
+        stream.lost()
+    assert [(item.id, item.is_message) for item in stream.unsent] == [(1, True), (2, True), (2, False)]
+    assert stream.declare(10) == 0 and stream.declare(9) == 0
+
+
+# ---- against a model
+
+
+class Model:
+    """Everything that was ever queued, in one list; and a server that remembers what it has seen."""
+
+    def __init__(self) -> None:
+        self.queued: list[int] = []
+        self.declared: int | None = None
+        self.seen: list[int] = []  # by the server, each id once
+        self.heard: int | None = None  # the watermark that this connection has brought
+        self.sent = self.acknowledged = -1  # on this connection; committed
+        self.eos = False
+
+
+STEPS = st.one_of(
+    st.tuples(st.just("push"), st.integers(1, 3)),
+    st.tuples(st.just("declare"), st.integers(0, 50)),
+    st.tuples(st.just("take"), st.integers(1, 4)),
+    st.tuples(st.just("acknowledge"), st.integers(0, 100)),
+    st.tuples(st.sampled_from(["lost", "end"]), st.just(0)),
+)
+
+
+@settings(max_examples=400, deadline=None)
+@given(st.lists(STEPS, max_size=40))
+def test_whatever_happens_each_message_arrives_once_in_order_and_the_end_behind_it(steps: list[tuple[str, int]]) -> None:
+    stream, model, kept = Outgoing("s", 1), Model(), 0
+
+    def take(most: int) -> None:
+        nonlocal kept
+        if stream.line is not Line.OPEN or stream.is_told:
+            return
+        parts: list[bytes] = []
+        taken = stream.take(parts, most, 999)
+        kept -= taken.forgotten
+        assert taken.count == len(parts) and taken.size == sum(map(len, parts))
+        for part in parts:
+            message = decode(part[4:], two_phase=False)
+            assert isinstance(message, Message)
+            if not message.payload:
+                assert message.event_time <= (model.declared or 0)
+                model.heard = max(model.heard or 0, message.event_time)
+                continue
+            assert message.id > model.sent and message.id > model.acknowledged, (
+                "ids increase on a connection, and nothing committed is sent"
+            )
+            model.sent = message.id
+            if message.id not in model.seen:
+                model.seen.append(message.id)
+        if stream.is_ready_to_end:
+            stream.told()
+            model.eos = True
+
+    def lost() -> None:
+        nonlocal kept
+        was_over = stream.life is Life.OVER
+        kept += stream.lost()
+        if not was_over:
+            model.eos, model.sent, model.heard = False, -1, None
+            kept -= stream.accepted(model.acknowledged if model.acknowledged >= 0 else None)
+
+    kept -= stream.accepted(None)
+    for step, number in steps:
+        if step == "push" and not stream.has_ended:
+            model.queued.append(stream.last + number)
+            kept += stream.push(stream.last + number, frame(stream.last + number))
+        elif step == "declare" and not stream.has_ended:
+            kept += stream.declare(number)
+            model.declared = stream.declared
+        elif step == "take":
+            take(number)
+        elif step == "acknowledge" and model.seen:
+            model.acknowledged = max(model.acknowledged, model.seen[number % len(model.seen)])
+            kept -= stream.acknowledge(model.acknowledged)
+        elif step == "lost":
+            lost()
+        elif step == "end" and not stream.has_ended:
+            stream.end()
+        waiting = [item.id for item in (*stream.unacknowledged, *stream.unsent) if item.is_message]
+        assert waiting == [id for id in model.queued if id > model.acknowledged]
+        assert kept == sum(len(item.frame) for item in (*stream.unacknowledged, *stream.unsent))
+        assert stream.waits == (bool(waiting) or (stream.has_ended and not model.eos))
+    while stream.unsent or stream.is_ready_to_end:
+        take(3)
+    assert model.seen == model.queued and model.eos == stream.has_ended
+    assert model.heard == model.declared or stream.life is Life.OVER
+    kept -= stream.acknowledge(model.queued[-1]) if model.queued else 0
+    assert kept == 0 and not stream.waits
