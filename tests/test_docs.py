@@ -172,6 +172,27 @@ def test_a_word_of_the_design_is_explained_once() -> None:
     assert len(words) > 50 and len(words) == len(set(words))
 
 
+def measured(ratio: str) -> list[float]:
+    """The numbers that the table of results has for a ratio."""
+    row = re.search(rf"^\| `{ratio}`[^|]*\|[^|]*\|([^|]*)\|", (ROOT / "benchmarks" / "README.md").read_text(), re.MULTILINE)
+    assert row is not None, ratio
+    return [float(number) for number in re.findall(r"\d+(?:\.\d+)?", row[1])]
+
+
+def test_a_claim_has_the_same_number_everywhere() -> None:
+    slowest, fastest = measured("throughput_vs_tws")[:2]
+    claim = f"{int(slowest)} to {int(fastest)} times the throughput of Spark's `transformWithState`"
+    assert claim in (ROOT / "README.md").read_text()
+    costs = (ROOT / "docs" / "guarantees.md").read_text()
+    for ratio, said in (
+        ("dedup_costs", "| {:.0%} of throughput"),
+        ("strong_costs", "{:.0%} *more*"),
+        ("strong_wide_costs", "{:.0%} more |"),
+    ):
+        assert said.format(measured(ratio)[0]).replace("%", " %") in costs, ratio
+    assert f"{measured('latency_all_on_vs_off')[0]} ×" in costs
+
+
 def test_every_public_name_is_mentioned() -> None:
     text = "\n".join(page.read_text() for page in PAGES)
     assert [name for name in ms.__all__ if not re.search(rf"\bms\.{name}\b", text)] == []
