@@ -85,7 +85,7 @@ class Peer:
             os.close(fd)
         return found
 
-    def record(self, entry: txnlog.Entry) -> None:
+    def record(self, entry: txnlog.LogEntry) -> None:
         self.log.write(txnlog.encode_entry(entry))
         self.log.flush()
         os.fsync(self.log.fileno())

@@ -72,7 +72,7 @@ def worker() -> str:
         for state, row in worker_session.RECEIVED.items()
         for kind, cell in row.items()
         for outcome, end in cell.items()
-        if end is not worker_session.State.CLOSED
+        if end is not worker_session.WorkerState.CLOSED
     ]
     return diagram(sent + received)
 

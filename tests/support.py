@@ -16,7 +16,7 @@ import pyarrow.parquet as pq
 import job
 import millstream as ms
 from millstream.core.dedup import IDS, Packed
-from millstream.core.layout import ROW, decode_row
+from millstream.core.keyspace import ROW, decode_row
 from millstream.state.manifest import ManifestLog
 from millstream.state.segment import merge
 from millstream.state.storage import open_storage

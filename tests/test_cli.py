@@ -18,7 +18,7 @@ import millstream as ms
 from millstream.cli import main
 from millstream.core.time import BEGINNING
 from millstream.errors import DamageError, DefinitionError
-from millstream.simulation.cluster import Driver, Fault, Plan, Simulation
+from millstream.simulation.cluster import Driver, Fault, InputPlan, Simulation
 from millstream.simulation.local import LocalEngine
 from millstream.state import alive
 from millstream.state.manifest import Manifest, ManifestLog
@@ -89,7 +89,7 @@ class Recorded:
 
     def __init__(self, pipeline: ms.Pipeline, folder: Path, shards: int = 3) -> None:
         self.local = LocalEngine(pipeline.program(), shards)
-        self.simulation = Simulation(pipeline.program(), Plan([], []), [], seed=1, shards=shards, storage=LocalStorage(folder))
+        self.simulation = Simulation(pipeline.program(), InputPlan([], []), [], seed=1, shards=shards, storage=LocalStorage(folder))
         self.names = [spec.name for spec in self.local.topology.computations]
         self.log = ManifestLog(self.simulation.storage)
         self.log.identify(pipeline.name, shards, shards, list(self.local.topology.injectors))
@@ -300,7 +300,7 @@ def busy(tmp_path: Path) -> str:
     ]
     clock = [NOON + 40_000 + at for at in range(len(epochs))]
     schedule = [Fault("zombie", 1, task=0, later=2), Fault("crash", 2, "epoch.5-checked")]
-    simulation = Simulation(p.program(), Plan(epochs, clock), schedule, seed=1)
+    simulation = Simulation(p.program(), InputPlan(epochs, clock), schedule, seed=1)
     simulation.run()
     storage = LocalStorage(tmp_path / "busy")
     ManifestLog(storage).identify("busy", 2, 2, ["in"])

@@ -16,7 +16,7 @@ import millstream as ms
 from millstream.demo import BUCKET, DAY, picture
 from millstream.demo.model import BUCKETS, Model
 from millstream.demo.report import Found, match, pair, show
-from millstream.demo.traffic import Injected, Traffic, Truth, World, generate, inject, write
+from millstream.demo.traffic import HiddenAnomaly, Traffic, Truth, World, generate, inject, write
 from millstream.demo.zeitgeist import FORGET, PATIENCE, SCHEMA, BucketCounter, build
 
 FEW = Traffic(seed=3, terms=8, seconds=300, rate=90.0, spikes=3, dips=2, files=10)
@@ -25,7 +25,7 @@ RARE = Traffic(seed=5, terms=10, seconds=200, rate=1.5, spikes=2, dips=0, files=
 """Terms that are silent for longer than the counter's patience, now and then."""
 
 
-def queries(traffic: Traffic) -> tuple[list[dict[str, Any]], list[Injected]]:
+def queries(traffic: Traffic) -> tuple[list[dict[str, Any]], list[HiddenAnomaly]]:
     """The rows in order of arrival, and what was injected."""
     world = World(traffic)
     injected = inject(world)
@@ -240,9 +240,9 @@ class TestModel:
 
 class TestReport:
     injected = [
-        Injected("tea", "spike", 10_000, 20_000, 5.0),
-        Injected("tea", "dip", 60_000, 70_000, 0.03),
-        Injected("rum", "dip", 10_000, 20_000, 0.03),
+        HiddenAnomaly("tea", "spike", 10_000, 20_000, 5.0),
+        HiddenAnomaly("tea", "dip", 60_000, 70_000, 0.03),
+        HiddenAnomaly("rum", "dip", 10_000, 20_000, 0.03),
     ]
 
     @staticmethod
@@ -272,7 +272,7 @@ class TestReport:
 
     def test_the_table_says_what_its_times_are(self) -> None:
         begin = FEW.begin
-        injected = Injected("tea", "spike", begin + 150_000, begin + 160_000, 5.0)
+        injected = HiddenAnomaly("tea", "spike", begin + 150_000, begin + 160_000, 5.0)
         seen = Found("tea", "spike", begin + 153_000, begin + 150_000, begin + 163_500, 50, 10.0)
         console = Console(width=160, file=io.StringIO(), record=True)
         show(match([injected], [seen]), Truth(FEW, [injected], 28_000), console)

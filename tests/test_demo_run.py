@@ -22,7 +22,7 @@ from millstream.demo import run as demo
 from millstream.demo.driver import pipeline
 from millstream.demo.drivers import DriverFailed, Drivers, Kill, Planned, Story, plan
 from millstream.demo.live import Show
-from millstream.demo.look import Onlooker, Seen
+from millstream.demo.look import Onlooker, Sighting
 from millstream.demo.processes import Child, members
 from millstream.demo.traffic import Traffic, Truth, read_truth, write
 from millstream.demo.zeitgeist import STREAMS
@@ -282,10 +282,10 @@ class TestRoom:
 
 def test_what_is_seen_is_committed_and_speeds_are_of_one_driver(tmp_path: Path) -> None:
     onlooker = Onlooker(tmp_path, Truth(TINY, [], 300))
-    assert onlooker.look() == Seen()
+    assert onlooker.look() == Sighting()
     log = ManifestLog(open_storage(tmp_path / "checkpoint"))
     log.identify("demo", 1, 1, ["queries"])
-    assert onlooker.look() == Seen()
+    assert onlooker.look() == Sighting()
     speeds = []
     for epoch, token in enumerate(["1-a", "1-a", "2-b", "2-b"]):
         progress = {"queries": Progress(records=100 * epoch + 100)}
@@ -306,7 +306,7 @@ def test_what_is_seen_is_committed_and_speeds_are_of_one_driver(tmp_path: Path) 
         assert (seen.found, seen.undisturbed, seen.undisturbed_ended) == ((("dip", "tea", 9.0),), 1, False)
 
 
-MIDST = Seen(
+MIDST = Sighting(
     epoch=6,
     records=1_234_567,
     per_second=23_456.0,

@@ -31,6 +31,7 @@ LAYERS = {
     "network": 9,
     "core": 10,
     "faults": 11,
+    "renamed": 11,
     "errors": 11,
 }
 
@@ -230,3 +231,33 @@ def test_all_is_what_is_visible() -> None:
 def test_no_file_has_grown_past_five_hundred_lines() -> None:
     long = [f"{path.relative_to(ROOT)}: {count}" for path in modules() if (count := len(path.read_text().splitlines())) > 500]
     assert not long
+
+
+def nouns() -> dict[str, list[str]]:
+    """Where every public class, and every alias of a type, is defined."""
+    found: dict[str, list[str]] = {}
+    for path in modules():
+        for node in ast.parse(path.read_text()).body:
+            names = [node.name] if isinstance(node, ast.ClassDef) else []
+            if isinstance(node, ast.Assign):
+                names = [t.id for t in node.targets if isinstance(t, ast.Name) and t.id[0].isupper() and not t.id.isupper()]
+            for name in names:
+                if not name.startswith("_"):
+                    found.setdefault(name, []).append(path.relative_to(ROOT).as_posix())
+    return found
+
+
+def test_one_noun_has_one_meaning() -> None:
+    assert not {name: files for name, files in nouns().items() if len(files) > 1}
+
+
+def test_what_packages_export_is_defined_once_and_old_names_say_the_new_one() -> None:
+    defined = nouns()
+    for package in (ms, ms.sources, ms.sinks, ms.connector, ms.testing):
+        unknown = [
+            n for n in package.__all__ if n[0].isupper() and not n.isupper() and isinstance(getattr(package, n), type) and n not in defined
+        ]
+        assert not unknown, package
+    for package, old, new in ((ms.sinks, "Files", "FileSink"), (ms.sources, "Files", "FileSource"), (ms.connector, "Files", "FileOutputs")):
+        with pytest.warns(DeprecationWarning, match=f"is called {new} now"):
+            assert getattr(package, old) is getattr(package, new)

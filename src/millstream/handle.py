@@ -16,9 +16,8 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from millstream.engine.program import Program, Worker
+from millstream.engine.program import Compiled, Program
 from millstream.errors import DefinitionError
-from millstream.sources import Files
 from millstream.state import alive
 from millstream.state.reader import steady
 from millstream.state.rows import states
@@ -94,7 +93,7 @@ class Handle:
         if computation not in self._program.topology.by_name:
             known = ", ".join(self._program.topology.by_name)
             raise DefinitionError(f"no computation is called {computation!r}; there are: {known}")
-        kind = Worker(self._program).make(computation)[1]
+        kind = Compiled(self._program).make(computation)[1]
         found = steady(self._epochs.log, lambda cut: states(cut, computation, kind, None if key is None else [key]))
         return found if key is None else found.get(key)
 
@@ -141,7 +140,7 @@ class Handle:
         if not self.running or self._run.bounded or time.monotonic() - self._heard < _QUIET_AFTER:
             return ""
         sources = [injector.source for injector in self._program.topology.injectors.values()]
-        return " or ".join(dict.fromkeys(_waits_for(source) for source in sources))
+        return " or ".join(dict.fromkeys(source.waits_for() for source in sources))
 
     def _give_signs(self) -> None:
         said = 0.0
@@ -176,13 +175,6 @@ class Handle:
 
     def _last_word(self) -> str:
         return "failed" if self._run.error is not None else "stopped" if self._run.stopping else "ended"
-
-
-def _waits_for(source: Any) -> str:
-    told = getattr(source, "waits_for", None)
-    if told is not None:
-        return str(told())
-    return f"files in {source.path}" if isinstance(source, Files) else source.describe() if hasattr(source, "describe") else "its source"
 
 
 def _escaped(error: BaseException) -> str:

@@ -27,7 +27,7 @@ from millstream.core.watermark import Policy, bounded
 from millstream.engine.program import Program
 from millstream.errors import DefinitionError
 from millstream.sinks.base import Sink
-from millstream.sources import FromSession
+from millstream.sources.base import as_source
 from millstream.state.codec import msgpack
 
 if TYPE_CHECKING:
@@ -44,15 +44,15 @@ class Stream:
         self.name = name
         self.pipeline = pipeline
 
-    def via(self, production: str, *, slow_after: Duration | None = None) -> Edge:
+    def via(self, production: str, *, slow_after: Duration | None = None) -> Via:
         """This stream over an edge of a kind of its own, for one consumer: `compute(C, counts.via(ms.STRONG))`."""
-        return Edge(self, _production(production, f"stream {self.name!r}"), None if slow_after is None else duration(slow_after))
+        return Via(self, _production(production, f"stream {self.name!r}"), None if slow_after is None else duration(slow_after))
 
     def __repr__(self) -> str:
         return f"Stream({self.name!r})"
 
 
-class Edge:
+class Via:
     """A stream's way into one computation, where it differs from what the producer says."""
 
     def __init__(self, stream: Stream, production: str, slow_after: int | None) -> None:
@@ -116,23 +116,32 @@ class Pipeline:
         _checked(name, "stream")
         if any(i.name == name for i in self._injectors):
             raise DefinitionError(f"two injected streams are called {name!r}")
-        if not hasattr(source, "load") and not hasattr(source, "isStreaming"):
-            if not callable(source) or isinstance(source, type):
-                raise DefinitionError(
-                    f"inject({name!r}, ...): {type(source).__name__} is no source. Give one of ms.sources, a streaming DataFrame, or a function that makes one "
-                    f"of the session, such as lambda spark: spark.readStream.format('kafka')..."
-                )
-            source = FromSession(source)
+        known = as_source(source)
+        if known is None:
+            raise DefinitionError(
+                f"inject({name!r}, ...): {type(source).__name__} is no source. Give one of ms.sources, a streaming DataFrame, or a function that makes one "
+                f"of the session, such as lambda spark: spark.readStream.format('kafka')..."
+            )
         if not isinstance(watermark or bounded(0), Policy):
             raise DefinitionError(f"inject({name!r}, watermark=...): use one of ms.watermarks, such as ms.watermarks.bounded('2s')")
         rule = None if dedup is None or id is None else dedup if isinstance(dedup, Dedup) else _dedup(dedup)
-        self._injectors.append(Injector(name, source, timestamp, id, value, watermark or bounded(0), rule))
+        self._injectors.append(
+            Injector(
+                name=name,
+                source=known,
+                timestamp=timestamp,
+                id=id,
+                value=value,
+                watermark=watermark or bounded(0),
+                dedup=rule,
+            )
+        )
         return Stream(name, self)
 
     def compute(
         self,
         computation: Callable[[], Computation],
-        *inputs: Stream | Edge | str,
+        *inputs: Stream | Via | str,
         key: Any = None,
         produces: str | Sequence[str] | None = None,
         name: str | None = None,
@@ -170,8 +179,8 @@ class Pipeline:
             raise DefinitionError(f"two computations are called {name!r}: give one of them another name=")
         if not inputs:
             raise DefinitionError(f"computation {name!r} reads no stream")
-        edges = [i if isinstance(i, Edge) else None for i in inputs]
-        streams = [self._stream_name(i.stream if isinstance(i, Edge) else i, f"computation {name!r}") for i in inputs]
+        edges = [i if isinstance(i, Via) else None for i in inputs]
+        streams = [self._stream_name(i.stream if isinstance(i, Via) else i, f"computation {name!r}") for i in inputs]
         if len(set(streams)) < len(streams):
             raise DefinitionError(f"computation {name!r} reads a stream twice: {streams}")
         if isinstance(key, Mapping):

@@ -28,7 +28,7 @@ from millstream.core.keys import check_shards
 from millstream.core.record import Timer
 from millstream.core.topology import ADAPTIVE
 from millstream.engine.checks import check
-from millstream.engine.program import Program, Worker
+from millstream.engine.program import Compiled, Program
 from millstream.errors import DefinitionError
 from millstream.pipeline import Pipeline
 from millstream.simulation.local import Emitted, LocalEngine, SimulatedCrash
@@ -44,7 +44,7 @@ _CUTS = 25  # seeds of assert_exactly_once that are also cut in other ways
 def _program(pipeline: Pipeline, expressions: Expressions | None) -> Program:
     program = pipeline.program()
     program.expressions.update(expressions or {})
-    check(Worker(program))
+    check(Compiled(program))
     return program
 
 

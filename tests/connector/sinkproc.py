@@ -83,9 +83,9 @@ def break_guard(name: str) -> None:
         FileOutput.begin = lambda self, offset: None  # type: ignore[method-assign]
     elif name == "ignores gaps":
 
-        def place(self: ledger.Ledger, offset: int) -> ledger.Place:
+        def place(self: ledger.Ledger, offset: int) -> ledger.Seat:
             self.received = offset
-            return ledger.Place.APPEND
+            return ledger.Seat.APPEND
 
         ledger.Ledger.place = place  # type: ignore[method-assign]
         FileOutput.begin = lambda self, offset: None  # type: ignore[method-assign]
@@ -120,7 +120,7 @@ def break_guard(name: str) -> None:
 
         @contextlib.contextmanager
         def sit(self: Any, name: str, connection: Any, fence: int) -> Any:
-            yield seats.Place(connection, 0)
+            yield seats.Seat(connection, 0)
 
         seats.Seats.sit = sit  # type: ignore[method-assign]
     else:

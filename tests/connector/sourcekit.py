@@ -13,8 +13,8 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from millstream.connector.intake.format.entries import Entry, Mark, advance
-from millstream.connector.source.protocol.effects import Admit, Close, Effect, Fence, Send, Store
+from millstream.connector.intake.format.entries import IntakeEntry, Mark, advance
+from millstream.connector.source.protocol.effects import Admit, Close, Fence, Keep, Send, SourceEffect
 from millstream.connector.source.protocol.push_session import PushSession
 from millstream.connector.source.protocol.session import SourceSession
 from millstream.connector.source.protocol.streams import Streams
@@ -42,7 +42,7 @@ class Desk:
         self.clock = Clock()
         self.streams = Streams({}, {}, 0.0, options.pop("streams", 10_000))
         self.options = options
-        self.stored: list[tuple[SourceSession, Entry]] = []
+        self.stored: list[tuple[SourceSession, IntakeEntry]] = []
         self.said: dict[SourceSession, list[m.Frame]] = {}
         self.closed: set[SourceSession] = set()
         self.objection: str | None = None  # what `Admit` is answered with
@@ -59,11 +59,11 @@ class Desk:
         for frame in frames:
             self.carry_out(session, session.receive(frame))
 
-    def carry_out(self, session: SourceSession, effects: Iterable[Effect]) -> None:
+    def carry_out(self, session: SourceSession, effects: Iterable[SourceEffect]) -> None:
         for effect in effects:
             if isinstance(effect, Send):
                 self.said[session].append(effect.frame)
-            elif isinstance(effect, Store):
+            elif isinstance(effect, Keep):
                 self.stored += [(session, entry) for entry in effect.entries]
             elif isinstance(effect, Admit):
                 self.carry_out(session, session.answer(self.objection))

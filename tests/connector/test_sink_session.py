@@ -8,23 +8,23 @@ from sinkkit import Pair, pair
 from millstream.connector.sink.outputs.memory import MemoryOutputs
 from millstream.connector.sink.protocol import effects as fx
 from millstream.connector.sink.protocol.ledger import Open, Recovered
-from millstream.connector.sink.protocol.session import TABLE, SinkSession, State
+from millstream.connector.sink.protocol.session import TABLE, SinkSession, SinkState
 from millstream.connector.wire import messages as m
 from millstream.errors import LocalProtocolError
 
 HELLO = m.Hello(m.SINK_VERSION, "", "p", "w")
 
 
-def in_state(state: State, recovered: Recovered | None = None) -> SinkSession:
+def in_state(state: SinkState, recovered: Recovered | None = None) -> SinkSession:
     """A session that got there by messages alone. In PREPARED, transaction `t` is open from 10 to 13."""
     session = SinkSession()
-    recovered = recovered or Recovered(10, Open("t", 13) if state is State.PREPARED else None, "s")
-    if state is State.CLOSED:
+    recovered = recovered or Recovered(10, Open("t", 13) if state is SinkState.PREPARED else None, "s")
+    if state is SinkState.CLOSED:
         session.failed("over")
-    elif state is not State.INITIAL:
+    elif state is not SinkState.INITIAL:
         assert session.receive(HELLO) == [fx.Recover("w")]
         session.answer(recovered)
-        if state is not State.AWAIT_APPROVAL:
+        if state is not SinkState.AWAIT_APPROVAL:
             session.receive(m.Notify(1, "w", 0))
     assert session.state is state
     return session
@@ -52,56 +52,56 @@ SAMPLES: dict[type[m.Frame], m.Frame] = {
 REFUSED = "refused"
 
 #: What is to happen, written down once more and independently of the table: the next state, or REFUSED (ERROR and closed).
-EXPECTED: dict[State, dict[type[m.Frame], State]] = {
-    State.INITIAL: {m.Hello: State.INITIAL, m.Error: State.CLOSED},  # HELLO waits for the answer to Recover
-    State.AWAIT_APPROVAL: {m.Notify: State.READY, m.Error: State.CLOSED},
-    State.READY: {
-        m.Notify: State.READY,
-        m.Message: State.READY,
-        m.Eos: State.READY,
-        m.ListUncommitted: State.READY,
-        m.Phase1: State.PREPARED,
-        m.Phase2: State.READY,  # of a transaction that is not known
-        m.WorkersLeft: State.READY,
-        m.Error: State.CLOSED,
+EXPECTED: dict[SinkState, dict[type[m.Frame], SinkState]] = {
+    SinkState.INITIAL: {m.Hello: SinkState.INITIAL, m.Error: SinkState.CLOSED},  # HELLO waits for the answer to Recover
+    SinkState.AWAIT_APPROVAL: {m.Notify: SinkState.READY, m.Error: SinkState.CLOSED},
+    SinkState.READY: {
+        m.Notify: SinkState.READY,
+        m.Message: SinkState.READY,
+        m.Eos: SinkState.READY,
+        m.ListUncommitted: SinkState.READY,
+        m.Phase1: SinkState.PREPARED,
+        m.Phase2: SinkState.READY,  # of a transaction that is not known
+        m.WorkersLeft: SinkState.READY,
+        m.Error: SinkState.CLOSED,
     },
-    State.PREPARED: {
-        m.Notify: State.PREPARED,
-        m.Message: State.PREPARED,
-        m.Eos: State.PREPARED,
-        m.ListUncommitted: State.PREPARED,
-        m.Phase1: State.PREPARED,
-        m.Phase2: State.READY,
-        m.WorkersLeft: State.PREPARED,
-        m.Error: State.CLOSED,
+    SinkState.PREPARED: {
+        m.Notify: SinkState.PREPARED,
+        m.Message: SinkState.PREPARED,
+        m.Eos: SinkState.PREPARED,
+        m.ListUncommitted: SinkState.PREPARED,
+        m.Phase1: SinkState.PREPARED,
+        m.Phase2: SinkState.READY,
+        m.WorkersLeft: SinkState.PREPARED,
+        m.Error: SinkState.CLOSED,
     },
-    State.CLOSED: dict.fromkeys(m.KINDS, State.CLOSED),
+    SinkState.CLOSED: dict.fromkeys(m.KINDS, SinkState.CLOSED),
 }
 
 
 @pytest.mark.parametrize("kind", m.KINDS, ids=lambda kind: kind.__name__)
-@pytest.mark.parametrize("state", State, ids=lambda state: state.value)
-def test_every_message_in_every_state_has_a_defined_outcome(state: State, kind: type[m.Frame]) -> None:
+@pytest.mark.parametrize("state", SinkState, ids=lambda state: state.value)
+def test_every_message_in_every_state_has_a_defined_outcome(state: SinkState, kind: type[m.Frame]) -> None:
     session = in_state(state)
     effects = session.receive(SAMPLES[kind])
     expected = EXPECTED[state].get(kind, REFUSED)
     if expected == REFUSED:
-        assert session.state is State.CLOSED
+        assert session.state is SinkState.CLOSED
         assert isinstance(effects[0], fx.Send) and isinstance(effects[0].frame, m.Error) and effects[1:] == [fx.Close()]
     else:
         assert session.state is expected
         assert not any(isinstance(effect, fx.Send) and isinstance(effect.frame, m.Error) for effect in effects)
-        assert (fx.Close() in effects) == (expected is State.CLOSED and state is not State.CLOSED)
+        assert (fx.Close() in effects) == (expected is SinkState.CLOSED and state is not SinkState.CLOSED)
 
 
 def test_every_cell_of_the_table_can_be_reached() -> None:
     reached = set()
-    scripts: list[tuple[State, m.Frame]] = [(state, SAMPLES[kind]) for state in State for kind in m.KINDS]
-    scripts += [(state, m.Phase2(txn, True)) for state in (State.READY, State.PREPARED) for txn in ("s", "never heard of")]
-    scripts += [(State.PREPARED, m.Phase2("t", False))]
+    scripts: list[tuple[SinkState, m.Frame]] = [(state, SAMPLES[kind]) for state in SinkState for kind in m.KINDS]
+    scripts += [(state, m.Phase2(txn, True)) for state in (SinkState.READY, SinkState.PREPARED) for txn in ("s", "never heard of")]
+    scripts += [(SinkState.PREPARED, m.Phase2("t", False))]
     for state, message in scripts:
         session = in_state(state)
-        steps: list[tuple[State, type[m.Frame], str]] = []
+        steps: list[tuple[SinkState, type[m.Frame], str]] = []
         original = SinkSession._to
 
         def noted(self: SinkSession, kind: type[m.Frame], outcome: str) -> None:
@@ -127,30 +127,30 @@ def test_every_cell_of_the_table_can_be_reached() -> None:
 @pytest.mark.parametrize(
     ("state", "message", "says"),
     [
-        (State.INITIAL, m.Hello("0.0.1", "", "p", "w"), "version '0.0.1'"),
-        (State.INITIAL, m.Hello(m.SINK_VERSION, "guess", "p", "w"), "cookie is wrong"),
-        (State.INITIAL, m.Hello(m.SINK_VERSION, "", "p", ""), "needs a name"),
-        (State.INITIAL, m.Hello(m.SINK_VERSION, "", "p", "w" * 201), "too long"),
-        (State.AWAIT_APPROVAL, m.Notify(0, "w", 0), "stream 0"),
-        (State.AWAIT_APPROVAL, m.Notify(2, "w", 0), "stream 2"),
-        (State.AWAIT_APPROVAL, m.Message(1, 0, b"x"), "not expected"),
-        (State.READY, m.Message(2, 10, b"x"), "never announced"),
-        (State.READY, m.Eos(2), "never announced"),
-        (State.READY, HELLO, "not expected"),
-        (State.READY, m.Notify(2, "w", 0), "stream 2"),
-        (State.READY, m.Phase2("s", False), "is committed"),
-        (State.PREPARED, m.Phase2("s", False), "is committed"),
-        (State.PREPARED, m.Notify(0, "w", 0), "stream 0"),
-        (State.PREPARED, m.Message(2, 13, b"x"), "never announced"),
-        (State.PREPARED, m.Eos(2), "never announced"),
-        (State.READY, m.WorkersLeft(1, ("w",)), "still here"),
+        (SinkState.INITIAL, m.Hello("0.0.1", "", "p", "w"), "version '0.0.1'"),
+        (SinkState.INITIAL, m.Hello(m.SINK_VERSION, "guess", "p", "w"), "cookie is wrong"),
+        (SinkState.INITIAL, m.Hello(m.SINK_VERSION, "", "p", ""), "needs a name"),
+        (SinkState.INITIAL, m.Hello(m.SINK_VERSION, "", "p", "w" * 201), "too long"),
+        (SinkState.AWAIT_APPROVAL, m.Notify(0, "w", 0), "stream 0"),
+        (SinkState.AWAIT_APPROVAL, m.Notify(2, "w", 0), "stream 2"),
+        (SinkState.AWAIT_APPROVAL, m.Message(1, 0, b"x"), "not expected"),
+        (SinkState.READY, m.Message(2, 10, b"x"), "never announced"),
+        (SinkState.READY, m.Eos(2), "never announced"),
+        (SinkState.READY, HELLO, "not expected"),
+        (SinkState.READY, m.Notify(2, "w", 0), "stream 2"),
+        (SinkState.READY, m.Phase2("s", False), "is committed"),
+        (SinkState.PREPARED, m.Phase2("s", False), "is committed"),
+        (SinkState.PREPARED, m.Notify(0, "w", 0), "stream 0"),
+        (SinkState.PREPARED, m.Message(2, 13, b"x"), "never announced"),
+        (SinkState.PREPARED, m.Eos(2), "never announced"),
+        (SinkState.READY, m.WorkersLeft(1, ("w",)), "still here"),
     ],
 )
-def test_what_the_content_makes_wrong_is_refused_with_the_reason(state: State, message: m.Frame, says: str) -> None:
+def test_what_the_content_makes_wrong_is_refused_with_the_reason(state: SinkState, message: m.Frame, says: str) -> None:
     session = in_state(state)
     send, close = session.receive(message)
     assert isinstance(send, fx.Send) and isinstance(send.frame, m.Error) and says in send.frame.text
-    assert close == fx.Close() and session.state is State.CLOSED
+    assert close == fx.Close() and session.state is SinkState.CLOSED
 
 
 def test_nothing_is_sent_before_recovery_is_complete() -> None:
@@ -174,7 +174,7 @@ def test_what_is_open_is_listed_and_its_bytes_count_as_held() -> None:
 
 
 def test_the_promise_is_durable_before_the_vote_and_phase_two_is_not_answered() -> None:
-    session = in_state(State.READY)
+    session = in_state(SinkState.READY)
     assert session.receive(m.Message(1, 10, b"abc")) == [fx.Begin(10), fx.Append(b"abc")]
     assert session.receive(m.Message(1, 13, b"de")) == [fx.Append(b"de")]
     assert session.receive(m.Phase1("u", ((1, 10, 15),))) == [fx.Prepare("u", 10, 15), fx.Send(m.Vote("u", True))]
@@ -183,7 +183,7 @@ def test_the_promise_is_durable_before_the_vote_and_phase_two_is_not_answered() 
 
 
 def test_abort_cuts_to_the_last_commit_never_to_a_start_that_the_peer_sent() -> None:
-    session = in_state(State.READY)
+    session = in_state(SinkState.READY)
     session.receive(m.Message(1, 10, b"abc"))
     veto, vote = session.receive(m.Phase1("u", ((1, 0, 13),)))
     assert isinstance(veto, fx.Veto) and vote == fx.Send(m.Vote("u", False))
@@ -191,7 +191,7 @@ def test_abort_cuts_to_the_last_commit_never_to_a_start_that_the_peer_sent() -> 
 
 
 def test_a_repetition_is_compared_and_what_is_new_in_it_appended() -> None:
-    session = in_state(State.READY)
+    session = in_state(SinkState.READY)
     session.receive(m.Message(1, 10, b"abc"))
     assert session.receive(m.Message(1, 9, b"9abcde")) == [fx.Compare(9, b"9abc")]
     with pytest.raises(LocalProtocolError):
@@ -219,21 +219,21 @@ def test_a_higher_fence_is_remembered_before_ok_and_a_lower_one_is_refused() -> 
 
 def test_an_answer_nobody_asked_for_is_our_own_mistake() -> None:
     with pytest.raises(LocalProtocolError):
-        in_state(State.READY).answer(True)
+        in_state(SinkState.READY).answer(True)
 
 
 def test_eos_is_acknowledged_with_what_was_received() -> None:
-    session = in_state(State.READY)
+    session = in_state(SinkState.READY)
     session.receive(m.Message(1, 10, b"abc"))
     assert session.receive(m.Eos(1)) == [fx.Send(m.Ack(0, ((1, 13),)))]
-    session = in_state(State.PREPARED)
+    session = in_state(SinkState.PREPARED)
     session.receive(m.Message(1, 13, b"de"))
     session.answer(True)
     assert session.receive(m.Eos(1)) == [fx.Send(m.Ack(0, ((1, 15),)))]
 
 
 def test_a_stream_that_is_announced_again_is_told_what_was_received() -> None:
-    session = in_state(State.READY)
+    session = in_state(SinkState.READY)
     session.receive(m.Message(1, 10, b"abc"))
     assert session.receive(m.Notify(1, "w", 0)) == [fx.Send(m.NotifyAck(True, 1, 13))]
     session.receive(m.Phase1("u", ((1, 10, 13),)))
@@ -245,17 +245,17 @@ def test_a_stream_that_is_announced_again_is_told_what_was_received() -> None:
 
 
 @pytest.mark.parametrize("commit", [True, False])
-@pytest.mark.parametrize("state", [State.READY, State.PREPARED])
-def test_phase_two_of_what_is_not_known_is_noted_and_ignored(state: State, commit: bool) -> None:
+@pytest.mark.parametrize("state", [SinkState.READY, SinkState.PREPARED])
+def test_phase_two_of_what_is_not_known_is_noted_and_ignored(state: SinkState, commit: bool) -> None:
     session = in_state(state)
     assert session.receive(m.Phase2("never heard of", commit)) == [fx.Ignored("never heard of", commit, False)]
     assert session.receive(m.Phase2("s", True)) == [fx.Ignored("s", True, True)]
     assert session.state is state
-    assert session.receive(m.ListUncommitted(1)) == [fx.Send(m.ReplyUncommitted(1, ("t",) if state is State.PREPARED else ()))]
+    assert session.receive(m.ListUncommitted(1)) == [fx.Send(m.ReplyUncommitted(1, ("t",) if state is SinkState.PREPARED else ()))]
 
 
 def test_bytes_between_the_phases_are_begun_behind_what_is_promised_and_stay_after_its_commit() -> None:
-    session = in_state(State.PREPARED)
+    session = in_state(SinkState.PREPARED)
     assert session.receive(m.Message(1, 13, b"de")) == [fx.BeginNext(13)]
     assert session.answer(True) == [fx.Append(b"de")]
     assert session.receive(m.Message(1, 15, b"f")) == [fx.Append(b"f")]
@@ -266,7 +266,7 @@ def test_bytes_between_the_phases_are_begun_behind_what_is_promised_and_stay_aft
 
 
 def test_bytes_between_the_phases_go_with_a_rollback() -> None:
-    session = in_state(State.PREPARED)
+    session = in_state(SinkState.PREPARED)
     session.receive(m.Message(1, 13, b"de"))
     session.answer(True)
     assert session.receive(m.Phase2("t", False)) == [fx.Rollback("t", 10)]
@@ -274,7 +274,7 @@ def test_bytes_between_the_phases_go_with_a_rollback() -> None:
 
 
 def test_an_output_that_takes_nothing_between_the_phases_costs_the_next_transaction_and_no_byte() -> None:
-    session = in_state(State.PREPARED)
+    session = in_state(SinkState.PREPARED)
     assert session.receive(m.Message(1, 13, b"de")) == [fx.BeginNext(13)]
     assert session.answer(False) == []
     assert session.receive(m.Message(1, 15, b"f")) == []
@@ -286,7 +286,7 @@ def test_an_output_that_takes_nothing_between_the_phases_costs_the_next_transact
 
 
 def test_a_repetition_between_the_phases_is_compared_and_what_is_new_in_it_begins_the_next_transaction() -> None:
-    session = in_state(State.PREPARED)
+    session = in_state(SinkState.PREPARED)
     assert session.receive(m.Message(1, 11, b"bcde")) == [fx.Compare(11, b"bc")]
     assert session.answer(True) == [fx.BeginNext(13)]
     assert session.answer(True) == [fx.Append(b"de")]

@@ -22,16 +22,16 @@ from millstream.connector.intake.format.batch import (
     encode_batch,
     is_whole,
 )
-from millstream.connector.intake.format.entries import END, MESSAGE, WATERMARK, Entry, Mark
+from millstream.connector.intake.format.entries import END, MESSAGE, WATERMARK, IntakeEntry, Mark
 from millstream.connector.intake.writer import Intake
 from millstream.errors import CheckpointError, DamageError, StorageError
 
 
-def group(stream: str, first: int, count: int = 3, size: int = 10) -> list[Entry]:
+def group(stream: str, first: int, count: int = 3, size: int = 10) -> list[IntakeEntry]:
     return [(stream, MESSAGE, id, id * 10, b"k", b"x" * size) for id in range(first, first + count)]
 
 
-def content(folder: Path, start: int, end: int) -> list[Entry]:
+def content(folder: Path, start: int, end: int) -> list[IntakeEntry]:
     return [entry for head, batch in reader.batches(folder, start, end) for entry in decode_entries(batch, head)]
 
 
@@ -59,7 +59,7 @@ ENTRIES = st.lists(
 
 @settings(max_examples=150, deadline=None)
 @given(ENTRIES, st.integers(0, 1 << 50))
-def test_a_batch_is_read_as_it_was_written(entries: list[Entry], position: int) -> None:
+def test_a_batch_is_read_as_it_was_written(entries: list[IntakeEntry], position: int) -> None:
     batch, marks = encode_batch(position, entries)
     head = decode_head(batch, position)
     assert head is not None and is_whole(batch, head) and len(batch) % 8 == 0
@@ -70,7 +70,7 @@ def test_a_batch_is_read_as_it_was_written(entries: list[Entry], position: int) 
 
 @settings(max_examples=100, deadline=None)
 @given(ENTRIES, st.data())
-def test_any_changed_byte_of_a_batch_is_noticed(entries: list[Entry], data: st.DataObject) -> None:
+def test_any_changed_byte_of_a_batch_is_noticed(entries: list[IntakeEntry], data: st.DataObject) -> None:
     batch, _ = encode_batch(64, entries)
     at = data.draw(st.integers(0, len(batch) - 1))
     changed = bytearray(batch)
@@ -83,7 +83,7 @@ def test_arrow_sees_the_same_messages_as_the_dumb_reader() -> None:
     pytest.importorskip("pyarrow")
     from millstream.engine.spark.intake_source import to_arrow
 
-    entries: list[Entry] = [
+    entries: list[IntakeEntry] = [
         ("a", MESSAGE, 1, -5, b"", b"x"),
         ("b", WATERMARK, 0, 9, b"", b""),
         ("ü", MESSAGE, 2, 7, "ké".encode(), b"\xff\0"),

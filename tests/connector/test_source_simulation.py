@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from millstream.connector.intake.format.entries import MESSAGE, Entry, Mark, advance
+from millstream.connector.intake.format.entries import MESSAGE, IntakeEntry, Mark, advance
 from millstream.connector.source.protocol import streams as source_streams
-from millstream.connector.source.protocol.effects import Admit, Close, Effect, Fence, Send, Store
+from millstream.connector.source.protocol.effects import Admit, Close, Fence, Keep, Send, SourceEffect
 from millstream.connector.source.protocol.push_session import PushSession
 from millstream.connector.source.protocol.session import SourceSession
 from millstream.connector.source.protocol.streams import Streams
@@ -27,7 +27,7 @@ class Engine:
         self.position = 0
         self.rows: list[tuple[str, int]] = []
 
-    def commit(self, log: list[Entry], end: int) -> None:
+    def commit(self, log: list[IntakeEntry], end: int) -> None:
         self.rows += [(entry[0], entry[2]) for entry in log[self.position : end] if entry[1] == MESSAGE]
         self.position = max(end, self.position)
 
@@ -35,9 +35,9 @@ class Engine:
 class ServerModel:
     """One life of the server: it begins with what is on disk."""
 
-    def __init__(self, log: list[Entry], acknowledged: int) -> None:
+    def __init__(self, log: list[IntakeEntry], acknowledged: int) -> None:
         self.log, self.acknowledged = log, acknowledged
-        self.gathered: list[tuple[SourceSession, Entry]] = []
+        self.gathered: list[tuple[SourceSession, IntakeEntry]] = []
         self.owners: list[SourceSession | None] = [None] * len(log)
         before, all_of_it = marks(log[:acknowledged]), marks(log)
         self.streams = Streams(before, all_of_it, 0.0)
@@ -47,9 +47,9 @@ class ServerModel:
         line.server = SourceSession(self.streams, lambda: 0.0, credits=6)
         self.lines[line.server] = line
 
-    def carry_out(self, session: SourceSession, effects: list[Effect]) -> None:
+    def carry_out(self, session: SourceSession, effects: list[SourceEffect]) -> None:
         for effect in effects:
-            if isinstance(effect, Store):
+            if isinstance(effect, Keep):
                 self.gathered += [(session, entry) for entry in effect.entries]
             elif isinstance(effect, Admit):
                 self.carry_out(session, session.answer(None))
@@ -80,7 +80,7 @@ class ServerModel:
                 self.carry_out(session, session.committed(mine, credits.get(session, 0)))
 
 
-def marks(entries: list[Entry]) -> dict[str, Mark]:
+def marks(entries: list[IntakeEntry]) -> dict[str, Mark]:
     found: dict[str, Mark] = {}
     for name, kind, id, time, _, _ in entries:
         advance(found, [Mark(name, id if kind == 0 else None, time if kind == 1 else None, kind == 2)])

@@ -11,7 +11,7 @@ from waiting import until
 import millstream as ms
 from millstream.connector.source.push import PushClient
 from millstream.errors import CheckpointError, DefinitionError
-from millstream.sources import Connector
+from millstream.sources import PushedSource
 from millstream.sources.pushed import PushedStats
 
 
@@ -19,7 +19,7 @@ class Reader:
     """A query that does what Millstream's engine does: takes an epoch, commits it once (here: to a dictionary), and acknowledges its offset as Spark wrote
     it. An epoch whose commit Spark has not noted comes again, after it was acknowledged: it is read again, and found to be committed."""
 
-    def __init__(self, spark: Any, source: Connector, checkpoint: Path) -> None:
+    def __init__(self, spark: Any, source: PushedSource, checkpoint: Path) -> None:
         self.spark, self.source, self.checkpoint = spark, source, checkpoint
         self.epochs: dict[int, list[Any]] = {}
         self.failed: dict[int, list[Any]] = {}

@@ -6,15 +6,15 @@ from collections.abc import Callable
 
 import pytest
 
-from millstream.connector.sink.protocol.worker_session import RECEIVED, SENT, State, WorkerSession
+from millstream.connector.sink.protocol.worker_session import RECEIVED, SENT, WorkerSession, WorkerState
 from millstream.connector.wire import messages as m
 from millstream.errors import LocalProtocolError, RemoteProtocolError
 
-S = State
+S = WorkerState
 OK, ACK, NONE = m.Ok(2), m.NotifyAck(True, 1, 40), m.ReplyUncommitted(1)
 
 #: How to get into each state.
-PATHS: dict[State, Callable[[WorkerSession], object]] = {
+PATHS: dict[WorkerState, Callable[[WorkerSession], object]] = {
     S.INITIAL: lambda w: None,
     S.AWAIT_OK: lambda w: w.greet(),
     S.AWAIT_ACK: lambda w: (w.greet(), w.receive(OK)),
@@ -43,7 +43,7 @@ CALLS: dict[type[m.Frame], Callable[[WorkerSession], object]] = {
 }
 
 
-def in_state(state: State) -> WorkerSession:
+def in_state(state: WorkerState) -> WorkerSession:
     worker = WorkerSession("w")
     PATHS[state](worker)
     assert worker.state is state
@@ -84,8 +84,8 @@ MAY_COME = {
 
 
 @pytest.mark.parametrize("kind", m.KINDS, ids=lambda kind: kind.__name__)
-@pytest.mark.parametrize("state", State, ids=lambda state: state.value)
-def test_every_message_in_every_state_has_a_defined_outcome(state: State, kind: type[m.Frame]) -> None:
+@pytest.mark.parametrize("state", WorkerState, ids=lambda state: state.value)
+def test_every_message_in_every_state_has_a_defined_outcome(state: WorkerState, kind: type[m.Frame]) -> None:
     worker = in_state(state)
     message = sample(kind, worker)
     if state not in (S.INITIAL, S.CLOSED) and kind in (m.Error, m.Restart):
@@ -101,8 +101,8 @@ def test_every_message_in_every_state_has_a_defined_outcome(state: State, kind: 
 
 
 @pytest.mark.parametrize("kind", CALLS, ids=lambda kind: kind.__name__)
-@pytest.mark.parametrize("state", State, ids=lambda state: state.value)
-def test_every_call_in_every_state_is_allowed_or_our_own_mistake(state: State, kind: type[m.Frame]) -> None:
+@pytest.mark.parametrize("state", WorkerState, ids=lambda state: state.value)
+def test_every_call_in_every_state_is_allowed_or_our_own_mistake(state: WorkerState, kind: type[m.Frame]) -> None:
     worker = in_state(state)
     if kind in SENT[state]:
         CALLS[kind](worker)
@@ -115,7 +115,7 @@ def test_every_call_in_every_state_is_allowed_or_our_own_mistake(state: State, k
 
 
 def test_both_tables_know_every_state() -> None:
-    assert set(SENT) == set(RECEIVED) == set(State) == set(PATHS)
+    assert set(SENT) == set(RECEIVED) == set(WorkerState) == set(PATHS)
 
 
 @pytest.mark.parametrize(
@@ -131,7 +131,7 @@ def test_both_tables_know_every_state() -> None:
         (S.LISTING, m.ReplyUncommitted(2, ("t",))),
     ],
 )
-def test_what_the_content_makes_wrong_ends_the_session(state: State, message: m.Frame) -> None:
+def test_what_the_content_makes_wrong_ends_the_session(state: WorkerState, message: m.Frame) -> None:
     worker = in_state(state)
     with pytest.raises(RemoteProtocolError):
         worker.receive(message)

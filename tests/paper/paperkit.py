@@ -10,7 +10,7 @@ import pytest
 
 import millstream as ms
 from millstream.core.guards import Guards
-from millstream.simulation.cluster import Fault, Plan, Simulation
+from millstream.simulation.cluster import Fault, InputPlan, Simulation
 from millstream.simulation.schedules import make_plan, repeated
 
 SOURCE = ms.sources.files("nowhere", schema="k string, n long, at long, id string", format="json")
@@ -91,7 +91,7 @@ def dice(production: str) -> ms.Pipeline:
 
 
 def simulate(
-    pipeline: ms.Pipeline, faults: Sequence[Fault], seed: int = 1, guards: str = "", plan: Plan | None = None
+    pipeline: ms.Pipeline, faults: Sequence[Fault], seed: int = 1, guards: str = "", plan: InputPlan | None = None
 ) -> tuple[Simulation, Any]:
     """One run under a schedule made by hand; the simulation and the last manifest."""
     plan = plan or make_plan([("in", row) for row in rows()], seed)
@@ -101,10 +101,10 @@ def simulate(
 
 def states(simulation: Simulation, manifest: Any, computation: str) -> dict[str, Any]:
     """The committed state of every key of a computation."""
-    from millstream.core.layout import ROW, decode_row
+    from millstream.core.keyspace import ROW, decode_row
     from millstream.state.segment import merge
 
-    _, kind = simulation.worker.make(computation)
+    _, kind = simulation.compiled.make(computation)
     return {
         entry[1:].decode(): kind.decode(decode_row(raw).state)
         for shard in manifest.computations[computation].shards

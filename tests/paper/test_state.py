@@ -5,8 +5,8 @@ from __future__ import annotations
 from paperkit import Sum, Windows, fails_without, holds, inject, key, rows, simulate, sums
 
 import millstream as ms
-from millstream.core.layout import ROW
-from millstream.simulation.cluster import Fault, Plan
+from millstream.core.keyspace import ROW
+from millstream.simulation.cluster import Fault, InputPlan
 from millstream.simulation.schedules import START, make_plan
 
 
@@ -86,7 +86,7 @@ def test_6_2_network_remnants_of_a_replaced_run_are_refused_and_counted() -> Non
     """Work of the old run that is still in flight when the new run has begun carries a stale token."""
     for seed in range(20):
         faults = [Fault("zombie", 1, task=0, later=2), Fault("crash", 2, "epoch.5-checked")]
-        plan = Plan([[("in", row) for row in rows()[at : at + 6]] for at in range(0, 30, 6)], [START + at for at in range(5)])
+        plan = InputPlan([[("in", row) for row in rows()[at : at + 6]] for at in range(0, 30, 6)], [START + at for at in range(5)])
         simulation, end = simulate(sums(), faults, seed, plan=plan)
         marks = [name for name in simulation.storage.objects if name.startswith("refused/")]
         assert len(marks) + end.refused == 1

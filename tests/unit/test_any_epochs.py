@@ -476,14 +476,14 @@ def test_records_that_are_no_rows_are_refused() -> None:
 
 def test_what_the_step_binds_is_told_from_what_a_program_keeps() -> None:
     """Else the check would reset what the step needs, or blame a name that no user knows."""
-    from millstream.simulation.instances import ONE, SharedWorker
+    from millstream.simulation.instances import ONE, SharedCompiled
     from millstream.simulation.local import LocalEngine
 
     p = pipeline(Windows, on_error=ms.DEAD_LETTER)
     engine = LocalEngine(p.program())
-    engine.worker = worker = SharedWorker(p.program(), ONE)
+    engine.compiled = compiled = SharedCompiled(p.program(), ONE)
     for row in MIXED:
         engine.push("in", row)
         engine.run_epoch()
     engine.drain()
-    assert worker.attributes() == {}
+    assert compiled.attributes() == {}

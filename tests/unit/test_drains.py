@@ -8,7 +8,7 @@ import pytest
 from unitkit import MemoryStore, run_step
 
 import millstream as ms
-from millstream.core.layout import ROW, decode_row
+from millstream.core.keyspace import ROW, decode_row
 from millstream.testing import LocalRunner, assert_exactly_once
 
 SCHEMA = "k string, at long, id string"

@@ -452,7 +452,7 @@ def test_collection_leaves_a_fold_alone_that_is_still_under_way(tmp_path):
     """A fold of a large state outlasts many epochs. Its pieces have no name in any manifest until it is adopted."""
 
     from millstream.engine.spark.folds import Folds
-    from millstream.engine.spark.task import Place
+    from millstream.engine.spark.task import RunPlace
     from millstream.state.storage import LocalStorage
 
     storage = LocalStorage(tmp_path)
@@ -466,7 +466,7 @@ def test_collection_leaves_a_fold_alone_that_is_still_under_way(tmp_path):
         return manifest
 
     spark = FakeSpark()
-    folds = Folds(Place(str(tmp_path), "id", None, None, 1), "1-run")
+    folds = Folds(RunPlace(str(tmp_path), "id", None, None, 1), "1-run")
     folds.plan(commit(20, chain), spark)
     assert spark.written.wait(30)
     for epoch in range(21, 41):

@@ -11,7 +11,7 @@ from unitkit import CountingStore, run_step
 
 import millstream as ms
 from millstream.core import subkeys
-from millstream.core.layout import sub_prefix
+from millstream.core.keyspace import sub_prefix
 from millstream.core.mapstate import MapState
 from millstream.core.statekind import StateKind
 from millstream.state.codec import msgpack
@@ -205,7 +205,7 @@ class Touch(ms.Computation):
 def test_a_visit_to_a_key_with_a_big_map_costs_what_it_touches():
     kind = StateKind(Touch(), msgpack)
     store = MemoryStore()
-    from millstream.core.layout import ROW, Row, encode_row
+    from millstream.core.keyspace import ROW, Row, encode_row
 
     store.apply({sub_prefix(b"tea", "") + subkeys.encode(i): kind.encode(i) for i in range(BIG)})
     store.apply({ROW + b"tea": encode_row(Row(b""))})

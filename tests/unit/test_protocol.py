@@ -12,7 +12,7 @@ from millstream.connector import SinkServer
 from millstream.connector.sink.outputs import files
 from millstream.core.watermark import Progress, Seen
 from millstream.engine import epochs as epochs_module
-from millstream.simulation.cluster import Driver, Fault, Killed, Plan, Simulation
+from millstream.simulation.cluster import Driver, Fault, InputPlan, Killed, Simulation
 from millstream.sinks.base import DriverContext, SinkRow, TaskContext
 from millstream.state.manifest import ManifestLog
 
@@ -59,7 +59,7 @@ def chain() -> ms.Pipeline:
 
 
 def simulation(pipeline: ms.Pipeline, *epochs: list[dict[str, Any]]) -> Simulation:
-    plan = Plan([[("in", row) for row in rows] for rows in epochs], [1_000 + at for at in range(len(epochs))])
+    plan = InputPlan([[("in", row) for row in rows] for rows in epochs], [1_000 + at for at in range(len(epochs))])
     return Simulation(pipeline.program(), plan, [], 1)
 
 
@@ -97,7 +97,7 @@ def test_while_nobody_listened_nobody_was_silent() -> None:
     one = p.inject("one", SOURCE, timestamp="at")
     two = p.inject("two", SOURCE, timestamp="at", watermark=ms.watermarks.bounded(0, idle="60s"))
     p.compute(Pass, one, two, key="k")
-    plan = Plan(
+    plan = InputPlan(
         [[("one", {"k": "a", "at": 1}), ("two", {"k": "a", "at": 1})], [("one", {"k": "a", "at": 2})], []], [1_000, 700_000, 759_000]
     )
     s = Simulation(p.program(), plan, [], 1)
@@ -304,7 +304,7 @@ def test_a_checkpoint_that_is_deleted_under_a_run_is_told_so_and_nothing_is_put_
 
 def test_a_batch_behind_a_drain_that_was_committed_and_not_published_is_published_again() -> None:
     def published(*faults: Fault) -> dict[str, int]:
-        plan = Plan([[("in", {"k": "a", "at": 100, "n": 1})], [], []], [1_000, 1_001, 1_002])
+        plan = InputPlan([[("in", {"k": "a", "at": 100, "n": 1})], [], []], [1_000, 1_001, 1_002])
         s = Simulation(chain().program(), plan, list(faults), 1)
         driver = Driver(s)
         driver.run(plan.epochs[0], 0)
@@ -329,7 +329,7 @@ def test_downtime_before_a_settling_that_is_resumed_is_no_silence() -> None:
     two = p.inject("two", SOURCE, timestamp="at", watermark=ms.watermarks.bounded(0, idle="60s", onward="60s"))
     first = p.compute(Pass, one, two, key="k", name="A", produces="a", production=ms.STRONG)
     p.compute(Pass, first, key=lambda record: record.key, name="B")
-    plan = Plan([[("one", {"k": "a", "at": 1}), ("two", {"k": "a", "at": 1})], [("one", {"k": "a", "at": 2})]], [1_000, 700_000])
+    plan = InputPlan([[("one", {"k": "a", "at": 1}), ("two", {"k": "a", "at": 1})], [("one", {"k": "a", "at": 2})]], [1_000, 700_000])
     s = Simulation(p.program(), plan, [], 1)
     driver = Driver(s)
     driver.run(plan.epochs[0], 0)

@@ -18,7 +18,7 @@ from unitkit import MemoryStorage
 import millstream as ms
 from millstream.core import subkeys
 from millstream.core.keys import key_bytes, shard_of
-from millstream.core.layout import ROW, STATE_HOLD, NoEntries, Row, decode_row, encode_row, sub_prefix
+from millstream.core.keyspace import ROW, STATE_HOLD, NoEntries, Row, decode_row, encode_row, sub_prefix
 from millstream.core.record import Timer
 from millstream.core.statekind import StateKind
 from millstream.core.time import LOW_WATERMARK, WALL_CLOCK
@@ -28,7 +28,7 @@ from millstream.state.codec import msgpack
 from millstream.state.folding import adopt, collect, fold, unit_name
 from millstream.state.manifest import KEEP, ComputationState, Manifest, ManifestLog, ShardState, manifest_name
 from millstream.state.parcel import read_slice
-from millstream.state.reader import AsOf, Committed, Following, latest, steady
+from millstream.state.reader import AsOf, CommittedState, Following, latest, steady
 from millstream.state.rows import states
 from millstream.state.segment import SegmentRef, encode_segment, runs
 from millstream.state.storage import LocalStorage
@@ -157,7 +157,7 @@ def test_what_is_read_is_what_a_dictionary_holds(tmp_path_factory, seed, acts, d
     with pytest.MonkeyPatch.context() as patch:
         tiny(patch, data.draw(st.integers(1, 5)), data.draw(st.sampled_from([1, 60, 1 << 20])))
         world = World(seed)
-        both = [Committed(world.log, memory=300), Committed(world.log, replicas=tmp_path_factory.mktemp("replicas"))]
+        both = [CommittedState(world.log, memory=300), CommittedState(world.log, replicas=tmp_path_factory.mktemp("replicas"))]
         for act in ["e", *acts, "e", "r"]:
             if act == "e":
                 world.commit_some()
@@ -200,7 +200,7 @@ def test_maps_timers_and_holds_of_a_key(backing, monkeypatch):
                 delta[sub_prefix(key_bytes(name), field) + subkeys.encode(sub)] = f"{name}{field}{sub}".encode()
         delta[ROW + key_bytes(name)] = encode_row(whole)
     world.commit(delta, lambda k: k[1:] if k[:1] == ROW else k[5 : 5 + int.from_bytes(k[1:5], "big")])
-    found = Committed(world.log, **backing).at()
+    found = CommittedState(world.log, **backing).at()
     for name in ("k", "kk", "k\0"):
         assert list(found.maps("C", name, "pages")) == [("pages", sub, f"{name}pages{sub}".encode()) for sub in (-1, 3, 20, "x")]
         assert [(field, sub) for field, sub, _ in found.maps("C", name)] == [(f, s) for f in ("", "pages") for s in (-1, 3, 20, "x")]
@@ -241,7 +241,7 @@ def test_states_are_whole_with_their_maps_bound_and_outlive_their_epoch(backing)
                 state.started = number
             delta[ROW + row_key] = row(b"" if make.is_map else make.encode(state))
         world.commit(delta, lambda k: k[1:] if k[:1] == ROW else k[5 : 5 + int.from_bytes(k[1:5], "big")])
-        with Committed(world.log, **backing).newest() as cut:
+        with CommittedState(world.log, **backing).newest() as cut:
             every, some, none = states(cut, "C", make), states(cut, "C", make, [3, "no"]), states(cut, "Other", make)
         world.storage.objects.clear()
         maps = {number: {at: {"at": at} for at in range(number)} for number in range(5)}
@@ -257,12 +257,12 @@ def test_states_are_whole_with_their_maps_bound_and_outlive_their_epoch(backing)
 def test_an_unknown_computation_and_an_empty_checkpoint_are_named(backing):
     log = ManifestLog(MemoryStorage())
     with pytest.raises(CheckpointError, match="not a checkpoint"):
-        Committed(log, **backing).at()
+        CommittedState(log, **backing).at()
     log.identify("p", 1, 1, [])
     with pytest.raises(CheckpointError, match="no committed epoch yet"):
-        Committed(log, **backing).at()
+        CommittedState(log, **backing).at()
     log.commit(Manifest(0, "1-a", 0, [(0, "1-a")], computations={"Count": ComputationState()}))
-    found = Committed(log, **backing).at()
+    found = CommittedState(log, **backing).at()
     with pytest.raises(CheckpointError, match=r"no computation called 'Cuont'\. It has: Count"):
         found.get("Cuont", "a")
     assert found.get("Count", "a") is None and list(found.rows("Count")) == []
@@ -273,7 +273,7 @@ def test_a_checkpoint_of_version_0_1_is_read_to_its_last_entry(backing):
     storage = LocalStorage(Path(__file__).parent.parent / "data" / "checkpoint-0.1" / "checkpoint")
     log = ManifestLog(storage)
     assert log.identity().pipeline == "old" and log.storage.list("runs")
-    committed, count = Committed(log, **backing), 0
+    committed, count = CommittedState(log, **backing), 0
     for epoch in log.epochs():
         with committed.at(epoch) as found:
             for name in found.computations:
@@ -298,7 +298,7 @@ def large(count: int = 40_000) -> World:
 
 def cost(world: World, read: Callable[[Following], Any]) -> tuple[int, int]:
     """The share of the state that a fresh reader reads, in percent, and in how many readings."""
-    found = Committed(world.log).at()
+    found = CommittedState(world.log).at()
     world.storage.bytes, world.storage.reads = 0, []
     read(found)
     whole = sum(ref.length for chain in world.chains for ref in chain)
@@ -327,13 +327,13 @@ def test_one_key_of_a_segment_without_an_index_costs_all_of_it():
 
 def test_what_was_read_is_kept_and_not_more_than_may_be():
     world = large()
-    committed = Committed(world.log)
+    committed = CommittedState(world.log)
     found = committed.at()
     found.get("C", "00012345")
     world.storage.reads.clear()
     assert found.get("C", "00012346") == Row(b"%0100d" % 12346)
     assert world.storage.reads == [] and committed.stats().hits >= 1
-    small = Committed(world.log, memory=2_000_000)
+    small = CommittedState(world.log, memory=2_000_000)
     found = small.at()
     for i in range(0, 40_000, 500):
         assert found.get("C", f"{i:08d}") == Row(b"%0100d" % i)
@@ -368,7 +368,7 @@ def test_a_reader_that_is_overtaken_at_every_reading_goes_on(backing, monkeypatc
             left -= 1
             world.overtake()
 
-    found = Committed(world.log, memory=0, **backing).at()
+    found = CommittedState(world.log, memory=0, **backing).at()
     began = found.epoch
     world.storage.before = overtake
     key = next(iter(expected))
@@ -383,7 +383,7 @@ def test_without_going_on_it_fails_and_says_what_there_is(monkeypatch):
     world = World(1)
     for _ in range(6):
         world.commit_some()
-    found = Committed(world.log).newest()
+    found = CommittedState(world.log).newest()
     world.overtake()
     with pytest.raises(Overtaken, match=r"epoch 5 of memory has been collected meanwhile .*There are the epochs .*7 to 16\.") as caught:
         everything(found)
@@ -398,7 +398,7 @@ def test_a_held_epoch_cannot_be_overtaken(tmp_path, monkeypatch):
     world = World(1, shards=1)
     for _ in range(6):
         world.commit_some()
-    committed = Committed(world.log, replicas=tmp_path)
+    committed = CommittedState(world.log, replicas=tmp_path)
     with committed.newest() as found:
         assert everything(found) == world.as_of[5]
         for _ in range(3):
@@ -412,7 +412,7 @@ def test_a_replica_does_not_go_back_for_a_reader_of_an_older_epoch(tmp_path):
     world = World(1, shards=1)
     for _ in range(6):
         world.commit_some()
-    committed = Committed(world.log, replicas=tmp_path)
+    committed = CommittedState(world.log, replicas=tmp_path)
     assert everything(committed.at()) == world.model
     kept = replica.open_replica(readers_root(world, tmp_path), "C", 0)
     before = kept.stats()
@@ -426,7 +426,7 @@ def test_a_scan_that_is_overtaken_gives_every_key_once_in_order_at_ascending_epo
     for reverse in (False, True):
         world = World(2)
         world.commit({ROW + b"%02d" % k: row(b"0") for k in range(40)})
-        found = Committed(world.log, memory=0).at()
+        found = CommittedState(world.log, memory=0).at()
         given: list[bytes] = []
         epochs: list[int] = []
         for at, (key, value) in enumerate(found.rows("C", reverse=reverse)):
@@ -461,7 +461,7 @@ def test_steady_begins_anew_and_gives_one_cut(monkeypatch):
         return found
 
     with pytest.raises(Overtaken):  # without beginning anew
-        read(Committed(world.log, memory=0).newest())
+        read(CommittedState(world.log, memory=0).newest())
     assert steady(world.log, read) == world.model
     assert len(tries) == 4
 
@@ -472,7 +472,7 @@ def test_one_that_is_always_overtaken_gives_up_and_does_not_say_damage(monkeypat
     world = World(1)
     for _ in range(3):
         world.commit_some()
-    found = Committed(world.log, memory=0).at()
+    found = CommittedState(world.log, memory=0).at()
     world.storage.before = world.overtake
     for read in (lambda: everything(found), lambda: found.get("C", next(iter(world.model))[1:].decode())):
         with pytest.raises(Overtaken, match="has been collected meanwhile"):
@@ -494,7 +494,7 @@ def slow_scan(window: int) -> tuple[int, set[int]]:
                 world.fold(0)
                 world.collect(window)
 
-    found = Committed(world.log, memory=0).at()
+    found = CommittedState(world.log, memory=0).at()
     world.storage.before = second
     count, epochs = 0, set()
     for _ in found.rows("C", b"0", b"4"):
@@ -520,8 +520,8 @@ def test_an_epoch_that_is_not_there_is_an_error_that_says_which_are():
     world.storage.delete([manifest_name(2)])
     for epoch in (2, 9):
         with pytest.raises(Overtaken, match=rf"has no epoch {epoch}\. There are the epochs 0 to 1, 3 to 4\."):
-            Committed(world.log).at(epoch)
-    assert Committed(world.log).at(3).epoch == 3
+            CommittedState(world.log).at(epoch)
+    assert CommittedState(world.log).at(3).epoch == 3
 
 
 # --- damage
@@ -537,7 +537,7 @@ def test_what_the_newest_manifest_names_and_is_missing_or_broken_is_damage(backi
             world.storage.delete([name])
         else:
             world.storage.objects[name] = world.storage.objects[name].replace(b"a", b"x")
-        committed = Committed(world.log, **backing)
+        committed = CommittedState(world.log, **backing)
         for found in (committed.at(), committed.at(0), committed.newest()):
             with pytest.raises(DamageError, match=name):
                 found.get("C", "a")
@@ -561,7 +561,7 @@ def test_no_changed_byte_gives_a_wrong_row(seed, data):
         whole = world.storage.objects[ref.name]
         at = data.draw(st.integers(ref.offset, ref.offset + ref.length - 1))
         world.storage.objects[ref.name] = whole[:at] + bytes([whole[at] ^ data.draw(st.integers(1, 255))]) + whole[at + 1 :]
-        found = Committed(world.log).at()
+        found = CommittedState(world.log).at()
         for k in range(41):
             key = f"{k:02d}"
             try:
@@ -604,7 +604,7 @@ def test_threads_read_while_a_writer_commits_folds_and_collects(tmp_path, monkey
         world.commit({ROW + key: row(b"%d" % (world.epoch + 1)) for key in keys})
 
     write()
-    committed = Committed(world.log, memory=4000, **({} if how == "log" else {"replicas": tmp_path}))
+    committed = CommittedState(world.log, memory=4000, **({} if how == "log" else {"replicas": tmp_path}))
     shared, problems, seen = committed.at(), [], set()
     barrier = threading.Barrier(5)
 
@@ -665,7 +665,7 @@ def test_a_map_does_not_grow_under_somebody_who_reads(tmp_path):
     world = World(shards=1)
     world.commit({ROW + b"a": row(b"1")})
     small = replica.open_replica(readers_root(world, tmp_path), "C", 0, map_size=1 << 20)
-    committed = Committed(world.log, replicas=tmp_path)
+    committed = CommittedState(world.log, replicas=tmp_path)
     with committed.newest() as held:
         assert held.get("C", "a") == Row(b"1")
         world.commit({ROW + b"%06d" % i: row(bytes(200)) for i in range(8000)})

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from unitkit import MemoryStorage, write_delta
 
 from millstream.core import subkeys
-from millstream.core.layout import after, sub_prefix
+from millstream.core.keyspace import after, sub_prefix
 from millstream.core.mapstate import MapState
 from millstream.errors import DamageError
 from millstream.state import replica as replica_module

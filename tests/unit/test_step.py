@@ -16,7 +16,7 @@ import millstream as ms
 from millstream.core import step as step_module
 from millstream.core.arrivals import Arrivals
 from millstream.core.keys import key_bytes, key_text
-from millstream.core.layout import LOW_TIMER, ROW, SUB, WALL_TIMER, decode_row
+from millstream.core.keyspace import LOW_TIMER, ROW, SUB, WALL_TIMER, decode_row
 from millstream.core.record import Batch, ListBatch
 from millstream.core.time import BEGINNING, END
 from millstream.errors import HookError

@@ -8,7 +8,7 @@ from typing import Any
 from millstream.core.arrivals import Arrivals
 from millstream.core.computation import Computation
 from millstream.core.keys import key_text
-from millstream.core.layout import LOW_TIMER, ROW, WALL_TIMER, decode_row, timer_entry
+from millstream.core.keyspace import LOW_TIMER, ROW, WALL_TIMER, decode_row, timer_entry
 from millstream.core.record import ListBatch
 from millstream.core.statekind import StateKind
 from millstream.core.step import Outcome, Step, Times, Wiring

@@ -29,7 +29,7 @@ from typing import IO, Any
 import msgspec
 
 from millstream.connector.source.push import PushClient
-from millstream.connector.source.push_signs import Progress, Teller
+from millstream.connector.source.push_signs import PushProgress, Teller
 from millstream.core.time import duration
 from millstream.errors import InputError
 from millstream.network import Tls
@@ -76,7 +76,7 @@ def _push(args: argparse.Namespace) -> int:
     tls = Tls(args.tls_cert, args.tls_key, args.tls_ca) if args.tls or args.tls_ca or args.tls_cert else None
     delay = None if args.watermark is None else duration(args.watermark)
     source = sys.stdin.buffer if is_stdin else _opened(args.file)
-    progress = Progress("stdin" if is_stdin else args.file)
+    progress = PushProgress("stdin" if is_stdin else args.file)
     with (
         source,
         PushClient(args.to, cookie=cookie, tls=tls, patience=args.patience, most=args.keep << 20, program="millstream push") as client,
@@ -110,7 +110,7 @@ def push_lines(
     found: Iterator[tuple[int, bytes]],
     read: Callable[[int, bytes], tuple[int, str]],
     delay: int | None,
-    progress: Progress,
+    progress: PushProgress,
 ) -> None:
     """Sends lines, which come with their positions."""
     newest, declared_at = None, 0.0

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-from millstream.connector.sink.narrator import Narrator
+from millstream.connector.sink.narrator import SinkNarrator
 from millstream.connector.sink.outputs import files
 from millstream.connector.sink.outputs.base import Output
 from millstream.connector.sink.outputs.postgres import PostgresOutputs
@@ -67,7 +67,7 @@ def _sink(args: argparse.Namespace) -> int:
     if threading.current_thread() is threading.main_thread():
         for number in (signal.SIGINT, signal.SIGTERM):
             signal.signal(number, lambda *_: stopping.set())
-    narrator = None if args.quiet else Narrator()
+    narrator = None if args.quiet else SinkNarrator()
     with _outputs(args) as outputs, SinkServer(outputs, args.listen, cookie=cookie, tls=tls, force=args.force, watcher=narrator) as server:
         print(f"sink: listening on {server.address}, {'TLS' if tls else 'no TLS'}, {'a cookie' if cookie else 'no cookie'}", flush=True)
         while not stopping.wait(None if narrator is None else _TOLD_EVERY):
@@ -81,7 +81,7 @@ def _sink(args: argparse.Namespace) -> int:
     return 0
 
 
-def _tell(narrator: Narrator | None, *, last: bool = False) -> None:
+def _tell(narrator: SinkNarrator | None, *, last: bool = False) -> None:
     for line in [] if narrator is None else narrator.take(last=last):
         print(f"sink: {line}", file=sys.stderr, flush=True)
 

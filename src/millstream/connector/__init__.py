@@ -16,8 +16,6 @@ codec, the log of transactions and the intake.
 
 from __future__ import annotations
 
-import warnings
-
 from millstream.connector.intake.writer import Intake
 from millstream.connector.sink.outputs.base import Output
 from millstream.connector.sink.outputs.files import FileOutputs
@@ -42,6 +40,7 @@ from millstream.connector.wire import messages
 from millstream.connector.wire.codec import decode, encode
 from millstream.connector.wire.decoder import Decoder, RunDecoder
 from millstream.network import Tls
+from millstream.renamed import renamed
 
 __all__ = [
     "Decoder",
@@ -74,12 +73,4 @@ __all__ = [
     "txnlog",
 ]
 
-_RENAMED = {"Files": "FileOutputs", "Memory": "MemoryOutputs", "Postgres": "PostgresOutputs", "Standing": "Recovered"}
-
-
-def __getattr__(name: str) -> object:
-    new = _RENAMED.get(name)
-    if new is None:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    warnings.warn(f"millstream.connector.{name} is called {new} now", DeprecationWarning, stacklevel=2)
-    return globals()[new]
+__getattr__ = renamed(__name__, {"Files": "FileOutputs", "Memory": "MemoryOutputs", "Postgres": "PostgresOutputs", "Standing": "Recovered"})

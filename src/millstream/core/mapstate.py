@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from millstream.core import subkeys
-from millstream.core.layout import Store, after
+from millstream.core.keyspace import Store, after
 
 _MISSING = object()
 

@@ -7,7 +7,7 @@ from typing import Any
 
 from millstream.core.codec import Codec
 from millstream.core.computation import Computation
-from millstream.core.layout import NoEntries
+from millstream.core.keyspace import NoEntries
 from millstream.core.mapstate import MapState
 
 

@@ -37,7 +37,7 @@ import msgspec
 from millstream.core.arrivals import Arrivals
 from millstream.core.computation import Computation
 from millstream.core.keys import key_of
-from millstream.core.layout import (
+from millstream.core.keyspace import (
     HOLD,
     LOW_TIMER,
     ROW,

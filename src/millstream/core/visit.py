@@ -19,7 +19,7 @@ from hashlib import blake2b
 from typing import Any
 
 from millstream.core.keys import key_text
-from millstream.core.layout import STATE_HOLD, Holds, Row, TimerSet
+from millstream.core.keyspace import STATE_HOLD, Holds, Row, TimerSet
 from millstream.core.outcome import Times, Wiring
 from millstream.core.record import Production, Record, Timer
 from millstream.core.time import BEGINNING, END, LOW_WATERMARK, WALL_CLOCK

@@ -23,7 +23,7 @@ import msgspec
 from millstream import faults
 from millstream.demo.driver import FILES_PER_EPOCH
 from millstream.demo.live import Show
-from millstream.demo.look import Onlooker, Seen
+from millstream.demo.look import Onlooker, Sighting
 from millstream.demo.processes import Child
 from millstream.demo.traffic import Traffic
 
@@ -100,7 +100,7 @@ class Drivers:
             kill = next((one for one in self.planned if one.epoch > seen.epoch), None)
             self._drive(kill, seen, beside)
 
-    def _drive(self, kill: Planned | None, seen: Seen, beside: Callable[[], None]) -> None:
+    def _drive(self, kill: Planned | None, seen: Sighting, beside: Callable[[], None]) -> None:
         """One driver, until it ends or is killed."""
         number = len(self.story.kills) + 1
         with (self.output / LOG).open("a") as log:

@@ -20,7 +20,7 @@ from rich.spinner import Spinner
 from rich.table import Table
 from rich.text import Text
 
-from millstream.demo.look import Seen
+from millstream.demo.look import Sighting
 from millstream.demo.report import kind_text
 from millstream.demo.traffic import Truth
 
@@ -39,7 +39,7 @@ class Show:
         self._doing = "beginning"
         self._doing_since = self._started
         self._truth: Truth | None = None
-        self._seen = Seen()
+        self._seen = Sighting()
         self._said = self._started
         self._line = ""
         self._spinner = Spinner("dots", style="green")
@@ -74,7 +74,7 @@ class Show:
         """What the traffic is, as soon as it is known."""
         self._truth = truth
 
-    def seen(self, seen: Seen) -> None:
+    def seen(self, seen: Sighting) -> None:
         """What was last seen of the run."""
         self._seen = seen
 
@@ -156,5 +156,5 @@ class Show:
         return text
 
 
-def _share(seen: Seen, truth: Truth) -> float:
+def _share(seen: Sighting, truth: Truth) -> float:
     return seen.records / truth.queries if truth.queries else 1.0

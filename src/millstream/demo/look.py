@@ -27,7 +27,7 @@ UNDISTURBED_LOG = "undisturbed.log"
 _LONG_AGO = 5.0
 
 
-class Seen(msgspec.Struct, frozen=True):
+class Sighting(msgspec.Struct, frozen=True):
     """A run at one moment. epoch: the last one committed, or -1. second: up to which of the traffic's all is counted.
 
     found: begins of anomalies, those found last at the end: kind, term, second. undisturbed: files that the other run is through with.
@@ -58,18 +58,18 @@ class Onlooker:
         self._read: set[str] = set()
         self._found: list[tuple[str, str, float]] = []
 
-    def look(self) -> Seen:
+    def look(self) -> Sighting:
         """What is there now."""
         self._look_at_checkpoint()
         self._look_at_anomalies()
         done, ended = self._undisturbed()
         status = self._latest
         if status is None:
-            return Seen(found=tuple(self._found), undisturbed=done, undisturbed_ended=ended)
+            return Sighting(found=tuple(self._found), undisturbed=done, undisturbed_ended=ended)
         speed = self._speed if time.monotonic() - self._latest_at < _LONG_AGO else (0.0, 0.0)
         low = min((one.low_watermark for one in status.computations), default=BEGINNING)
         traffic = self._traffic
-        return Seen(
+        return Sighting(
             epoch=status.epoch,
             records=status.records,
             per_second=speed[0],

@@ -20,7 +20,7 @@ from rich.table import Table
 from rich.text import Text
 
 from millstream.demo import DAY
-from millstream.demo.traffic import Injected, Truth
+from millstream.demo.traffic import HiddenAnomaly, Truth
 
 GRACE = 3_000
 
@@ -43,7 +43,7 @@ class Found(msgspec.Struct, frozen=True):
 class Report(msgspec.Struct, frozen=True):
     """The matching. `matched` pairs every injected anomaly with what was found of it, or None."""
 
-    matched: list[tuple[Injected, Found | None]]
+    matched: list[tuple[HiddenAnomaly, Found | None]]
     false: list[Found]
 
     @property
@@ -90,10 +90,10 @@ def pair(events: Iterable[dict[str, Any]]) -> list[Found]:
     return found
 
 
-def match(injected: Sequence[Injected], found: Sequence[Found]) -> Report:
+def match(injected: Sequence[HiddenAnomaly], found: Sequence[Found]) -> Report:
     """Holds the found against the injected, the earliest first."""
     left = sorted(found, key=lambda f: (f.at, f.term))
-    matched: list[tuple[Injected, Found | None]] = []
+    matched: list[tuple[HiddenAnomaly, Found | None]] = []
     for wanted in sorted(injected, key=lambda i: (i.begin, i.term)):
         hit = next(
             (f for f in left if f.term == wanted.term and f.kind == wanted.kind and wanted.begin <= f.at <= wanted.end + GRACE), None
@@ -168,7 +168,7 @@ def show(report: Report, truth: Truth, console: Console, limit: int = 12) -> Non
     )
 
 
-def _cells(injected: Injected, found: Found | None, start: int) -> list[str | Text]:
+def _cells(injected: HiddenAnomaly, found: Found | None, start: int) -> list[str | Text]:
     left: list[str | Text] = [
         injected.term,
         kind_text(injected.kind),

@@ -151,7 +151,7 @@ class Traffic(msgspec.Struct, frozen=True):
         return self.begin + self.seconds * 1_000
 
 
-class Injected(msgspec.Struct, frozen=True):
+class HiddenAnomaly(msgspec.Struct, frozen=True):
     """An anomaly that was put into the traffic. `factor` is how many times the usual traffic there is."""
 
     term: str
@@ -165,7 +165,7 @@ class Truth(msgspec.Struct, frozen=True):
     """What lies beside the queries: how they were made, and what a perfect detector would find."""
 
     traffic: Traffic
-    injected: list[Injected]
+    injected: list[HiddenAnomaly]
     queries: int
 
 
@@ -191,11 +191,11 @@ class World:
         return self.popularity[term] * rhythm * np.exp(self.drift[term] * day)
 
 
-def inject(world: World) -> list[tuple[int, Injected]]:
+def inject(world: World) -> list[tuple[int, HiddenAnomaly]]:
     """Chooses the anomalies: (index of the term, anomaly) in order of time."""
     traffic = world.traffic
     rng = np.random.default_rng([traffic.seed, 1])
-    chosen: list[tuple[int, Injected]] = []
+    chosen: list[tuple[int, HiddenAnomaly]] = []
     wanted = ["dip"] * traffic.dips + ["spike"] * traffic.spikes
     last_begin = traffic.seconds * 1_000 - 35_000
     for _ in range(200 * len(wanted)):
@@ -216,7 +216,7 @@ def inject(world: World) -> list[tuple[int, Injected]]:
         start = traffic.begin
         if any(t == term and start + begin - apart < a.end and a.begin < start + end + apart for t, a in chosen):
             continue
-        chosen.append((term, Injected(world.names[term], kind, start + begin, start + end, round(factor, 2))))
+        chosen.append((term, HiddenAnomaly(world.names[term], kind, start + begin, start + end, round(factor, 2))))
     if len(chosen) < len(wanted):
         raise ValueError(
             f"there is room for {len(chosen)} of {len(wanted)} anomalies: give the traffic more seconds, a higher rate, or fewer anomalies"
@@ -224,7 +224,7 @@ def inject(world: World) -> list[tuple[int, Injected]]:
     return sorted(chosen, key=lambda pair: (pair[1].begin, pair[0]))
 
 
-def generate(world: World, injected: list[tuple[int, Injected]]) -> tuple[Longs, Longs]:
+def generate(world: World, injected: list[tuple[int, HiddenAnomaly]]) -> tuple[Longs, Longs]:
     """The queries in order of arrival: index of the term, and time."""
     traffic = world.traffic
     rng = np.random.default_rng([traffic.seed, 2])

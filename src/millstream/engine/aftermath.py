@@ -22,7 +22,7 @@ from millstream.core.watermark import Progress, Seen, effective
 from millstream.engine.contracts import Folded
 from millstream.engine.plan import Plan, adaptive_edges
 from millstream.engine.program import Program
-from millstream.engine.receipts import Delta, Receipt
+from millstream.engine.receipts import Receipt, Work
 from millstream.state.folding import adopt
 from millstream.state.manifest import ComputationState, Manifest, ShardState, edge_name
 from millstream.state.part import Part
@@ -105,9 +105,9 @@ def _edges(topology: Topology, plan: Plan, before: Manifest | None, receipts: Se
     found = {}
     for edge in adaptive_edges(topology):
         stream, consumer = edge
-        deltas = [r.deltas[consumer] for r in receipts if consumer in r.deltas]
-        busy = any(delta.counts.records for delta in deltas)
-        millis = max(delta.millis for delta in deltas) if busy else None
+        work = [r.work[consumer] for r in receipts if consumer in r.work]
+        busy = any(delta.counts.records for delta in work)
+        millis = max(delta.millis for delta in work) if busy else None
         old = before.edges.get(edge_name(*edge), EdgeState()) if before is not None else EdgeState()
         found[edge_name(*edge)] = adaptive.decide(
             old, edge in plan.storing, plan.storing.get(edge, ""), millis, topology.slow_after(stream, consumer)
@@ -141,7 +141,7 @@ def _computation(
         dedup=msgspec.structs.replace(old.dedup),
         hidden=spec.hidden,
     )
-    mine = {r.shard: r.deltas[name] for r in receipts if name in r.deltas}
+    mine = {r.shard: r.work[name] for r in receipts if name in r.work}
     for shard, state in enumerate(old.shards):
         fold = folded.get((name, shard))
         chain = state.segments if fold is None else adopt(state.segments, fold.chosen, fold.made)
@@ -159,7 +159,7 @@ def _output(standing: Standing, shard: ShardState) -> int:
     return max(standing.output, min(standing.low, END if shard.held is None else shard.held, overdue))
 
 
-def _add(total: ComputationState, shard: ShardState, delta: Delta) -> None:
+def _add(total: ComputationState, shard: ShardState, delta: Work) -> None:
     counts = delta.counts
     if delta.segment is not None:
         shard.segments = [*shard.segments, delta.segment]

@@ -11,20 +11,20 @@ from typing import Any
 
 from millstream.core.computation import Computation
 from millstream.core.topology import Injector, Topology, is_expression
-from millstream.engine.program import Worker
+from millstream.engine.program import Compiled
 from millstream.errors import DefinitionError
 
 _HOOKS = ("process_record", "process_timer", "process_late_record")
 
 
-def check(worker: Worker) -> None:
+def check(compiled: Compiled) -> None:
     """Raises DefinitionError for the first thing that cannot work."""
-    for spec in worker.topology.computations:
-        computation, _ = worker.make(spec.name)
+    for spec in compiled.topology.computations:
+        computation, _ = compiled.make(spec.name)
         check_hooks(spec.name, computation)
-    for injector in worker.topology.injectors.values():
-        known = worker.columns_of(injector)
-        for what, column in _named(injector, worker.topology) if known is not None else ():
+    for injector in compiled.topology.injectors.values():
+        known = compiled.columns_of(injector)
+        for what, column in _named(injector, compiled.topology) if known is not None else ():
             if isinstance(column, str) and column not in known and not is_expression(column):  # type: ignore[operator]
                 raise DefinitionError(
                     f"injected stream {injector.name!r}, {what}: there is no column {column!r}; the source has: {', '.join(known or ())}"

@@ -25,7 +25,7 @@ class Folded(msgspec.Struct):
     made: list[SegmentRef]
 
 
-class Folder(Protocol):
+class Folding(Protocol):
     """Who folds chains beside the epochs."""
 
     def plan(self, manifest: Manifest, spark: Any) -> None:

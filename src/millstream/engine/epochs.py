@@ -26,7 +26,7 @@ from typing import Any
 
 from millstream.core.guards import Guards
 from millstream.engine.aftermath import manifest_after
-from millstream.engine.contracts import Folder, Planner
+from millstream.engine.contracts import Folding, Planner
 from millstream.engine.declared import declared
 from millstream.engine.history import EpochStats, History
 from millstream.engine.ownership import Ownership
@@ -54,7 +54,7 @@ class Epochs:
         latest: Manifest | None,
         token: str,
         planner: Planner,
-        folds: Folder,
+        folds: Folding,
         guards: Guards,
     ) -> None:
         self.program = program

@@ -14,7 +14,7 @@ from millstream.core.codec import Codec
 from millstream.core.computation import Computation
 from millstream.core.delivery import route_key
 from millstream.core.keys import key_text
-from millstream.core.layout import Store
+from millstream.core.keyspace import Store
 from millstream.core.outcome import Outcome, Times, Wiring
 from millstream.core.record import Batch, Production
 from millstream.core.rejected import wrapped
@@ -44,7 +44,7 @@ class Program:
         return spec.codec or getattr(made_by, "codec", None) or msgpack
 
 
-class Worker:
+class Compiled:
     """A program in one process: codecs, state kinds and key functions, ready for use."""
 
     def __init__(self, program: Program, all_ids: bool = False) -> None:
@@ -101,7 +101,7 @@ class Worker:
     def columns_of(self, injector: Injector) -> dict[str, Kind] | None:
         """The columns of an injector's source, where they can be told without Spark."""
         if injector.name not in self._columns:
-            self._columns[injector.name] = columns(getattr(injector.source, "schema", None))
+            self._columns[injector.name] = columns(injector.source.schema)
         return self._columns[injector.name]
 
     def rejected(self, route: Route, production: Production, error: HookError) -> bytes:

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from millstream.engine.contracts import Folder
+from millstream.engine.contracts import Folding
 from millstream.engine.program import Program
 from millstream.sinks.base import DriverContext
 from millstream.state import folding
@@ -55,7 +55,7 @@ class Publishing:
                     self._rows[name] += sum(part.rows for part in parts)
         self._point("epoch.7-published", manifest.epoch)
 
-    def collect(self, manifest: Manifest, folds: Folder) -> None:
+    def collect(self, manifest: Manifest, folds: Folding) -> None:
         """Removes what no manifest needs, in the checkpoint and at the sinks."""
         since = folds.since()  # asked before what is done: a fold that ends in between is then in one of the two
         folding.collect(self._log, manifest, folds.in_flight(), since)

@@ -28,7 +28,7 @@ class EpochOrder(msgspec.Struct):
     guards: Guards = ALL_GUARDS
 
 
-class Delta(msgspec.Struct):
+class Work(msgspec.Struct):
     """What became of one computation in one task."""
 
     segment: SegmentRef | None
@@ -46,7 +46,7 @@ class Receipt(msgspec.Struct):
     shard: int
     unit: int = 0
     consumed: list[int] = []
-    deltas: dict[str, Delta] = {}
+    work: dict[str, Work] = {}
     parts: dict[str, Part] = {}
     parcels: list[Parcel] = []
     seen: dict[str, Seen] = {}

@@ -19,8 +19,8 @@ import msgspec
 from millstream.core.keys import shard_of
 from millstream.core.outcome import Outcome
 from millstream.core.topology import STRONG, Group
-from millstream.engine.program import Worker
-from millstream.engine.receipts import Delta, EpochOrder, Receipt
+from millstream.engine.program import Compiled
+from millstream.engine.receipts import EpochOrder, Receipt, Work
 from millstream.errors import Fenced, HookError
 from millstream.sinks.base import IdentifiedRow, Sink, SinkRow, TaskContext
 from millstream.state.folding import unit_name
@@ -34,17 +34,17 @@ from millstream.state.storage import Storage
 Sent = tuple[int, int, Any, int, str, bytes]  # the consumer's shard, route, key (None: rejected), timestamp, id, body
 
 
-class Outgoing(msgspec.Struct):
+class Departures(msgspec.Struct):
     """Productions with their targets: those that go on in this epoch, by level, and those that are stored, by edge and shard."""
 
     sent: dict[int, list[Sent]] = {}
     kept: dict[tuple[str, str], dict[int, list[StoredRow]]] = {}
 
 
-def outgoing(worker: Worker, outcomes: Iterable[Outcome], shards: int, stored: Collection[tuple[str, str]]) -> Outgoing:
+def outgoing(compiled: Compiled, outcomes: Iterable[Outcome], shards: int, stored: Collection[tuple[str, str]]) -> Departures:
     """Where productions go that leave their task."""
-    out = Outgoing()
-    routes_of, route_keys = worker.routes_of, worker.route_keys
+    out = Departures()
+    routes_of, route_keys = compiled.routes_of, compiled.route_keys
     for outcome in outcomes:
         for p in outcome.productions:
             for route in routes_of.get(p.stream, ()):
@@ -54,7 +54,7 @@ def outgoing(worker: Worker, outcomes: Iterable[Outcome], shards: int, stored: C
                     text = route_keys[route.index](p)
                     shard = shard_of(text.encode(), shards)
                 except HookError as error:
-                    body = worker.rejected(route, p, error)
+                    body = compiled.rejected(route, p, error)
                 edge = (route.stream, route.computation)
                 if route.production == STRONG or edge in stored:
                     by_shard = out.kept.get(edge)
@@ -72,15 +72,17 @@ def outgoing(worker: Worker, outcomes: Iterable[Outcome], shards: int, stored: C
 class Staging:
     """Stages for one task."""
 
-    def __init__(self, worker: Worker, storage: Storage, order: EpochOrder, group: Group, shard: int, point: Callable[[str], None]) -> None:
-        self.worker = worker
+    def __init__(
+        self, compiled: Compiled, storage: Storage, order: EpochOrder, group: Group, shard: int, point: Callable[[str], None]
+    ) -> None:
+        self.compiled = compiled
         self.storage = storage
         self.order = order
         self.group = group
         self.shard = shard
         self.point = point
 
-    def stage(self, receipt: Receipt, outcomes: Mapping[str, Outcome], out: Outgoing) -> None:
+    def stage(self, receipt: Receipt, outcomes: Mapping[str, Outcome], out: Departures) -> None:
         """Writes the unit, then the sink parts. Fills the receipt."""
         self._check_token()
         order = self.order
@@ -98,7 +100,7 @@ class Staging:
                 pieces.append(data)
                 offset += len(data)
             digest.update(msgspec.msgpack.encode(outcome.productions))
-            receipt.deltas[computation] = Delta(
+            receipt.work[computation] = Work(
                 segment=ref, counts=outcome.counts, produced=len(outcome.productions), dedup=outcome.dedup, millis=outcome.millis
             )
         for (stream, computation), by_shard in sorted(out.kept.items()):
@@ -124,9 +126,9 @@ class Staging:
             raise Fenced(f"a task of run {order.token} found that a newer run owns {self.storage.url}: it has staged nothing")
 
     def _stage_sinks(self, receipt: Receipt, outcomes: Mapping[str, Outcome]) -> None:
-        decode = self.worker.decode_value
+        decode = self.compiled.decode_value
         attempt = f"{run_number(self.order.token)}.{secrets.token_hex(6)}"
-        for emission in self.worker.topology.emissions:
+        for emission in self.compiled.topology.emissions:
             for outcome in outcomes.values():
                 found: list[SinkRow]
                 if emission.ids:
@@ -136,7 +138,7 @@ class Staging:
                 else:
                     found = [SinkRow(p.key, p.timestamp, decode(p.body)) for p in outcome.productions if p.stream == emission.stream]
                 if found:
-                    name = self.worker.program.name
+                    name = self.compiled.program.name
                     context = TaskContext(
                         checkpoint=self.storage,
                         emission=emission.name,

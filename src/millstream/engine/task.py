@@ -24,11 +24,11 @@ from typing import Any, NamedTuple, Protocol
 from millstream.core import dedup
 from millstream.core.arrivals import Arrivals
 from millstream.core.dedup import DedupCounts, IdRows, SpanFilters
-from millstream.core.layout import NoEntries, View
+from millstream.core.keyspace import NoEntries, View
 from millstream.core.outcome import Outcome
 from millstream.core.topology import Group, Route
 from millstream.core.watermark import Seen
-from millstream.engine.program import Worker
+from millstream.engine.program import Compiled
 from millstream.engine.receipts import EpochOrder, Receipt
 from millstream.engine.staging import Sent, Staging, outgoing
 from millstream.errors import MillstreamError
@@ -87,7 +87,7 @@ class Task:
 
     def __init__(
         self,
-        worker: Worker,
+        compiled: Compiled,
         order: EpochOrder,
         group: Group,
         shard: int,
@@ -97,7 +97,7 @@ class Task:
         cache: Cache,
         point: Callable[[str], None],
     ) -> None:
-        self.worker = worker
+        self.compiled = compiled
         self.order = order
         self.group = group
         self.shard = shard
@@ -111,8 +111,8 @@ class Task:
         receipt = Receipt(self.group.level, self.group.index, self.shard)
         try:
             outcomes = self._outcomes(inputs, receipt)
-            out = outgoing(self.worker, outcomes.values(), self.shards, set(self.order.stored))  # g
-            Staging(self.worker, self.storage, self.order, self.group, self.shard, self.point).stage(receipt, outcomes, out)  # h
+            out = outgoing(self.compiled, outcomes.values(), self.shards, set(self.order.stored))  # g
+            Staging(self.compiled, self.storage, self.order, self.group, self.shard, self.point).stage(receipt, outcomes, out)  # h
         except MillstreamError as error:
             failed = Receipt(self.group.level, self.group.index, self.shard, failure=type(error).__name__, message=str(error))  # i
             return Result(failed, {})
@@ -129,7 +129,7 @@ class Task:
             receipt.seen = inputs.seen(self._newest())
             checked = {name: self._deduplicated(name, inputs, view) for name, view in views.items()}  # d
             arrivals = {name: inputs.arrivals(name, one.keep) for name, one in checked.items()}  # e
-            outcomes = self.worker.run_group(self.group, arrivals, views, self.order.times)  # f
+            outcomes = self.compiled.run_group(self.group, arrivals, views, self.order.times)  # f
         finally:
             for view in views.values():
                 view.close()
@@ -149,7 +149,7 @@ class Task:
                 continue
             if not self.order.guards.journal:
                 del parcel.slices[self.shard]  # "delivered": gone with the first attempt
-            yield next(r for r in self.worker.routes_of[parcel.stream] if r.computation == parcel.computation), rows
+            yield next(r for r in self.compiled.routes_of[parcel.stream] if r.computation == parcel.computation), rows
 
     def _view(self, computation: str) -> View:
         before = self.order.before
@@ -160,7 +160,7 @@ class Task:
 
     def _newest(self) -> dict[str, int | None]:
         known = self.order.before.injectors if self.order.before is not None else {}
-        return {name: known[name].newest if name in known else None for name in self.worker.topology.injectors}
+        return {name: known[name].newest if name in known else None for name in self.compiled.topology.injectors}
 
     def _deduplicated(self, computation: str, inputs: Inputs, view: View) -> _Checked:
         checked = _Checked({}, {}, DedupCounts())
@@ -168,7 +168,7 @@ class Task:
             return checked
         before = self.order.before
         known = before.computations.get(computation) if before is not None else None
-        topology = self.worker.topology
+        topology = self.compiled.topology
         for stream in (i.stream for i in topology.by_name[computation].inputs if i.stream in topology.injectors):
             rule = topology.injectors[stream].dedup
             if rule is None:

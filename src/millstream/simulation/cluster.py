@@ -30,14 +30,14 @@ from millstream.core.topology import Emission, Group, Topology
 from millstream.engine.contracts import Folded
 from millstream.engine.epochs import Epochs
 from millstream.engine.plan import Range, Reading
-from millstream.engine.program import BodyBatch, Program, Worker
+from millstream.engine.program import BodyBatch, Compiled, Program
 from millstream.engine.receipts import EpochOrder, Receipt
 from millstream.engine.task import Result, Task
 from millstream.errors import Fenced
 from millstream.simulation.differences import OutRow, first_entry, first_row
 from millstream.simulation.inputs import Handed, Injected, ListInputs
 from millstream.simulation.local import LocalEngine
-from millstream.simulation.models import Host, HostCache, Killed, Ledger, Violation
+from millstream.simulation.models import Host, HostCache, Killed, PublishedRows, Violation
 from millstream.state.folding import collect, fold
 from millstream.state.manifest import Manifest, ManifestLog
 from millstream.state.memory import MemoryStorage
@@ -66,7 +66,7 @@ class Fault(msgspec.Struct, frozen=True):
         return f"{self.kind} in epoch {self.epoch}" + (f": {where}" if where else "")
 
 
-class Plan(msgspec.Struct):
+class InputPlan(msgspec.Struct):
     """What the source brings in each epoch, and when."""
 
     epochs: list[list[tuple[str, dict[str, Any]]]]
@@ -117,7 +117,7 @@ class Driver(Epochs):
             simulation.program, simulation.shards, log, log.latest(), token, simulation, _Folds(simulation, token), simulation.guards
         )
         self.simulation = simulation
-        self.worker = simulation.worker
+        self.compiled = simulation.compiled
         self.hosts = [Host() for _ in range(simulation.dice("hosts", token.split("-")[0]).randint(1, 4))]
         if self.latest is not None:
             collect(log, self.latest)
@@ -151,7 +151,7 @@ class Driver(Epochs):
                     receipts[number] = receipt
                     for to_shard, route, text, time, id, body in (row for rows in sent.values() for row in rows):
                         to = self.topology.routes[route]
-                        body_batch = BodyBatch(to.stream, [body], [id], self.worker.decode_value)
+                        body_batch = BodyBatch(to.stream, [body], [id], self.compiled.decode_value)
                         handed.setdefault((to.computation, to_shard), []).append(Handed(receipt.unit, (text, time, id, body_batch, 0)))
                     if self.simulation.hits("recompute", order.epoch, number):
                         again.append((number, lambda task=task: task.run("again").receipt))  # type: ignore[misc]
@@ -163,7 +163,7 @@ class Driver(Epochs):
     def _injected(self, rows: Sequence[tuple[str, dict[str, Any]]], order: EpochOrder) -> Injected:
         now = next(iter(order.times.values())).now
         progress = order.before.injectors if order.before else {}
-        injected = Injected(self.worker, self.shards, now, progress)
+        injected = Injected(self.compiled, self.shards, now, progress)
         for stream, row in rows:
             injected.add(self.topology.injectors[stream], row)
         return injected
@@ -196,7 +196,7 @@ class _Attempts:
         dice = simulation.dice("attempt", order.epoch, self.number, attempt)
         host = dice.choice(driver.hosts)
         task = Task(
-            driver.worker,
+            driver.compiled,
             order,
             self.group,
             self.shard,
@@ -205,9 +205,9 @@ class _Attempts:
             cache=HostCache(host, simulation.storage, trusting=not order.guards.markers),
             point=lambda name: simulation.at_task(order.epoch, name),
         )
-        inputs = ListInputs(driver.worker, self.injected, self.group, self.shard, self.handed, dice, order.guards.order)
+        inputs = ListInputs(driver.compiled, self.injected, self.group, self.shard, self.handed, dice, order.guards.order)
         result = task.run(inputs)
-        for delta in result.receipt.deltas.values():
+        for delta in result.receipt.work.values():
             delta.millis = 0.0  # nothing is ever slow here
         return result
 
@@ -218,7 +218,7 @@ class Simulation:
     def __init__(
         self,
         program: Program,
-        plan: Plan,
+        plan: InputPlan,
         schedule: Sequence[Fault],
         seed: int,
         shards: int = 2,
@@ -226,11 +226,11 @@ class Simulation:
         storage: Storage | None = None,
     ) -> None:
         self.storage = MemoryStorage() if storage is None else storage
-        self.ledgers = {stream: Ledger(self.storage) for spec in program.topology.computations for stream in spec.streams}
+        self.ledgers = {stream: PublishedRows(self.storage) for spec in program.topology.computations for stream in spec.streams}
         topology = program.topology
         emissions = [Emission(stream, stream, ledger, ids=True) for stream, ledger in self.ledgers.items()]
         self.program = Program(program.name, Topology(list(topology.injectors.values()), topology.computations, emissions), program.codec)
-        self.worker = Worker(self.program, all_ids=True)
+        self.compiled = Compiled(self.program, all_ids=True)
         self.plan = plan
         self.schedule = list(schedule)
         self.seed = seed
@@ -397,7 +397,7 @@ def compare(simulation: Simulation, manifest: Manifest, oracle: LocalEngine) -> 
             }
             wanted = oracle.stores[name, shard].entries
             if entries != wanted:
-                return first_entry(name, simulation.worker.make(name)[1], entries, wanted, exact=True)
+                return first_entry(name, simulation.compiled.make(name)[1], entries, wanted, exact=True)
     return None
 
 
@@ -408,7 +408,7 @@ def _per_key(rows: Sequence[tuple[Any, int, Any, str]]) -> dict[str | None, list
     return found
 
 
-def undisturbed(program: Program, plan: Plan, shards: int, guards: Guards = ALL_GUARDS) -> LocalEngine:
+def undisturbed(program: Program, plan: InputPlan, shards: int, guards: Guards = ALL_GUARDS) -> LocalEngine:
     """The same plan on the local engine."""
     engine = LocalEngine(program, shards, guards)
     for rows, now in zip(plan.epochs, plan.clock, strict=True):

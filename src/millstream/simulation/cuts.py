@@ -28,7 +28,7 @@ from typing import Any
 import msgspec
 
 from millstream.core.keys import key_of, key_text
-from millstream.core.layout import ROW, SUB
+from millstream.core.keyspace import ROW, SUB
 from millstream.core.outcome import DROP, HOOK
 from millstream.core.time import BEGINNING
 from millstream.core.topology import ComputationSpec, Injector, Topology
@@ -36,7 +36,7 @@ from millstream.core.watermark import Policy, Progress, Seen
 from millstream.engine.program import Program
 from millstream.errors import HookError
 from millstream.simulation.differences import OutRow, cut_short, first_entry, first_of_bag, same, short
-from millstream.simulation.instances import EPOCH, ONE, SHARINGS, VISIT, SharedWorker
+from millstream.simulation.instances import EPOCH, ONE, SHARINGS, VISIT, SharedCompiled
 from millstream.simulation.local import LocalEngine
 
 KNOWN = "known"
@@ -114,7 +114,7 @@ class Ran(msgspec.Struct):
     """A run that has ended: the engine, or the error of a hook; and what the user compares, if they say it."""
 
     engine: LocalEngine
-    worker: SharedWorker
+    compiled: SharedCompiled
     error: HookError | None = None
     chosen: Any = None
 
@@ -149,11 +149,11 @@ class Trials:
     def run(self, cut: Cut, renewed: Collection[str] = ()) -> Ran:
         """One run. renewed: attributes that start anew for each visit of a key, on an instance that is otherwise kept."""
         engine = LocalEngine(self.told_program, cut.shards)
-        worker = SharedWorker(self.told_program, cut.sharing, renewed)
-        engine.worker = worker
+        compiled = SharedCompiled(self.told_program, cut.sharing, renewed)
+        engine.compiled = compiled
         engine.now = START
         self.told.clear()
-        ran = Ran(engine, worker)
+        ran = Ran(engine, compiled)
         try:
             self._feed(engine, cut)
             self._wall_clock(engine)
@@ -233,7 +233,7 @@ class Trials:
         )
         if ones == others:
             return None
-        return first_entry(spec.name, expected.worker.make(spec.name)[1], ones, others, exact=False)
+        return first_entry(spec.name, expected.compiled.make(spec.name)[1], ones, others, exact=False)
 
 
 def _settle(engine: LocalEngine) -> None:
@@ -256,7 +256,7 @@ def _late_streams(spec: ComputationSpec) -> set[str]:
 
 def _by_key(engine: LocalEngine, stream: str, dull: Sequence[str]) -> dict[str | None, list[OutRow]]:
     found: dict[str | None, list[OutRow]] = {}
-    encode = engine.worker.encode_value
+    encode = engine.compiled.encode_value
     for row in engine.outputs[stream]:
         value = row.value if not dull else {name: field for name, field in row.value.items() if name not in dull}
         text = None if row.key is None else key_text(row.key)

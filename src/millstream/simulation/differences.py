@@ -20,7 +20,7 @@ import msgspec
 
 from millstream.core import subkeys
 from millstream.core.keys import key_of
-from millstream.core.layout import ROW, SUB, Row, decode_row, timer_row_key, timer_time
+from millstream.core.keyspace import ROW, SUB, Row, decode_row, timer_row_key, timer_time
 from millstream.core.mapstate import MapState
 from millstream.core.statekind import StateKind
 

@@ -136,7 +136,7 @@ def _instances(trials: Trials, first: Cut, cut: Cut) -> Finding | None:
 def _named(pair: _Pair) -> Finding:
     trials, way = pair.trials, msgspec.structs.replace(pair.one, sharing=ONE)
     kept = trials.run(way)
-    attributes = kept.worker.attributes()
+    attributes = kept.compiled.attributes()
     every = list(dict.fromkeys(name for names in attributes.values() for name in names))
     blamed = [name for name in every if trials.difference(trials.run(way, [name]), kept) is not None] or every
     where = [computation for computation, names in attributes.items() if set(names) & set(blamed)]

@@ -18,7 +18,7 @@ from millstream.core.record import CopyingBatch
 from millstream.core.rejected import wrapped, wrong_time
 from millstream.core.topology import Group, Injector, Route, is_expression
 from millstream.core.watermark import Progress, Seen, lags_of
-from millstream.engine.program import Arrival, BodyBatch, Worker
+from millstream.engine.program import Arrival, BodyBatch, Compiled
 from millstream.errors import DefinitionError, InputError
 from millstream.sources.schema import converted, millis
 
@@ -26,8 +26,8 @@ from millstream.sources.schema import converted, millis
 class Injected:
     """The injected records of one epoch, by consumer and shard, and what watermark policies want to know of them."""
 
-    def __init__(self, worker: Worker, shards: int, now: int, progress: Mapping[str, Progress]) -> None:
-        self.worker = worker
+    def __init__(self, compiled: Compiled, shards: int, now: int, progress: Mapping[str, Progress]) -> None:
+        self.compiled = compiled
         self.shards = shards
         self.now = now
         self.progress = progress
@@ -36,7 +36,7 @@ class Injected:
 
     def add(self, injector: Injector, row: dict[str, Any]) -> None:
         """Takes a row in."""
-        known = self.worker.columns_of(injector)
+        known = self.compiled.columns_of(injector)
         if known is not None:
             row = converted(row, known, injector.name)
         time: Any = self.now if injector.timestamp is None else self._column(injector, row, injector.timestamp, "timestamp")
@@ -53,7 +53,7 @@ class Injected:
             wrong = wrong or ("its id is null" if name is None else None)
             name = None if name is None else str(name)
         value = row if injector.value is None else self._column(injector, row, injector.value, "value")
-        routes = self.worker.routes_of.get(injector.name, [])
+        routes = self.compiled.routes_of.get(injector.name, [])
         for route in routes:
             text, no_key = self._key_text(injector, route, row, name)
             if wrong or no_key:
@@ -110,8 +110,8 @@ class Injected:
             )
         if column in row:
             return row[column]
-        if column in self.worker.program.expressions:
-            return self.worker.program.expressions[column](row)
+        if column in self.compiled.program.expressions:
+            return self.compiled.program.expressions[column](row)
         if is_expression(column):
             raise DefinitionError(
                 f"stream {injector.name!r}: its {what} is the SQL text {column!r}, which only Spark can work out. Say in Python what it means, with "
@@ -121,7 +121,7 @@ class Injected:
 
     def seen_in_all(self) -> dict[str, Seen]:
         """What came in on every stream."""
-        found = {name: Seen() for name in self.worker.topology.injectors}
+        found = {name: Seen() for name in self.compiled.topology.injectors}
         for (stream, _, _), seen in self.seen.items():
             found[stream].add(seen)
         return found
@@ -143,7 +143,7 @@ class ListInputs:
 
     def __init__(
         self,
-        worker: Worker,
+        compiled: Compiled,
         injected: Injected,
         group: Group,
         shard: int,
@@ -151,7 +151,7 @@ class ListInputs:
         dice: random.Random,
         ordered: bool,
     ) -> None:
-        self._worker = worker
+        self._compiled = compiled
         self._seen = injected.seen_by(group, shard)
         self._handed = handed
         self._injected = {name: list(injected.queued.get((name, shard), ())) for name in group.computations}
@@ -166,7 +166,7 @@ class ListInputs:
         for route, table in stored:
             columns = [table.column(name).to_pylist() for name in ("key", "ts", "id", "body")]
             for key, time, id, body in zip(*columns, strict=True):
-                self._rows[route.computation].append((key, time, id, BodyBatch(route.stream, [body], [id], self._worker.decode_value), 0))
+                self._rows[route.computation].append((key, time, id, BodyBatch(route.stream, [body], [id], self._compiled.decode_value), 0))
 
     def seen(self, newest: Mapping[str, int | None]) -> dict[str, Seen]:
         return self._seen

@@ -19,7 +19,7 @@ from typing import Any
 
 from millstream.core.computation import Computation
 from millstream.core.statekind import StateKind
-from millstream.engine.program import Program, Worker
+from millstream.engine.program import Compiled, Program
 
 EPOCH = "one instance for each shard and epoch"
 ONE = "one instance for all keys and epochs"
@@ -31,7 +31,7 @@ _BOUND = frozenset(Computation.__annotations__) | frozenset(_HOOKS)
 _DEEP = 3  # how far into objects that cannot be pickled
 
 
-class SharedWorker(Worker):
+class SharedCompiled(Compiled):
     """A worker that shares instances in one of the three ways. renewed: with ONE, the attributes that start anew for each visit."""
 
     def __init__(self, program: Program, sharing: str = EPOCH, renewed: Collection[str] = ()) -> None:
@@ -46,7 +46,7 @@ class SharedWorker(Worker):
         if name not in self.kept:
             made = super().make(name)[0]
             if self.sharing == VISIT or self.renewed:
-                made = _Renewed(made, lambda: Worker.make(self, name)[0], self.renewed)
+                made = _Renewed(made, lambda: Compiled.make(self, name)[0], self.renewed)
             self.kept[name] = made
         return self.kept[name], self._kinds[name]
 
@@ -111,10 +111,10 @@ def _own(instance: Computation) -> Iterator[str]:
 def outside(program: Program) -> dict[str, Any]:
     """What the hooks of a program can reach that outlives a run, by name, as something that can be compared: attributes of classes, variables
     of modules and of functions around, and what every new instance is given."""
-    worker = Worker(program)
+    compiled = Compiled(program)
     found: dict[str, Any] = {}
     for spec in program.topology.computations:
-        fresh, other = (worker.make(spec.name)[0] for _ in range(2))
+        fresh, other = (compiled.make(spec.name)[0] for _ in range(2))
         found.update(
             {f"self.{name}": _print(getattr(fresh, name)) for name in _own(fresh) if getattr(fresh, name) is getattr(other, name, None)}
         )

@@ -15,7 +15,7 @@ from millstream.core.arrivals import Arrivals
 from millstream.core.authority import Edge, Standing, is_stored
 from millstream.core.guards import ALL_GUARDS, Guards
 from millstream.core.keys import key_bytes, key_of, shard_of
-from millstream.core.layout import ROW, after, decode_row
+from millstream.core.keyspace import ROW, after, decode_row
 from millstream.core.outcome import Counts, Outcome
 from millstream.core.record import Timer
 from millstream.core.statekind import StateKind
@@ -25,7 +25,7 @@ from millstream.core.watermark import Progress, Seen
 from millstream.engine.aftermath import injectors_after
 from millstream.engine.declared import declared
 from millstream.engine.plan import Plan, Position, plan
-from millstream.engine.program import Arrival, BodyBatch, Program, Worker
+from millstream.engine.program import Arrival, BodyBatch, Compiled, Program
 from millstream.errors import DefinitionError, HookError
 from millstream.simulation.inputs import Injected
 from millstream.state.memory import MemoryStore
@@ -54,7 +54,7 @@ class LocalEngine:
     def __init__(self, program: Program, shards: int = 2, guards: Guards = ALL_GUARDS) -> None:
         self.program = program
         self.topology: Topology = program.topology
-        self.worker = Worker(program, all_ids=True)
+        self.compiled = Compiled(program, all_ids=True)
         self.shards = shards
         self.guards = guards
         self.epoch = -1
@@ -94,7 +94,7 @@ class LocalEngine:
     def run_epoch(self, crash: bool = False) -> None:
         """One epoch: everything pushed so far, what was stored, and every timer that is due."""
         planned = self._plan(declared(self.topology, lambda injector: ({}, set())))  # there are no files
-        injected = Injected(self.worker, self.shards, self.now, self.progress)
+        injected = Injected(self.compiled, self.shards, self.now, self.progress)
         for stream, row in self.pending:
             injected.add(self.topology.injectors[stream], row)
         queued, seen = injected.queued, injected.seen_in_all()
@@ -108,7 +108,7 @@ class LocalEngine:
                 for shard in range(self.shards):
                     arrivals = {name: Arrivals.of(queued.get((name, shard), ()), self.guards.order) for name in group.computations}
                     stores = {name: self.stores[name, shard] for name in group.computations}
-                    for name, outcome in self.worker.run_group(group, arrivals, stores, planned.times).items():
+                    for name, outcome in self.compiled.run_group(group, arrivals, stores, planned.times).items():
                         outcomes[name, shard] = outcome
                         self._forward(outcome, queued, stored)
         if crash:
@@ -144,15 +144,15 @@ class LocalEngine:
 
     def _forward(self, outcome: Outcome, queued: dict[tuple[str, int], list[Arrival]], stored: list[Stored]) -> None:
         for p in outcome.productions:
-            for route in self.worker.routes_of.get(p.stream, ()):
+            for route in self.compiled.routes_of.get(p.stream, ()):
                 text: Any = None
                 body, shard = p.body, 0
                 try:
-                    text = self.worker.route_keys[route.index](p)
+                    text = self.compiled.route_keys[route.index](p)
                     shard = shard_of(text.encode(), self.shards)
                 except HookError as error:
-                    body = self.worker.rejected(route, p, error)
-                batch = BodyBatch(p.stream, [body], [p.id], self.worker.decode_value)
+                    body = self.compiled.rejected(route, p, error)
+                batch = BodyBatch(p.stream, [body], [p.id], self.compiled.decode_value)
                 arrival = (text, p.timestamp, p.id, batch, 0)
                 if is_stored(self.topology, (route.stream, route.computation), self.storing):
                     stored.append((route.stream, route.computation, shard, arrival))
@@ -183,7 +183,7 @@ class LocalEngine:
             self.marks[name, shard] = outcome.counts
             self.timer_counts[name, shard] = self.timer_counts.get((name, shard), 0) + outcome.counts.timers
             for p in outcome.productions:
-                self.outputs[p.stream].append(Emitted(p.key, self.worker.decode_value(p.body), p.timestamp, p.id))
+                self.outputs[p.stream].append(Emitted(p.key, self.compiled.decode_value(p.body), p.timestamp, p.id))
         for name, standing in planned.standings.items():
             mine = [counts for (computation, _), counts in self.marks.items() if computation == name]
             standing.held = min((c.held for c in mine if c.held is not None), default=None)
@@ -247,4 +247,4 @@ class LocalEngine:
     def _kind(self, computation: str) -> StateKind:
         if computation not in self.topology.by_name:
             raise DefinitionError(f"no computation is called {computation!r}; there are: {', '.join(self.topology.by_name)}")
-        return self.worker.make(computation)[1]
+        return self.compiled.make(computation)[1]

@@ -23,7 +23,7 @@ class Violation(AssertionError):
     """Something that must never happen has happened."""
 
 
-class Ledger(Sink):
+class PublishedRows(Sink):
     """A sink that stages and publishes as `sinks.files` does, and notes the order in which epochs are handed over."""
 
     def __init__(self, storage: Storage) -> None:
@@ -51,7 +51,7 @@ class Ledger(Sink):
         return [row for name in self.storage.list(f"out/{emission}") for row in pickle.loads(self.storage.read(name))]
 
 
-class Replica:
+class MemoryReplica:
     """One shard in the memory of one worker, with the rules of `state/replica.py`."""
 
     def __init__(self) -> None:
@@ -77,7 +77,7 @@ class Host:
     """A worker process: replicas and filters."""
 
     def __init__(self) -> None:
-        self.replicas: dict[tuple[str, int], Replica] = {}
+        self.replicas: dict[tuple[str, int], MemoryReplica] = {}
         self.filters: dict[tuple[str, int, str], SpanFilters] = {}
 
 
@@ -90,7 +90,7 @@ class HostCache:
         self._trusting = trusting
 
     def view(self, lineage: str, shard: int, chain: Sequence[SegmentRef], before: Manifest) -> MemoryStore:
-        return self._host.replicas.setdefault((lineage, shard), Replica()).view(self._storage, chain, before, self._trusting)
+        return self._host.replicas.setdefault((lineage, shard), MemoryReplica()).view(self._storage, chain, before, self._trusting)
 
     def filters(self, lineage: str, shard: int, stream: str) -> SpanFilters:
         return self._host.filters.setdefault((lineage, shard, stream), SpanFilters())

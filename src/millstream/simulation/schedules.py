@@ -11,7 +11,8 @@ from millstream.core.guards import ALL_GUARDS, Guards
 from millstream.engine.program import Program
 from millstream.errors import MillstreamError
 from millstream.faults import POINTS
-from millstream.simulation.cluster import Fault, Plan, Simulation, compare, undisturbed
+from millstream.simulation.cluster import Fault, InputPlan, Simulation, compare, undisturbed
+from millstream.simulation.cuts import Rows
 from millstream.simulation.differences import cut_short
 from millstream.simulation.models import Violation
 
@@ -20,10 +21,8 @@ START = 1_700_000_000_000
 _PAUSES = ("epoch.2-read", "epoch.5-checked", "epoch.6-committed")
 _MOST = 5  # faults in one schedule
 
-Rows = Sequence[tuple[str, dict[str, Any]]]
 
-
-def make_plan(records: Rows, seed: int) -> Plan:
+def make_plan(records: Rows, seed: int) -> InputPlan:
     """The records, cut into epochs with a clock; a few empty epochs in between and at the end."""
     dice = random.Random(f"plan {seed}")
     wanted = dice.randint(2, 6)
@@ -34,10 +33,10 @@ def make_plan(records: Rows, seed: int) -> Plan:
     for _ in epochs:
         now += dice.choice([50, 500, 1000, 5000])
         clock.append(now)
-    return Plan(epochs, clock)
+    return InputPlan(epochs, clock)
 
 
-def make_schedule(program: Program, plan: Plan, seed: int, kinds: Collection[str], shards: int) -> list[Fault]:
+def make_schedule(program: Program, plan: InputPlan, seed: int, kinds: Collection[str], shards: int) -> list[Fault]:
     """One to five faults."""
     dice = random.Random(f"schedule {seed}")
     tasks = shards * sum(len(groups) for groups in program.topology.levels)
@@ -59,7 +58,7 @@ def make_schedule(program: Program, plan: Plan, seed: int, kinds: Collection[str
     return list(dict.fromkeys(found))
 
 
-def _flat(plan: Plan) -> list[tuple[str, dict[str, Any]]]:
+def _flat(plan: InputPlan) -> list[tuple[str, dict[str, Any]]]:
     return [row for rows in plan.epochs for row in rows]
 
 
@@ -69,7 +68,7 @@ def may_repeat(program: Program, stream: str) -> bool:
     return injector.dedup is not None and not injector.watermark.repeats_matter
 
 
-def repeated(plan: Plan, schedule: Sequence[Fault]) -> Plan:
+def repeated(plan: InputPlan, schedule: Sequence[Fault]) -> InputPlan:
     """The plan with the records that the schedule brings again, in the same epoch as the first time or a later one."""
     home = [(epoch, row) for epoch, rows in enumerate(plan.epochs) for row in rows]
     epochs = [list(rows) for rows in plan.epochs]
@@ -77,10 +76,10 @@ def repeated(plan: Plan, schedule: Sequence[Fault]) -> Plan:
         if fault.kind == "repeat":
             first, row = home[fault.later]
             epochs[max(first, fault.epoch)].append(row)
-    return Plan(epochs, plan.clock)
+    return InputPlan(epochs, plan.clock)
 
 
-class Outcome:
+class Counterexample:
     """What came of one seed: None, or the difference and the shortest schedule that shows it."""
 
     def __init__(self, seed: int, schedule: Sequence[Fault], difference: str) -> None:
@@ -97,7 +96,7 @@ class Outcome:
 
 def trial(
     program: Program, records: Rows, seed: int, kinds: Collection[str] = KINDS, shards: int = 2, guards: Guards = ALL_GUARDS
-) -> Outcome | None:
+) -> Counterexample | None:
     """Runs one seed; None if the run ends as the undisturbed one does."""
     plan = make_plan(records, seed)
     oracle = undisturbed(program, plan, shards)
@@ -116,7 +115,7 @@ def trial(
     if difference is None:
         return None
     shortest = shrink(schedule, differs)
-    return Outcome(seed, shortest, differs(shortest) or difference)
+    return Counterexample(seed, shortest, differs(shortest) or difference)
 
 
 def shrink(schedule: Sequence[Fault], differs: Callable[[Sequence[Fault]], str | None]) -> list[Fault]:

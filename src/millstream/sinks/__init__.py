@@ -12,24 +12,27 @@ Contract of a sink
 A row of a sink is key, timestamp and value, and id where the stream is emitted with `ids=True`. Rows of one key stand in the order in which they were produced.
 """
 
+from millstream.renamed import renamed
 from millstream.sinks.base import DriverContext, IdentifiedRow, Part, Sink, SinkRow, TaskContext
-from millstream.sinks.epochs import EachEpoch, Memory, each_epoch, memory
-from millstream.sinks.files import Files, files
-from millstream.sinks.two_phase import Connector, connector
+from millstream.sinks.epochs import EachEpoch, MemorySink, each_epoch, memory
+from millstream.sinks.files import FileSink, files
+from millstream.sinks.two_phase import TwoPhaseSink, connector
 
 __all__ = [
-    "Connector",
     "DriverContext",
     "EachEpoch",
-    "Files",
+    "FileSink",
     "IdentifiedRow",
-    "Memory",
+    "MemorySink",
     "Part",
     "Sink",
     "SinkRow",
     "TaskContext",
+    "TwoPhaseSink",
     "connector",
     "each_epoch",
     "files",
     "memory",
 ]
+
+__getattr__ = renamed(__name__, {"Files": "FileSink", "Memory": "MemorySink", "Connector": "TwoPhaseSink"})

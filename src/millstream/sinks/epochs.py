@@ -73,7 +73,7 @@ class EachEpoch(_Staged):
         return {"schema": self.schema, "function": None}  # tasks only stage
 
 
-class Memory(_Staged):
+class MemorySink(_Staged):
     """See `memory`."""
 
     def __init__(self) -> None:
@@ -105,6 +105,6 @@ def each_epoch(function: Callable[[Any, int], None], *, schema: Any = None) -> E
     return EachEpoch(function, schema)
 
 
-def memory() -> Memory:
+def memory() -> MemorySink:
     """Collects rows in `.collected`, for tests: exactly once within one process."""
-    return Memory()
+    return MemorySink()

@@ -45,7 +45,7 @@ def _has_no_number(value: Any) -> bool:
     return isinstance(value, (list, tuple)) and any(map(_has_no_number, value))
 
 
-class Files(Sink):
+class FileSink(Sink):
     """See `files`."""
 
     def __init__(self, path: str, format: str, schema: Any, options: dict[str, Any] | None, nan: str = "error") -> None:
@@ -194,7 +194,7 @@ def files(
     schema: Any = None,
     storage_options: dict[str, Any] | None = None,
     nan: str = "error",
-) -> Files:
+) -> FileSink:
     """JSON lines or Parquet files in a directory (or under s3://...), exactly once.
 
     Every row has `key`, `timestamp` and `value`, and `id` with `emit(..., ids=True)`. For Parquet say the schema (`"key string, timestamp
@@ -209,4 +209,4 @@ def files(
     if nan not in ("error", "null"):
         raise DefinitionError(f"sinks.files(nan={nan!r}): use 'error' or 'null'")
     text = os.fspath(path)
-    return Files(text if "://" in text else os.path.abspath(text), format, schema, storage_options, nan)
+    return FileSink(text if "://" in text else os.path.abspath(text), format, schema, storage_options, nan)

@@ -46,7 +46,7 @@ class TwoPhaseStats(msgspec.Struct):
     connections: int = 0
 
 
-class Connector(Sink):
+class TwoPhaseSink(Sink):
     """See `connector`."""
 
     def __init__(
@@ -209,7 +209,7 @@ def connector(
     encode: Callable[[SinkRow], bytes] | None = None,
     timeout: str | int = "30s",
     patience: str | int = "30s",
-) -> Connector:
+) -> TwoPhaseSink:
     """A sink over TCP that commits with the epoch: exactly once in whatever stands behind `millstream sink`, or any program that speaks the protocol.
 
     encode: what a row becomes, by default a JSON line with key, timestamp and value. timeout: for every answer of the sink. patience: how long to try while
@@ -218,4 +218,4 @@ def connector(
     >>> connector("127.0.0.1:7400", cookie="secret").describe()
     'the sink at 127.0.0.1:7400'
     """
-    return Connector(address, cookie, tls, encode, duration(timeout) / 1000, duration(patience) / 1000)
+    return TwoPhaseSink(address, cookie, tls, encode, duration(timeout) / 1000, duration(patience) / 1000)

@@ -21,6 +21,7 @@ import msgspec
 
 from millstream.core.time import duration
 from millstream.errors import CheckpointError, DefinitionError
+from millstream.sources.base import Source
 
 if TYPE_CHECKING:
     from millstream.connector.source.protocol.stats import SourceStats
@@ -50,10 +51,11 @@ class PushedStats(msgspec.Struct, frozen=True):
         return getattr(self if hasattr(self, named) else self.server, named)
 
 
-class Connector:
+class PushedSource(Source):
     """A source that programs push into. Made by `connector`."""
 
     schema = "stream string, id long, event_time long, key string, payload binary, record_id string"
+    is_acknowledged = True
 
     def __init__(
         self,
@@ -76,7 +78,14 @@ class Connector:
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_server": None}  # the server stays on the driver
 
-    def load(self, spark: Any) -> Any:
+    def check(self, *, offsets: bool) -> None:
+        if not offsets:
+            raise DefinitionError(
+                f"{self.describe()} must be told what is committed, and Spark's offset log is out of reach. Keep Spark's checkpoint in a local folder, "
+                f"with run(..., spark_checkpoint=...)"
+            )
+
+    def load(self, spark: Any, unreadable: str | None = None) -> Any:
         """Starts the server, and gives the streaming DataFrame (driver, once per run)."""
         self.start()
         from millstream.engine.spark import intake_source  # stands above: the exception that tests/test_layout.py names
@@ -104,14 +113,14 @@ class Connector:
         """HOST:PORT where the server listens; before it is started, where it will."""
         return self.listen if self._server is None else self._server.address
 
-    def acknowledge(self, offset_json: str) -> None:
+    def acknowledge(self, offset: str) -> None:
         """An epoch is committed whose end for this source is this offset, as Spark wrote it (driver, after every commit; again does no harm)."""
-        if self._server is None or offset_json.strip() in ("-", ""):
+        if self._server is None or offset.strip() in ("-", ""):
             return
         try:
-            position = json.loads(offset_json)["position"]
+            position = json.loads(offset)["position"]
         except (ValueError, TypeError, KeyError):
-            raise CheckpointError(f"{offset_json!r} is not an offset of this source ({self.describe()})") from None
+            raise CheckpointError(f"{offset!r} is not an offset of this source ({self.describe()})") from None
         self._server.acknowledge(position)
 
     def watermark(self) -> int | None:
@@ -155,7 +164,7 @@ def connector(
     backlog: str = "4GB",
     sessions: int = 256,
     max_message: str = "1MB",
-) -> Connector:
+) -> PushedSource:
     """Messages that other programs push to HOST:PORT, each once, as rows (stream, id, event_time, key, payload, record_id).
 
     dir: the folder of the durable log, which every Spark process can read; keep it with the checkpoint. cookie: a secret that pushers must know; needed to
@@ -189,7 +198,7 @@ def connector(
         server["batch_messages"] = messages
     silence = None if idle is None else duration(idle) / 1000
     folder = os.path.abspath(os.fspath(dir))
-    return Connector(
+    return PushedSource(
         folder, listen, streams=tuple(streams), idle=silence, messages=messages, size=size, partitions=partitions, server=server
     )
 

@@ -50,7 +50,7 @@ class Entries(Protocol):
 class AsOf(Reader):
     """Committed state as of one epoch; `Overtaken` when that is gone."""
 
-    def __init__(self, committed: Committed, manifest: Manifest) -> None:
+    def __init__(self, committed: CommittedState, manifest: Manifest) -> None:
         self._committed = committed
         self._manifest = manifest
         self._lock = threading.Lock()
@@ -106,7 +106,7 @@ class AsOf(Reader):
 class Following(Reader):
     """Committed state as of the newest epoch, and when that is gone, as of a newer one."""
 
-    def __init__(self, committed: Committed, cut: AsOf) -> None:
+    def __init__(self, committed: CommittedState, cut: AsOf) -> None:
         self._committed = committed
         self._lock = threading.Lock()
         self._cut = cut
@@ -160,7 +160,7 @@ class Following(Reader):
                 self._cut = self._committed.newer(cut)  # others may still read the one before: it goes when they are done
 
 
-class Committed:
+class CommittedState:
     """The committed state of a checkpoint. replicas: a folder for LMDB copies of what is asked for; without it the log answers.
 
     memory: how many bytes of the log are kept in memory at most.
@@ -248,7 +248,7 @@ class Committed:
 
 def steady(log: ManifestLog, read: Callable[[AsOf], _T]) -> _T:
     """What `read` makes of the newest epoch of a log, for whoever asks once."""
-    return Committed(log).steady(read)
+    return CommittedState(log).steady(read)
 
 
 def latest(log: ManifestLog) -> Manifest | None:

@@ -64,7 +64,7 @@ def _stored(key: bytes) -> bytes:
     return key if len(key) < _LONG else key[:_HEAD] + blake2b(key, digest_size=16).digest()
 
 
-class View:
+class ReplicaView:
     """The entries of a shard as of one epoch: a read transaction. Implements the core's Store."""
 
     def __init__(self, transaction: lmdb.Transaction) -> None:
@@ -146,7 +146,7 @@ class Replica:
                     raise
                 shutil.rmtree(self.folder, ignore_errors=True)  # a torn cache: load it anew
 
-    def view(self, storage: Storage, chain: Sequence[SegmentRef], manifest: Manifest | None) -> View:
+    def view(self, storage: Storage, chain: Sequence[SegmentRef], manifest: Manifest | None) -> ReplicaView:
         """The entries as of a manifest (None: before the first epoch), after catching up with it."""
         for _ in range(100):
             try:
@@ -155,7 +155,7 @@ class Replica:
                 self._resize(0)
                 continue
             if transaction.get(_MARKER) == mark_of(manifest):
-                return View(transaction)
+                return ReplicaView(transaction)
             transaction.abort()
             self._catch_up(storage, chain, manifest)
         raise RuntimeError(f"the replica in {self.folder} keeps changing: two runs share it")
@@ -267,7 +267,7 @@ class Replica:
 class Held:
     """A view that threads may share: one reads at a time, a portion of a scan at once. Implements the core's Store."""
 
-    def __init__(self, view: View, let_go: Callable[[], None]) -> None:
+    def __init__(self, view: ReplicaView, let_go: Callable[[], None]) -> None:
         self._view = view
         self._lock = threading.Lock()
         self._let_go = weakref.finalize(self, let_go)

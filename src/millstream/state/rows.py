@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 
 from millstream.core import subkeys
 from millstream.core.keys import key_bytes, key_of, shard_of
-from millstream.core.layout import ROW, STATE_HOLD, SUB, Holds, Row, Store, after, decode_row, sub_prefix
+from millstream.core.keyspace import ROW, STATE_HOLD, SUB, Holds, Row, Store, after, decode_row, sub_prefix
 from millstream.core.mapstate import MapState
 from millstream.core.record import Timer
 from millstream.core.statekind import StateKind

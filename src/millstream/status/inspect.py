@@ -19,7 +19,7 @@ from typing import Any
 import msgspec
 
 from millstream.core.keys import key_bytes, key_of
-from millstream.core.layout import Row
+from millstream.core.keyspace import Row
 from millstream.core.record import Timer
 from millstream.state.alive import Alive, last_sign
 from millstream.state.codec import msgpack

@@ -34,7 +34,7 @@ from millstream.connector.intake.format.batch import (
     encode_beginning,
     is_whole,
 )
-from millstream.connector.intake.format.entries import Entry, Mark, advance
+from millstream.connector.intake.format.entries import IntakeEntry, Mark, advance
 from millstream.connector.intake.reader import ACKNOWLEDGED_FILE, END_FILE, Acknowledged, segment_name
 from millstream.errors import CheckpointError, DamageError, StorageError
 
@@ -164,7 +164,7 @@ class Intake:
 
     # ---- writing
 
-    def write(self, groups: Sequence[Sequence[Entry]]) -> list[Stretch]:
+    def write(self, groups: Sequence[Sequence[IntakeEntry]]) -> list[Stretch]:
         """Appends each group of entries as a batch, and returns when all are durable."""
         if self._broken is not None:
             raise StorageError(self._broken)

@@ -13,7 +13,7 @@ import msgspec
 
 from millstream.connector.sink.outputs.base import Output
 from millstream.connector.sink.protocol import effects as fx
-from millstream.connector.sink.protocol.session import SinkSession, State
+from millstream.connector.sink.protocol.session import SinkSession, SinkState
 from millstream.connector.sink.protocol.stats import SinkStats
 from millstream.connector.wire.codec import encode
 from millstream.connector.wire.decoder import Decoder
@@ -59,7 +59,7 @@ class Lane:
         self._end = 0  # of what is committed
         self.stats = SinkStats()
 
-    def begin(self, effects: list[fx.Effect]) -> Done:
+    def begin(self, effects: list[fx.SinkEffect]) -> Done:
         """Carries out what HELLO came to, and goes on with what came behind HELLO."""
         done = Done()
         self._carry_out(effects, done)
@@ -86,12 +86,12 @@ class Lane:
         state = self.session.state
         if isinstance(message, Message):
             self.stats.messages += self.decoder.frames
-            if state is State.PREPARED:
+            if state is SinkState.PREPARED:
                 self.stats.messages_between_phases += self.decoder.frames
-        elif isinstance(message, Notify) and state in (State.READY, State.PREPARED):
+        elif isinstance(message, Notify) and state in (SinkState.READY, SinkState.PREPARED):
             self.stats.repeated_notifies += 1
 
-    def _carry_out(self, effects: list[fx.Effect], done: Done) -> None:
+    def _carry_out(self, effects: list[fx.SinkEffect], done: Done) -> None:
         for effect in effects:
             try:
                 more = self._one(effect, done)
@@ -109,7 +109,7 @@ class Lane:
             if more:
                 self._carry_out(more, done)
 
-    def _one(self, effect: fx.Effect, done: Done) -> list[fx.Effect]:
+    def _one(self, effect: fx.SinkEffect, done: Done) -> list[fx.SinkEffect]:
         match effect:
             case fx.Append(data):
                 self.output.append(data)

@@ -38,7 +38,7 @@ REMEMBERED = 10_000
 _HANGS = 1.0  # seconds after which a connection that was cut is not left the time to say its last words
 
 
-class Cut(Protocol):
+class CutOff(Protocol):
     """A connection, as far as it concerns its seat."""
 
     is_cut: bool
@@ -49,7 +49,7 @@ class Cut(Protocol):
 class _Turn:
     """A place in a line: who is before, and whether we have come to rest."""
 
-    def __init__(self, before: threading.Event | None, ahead: Cut | None) -> None:
+    def __init__(self, before: threading.Event | None, ahead: CutOff | None) -> None:
         self._before, self._ahead = before, ahead
         self.rest = threading.Event()
         self.failure: Exception | None = None  # of a leaving
@@ -64,13 +64,13 @@ class _Line:
     """Those who want one name."""
 
     def __init__(self) -> None:
-        self.holder: Cut | None = None  # the last connection to come
+        self.holder: CutOff | None = None  # the last connection to come
         self.fence = 0
         self.last: _Turn | None = None
         self.leaving: _Turn | None = None  # the last leaving, if it is not done
         self.users = 0
 
-    def join(self, holder: Cut | None, why: str) -> _Turn:
+    def join(self, holder: CutOff | None, why: str) -> _Turn:
         turn = _Turn(None if self.last is None else self.last.rest, self.holder)
         if self.holder is not None:
             self.holder.cut(Error(why))
@@ -79,10 +79,10 @@ class _Line:
         return turn
 
 
-class Place:
+class Seat:
     """A connection in its seat."""
 
-    def __init__(self, connection: Cut, since: int) -> None:
+    def __init__(self, connection: CutOff, since: int) -> None:
         self.connection, self.since = connection, since
 
 
@@ -100,7 +100,7 @@ class Seats:
         return name in self._lines
 
     @contextlib.contextmanager
-    def sit(self, name: str, connection: Cut, fence: int) -> Iterator[Place]:
+    def sit(self, name: str, connection: CutOff, fence: int) -> Iterator[Seat]:
         """The seat of a name, when it is our turn. We may have been cut off by then."""
         with self._lock:
             line = self._lines.setdefault(name, _Line())
@@ -108,14 +108,14 @@ class Seats:
                 raise RemoteProtocolError(too_low(fence, line.fence))
             line.fence = fence
             turn = line.join(connection, fenced("another connection has this worker's name now"))
-            place = Place(connection, next(self._clock))
+            place = Seat(connection, next(self._clock))
         try:
             turn.wait()
             yield place
         finally:
             self._ended(name, line, turn, connection)
 
-    def _ended(self, name: str, line: _Line, turn: _Turn, holder: Cut | None) -> None:
+    def _ended(self, name: str, line: _Line, turn: _Turn, holder: CutOff | None) -> None:
         with self._lock:
             turn.rest.set()
             line.users -= 1
@@ -128,7 +128,7 @@ class Seats:
 
     # ---- leaving
 
-    def leave(self, teller: Place, names: Sequence[str], archive: Callable[[str], None]) -> None:
+    def leave(self, teller: Seat, names: Sequence[str], archive: Callable[[str], None]) -> None:
         """Rules 3 to 7: these have left. Returns when their outputs are put aside."""
         with self._lock:
             if teller.connection.is_cut:
@@ -143,7 +143,7 @@ class Seats:
                 if turn.failure is not None:
                     raise SinkError(f"the output of worker {name!r}, which has left, cannot be put aside: {turn.failure}")
 
-    def _said(self, teller: Place, name: str) -> tuple[str, _Line | None, _Turn | None]:
+    def _said(self, teller: Seat, name: str) -> tuple[str, _Line | None, _Turn | None]:
         """A word about a name: the line and turn of a new leaving, or the turn of the one that it repeats, if that is not done."""
         line = self._lines.get(name)
         said, speakers = self._left.get(name, (-1, set()))

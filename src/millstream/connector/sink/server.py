@@ -232,7 +232,7 @@ class SinkServer:
         elif why is not None:
             self._watcher.refused(connection.peer, why)
 
-    def _greet(self, connection: Connection, session: SinkSession, decoder: Decoder, deadline: float) -> list[fx.Effect]:
+    def _greet(self, connection: Connection, session: SinkSession, decoder: Decoder, deadline: float) -> list[fx.SinkEffect]:
         """Waits for HELLO, and returns what it comes to: to recover, if it is right. Nothing, if the peer is gone."""
         while (data := connection.read(deadline)) is not None:
             try:
@@ -256,7 +256,7 @@ class SinkServer:
         self._watcher.came(session.worker, connection.peer)
         return True
 
-    def _sit(self, connection: Connection, session: SinkSession, decoder: Decoder, effects: list[fx.Effect]) -> None:
+    def _sit(self, connection: Connection, session: SinkSession, decoder: Decoder, effects: list[fx.SinkEffect]) -> None:
         assert session.worker is not None
         with self._seats.sit(session.worker, connection, session.fence) as place:
             if connection.is_cut:
@@ -303,7 +303,7 @@ class SinkServer:
         self._watcher.left(worker)
 
 
-def _part(connection: Connection, effects: list[fx.Effect]) -> None:
+def _part(connection: Connection, effects: list[fx.SinkEffect]) -> None:
     """What a stranger is told before its connection is closed."""
     for effect in effects:
         if isinstance(effect, fx.Send):

@@ -32,7 +32,7 @@ import msgspec
 
 from millstream.connector.sink.protocol.names import with_fence
 from millstream.connector.sink.protocol.stats import WorkerStats
-from millstream.connector.sink.protocol.worker_session import WAITING, State, WorkerSession
+from millstream.connector.sink.protocol.worker_session import WAITING, WorkerSession, WorkerState
 from millstream.connector.wire import messages as m
 from millstream.connector.wire import refusals
 from millstream.connector.wire.codec import encode, message_head
@@ -140,7 +140,7 @@ class WorkerClient:
         self.flush()
         self._send(self._live().prepare(txn))
         self._hear()
-        is_promised = self._session.state is State.VOTED
+        is_promised = self._session.state is WorkerState.VOTED
         self._stats.votes_yes += is_promised
         self._stats.votes_no += not is_promised
         return is_promised

@@ -55,7 +55,7 @@ class Signs:
         return f"{count:,} records are committed; waiting for more lines of {name}"
 
 
-class Progress:
+class PushProgress:
     """How far the reading of lines is."""
 
     def __init__(self, name: str) -> None:
@@ -71,7 +71,7 @@ class Progress:
 class Teller:
     """A thread that prints the signs while it is entered."""
 
-    def __init__(self, client: PushClient, progress: Progress, say: Callable[[str], None] | None = None) -> None:
+    def __init__(self, client: PushClient, progress: PushProgress, say: Callable[[str], None] | None = None) -> None:
         self._client, self._progress = client, progress
         self._say = say or (lambda line: print(f"push: {line}", file=sys.stderr, flush=True))
         self._stopping = threading.Event()

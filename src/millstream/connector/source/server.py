@@ -29,7 +29,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any, TypeVar
 
 from millstream import network
-from millstream.connector.intake.format.entries import Entry, Mark, advance
+from millstream.connector.intake.format.entries import IntakeEntry, Mark, advance
 from millstream.connector.intake.writer import SEGMENT_SIZE, Intake, Stretch
 from millstream.connector.source.protocol import effects as fx
 from millstream.connector.source.protocol.session import Needs, SourceSession
@@ -103,7 +103,7 @@ class SourceServer:
         self._streams = Streams({}, {}, 0.0)
         self._strangers: dict[_Peer, None] = {}  # oldest first
         self._greeted: set[_Peer] = set()
-        self._gathered: list[tuple[_Peer, list[Entry]]] = []
+        self._gathered: list[tuple[_Peer, list[IntakeEntry]]] = []
         self._gathered_size = 0
         self._is_writing = False
         self._writing_size = 0
@@ -253,7 +253,7 @@ class SourceServer:
 
     # ---- storing
 
-    def store(self, peer: _Peer, entries: list[Entry]) -> None:
+    def store(self, peer: _Peer, entries: list[IntakeEntry]) -> None:
         self._gathered.append((peer, entries))
         self._gathered_size += sum([len(key) + len(payload) for _, _, _, _, key, payload in entries]) + _ENTRY_OVERHEAD * len(entries)
         if not self._is_writing:
@@ -335,9 +335,9 @@ class SourceServer:
         self._press()
 
 
-def _grouped(gathered: list[tuple[_Peer, list[Entry]]], most: int) -> tuple[list[list[Entry]], list[dict[_Peer, int]]]:
+def _grouped(gathered: list[tuple[_Peer, list[IntakeEntry]]], most: int) -> tuple[list[list[IntakeEntry]], list[dict[_Peer, int]]]:
     """Entries in batches of a bounded size, and how many of each batch are whose."""
-    groups: list[list[Entry]] = []
+    groups: list[list[IntakeEntry]] = []
     owners: list[dict[_Peer, int]] = []
     size = _BATCH_SIZE
     for peer, entries in gathered:
@@ -407,9 +407,9 @@ class _Peer(asyncio.Protocol):
             log.error("a session ended in an error of ours: %s", error)
             self.carry_out(self.session.failed("an error of the source's"))
 
-    def carry_out(self, effects: list[fx.Effect]) -> None:
+    def carry_out(self, effects: list[fx.SourceEffect]) -> None:
         for effect in effects:
-            if isinstance(effect, fx.Store):
+            if isinstance(effect, fx.Keep):
                 self._server.store(self, effect.entries)
             elif isinstance(effect, fx.Send):
                 self._send(encode(effect.frame))

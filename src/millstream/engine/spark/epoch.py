@@ -23,7 +23,7 @@ from millstream.state.manifest import Manifest, ManifestLog
 from . import pickling, rows
 from .folds import Folds
 from .offsets import SourceFiles, SparkOffsets
-from .task import Place, task_function
+from .task import RunPlace, task_function
 
 GUARDS_OFF = "MILLSTREAM_GUARDS_OFF"  # for tests that show what a guard is for
 
@@ -34,7 +34,7 @@ class SparkEpochs(Epochs):
     def __init__(
         self,
         program: Program,
-        place: Place,
+        place: RunPlace,
         log: ManifestLog,
         latest: Manifest | None,
         token: str,
@@ -78,23 +78,20 @@ class SparkEpochs(Epochs):
         return self.files[injector].now()
 
     def acknowledge(self, number: int) -> None:
-        for injector in self.topology.injectors.values():
-            tell = getattr(injector.source, "acknowledge", None)
-            if tell is not None:
-                ranges = self.offsets.reading(number).ranges
-                if ranges is None:
-                    raise CheckpointError(
-                        f"injected stream {injector.name!r}: {injector.source.describe()} must be told what is committed, and Spark's offset log cannot be "
-                        f"read. Keep Spark's checkpoint in a local folder, with run(..., spark_checkpoint=...)."
-                    )
-                tell(ranges[injector.name].end)
+        told = [injector for injector in self.topology.injectors.values() if injector.source.is_acknowledged]
+        ranges = self.offsets.reading(number).ranges if told else None
+        for injector in told:
+            if ranges is None:
+                raise CheckpointError(
+                    f"injected stream {injector.name!r}: {injector.source.describe()} must be told what is committed, and Spark's offset log cannot be "
+                    f"read. Keep Spark's checkpoint in a local folder, with run(..., spark_checkpoint=...)."
+                )
+            injector.source.acknowledge(ranges[injector.name].end)
 
     def close(self) -> None:
         """Ends what runs on the driver for sources."""
         for injector in self.topology.injectors.values():
-            end = getattr(injector.source, "close", None)
-            if end is not None:
-                end()
+            injector.source.close()
 
     def _level_schemas(self) -> list[tuple[T.StructType, bytes]]:
         """What the tasks of each level put out: for Spark, and the same for Arrow."""

@@ -18,7 +18,7 @@ from millstream.state.manifest import Manifest
 from millstream.state.runs import refuse, superseded
 from millstream.state.segment import SegmentRef
 
-from .task import Place, storage_of
+from .task import RunPlace, storage_of
 
 _log = logging.getLogger("millstream.folds")
 
@@ -38,7 +38,7 @@ class FoldOrder(msgspec.Struct):
 class Folds:
     """Plans folds, runs one job at a time, hands over the results."""
 
-    def __init__(self, place: Place, token: str) -> None:
+    def __init__(self, place: RunPlace, token: str) -> None:
         self._place = place
         self._token = token
         self._lock = threading.Lock()
@@ -106,7 +106,7 @@ def run_partition(place_bytes: bytes, batches: Iterator[Any]) -> Iterator[Any]:
     """In the task: folds what the rows say."""
     import pyarrow as pa
 
-    storage = storage_of(msgspec.msgpack.decode(place_bytes, type=Place))
+    storage = storage_of(msgspec.msgpack.decode(place_bytes, type=RunPlace))
     for batch in batches:
         for body in batch.column(0).to_pylist():
             order = msgspec.msgpack.decode(body, type=FoldOrder)

@@ -23,7 +23,7 @@ from millstream.core.record import Batch
 from millstream.core.rejected import Rejected
 from millstream.core.topology import Route
 from millstream.core.watermark import Seen
-from millstream.engine.program import Worker
+from millstream.engine.program import Compiled
 
 from . import arrow
 from .arrow import ALL, whole
@@ -32,8 +32,8 @@ from .arrow import ALL, whole
 class ArrowInputs:
     """The rows of one task. Implements the task's Inputs. values: per injector, how its value lies in the columns."""
 
-    def __init__(self, worker: Worker, values: Sequence[Sequence[arrow.ValueColumn]], table: Any) -> None:
-        self._worker = worker
+    def __init__(self, compiled: Compiled, values: Sequence[Sequence[arrow.ValueColumn]], table: Any) -> None:
+        self._compiled = compiled
         self._values = values
         self._table = table
         self._rejected: dict[str, list[Rejected]] = {}
@@ -52,20 +52,20 @@ class ArrowInputs:
             pieces.append(rows.append_column("ord", pa.array(np.zeros(len(rows), np.int64))))
         table = pieces[0] if len(pieces) == 1 else pa.concat_tables(pieces, promote_options="default") if pieces else None
         if table is not None:
-            table, self._rejected = arrow.rejections(table, self._worker.topology, partial(self._batch, table=table))
+            table, self._rejected = arrow.rejections(table, self._compiled.topology, partial(self._batch, table=table))
         self._table = table if table is not None and len(table) else None
         if self._table is not None:
             self._present = np.unique(self._route_column()).tolist()
             for index in self._present:
-                route = self._worker.topology.routes[index]
+                route = self._compiled.topology.routes[index]
                 self._routes.setdefault(route.computation, []).append(route)
 
     def seen(self, newest: Mapping[str, int | None]) -> dict[str, Seen]:
         found: dict[str, Seen] = {}
         for routes in self._routes.values():
             for route in routes:
-                injector = self._worker.topology.injectors.get(route.stream)
-                if injector is not None and self._worker.routes_of[route.stream][0] is route:  # all its routes carry the same records
+                injector = self._compiled.topology.injectors.get(route.stream)
+                if injector is not None and self._compiled.routes_of[route.stream][0] is route:  # all its routes carry the same records
                     found[route.stream] = arrow.seen(injector, self._table, self._at([route]), newest[route.stream])
         return found
 
@@ -99,10 +99,10 @@ class ArrowInputs:
 
     def _batch(self, route: Route, *, table: Any) -> Batch:
         """The rows of a route in a table."""
-        injector = self._worker.topology.injectors.get(route.stream)
+        injector = self._compiled.topology.injectors.get(route.stream)
         if injector is None:
-            return arrow.EncodedBatch(route.stream, table, self._worker.decode_value)
-        at = list(self._worker.topology.injectors).index(route.stream)
+            return arrow.EncodedBatch(route.stream, table, self._compiled.decode_value)
+        at = list(self._compiled.topology.injectors).index(route.stream)
         return arrow.ColumnBatch(route.stream, table, f"v{at}", self._values[at], injector.value is not None)
 
 

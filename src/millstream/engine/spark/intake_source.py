@@ -29,10 +29,10 @@ from millstream.connector.intake import reader as intake_reader
 from millstream.connector.intake.format.batch import Head, columns, decode_marks
 from millstream.connector.intake.format.entries import MESSAGE
 from millstream.errors import DamageError
-from millstream.sources.pushed import Connector
+from millstream.sources.pushed import PushedSource
 
 NAME = "millstream_intake"
-DDL = Connector.schema
+DDL = PushedSource.schema
 SCHEMA = pa.schema(
     [
         ("stream", pa.string()),
@@ -72,7 +72,7 @@ class IntakeDataSource(DataSource):  # type: ignore[misc]
         return IntakeStreamReader(dict(self.options))
 
 
-class Stretch(InputPartition):  # type: ignore[misc]
+class IntakeStretch(InputPartition):  # type: ignore[misc]
     """The part of an epoch that one task reads."""
 
     def __init__(self, start: int, end: int) -> None:
@@ -118,11 +118,11 @@ class IntakeStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):  
     def reportLatestOffset(self) -> dict[str, int]:
         return {"position": intake_reader.durable_end(self._folder) or 0}
 
-    def partitions(self, start: dict[str, int], end: dict[str, int]) -> Sequence[Stretch]:
+    def partitions(self, start: dict[str, int], end: dict[str, int]) -> Sequence[IntakeStretch]:
         """An epoch in parts (driver, once per epoch)."""
-        return [Stretch(*piece) for piece in intake_reader.split(self._folder, start["position"], end["position"], self._partitions)]
+        return [IntakeStretch(*piece) for piece in intake_reader.split(self._folder, start["position"], end["position"], self._partitions)]
 
-    def read(self, partition: Stretch) -> Iterator[pa.RecordBatch]:
+    def read(self, partition: IntakeStretch) -> Iterator[pa.RecordBatch]:
         """The rows of a part (executor, once per task)."""
         held: list[pa.RecordBatch] = []
         rows = size = 0

@@ -16,14 +16,14 @@ from millstream.core.keys import check_shards
 from millstream.core.time import Duration, duration
 from millstream.core.topology import Injector, Topology
 from millstream.engine.checks import check
-from millstream.engine.program import Program, Worker
+from millstream.engine.program import Compiled, Program
 from millstream.engine.reconcile import reconciled
 from millstream.errors import (
     CheckpointError,
     DefinitionError,
     MillstreamError,
 )
-from millstream.sources import Files
+from millstream.sources import FileSource
 from millstream.state.manifest import Manifest, ManifestLog
 from millstream.state.storage import LocalStorage, open_storage
 
@@ -34,7 +34,7 @@ from .offsets import SourceFiles, SparkOffsets
 from .reasons import reason
 from .run import Run
 from .session import ARROW, hush, local_session
-from .task import Place
+from .task import RunPlace
 
 LITTLE = 32 << 20  # bytes of files
 DISTURBANCE = 60.0  # seconds: for so long a run that has just been replaced may still be at Spark's log
@@ -61,29 +61,29 @@ def start(
     storage = open_storage(checkpoint, storage_options)
     log = ManifestLog(storage)
     _check_pickles(program)
-    check(Worker(program))
+    check(Compiled(program))
     if spark is None:
         say("starting Spark, which takes some seconds")
         spark = local_session(program.name, short=trigger is None and _is_little(topology))
         warm_up(spark)
     _check_session(spark)
     hush(spark)
-    say(f"reading {', '.join(_described(injector.source) for injector in topology.injectors.values())}; checkpoint {storage.url}")
+    say(f"reading {', '.join(injector.source.describe() for injector in topology.injectors.values())}; checkpoint {storage.url}")
     for emission in topology.emissions:
         emission.sink.check()
         emission.sink.resolve(lambda ddl: to_arrow_schema(T.StructType.fromDDL(ddl), timezone="UTC"))
+    spark_folder = spark_checkpoint or _spark_folder(storage, checkpoint)
     for injector in topology.injectors.values():
-        _require(injector, topology)
+        _check_source(injector, topology, offsets="://" not in spark_folder)
     sources = [_load(injector, spark, topology) for injector in topology.injectors.values()]
     pairs = list(zip(topology.injectors.values(), sources, strict=True))
     value_types = [rows.value_type(injector, source, topology) for injector, source in pairs]
     _frame(spark, program, sources, value_types, 1)  # finds unknown columns before anything is written
     identity = log.identify(program.name, shards, spark.sparkContext.defaultParallelism, list(topology.injectors))
     latest = _reconciled(log.latest(), program, drop)
-    spark_folder = spark_checkpoint or _spark_folder(storage, checkpoint)
     offsets = SparkOffsets(None if "://" in spark_folder else os.path.join(spark_folder, "offsets"), list(topology.injectors))
     _check_offsets(offsets, latest, spark_folder, storage.url)
-    place = Place(
+    place = RunPlace(
         storage.url,
         identity.id,
         storage_options,
@@ -118,12 +118,8 @@ def start(
 
 def _is_little(topology: Topology) -> bool:
     """Whether all there is to read is so little that starting Spark takes longer."""
-    sizes = [injector.source.size() for injector in topology.injectors.values() if isinstance(injector.source, Files)]
-    return len(sizes) == len(topology.injectors) and all(size is not None and size < LITTLE for size in sizes)
-
-
-def _described(source: Any) -> str:
-    return str(source.describe()) if hasattr(source, "describe") else "a streaming DataFrame"
+    sizes = [injector.source.size() for injector in topology.injectors.values()]
+    return all(size is not None and size < LITTLE for size in sizes)
 
 
 def _reconciled(latest: Manifest | None, program: Program, drop: Sequence[str]) -> Manifest | None:
@@ -136,7 +132,13 @@ def _source_files(injectors: Iterable[Injector], spark_folder: str) -> dict[str,
     for at, injector in enumerate(injectors):
         if injector.watermark.wants_files:
             path = getattr(injector.source, "path", None)
-            if not isinstance(injector.source, Files) or path is None or "://" in path or "://" in spark_folder or not os.path.isdir(path):
+            if (
+                not isinstance(injector.source, FileSource)
+                or path is None
+                or "://" in path
+                or "://" in spark_folder
+                or not os.path.isdir(path)
+            ):
                 raise DefinitionError(
                     f"injected stream {injector.name!r}: watermarks.files needs ms.sources.files with a local directory, and a local checkpoint"
                 )
@@ -186,35 +188,36 @@ def _check_session(spark: Any) -> None:
         raise DefinitionError("Millstream needs a classic Spark session (not Spark Connect): it runs foreachBatch on the driver")
 
 
-def _require(injector: Injector, topology: Topology) -> None:
-    """Tells a source what would stop the pipeline, so that it can refuse it where it comes in. Consumers with dead letters take everything."""
-    require = getattr(injector.source, "require", None)
+def _check_source(injector: Injector, topology: Topology, offsets: bool) -> None:
+    """What a source can say no to before anything is written; and what would stop the pipeline, so that the source can refuse it where it comes in.
+    Consumers with dead letters take everything."""
+    try:
+        injector.source.check(offsets=offsets)
+    except DefinitionError as error:
+        raise DefinitionError(f"injected stream {injector.name!r}: {error}") from error
     strict = [route for route in topology.routes if route.stream == injector.name and not topology.takes_rejected(route.computation)]
-    if require is not None:
-        require(
-            key=any("key" in (route.key if isinstance(route.key, tuple) else (route.key,)) for route in strict),
-            time=bool(strict) and injector.timestamp == "event_time",
-        )
+    injector.source.require(
+        key=any(_is("key", one) for route in strict for one in (route.key if isinstance(route.key, tuple) else (route.key,))),
+        time=bool(strict) and _is("event_time", injector.timestamp),
+    )
+
+
+def _is(name: str, column: Any) -> bool:
+    """Whether a column is given by this name. (A Column is equal to nothing: comparing gives another Column.)"""
+    return isinstance(column, str) and column == name
 
 
 def _load(injector: Injector, spark: Any, topology: Topology) -> DataFrame:
     name, source = injector.name, injector.source
-    if not hasattr(source, "load") or isinstance(source, DataFrame):
-        frame: DataFrame = source
-    else:
-        forgiving = isinstance(source, Files) and any(topology.takes_rejected(r.computation) for r in topology.routes if r.stream == name)
-        try:
-            frame = source.load(spark, rows.UNREADABLE) if forgiving else source.load(spark)
-        except MillstreamError:
-            raise
-        except Exception as error:
-            missing = "PATH_NOT_FOUND" in str(error) or "Path does not exist" in str(error)
-            what = (
-                f"there is nothing at {source.path}. Make the directory, or correct the path"
-                if missing and isinstance(source, Files)
-                else reason(error)
-            )
-            raise DefinitionError(f"injected stream {name!r}: Spark cannot open its source: {what}") from error
+    forgiving = any(topology.takes_rejected(r.computation) for r in topology.routes if r.stream == name)
+    try:
+        frame = source.load(spark, rows.UNREADABLE if forgiving else None)
+    except MillstreamError:
+        raise
+    except Exception as error:
+        missing = "PATH_NOT_FOUND" in str(error) or "Path does not exist" in str(error)
+        nothing = f"there is nothing at {getattr(source, 'path', 'its place')}. Make the directory, or correct the path"
+        raise DefinitionError(f"injected stream {name!r}: Spark cannot open its source: {nothing if missing else reason(error)}") from error
     if not getattr(frame, "isStreaming", False):
         raise DefinitionError(
             f"injected stream {name!r}: its source gave a {type(frame).__name__} that is not a streaming one. Use spark.readStream."

@@ -30,7 +30,7 @@ from pyspark.sql import types as T
 from millstream.core.time import BEGINNING, END
 from millstream.core.topology import Injector, Route, Topology, is_expression
 from millstream.errors import DefinitionError
-from millstream.sources import Files
+from millstream.sources import FileSource
 
 from .arrow import BETWEEN, RECEIPT, ValueColumn
 from .reasons import reason
@@ -46,7 +46,7 @@ def marks(topology: Topology) -> dict[str, str]:
     """The columns that watermark policies and rejected records need, with their types."""
     policies = [injector.watermark for injector in topology.injectors.values()]
     found = {}
-    if any(isinstance(injector.source, Files) for injector in topology.injectors.values()):
+    if any(isinstance(injector.source, FileSource) for injector in topology.injectors.values()):
         found["bad"] = "string"
     if any(policy.sub_column for policy in policies):
         found["sub"] = "string"
@@ -170,7 +170,7 @@ def _columns(source: DataFrame) -> list[str]:
 
 def _bad(source: DataFrame, injector: Injector, rejectable: list[Column]) -> Column:
     """Null for almost every row."""
-    if not isinstance(injector.source, Files):
+    if not isinstance(injector.source, FileSource):
         return F.lit(None).cast("string")
     file, text = F.input_file_name(), F.lit("")  # _metadata.file_path costs a fifth of all CPU, also where nobody reads it
     if UNREADABLE in source.columns:

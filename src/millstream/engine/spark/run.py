@@ -14,7 +14,7 @@ from typing import Any
 
 from millstream.core.topology import Topology
 from millstream.errors import MillstreamError
-from millstream.sources import Files
+from millstream.sources import FileSource
 
 from .epoch import SparkEpochs
 from .reasons import SHARED_LOG, reason, translated
@@ -129,7 +129,7 @@ def _hints(topology: Topology) -> tuple[str, ...]:
     headless = [
         name
         for name, injector in topology.injectors.items()
-        if isinstance(injector.source, Files) and injector.source.format == "csv" and "header" not in injector.source.options
+        if isinstance(injector.source, FileSource) and injector.source.format == "csv" and "header" not in injector.source.options
     ]
     return tuple(
         f"If the files of stream {name!r} begin with a line of column names, say options={{'header': 'true'}}." for name in headless

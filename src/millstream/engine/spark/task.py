@@ -16,11 +16,11 @@ import pyarrow as pa
 from millstream import faults
 from millstream.core.dedup import SpanFilters
 from millstream.core.topology import Route
-from millstream.engine.program import Program, Worker
+from millstream.engine.program import Compiled, Program
 from millstream.engine.receipts import EpochOrder, encode_receipt
 from millstream.engine.task import Result, Task
 from millstream.state.manifest import Manifest
-from millstream.state.replica import View, open_replica, replica_root
+from millstream.state.replica import ReplicaView, open_replica, replica_root
 from millstream.state.segment import SegmentRef
 from millstream.state.storage import Storage, open_storage
 
@@ -30,7 +30,7 @@ from .inputs import ArrowInputs
 _PIECE = 50_000  # rows of one Arrow batch
 
 
-class Place(msgspec.Struct):
+class RunPlace(msgspec.Struct):
     """Where a run keeps its things; the same for every epoch."""
 
     checkpoint: str
@@ -43,21 +43,21 @@ class Place(msgspec.Struct):
 
 _FREEZE_EVERY = 200  # tasks
 
-_WORKERS: dict[str, Worker] = {}
+_COMPILED: dict[str, Compiled] = {}
 _STORAGE: dict[str, Storage] = {}
 _FILTERS: dict[tuple[str, str, int, str], SpanFilters] = {}  # checkpoint, lineage, shard, stream
 
 
-def _worker(digest: str, blob: bytes) -> Worker:
-    found = _WORKERS.get(digest)
+def _compiled(digest: str, blob: bytes) -> Compiled:
+    found = _COMPILED.get(digest)
     if found is None:
         program: Program = pickling.loads(blob)
-        _WORKERS.clear()
-        found = _WORKERS[digest] = Worker(program)
+        _COMPILED.clear()
+        found = _COMPILED[digest] = Compiled(program)
     return found
 
 
-_decode_place = msgspec.msgpack.Decoder(Place).decode
+_decode_place = msgspec.msgpack.Decoder(RunPlace).decode
 _decode_order = msgspec.msgpack.Decoder(EpochOrder).decode
 _DECODED: dict[Any, tuple[bytes, Any]] = {}
 _tasks = 0
@@ -81,7 +81,7 @@ def _freeze() -> None:
         gc.freeze()
 
 
-def storage_of(place: Place) -> Storage:
+def storage_of(place: RunPlace) -> Storage:
     """The checkpoint's storage, opened once per process."""
     found = _STORAGE.get(place.checkpoint)
     if found is None:
@@ -117,15 +117,15 @@ def run_partition(
     batches: Iterator[Any],
 ) -> Iterator[Any]:
     """One partition of one level: rows in, rows for the next level and receipts out."""
-    worker = _worker(digest, blob)
-    place: Place = _decoded(place_bytes, _decode_place)
+    compiled = _compiled(digest, blob)
+    place: RunPlace = _decoded(place_bytes, _decode_place)
     order: EpochOrder = _decoded(order_bytes, _decode_order)
-    routes = worker.topology.routes
+    routes = compiled.topology.routes
     layout = Layout(pa.ipc.read_schema(pa.py_buffer(schema_bytes)), routes, level, place.shards)
     task = Task(
-        worker,
+        compiled,
         order,
-        worker.topology.levels[level][partition // place.shards],
+        compiled.topology.levels[level][partition // place.shards],
         partition % place.shards,
         shards=place.shards,
         storage=storage_of(place),
@@ -136,7 +136,7 @@ def run_partition(
     gc.disable()  # records and rows make no cycles worth looking for thousands of times an epoch
     try:
         here, onward = _split(pa.Table.from_batches(pieces) if pieces else None, routes, level)
-        yield from layout.rows(task.run(ArrowInputs(worker, place.values, here)))
+        yield from layout.rows(task.run(ArrowInputs(compiled, place.values, here)))
         yield from layout.onward(onward)
     finally:
         gc.enable()
@@ -146,12 +146,12 @@ def run_partition(
 class ProcessCache:
     """Replicas in LMDB and filters in memory, of the process that happens to run a shard. Implements the task's Cache."""
 
-    def __init__(self, place: Place) -> None:
+    def __init__(self, place: RunPlace) -> None:
         self._checkpoint_id = place.checkpoint_id
         self._root = replica_root(place.checkpoint_id, place.replicas)
         self._storage = storage_of(place)
 
-    def view(self, lineage: str, shard: int, chain: Sequence[SegmentRef], before: Manifest) -> View:
+    def view(self, lineage: str, shard: int, chain: Sequence[SegmentRef], before: Manifest) -> ReplicaView:
         return open_replica(self._root, lineage, shard).view(self._storage, chain, before)
 
     def filters(self, lineage: str, shard: int, stream: str) -> SpanFilters:

@@ -23,7 +23,7 @@ from zlib import crc32
 
 import msgspec
 
-from millstream.connector.intake.format.entries import END, MESSAGE, WATERMARK, Entry, Mark
+from millstream.connector.intake.format.entries import END, MESSAGE, WATERMARK, IntakeEntry, Mark
 from millstream.errors import DamageError
 
 _HEAD = struct.Struct("<4sIQIIIIII")
@@ -83,7 +83,7 @@ def columns(head: Head) -> Columns:
     return Columns(ids, times, key_ends, payload_ends, streams, kinds, keys, keys + head.keys)
 
 
-def encode_batch(position: int, entries: Sequence[Entry]) -> tuple[bytes, list[Mark]]:
+def encode_batch(position: int, entries: Sequence[IntakeEntry]) -> tuple[bytes, list[Mark]]:
     """The bytes of a batch at this position, and its marks."""
     n = len(entries)
     names, kinds, ids, times, keys, payloads = zip(*entries, strict=True)
@@ -112,7 +112,7 @@ def encode_batch(position: int, entries: Sequence[Entry]) -> tuple[bytes, list[M
     return b"".join((head, _SUM.pack(crc32(head)), body, _SUM.pack(crc32(body)))), marks
 
 
-def _marks(entries: Sequence[Entry], names: Iterable[str]) -> list[Mark]:
+def _marks(entries: Sequence[IntakeEntry], names: Iterable[str]) -> list[Mark]:
     last: dict[str, int] = {}
     declared: dict[str, int] = {}
     ended: dict[str, bool] = {}
@@ -151,7 +151,7 @@ def decode_marks(batch: bytes | memoryview, head: Head) -> list[Mark]:
     return _decode(batch[HEAD_SIZE : HEAD_SIZE + head.marks])
 
 
-def decode_entries(batch: bytes, head: Head) -> list[Entry]:
+def decode_entries(batch: bytes, head: Head) -> list[IntakeEntry]:
     """The entries of a whole batch, one by one: for looking at, and for tests. Spark's tasks use the columns in place."""
     at, n = columns(head), head.entries
     names = [mark.name for mark in decode_marks(batch, head)]

@@ -16,7 +16,7 @@ import msgspec
 MESSAGE, WATERMARK, END = 0, 1, 2  # kinds of entries
 
 #: What is stored: stream, kind, id, event time, key, payload.
-Entry = tuple[str, int, int, int, bytes, bytes]
+IntakeEntry = tuple[str, int, int, int, bytes, bytes]
 
 
 class Mark(msgspec.Struct, array_like=True, frozen=True):

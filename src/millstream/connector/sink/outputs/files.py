@@ -183,7 +183,7 @@ class FileOutput(Output):
                 os.close(fd)
         self._data = self._log = -1
 
-    def _record(self, entry: txnlog.Entry) -> None:
+    def _record(self, entry: txnlog.LogEntry) -> None:
         data = txnlog.encode_entry(entry)
         _write_all(self._log, data)
         _sync(self._log)

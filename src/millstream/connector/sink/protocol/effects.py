@@ -14,13 +14,13 @@ __all__ = [
     "Close",
     "Commit",
     "Compare",
-    "Effect",
     "Ignored",
     "Prepare",
     "Recover",
     "Rollback",
     "Seal",
     "Send",
+    "SinkEffect",
     "Veto",
 ]
 
@@ -101,4 +101,4 @@ class Archive(msgspec.Struct, frozen=True):
     workers: tuple[str, ...]
 
 
-Effect = Send | Close | Recover | Begin | BeginNext | Append | Compare | Prepare | Veto | Commit | Rollback | Ignored | Seal | Archive
+SinkEffect = Send | Close | Recover | Begin | BeginNext | Append | Compare | Prepare | Veto | Commit | Rollback | Ignored | Seal | Archive

@@ -55,13 +55,13 @@ from millstream.connector.sink.protocol.effects import (
     Close,
     Commit,
     Compare,
-    Effect,
     Ignored,
     Prepare,
     Recover,
     Rollback,
     Seal,
     Send,
+    SinkEffect,
     Veto,
 )
 from millstream.connector.sink.protocol.ledger import Ledger, Place, Recovered, Resolution
@@ -76,7 +76,7 @@ CREDITS = 1 << 30
 LEAVING = 1000
 
 
-class State(enum.Enum):
+class SinkState(enum.Enum):
     INITIAL = "Initial"
     AWAIT_APPROVAL = "AwaitApproval"
     READY = "Ready"
@@ -85,36 +85,41 @@ class State(enum.Enum):
 
 
 #: state -> message -> what it came to -> the next state. What is missing leads to ERROR and CLOSED (rule 1).
-TABLE: dict[State, dict[type[m.Frame], dict[str, State]]] = {
-    State.INITIAL: {
-        m.Hello: {"recovered": State.AWAIT_APPROVAL},
-        m.Error: {"over": State.CLOSED},
+TABLE: dict[SinkState, dict[type[m.Frame], dict[str, SinkState]]] = {
+    SinkState.INITIAL: {
+        m.Hello: {"recovered": SinkState.AWAIT_APPROVAL},
+        m.Error: {"over": SinkState.CLOSED},
     },
-    State.AWAIT_APPROVAL: {
-        m.Notify: {"nothing open": State.READY, "one open": State.PREPARED},
-        m.Error: {"over": State.CLOSED},
+    SinkState.AWAIT_APPROVAL: {
+        m.Notify: {"nothing open": SinkState.READY, "one open": SinkState.PREPARED},
+        m.Error: {"over": SinkState.CLOSED},
     },
-    State.READY: {
-        m.Notify: {"told again": State.READY},
-        m.Message: {"taken": State.READY},
-        m.ListUncommitted: {"told": State.READY},
-        m.Phase1: {"voted": State.PREPARED},
-        m.Phase2: {"known already": State.READY, "unknown": State.READY},
-        m.WorkersLeft: {"archived": State.READY},
-        m.Eos: {"acknowledged": State.READY},
-        m.Error: {"over": State.CLOSED},
+    SinkState.READY: {
+        m.Notify: {"told again": SinkState.READY},
+        m.Message: {"taken": SinkState.READY},
+        m.ListUncommitted: {"told": SinkState.READY},
+        m.Phase1: {"voted": SinkState.PREPARED},
+        m.Phase2: {"known already": SinkState.READY, "unknown": SinkState.READY},
+        m.WorkersLeft: {"archived": SinkState.READY},
+        m.Eos: {"acknowledged": SinkState.READY},
+        m.Error: {"over": SinkState.CLOSED},
     },
-    State.PREPARED: {
-        m.Notify: {"told again": State.PREPARED},
-        m.Message: {"taken": State.PREPARED},
-        m.ListUncommitted: {"told": State.PREPARED},
-        m.Phase1: {"voted": State.PREPARED},
-        m.Phase2: {"committed": State.READY, "rolled back": State.READY, "known already": State.PREPARED, "unknown": State.PREPARED},
-        m.WorkersLeft: {"archived": State.PREPARED},
-        m.Eos: {"acknowledged": State.PREPARED},
-        m.Error: {"over": State.CLOSED},
+    SinkState.PREPARED: {
+        m.Notify: {"told again": SinkState.PREPARED},
+        m.Message: {"taken": SinkState.PREPARED},
+        m.ListUncommitted: {"told": SinkState.PREPARED},
+        m.Phase1: {"voted": SinkState.PREPARED},
+        m.Phase2: {
+            "committed": SinkState.READY,
+            "rolled back": SinkState.READY,
+            "known already": SinkState.PREPARED,
+            "unknown": SinkState.PREPARED,
+        },
+        m.WorkersLeft: {"archived": SinkState.PREPARED},
+        m.Eos: {"acknowledged": SinkState.PREPARED},
+        m.Error: {"over": SinkState.CLOSED},
     },
-    State.CLOSED: {},
+    SinkState.CLOSED: {},
 }
 
 
@@ -127,7 +132,7 @@ class SinkSession:
     """One connection, from HELLO to its end."""
 
     def __init__(self, cookie: str = "") -> None:
-        self.state = State.INITIAL
+        self.state = SinkState.INITIAL
         self.worker: str | None = None
         self.fence = 0
         self._cookie = cookie
@@ -135,7 +140,7 @@ class SinkSession:
         self._asked: Recover | Compare | BeginNext | None = None
         self._beyond = b""  # what is appended if the answer is yes: of bytes that are being compared, those that are not held yet
         self._begun = False  # whether the output knows of the transaction that bytes are appended to
-        self._handlers: dict[type[m.Frame], Callable[..., list[Effect]]] = {
+        self._handlers: dict[type[m.Frame], Callable[..., list[SinkEffect]]] = {
             m.Hello: self._hello,
             m.Notify: self._notify,
             m.Message: self._message,
@@ -152,11 +157,11 @@ class SinkSession:
         assert self._ledger is not None, "nothing is recovered yet"
         return self._ledger
 
-    def receive(self, message: m.Frame) -> list[Effect]:
+    def receive(self, message: m.Frame) -> list[SinkEffect]:
         """What a message comes to."""
         if self._asked is not None:
             raise LocalProtocolError(f"{type(self._asked).__name__} waits for its answer")
-        if self.state is State.CLOSED:
+        if self.state is SinkState.CLOSED:
             return []
         if type(message) not in TABLE[self.state]:
             return self.failed(f"{type(message).__name__} is not expected in state {self.state.value}")
@@ -165,7 +170,7 @@ class SinkSession:
         except RemoteProtocolError as error:
             return self.failed(str(error))
 
-    def answer(self, found: Recovered | bool) -> list[Effect]:
+    def answer(self, found: Recovered | bool) -> list[SinkEffect]:
         """What comes after the answer to `Recover`, `Compare` or `BeginNext`."""
         asked, self._asked = self._asked, None
         if isinstance(asked, Recover) and isinstance(found, Recovered):
@@ -185,18 +190,18 @@ class SinkSession:
             return self._append(self._beyond)
         raise LocalProtocolError(f"{found!r} does not answer {type(asked).__name__}")
 
-    def failed(self, text: str) -> list[Effect]:
+    def failed(self, text: str) -> list[SinkEffect]:
         """Ends the session because of the peer or of an effect; the peer is told."""
         self._asked = None
-        if self.state is State.CLOSED:
+        if self.state is SinkState.CLOSED:
             return []
-        self.state = State.CLOSED
+        self.state = SinkState.CLOSED
         return [Send(m.Error(text[:1000])), Close()]
 
     def _to(self, kind: type[m.Frame], outcome: str) -> None:
         self.state = TABLE[self.state][kind][outcome]
 
-    def _hello(self, hello: m.Hello) -> list[Effect]:
+    def _hello(self, hello: m.Hello) -> list[SinkEffect]:
         if hello.version != m.SINK_VERSION:
             raise RemoteProtocolError(refusals.wrong_version(hello.version, m.SINK_VERSION))
         if not hmac.compare_digest(hello.cookie.encode(), self._cookie.encode()):
@@ -208,14 +213,14 @@ class SinkSession:
         self._asked = Recover(hello.instance)
         return [self._asked]
 
-    def _notify(self, notify: m.Notify) -> list[Effect]:
+    def _notify(self, notify: m.Notify) -> list[SinkEffect]:
         if notify.stream != m.DATA_STREAM:
             raise RemoteProtocolError(f"stream {notify.stream} cannot be announced: a sink takes stream {m.DATA_STREAM}")
         first = "nothing open" if self.ledger.open is None else "one open"
-        self._to(m.Notify, first if self.state is State.AWAIT_APPROVAL else "told again")
+        self._to(m.Notify, first if self.state is SinkState.AWAIT_APPROVAL else "told again")
         return [Send(m.NotifyAck(True, notify.stream, self.ledger.received))]
 
-    def _message(self, message: m.Message) -> list[Effect]:
+    def _message(self, message: m.Message) -> list[SinkEffect]:
         if message.stream != m.DATA_STREAM:
             raise RemoteProtocolError(f"stream {message.stream} was never announced")
         self._to(m.Message, "taken")
@@ -229,23 +234,23 @@ class SinkSession:
         self._asked = Compare(message.id, message.payload[:known])
         return [self._asked]
 
-    def _append(self, data: bytes) -> list[Effect]:
+    def _append(self, data: bytes) -> list[SinkEffect]:
         if not data:
             return []
         if not self._begun and self.ledger.open is not None:
             self._beyond, self._asked = data, BeginNext(self.ledger.received)
             return [self._asked]
-        effects: list[Effect] = [] if self._begun else [Begin(self.ledger.received)]
+        effects: list[SinkEffect] = [] if self._begun else [Begin(self.ledger.received)]
         self._begun = True
         self.ledger.appended(len(data))
         return [*effects, Append(data)]
 
-    def _list_uncommitted(self, asked: m.ListUncommitted) -> list[Effect]:
+    def _list_uncommitted(self, asked: m.ListUncommitted) -> list[SinkEffect]:
         self._to(m.ListUncommitted, "told")
         found = self.ledger.open
         return [Send(m.ReplyUncommitted(asked.rtag, () if found is None else (found.txn,)))]
 
-    def _phase1(self, asked: m.Phase1) -> list[Effect]:
+    def _phase1(self, asked: m.Phase1) -> list[SinkEffect]:
         before = self.ledger.open
         found = self.ledger.vote(asked)
         self._to(m.Phase1, "voted")
@@ -257,7 +262,7 @@ class SinkSession:
         self._begun = False
         return [Prepare(found.txn, self.ledger.committed, found.end), vote]
 
-    def _phase2(self, told: m.Phase2) -> list[Effect]:
+    def _phase2(self, told: m.Phase2) -> list[SinkEffect]:
         outcome = self.ledger.resolve(told)
         if outcome is Resolution.COMMIT:
             self._to(m.Phase2, "committed")
@@ -270,7 +275,7 @@ class SinkSession:
         self._to(m.Phase2, "rolled back")
         return [Rollback(told.txn, self.ledger.committed)]
 
-    def _workers_left(self, left: m.WorkersLeft) -> list[Effect]:
+    def _workers_left(self, left: m.WorkersLeft) -> list[SinkEffect]:
         if self.worker in left.workers:
             raise RemoteProtocolError(f"worker {self.worker!r} says that it has left, and is still here")
         if len(left.workers) > LEAVING:
@@ -281,12 +286,12 @@ class SinkSession:
         gone = tuple(name for name in dict.fromkeys(left.workers) if names.objection(name) is None)
         return [Archive(gone)] if gone else []
 
-    def _eos(self, eos: m.Eos) -> list[Effect]:
+    def _eos(self, eos: m.Eos) -> list[SinkEffect]:
         if eos.stream != m.DATA_STREAM:
             raise RemoteProtocolError(f"stream {eos.stream} was never announced")
         self._to(m.Eos, "acknowledged")
         return [Send(m.Ack(0, ((eos.stream, self.ledger.received),)))]
 
-    def _error(self, error: m.Error) -> list[Effect]:
+    def _error(self, error: m.Error) -> list[SinkEffect]:
         self._to(m.Error, "over")
         return [Close()]

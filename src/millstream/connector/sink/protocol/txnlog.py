@@ -72,18 +72,18 @@ class Sealed(msgspec.Struct, frozen=True, tag="sealed"):
     fence: int
 
 
-Entry = Named | Sealed | Prepared | Vetoed | Committed | RolledBack
+LogEntry = Named | Sealed | Prepared | Vetoed | Committed | RolledBack
 
 _encode = msgspec.msgpack.Encoder().encode
-_decode = msgspec.msgpack.Decoder(Entry).decode
+_decode = msgspec.msgpack.Decoder(LogEntry).decode
 
 
-def encode_entry(entry: Entry) -> bytes:
+def encode_entry(entry: LogEntry) -> bytes:
     payload = _encode(entry)
     return b"".join((_HEAD.pack(len(payload), len(payload) ^ _ALL), payload, _TAIL.pack(crc32(payload), _END)))
 
 
-def decode_log(data: bytes, where: str = "the log") -> tuple[list[Entry], int]:
+def decode_log(data: bytes, where: str = "the log") -> tuple[list[LogEntry], int]:
     """The records, and how many bytes they take: what is behind them is a torn tail. Damage is an error that names `where`."""
     if len(data) < len(MAGIC):
         if MAGIC.startswith(data.rstrip(b"\0")):
@@ -126,7 +126,7 @@ def _damaged(where: str, at: int, what: str) -> DamageError:
     )
 
 
-def recovered(entries: Iterable[Entry]) -> Recovered:
+def recovered(entries: Iterable[LogEntry]) -> Recovered:
     """Rule 3: what the records say in the end."""
     committed, last, found, fence = 0, None, None, 0
     for entry in entries:
@@ -145,7 +145,7 @@ def recovered(entries: Iterable[Entry]) -> Recovered:
 
 def condensed(worker: str, found: Recovered) -> bytes:
     """The shortest log that says the same."""
-    entries: list[Entry] = [Named(worker)]
+    entries: list[LogEntry] = [Named(worker)]
     if found.fence:
         entries.append(Sealed(found.fence))
     if found.last is not None:

@@ -37,7 +37,7 @@ from millstream.connector.wire import messages as m
 from millstream.errors import LocalProtocolError, RemoteProtocolError
 
 
-class State(enum.Enum):
+class WorkerState(enum.Enum):
     INITIAL = "Initial"
     AWAIT_OK = "AwaitOk"
     AWAIT_ACK = "AwaitNotifyAck"
@@ -55,58 +55,68 @@ class State(enum.Enum):
 
 
 #: state -> what we send -> the next state. HELLO stands for all three opening messages.
-SENT: dict[State, dict[type[m.Frame], State]] = {
-    State.INITIAL: {m.Hello: State.AWAIT_OK},
-    State.AWAIT_OK: {},
-    State.AWAIT_ACK: {},
-    State.AWAIT_LIST: {},
-    State.READY: {
-        m.Message: State.READY,
-        m.Phase1: State.AWAIT_VOTE,
-        m.ListUncommitted: State.LISTING,
-        m.WorkersLeft: State.READY,
-        m.Eos: State.ENDING,
+SENT: dict[WorkerState, dict[type[m.Frame], WorkerState]] = {
+    WorkerState.INITIAL: {m.Hello: WorkerState.AWAIT_OK},
+    WorkerState.AWAIT_OK: {},
+    WorkerState.AWAIT_ACK: {},
+    WorkerState.AWAIT_LIST: {},
+    WorkerState.READY: {
+        m.Message: WorkerState.READY,
+        m.Phase1: WorkerState.AWAIT_VOTE,
+        m.ListUncommitted: WorkerState.LISTING,
+        m.WorkersLeft: WorkerState.READY,
+        m.Eos: WorkerState.ENDING,
     },
-    State.UNDECIDED: {m.Phase2: State.RESOLVED},
-    State.RESOLVED: {m.ListUncommitted: State.RESOLVING},
-    State.AWAIT_VOTE: {},
-    State.VOTED: {m.Phase2: State.READY},
-    State.REFUSED: {},
-    State.LISTING: {},
-    State.RESOLVING: {},
-    State.ENDING: {},
-    State.CLOSED: {},
+    WorkerState.UNDECIDED: {m.Phase2: WorkerState.RESOLVED},
+    WorkerState.RESOLVED: {m.ListUncommitted: WorkerState.RESOLVING},
+    WorkerState.AWAIT_VOTE: {},
+    WorkerState.VOTED: {m.Phase2: WorkerState.READY},
+    WorkerState.REFUSED: {},
+    WorkerState.LISTING: {},
+    WorkerState.RESOLVING: {},
+    WorkerState.ENDING: {},
+    WorkerState.CLOSED: {},
 }
 
-_LAST_WORDS: dict[type[m.Frame], dict[str, State]] = {m.Error: {"over": State.CLOSED}, m.Restart: {"over": State.CLOSED}}
+_LAST_WORDS: dict[type[m.Frame], dict[str, WorkerState]] = {m.Error: {"over": WorkerState.CLOSED}, m.Restart: {"over": WorkerState.CLOSED}}
 
 #: state -> what comes -> what it came to -> the next state. What is missing leads to CLOSED (rule 1).
-RECEIVED: dict[State, dict[type[m.Frame], dict[str, State]]] = {
-    State.INITIAL: {},
-    State.AWAIT_OK: {m.Ok: {"accepted": State.AWAIT_ACK}, **_LAST_WORDS},
-    State.AWAIT_ACK: {m.NotifyAck: {"accepted": State.AWAIT_LIST}, **_LAST_WORDS},
-    State.AWAIT_LIST: {m.ReplyUncommitted: {"none": State.READY, "one": State.UNDECIDED}, **_LAST_WORDS},
-    State.READY: {**_LAST_WORDS},
-    State.UNDECIDED: {**_LAST_WORDS},
-    State.RESOLVED: {**_LAST_WORDS},
-    State.AWAIT_VOTE: {m.Vote: {"yes": State.VOTED, "no": State.REFUSED}, **_LAST_WORDS},
-    State.VOTED: {**_LAST_WORDS},
-    State.REFUSED: {**_LAST_WORDS},
-    State.LISTING: {m.ReplyUncommitted: {"none": State.READY}, **_LAST_WORDS},
-    State.RESOLVING: {m.ReplyUncommitted: {"none": State.RESOLVED}, **_LAST_WORDS},
-    State.ENDING: {m.Ack: {"acknowledged": State.READY}, **_LAST_WORDS},
-    State.CLOSED: {},
+RECEIVED: dict[WorkerState, dict[type[m.Frame], dict[str, WorkerState]]] = {
+    WorkerState.INITIAL: {},
+    WorkerState.AWAIT_OK: {m.Ok: {"accepted": WorkerState.AWAIT_ACK}, **_LAST_WORDS},
+    WorkerState.AWAIT_ACK: {m.NotifyAck: {"accepted": WorkerState.AWAIT_LIST}, **_LAST_WORDS},
+    WorkerState.AWAIT_LIST: {m.ReplyUncommitted: {"none": WorkerState.READY, "one": WorkerState.UNDECIDED}, **_LAST_WORDS},
+    WorkerState.READY: {**_LAST_WORDS},
+    WorkerState.UNDECIDED: {**_LAST_WORDS},
+    WorkerState.RESOLVED: {**_LAST_WORDS},
+    WorkerState.AWAIT_VOTE: {m.Vote: {"yes": WorkerState.VOTED, "no": WorkerState.REFUSED}, **_LAST_WORDS},
+    WorkerState.VOTED: {**_LAST_WORDS},
+    WorkerState.REFUSED: {**_LAST_WORDS},
+    WorkerState.LISTING: {m.ReplyUncommitted: {"none": WorkerState.READY}, **_LAST_WORDS},
+    WorkerState.RESOLVING: {m.ReplyUncommitted: {"none": WorkerState.RESOLVED}, **_LAST_WORDS},
+    WorkerState.ENDING: {m.Ack: {"acknowledged": WorkerState.READY}, **_LAST_WORDS},
+    WorkerState.CLOSED: {},
 }
 
 #: States in which the sink is to say something before we may go on.
-WAITING = frozenset({State.AWAIT_OK, State.AWAIT_ACK, State.AWAIT_LIST, State.AWAIT_VOTE, State.LISTING, State.RESOLVING, State.ENDING})
+WAITING = frozenset(
+    {
+        WorkerState.AWAIT_OK,
+        WorkerState.AWAIT_ACK,
+        WorkerState.AWAIT_LIST,
+        WorkerState.AWAIT_VOTE,
+        WorkerState.LISTING,
+        WorkerState.RESOLVING,
+        WorkerState.ENDING,
+    }
+)
 
 
 class WorkerSession:
     """One connection, from HELLO to its end. What the methods return is to be sent, in that order."""
 
     def __init__(self, name: str, cookie: str = "", program: str = "millstream") -> None:
-        self.state = State.INITIAL
+        self.state = WorkerState.INITIAL
         self.name, self.cookie, self.program = name, cookie, program
         #: committed <= offset
         self.committed = 0
@@ -142,7 +152,7 @@ class WorkerSession:
 
     def finish(self, txn: str, commit: bool) -> list[m.Frame]:
         """Phase two, of the transaction that was just prepared or of the one that was found open."""
-        expected = self.txn if self.state is State.VOTED else self.uncommitted[0] if self.state is State.UNDECIDED else txn
+        expected = self.txn if self.state is WorkerState.VOTED else self.uncommitted[0] if self.state is WorkerState.UNDECIDED else txn
         if txn != expected:
             raise LocalProtocolError(f"transaction {txn!r} is not the one that waits for phase two: that is {expected!r}")
         self._sent(m.Phase2)
@@ -185,7 +195,7 @@ class WorkerSession:
                 raise RemoteProtocolError(f"the sink sent {type(message).__name__} to a worker in state {self.state.value}")
             self.state = cell[self._heard(message)]
         except RemoteProtocolError:
-            self.state = State.CLOSED
+            self.state = WorkerState.CLOSED
             raise
 
     def _heard(self, message: m.Frame) -> str:
@@ -218,7 +228,7 @@ class WorkerSession:
             raise RemoteProtocolError(
                 f"the sink has {len(reply.txns)} open transactions of one worker: {', '.join(map(repr, reply.txns[:5]))}"
             )
-        if reply.txns and self.state is not State.AWAIT_LIST:
+        if reply.txns and self.state is not WorkerState.AWAIT_LIST:
             raise RemoteProtocolError(f"the sink was told how transaction {reply.txns[0]!r} ends, and still lists it")
         self.uncommitted = reply.txns
         return "one" if reply.txns else "none"

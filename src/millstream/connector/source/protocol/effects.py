@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from millstream.connector.intake.format.entries import Entry
+from millstream.connector.intake.format.entries import IntakeEntry
 from millstream.connector.wire.effects import Close, Send
 
 if TYPE_CHECKING:
@@ -15,10 +15,10 @@ if TYPE_CHECKING:
 __all__ = [
     "Admit",
     "Close",
-    "Effect",
     "Fence",
+    "Keep",
     "Send",
-    "Store",
+    "SourceEffect",
 ]
 
 
@@ -26,10 +26,10 @@ class Admit(msgspec.Struct, frozen=True):
     """HELLO is right: is there room for one more session? Answer: None, or why there is none."""
 
 
-class Store(msgspec.Struct, frozen=True):
+class Keep(msgspec.Struct, frozen=True):
     """Keep these entries, behind those that came before."""
 
-    entries: list[Entry]
+    entries: list[IntakeEntry]
 
 
 class Fence(msgspec.Struct, frozen=True):
@@ -39,4 +39,4 @@ class Fence(msgspec.Struct, frozen=True):
     why: str
 
 
-Effect = Send | Close | Admit | Store | Fence
+SourceEffect = Send | Close | Admit | Keep | Fence

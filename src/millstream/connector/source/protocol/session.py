@@ -29,9 +29,9 @@ from collections.abc import Callable, Iterable, Sequence
 
 import msgspec
 
-from millstream.connector.intake.format.entries import END, MESSAGE, WATERMARK, Entry, Mark
-from millstream.connector.source.protocol.effects import Admit, Close, Effect, Fence, Send, Store
-from millstream.connector.source.protocol.streams import Stream, Streams, TooManyStreams, objection
+from millstream.connector.intake.format.entries import END, MESSAGE, WATERMARK, IntakeEntry, Mark
+from millstream.connector.source.protocol.effects import Admit, Close, Fence, Keep, Send, SourceEffect
+from millstream.connector.source.protocol.streams import PushedStream, Streams, TooManyStreams, objection
 from millstream.connector.source.protocol.tables import COMMITTED, SERVER, SERVER_STREAM, Server, ServerStream
 from millstream.connector.wire import messages as m
 from millstream.connector.wire import refusals
@@ -50,7 +50,7 @@ class _Open:
 
     __slots__ = ("number", "state", "stream")
 
-    def __init__(self, number: int, stream: Stream) -> None:
+    def __init__(self, number: int, stream: PushedStream) -> None:
         self.number, self.stream = number, stream
         self.state = SERVER_STREAM[ServerStream.ABSENT][m.Notify]["accepted"]
 
@@ -91,7 +91,7 @@ class SourceSession:
         self._owed = 0  # credits that no commit has to be waited for
         self._open: dict[int, _Open] = {}
         self._numbers: dict[str, _Open] = {}
-        self._handlers: dict[type[m.Frame], Callable[..., list[Effect]]] = {
+        self._handlers: dict[type[m.Frame], Callable[..., list[SourceEffect]]] = {
             m.Hello: self._hello,
             m.Notify: self._notify,
             m.Message: self._message,
@@ -106,7 +106,7 @@ class SourceSession:
 
     # ---- what comes
 
-    def receive(self, message: m.Frame) -> list[Effect]:
+    def receive(self, message: m.Frame) -> list[SourceEffect]:
         """What a message comes to."""
         self._check()
         if self.state is Server.CLOSED:
@@ -125,16 +125,16 @@ class SourceSession:
         if self._asked is not None:
             raise LocalProtocolError("Admit waits for its answer")
 
-    def _unexpected(self, kind: type[m.Frame]) -> list[Effect]:
+    def _unexpected(self, kind: type[m.Frame]) -> list[SourceEffect]:
         return self.failed(f"{kind.__name__} is not expected in state {self.state.value}")
 
-    def receive_messages(self, pushed: Sequence[Pushed]) -> list[Effect]:
+    def receive_messages(self, pushed: Sequence[Pushed]) -> list[SourceEffect]:
         """What a run of MESSAGEs comes to: the same as one after the other."""
         self._check()
         if self.state is not Server.READY:
             return self._unexpected(m.Message) if pushed else []
-        entries: list[Entry] = []
-        effects: list[Effect] = [Store(entries)]
+        entries: list[IntakeEntry] = []
+        effects: list[SourceEffect] = [Keep(entries)]
         try:
             allowed = pushed if len(pushed) <= self.credits else pushed[: self.credits]
             self._take(allowed, entries)
@@ -145,10 +145,10 @@ class SourceSession:
             return [*effects, *self.failed(str(error))] if entries else self.failed(str(error))
         return [*(effects if entries else ()), *self._settle()]
 
-    def _message(self, message: m.Message) -> list[Effect]:
+    def _message(self, message: m.Message) -> list[SourceEffect]:
         return self.receive_messages([(message.stream, message.id, message.event_time, message.key, message.payload)])
 
-    def _take(self, pushed: Sequence[Pushed], entries: list[Entry]) -> None:
+    def _take(self, pushed: Sequence[Pushed], entries: list[IntakeEntry]) -> None:
         seen, now, needs = 0, self._clock(), self._needs
         number, found, stream, last, name = -1, None, None, -1, ""
         for sid, id, event_time, key, payload in pushed:
@@ -185,7 +185,7 @@ class SourceSession:
             stream.received = last = id
         self._owed += seen
 
-    def _hello(self, hello: m.Hello) -> list[Effect]:
+    def _hello(self, hello: m.Hello) -> list[SourceEffect]:
         if hello.version != m.SOURCE_VERSION:
             raise RemoteProtocolError(refusals.wrong_version(hello.version, m.SOURCE_VERSION))
         if not hmac.compare_digest(hello.cookie.encode(), self._cookie.encode()):
@@ -194,7 +194,7 @@ class SourceSession:
         self._asked = Admit()
         return [self._asked]
 
-    def answer(self, objection: str | None) -> list[Effect]:
+    def answer(self, objection: str | None) -> list[SourceEffect]:
         """What comes after the answer to `Admit`: None, or why there is no room."""
         if self._asked is None:
             raise LocalProtocolError("nothing was asked")
@@ -205,7 +205,7 @@ class SourceSession:
         self.credits = self._granted
         return [Send(m.Ok(self._granted))]
 
-    def _notify(self, notify: m.Notify) -> list[Effect]:
+    def _notify(self, notify: m.Notify) -> list[SourceEffect]:
         self._owed += 1
         known = self._open.get(notify.stream)
         if known is not None:
@@ -217,7 +217,7 @@ class SourceSession:
             raise RemoteProtocolError(complaint)
         if len(self._open) >= self._limit:
             raise RemoteProtocolError(f"a connection has at most {self._limit} streams")
-        effects: list[Effect] = []
+        effects: list[SourceEffect] = []
         found = self._streams.get(notify.name)
         if (
             found is not None
@@ -239,15 +239,15 @@ class SourceSession:
         self._open[notify.stream] = self._numbers[notify.name] = _Open(notify.stream, stream)
         return [*effects, Send(m.NotifyAck(True, notify.stream, stream.acknowledged)), *self._settle()]
 
-    def _eos(self, eos: m.Eos) -> list[Effect]:
+    def _eos(self, eos: m.Eos) -> list[SourceEffect]:
         found = self._open.get(eos.stream)
         if found is None or m.Eos not in SERVER_STREAM[found.state]:
             raise RemoteProtocolError(f"Eos is not expected on stream {eos.stream} in state {self.stream_state(eos.stream).value}")
         found.state = SERVER_STREAM[found.state][m.Eos]["nothing follows"]
         found.stream.heard, found.stream.is_stored = self._clock(), True
-        return [Store([(found.stream.name, END, 0, 0, b"", b"")])]
+        return [Keep([(found.stream.name, END, 0, 0, b"", b"")])]
 
-    def _error(self, error: m.Error) -> list[Effect]:
+    def _error(self, error: m.Error) -> list[SourceEffect]:
         self.state = SERVER[self.state][m.Error]["over"]
         self.ended()
         return [Close()]
@@ -259,7 +259,7 @@ class SourceSession:
             raise RemoteProtocolError("a frame was sent without a credit for it")
         self.credits -= count
 
-    def _settle(self) -> list[Effect]:
+    def _settle(self) -> list[SourceEffect]:
         """Rule 2: gives back what no commit has to be waited for."""
         owed, self._owed = self._owed, 0
         if not owed or self.state is not Server.READY:
@@ -269,7 +269,7 @@ class SourceSession:
 
     # ---- commits, and the end
 
-    def committed(self, marks: Iterable[Mark], credits: int) -> list[Effect]:
+    def committed(self, marks: Iterable[Mark], credits: int) -> list[SourceEffect]:
         """An epoch is committed: these marks are of streams that it moved, and this connection gets so many credits back."""
         if self.state is not Server.READY:
             return []
@@ -288,7 +288,7 @@ class SourceSession:
         self.credits += owed
         return [Send(m.Ack(owed, tuple(points)))] if owed or points else []
 
-    def restart(self, address: str = "") -> list[Effect]:
+    def restart(self, address: str = "") -> list[SourceEffect]:
         """Sends the peer away: to come back here, or at that address."""
         self._asked = None
         if self.state is Server.CLOSED:
@@ -297,7 +297,7 @@ class SourceSession:
         self.ended()
         return [Send(m.Restart(address)), Close()]
 
-    def failed(self, text: str) -> list[Effect]:
+    def failed(self, text: str) -> list[SourceEffect]:
         """Ends the session because of the peer, or of ours; the peer is told."""
         self._asked = None
         if self.state is Server.CLOSED:

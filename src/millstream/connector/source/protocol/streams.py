@@ -25,7 +25,7 @@ from millstream.connector.intake.format.entries import Mark
 NAME_LIMIT = 200
 
 
-class Stream:
+class PushedStream:
     """One stream. Invariant: acknowledged is None, or received is not None and acknowledged <= received."""
 
     __slots__ = ("acknowledged", "ended", "heard", "is_stored", "name", "owner", "received", "watermark")
@@ -64,36 +64,36 @@ class Streams:
     def __init__(self, acknowledged: Mapping[str, Mark], received: Mapping[str, Mark], now: float, limit: int = 10_000) -> None:
         self.limit = limit
         self._began = now
-        self._streams: dict[str, Stream] = {}
+        self._streams: dict[str, PushedStream] = {}
         for name in received:
-            stream = self._streams[name] = Stream(name, now)
+            stream = self._streams[name] = PushedStream(name, now)
             stream.received, stream.is_stored = received[name].last, True
             if name in acknowledged:
                 mark = acknowledged[name]
                 stream.acknowledged, stream.watermark, stream.ended = mark.last, mark.watermark, mark.ended
 
-    def __iter__(self) -> Iterator[Stream]:
+    def __iter__(self) -> Iterator[PushedStream]:
         return iter(self._streams.values())
 
     def __len__(self) -> int:
         return len(self._streams)
 
-    def get(self, name: str) -> Stream | None:
+    def get(self, name: str) -> PushedStream | None:
         return self._streams.get(name)
 
-    def claim(self, name: str, owner: Any, now: float) -> Stream | None:
+    def claim(self, name: str, owner: Any, now: float) -> PushedStream | None:
         """The stream, if nobody else has it; None if somebody has."""
         stream = self._streams.get(name)
         if stream is None:
             if len(self._streams) >= self.limit:
                 raise TooManyStreams(f"there are {self.limit} streams, and no more are taken")
-            stream = self._streams[name] = Stream(name, now)
+            stream = self._streams[name] = PushedStream(name, now)
         elif stream.owner is not None:
             return None
         stream.owner, stream.heard = owner, now
         return stream
 
-    def release(self, stream: Stream, owner: Any) -> None:
+    def release(self, stream: PushedStream, owner: Any) -> None:
         """Lets others have it."""
         if stream.owner is owner:
             stream.owner = None

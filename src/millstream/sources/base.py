@@ -1,0 +1,125 @@
+"""What the engine asks of a source. Each method says who calls it, where and how often.
+
+A source is described when the pipeline is written, and becomes a streaming DataFrame when a run starts. All of it happens on the driver: a source never
+travels to the tasks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import msgspec
+
+
+class Source:
+    """Base of all sources. Only `load` and `describe` must be written.
+
+    >>> class Socket(Source):
+    ...     def load(self, spark, unreadable=None):
+    ...         return spark.readStream.format("socket").option("host", "localhost").option("port", 9999).load()
+    ...     def describe(self):
+    ...         return "lines of a socket"
+    """
+
+    #: The columns, where they are known before Spark is started: DDL text, or a StructType.
+    schema: Any = None
+    #: Whether the source must be told what is committed: then Spark's offset log must be in reach.
+    is_acknowledged: bool = False
+
+    def check(self, *, offsets: bool) -> None:
+        """Driver, once, at the start of a run, before anything is written: the time to say that it cannot work. offsets: whether Spark's offset log can be
+        read, so that `acknowledge` can be called."""
+
+    def require(self, *, key: bool, time: bool) -> None:
+        """Driver, once, at the start of a run: what the pipeline cannot do without. A source that hears from its records' authors can refuse the rest."""
+
+    def load(self, spark: Any, unreadable: str | None = None) -> Any:
+        """Driver, once per run: the streaming DataFrame. unreadable: a further column, for the text of rows that do not fit the schema, if the source can
+        tell them; None: such a row is an error."""
+        raise NotImplementedError
+
+    def acknowledge(self, offset: str) -> None:
+        """Driver, after every commit: everything up to this offset (as Spark wrote it) is committed and published. May be repeated. Never before."""
+
+    def close(self) -> None:
+        """Driver, once, at the end of a run, however it ends. May be called twice."""
+
+    def stats(self) -> msgspec.Struct | None:
+        """Driver, whenever somebody looks: how the source is doing. Cheap, and safe for threads."""
+        return None
+
+    def size(self) -> int | None:
+        """Driver, before Spark is started: the bytes that are there to read, where that can be told cheaply."""
+        return None
+
+    def describe(self) -> str:
+        """For people: what it is."""
+        return type(self).__name__
+
+    def waits_for(self) -> str:
+        """For people: what it waits for while nothing comes."""
+        return self.describe()
+
+
+class FrameSource(Source):
+    """A streaming DataFrame, as it is."""
+
+    def __init__(self, frame: Any) -> None:
+        self.frame = frame
+        self.schema = getattr(frame, "schema", None)
+
+    def load(self, spark: Any, unreadable: str | None = None) -> Any:
+        return self.frame
+
+    def describe(self) -> str:
+        return "a streaming DataFrame"
+
+    def waits_for(self) -> str:
+        return "its source"
+
+
+class SessionSource(Source):
+    """A source made by a function of the Spark session, for pipelines that are written before there is one."""
+
+    def __init__(self, function: Callable[[Any], Any]) -> None:
+        self.function = function
+
+    def load(self, spark: Any, unreadable: str | None = None) -> Any:
+        return self.function(spark)
+
+    def describe(self) -> str:
+        return f"what {getattr(self.function, '__name__', 'a function')} makes of the session"
+
+
+class LoadedSource(Source):
+    """An object with a method `load(spark)`, which is all that version 0.1 asked of a source."""
+
+    def __init__(self, given: Any) -> None:
+        self.given = given
+        self.schema = getattr(given, "schema", None)
+        self.is_acknowledged = hasattr(given, "acknowledge")
+
+    def load(self, spark: Any, unreadable: str | None = None) -> Any:
+        return self.given.load(spark)
+
+    def acknowledge(self, offset: str) -> None:
+        self.given.acknowledge(offset)
+
+    def close(self) -> None:
+        if hasattr(self.given, "close"):
+            self.given.close()
+
+    def describe(self) -> str:
+        return str(self.given.describe()) if hasattr(self.given, "describe") else type(self.given).__name__
+
+
+def as_source(given: Any) -> Source | None:
+    """What somebody gave as a source; None if it is none."""
+    if isinstance(given, Source):
+        return given
+    if hasattr(given, "isStreaming"):
+        return FrameSource(given)
+    if hasattr(given, "load"):
+        return LoadedSource(given)
+    return SessionSource(given) if callable(given) and not isinstance(given, type) else None

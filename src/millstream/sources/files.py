@@ -1,0 +1,113 @@
+"""Files of a directory as a source."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from millstream.errors import DefinitionError
+from millstream.sources.base import Source
+from millstream.sources.schema import columns
+
+_FEW = 1000  # files that are looked at for their size
+_FORMATS = {".parquet": "parquet", ".json": "json", ".jsonl": "json", ".ndjson": "json", ".csv": "csv"}
+
+
+@dataclass(frozen=True)
+class FileSource(Source):
+    """A directory that files are moved into."""
+
+    path: str
+    schema: Any = field()  # without a default, whatever the base has
+    format: str | None
+    max_files_per_epoch: int | None
+    options: dict[str, str]
+
+    def load(self, spark: Any, unreadable: str | None = None) -> Any:
+        format = self.format or self._guess()
+        self._check_header(format)
+        schema = self.schema
+        if unreadable is not None and format in ("json", "csv") and "mode" not in self.options:
+            schema = f"{schema}, {unreadable} string" if isinstance(schema, str) else _with_column(schema, unreadable)
+        reader = spark.readStream.format(format).schema(schema)
+        if self.max_files_per_epoch:
+            reader = reader.option("maxFilesPerTrigger", self.max_files_per_epoch)
+        if schema is not self.schema:
+            reader = reader.option("mode", "PERMISSIVE").option("columnNameOfCorruptRecord", unreadable)
+        elif format in ("json", "csv"):
+            reader = reader.option("mode", "FAILFAST")  # a value that does not fit is an error, never a silent null
+        for name, value in self.options.items():
+            reader = reader.option(name, value)
+        return reader.load(self.path)
+
+    def describe(self) -> str:
+        return f"files in {self.path}"
+
+    def _files(self) -> list[Path]:
+        folder = Path(self.path)
+        if "://" in self.path or not folder.is_dir():
+            return []
+        return [folder / name for name in sorted(os.listdir(folder)) if not name.startswith((".", "_"))]
+
+    def size(self) -> int | None:
+        found = self._files()
+        if "://" in self.path or len(found) > _FEW:
+            return None
+        return sum(file.stat().st_size for file in found if file.is_file())
+
+    def _check_header(self, format: str) -> None:
+        """A line of column names that would be read as a row."""
+        if format != "csv" or str(self.options.get("header", "false")).lower() == "true":
+            return
+        known = columns(self.schema)
+        for file in self._files()[:1] if known else []:
+            try:
+                with open(file, encoding="utf-8") as lines:
+                    first = [name.strip().strip('"').lower() for name in lines.readline().split(str(self.options.get("sep", ",")))]
+            except (OSError, UnicodeDecodeError):
+                return
+            if first == [name.lower() for name in known or ()]:
+                raise DefinitionError(
+                    f"sources.files({self.path!r}): {file} begins with a line of column names. Say options={{'header': 'true'}}."
+                )
+
+    def _guess(self) -> str:
+        if "://" not in self.path and not os.path.isdir(self.path):
+            raise DefinitionError(
+                f"sources.files({self.path!r}): there is no directory {os.path.abspath(self.path)}. Make it, or correct the path."
+            )
+        for file in self._files():
+            found = _FORMATS.get(file.suffix)
+            if found:
+                return found
+        raise DefinitionError(f"sources.files({self.path!r}): no file there tells the format. Say format='parquet', 'json' or 'csv'.")
+
+
+def _with_column(schema: Any, name: str) -> Any:
+    """A Spark StructType with one more column of text."""
+    return type(schema)([*schema.fields]).add(name, "string")
+
+
+def files(
+    path: str | os.PathLike[str],
+    *,
+    schema: Any,
+    format: str | None = None,
+    max_files_per_epoch: int | None = None,
+    options: Mapping[str, str] | None = None,
+) -> FileSource:
+    """Files of a directory, each read once, in the order they appear. Move finished files in; do not write in place.
+
+    >>> files("queries/", schema="term string, at long", format="json", max_files_per_epoch=10).describe()
+    'files in queries/'
+    """
+    if format is not None and format not in ("parquet", "json", "csv"):
+        raise DefinitionError(f"sources.files(format={format!r}): use 'parquet', 'json' or 'csv'")
+    if max_files_per_epoch is not None and max_files_per_epoch < 1:
+        raise DefinitionError("sources.files(max_files_per_epoch=...): at least 1")
+    if not schema:
+        raise DefinitionError("sources.files needs a schema, such as schema='term string, at long'")
+    return FileSource(os.fspath(path), schema, format, max_files_per_epoch, dict(options or {}))
