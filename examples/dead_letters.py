@@ -36,7 +36,7 @@ PAYMENTS = """\
 
 
 class DailyTotal(ms.Computation):
-    """What an account has paid in a day, in cents, told when the day is over."""
+    """What an account has paid in a day, in cents, told when the day has ended."""
 
     State = dict
 

@@ -1,13 +1,16 @@
 """The documentation is true: its examples run, its links lead somewhere, the files and names it speaks of exist.
 
 Every ```python block of a page is executed, in order, in one module per page, without Spark. A block after a line `<!-- not run -->` is
-only compiled.
+only compiled. The commands that begin the README and the tutorial are executed as a user would, on Spark, with their kills; the rows that they print are
+those of the page's ```json blocks.
 """
 
 from __future__ import annotations
 
 import json
+import os
 import re
+import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -19,12 +22,12 @@ import millstream as ms
 from millstream import faults
 
 ROOT = Path(__file__).parent.parent
-PAGES = [ROOT / "README.md", ROOT / "CHANGELOG.md", *sorted((ROOT / "docs").glob("*.md"))]
+TOP = ("README.md", "CHANGELOG.md", "CONTRIBUTING.md", "SECURITY.md", "benchmarks/README.md")
+PAGES = [*(ROOT / name for name in TOP), *sorted((ROOT / "docs").glob("*.md"))]
 NAMES = [str(page.relative_to(ROOT)) for page in PAGES]
 
-#: Files that the pages name and that are still being written.
-
 _BLOCK = re.compile(r"(?P<mark><!-- not run -->\n)?^```(?P<language>\w*)\n(?P<code>.*?)^```$", re.DOTALL | re.MULTILINE)
+_FILE = re.compile(r"`(?P<name>\w+\.py)`:\n\n```python\n(?P<code>.*?)^```$", re.DOTALL | re.MULTILINE)  # a block that is to be saved
 _LINK = re.compile(r"\[[^\]]*\]\(([^)\s]+)\)")
 _PATH = re.compile(r"`((?:tests|src|docs|benchmarks|examples)/[\w./-]*)`")
 
@@ -84,6 +87,27 @@ def test_the_first_program_puts_out_what_the_readme_shows(module: ModuleType) ->
     assert rows and sorted(map(str, made)) == sorted(map(str, shown))
 
 
+@pytest.mark.spark
+@pytest.mark.crash
+@pytest.mark.parametrize(("name", "kills"), [("README.md", 1), ("docs/tutorial.md", 1)])
+def test_the_commands_of_a_page_print_what_it_shows(name: str, kills: int, tmp_path: Path) -> None:
+    text = (ROOT / name).read_text()
+    for found in _FILE.finditer(text):
+        (tmp_path / found["name"]).write_text(found["code"])
+    commands = [code for _, code, _ in blocks(text, "sh") if "--available-now" in code]
+    shown = [line for _, code, _ in blocks(text, "json") for line in code.splitlines()]
+    (tmp_path / "commands.sh").write_text("\n".join(commands))
+    environment = {
+        **os.environ,
+        "PATH": os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]]),
+        "PYTHONPATH": os.pathsep.join([str(ROOT / "src"), os.environ.get("PYTHONPATH", "")]),
+        "MILLSTREAM_REPLICAS": str(tmp_path / "replicas"),
+    }
+    done = subprocess.run(["bash", "commands.sh"], cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=300)
+    assert [line for line in done.stdout.splitlines() if line.startswith("{")] == shown != [], done.stderr
+    assert done.stderr.count("Killed") == kills
+
+
 @pytest.mark.parametrize("name", NAMES)
 def test_relative_links_lead_somewhere(name: str) -> None:
     page = ROOT / name
@@ -111,6 +135,62 @@ def test_every_page_of_docs_is_in_the_index_and_the_readme() -> None:
 def test_the_crash_table_has_every_crash_point_in_order() -> None:
     rows = re.findall(r"^\| `((?:epoch|task)\.[\w-]+)` \|", (ROOT / "docs" / "guarantees.md").read_text(), re.MULTILINE)
     assert rows == list(faults.POINTS)
+
+
+def test_the_layout_of_the_design_names_every_module_and_nothing_else() -> None:
+    text = (ROOT / "docs" / "design.md").read_text()
+    block = next(code for _, code, _ in blocks(text, "") if code.startswith("src/millstream/\n"))
+    said: dict[str, set[str]] = {}
+    path: list[tuple[int, str]] = []
+    folder = ""
+    for line in block.splitlines()[1:]:
+        indent, words = len(line) - len(line.lstrip()), line.split()
+        if indent <= 8:  # a file or folder of its own; a line with more is the last one's
+            path = [(depth, name) for depth, name in path if depth < indent]
+            if words[0].endswith("/"):
+                path.append((indent, words[0]))
+            folder = "".join(name for _, name in path)
+            said.setdefault(folder, set())
+            if not words[0].endswith("/"):
+                said[folder].add(words[0].removesuffix(".py"))
+                continue
+        said[folder].update(re.findall(r"\w+", line))
+    package = ROOT / "src" / "millstream"
+    missing = []
+    for file in package.rglob("*.py"):
+        name = "".join(f"{part}/" for part in file.relative_to(package).parts[:-1])
+        if file.stem not in ("__init__", "__main__") and file.stem not in said.get(name, set()):
+            missing.append(f"{name}{file.name}")
+    assert not missing
+    assert [name for name in said if not (package / name).is_dir()] == []
+
+
+def test_a_word_of_the_design_is_explained_once() -> None:
+    text = (ROOT / "docs" / "design.md").read_text()
+    table = text[text.index("## Words") : text.index("## The path of a record")]
+    words = [word for row in re.findall(r"^\| ([a-z, ]+) \| .+ \| `src/", table, re.MULTILINE) for word in row.split(", ")]
+    assert len(words) > 50 and len(words) == len(set(words))
+
+
+def measured(ratio: str) -> list[float]:
+    """The numbers that the table of results has for a ratio."""
+    row = re.search(rf"^\| `{ratio}`[^|]*\|[^|]*\|([^|]*)\|", (ROOT / "benchmarks" / "README.md").read_text(), re.MULTILINE)
+    assert row is not None, ratio
+    return [float(number) for number in re.findall(r"\d+(?:\.\d+)?", row[1])]
+
+
+def test_a_claim_has_the_same_number_everywhere() -> None:
+    slowest, fastest = measured("throughput_vs_tws")[:2]
+    claim = f"{int(slowest)} to {int(fastest)} times the throughput of Spark's `transformWithState`"
+    assert claim in (ROOT / "README.md").read_text()
+    costs = (ROOT / "docs" / "guarantees.md").read_text()
+    for ratio, said in (
+        ("dedup_costs", "| {:.0%} of throughput"),
+        ("strong_costs", "{:.0%} *more*"),
+        ("strong_wide_costs", "{:.0%} more |"),
+    ):
+        assert said.format(measured(ratio)[0]).replace("%", " %") in costs, ratio
+    assert f"{measured('latency_all_on_vs_off')[0]} ×" in costs
 
 
 def test_every_public_name_is_mentioned() -> None:

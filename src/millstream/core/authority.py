@@ -83,7 +83,7 @@ def propagate(
 
 
 def _released(was: Standing) -> Standing:
-    """Rule 6: all its input is over, and no timer is left."""
+    """Rule 6: all its input has ended, and no timer is left."""
     over = was.low == END and was.next_low is None and was.pending is None
     return msgspec.structs.replace(was, held=None) if over and was.held is not None else was
 

@@ -107,7 +107,7 @@ class IdRows(Names, Protocol):
 
 
 class NoIds:
-    """No record came in: only spans that are over are dropped."""
+    """No record came in: only spans that have ended are dropped."""
 
     hashes: Any = np.zeros(0, np.uint64)
 

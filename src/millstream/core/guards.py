@@ -1,6 +1,6 @@
 """The guards of exactly-once, each with a switch. All are on; a test switches one off to show that it does something.
 
-order       records of a key come in canonical order, so a retried task repeats itself
+order       records of a key come in canonical order, so a retried task is deterministic
 exclusive   a manifest is created only if it does not exist
 tokens      a run looks for a newer one before it writes or publishes
 dedup       a repeated id is dropped

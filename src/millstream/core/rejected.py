@@ -29,7 +29,7 @@ class Rejected(msgspec.Struct, frozen=True):
 
     @property
     def order(self) -> tuple[str, int, str, str]:
-        """Canonical order, so that a retry repeats itself."""
+        """Canonical order, so that a retry is deterministic."""
         return self.stream, BEGINNING if self.timestamp is None else self.timestamp, self.id or "", repr(self.value)
 
 

@@ -6,7 +6,7 @@ Rules
 1. A key is visited once per epoch, with all its records and due timers, so its row changes once (MillWheel §6.2: rows are atomic).
 2. Canonical order within a key is event time: a timer at t fires after every record older than t and before the rest; ties among
    records go by id, then stream. Keys with records come first, then those with due timers alone, each in the order of the row keys.
-   A retry therefore repeats itself.
+   A retry is therefore deterministic.
 3. A record is late if it is older than the low watermark *before* the epoch; timers fire up to the low watermark *of* the epoch.
    What came in with the very records that move time is not late, and no timer fires before them.
 4. Wall-clock timers fire after event time has moved, in order of time, against the epoch's fixed clock. Whatever a hook makes

@@ -1,7 +1,7 @@
 """Time: integer milliseconds, event time and wall clock alike.
 
 Event time has a beginning and an end. A low watermark that stands at `BEGINNING` has not moved yet (nothing was seen);
-one at `END` says that the input is over and every timer may fire. Both are ordinary points of the time line, so that
+one at `END` says that the input has ended and every timer may fire. Both are ordinary points of the time line, so that
 minimum and comparison need no special case.
 """
 
