@@ -64,7 +64,7 @@ def test_a_null_key_or_timestamp_names_stream_and_row_and_loses_nothing(
     with pytest.raises(ms.errors.InputError, match=f"'in' into computation 'Sum'.*{named}"):
         run(counting(tmp_path, Sum, sink), spark, tmp_path, drain=False)
     assert [r.value for r in sink.collected] == [1, 2, 3, 4, 5]
-    write(tmp_path / "in", "b.json", good(100))  # mended in place: the epoch runs again
+    write(tmp_path / "in", "b.json", good(100))  # fixed in place: the epoch runs again
     run(counting(tmp_path, Sum, sink), spark, tmp_path, drain=False)
     assert [r.value for r in sink.collected] == list(range(1, 11))
 

@@ -93,7 +93,7 @@ def test_only_the_attempt_in_the_manifest_is_ever_seen(tmp_path, format):
     assert len(seen(tmp_path)) == 3
 
 
-def test_a_crash_between_the_parts_of_an_epoch_is_mended_by_the_next_commit(tmp_path, format):
+def test_a_crash_between_the_parts_of_an_epoch_is_fixed_by_the_next_commit(tmp_path, format):
     sink = made(tmp_path, format)
     parts = [sink.stage(task(shard=shard), [SinkRow(f"k{shard}", 1, shard)]) for shard in range(3)]
     sink.commit(driver(), 3, parts[:2])

@@ -148,7 +148,7 @@ class Drivers:
             self._show.seen(self._onlooker.look())
             self._show.doing(f"driver {number}: Spark is ending")
             child.settle(_SETTLED)
-            self._show.event(f"driver {number} has ended: all queries are processed, and event time is over", "green")
+            self._show.event(f"driver {number} has ended: all queries are processed, and event time has ended", "green")
             return
         if code is None:
             count = child.kill()

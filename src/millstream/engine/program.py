@@ -1,6 +1,6 @@
-"""A pipeline made ready to run: the graph, codecs and key functions, worked out once and shared by both engines.
+"""A pipeline made ready to run: the graph, codecs and key functions, worked out once and shared by all engines.
 
-`Program` is plain data and is pickled to the workers once; `Worker` is what a process makes of it.
+`Program` is plain data and is pickled to the workers once; `Compiled` is what a process makes of it.
 """
 
 from __future__ import annotations
