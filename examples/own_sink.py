@@ -36,7 +36,7 @@ class Peer:
                 self.carry_out(self.session.failed(str(error)))
             self.is_over = True
 
-    def carry_out(self, effects: list[fx.Effect]) -> None:
+    def carry_out(self, effects: list[fx.SinkEffect]) -> None:
         for effect in effects:
             match effect:
                 case fx.Send(frame):

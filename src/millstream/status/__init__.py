@@ -1,1 +1,9 @@
-"""What a person looks at: a status that is data, and views of it."""
+"""What does a person look at? A status that is data, and views of it.
+
+    report      a status, worked out from a manifest and the last epochs
+    inspect     a checkpoint made readable
+    view, html  for terminals, for notebooks
+    narrator    what a run says while it goes on
+
+It reads what the engine has committed, and changes nothing.
+"""

@@ -1,5 +1,14 @@
-"""The Spark engine: reads sources, shuffles, runs the step in tasks, commits epochs.
+"""How do epochs run on Spark? Only this package imports pyspark (and the command line, to quiet its loggers).
 
-session: a local session that is set up well. rows: from source columns to keyed rows, in the JVM; and from Arrow to arrivals. task: what one
-task does. epoch: what the driver does for one epoch. query: from `run` to a handle. folds: maintenance beside the epochs. Only this package imports pyspark.
+    query, run          from `pipeline.run` to a query that is begun, watched and explained
+    session, jvm        a local session that is set up well, and a JVM that starts fast
+    epoch               the seven steps as one Spark job per epoch
+    rows                in the JVM: from source columns to keyed rows
+    task, inputs, arrow in the task: bytes unpacked, rows as the task wants them, Arrow to Python and back
+    offsets             what Spark's own log says of a batch
+    folds               folding beside the epochs
+    pickling, reasons   programs by value; Spark's errors in words
+    intake_source       the connector's intake as a Spark data source
+
+It must not know people: what a run shows is the handle's business.
 """
