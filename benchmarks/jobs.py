@@ -67,12 +67,17 @@ def pipeline(source: Any, output: Path, id: str | None = None, delay: str = "2s"
     return p
 
 
+def query_of(handle: Any) -> Any:
+    """The query of a run, of this version or of an older one that it is compared with."""
+    return handle.query if hasattr(handle, "query") else handle._query
+
+
 def millstream(spark: Any, data: Path, work: Path, dedup: str | None = None) -> list[Epoch]:
     """The job as it is."""
     source = ms.sources.files(data, schema=SCHEMA, format="parquet", max_files_per_epoch=1)
     handle = pipeline(source, work / "counts", id="id", dedup=dedup).run(spark, checkpoint=work / "checkpoint", available_now=True)
     handle.await_termination()
-    return progress(handle._query)
+    return progress(query_of(handle))
 
 
 def millstream_dedup(spark: Any, data: Path, work: Path) -> list[Epoch]:

@@ -108,7 +108,7 @@ def main() -> dict[str, float]:
         time.sleep(3)
         handle.stop()
         results["millstream"] = quantiles(latencies(root / "millstream" / "counts", "*.jsonl", skip, began))
-        epochs["millstream"] = statistics.median(_times(handle._query, skip, began))
+        epochs["millstream"] = statistics.median(_times(jobs.query_of(handle), skip, began))
 
         folder, feeder, began = feed("bare")
         query = bare(spark, folder, root / "bare")

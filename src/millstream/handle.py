@@ -72,6 +72,11 @@ class Handle:
         return not self._run.done.is_set()
 
     @property
+    def query(self) -> Any:
+        """Spark's own streaming query, for its id and progress. Stop the run with `stop`, not with the query's."""
+        return self._run.query
+
+    @property
     def error(self) -> BaseException | None:
         """What ended the pipeline, if it was an error."""
         return self._run.error

@@ -252,7 +252,7 @@ def test_a_chain_of_strong_edges_costs_one_stage_per_epoch_whatever_its_length(s
         store = spark._jsc.sc().statusStore()
         jobs = store.jobsList(None)
         found = [jobs.apply(i) for i in range(jobs.size())]
-        group = str(handle._run._query.runId)
+        group = str(handle.query.runId)
         mine = [job for job in found if job.jobGroup().isDefined() and job.jobGroup().get() == group]
         stages[kind, length] = max(job.stageIds().size() for job in mine)
         del before

@@ -38,12 +38,12 @@ class Run:
         self._begin = begin
         self._disturbed_until = disturbed_until
         self._at_end: Callable[[], None] = lambda: None
-        self._query: Any = None
+        self.query: Any = None
 
     def start(self, at_end: Callable[[], None]) -> None:
         """Begins. at_end: called when all is done, before those who wait are told."""
         self._at_end = at_end
-        self._query = self._started()
+        self.query = self._started()
         threading.Thread(target=self._supervise, name="millstream-run", daemon=True).start()
 
     def stop(self) -> None:
@@ -51,7 +51,7 @@ class Run:
         self.stopping = self.epochs.stopping = True
         with self.epochs.lock:
             pass  # the epoch under way ends; one that comes later is turned away. Holding on would leave Spark waiting for it
-        self._query.stop()
+        self.query.stop()
         self.done.wait(60)
 
     def _supervise(self) -> None:
@@ -86,7 +86,7 @@ class Run:
         """Until the query ends. Rule 3: Spark ends it too when its log has been written to by somebody else."""
         for left in reversed(range(_RESTARTS)):
             try:
-                self._query.awaitTermination()
+                self.query.awaitTermination()
                 return
             except Exception as error:
                 if not left or self.stopping or not self._is_disturbed(error):
@@ -94,7 +94,7 @@ class Run:
             time.sleep(1)
             if self.stopping:
                 return
-            self._query = self._started()
+            self.query = self._started()
 
     def _is_disturbed(self, error: Exception) -> bool:
         """Whether an error of Spark's comes from a run that this one has replaced, and that may have written to Spark's log once more before it noticed."""
