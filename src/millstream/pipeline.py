@@ -168,45 +168,17 @@ class Pipeline:
         raise, and records that no hook can be called with (a null key or timestamp, a row that does not fit its source's schema), to the stream
         `<name>.dead-letters`; without it the epoch fails.
         """
-        if name is None:
-            name = getattr(computation, "__name__", None) or getattr(getattr(computation, "func", None), "__name__", None)
-        if not name or not callable(computation):
-            raise DefinitionError(f"compute({computation!r}): give a subclass of ms.Computation, or a callable that makes one, with name=")
-        if isinstance(computation, type) and not issubclass(computation, Computation):
-            raise DefinitionError(f"compute({computation.__name__}): it is not a subclass of ms.Computation")
-        _checked(name, "computation")
-        if any(spec.name == name for spec in self._computations):
-            raise DefinitionError(f"two computations are called {name!r}: give one of them another name=")
-        if not inputs:
-            raise DefinitionError(f"computation {name!r} reads no stream")
-        edges = [i if isinstance(i, Via) else None for i in inputs]
-        streams = [self._stream_name(i.stream if isinstance(i, Via) else i, f"computation {name!r}") for i in inputs]
-        if len(set(streams)) < len(streams):
-            raise DefinitionError(f"computation {name!r} reads a stream twice: {streams}")
-        if isinstance(key, Mapping):
-            unknown = sorted(set(key) - set(streams))
-            if unknown:
-                raise DefinitionError(f"computation {name!r}: key= names the streams {unknown}, which it does not read")
-        keys = [key.get(s) if isinstance(key, Mapping) else key for s in streams]
+        name = self._name_of(computation, name)
+        given = self._inputs(name, inputs, key, late)
         outputs = (name,) if produces is None else (produces,) if isinstance(produces, str) else tuple(produces)
-        lates = self._lates(name, streams, late)
-        for output in (*outputs, *[way for way in lates.values() if way not in (DROP, HOOK)]):
+        for output in (*outputs, *[i.late for i in given if i.late not in (DROP, HOOK)]):
             _checked(output, "stream")
         if on_error not in (FAIL, DEAD_LETTER):
             raise DefinitionError(f"computation {name!r}: on_error={on_error!r}: use ms.FAIL or ms.DEAD_LETTER")
         spec = ComputationSpec(
             name=name,
             factory=computation,
-            inputs=tuple(
-                Input(
-                    stream=s,
-                    key=_listed(k),
-                    production=edge.production if edge else None,
-                    slow_after=edge.slow_after if edge else None,
-                    late=lates[s],
-                )
-                for s, k, edge in zip(streams, keys, edges, strict=True)
-            ),
+            inputs=given,
             produces=outputs,
             codec=codec,
             renamed_from=renamed_from,
@@ -217,6 +189,42 @@ class Pipeline:
         self._computations.append(spec)
         made = tuple(Stream(output, self) for output in outputs)
         return made[0] if len(made) == 1 else made
+
+    def _name_of(self, computation: Any, name: str | None) -> str:
+        """A computation's name: the one given, or that of its class."""
+        if name is None:
+            name = getattr(computation, "__name__", None) or getattr(getattr(computation, "func", None), "__name__", None)
+        if not name or not callable(computation):
+            raise DefinitionError(f"compute({computation!r}): give a subclass of ms.Computation, or a callable that makes one, with name=")
+        if isinstance(computation, type) and not issubclass(computation, Computation):
+            raise DefinitionError(f"compute({computation.__name__}): it is not a subclass of ms.Computation")
+        _checked(name, "computation")
+        if any(spec.name == name for spec in self._computations):
+            raise DefinitionError(f"two computations are called {name!r}: give one of them another name=")
+        return name
+
+    def _inputs(self, name: str, inputs: Sequence[Stream | Via | str], key: Any, late: str | Mapping[str, str] | None) -> tuple[Input, ...]:
+        """The streams that a computation reads, each with its key and its way."""
+        if not inputs:
+            raise DefinitionError(f"computation {name!r} reads no stream")
+        ways = [i if isinstance(i, Via) else None for i in inputs]
+        streams = [self._stream_name(i.stream if isinstance(i, Via) else i, f"computation {name!r}") for i in inputs]
+        if len(set(streams)) < len(streams):
+            raise DefinitionError(f"computation {name!r} reads a stream twice: {streams}")
+        unknown = sorted(set(key) - set(streams)) if isinstance(key, Mapping) else []
+        if unknown:
+            raise DefinitionError(f"computation {name!r}: key= names the streams {unknown}, which it does not read")
+        lates = self._lates(name, streams, late)
+        return tuple(
+            Input(
+                stream=stream,
+                key=_listed(key.get(stream) if isinstance(key, Mapping) else key),
+                production=via.production if via else None,
+                slow_after=via.slow_after if via else None,
+                late=lates[stream],
+            )
+            for stream, via in zip(streams, ways, strict=True)
+        )
 
     def _lates(self, name: str, streams: Sequence[str], late: str | Mapping[str, str] | None) -> dict[str, str]:
         if isinstance(late, Mapping):

@@ -62,12 +62,7 @@ def start(
     log = ManifestLog(storage)
     _check_pickles(program)
     check(Compiled(program))
-    if spark is None:
-        say("starting Spark, which takes some seconds")
-        spark = local_session(program.name, short=trigger is None and _is_little(topology))
-        warm_up(spark)
-    _check_session(spark)
-    hush(spark)
+    spark = _session(spark, program, bounded=trigger is None, say=say)
     say(f"reading {', '.join(injector.source.describe() for injector in topology.injectors.values())}; checkpoint {storage.url}")
     for emission in topology.emissions:
         emission.sink.check()
@@ -97,13 +92,7 @@ def start(
     latest = _reconciled(log.latest(), program, drop)  # a run that ends may have committed one more before it found the claim
     epochs = SparkEpochs(program, place, log, latest, token, value_types, offsets, files)
     frame = _frame(spark, program, sources, value_types, identity.shards)
-    try:
-        epochs.resume()
-        if latest is not None:
-            epochs.collect(latest)
-    except MillstreamError as error:
-        epochs.explain(error)
-        raise
+    _resume(epochs)
     writer = frame.writeStream.foreachBatch(_function(epochs)).option("checkpointLocation", spark_folder)
     writer = writer.trigger(availableNow=True) if millis is None else writer.trigger(processingTime=f"{millis} milliseconds")
     return Run(
@@ -114,6 +103,29 @@ def start(
         drain=drain,
         disturbed_until=time.monotonic() + (DISTURBANCE if recent is not None and time.time() - recent < DISTURBANCE else 0.0),
     )
+
+
+def _session(spark: Any, program: Program, bounded: bool, say: Callable[[str], None]) -> Any:
+    """The user's session, or one of our own."""
+    if spark is None:
+        say("starting Spark, which takes some seconds")
+        spark = local_session(program.name, short=bounded and _is_little(program.topology))
+        warm_up(spark)
+    _check_session(spark)
+    hush(spark)
+    return spark
+
+
+def _resume(epochs: SparkEpochs) -> None:
+    """What the last run has left: parts that are committed and not published, what was due, and what no manifest needs."""
+    latest = epochs.latest
+    try:
+        epochs.resume()
+        if latest is not None:
+            epochs.collect(latest)
+    except MillstreamError as error:
+        epochs.explain(error)
+        raise
 
 
 def _is_little(topology: Topology) -> bool:
