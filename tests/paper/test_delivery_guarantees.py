@@ -13,7 +13,7 @@ import millstream as ms
 from millstream.engine import epochs
 from millstream.errors import DamageError
 from millstream.faults import POINTS
-from millstream.simulation.cluster import Fault, InputPlan, Simulation, Acknowledged
+from millstream.simulation.cluster import Acknowledgement, Fault, InputPlan, Simulation
 from millstream.simulation.schedules import make_plan
 from millstream.state import folding
 from millstream.state.folding import named_by
@@ -44,13 +44,13 @@ def test_6_1_1_what_is_committed_is_acknowledged_afterwards_and_what_is_not_is_n
     could see; one before the source was told has the next run tell it."""
     plan = make_plan([("in", row) for row in rows()], 1)
     whole, end = simulate(sums(), [], plan=plan)
-    assert whole.told == [Acknowledged(end.token, batch, committed=True) for batch in range(len(plan.epochs))]
+    assert whole.told == [Acknowledgement(end.token, batch, committed=True) for batch in range(len(plan.epochs))]
     crashed, after = simulate(sums(), [Fault("crash", 1, point)], plan=plan)
     (_, first), (_, second) = after.runs
     told_by_the_first = [0, 1] if point == "epoch.7-done" else [0]
     assert crashed.told == [
-        *(Acknowledged(first, batch, committed=True) for batch in told_by_the_first),
-        *(Acknowledged(second, batch, committed=True) for batch in range(1, len(plan.epochs))),
+        *(Acknowledgement(first, batch, committed=True) for batch in told_by_the_first),
+        *(Acknowledgement(second, batch, committed=True) for batch in range(1, len(plan.epochs))),
     ]
     assert [crashed.ledgers[s].rows(s) for s in crashed.ledgers] == [whole.ledgers[s].rows(s) for s in whole.ledgers]
     assert after.epoch == end.epoch

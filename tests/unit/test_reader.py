@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from unitkit import MemoryStorage
+from unitkit import CountingStorage
 
 import millstream as ms
 from millstream.core import subkeys
@@ -36,7 +36,7 @@ from millstream.state.storage import LocalStorage
 Delta = dict[bytes, bytes | None]
 
 
-class Busy(MemoryStorage):
+class Busy(CountingStorage):
     """Counts the bytes that are read, and lets something happen before each reading of a unit."""
 
     def __init__(self) -> None:
@@ -52,10 +52,6 @@ class Busy(MemoryStorage):
         found = super().read(name, offset, length)
         self.bytes += len(found)
         return found
-
-    def list(self, prefix: str) -> list[str]:
-        names = tuple(self.objects)  # at once: other threads write
-        return sorted(name for name in names if name.startswith(f"{prefix}/"))
 
 
 class World:
@@ -255,7 +251,7 @@ def test_states_are_whole_with_their_maps_bound_and_outlive_their_epoch(backing)
 
 
 def test_an_unknown_computation_and_an_empty_checkpoint_are_named(backing):
-    log = ManifestLog(MemoryStorage())
+    log = ManifestLog(CountingStorage())
     with pytest.raises(CheckpointError, match="not a checkpoint"):
         CommittedState(log, **backing).at()
     log.identify("p", 1, 1, [])

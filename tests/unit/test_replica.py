@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from unitkit import MemoryStorage, write_delta
+from unitkit import CountingStorage, write_delta
 
 from millstream.core import subkeys
 from millstream.core.keyspace import after, sub_prefix
@@ -48,7 +48,7 @@ class Log:
     """A chain that grows, and what it must come to."""
 
     def __init__(self, storage: Any = None) -> None:
-        self.storage = storage or MemoryStorage()
+        self.storage = storage or CountingStorage()
         self.chain: list[SegmentRef] = []
         self.model: dict[bytes, bytes] = {}
         self.epoch = -1

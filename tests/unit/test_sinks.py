@@ -13,11 +13,11 @@ import pyarrow.parquet as pq
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from unitkit import MemoryStorage
 
 import millstream as ms
 from millstream.errors import DefinitionError, SinkError
 from millstream.sinks.base import DriverContext, SinkRow, TaskContext
+from millstream.state.memory import MemoryStorage
 
 SCHEMA = pa.schema([("key", pa.string()), ("timestamp", pa.int64()), ("value", pa.int64())])
 

@@ -67,7 +67,7 @@ class Fault(msgspec.Struct, frozen=True):
         return f"{self.kind} in epoch {self.epoch}" + (f": {where}" if where else "")
 
 
-class Acknowledged(msgspec.Struct, frozen=True):
+class Acknowledgement(msgspec.Struct, frozen=True):
     """What the source heard: a run told it that a batch is safe. committed: whether its manifest was there at that moment."""
 
     token: str
@@ -139,7 +139,7 @@ class Driver(Epochs):
 
     def acknowledge(self, number: int) -> None:
         self.simulation.told.append(
-            Acknowledged(self.token, number, self.log.exists(number))
+            Acknowledgement(self.token, number, self.log.exists(number))
         )  # epochs outside the query come behind all batches
 
     def point(self, name: str, epoch: int) -> None:
@@ -252,7 +252,7 @@ class Simulation:
         self.guards = guards
         self.used: set[Fault] = set()
         self.done = -1  # the last epoch that the source's own log calls done
-        self.told: list[Acknowledged] = []
+        self.told: list[Acknowledgement] = []
         self.asleep: list[tuple[int, Callable[[], Any]]] = []
         self.paused: list[tuple[int, threading.Event, threading.Thread, list[BaseException]]] = []
         self._turn = threading.Event()
