@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from unitkit import CountingStorage, write_delta
 
 import millstream as ms
+from effort import some
 from millstream.errors import DamageError
 from millstream.state import folding
 from millstream.state.folding import MAX_RUNS, adopt, collect, fold, made_in, named_by, to_fold, unit_name
@@ -163,7 +164,7 @@ def test_slices_of_one_object_are_told_apart_when_a_fold_is_adopted():
 histories = st.lists(st.dictionaries(st.integers(0, 12), st.one_of(st.none(), st.integers(0, 99)), max_size=4), min_size=1, max_size=30)
 
 
-@settings(max_examples=100)
+@settings(max_examples=some(100))
 @given(histories, st.data())
 def test_folding_any_part_of_a_chain_changes_nothing(history, data):
     storage, model = CountingStorage(), {}
@@ -244,7 +245,7 @@ def assert_whole(log: ManifestLog) -> None:
             assert log.storage.exists(name), f"manifest {epoch} names {name}, which is gone"
 
 
-@settings(max_examples=60)
+@settings(max_examples=some(60))
 @given(st.integers(0, 2**32), st.lists(st.sampled_from("eeeeefcc"), min_size=30, max_size=80))
 def test_collection_never_removes_what_a_kept_manifest_names(seed, acts):
     log = ManifestLog(CountingStorage())
@@ -254,7 +255,7 @@ def test_collection_never_removes_what_a_kept_manifest_names(seed, acts):
         assert_whole(log)
 
 
-@settings(max_examples=100)
+@settings(max_examples=some(100))
 @given(st.integers(0, 2**32), st.lists(st.tuples(st.integers(0, 1), st.sampled_from("eeeefcc")), min_size=40, max_size=100))
 def test_a_replaced_driver_never_removes_what_its_successor_made(seed, acts):
     """Both collect whenever they like, each with the newest manifest that it knows of. The loser of a commit stops committing."""
@@ -350,7 +351,7 @@ def dumb_kept(times: dict[int, int], window: int) -> set[int]:
     return kept
 
 
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=some(80), deadline=None)
 @given(st.lists(st.integers(0, 2500), min_size=1, max_size=80), st.sampled_from([0, 1, 5000, 60_000]), st.integers(1, 25), st.booleans())
 def test_kept_are_the_last_few_and_the_first_of_each_second(steps, window, every, restarts):
     log = ManifestLog(CountingStorage())

@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 from unitkit import CountingStorage
 
 import millstream as ms
+from effort import some
 from millstream.core import subkeys
 from millstream.core.keys import key_bytes, shard_of
 from millstream.core.keyspace import ROW, STATE_HOLD, NoEntries, Row, decode_row, encode_row, sub_prefix
@@ -147,7 +148,7 @@ def everything(found: AsOf | Following) -> dict[bytes, bytes]:
 # --- two backings against a dictionary
 
 
-@settings(max_examples=120, deadline=None)
+@settings(max_examples=some(120), deadline=None)
 @given(st.integers(0, 2**32), st.lists(st.sampled_from("eeeefr"), min_size=1, max_size=25), st.data())
 def test_what_is_read_is_what_a_dictionary_holds(tmp_path_factory, seed, acts, data):
     with pytest.MonkeyPatch.context() as patch:
@@ -541,7 +542,7 @@ def test_what_the_newest_manifest_names_and_is_missing_or_broken_is_damage(backi
             steady(world.log, lambda cut: cut.get("C", "a"))
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=some(60), deadline=None)
 @given(st.integers(0, 2**32), st.data())
 def test_no_changed_byte_gives_a_wrong_row(seed, data):
     with pytest.MonkeyPatch.context() as patch:
@@ -589,6 +590,7 @@ def test_the_newest_manifest_is_found_while_older_ones_go():
 
 
 @pytest.mark.parametrize("how", ["log", "replica"])
+@pytest.mark.slow
 def test_threads_read_while_a_writer_commits_folds_and_collects(tmp_path, monkeypatch, how):
     """Every epoch writes the same number under every key: whoever sees two numbers in one cut has seen two epochs."""
     tiny(monkeypatch, block=4, piece=200)

@@ -16,6 +16,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from unitkit import CountingStorage, write_delta
 
+from effort import some
 from millstream.core import subkeys
 from millstream.core.keyspace import after, sub_prefix
 from millstream.core.mapstate import MapState
@@ -235,7 +236,7 @@ acts = st.one_of(
 )
 
 
-@settings(max_examples=60)
+@settings(max_examples=some(60))
 @given(st.lists(acts, max_size=25))
 def test_two_replicas_that_look_now_and_then_always_see_what_a_dict_would_hold(tmp_path_factory, history):
     folder = tmp_path_factory.mktemp("replicas")

@@ -179,6 +179,7 @@ def test_list_gives_the_names_directly_in_a_folder_sorted(storage):
         assert storage.read(name) == b"x"
 
 
+@pytest.mark.slow
 def test_list_is_complete_beyond_a_page(storage):
     count = 1100 if isinstance(storage, ObjectStorage) else 50  # S3 lists a thousand at a time
     names = [f"units/{i:05d}" for i in range(count)]

@@ -23,6 +23,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import millstream as ms
+from effort import some
 from millstream.core.keys import key_text, shard_of
 from millstream.core.outcome import Times
 from millstream.core.time import BEGINNING
@@ -157,8 +158,8 @@ def table_of(task: Task, inputs: Both) -> Any:
             shard = shard_of(text.encode(), SHARDS) if text is not None and usable(injector, row, text) else 0
             if route.computation in task.group.computations and shard == task.shard:
                 found.append(injected_row(route, injector, at, row))
-    for computation, some in inputs.handed.items():
-        for one in some:
+    for computation, productions in inputs.handed.items():
+        for one in productions:
             text, time, id, batch, _ = one.arrival
             route = next(r for r in task.compiled.routes_of[batch.stream] if r.computation == computation)
             body = batch.bodies[0]
@@ -267,7 +268,7 @@ def named_apart(epochs: Sequence[Sequence[tuple[str, dict[str, Any]]]]) -> list[
     ]
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=some(60), deadline=None)
 @given(EPOCHS, st.lists(st.tuples(st.sampled_from(["retry", "recompute", "crash"]), st.integers(0, 3), st.integers(0, 7)), max_size=2))
 def test_oracle_a_table_and_lists_of_the_same_records_come_to_the_same(epochs: Any, faults: Any) -> None:
     with pytest.MonkeyPatch.context() as patch:
