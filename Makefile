@@ -36,8 +36,9 @@ check: $(STAMP)
 test: setup
 	$(BIN)/pytest -m "not soak" -n 2 --dist loadfile --no-loadscope-reorder
 
+# no Spark, no killed process, and a tenth of the seeds and examples: about a minute
 quick: $(STAMP)
-	$(BIN)/pytest -m "not spark and not crash and not soak" -n 2
+	MILLSTREAM_QUICK=1 $(BIN)/pytest -m "not spark and not crash and not soak and not slow" -n 2 --dist worksteal
 
 soak: setup
 	$(BIN)/pytest -m soak

@@ -455,6 +455,7 @@ def test_the_same_rows_after_a_fold(engine: Recorded, capsys: pytest.CaptureFixt
     assert [state_of(capsys, url, name) for name in engine.names] == before
 
 
+@pytest.mark.slow
 def test_large_state_agrees_with_the_engine(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     pipeline = ms.Pipeline("large")
     source = ms.sources.files("nowhere", schema="word string, at long", format="json")

@@ -130,6 +130,7 @@ class HastyCounter(BucketCounter):
 
 
 class TestEpochs:
+    @pytest.mark.slow
     def test_counts_and_verdicts_are_the_same_in_any_epochs(self) -> None:
         rows, injected = queries(RARE)
         ms.testing.assert_same_in_any_epochs(build("queries", "output", tracked=[injected[0].term], until=RARE.end), rows)
@@ -146,6 +147,7 @@ class TestEpochs:
         with pytest.raises(AssertionError, match="the result depends on how input falls into epochs\nstream 'counts', key 'tea'"):
             ms.testing.assert_same_in_any_epochs(pipeline, [{"term": "tea", "at": at, "id": str(at)} for at in (100_500, 120_000)])
 
+    @pytest.mark.slow
     def test_the_end_falls_into_any_epoch(self) -> None:
         """A drain may come before the last queries have moved the low watermark, so seconds of the traffic may be told in it."""
         rows, injected = queries(FEW)
@@ -169,6 +171,7 @@ class TestDetector:
         rows, _ = queries(QUIET)
         assert found(run(rows, until=FEW.end)) == []
 
+    @pytest.mark.slow
     def test_a_crash_changes_nothing(self) -> None:
         rows, _ = queries(FEW)
         runner = ms.testing.LocalRunner(build("queries", "output"))
@@ -282,6 +285,7 @@ class TestReport:
 
 
 class TestPicture:
+    @pytest.mark.slow
     def test_its_times_are_those_of_the_table(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         """Its axes are read before they become a picture."""
         plt = pytest.importorskip("matplotlib.pyplot")

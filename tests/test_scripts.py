@@ -55,6 +55,7 @@ class TestMake:
 
 
 class TestPatiently:
+    @pytest.mark.slow
     def test_it_says_what_it_waits_for_and_how_it_is_getting_on(self, tmp_path: Path) -> None:
         done = patiently(tmp_path, "import time; print('Collecting tea', flush=True); time.sleep(2.5); print('ready')", patience=0.0)
         lines = done.stdout.splitlines()

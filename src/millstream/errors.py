@@ -116,3 +116,13 @@ BY_NAME: dict[str, type[MillstreamError]] = {
         RemoteProtocolError,
     )
 }
+
+
+def travelling_name(error: MillstreamError) -> str:
+    """The name under which an error travels: its own, or that of the nearest class above it that the driver knows.
+
+    >>> class Special(HookError): ...
+    >>> travelling_name(Special("no"))
+    'HookError'
+    """
+    return next((cls.__name__ for cls in type(error).__mro__ if cls.__name__ in BY_NAME), MillstreamError.__name__)

@@ -67,10 +67,10 @@ class Forward(Computation):
     State = type(None)
 
     def process_record(self, record: Record) -> None:
-        self.produce(record.value, key=None, timestamp=record.timestamp, id=record.id)
+        self.produce(record.value, key=None, timestamp=record.timestamp, id=record)
 
     def process_late_record(self, record: Record) -> None:
-        self.produce(record.value, key=None, timestamp=record.timestamp, id=record.id, late=True)  # to a sink a record is what it is
+        self.produce(record.value, key=None, timestamp=record.timestamp, id=record, late=True)  # to a sink a record is what it is
 
 
 class Pipeline:

@@ -8,6 +8,7 @@ from typing import Any
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from effort import some
 from millstream.connector.wire import messages as m
 from millstream.connector.wire.codec import encode
 from millstream.connector.wire.decoder import Decoder, RunDecoder
@@ -44,7 +45,7 @@ def heard(decoder: Any, pieces: list[bytes]) -> tuple[list[m.Frame], str | None]
     return found, None
 
 
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=some(400), deadline=None)
 @given(
     st.lists(st.one_of(FRAMES.map(encode), FRAMES.map(encode), GARBAGE), max_size=8), st.lists(st.integers(1, 60), min_size=1, max_size=12)
 )

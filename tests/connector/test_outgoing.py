@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from effort import some
 from millstream.connector.source.protocol.outgoing import Outgoing
 from millstream.connector.source.protocol.tables import LIFE, LINE, Life, Line
 from millstream.connector.wire.codec import decode, message_head
@@ -172,7 +173,7 @@ STEPS = st.one_of(
 )
 
 
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=some(400), deadline=None)
 @given(st.lists(STEPS, max_size=40))
 def test_whatever_happens_each_message_arrives_once_in_order_and_the_end_behind_it(steps: list[tuple[str, int]]) -> None:
     stream, model, kept = Outgoing("s", 1), Model(), 0

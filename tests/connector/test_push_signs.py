@@ -126,6 +126,7 @@ def start(command: list[subprocess.Popen[str]], *args: str) -> Iterator[str]:
     return iter(process.stderr)
 
 
+@pytest.mark.slow
 def test_the_command_says_for_whom_it_waits_and_what_it_did(tmp_path: Path, free: str, command: list[subprocess.Popen[str]]) -> None:
     path = tmp_path / "a.txt"
     path.write_bytes(b"one\ntwo\n")
@@ -139,6 +140,7 @@ def test_the_command_says_for_whom_it_waits_and_what_it_did(tmp_path: Path, free
             assert command[0].wait(10) == 0
 
 
+@pytest.mark.slow
 def test_the_command_says_that_it_waits_for_lines_and_what_it_did_when_it_is_interrupted(
     tmp_path: Path, command: list[subprocess.Popen[str]]
 ) -> None:

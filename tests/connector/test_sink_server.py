@@ -121,6 +121,7 @@ def test_a_slow_output_slows_down_its_own_worker_only(outputs: MemoryOutputs) ->
     assert outputs.committed("quick") == b"quick\n"
 
 
+@pytest.mark.slow
 def test_memory_stays_bounded_while_the_disk_is_slow(nursery: Nursery, tmp_path: Path) -> None:
     psutil = pytest.importorskip("psutil")
     with SinkProcess(nursery, tmp_path / "sink", slow=5) as sink:

@@ -13,6 +13,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from effort import some
 from millstream.connector.intake import reader
 from millstream.connector.intake import writer as intake_module
 from millstream.connector.intake.format.batch import (
@@ -57,7 +58,7 @@ ENTRIES = st.lists(
 )
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=some(150), deadline=None)
 @given(ENTRIES, st.integers(0, 1 << 50))
 def test_a_batch_is_read_as_it_was_written(entries: list[IntakeEntry], position: int) -> None:
     batch, marks = encode_batch(position, entries)
@@ -68,7 +69,7 @@ def test_a_batch_is_read_as_it_was_written(entries: list[IntakeEntry], position:
     assert decode_head(batch, position + 8) is None
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=some(100), deadline=None)
 @given(ENTRIES, st.data())
 def test_any_changed_byte_of_a_batch_is_noticed(entries: list[IntakeEntry], data: st.DataObject) -> None:
     batch, _ = encode_batch(64, entries)

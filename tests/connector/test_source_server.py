@@ -520,6 +520,7 @@ def test_random_bytes_never_disturb_anybody(server: SourceServer, victim: PushCl
     assert victim._error is None
 
 
+@pytest.mark.slow
 def test_a_crowd_of_connections_keeps_nobody_out_and_memory_stays_bounded(server: SourceServer, victim: PushClient) -> None:
     before, crowd = memory(), []
     address = server.address.rpartition(":")
@@ -574,6 +575,7 @@ def test_half_frames_are_not_held_beyond_the_limit(tmp_path: Path) -> None:
         assert "the limit is 10000" in raw.hear_until(m.Error).text
 
 
+@pytest.mark.slow
 def test_who_does_not_read_is_cut_off(server: SourceServer, victim: PushClient) -> None:
     """Every NOTIFY is answered; a peer that never reads the answers would fill our memory."""
     with RawPusher(server.address) as raw:

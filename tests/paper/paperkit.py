@@ -9,9 +9,11 @@ from typing import Any
 import pytest
 
 import millstream as ms
+from effort import some
 from millstream.core.guards import Guards
 from millstream.simulation.cluster import Fault, InputPlan, Simulation
 from millstream.simulation.schedules import make_plan, repeated
+from millstream.state.storage import Storage
 
 SOURCE = ms.sources.files("nowhere", schema="k string, n long, at long, id string", format="json")
 
@@ -38,6 +40,13 @@ class Windows(ms.Computation):
 
     def process_timer(self, timer: ms.Timer) -> None:
         self.produce(self.state.pop(timer.time - 100))
+
+
+class Echo(ms.Computation):
+    """Says what it hears, and keeps nothing."""
+
+    def process_record(self, record: ms.Record) -> None:
+        self.produce(record.value["n"])
 
 
 class Dice(ms.Computation):
@@ -84,6 +93,14 @@ def sums(production: str = ms.WEAK, **options: Any) -> ms.Pipeline:
     return p
 
 
+def echoes() -> ms.Pipeline:
+    """Windows behind a strong edge. Before it nothing is kept, so that a unit of the producer holds stored productions and nothing else."""
+    p = ms.Pipeline("echoes")
+    stream = p.compute(Echo, inject(p, dedup=None), key="k", produces="echoes", production=ms.STRONG)
+    p.compute(Windows, stream, key=key, produces="windows")
+    return p
+
+
 def dice(production: str) -> ms.Pipeline:
     p = ms.Pipeline("dice")
     p.compute(Gather, p.compute(Dice, inject(p), key="k", produces="dice", production=production), key=key)
@@ -91,11 +108,16 @@ def dice(production: str) -> ms.Pipeline:
 
 
 def simulate(
-    pipeline: ms.Pipeline, faults: Sequence[Fault], seed: int = 1, guards: str = "", plan: InputPlan | None = None
+    pipeline: ms.Pipeline,
+    faults: Sequence[Fault],
+    seed: int = 1,
+    guards: str = "",
+    plan: InputPlan | None = None,
+    storage: Storage | None = None,
 ) -> tuple[Simulation, Any]:
     """One run under a schedule made by hand; the simulation and the last manifest."""
     plan = plan or make_plan([("in", row) for row in rows()], seed)
-    simulation = Simulation(pipeline.program(), repeated(plan, faults), faults, seed, guards=Guards.without(guards))
+    simulation = Simulation(pipeline.program(), repeated(plan, faults), faults, seed, guards=Guards.without(guards), storage=storage)
     return simulation, simulation.run()
 
 
@@ -118,7 +140,7 @@ def holds(pipeline: ms.Pipeline, faults: Sequence[str], seeds: int = 40) -> None
 
     Records are out of order and most computations tell each one, so results depend on how they fall into epochs: compared are the same epochs.
     """
-    ms.testing.assert_exactly_once(pipeline, rows(), seeds=range(seeds), faults=faults, epochs="same")
+    ms.testing.assert_exactly_once(pipeline, rows(), seeds=range(some(seeds)), faults=faults, epochs="same")
 
 
 def fails_without(guards: str, pipeline: ms.Pipeline, faults: Sequence[str], match: str = "is not exactly once", seeds: int = 60) -> None:

@@ -2,15 +2,23 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Sequence
 from typing import Any
 
+import msgspec
 import pytest
-from paperkit import Gather, Sum, dice, fails_without, holds, inject, key, rows, simulate, states, sums
+from paperkit import Gather, Sum, dice, echoes, fails_without, holds, inject, key, rows, simulate, states, sums
 
 import millstream as ms
+from millstream.engine import epochs
+from millstream.errors import DamageError
 from millstream.faults import POINTS
-from millstream.simulation.cluster import Fault
+from millstream.simulation.cluster import Acknowledgement, Fault, InputPlan, Simulation
 from millstream.simulation.schedules import make_plan
+from millstream.state import folding
+from millstream.state.folding import named_by
+from millstream.state.manifest import Manifest, ManifestLog, manifest_name
+from millstream.state.memory import MemoryStorage
 
 # §6.1.1: the steps of an exactly-once delivery, and their order: duplicates are discarded; user code runs; pending changes are committed;
 # senders are acknowledged; productions are sent.
@@ -32,13 +40,32 @@ def test_6_1_1_a_crash_between_any_two_steps_leaves_no_trace(production: str) ->
 
 @pytest.mark.parametrize("point", POINTS)
 def test_6_1_1_what_is_committed_is_acknowledged_afterwards_and_what_is_not_is_not(point: str) -> None:
-    """The source hears of an epoch only when its manifest is there, and a crash before the manifest leaves nothing that a reader could see."""
+    """The source hears of an epoch only when its manifest is there, and then forgets its rows. A crash before the manifest leaves nothing that a reader
+    could see; one before the source was told has the next run tell it."""
     plan = make_plan([("in", row) for row in rows()], 1)
     whole, end = simulate(sums(), [], plan=plan)
+    assert whole.told == [Acknowledgement(end.token, batch, committed=True) for batch in range(len(plan.epochs))]
     crashed, after = simulate(sums(), [Fault("crash", 1, point)], plan=plan)
+    (_, first), (_, second) = after.runs
+    told_by_the_first = [0, 1] if point == "epoch.7-done" else [0]
+    assert crashed.told == [
+        *(Acknowledgement(first, batch, committed=True) for batch in told_by_the_first),
+        *(Acknowledgement(second, batch, committed=True) for batch in range(1, len(plan.epochs))),
+    ]
     assert [crashed.ledgers[s].rows(s) for s in crashed.ledgers] == [whole.ledgers[s].rows(s) for s in whole.ledgers]
     assert after.epoch == end.epoch
     assert after.runs[0][0] == 0 and len(after.runs) == 2, "a second run went on from where the manifests end"
+
+
+@pytest.mark.parametrize("point", POINTS)
+def test_6_1_1_twin_a_source_that_is_told_before_the_commit_hears_of_what_is_not_there(point: str) -> None:
+    plan = make_plan([("in", row) for row in rows()], 1)
+    simulation, _ = simulate(sums(), [Fault("crash", 1, point)], plan=plan, guards="acknowledgement")
+    assert not all(told.committed for told in simulation.told)
+
+
+def test_6_1_1_twin_a_source_that_is_told_before_the_commit_has_forgotten_what_a_crash_takes_back() -> None:
+    fails_without("acknowledgement", sums(), ["crash"])
 
 
 def test_6_1_1_twin_a_manifest_that_is_not_exclusive_lets_an_epoch_be_committed_twice() -> None:
@@ -56,11 +83,94 @@ def test_6_1_2_twin_without_the_journal_a_retried_consumer_finds_nothing() -> No
     fails_without("journal", sums(ms.STRONG), ["retry", "recompute"])
 
 
-def test_6_1_2_a_stored_production_is_named_by_one_manifest_and_then_collected() -> None:
-    simulation, end = simulate(sums(ms.STRONG), [])
-    assert end.pending == []
-    log = [name for name in simulation.storage.list("manifests")]
-    assert len(log) == end.epoch + 1
+class Watched(MemoryStorage):
+    """Remembers every manifest that was ever there. After whatever is removed, all that is left of them can be read whole."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.manifests: list[Manifest] = []
+        self.removed: set[str] = set()
+
+    def create(self, name: str, data: bytes) -> bool:
+        created = super().create(name, data)
+        if created and name.startswith("manifests/"):
+            self.manifests.append(ManifestLog(self).read(int(name.split("/")[1].split(".")[0])))
+        return created
+
+    def delete(self, names: Iterable[str]) -> None:
+        names = list(names)
+        super().delete(names)
+        self.removed.update(names)
+        for manifest in self.manifests:
+            if self.exists(manifest_name(manifest.epoch)):
+                assert all(map(self.exists, named_by(manifest))), f"manifest {manifest.epoch} names what is gone"
+
+    def stored(self) -> dict[str, list[int]]:
+        """The objects that hold stored productions, each with the epochs whose manifests name it."""
+        names = {parcel.name for manifest in self.manifests for parcel in manifest.pending}
+        return {name: [manifest.epoch for manifest in self.manifests if name in named_by(manifest)] for name in sorted(names)}
+
+
+def slow_plan(step: int, tail: Sequence[int] = ()) -> InputPlan:
+    """Three records in each of ten epochs, some milliseconds apart; behind them epochs without any."""
+    given = [("in", row) for row in rows()]
+    clock = [1_700_000_000_000 + step * epoch for epoch in range(10)]
+    return InputPlan([given[at : at + 3] for at in range(0, 30, 3)] + [[] for _ in tail], [*clock, *(clock[-1] + wait for wait in tail)])
+
+
+@pytest.fixture
+def collecting(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Collection after every epoch, which keeps two manifests, and for readers the first of each second of a minute."""
+    monkeypatch.setattr(epochs, "COLLECT_EVERY", 1)
+    monkeypatch.setattr(folding, "KEEP", 2)
+
+
+def test_6_1_2_a_stored_production_is_named_by_one_manifest_and_then_collected(collecting: None) -> None:
+    storage = Watched()
+    faults = [Fault("crash", 3, "epoch.6-committed"), Fault("retry", 4, task=0), Fault("crash", 6, "task.4-staged")]
+    _, end = simulate(echoes(), faults, plan=slow_plan(400, tail=[100_000, 200_000, 300_000]), storage=storage)
+    stored = storage.stored()
+    assert len(stored) >= 10 and end.pending == []
+    assert all(len(by) == 1 for by in stored.values()), "consumed in the epoch behind, and named no longer"
+    assert storage.removed >= stored.keys(), "gone with the last manifest that named it"
+
+
+def test_6_1_2_twin_without_collection_what_was_stored_stays(monkeypatch: pytest.MonkeyPatch) -> None:
+    storage = Watched()
+    simulate(echoes(), [], plan=slow_plan(400, tail=[100_000, 200_000, 300_000]), storage=storage)
+    assert storage.stored() and all(map(storage.exists, storage.stored()))
+
+
+def replayed(storage: MemoryStorage, epoch: int, plan: InputPlan) -> Simulation:
+    """A run from a copy of a checkpoint, restored to the moment after an epoch."""
+    copy = MemoryStorage()
+    copy.objects = {
+        name: data for name, data in storage.objects.items() if not name.startswith("manifests/") or name <= manifest_name(epoch)
+    }
+    simulation = Simulation(echoes().program(), plan, [], 1, storage=copy)
+    simulation.done = epoch
+    simulation.run()
+    return simulation
+
+
+def test_6_1_2_a_manifest_that_is_kept_has_its_stored_productions_and_a_run_can_go_on_from_it(collecting: None) -> None:
+    storage, plan = Watched(), slow_plan(400)
+    whole, _ = simulate(echoes(), [], plan=plan, storage=storage)
+    kept = [epoch for epoch in ManifestLog(storage).epochs() if ManifestLog(storage).read(epoch).pending]
+    assert len(kept) > 2 and len(kept) < 10 and storage.removed & storage.stored().keys(), "some are kept, others collected"
+    for epoch in kept:
+        assert replayed(storage, epoch, plan).ledgers["windows"].rows("windows") == whole.ledgers["windows"].rows("windows")
+
+
+def test_6_1_2_twin_a_collection_that_overlooks_what_is_pending_leaves_manifests_that_no_run_can_go_on_from(
+    collecting: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(folding, "named_by", lambda manifest: named_by(msgspec.structs.replace(manifest, pending=[])))
+    storage, plan = MemoryStorage(), slow_plan(400)
+    simulate(echoes(), [], plan=plan, storage=storage)
+    oldest = next(epoch for epoch in ManifestLog(storage).epochs() if ManifestLog(storage).read(epoch).pending)
+    with pytest.raises(DamageError, match="is missing"):
+        replayed(storage, oldest, plan)
 
 
 def test_6_1_2_code_that_is_not_deterministic_is_safe_before_a_strong_edge() -> None:

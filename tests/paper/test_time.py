@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from paperkit import SOURCE, Sum, Windows, fails_without, holds, inject, key, rows, sums
 
 import millstream as ms
+from effort import some
 from millstream.core.time import BEGINNING
 from millstream.testing import LocalRunner
 
@@ -27,7 +28,7 @@ def diamond(first: str, second: str) -> ms.Pipeline:
     return p
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=some(60), deadline=None)
 @given(st.data())
 def test_4_5_the_low_watermark_is_the_recursive_minimum_and_never_goes_back(data: Any) -> None:
     kinds = st.sampled_from([ms.WEAK, ms.STRONG, ms.ADAPTIVE])

@@ -15,6 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import millstream as ms
+from effort import some
 from millstream.testing import LocalRunner, assert_exactly_once, assert_same_in_any_epochs
 
 EPOCHS = "the result depends on how input falls into epochs"
@@ -427,7 +428,7 @@ def programs(draw: Any) -> tuple[ms.Pipeline, list[tuple[str, dict[str, Any]]]]:
     return p, [(stream, {"k": k, "n": n, "at": at, "id": str(number)}) for number, (stream, k, at, n) in enumerate(times)]
 
 
-@settings(max_examples=60)
+@settings(max_examples=some(60))
 @given(programs(), st.integers(1, 3))
 def test_random_programs_that_are_right_pass(program: Any, shards: int) -> None:
     p, rows = program

@@ -12,6 +12,7 @@ import pyarrow as pa
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from effort import some
 from millstream.core.record import ListBatch
 from millstream.engine.spark.arrow import ALL, to_arrivals
 
@@ -29,7 +30,7 @@ rows = st.lists(
 
 
 @given(rows, st.booleans())
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=some(300), deadline=None)
 def test_oracle_rows_come_in_the_order_of_key_time_id_and_stream(given_rows: list[Any], one_route: bool) -> None:
     given_rows = [(k, t, id, order, 0 if one_route else route) for k, t, id, order, route in given_rows]
     key, ts, ids, order, route = zip(*given_rows, strict=True)

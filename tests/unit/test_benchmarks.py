@@ -125,6 +125,7 @@ def near(seconds: float) -> object:
 SLIGHT = 0.2 * BURNT
 
 
+@pytest.mark.slow
 @linux
 @pytest.mark.parametrize("words", [("stay",), ()], ids=["lives on", "has ended"])
 def test_what_a_worker_burns_is_pythons(words: tuple[str, ...]) -> None:
@@ -134,6 +135,7 @@ def test_what_a_worker_burns_is_pythons(words: tuple[str, ...]) -> None:
     assert cost.jvm < SLIGHT and cost.driver < SLIGHT
 
 
+@pytest.mark.slow
 @linux
 def test_without_readings_in_between_a_worker_that_has_ended_is_lost() -> None:
     """Why the meter keeps reading: the kernel adds the time of a child to nobody's if its parent ignores SIGCHLD."""
@@ -142,6 +144,7 @@ def test_without_readings_in_between_a_worker_that_has_ended_is_lost() -> None:
     assert cost.total < SLIGHT
 
 
+@pytest.mark.slow
 @linux
 def test_what_the_jvm_burns_and_starts_is_the_jvms() -> None:
     with application() as one:
@@ -150,6 +153,7 @@ def test_what_the_jvm_burns_and_starts_is_the_jvms() -> None:
     assert child.jvm == near(BURNT) and child.python < SLIGHT
 
 
+@pytest.mark.slow
 @linux
 def test_a_process_own_clock_misses_what_it_starts(monkeypatch: pytest.MonkeyPatch) -> None:
     """Why the JVM's children are read."""
@@ -159,6 +163,7 @@ def test_a_process_own_clock_misses_what_it_starts(monkeypatch: pytest.MonkeyPat
     assert child.total < SLIGHT
 
 
+@pytest.mark.slow
 @linux
 def test_a_daemon_that_ends_is_counted_once() -> None:
     with application() as one:
@@ -170,6 +175,7 @@ def test_a_daemon_that_ends_is_counted_once() -> None:
     assert ended.jvm + given_back > BURNT, "the kernel gave the daemon's time to the JVM when it ended: without the rule it counts twice"
 
 
+@pytest.mark.slow
 @linux
 def test_the_driver_is_charged_for_its_own_work_but_not_for_the_readings() -> None:
     with application(interval=1e-6) as one:
@@ -185,6 +191,7 @@ def test_the_driver_is_charged_for_its_own_work_but_not_for_the_readings() -> No
         assert one.meter.between(began, time.time()).driver == near(BURNT)
 
 
+@pytest.mark.slow
 @linux
 def test_only_what_falls_between_two_moments_is_counted() -> None:
     with application() as one:

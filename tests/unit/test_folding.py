@@ -9,14 +9,15 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from unitkit import MemoryStorage, write_delta
+from unitkit import CountingStorage, write_delta
 
 import millstream as ms
+from effort import some
 from millstream.errors import DamageError
 from millstream.state import folding
 from millstream.state.folding import MAX_RUNS, adopt, collect, fold, made_in, named_by, to_fold, unit_name
 from millstream.state.manifest import KEEP, ComputationState, Manifest, ManifestLog, ShardState
-from millstream.state.memory import MemoryStorage as SimulatedStorage
+from millstream.state.memory import MemoryStorage
 from millstream.state.part import Part
 from millstream.state.segment import SegmentRef, merge, read_run, runs
 
@@ -36,7 +37,7 @@ def random_delta(rng: random.Random, keys: int) -> dict[bytes, bytes | None]:
     return delta
 
 
-def fold_if_due(storage: MemoryStorage, chain: list[SegmentRef], epoch: int) -> tuple[list[SegmentRef], int]:
+def fold_if_due(storage: CountingStorage, chain: list[SegmentRef], epoch: int) -> tuple[list[SegmentRef], int]:
     """What the engine does after a commit; the bytes that it wrote."""
     chosen = to_fold(chain)
     if not chosen:
@@ -49,7 +50,7 @@ def fold_if_due(storage: MemoryStorage, chain: list[SegmentRef], epoch: int) -> 
 @pytest.mark.parametrize("seed", range(3))
 def test_chains_stay_short_and_state_stays_the_same_over_500_deltas(seed):
     rng = random.Random(seed)
-    storage, model = MemoryStorage(), {}
+    storage, model = CountingStorage(), {}
     chain: list[SegmentRef] = []
     deltas = folds = 0
     for epoch in range(500):
@@ -70,7 +71,7 @@ def test_chains_stay_short_and_state_stays_the_same_over_500_deltas(seed):
 
 def test_chains_stay_short_when_the_state_only_grows():
     """Every entry is rewritten about once per doubling of the state."""
-    storage = MemoryStorage()
+    storage = CountingStorage()
     chain: list[SegmentRef] = []
     deltas = folds = 0
     for epoch in range(500):
@@ -107,7 +108,7 @@ def test_pieces_of_one_run_are_folded_together_or_not_at_all():
 
 
 def test_a_base_drops_deletions_and_another_fold_keeps_them():
-    storage = MemoryStorage()
+    storage = CountingStorage()
     chain = [
         write_delta(storage, 0, {b"a": b"1", b"b": b"2"}),
         write_delta(storage, 1, {b"a": None}),
@@ -121,7 +122,7 @@ def test_a_base_drops_deletions_and_another_fold_keeps_them():
 
 
 def test_a_fold_of_which_nothing_is_left_is_still_a_base():
-    storage = MemoryStorage()
+    storage = CountingStorage()
     chain = [write_delta(storage, 0, {b"a": b"1"}), write_delta(storage, 1, {b"a": None})]
     made = fold(storage, chain, True, 1)
     assert len(made) == 1 and made[0].base and made[0].entries == 0
@@ -130,7 +131,7 @@ def test_a_fold_of_which_nothing_is_left_is_still_a_base():
 
 def test_a_large_fold_is_written_in_pieces_that_are_one_run(monkeypatch):
     monkeypatch.setattr(folding, "PIECE", 200)
-    storage = MemoryStorage()
+    storage = CountingStorage()
     model = {b"%04d" % i: b"x" * 10 for i in range(100)}
     made = fold(storage, [write_delta(storage, 0, model)], True, 7)
     assert len(made) > 5
@@ -141,7 +142,7 @@ def test_a_large_fold_is_written_in_pieces_that_are_one_run(monkeypatch):
 
 
 def test_a_fold_is_adopted_only_if_all_that_it_replaces_is_there():
-    storage = MemoryStorage()
+    storage = CountingStorage()
     chain = [write_delta(storage, i, {b"a": b"%d" % i}) for i in range(5)]
     made = fold(storage, chain[1:4], False, 4)
     assert adopt(chain, chain[1:4], made) == [chain[0], *made, chain[4]]
@@ -163,10 +164,10 @@ def test_slices_of_one_object_are_told_apart_when_a_fold_is_adopted():
 histories = st.lists(st.dictionaries(st.integers(0, 12), st.one_of(st.none(), st.integers(0, 99)), max_size=4), min_size=1, max_size=30)
 
 
-@settings(max_examples=100)
+@settings(max_examples=some(100))
 @given(histories, st.data())
 def test_folding_any_part_of_a_chain_changes_nothing(history, data):
-    storage, model = MemoryStorage(), {}
+    storage, model = CountingStorage(), {}
     chain = []
     for epoch, changes in enumerate(history):
         delta = {b"%02d" % k: None if v is None else b"%d" % v for k, v in changes.items()}
@@ -244,22 +245,22 @@ def assert_whole(log: ManifestLog) -> None:
             assert log.storage.exists(name), f"manifest {epoch} names {name}, which is gone"
 
 
-@settings(max_examples=60)
+@settings(max_examples=some(60))
 @given(st.integers(0, 2**32), st.lists(st.sampled_from("eeeeefcc"), min_size=30, max_size=80))
 def test_collection_never_removes_what_a_kept_manifest_names(seed, acts):
-    log = ManifestLog(MemoryStorage())
+    log = ManifestLog(CountingStorage())
     driver = Driver(log, "run", random.Random(seed))
     for act in acts:
         {"e": driver.epoch, "f": driver.fold, "c": driver.collect}[act]()
         assert_whole(log)
 
 
-@settings(max_examples=100)
+@settings(max_examples=some(100))
 @given(st.integers(0, 2**32), st.lists(st.tuples(st.integers(0, 1), st.sampled_from("eeeefcc")), min_size=40, max_size=100))
 def test_a_replaced_driver_never_removes_what_its_successor_made(seed, acts):
     """Both collect whenever they like, each with the newest manifest that it knows of. The loser of a commit stops committing."""
     rng = random.Random(seed)
-    log = ManifestLog(MemoryStorage())
+    log = ManifestLog(CountingStorage())
     old = Driver(log, "old", rng)
     for _ in range(rng.randrange(1, 30)):
         old.epoch()
@@ -280,7 +281,7 @@ def test_a_replaced_driver_never_removes_what_its_successor_made(seed, acts):
 
 
 def test_collection_removes_leftovers_and_manifests_beyond_the_last_few():
-    log = ManifestLog(MemoryStorage())
+    log = ManifestLog(CountingStorage())
     driver = Driver(log, "run", random.Random(1))
     driver.window = 0
     dead = []
@@ -302,7 +303,7 @@ def test_collection_removes_leftovers_and_manifests_beyond_the_last_few():
 
 
 def test_collection_keeps_what_is_in_flight_and_takes_it_otherwise():
-    log = ManifestLog(MemoryStorage())
+    log = ManifestLog(CountingStorage())
     driver = Driver(log, "run", random.Random(1))
     driver.epoch()
     name = unit_name(0, "fold")
@@ -316,7 +317,7 @@ def test_collection_keeps_what_is_in_flight_and_takes_it_otherwise():
 
 
 def test_collection_with_a_manifest_that_is_no_longer_kept_does_nothing():
-    log = ManifestLog(MemoryStorage())
+    log = ManifestLog(CountingStorage())
     driver = Driver(log, "run", random.Random(1))
     driver.epoch()
     early = driver.latest
@@ -350,10 +351,10 @@ def dumb_kept(times: dict[int, int], window: int) -> set[int]:
     return kept
 
 
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=some(80), deadline=None)
 @given(st.lists(st.integers(0, 2500), min_size=1, max_size=80), st.sampled_from([0, 1, 5000, 60_000]), st.integers(1, 25), st.booleans())
 def test_kept_are_the_last_few_and_the_first_of_each_second(steps, window, every, restarts):
-    log = ManifestLog(MemoryStorage())
+    log = ManifestLog(CountingStorage())
     times, now = {}, 0
     for epoch, step in enumerate(steps):
         now += step
@@ -367,7 +368,7 @@ def test_kept_are_the_last_few_and_the_first_of_each_second(steps, window, every
 
 
 def test_minutes_at_sixty_epochs_a_second_keeps_few_and_reads_each_manifest_once_at_the_most():
-    log = ManifestLog(MemoryStorage())
+    log = ManifestLog(CountingStorage())
     most = 0
     for epoch in range(60 * 200):
         manifest = commit_at(log, epoch, epoch * 1000 // 60)
@@ -383,7 +384,7 @@ def test_minutes_at_sixty_epochs_a_second_keeps_few_and_reads_each_manifest_once
 
 
 def test_the_chains_of_a_manifest_are_counted_without_reading():
-    storage = MemoryStorage()
+    storage = CountingStorage()
     long = [write_delta(storage, epoch, {b"%02d" % epoch: b"v"}) for epoch in range(MAX_RUNS + 1)]
     short = fold(storage, long[:3], True, 3)
     shards = [ShardState(long), ShardState(short), ShardState()]
@@ -397,7 +398,7 @@ def test_the_chains_of_a_manifest_are_counted_without_reading():
 
 
 def test_a_clock_that_was_wrong_keeps_nothing_for_ever():
-    log = ManifestLog(MemoryStorage())
+    log = ManifestLog(CountingStorage())
     for epoch in range(30):
         commit_at(log, epoch, 10**12 + epoch * 1000)
     for epoch in range(30, 60):
@@ -413,7 +414,7 @@ def test_a_manifest_that_somebody_else_removes_meanwhile_is_no_error():
             self.storage.delete([f"manifests/{epoch:020d}.json"] if epoch < 15 else [])
             return super().read(epoch)
 
-    log = Vanishing(MemoryStorage())
+    log = Vanishing(CountingStorage())
     for epoch in range(30):
         newest = commit_at(ManifestLog(log.storage), epoch, epoch * 1000)
     collect(log, newest)
@@ -491,15 +492,15 @@ class Sum(ms.Computation):
 def test_the_fault_kit_goes_through_collection(monkeypatch):
     """Its runs are short, so fewer manifests are kept; its clock stands nearly still, so one second's first manifest lasts."""
     removed: dict[str, int] = {"manifests": 0, "units": 0}
-    delete = SimulatedStorage.delete
+    delete = MemoryStorage.delete
 
-    def counted(self: SimulatedStorage, names: Any) -> None:
+    def counted(self: MemoryStorage, names: Any) -> None:
         for name in (names := list(names)):
             if name in self.objects:
                 removed[name.split("/")[0]] = removed.get(name.split("/")[0], 0) + 1
         delete(self, names)
 
-    monkeypatch.setattr(SimulatedStorage, "delete", counted)
+    monkeypatch.setattr(MemoryStorage, "delete", counted)
     monkeypatch.setattr(folding, "KEEP", 2)
     p = ms.Pipeline("sums")
     source = ms.sources.files("nowhere", schema="key string, at long, n long", format="json")

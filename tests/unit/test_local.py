@@ -11,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import millstream as ms
+from effort import some
 from millstream.errors import DefinitionError, HookError, InputError, MillstreamError
 from millstream.testing import LocalRunner, SimulatedCrash
 
@@ -378,7 +379,7 @@ def per_key(rows: list[tuple[Any, Any, int]]) -> dict[Any, list[Any]]:
 epochs = st.lists(st.lists(st.tuples(st.sampled_from("abcdef"), st.integers(0, 60)), max_size=6), max_size=6)
 
 
-@settings(max_examples=100)
+@settings(max_examples=some(100))
 @given(epochs, st.booleans())
 def test_the_number_of_shards_changes_nothing_per_key(history, crash):
     runners = [LocalRunner(windows(), shards=shards) for shards in (1, 5)]
@@ -401,7 +402,7 @@ def test_the_number_of_shards_changes_nothing_per_key(history, crash):
     assert one.late("Double") == one.late("Total") == 0  # what was on time at first stays so
 
 
-@settings(max_examples=60)
+@settings(max_examples=some(60))
 @given(epochs, st.data())
 def test_counts_are_what_a_dumb_count_says_whatever_the_order_and_the_epochs(history, data):
     """With a delay larger than the disorder nothing is late, so epochs and order do not matter."""

@@ -6,7 +6,6 @@ import threading
 
 import msgspec
 import pytest
-from unitkit import MemoryStorage
 
 from millstream.core.watermark import Progress
 from millstream.errors import CheckpointError, DamageError
@@ -19,6 +18,7 @@ from millstream.state.manifest import (
     ShardState,
     manifest_name,
 )
+from millstream.state.memory import MemoryStorage
 from millstream.state.part import Part
 from millstream.state.segment import SegmentRef
 from millstream.state.storage import LocalStorage

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from unitkit import CountingStore, run_step
 
 import millstream as ms
+from effort import some
 from millstream.core import subkeys
 from millstream.core.keyspace import sub_prefix
 from millstream.core.mapstate import MapState
@@ -73,7 +74,7 @@ looks = st.one_of(
 MISSING = object()
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=some(300), deadline=None)
 @given(st.dictionaries(names, values, max_size=6), st.lists(st.one_of(changes, looks), max_size=20))
 def test_it_behaves_as_a_sorted_dict_over_committed_entries_and_changes(base, ops):
     store, model = committed(base), dict(base)

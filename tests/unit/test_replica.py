@@ -14,8 +14,9 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from unitkit import MemoryStorage, write_delta
+from unitkit import CountingStorage, write_delta
 
+from effort import some
 from millstream.core import subkeys
 from millstream.core.keyspace import after, sub_prefix
 from millstream.core.mapstate import MapState
@@ -48,7 +49,7 @@ class Log:
     """A chain that grows, and what it must come to."""
 
     def __init__(self, storage: Any = None) -> None:
-        self.storage = storage or MemoryStorage()
+        self.storage = storage or CountingStorage()
         self.chain: list[SegmentRef] = []
         self.model: dict[bytes, bytes] = {}
         self.epoch = -1
@@ -235,7 +236,7 @@ acts = st.one_of(
 )
 
 
-@settings(max_examples=60)
+@settings(max_examples=some(60))
 @given(st.lists(acts, max_size=25))
 def test_two_replicas_that_look_now_and_then_always_see_what_a_dict_would_hold(tmp_path_factory, history):
     folder = tmp_path_factory.mktemp("replicas")

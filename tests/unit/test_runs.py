@@ -6,10 +6,10 @@ import threading
 
 import msgspec
 import pytest
-from unitkit import MemoryStorage
 
 from millstream.state import alive
 from millstream.state import runs as runs_module
+from millstream.state.memory import MemoryStorage
 from millstream.state.runs import Runs, refuse, run_number
 from millstream.state.storage import LocalStorage
 

@@ -9,10 +9,11 @@ import msgspec
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from unitkit import MemoryStorage
 
+from effort import some
 from millstream.errors import DamageError
 from millstream.state import segment
+from millstream.state.memory import MemoryStorage
 from millstream.state.segment import SegmentRef, encode_segment, merge, newest, read_blocks, read_index, read_run, read_some, runs
 
 keys = st.binary(min_size=1, max_size=6)
@@ -123,7 +124,7 @@ histories = st.lists(
 )
 
 
-@settings(max_examples=200)
+@settings(max_examples=some(200))
 @given(histories)
 def test_a_merged_chain_is_what_a_dict_would_be(history):
     storage = MemoryStorage()
@@ -209,7 +210,7 @@ def test_a_segment_of_one_block_is_as_it_always_was():
     assert data == b"MSEG1\n" + struct.pack(">II", len(payload), zlib.crc32(payload)) + payload + bytes(8)
 
 
-@settings(max_examples=100)
+@settings(max_examples=some(100))
 @given(st.integers(3, 40), st.integers(1, 5), st.data())
 def test_any_blocks_can_be_read_by_the_index(count, block, data):
     with pytest.MonkeyPatch.context() as patch:

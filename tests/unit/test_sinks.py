@@ -13,11 +13,12 @@ import pyarrow.parquet as pq
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from unitkit import MemoryStorage
 
 import millstream as ms
+from effort import some
 from millstream.errors import DefinitionError, SinkError
 from millstream.sinks.base import DriverContext, SinkRow, TaskContext
+from millstream.state.memory import MemoryStorage
 
 SCHEMA = pa.schema([("key", pa.string()), ("timestamp", pa.int64()), ("value", pa.int64())])
 
@@ -214,7 +215,7 @@ plain = st.recursive(
 )
 
 
-@settings(max_examples=50)
+@settings(max_examples=some(50))
 @given(st.lists(st.tuples(st.text(), st.integers(-(2**53), 2**53), plain), max_size=5))
 def test_plain_values_come_back_from_json_line_by_line(tmp_path_factory, rows):
     folder = tmp_path_factory.mktemp("json")

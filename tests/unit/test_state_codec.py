@@ -16,6 +16,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import millstream as ms
+from effort import some
 from millstream.state import codec
 from millstream.state.sameness import difference
 from millstream.testing import LocalRunner
@@ -44,7 +45,7 @@ values = st.recursive(
 
 
 @given(values)
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=some(400), deadline=None)
 def test_an_untyped_state_comes_back_equal_and_of_the_same_types(value: Any) -> None:
     data = codec.encode_firm(value)
     found = codec.msgpack.decoder(object)(data)
@@ -58,7 +59,7 @@ def test_an_untyped_state_comes_back_equal_and_of_the_same_types(value: Any) -> 
         lambda i: st.lists(i) | st.dictionaries(st.text() | st.integers(-9, 9), i),
     )
 )
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=some(200), deadline=None)
 def test_plain_values_have_the_bytes_they_always_had(value: Any) -> None:
     assert codec.encode_firm(value) == codec.encode_value(value) == msgspec.msgpack.encode(value)
 

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from unitkit import arrivals, dumb_counts, dumb_index, run_step
 
 import millstream as ms
+from effort import some
 from millstream.core import step as step_module
 from millstream.core.arrivals import Arrivals
 from millstream.core.keys import key_bytes, key_text
@@ -134,7 +135,7 @@ some_ops = st.lists(
 one_record = st.tuples(st.sampled_from(["a", "b", 1, (1, "a")]), tiny, some_ops)
 
 
-@settings(max_examples=100)
+@settings(max_examples=some(100))
 @given(st.lists(one_record, max_size=8), st.data())
 def test_any_order_of_arrival_gives_the_same_outcome(rows, data):
     records = [(key, time, f"{at % 3}-{at}", ops) for at, (key, time, ops) in enumerate(rows)]
@@ -143,7 +144,7 @@ def test_any_order_of_arrival_gives_the_same_outcome(rows, data):
     assert run_step(Scripted(), records, **times) == run_step(Scripted(), shuffled, **times)
 
 
-@settings(max_examples=50)
+@settings(max_examples=some(50))
 @given(st.lists(st.tuples(st.sampled_from("ab"), tiny), max_size=6, unique=True), st.data())
 def test_any_order_of_arrival_from_several_streams_gives_the_same_outcome(rows, data):
     each = [
@@ -435,7 +436,7 @@ class Twin:
                 return
 
 
-@settings(max_examples=400)
+@settings(max_examples=some(400))
 @given(epochs)
 def test_many_epochs_go_as_the_dumb_twin_says(history):
     store, twins = MemoryStore(), {"a": Twin(), "b": Twin()}
@@ -467,7 +468,7 @@ def test_many_epochs_go_as_the_dumb_twin_says(history):
         }
 
 
-@settings(max_examples=100)
+@settings(max_examples=some(100))
 @given(epochs)
 def test_a_step_repeated_on_the_same_entries_gives_the_same_outcome(history):
     store = MemoryStore()

@@ -1,10 +1,11 @@
-"""One contract for both storages: a folder, and a real S3 server on this host."""
+"""One contract for all storages: a folder, a real S3 server on this host, and the dictionary under every simulation."""
 
 from __future__ import annotations
 
 import errno
 import os
 import socket
+import sys
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -16,6 +17,7 @@ from unitkit import write_delta
 from millstream.errors import DamageError, StorageError
 from millstream.state.folding import adopt, fold
 from millstream.state.manifest import ComputationState, Manifest, ManifestLog, ShardState
+from millstream.state.memory import MemoryStorage
 from millstream.state.replica import Replica
 from millstream.state.segment import encode_segment, merge, read_blocks
 from millstream.state.storage import LocalStorage, ObjectStorage, Storage, open_storage
@@ -29,8 +31,10 @@ def server() -> Iterator[S3Server]:
     found.stop()
 
 
-@pytest.fixture(params=["local", "s3"])
+@pytest.fixture(params=["local", "s3", "memory"])
 def storage(request: pytest.FixtureRequest, tmp_path: Path) -> Storage:
+    if request.param == "memory":
+        return MemoryStorage()
     if request.param == "local":
         return LocalStorage(tmp_path / "root")
     server = request.getfixturevalue("server")
@@ -38,7 +42,7 @@ def storage(request: pytest.FixtureRequest, tmp_path: Path) -> Storage:
 
 
 def at_once(count: int, what: Callable[[int], Any]) -> list[Any]:
-    """What comes of several threads that begin together: results, or the errors."""
+    """What comes of several threads that begin together: results, or the errors. They take turns as often as they can."""
     barrier = threading.Barrier(count)
     found: list[Any] = [None] * count
 
@@ -50,10 +54,15 @@ def at_once(count: int, what: Callable[[int], Any]) -> list[Any]:
             found[index] = error
 
     threads = [threading.Thread(target=run, args=(i,)) for i in range(count)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(30)
+    interval = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    try:
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(30)
+    finally:
+        sys.setswitchinterval(interval)
     return found
 
 
@@ -170,16 +179,30 @@ def test_list_gives_the_names_directly_in_a_folder_sorted(storage):
         assert storage.read(name) == b"x"
 
 
+@pytest.mark.slow
 def test_list_is_complete_beyond_a_page(storage):
     count = 1100 if isinstance(storage, ObjectStorage) else 50  # S3 lists a thousand at a time
     names = [f"units/{i:05d}" for i in range(count)]
 
     def put(worker: int) -> None:
         for name in names[worker::4]:
-            storage.put(name, b"x") if isinstance(storage, LocalStorage) else storage.create(name, b"x")
+            storage.create(name, b"x") if isinstance(storage, ObjectStorage) else storage.put(name, b"x")
 
     at_once(4, put)
     assert storage.list("units") == names
+
+
+def test_a_listing_while_others_write_has_all_that_was_there_before(storage):
+    names = [f"units/{i:03d}" for i in range(20)]
+    for name in names:
+        storage.put(name, b"x")
+
+    def run(worker: int) -> Any:
+        if worker:
+            return [storage.put(f"units/{worker}-{i:03d}", b"x") for i in range(30)] and None
+        return [found for found in (storage.list("units") for _ in range(20)) if not set(names) <= set(found)]
+
+    assert at_once(4, run) == [[], None, None, None]
 
 
 def test_delete_removes_and_does_not_mind_what_is_gone(storage):
@@ -229,7 +252,7 @@ def test_a_publication_that_died_in_the_middle_can_be_repeated(storage):
 def test_eight_that_publish_the_same_part_at_once_all_succeed(storage):
     """A driver that was replaced without noticing publishes beside its successor."""
     problems = []
-    for round in range(40 if isinstance(storage, LocalStorage) else 8):
+    for round in range(8 if isinstance(storage, ObjectStorage) else 40):
         storage.put(f"_staging/{round}", b"rows")
         won = at_once(8, lambda _, round=round: storage.publish(f"_staging/{round}", f"part-{round}"))
         problems += [repr(w) for w in won if w is not True]

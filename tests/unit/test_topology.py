@@ -7,6 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import millstream as ms
+from effort import some
 from millstream.core.authority import Standing, propagate
 from millstream.core.time import BEGINNING, END
 from millstream.core.topology import ComputationSpec, Emission, Injector, Input, Topology
@@ -289,7 +290,7 @@ def graphs(draw):
     return injectors, draw(st.permutations(computations))
 
 
-@settings(max_examples=200)
+@settings(max_examples=some(200))
 @given(graphs())
 def test_any_graph_is_laid_out_so_that_everything_comes_after_what_it_needs(given_graph):
     injectors, computations = given_graph
@@ -322,7 +323,7 @@ def test_any_graph_is_laid_out_so_that_everything_comes_after_what_it_needs(give
             assert len(found.fused_inputs(c.name)) == len(c.inputs)
 
 
-@settings(max_examples=200)
+@settings(max_examples=some(200))
 @given(graphs(), st.data())
 def test_watermarks_are_what_recursion_says_and_never_go_back(given_graph, data):
     injectors, computations = given_graph

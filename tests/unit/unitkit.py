@@ -1,8 +1,8 @@
-"""What several unit tests need: a storage in memory, a store that counts, one step run by hand."""
+"""What several unit tests need: a storage and a store that count, one step run by hand."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from millstream.core.arrivals import Arrivals
@@ -13,50 +13,21 @@ from millstream.core.record import ListBatch
 from millstream.core.statekind import StateKind
 from millstream.core.step import Outcome, Step, Times, Wiring
 from millstream.core.time import BEGINNING
-from millstream.errors import DamageError
 from millstream.state.codec import msgpack
-from millstream.state.memory import MemoryStore
+from millstream.state.memory import MemoryStorage, MemoryStore
 from millstream.state.segment import SegmentRef, encode_segment
 
 
-class MemoryStorage:
-    """The contract of a storage, in a dict. Counts what is read."""
-
-    url = "memory"
+class CountingStorage(MemoryStorage):
+    """Notes what is read, in order."""
 
     def __init__(self) -> None:
-        self.objects: dict[str, bytes] = {}
+        super().__init__()
         self.reads: list[str] = []
-
-    def create(self, name: str, data: bytes) -> bool:
-        return self.objects.setdefault(name, data) is data
-
-    def put(self, name: str, data: bytes) -> None:
-        self.objects[name] = data
 
     def read(self, name: str, offset: int = 0, length: int | None = None) -> bytes:
         self.reads.append(name)
-        if name not in self.objects:
-            raise DamageError(f"{name} is missing")
-        return self.objects[name][offset:] if length is None else self.objects[name][offset : offset + length]
-
-    def exists(self, name: str) -> bool:
-        return name in self.objects
-
-    def list(self, prefix: str) -> list[str]:
-        return sorted(n for n in self.objects if n.startswith(f"{prefix}/") and "/" not in n[len(prefix) + 1 :])
-
-    def delete(self, names: Iterable[str]) -> None:
-        for name in list(names):
-            self.objects.pop(name, None)
-
-    def publish(self, source: str, target: str) -> bool:
-        if source not in self.objects:
-            return True
-        if target in self.objects:
-            return False
-        self.objects[target] = self.objects.pop(source)
-        return True
+        return super().read(name, offset, length)
 
 
 class CountingStore:

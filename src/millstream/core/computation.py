@@ -83,19 +83,24 @@ class Computation:
         key: Any = OWN,
         timestamp: int | None = None,
         stream: str | None = None,
-        id: str | None = None,
+        id: str | Record | None = None,
         late: bool = False,
     ) -> None:
         """Emits a record. Key and timestamp are those of the record or timer at hand unless given.
 
-        id: instead of the one that follows from the cause. It must be the same on every retry, and no other record of the stream may have it.
+        id: instead of the one that follows from the cause: a text, which must be the same on every retry and no other record's, or a record, whose id
+        it takes over.
         late: the production may be older than `output_watermark`; whoever reads it then has a late record.
 
         >>> class Raw(Computation):
         ...     def process_record(self, record):
-        ...         self.produce(record.value, id=record.id)
+        ...         self.produce(record.value, id=record)
         """
-        self._visit.produce(value, key, timestamp, stream, id, late)
+        self._visit.produce(value, key=key, timestamp=timestamp, stream=stream, id=id, late=late)
+
+    def _is_plain(self) -> bool:
+        """Whether `produce` is the one above, so that the step may bind the visit's in its place."""
+        return type(self).produce is Computation.produce
 
     @property
     def cause(self) -> Record | Timer:

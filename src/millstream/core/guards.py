@@ -7,6 +7,8 @@ dedup       a repeated id is dropped
 receipts    consumers must have been fed by the attempts that are committed
 journal     what is pending is delivered again until the commit that consumed it
 markers     a replica is used only for the epoch and run it stands at
+acknowledgement
+            a source is told that a batch is safe only after the commit
 """
 
 from __future__ import annotations
@@ -24,6 +26,7 @@ class Guards(msgspec.Struct, frozen=True):
     receipts: bool = True
     journal: bool = True
     markers: bool = True
+    acknowledgement: bool = True
 
     @classmethod
     def without(cls, names: str) -> Guards:

@@ -160,7 +160,16 @@ class Visit:
     def release(self) -> None:
         self.holds.pop(STATE_HOLD, None)
 
-    def produce(self, value: Any, key: Any, timestamp: int | None, stream: str | None, id: str | None, late: bool) -> None:
+    def produce(
+        self,
+        value: Any,
+        *,
+        key: Any = OWN,
+        timestamp: int | None = None,
+        stream: str | None = None,
+        id: str | Record | None = None,
+        late: bool = False,
+    ) -> None:
         cause = self.cause
         if cause.__class__ is Record:
             caused = cause.timestamp
@@ -198,16 +207,24 @@ class Visit:
                 f"produce(key={key!r}) on stream {stream!r}: its consumer gives no key of its own and so runs on the producer's. "
                 f"Give that consumer key=lambda record: record.key; it then goes through the shuffle."
             )
+        encode = self.encode  # on a line of its own: Python calls a slot's function faster that way
         try:
-            body = self.encode(value)
+            body = encode(value)
         except Exception as error:
             raise ValueError(f"the value produced on stream {stream!r} cannot be encoded: {error}") from error
         if id is not None:
-            if id.__class__ is not str or not id:
-                raise ValueError(f"produce(id={id!r}): an id is a str, and not empty")
+            id = self._given_id(id, stream)
         else:
             id = self.production_id(stream) if stream in self.named_streams else ""
         self.productions.append(Production(stream, key, timestamp, id, body))
+
+    def _given_id(self, id: str | Record, stream: str) -> str:
+        """An id that a hook has given, or that of a record, which is read only where somebody needs it."""
+        if id.__class__ is Record:
+            return id.id if stream in self.named_streams else ""  # type: ignore[union-attr]
+        if id.__class__ is not str or not id:
+            raise ValueError(f"produce(id={id!r}): an id is a str that is not empty, or a record")
+        return id  # type: ignore[return-value]
 
     def production_id(self, stream: str) -> str:
         """Rule 2."""

@@ -116,9 +116,9 @@ class Policy(msgspec.Struct, frozen=True, kw_only=True):
         """Whether a record that comes again, and is dropped as a duplicate, may still move the watermark."""
         return True
 
-    def said(self, files: Callable[[], tuple[Mapping[str, int], set[str]]]) -> int | None:
-        """What the source itself declares (driver, once per epoch); None says nothing new. files: all files of the source with their times of
-        modification, and those that have been read."""
+    def said(self, files: Mapping[str, int], read: set[str]) -> int | None:
+        """What the source itself declares (driver, once per epoch); None says nothing new. Where `wants_files`: all files of the source with their
+        times of modification, and those that have been read."""
         return None
 
     def value(self, progress: Progress, seen: Seen, now: int) -> tuple[int, str]:
@@ -187,7 +187,7 @@ class Declared(Policy, frozen=True):
         said = seen.mark if self.column is not None else progress.said
         return (BEGINNING if said is None else said), "what its source declares"
 
-    def said(self, files: Callable[[], tuple[Mapping[str, int], set[str]]]) -> int | None:
+    def said(self, files: Mapping[str, int], read: set[str]) -> int | None:
         return None if self.function is None else self.function()
 
     def for_tasks(self) -> Policy:
@@ -292,8 +292,8 @@ class FileTimes(Policy, frozen=True):
     def wants_files(self) -> bool:
         return True
 
-    def said(self, files: Callable[[], tuple[Mapping[str, int], set[str]]]) -> int | None:
-        return self.from_files(*files())
+    def said(self, files: Mapping[str, int], read: set[str]) -> int | None:
+        return self.from_files(files, read)
 
     def for_tasks(self) -> Policy:
         return Bounded(delay=0)

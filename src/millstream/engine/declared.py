@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from functools import partial
 
 from millstream.core.topology import Topology
 from millstream.errors import InputError, MillstreamError
@@ -13,8 +12,9 @@ def declared(topology: Topology, read_files: Callable[[str], tuple[Mapping[str, 
     """By injector, what its source declares now. read_files: the files of a file source, and those that have been read."""
     found: dict[str, int] = {}
     for name, injector in topology.injectors.items():
+        files = read_files(name) if injector.watermark.wants_files else ({}, set[str]())
         try:
-            said = injector.watermark.said(partial(read_files, name))
+            said = injector.watermark.said(*files)
         except MillstreamError:
             raise
         except Exception as error:

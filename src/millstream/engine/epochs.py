@@ -139,6 +139,8 @@ class Epochs:
         before = self.latest  # 2
         self.point("epoch.2-read", epoch)
         planned, receipts = self._worked(self._plan(before, ranges, drain), before, frame)  # 3, 4, 5
+        if not self.guards.acknowledgement and ranges.batch is not None:
+            self.acknowledge(ranges.batch)
         self.point("epoch.5-checked", epoch)
         refused = self.log.count_refused() if epoch % COLLECT_EVERY == 0 or self._began_at == epoch - 1 else []
         manifest = manifest_after(

@@ -32,6 +32,10 @@ def _renamed(latest: Manifest, program: Program) -> Manifest:
         if old and old in latest.computations and spec.name not in latest.computations:
             if old in names:
                 raise CheckpointError(f"computation {spec.name!r} says renamed_from={old!r}, but {old!r} is still there")
+            if old in old_to_new:
+                raise CheckpointError(
+                    f"computations {old_to_new[old]!r} and {spec.name!r} both say renamed_from={old!r}: only one can take over its state"
+                )
             old_to_new[old] = spec.name
     return msgspec.structs.replace(
         latest,

@@ -31,7 +31,7 @@ from millstream.core.watermark import Seen
 from millstream.engine.program import Compiled
 from millstream.engine.receipts import EpochOrder, Receipt
 from millstream.engine.staging import Sent, Staging, outgoing
-from millstream.errors import MillstreamError
+from millstream.errors import MillstreamError, travelling_name
 from millstream.state.manifest import Manifest
 from millstream.state.parcel import read_slice
 from millstream.state.segment import SegmentRef
@@ -118,7 +118,7 @@ class Task:
             out = outgoing(self.compiled, outcomes.values(), self.shards, set(self.order.stored))  # g
             Staging(self.compiled, self.storage, self.order, self.group, self.shard, self.point).stage(receipt, outcomes, out)  # h
         except MillstreamError as error:
-            failed = Receipt(self.group.level, self.group.index, self.shard, failure=type(error).__name__, message=str(error))  # i
+            failed = Receipt(self.group.level, self.group.index, self.shard, failure=travelling_name(error), message=str(error))  # i
             return Result(failed, {})
         return Result(receipt, out.sent)
 

@@ -1,7 +1,8 @@
 """A simulated cluster: the real epoch protocol, manifests, segments, parcels and folds, over a storage in memory, under a schedule of faults.
 
-What is real: `engine/epochs.py`, `engine/task.py` with all it does, everything in `state/` but the disk. What is modelled: the source and its log,
-the network between tasks (it delivers in any order), worker processes with their replicas, and processes that die, stall or wake up late.
+What is real: `engine/epochs.py`, `engine/task.py` with all it does, everything in `state/` but the disk. What is modelled: the source, which forgets
+what was acknowledged; its log, which does not; the network between tasks (it delivers in any order); worker processes with their replicas; and
+processes that die, stall or wake up late.
 A run is determined by its plan and its schedule; both follow from a seed. After the last fault the run goes on undisturbed to its end, and is
 compared with the local engine, which knows nothing of all this.
 
@@ -64,6 +65,14 @@ class Fault(msgspec.Struct, frozen=True):
             "fold": "",
         }.get(self.kind, f"task {self.task}")
         return f"{self.kind} in epoch {self.epoch}" + (f": {where}" if where else "")
+
+
+class Acknowledgement(msgspec.Struct, frozen=True):
+    """What the source heard: a run told it that a batch is safe. committed: whether its manifest was there at that moment."""
+
+    token: str
+    batch: int
+    committed: bool
 
 
 class InputPlan(msgspec.Struct):
@@ -130,6 +139,11 @@ class Driver(Epochs):
 
     def read_files(self, injector: str) -> tuple[dict[str, int], set[str]]:
         return {}, set()  # there are no files: such a watermark stands still until the drain, as in the local engine
+
+    def acknowledge(self, number: int) -> None:
+        self.simulation.told.append(
+            Acknowledgement(self.token, number, self.log.exists(number))
+        )  # epochs outside the query come behind all batches
 
     def point(self, name: str, epoch: int) -> None:
         self.simulation.at(self, name, epoch)
@@ -240,7 +254,8 @@ class Simulation:
         self.shards = shards
         self.guards = guards
         self.used: set[Fault] = set()
-        self.acknowledged = -1  # the last epoch that the source's own log calls done
+        self.done = -1  # the last epoch that the source's own log calls done
+        self.told: list[Acknowledgement] = []
         self.asleep: list[tuple[int, Callable[[], Any]]] = []
         self.paused: list[tuple[int, threading.Event, threading.Thread, list[BaseException]]] = []
         self._turn = threading.Event()
@@ -284,7 +299,11 @@ class Simulation:
                 entry[1].wait()
                 return
 
-    # --- the source's log
+    # --- the source, and its log
+
+    def _rows(self, number: int) -> list[tuple[str, dict[str, Any]]]:
+        """What the source still has of a batch: nothing once it was acknowledged."""
+        return [] if any(told.batch == number for told in self.told) else self.plan.epochs[number]
 
     def reading(self, number: int) -> Reading:
         rows = number < len(self.plan.epochs) and bool(self.plan.epochs[number])
@@ -317,10 +336,10 @@ class Simulation:
 
     def _drive(self, driver: Driver) -> None:
         driver.resume()
-        while self.acknowledged + 1 < len(self.plan.epochs):
-            epoch = self.acknowledged + 1
+        while self.done + 1 < len(self.plan.epochs):
+            epoch = self.done + 1
             self._epoch(driver, epoch)
-            self.acknowledged = epoch
+            self.done = epoch
             self._wake(epoch)
             self._resume(epoch)
             if self.hits("forget", epoch):
@@ -332,7 +351,7 @@ class Simulation:
 
     def _epoch(self, driver: Driver, epoch: int) -> None:
         """One epoch of a driver; in a thread of its own where it is going to stall."""
-        rows = self.plan.epochs[epoch]
+        rows = self._rows(epoch)
         if not any(f.kind == "pause" and f.epoch == epoch and f not in self.used for f in self.schedule):
             driver.run(rows, epoch)
             return

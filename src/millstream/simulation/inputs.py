@@ -57,8 +57,9 @@ class Injected:
         for route in routes:
             text, no_key = self._key_text(injector, route, row, name)
             if wrong or no_key:
-                batch = CopyingBatch(injector.name, (wrapped(value, wrong or no_key),), (name,))
-                self.queued.setdefault((route.computation, 0), []).append((None, time, name, batch, 0))
+                own: Any = None if injector.id is None else name  # as on Spark, where a rejected record has no id but its own
+                batch = CopyingBatch(injector.name, (wrapped(value, wrong or no_key),), (own,))
+                self.queued.setdefault((route.computation, 0), []).append((None, time, own, batch, 0))
                 continue
             shard = shard_of(text.encode(), self.shards)
             self.queued.setdefault((route.computation, shard), []).append(
@@ -92,7 +93,7 @@ class Injected:
         """What the injector's watermark policy wants to know of one row."""
         policy = injector.watermark
         mark = self._column(injector, row, policy.mark_column, "watermark") if policy.mark_column else None
-        one = Seen(1, time, mark)
+        one = Seen(1, time, None if policy.sub_column else mark)
         if policy.sub_column:
             sub = self._column(injector, row, policy.sub_column, "sub-source")
             if sub is not None:
@@ -160,7 +161,7 @@ class ListInputs:
         self._ordered = ordered
 
     def consumed(self) -> list[int]:
-        return [one.unit for some in self._handed.values() for one in some]
+        return sorted({one.unit for some in self._handed.values() for one in some})
 
     def take(self, stored: Iterable[tuple[Route, Any]]) -> None:
         for route, table in stored:

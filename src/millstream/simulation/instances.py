@@ -27,7 +27,7 @@ VISIT = "a new instance for each key and epoch"
 SHARINGS = (EPOCH, ONE, VISIT)
 
 _HOOKS = ("process_record", "process_late_record", "process_timer")
-_BOUND = frozenset(Computation.__annotations__) | frozenset(_HOOKS)
+_BOUND = frozenset(Computation.__annotations__) | {*_HOOKS, "produce"}
 _DEEP = 3  # how far into objects that cannot be pickled
 
 
@@ -72,6 +72,9 @@ class _Renewed(Computation):
         object.__setattr__(inner, "__dict__", self.__dict__)
         self.__dict__.update(hooks)  # the step calls the inner one's, without a frame of ours in a dead letter's traceback
         self._inner = inner
+
+    def _is_plain(self) -> bool:
+        return self._inner._is_plain()
 
     @property
     def key(self) -> Any:  # type: ignore[override]

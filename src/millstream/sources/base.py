@@ -106,9 +106,16 @@ class LoadedSource(Source):
     def acknowledge(self, offset: str) -> None:
         self.given.acknowledge(offset)
 
+    def require(self, *, key: bool, time: bool) -> None:
+        if hasattr(self.given, "require"):
+            self.given.require(key=key, time=time)
+
     def close(self) -> None:
         if hasattr(self.given, "close"):
             self.given.close()
+
+    def waits_for(self) -> str:
+        return str(self.given.waits_for()) if hasattr(self.given, "waits_for") else self.describe()
 
     def describe(self) -> str:
         return str(self.given.describe()) if hasattr(self.given, "describe") else type(self.given).__name__

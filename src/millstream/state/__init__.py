@@ -1,7 +1,13 @@
-"""Where state lives: the log (segments named by manifests) is the truth, a replica on each host is a cache of it.
+"""Where does state live? The log (segments named by manifests) is the truth, a replica on each host is a cache of it.
 
-codec: Python values to bytes. storage: objects with create-if-absent, on disk or S3. segment: a sorted file of entries; blocks: parts of many.
-parcel: stored productions. manifest: what makes an epoch exist. runs: who may write one. replica: LMDB, follows the log. folding: deltas into
-snapshots, and collection. reader: committed state as of an epoch; rows: what it is made of. memory: a storage for tests. alive: a driver's signs of life.
-Nothing here knows Spark or what a computation does.
+    codec, extensions, sameness    Python values to bytes, types that msgpack lacks, and whether a value comes back equal
+    storage, memory, formats       objects with create-if-absent, on disk, in S3 or in memory; versions of what is in them
+    segment, blocks                a sorted file of entries, parts of many
+    parcel, part                   stored productions; what a task has staged at a sink
+    manifest, runs                 what makes an epoch exist, and who may write it
+    replica, folding               LMDB that follows the log; deltas into snapshots, and collection
+    reader, rows                   committed state as of an epoch, and what it is made of
+    stats, alive                   what parts say of themselves; a driver's signs of life
+
+Nothing here knows Spark, or what a computation does.
 """

@@ -17,6 +17,7 @@ from __future__ import annotations
 import secrets
 import sys
 from collections.abc import Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 
 import msgspec
 
@@ -28,6 +29,7 @@ from millstream.state.storage import Storage
 
 MAX_RUNS = 12
 UNITS = "units"
+_READERS = 8
 WINDOW = 60_000  # milliseconds
 _SECOND = 1000
 
@@ -119,6 +121,7 @@ def collect(
     if not recent:
         return 0
     _note(log, newest)
+    _note_all(log, [epoch for epoch in epochs if epoch not in known.times])
     lasting: dict[int, int] = {}
     for epoch in epochs:
         if epoch in known.times or _noted(log, epoch):
@@ -174,6 +177,13 @@ def _note(log: ManifestLog, manifest: Manifest) -> frozenset[str]:
     log.collection.times[manifest.epoch] = manifest.now
     log.collection.names[manifest.epoch] = names = frozenset(map(sys.intern, named_by(manifest)))
     return names
+
+
+def _note_all(log: ManifestLog, epochs: Sequence[int]) -> None:
+    """The first collection of a run knows none of the manifests that are there: they are read side by side, a store may be far away."""
+    if len(epochs) > KEEP:
+        with ThreadPoolExecutor(_READERS) as readers:
+            list(readers.map(lambda epoch: _noted(log, epoch), epochs))
 
 
 def _noted(log: ManifestLog, epoch: int) -> bool:

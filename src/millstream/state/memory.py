@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import bisect
+import threading
 from collections.abc import Iterable, Iterator, Mapping
 
 from millstream.errors import DamageError
@@ -15,12 +16,14 @@ class MemoryStorage:
 
     def __init__(self) -> None:
         self.objects: dict[str, bytes] = {}
+        self._lock = threading.Lock()  # threads may create and publish at once
 
     def create(self, name: str, data: bytes) -> bool:
-        if name in self.objects:
-            return False
-        self.objects[name] = data
-        return True
+        with self._lock:
+            if name in self.objects:
+                return False
+            self.objects[name] = data
+            return True
 
     def put(self, name: str, data: bytes) -> None:
         self.objects[name] = data
@@ -36,19 +39,20 @@ class MemoryStorage:
 
     def list(self, prefix: str) -> list[str]:
         start = prefix + "/" if prefix else ""
-        return sorted(name for name in self.objects if name.startswith(start) and "/" not in name[len(start) :])
+        return sorted(name for name in tuple(self.objects) if name.startswith(start) and "/" not in name[len(start) :])
 
     def delete(self, names: Iterable[str]) -> None:
         for name in list(names):
             self.objects.pop(name, None)
 
     def publish(self, source: str, target: str) -> bool:
-        if source not in self.objects:
+        with self._lock:
+            if source not in self.objects:
+                return True
+            if target in self.objects and self.objects[target] != self.objects[source]:
+                return False
+            self.objects[target] = self.objects.pop(source)
             return True
-        if target in self.objects and self.objects[target] != self.objects[source]:
-            return False
-        self.objects[target] = self.objects.pop(source)
-        return True
 
 
 class MemoryStore:

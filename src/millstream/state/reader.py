@@ -1,6 +1,6 @@
 """The reader: committed state by key, by range and by prefix, as of an epoch, while a pipeline goes on writing, folding and collecting.
 
-    committed = Committed(ManifestLog(storage))
+    committed = CommittedState(ManifestLog(storage))
     committed.at(17)              one epoch: every answer is as of it, or `Overtaken`
     committed.at()                the newest; goes on at a newer one when it must. `epoch` says which one the last answer was of
     committed.steady(read)        what `read` makes of the newest epoch; begun anew if it was overtaken

@@ -121,6 +121,7 @@ class Replica:
         self.folder = folder
         self._map_size = map_size or _MAP_SIZE
         self._lock = threading.RLock()
+        self._is_retired = False
         self._holders = self._loads = self._catch_ups = self._segments = 0
         self._open()
 
@@ -185,6 +186,8 @@ class Replica:
     def _let_go(self) -> None:
         with self._lock:
             self._holders -= 1
+            if self._is_retired and not self._holders:
+                self.close()
 
     def _resize(self, size: int) -> None:
         if self._holders:
@@ -249,6 +252,13 @@ class Replica:
                     pairs = [pair for pair in pairs if pair[1] is not None]
                 cursor.putmulti(pairs, append=append)
         return append
+
+    def retire(self) -> None:
+        """Nobody comes any more: it is closed when nobody holds an epoch of it."""
+        with self._lock:
+            self._is_retired = True
+            if not self._holders:
+                self.close()
 
     def close(self) -> None:
         """Closes the environment."""
@@ -332,6 +342,6 @@ def open_replica(root: Path, lineage: str, shard: int, map_size: int | None = No
         if found is None:
             found = _OPEN[folder] = Replica(folder, map_size)
         elif not (folder / "data.mdb").exists():  # somebody deleted the cache under us
-            found.close()
+            found.retire()
             found = _OPEN[folder] = Replica(folder, map_size)
     return found

@@ -1,6 +1,6 @@
 """Storage: named objects with create-if-absent, on a local (or mounted) disk or in an S3-compatible store.
 
-Contract, the same for both (`tests/unit/test_storage.py` runs it on both):
+Contract, the same for both, and for the one in memory (`tests/unit/test_storage.py` runs it on all three):
 1. `create` makes an object that was not there, whole or not at all, durable when it returns; it says no if the name is taken.
 2. `put` writes an object under a name that nobody else uses; whole or not at all, durable when it returns.
 3. `publish` moves an object to a name a reader may see, whole. Doing it again does nothing.

@@ -230,7 +230,10 @@ class WorkerClient:
             if self._context is not None:
                 self._socket = self._context.wrap_socket(plain, server_hostname=host)
         except (OSError, ssl.SSLError) as error:
-            raise SinkError(f"the sink at {self.address} cannot be reached: {error}") from error
+            text = f"the sink at {self.address} cannot be reached: {error}"
+            if isinstance(error, ssl.SSLError) and not isinstance(error, (ssl.SSLEOFError, ssl.SSLZeroReturnError)):
+                raise SinkRefused(text, refusals.TLS) from error  # no TLS there, or a certificate that does not do: waiting does not help
+            raise SinkError(text) from error
         self._send(self._session.greet(at))
         self._hear()
         self._stats.connections += 1

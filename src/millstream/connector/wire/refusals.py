@@ -9,9 +9,9 @@ Rules
 
 from __future__ import annotations
 
-COOKIE, VERSION, FENCE, OTHER = "cookie", "version", "fence", "other"
+COOKIE, VERSION, FENCE, TLS, OTHER = "cookie", "version", "fence", "tls", "other"
 
-FINAL = frozenset({COOKIE, VERSION, FENCE})
+FINAL = frozenset({COOKIE, VERSION, FENCE, TLS})
 
 WRONG_COOKIE = "the cookie is wrong"
 _VERSION = "version "

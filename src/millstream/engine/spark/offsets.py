@@ -58,11 +58,6 @@ class SparkOffsets:
             digest=hashlib.blake2b("\n".join(ends).encode(), digest_size=8).hexdigest(),
         )
 
-    @property
-    def readable(self) -> bool:
-        """Whether the log is in reach."""
-        return self._folder is not None
-
 
 def _planned_at(line: str) -> int | None:
     try:

@@ -83,7 +83,7 @@ class Run:
         raise AssertionError("unreachable")
 
     def _await_query(self) -> None:
-        """Until the query ends. Rule 3: Spark ends it too when its log has been written to by somebody else."""
+        """Until the query ends. Rule 1: Spark ends it too when its log has been written to by somebody else."""
         for left in reversed(range(_RESTARTS)):
             try:
                 self.query.awaitTermination()

@@ -15,7 +15,7 @@ Rules (the states are in `tables`, rules 1 to 6 there; what a stream is, in `str
    what was received stays received, and whoever announces the stream next resumes at the acknowledged point.
 
 The caller's duties
-1. Carry out effects in order. `Admit` asks for an answer, and is the last of its list: give it to `answer` before the next message. `Store`: in this
+1. Carry out effects in order. `Admit` asks for an answer, and is the last of its list: give it to `answer` before the next message. `Keep`: in this
    order, and durable before an epoch may read it. `Fence`: end that session with `failed`, and carry out what that returns, before anything else is
    given to any session.
 2. When an epoch is committed, tell the `Streams` first, then every session that owns one of its streams or is owed credits, through `committed`.
