@@ -1,9 +1,11 @@
-"""One Spark session for the whole run; replicas in a folder of the run's own."""
+"""One Spark session for the whole run; replicas in a folder of the run's own; an archive of Spark's classes for the many JVMs."""
 
 from __future__ import annotations
 
 import os
+import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -14,14 +16,48 @@ sys.path.insert(0, str(Path(__file__).parent))
 
 
 @pytest.fixture(scope="session", autouse=True)
-def _replicas(tmp_path_factory: pytest.TempPathFactory) -> None:
+def _replicas(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     os.environ["MILLSTREAM_REPLICAS"] = str(tmp_path_factory.mktemp("replicas"))
     # many short-lived JVMs: the quick compiler alone starts in half the time
     os.environ["JDK_JAVA_OPTIONS"] = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
-    os.environ["MILLSTREAM_CACHE"] = os.path.join(os.devnull, "none")  # no archive of classes: JVMs that are killed would leave half of one
     here = Path(__file__).parent  # the workers import the test modules that hold the computations
     folders = [here, here / "spark", here / "crash", here / "connector", os.environ.get("PYTHONPATH", "")]
     os.environ["PYTHONPATH"] = os.pathsep.join(str(folder) for folder in folders)
+    os.environ["MILLSTREAM_CACHE"] = os.path.join(os.devnull, "none")
+    making = None
+    if any(item.get_closest_marker("crash") for item in request.session.items):
+        making = _have_classes(Path(request.config.cache.mkdir("spark-classes")), tmp_path_factory)
+    yield
+    if making is not None:
+        making.wait(120)
+
+
+def _have_classes(folder: Path, temporary: pytest.TempPathFactory) -> subprocess.Popen[bytes] | None:
+    """An archive of Spark's classes takes a third off the start of a JVM. One process makes it, once, in the background, in a run that nobody kills;
+    its marker keeps all others from trying, and those that start later have it. It lasts beyond this run of the tests."""
+    import support
+    from millstream.engine.spark import jvm
+
+    os.environ["MILLSTREAM_CACHE"] = str(folder)
+    kept = jvm.archive()
+    if kept is None or kept.exists():
+        return None
+    marker, making = kept.with_suffix(".making"), None
+    ours = temporary.getbasetemp().parent if "PYTEST_XDIST_WORKER" in os.environ else temporary.getbasetemp()
+    try:
+        os.close(os.open(ours / "spark-classes", os.O_CREAT | os.O_EXCL))  # the first of the processes of this run
+    except FileExistsError:
+        pass
+    else:
+        marker.unlink(missing_ok=True)
+        work = temporary.mktemp("classes")
+        support.write_queries(work / "queries", support.queries(2, 60))
+        command = [sys.executable, str(support.HERE / "job.py"), str(work), "--drain"]
+        making = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    deadline = time.monotonic() + 60
+    while not marker.exists() and time.monotonic() < deadline:
+        time.sleep(0.1)
+    return making
 
 
 @pytest.fixture(scope="session")

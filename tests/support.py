@@ -5,9 +5,11 @@ from __future__ import annotations
 import json
 import os
 import random
+import signal
 import subprocess
 import sys
 from collections import Counter, defaultdict
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -54,6 +56,13 @@ def run_job(work: Path, *args: str, crash: str = "", timeout: float = 120) -> su
     env = {**os.environ, "MILLSTREAM_CRASH": crash}
     command = [sys.executable, str(HERE / "job.py"), str(work), *args]
     return subprocess.run(command, env=env, capture_output=True, text=True, timeout=timeout, check=False)
+
+
+def kill_at(work: Path, points: Sequence[str], *args: str, first: int = 0) -> None:
+    """Runs of the crash pipeline on one checkpoint; in each the driver is killed one epoch and one point further on, beginning with some epoch."""
+    for epoch, point in enumerate(points, first):
+        done = run_job(work, *args, crash=f"{point}@{epoch}")
+        assert done.returncode == -signal.SIGKILL, (point, done.stdout, done.stderr[-2000:])
 
 
 def start_job(work: Path, *args: str, env: dict[str, str] | None = None) -> subprocess.Popen[str]:
