@@ -154,3 +154,11 @@ def test_two_computations_cannot_take_over_the_state_of_one() -> None:
     old = Manifest(epoch=1, token="1-a", now=0, runs=[], computations={"Old": ComputationState(shards=[ShardState(keys=1)])})
     with pytest.raises(CheckpointError, match="computations 'One' and 'Two' both say renamed_from='Old'"):
         reconciled(old, p.program())
+
+
+def test_a_source_that_must_be_told_says_no_before_anything_is_written_where_it_cannot_be(tmp_path: Path) -> None:
+    source = ms.sources.connector(dir=tmp_path / "intake", listen="127.0.0.1:0")
+    source.check(offsets=True)
+    with pytest.raises(DefinitionError, match=r"must be told what is committed.*spark_checkpoint"):
+        source.check(offsets=False)
+    assert not (tmp_path / "intake").exists()
