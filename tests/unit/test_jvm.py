@@ -47,6 +47,22 @@ def test_another_java_has_another_archive(tmp_path: Path) -> None:
     assert jvm.archive() != before
 
 
+GOODBYE = [
+    b"Traceback (most recent call last):\n",
+    b'  File "/venv/pyspark/python/lib/pyspark.zip/pyspark/daemon.py", line 264, in manager\n',
+    b'  File "/venv/pyspark/python/lib/pyspark.zip/pyspark/daemon.py", line 95, in worker\n',
+    b"BrokenPipeError: [Errno 32] Broken pipe\n",
+]
+
+
+def test_the_goodbye_of_an_idle_worker_is_noise_and_every_other_traceback_is_shown_whole() -> None:
+    theirs = [*GOODBYE[:2], b'  File "/code/words.py", line 3, in process_record\n', GOODBYE[3]]
+    other = [*GOODBYE[:3], b"ValueError: no\n"]
+    said = [b"a hook prints\n", b"WARN NativeCodeLoader: no\n", *GOODBYE, b"more\n", *theirs, *other, *GOODBYE, *GOODBYE[:2]]
+    assert list(jvm.without_noise(said)) == [b"a hook prints\n", b"more\n", *theirs, *other, *GOODBYE[:2]]
+    assert list(jvm.without_noise([GOODBYE[0], *other])) == [GOODBYE[0], *other], "two at once: nothing is lost"
+
+
 STACK = """org.apache.spark.SparkException: [FAILED_READ_FILE.NO_HINT] Encountered error while reading file file:/in/a.json. SQLSTATE: KD001
 \tat org.apache.spark.sql.errors.QueryExecutionErrors$.cannotReadFilesError(QueryExecutionErrors.scala:1)
 Caused by: org.apache.spark.SparkException: [MALFORMED_RECORD_IN_PARSING.WITHOUT_SUGGESTION] Malformed records are detected in record

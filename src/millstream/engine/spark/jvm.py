@@ -2,7 +2,8 @@
 
 Rules
 1. What the JVM and Log4j say while they start is dropped, line by line, by what it says. Everything else that comes on the JVM's stderr (Spark's
-   errors, what hooks print in the workers) is passed on to ours, as long as we live.
+   errors, what hooks print in the workers) is passed on to ours, as long as we live. Dropped is also the traceback of a Python worker that was idle
+   when its JVM ended and could not say goodbye: whether PySpark is quick enough to end it first is a race.
 2. Ctrl-C while the JVM starts ends us, and the JVM with us. PySpark would leave it behind, because it has not got as far as to notice.
 3. The classes that Spark loads are the same in every run. The first short run leaves an archive of them in the user's cache (when its JVM ends,
    in the background), and later JVMs map it instead of loading and checking thousands of classes. Java decides whether an archive fits, and
@@ -21,7 +22,7 @@ import subprocess
 import threading
 import time
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -43,9 +44,11 @@ class StartLog:
     def __init__(self) -> None:
         self._lines: deque[bytes] = deque(maxlen=50)
 
-    def add(self, line: bytes) -> None:
-        """Takes a line in."""
-        self._lines.append(line)
+    def noted(self, lines: Iterable[bytes]) -> Iterator[bytes]:
+        """Takes lines in, and gives them on."""
+        for line in lines:
+            self._lines.append(line)
+            yield line
 
     def tail(self) -> str:
         """The last of them."""
@@ -94,12 +97,33 @@ def _killed_if_interrupted() -> Iterator[None]:
 
 def _pass_on(reading: int, kept: int, log: StartLog) -> None:
     with os.fdopen(reading, "rb") as lines:
-        for line in lines:
-            log.add(line)
-            if not _NOISE.search(line):
-                with contextlib.suppress(OSError):
-                    os.write(kept, line)
+        for line in without_noise(log.noted(lines)):
+            with contextlib.suppress(OSError):
+                os.write(kept, line)
     os.close(kept)
+
+
+def without_noise(lines: Iterable[bytes]) -> Iterator[bytes]:
+    """What of a JVM's stderr is worth showing. A traceback is kept back until its last line."""
+    held: list[bytes] = []
+    for line in lines:
+        if line.startswith(b"Traceback (most recent call last)"):
+            yield from held
+            held = [line]
+        elif held:
+            held.append(line)
+            if not line.startswith(b" "):
+                yield from [] if _is_goodbye(held) else held
+                held = []
+        elif not _NOISE.search(line):
+            yield line
+    yield from held
+
+
+def _is_goodbye(traceback: list[bytes]) -> bool:
+    """Whether a traceback is that of a worker whose JVM has ended: PySpark's own code, which found nobody at the other end."""
+    frames = [line for line in traceback if line.startswith(b'  File "')]
+    return traceback[-1].startswith(b"BrokenPipeError") and all(b"pyspark/daemon.py" in line for line in frames)
 
 
 def options(short: bool) -> dict[str, str]:
