@@ -17,6 +17,7 @@ import msgspec
 import pytest
 
 import millstream as ms
+from computations import Windows
 from millstream.simulation.cluster import InputPlan, Simulation
 from millstream.state.manifest import Manifest, ManifestLog
 from millstream.state.storage import open_storage
@@ -103,20 +104,6 @@ class Numbers(ms.Computation):
     def process_record(self, record: ms.Record) -> None:
         self.state.append(record.value["n"] if isinstance(record.value, dict) else record.value)
         self.produce(list(self.state))
-
-
-class Windows(ms.Computation):
-    """Sums per window of 100, said when it ends."""
-
-    State = dict
-
-    def process_record(self, record: ms.Record) -> None:
-        window = record.timestamp - record.timestamp % 100
-        self.state[window] = self.state.get(window, 0) + record.value["n"]
-        self.set_timer("window", window + 100)
-
-    def process_timer(self, timer: ms.Timer) -> None:
-        self.produce(self.state.pop(timer.time - 100))
 
 
 class Letters(ms.Computation):

@@ -9,15 +9,19 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from millstream.connector.intake.format.entries import IntakeEntry, Mark, advance
+from millstream.connector.intake import reader as intake_reader
+from millstream.connector.intake.format.batch import decode_entries
+from millstream.connector.intake.format.entries import MESSAGE, IntakeEntry, Mark, advance
 from millstream.connector.source.protocol.effects import Admit, Close, Fence, Keep, Send, SourceEffect
 from millstream.connector.source.protocol.push_session import PushSession
 from millstream.connector.source.protocol.session import SourceSession
 from millstream.connector.source.protocol.streams import Streams
+from millstream.connector.source.server import SourceServer
 from millstream.connector.wire import messages as m
 from millstream.connector.wire.codec import encode
 from millstream.connector.wire.decoder import Decoder
@@ -204,3 +208,38 @@ def free_port() -> int:
 def memory(pid: int | None = None) -> int:
     """Resident bytes of a process."""
     return int(Path(f"/proc/{pid or os.getpid()}/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+
+
+def stored(server: SourceServer) -> list[tuple[str, int, bytes]]:
+    folder = server._intake.folder
+    end = intake_reader.durable_end(folder) or 0
+    return [
+        (name, id, payload)
+        for head, batch in intake_reader.batches(folder, 0, end)
+        for name, kind, id, _, _, payload in decode_entries(batch, head)
+        if kind == MESSAGE
+    ]
+
+
+def commit(server: SourceServer) -> None:
+    """What an engine would do: an epoch with everything that is durable."""
+    server.acknowledge(intake_reader.durable_end(server._intake.folder) or 0)
+
+
+class Committing:
+    """An engine that commits all the time."""
+
+    def __init__(self, server: SourceServer) -> None:
+        self._server, self._over = server, threading.Event()
+        self._thread = threading.Thread(target=self._run)
+
+    def _run(self) -> None:
+        while not self._over.wait(0.02):
+            commit(self._server)
+
+    def __enter__(self) -> None:
+        self._thread.start()
+
+    def __exit__(self, *_: object) -> None:
+        self._over.set()
+        self._thread.join()

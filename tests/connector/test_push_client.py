@@ -10,8 +10,7 @@ import time
 from pathlib import Path
 
 import pytest
-from sourcekit import RawPusher
-from test_source_server import Committing, commit, stored
+from sourcekit import Committing, RawPusher, commit, stored
 from waiting import until
 
 from millstream.connector.source.push import PushClient

@@ -12,8 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from sourcekit import HERE
-from test_source_server import Committing, stored
+from sourcekit import HERE, Committing, stored
 from waiting import until
 
 from millstream.cli import push as push_command

@@ -12,8 +12,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from sourcekit import HERE
-from test_source_server import Committing
+from sourcekit import HERE, Committing
 from waiting import until
 
 from millstream.connector.source.push import PushClient, Waiting

@@ -12,13 +12,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from sourcekit import RawPusher, memory
+from sourcekit import Committing, RawPusher, commit, memory, stored
 from waiting import until
 
-from millstream.connector.intake import reader as intake_reader
 from millstream.connector.intake import writer as intake_module
-from millstream.connector.intake.format.batch import decode_entries
-from millstream.connector.intake.format.entries import MESSAGE
 from millstream.connector.source.protocol.session import WATERMARK_KEY, Needs
 from millstream.connector.source.push import PushClient
 from millstream.connector.source.server import SourceServer
@@ -32,41 +29,6 @@ from millstream.network import Tls
 def server(tmp_path: Path) -> Iterator[SourceServer]:
     with SourceServer(tmp_path / "intake") as made:
         yield made
-
-
-def stored(server: SourceServer) -> list[tuple[str, int, bytes]]:
-    folder = server._intake.folder
-    end = intake_reader.durable_end(folder) or 0
-    return [
-        (name, id, payload)
-        for head, batch in intake_reader.batches(folder, 0, end)
-        for name, kind, id, _, _, payload in decode_entries(batch, head)
-        if kind == MESSAGE
-    ]
-
-
-def commit(server: SourceServer) -> None:
-    """What an engine would do: an epoch with everything that is durable."""
-    server.acknowledge(intake_reader.durable_end(server._intake.folder) or 0)
-
-
-class Committing:
-    """An engine that commits all the time."""
-
-    def __init__(self, server: SourceServer) -> None:
-        self._server, self._over = server, threading.Event()
-        self._thread = threading.Thread(target=self._run)
-
-    def _run(self) -> None:
-        while not self._over.wait(0.02):
-            commit(self._server)
-
-    def __enter__(self) -> None:
-        self._thread.start()
-
-    def __exit__(self, *_: object) -> None:
-        self._over.set()
-        self._thread.join()
 
 
 # ---- pushing

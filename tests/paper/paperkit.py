@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 import millstream as ms
+from computations import Gather, Sum, Windows
 from effort import some
 from millstream.core.guards import Guards
 from millstream.simulation.cluster import Fault, InputPlan, Simulation
@@ -16,30 +17,6 @@ from millstream.simulation.schedules import make_plan, repeated
 from millstream.state.storage import Storage
 
 SOURCE = ms.sources.files("nowhere", schema="k string, n long, at long, id string", format="json")
-
-
-class Sum(ms.Computation):
-    """A running sum, told each time."""
-
-    State = int
-
-    def process_record(self, record: ms.Record) -> None:
-        self.state += record.value["n"] if isinstance(record.value, dict) else record.value
-        self.produce(self.state)
-
-
-class Windows(ms.Computation):
-    """Sums per window of 100."""
-
-    State = dict
-
-    def process_record(self, record: ms.Record) -> None:
-        window = record.timestamp - record.timestamp % 100
-        self.state[window] = self.state.get(window, 0) + (record.value["n"] if isinstance(record.value, dict) else record.value)
-        self.set_timer("window", window + 100)
-
-    def process_timer(self, timer: ms.Timer) -> None:
-        self.produce(self.state.pop(timer.time - 100))
 
 
 class Echo(ms.Computation):
@@ -58,15 +35,6 @@ class Dice(ms.Computation):
         number = random.SystemRandom().randrange(10**9)
         self.state.append(number)
         self.produce(number)
-
-
-class Gather(ms.Computation):
-    """All that came."""
-
-    State = list
-
-    def process_record(self, record: ms.Record) -> None:
-        self.state.append(record.value)
 
 
 def key(record: ms.Record) -> Any:

@@ -13,10 +13,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from test_engine import BASE, Echo, run, write
+from sparkkit import BASE, Echo, good, run, write
 
 import millstream as ms
 import support
+from computations import Sum
 
 pytestmark = pytest.mark.spark
 
@@ -34,20 +35,6 @@ def counting(work: Path, computation: Callable[[], ms.Computation], sink: ms.sin
     out = p.compute(computation, stream, key=options.pop("key", "k"), produces="out", **options)
     p.emit(out, sink or ms.sinks.memory())
     return p
-
-
-class Sum(ms.Computation):
-    """Adds up n."""
-
-    State = int
-
-    def process_record(self, record: ms.Record) -> None:
-        self.state += record.value["n"]
-        self.produce(self.state)
-
-
-def good(start: int = 0) -> list[dict[str, Any]]:
-    return [{"k": "a", "n": 1, "at": BASE + start + i} for i in range(5)]
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from test_engine import BASE, run, write
+from sparkkit import BASE, run, write
 
 import millstream as ms
 import support

@@ -2,40 +2,19 @@
 
 from __future__ import annotations
 
-import itertools
-import json
-import os
 import time
 from pathlib import Path
 from typing import Any
 
 import pytest
 from pyspark.sql import functions as F
+from sparkkit import BASE, Echo, run, write
 
 import job
 import millstream as ms
 import support
 
 pytestmark = pytest.mark.spark
-
-BASE = 1_700_000_000_000
-
-
-_WRITTEN = itertools.count()
-
-
-def write(folder: Path, name: str, rows: list[dict[str, Any]]) -> None:
-    folder.mkdir(parents=True, exist_ok=True)
-    (folder / f".{name}").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    moment = 1_700_000_000 + next(_WRITTEN)  # Spark reads the oldest file first, and does not tell files of one millisecond apart
-    os.utime(folder / f".{name}", (moment, moment))
-    (folder / f".{name}").rename(folder / name)
-
-
-def run(pipeline: ms.Pipeline, spark: Any, work: Path, **options: Any) -> Any:
-    handle = pipeline.run(spark, checkpoint=work / "checkpoint", available_now=True, **options)
-    handle.await_termination()
-    return handle
 
 
 @pytest.mark.parametrize(("seed", "shards"), [(1, 1), (2, 3)])
@@ -116,21 +95,6 @@ def test_several_injectors_consumers_inputs_outputs_and_kinds_of_keys(spark: Any
     assert keys == {"P0", "P1"} | {f"X{i}" for i in range(6)}
     assert len(support.json_rows(tmp_path / "all")) == 18
     assert sorted(row.value["at"] for row in sinks["raw"].collected) == [BASE + i for i in range(12)]
-
-
-class Echo(ms.Computation):
-    """Says what it got, and when its wall-clock timer came."""
-
-    State = int
-
-    def process_record(self, record: ms.Record) -> None:
-        self.state += 1
-        self.produce(record.value)
-        self.set_timer("later", self.now + 300, kind=ms.WALL_CLOCK)
-        self.set_timer("window", record.timestamp + 10)
-
-    def process_timer(self, timer: ms.Timer) -> None:
-        self.produce(f"{timer.kind} {timer.tag}")
 
 
 def test_an_idle_pipeline_fires_what_is_due_and_runs_no_job_when_nothing_is(spark: Any, tmp_path: Path) -> None:

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from test_engine import BASE, write
+from sparkkit import BASE, write
 
 import millstream as ms
 from millstream.state import alive

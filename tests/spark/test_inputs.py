@@ -10,9 +10,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from test_engine import BASE, run, write
+from sparkkit import BASE, run, write
 
 import millstream as ms
+from computations import Sum
 from millstream.sources.schema import columns
 from millstream.testing import LocalRunner
 
@@ -95,14 +96,6 @@ def test_the_schemas_text_is_read_as_spark_reads_it(spark: Any, ddl: str) -> Non
     assert known is not None
     assert known == columns(theirs)
     assert list(known) == theirs.names
-
-
-class Sum(ms.Computation):
-    State = int
-
-    def process_record(self, record: ms.Record) -> None:
-        self.state += record.value["n"]
-        self.produce(self.state)
 
 
 def test_sql_text_as_key_timestamp_and_id_and_a_source_that_is_a_function_of_the_session(spark: Any, tmp_path: Path) -> None:

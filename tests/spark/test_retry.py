@@ -10,7 +10,7 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
-from test_engine import BASE, run, write
+from sparkkit import BASE, run, write
 
 import job
 import millstream as ms

@@ -7,10 +7,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from test_bad_input import Sum, good
-from test_engine import write
+from sparkkit import good, write
 
 import millstream as ms
+from computations import Sum
 from millstream.state.storage import open_storage
 from s3server import S3Server
 

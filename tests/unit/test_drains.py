@@ -8,6 +8,7 @@ import pytest
 from unitkit import MemoryStore, run_step
 
 import millstream as ms
+from computations import WindowCounts
 from effort import some
 from millstream.core.keyspace import ROW, decode_row
 from millstream.testing import LocalRunner, assert_exactly_once
@@ -15,18 +16,8 @@ from millstream.testing import LocalRunner, assert_exactly_once
 SCHEMA = "k string, at long, id string"
 
 
-class Window(ms.Computation):
-    """Counts in tens, told when ten is complete."""
-
-    State = dict
-
-    def process_record(self, record: ms.Record) -> None:
-        end = record.timestamp - record.timestamp % 10 + 10
-        self.state[end] = self.state.get(end, 0) + 1
-        self.set_timer("window", end)
-
-    def process_timer(self, timer: ms.Timer) -> None:
-        self.produce(self.state.pop(timer.time))
+class Window(WindowCounts):
+    """In tens."""
 
 
 class FirstAndCount(ms.Computation):

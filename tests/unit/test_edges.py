@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 import millstream as ms
+from computations import Windows
 from millstream.testing import LocalRunner
 
 SOURCE = ms.sources.files("nowhere", schema="k string, n long, at long, id string", format="json")
@@ -21,20 +22,6 @@ class Pass(ms.Computation):
     def process_record(self, record: ms.Record) -> None:
         self.state += 1
         self.produce(record.value["n"] if isinstance(record.value, dict) else record.value)
-
-
-class Windows(ms.Computation):
-    """Sums per window of 100, told when it is complete."""
-
-    State = dict
-
-    def process_record(self, record: ms.Record) -> None:
-        window = record.timestamp - record.timestamp % 100
-        self.state[window] = self.state.get(window, 0) + record.value
-        self.set_timer("window", window + 100)
-
-    def process_timer(self, timer: ms.Timer) -> None:
-        self.produce(self.state.pop(timer.time - 100))
 
 
 def rows(count: int, seed: int = 1) -> list[dict[str, Any]]:

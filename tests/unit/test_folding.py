@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from unitkit import CountingStorage, write_delta
 
 import millstream as ms
+from computations import Sum
 from effort import some
 from millstream.errors import DamageError
 from millstream.state import folding
@@ -479,14 +480,6 @@ def test_collection_leaves_a_fold_alone_that_is_still_under_way(tmp_path):
     adopted = adopt(chain, done.chosen, done.made)
     assert adopted != chain
     assert len(dict(merge(storage, adopted, drop_deleted=True))) == len(chain)
-
-
-class Sum(ms.Computation):
-    State = int
-
-    def process_record(self, record: ms.Record) -> None:
-        self.state += record.value["n"]
-        self.produce(self.state)
 
 
 def test_the_fault_kit_goes_through_collection(monkeypatch):

@@ -8,21 +8,14 @@ from typing import Any
 import pytest
 
 import millstream as ms
+from computations import WindowCounts
 from millstream.core.time import duration
 from millstream.core.watermark import Progress, Seen, bounded, later, sub_sources
 from millstream.testing import LocalRunner
 
 
-class Window(ms.Computation):
-    State = dict
-
-    def process_record(self, record: ms.Record) -> None:
-        end = record.timestamp - record.timestamp % 1000 + 1000
-        self.state[end] = self.state.get(end, 0) + 1
-        self.set_timer("window", end)
-
-    def process_timer(self, timer: ms.Timer) -> None:
-        self.produce(self.state.pop(timer.time))
+class Window(WindowCounts):
+    size = 1000
 
 
 def runner_of(**streams: Any) -> LocalRunner:

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 import millstream as ms
+from computations import WindowCounts
 from millstream.connector import SinkServer
 from millstream.connector.sink.outputs import files
 from millstream.core.watermark import Progress, Seen
@@ -164,16 +165,8 @@ def test_a_connector_sink_commits_its_own_rows_for_an_epoch_that_an_outgoing_run
             new.stage(task(0, "1-y"), rows)
 
 
-class Window(ms.Computation):
-    State = dict
-
-    def process_record(self, record: ms.Record) -> None:
-        end = record.timestamp - record.timestamp % 10 + 10
-        self.state[end] = self.state.get(end, 0) + 1
-        self.set_timer("window", end)
-
-    def process_timer(self, timer: ms.Timer) -> None:
-        self.produce(self.state.pop(timer.time))
+class Window(WindowCounts):
+    """In tens."""
 
 
 def windows() -> ms.Pipeline:

@@ -8,19 +8,12 @@ from typing import Any
 import pytest
 
 import millstream as ms
+from computations import Sum
 from effort import some
 from millstream.core.guards import Guards
 
 SOURCE = ms.sources.files("nowhere", schema="k string, n long, at long, id string", format="json")
 ROWS = [{"k": "abc"[i % 3], "n": i % 5, "at": 1_000 + 10 * i, "id": str(i)} for i in range(24)]
-
-
-class Sum(ms.Computation):
-    State = int
-
-    def process_record(self, record: ms.Record) -> None:
-        self.state += record.value["n"] if isinstance(record.value, dict) else record.value
-        self.produce(self.state)
 
 
 class Windows(ms.Computation):
