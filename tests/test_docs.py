@@ -70,9 +70,13 @@ def execute(page: Path, module: ModuleType) -> int:
 @pytest.mark.parametrize("name", NAMES)
 def test_examples_run(name: str, module: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
+    for file in _FILE.finditer((ROOT / name).read_text()):  # what a page has the reader save can be imported further down
+        monkeypatch.setitem(sys.modules, Path(file["name"]).stem, module)
     count = execute(ROOT / name, module)
     assert count or "```python" not in prose((ROOT / name).read_text()), "every example is marked as not run"
-    assert not list(tmp_path.iterdir()), "examples leave nothing behind"
+    assert name == "docs/tutorial.md" or not list(tmp_path.iterdir()), (
+        "examples leave nothing behind"
+    )  # there, the file is the reader's own
 
 
 def test_the_first_program_puts_out_what_the_readme_shows(module: ModuleType) -> None:

@@ -18,7 +18,10 @@ class NoKey(HookError):
     """The key of a production cannot be worked out. why: without the record, for where the record stands beside it."""
 
     def __init__(self, why: str, record: Record) -> None:
-        super().__init__(f"{why} (record {record!r})")
+        super().__init__(
+            f"{why} (record {record!r}). The epoch was not committed; nothing is lost. Correct the key= of that computation, or send such records to a "
+            f"stream with compute(..., on_error=ms.DEAD_LETTER)."
+        )
         self.why = why
 
 

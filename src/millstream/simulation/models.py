@@ -42,7 +42,9 @@ class PublishedRows(Sink):
         for part in parts:
             assert part.staged is not None
             if not context.redo and not self.storage.exists(part.staged):
-                raise Violation(f"{part.staged} was committed and is gone")
+                raise Violation(
+                    f"rows of stream {context.emission!r} in epoch {epoch} were committed, and what was staged for them is gone"
+                )
             if not self.storage.publish(part.staged, part["final"]):
                 raise Violation(f"{part['final']} was published twice, with different rows")
 

@@ -89,7 +89,10 @@ class Counterexample:
 
     def __str__(self) -> str:
         if not self.schedule:
-            return f"seed {self.seed}: not deterministic: no fault was needed to see it\n{self.difference}"
+            return (
+                f"seed {self.seed}: not deterministic: no fault was needed to see it\n{self.difference}\n"
+                f"Use self.now for the clock, and seed randomness by self.key; keep what outside calls said in the state, behind a strong edge."
+            )
         steps = "\n".join(f"  {number}. {fault}" for number, fault in enumerate(self.schedule, 1))
         return f"seed {self.seed}. The shortest schedule that shows it:\n{steps}\n{self.difference}"
 
