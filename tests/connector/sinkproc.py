@@ -83,9 +83,9 @@ def break_guard(name: str) -> None:
         FileOutput.begin = lambda self, offset: None  # type: ignore[method-assign]
     elif name == "ignores gaps":
 
-        def place(self: ledger.Ledger, offset: int) -> ledger.Seat:
+        def place(self: ledger.Ledger, offset: int) -> ledger.Place:
             self.received = offset
-            return ledger.Seat.APPEND
+            return ledger.Place.APPEND
 
         ledger.Ledger.place = place  # type: ignore[method-assign]
         FileOutput.begin = lambda self, offset: None  # type: ignore[method-assign]
