@@ -80,6 +80,7 @@ class Visit:
         self.row_key = row_key
         self.cause: Any = None
         self.counted: Any = None
+        self.ordinals: dict[str, int]
         self.firings = 0
         self.due: list[tuple[int, str]] = []
         self.next_due = END
@@ -230,7 +231,7 @@ class Visit:
         """Rule 2."""
         cause = self.cause
         if self.counted is not cause:
-            self.counted, self.ordinals = cause, dict[str, int]()
+            self.counted, self.ordinals = cause, {}
         ordinal = self.ordinals[stream] = self.ordinals.get(stream, -1) + 1
         if cause.__class__ is Record:
             of = f"record/{cause.stream}/{cause.id}"
