@@ -93,7 +93,7 @@ def test_the_first_program_puts_out_what_the_readme_shows(module: ModuleType) ->
 
 @pytest.mark.spark
 @pytest.mark.crash
-@pytest.mark.parametrize(("name", "kills"), [("README.md", 1), ("docs/tutorial.md", 1)])
+@pytest.mark.parametrize(("name", "kills"), [("README.md", 1), pytest.param("docs/tutorial.md", 1, marks=pytest.mark.soak)])
 def test_the_commands_of_a_page_print_what_it_shows(name: str, kills: int, tmp_path: Path) -> None:
     text = (ROOT / name).read_text()
     for found in _FILE.finditer(text):
