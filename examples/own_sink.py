@@ -11,6 +11,7 @@ import os
 import select
 import socket
 import sys
+import time
 from hashlib import sha256
 from pathlib import Path
 
@@ -65,12 +66,24 @@ class Peer:
                 case fx.Seal(fence):
                     self.record(txnlog.Sealed(fence))
                 case fx.Archive(workers):
-                    raise NotImplementedError(f"this sink keeps the outputs of {', '.join(workers)}")
+                    for home in filter(Path.exists, map(self.home, workers)):
+                        home.rename(home.with_suffix(f".left-{time.time_ns()}"))
+                    self.sync(self.folder)
+
+    def home(self, worker: str) -> Path:
+        return self.folder / sha256(worker.encode()).hexdigest()  # a worker's name is data, and no path
+
+    def sync(self, *paths: Path) -> None:
+        for path in paths:
+            fd = os.open(path, os.O_RDONLY)
+            os.fsync(fd)
+            os.close(fd)
 
     def recover(self, worker: str) -> Recovered:
-        name = self.folder / sha256(worker.encode()).hexdigest()  # a worker's name is data, and no path
-        self.data, self.log = (open(name.with_suffix(end), "ab+") for end in (".data", ".log"))  # noqa: SIM115
-        entries, whole = txnlog.decode_log(name.with_suffix(".log").read_bytes(), self.log.name)
+        home = self.home(worker)
+        home.mkdir(exist_ok=True)
+        self.data, self.log = open(home / "data", "ab+"), open(home / "log", "ab+")  # noqa: SIM115
+        entries, whole = txnlog.decode_log((home / "log").read_bytes(), self.log.name)
         found = txnlog.recovered(entries)
         keep = found.committed if found.open is None or found.open.veto else found.open.end
         if self.data.seek(0, os.SEEK_END) < keep:
@@ -79,10 +92,7 @@ class Peer:
         self.log.truncate(whole)  # the kill may have torn the last record
         self.log.write(b"" if whole else txnlog.condensed(worker, found))
         self.log.flush()
-        for path in (self.data.name, self.log.name, self.folder):
-            fd = os.open(path, os.O_RDONLY)
-            os.fsync(fd)
-            os.close(fd)
+        self.sync(home / "data", home / "log", home, self.folder)
         return found
 
     def record(self, entry: txnlog.LogEntry) -> None:

@@ -28,7 +28,7 @@ def main(output: Path) -> None:
     log = ManifestLog(open_storage(output / "checkpoint"))
     log.identify("paced", 1, 1, [])
     latest = log.latest()
-    token = log.claim(latest)
+    token = log.runs.claim(latest.token if latest else None)
     (output / "workers").open("a").write(f"{os.getpid()} {worker.pid}\n")
     for epoch in range(0 if latest is None else latest.epoch + 1, EPOCHS):
         time.sleep(PACE)

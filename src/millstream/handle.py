@@ -88,7 +88,7 @@ class Handle:
         return found
 
     def _status(self) -> Status:
-        found = status_of(self._program.name, self._epochs.latest, [(s.epoch, s.records, s.millis) for s in self._epochs.history])
+        found = status_of(self._program.name, self._epochs.latest, self._epochs.history.recent(10))
         found.state = "running" if self.running else self._last_word()
         found.waits_for = self._waits_for()
         return found
@@ -99,10 +99,7 @@ class Handle:
         sinks = {emission.name: emission.sink.stats() for emission in topology.emissions}
         found: dict[str, Any] = {
             "sources": {name: own for name, injector in topology.injectors.items() if (own := injector.source.stats()) is not None},
-            "sinks": {
-                name: {**msgspec.to_builtins(one), **msgspec.to_builtins(sinks[name] or {})}
-                for name, one in epochs.publishing.published.items()
-            },
+            "sinks": {name: {**msgspec.to_builtins(one), "own": sinks[name]} for name, one in epochs.publishing.published.items()},
             "folds": epochs.folds.stats(),
             "replicas": dict(epochs.replicas),
             "log": folding.stats(epochs.latest) if epochs.latest is not None else {},
@@ -159,8 +156,7 @@ class Handle:
 
     def _waits_for(self) -> str:
         """What input a running pipeline has not had for some seconds."""
-        last = self._epochs.history.last
-        if last is not None and last.records:
+        if any(one.records for one in self._epochs.history.recent(1)):
             self._heard = time.monotonic()
         if not self.running or self._run.bounded or time.monotonic() - self._heard < _QUIET_AFTER:
             return ""
@@ -182,7 +178,7 @@ class Handle:
 
     def _sign(self, state: str) -> None:
         epochs = self._epochs
-        if epochs.log.superseded(epochs.token) or not epochs.log.has_claim(epochs.token):
+        if epochs.log.runs.superseded(epochs.token) or not epochs.log.runs.has_claim(epochs.token):
             return  # somebody else's checkpoint, or nobody's
         status = self._status()
         sign = alive.Alive(

@@ -52,9 +52,12 @@ class OwnSink:
 
     def committed(self, worker: str) -> bytes:
         """What a reader may take: the bytes that the log says are committed."""
-        name = self.folder / sha256(worker.encode()).hexdigest()
-        entries, _ = txnlog.decode_log(name.with_suffix(".log").read_bytes())
-        return name.with_suffix(".data").read_bytes()[: txnlog.recovered(entries).committed]
+        return committed(self.folder / sha256(worker.encode()).hexdigest())
+
+
+def committed(home: Path) -> bytes:
+    entries, _ = txnlog.decode_log((home / "log").read_bytes())
+    return (home / "data").read_bytes()[: txnlog.recovered(entries).committed]
 
 
 @pytest.fixture
@@ -169,3 +172,20 @@ def test_a_peer_that_talks_nonsense_costs_nobody_anything(sink: OwnSink) -> None
         assert worker.prepare("t")
         worker.finish("t", commit=True, confirm=True)
     assert sink.committed("w") == b"x\n"
+
+
+def test_who_has_left_is_put_aside_and_its_name_begins_at_0(sink: OwnSink) -> None:
+    def commit(worker: str, line: bytes) -> None:
+        with WorkerClient.connect(sink.address, worker) as one:
+            one.write(line)
+            assert one.prepare("t")
+            one.finish("t", commit=True, confirm=True)
+
+    commit("gone", b"old\n")
+    with WorkerClient.connect(sink.address, "stays") as other:
+        other.workers_left(["gone", "never was"])
+    sink.restart()
+    (left,) = sink.folder.glob("*.left-*")
+    assert committed(left) == b"old\n"
+    commit("gone", b"new\n")
+    assert sink.committed("gone") == b"new\n"

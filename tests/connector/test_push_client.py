@@ -44,9 +44,10 @@ class BrokenLine:
     def _carry(self, source: socket.socket, target: socket.socket, left: int) -> None:
         with contextlib.suppress(OSError):
             while data := source.recv(4096):
-                target.sendall(data if self.is_whole else data[:left])
+                is_whole = self.is_whole  # once: a line that has cut a piece short must break
+                target.sendall(data if is_whole else data[:left])
                 left -= len(data)
-                if left <= 0 and not self.is_whole:
+                if left <= 0 and not is_whole:
                     self.breaks += 1
                     break
         for end in (source, target):

@@ -56,7 +56,7 @@ def test_an_id_that_a_hook_gives_is_used_and_an_empty_one_refused() -> None:
 
 @pytest.mark.parametrize("production", [ms.WEAK, ms.ADAPTIVE])
 def test_a_key_function_that_raises_in_a_task_is_a_hook_error(production: str) -> None:
-    """And so an adaptive edge stores for it, as for any failure of its consumer... whose producer it is that fails here: the run ends."""
+    """Whatever the edge: it is the producer's task that works the key out, so storing for the consumer would not help."""
     p = ms.Pipeline("keys")
     stream = p.compute(Pass, p.inject("in", SOURCE, timestamp="at", id="id"), key="k", produces="out")
     p.compute(Pass, stream.via(production), key=lambda record: 1 // 0, name="Second")

@@ -159,4 +159,4 @@ def test_history_is_bounded_by_count_and_by_time(every: int) -> None:
     kept = [one.epoch for one in history]
     young = min(MOST, WINDOW // every + 1)
     assert len(kept) == max(LEAST, young) and kept[-1] == MOST + 499 and kept == sorted(kept)
-    assert history.last is not None and history.last.epoch == kept[-1]
+    assert [one.epoch for one in history.recent(3)] == kept[-3:] and History().recent(3) == []

@@ -46,7 +46,7 @@ def test_one_that_was_replaced_finds_out_and_its_mark_is_counted_once():
     new = runs.claim(old)
     assert runs.superseded(old) and not runs.superseded(new)
     refuse(runs.storage, old)
-    marks = runs.count_refused()
+    marks = runs.refusals()
     assert len(marks) == 1 and marks[0].startswith("refused/1-")
 
 

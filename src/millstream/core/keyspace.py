@@ -17,7 +17,7 @@ Rules
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Protocol
+from typing import Any, Protocol
 
 import msgspec
 
@@ -50,6 +50,9 @@ class View(Store, Protocol):
     def keys(self, start: bytes, stop: bytes) -> Iterator[bytes]:
         """Keys of entries with start <= key < stop, in order."""
 
+    def stats(self) -> Any:
+        """What whoever keeps the entries says of itself; None if nothing."""
+
     def close(self) -> None:
         """Nobody reads any more."""
 
@@ -65,6 +68,9 @@ class NoEntries:
 
     def keys(self, start: bytes, stop: bytes) -> Iterator[bytes]:
         return iter(())
+
+    def stats(self) -> None:
+        """Nobody keeps them."""
 
     def close(self) -> None:
         """Nothing to end."""

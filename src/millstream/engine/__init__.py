@@ -5,7 +5,8 @@
     epochs                         the seven numbered steps between the two, on the driver
     ownership, publishing          whose the checkpoint is; what sinks are told
     declared, history, contracts   what sources say; the last epochs; what the protocol asks of those beside it
-    task, staging, receipts        one shard of one group in one epoch, lettered; what it makes durable; what it tells the driver
+    task, departures               one shard of one group in one epoch, lettered; where its productions go
+    staging, receipts              what it makes durable; what it tells the driver
     spark/                         all that knows Spark
 
 It must not know people (`status/`, `handle.py`, `cli/`), nor how it is tested.

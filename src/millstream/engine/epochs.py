@@ -123,7 +123,7 @@ class Epochs:
         try:
             self._seven_steps(frame, epoch, ranges, drain)
         except (CheckpointError, StorageError, SinkError, OSError) as error:
-            if not isinstance(error, Fenced):
+            if not isinstance(error, Fenced) or error.culprits:  # the driver knows more of a replaced run than the task that noticed it
                 self.explain(error)
             raise
 
@@ -142,7 +142,7 @@ class Epochs:
         if not self.guards.acknowledgement and ranges.batch is not None:
             self.acknowledge(ranges.batch)
         self.point("epoch.5-checked", epoch)
-        refused = self.log.count_refused() if epoch % COLLECT_EVERY == 0 or self._began_at == epoch - 1 else []
+        refused = self.log.runs.refusals() if epoch % COLLECT_EVERY == 0 or self._began_at == epoch - 1 else []
         manifest = manifest_after(
             self.program,
             planned,

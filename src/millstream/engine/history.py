@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterator
+from itertools import islice
 
 import msgspec
 
@@ -38,10 +39,6 @@ class History:
     def __iter__(self) -> Iterator[EpochStats]:
         return iter(list(self._kept))  # a reader in another thread sees a moment
 
-    def __len__(self) -> int:
-        return len(self._kept)
-
-    @property
-    def last(self) -> EpochStats | None:
-        """The newest."""
-        return self._kept[-1] if self._kept else None
+    def recent(self, count: int) -> list[EpochStats]:
+        """The newest, oldest first."""
+        return list(islice(reversed(self._kept), count))[::-1]

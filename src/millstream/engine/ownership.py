@@ -32,7 +32,7 @@ class Ownership:
 
     def is_replaced(self) -> bool:
         """Whether a newer run has begun; leaves a mark if so."""
-        if not self._guards.tokens or not self.log.superseded(self.token):
+        if not self._guards.tokens or not self.log.runs.superseded(self.token):
             return False
         refuse(self.log.storage, self.token)
         return True
@@ -45,7 +45,7 @@ class Ownership:
     def check_commit(self, epoch: int) -> None:
         """Before the commit: the same, and no manifest is put where a checkpoint has been."""
         self.check(epoch)
-        if not self.log.is_there(self.token):
+        if not self.log.runs.is_there(self.token):
             raise CheckpointError(f"{self._url} is no longer what it was when this run began")  # `explain` says more
 
     def fenced(self, epoch: int) -> Fenced:
@@ -59,7 +59,7 @@ class Ownership:
         """Raises what is behind an error, if that is known: a newer run, or a checkpoint that has been deleted."""
         if self.is_replaced():
             raise self.fenced(epoch) from error
-        if not self.log.has_claim(self.token):
+        if not self.log.runs.has_claim(self.token):
             raise CheckpointError(
                 f"{self._url} has been deleted or moved while this run was at work on it. It has stopped. Put the directory back as it was and "
                 f"run again, or start with a new checkpoint."

@@ -198,11 +198,10 @@ def _is_due(position: Position, told: Mapping[str, Times], now: int) -> bool:
     ) or any(name in told and time <= now for name, time in position.next_wall.items())
 
 
-def standings_of(manifest: Manifest | None) -> dict[str, Standing]:
+def standings_of(manifest: Manifest) -> dict[str, Standing]:
     """Where every computation stands after a committed epoch."""
     found: dict[str, Standing] = {}
-    for name, state in manifest.computations.items() if manifest is not None else ():
-        assert manifest is not None
+    for name, state in manifest.computations.items():
         found[name] = Standing(
             low=state.low_watermark,
             output=state.output,

@@ -135,6 +135,10 @@ class Compiled:
                     inside.setdefault(production.stream, []).append(production)
         return outcomes
 
+    def arrival(self, stream: str, text: Any, timestamp: int, id: str, body: bytes) -> Arrival:
+        """A production as its consumer gets it, where records are handled one by one."""
+        return text, timestamp, id, BodyBatch(stream, [body], [id], self.decode_value), 0
+
     def _handed_over(self, productions: Sequence[Production]) -> Arrivals:
         batches: dict[str, BodyBatch] = {}
         rows: list[Arrival] = []

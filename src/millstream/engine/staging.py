@@ -10,64 +10,26 @@ from __future__ import annotations
 
 import secrets
 import warnings
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from hashlib import blake2b
 from typing import Any
 
 import msgspec
 
-from millstream.core.delivery import NoKey
-from millstream.core.keys import shard_of
 from millstream.core.outcome import Outcome
-from millstream.core.topology import STRONG, Group
+from millstream.core.topology import Group
+from millstream.engine.departures import Departures
 from millstream.engine.program import Compiled
 from millstream.engine.receipts import EpochOrder, Receipt, Work
 from millstream.errors import Fenced
 from millstream.sinks.base import IdentifiedRow, Sink, SinkRow, TaskContext
 from millstream.state.folding import unit_name
 from millstream.state.manifest import Parcel
-from millstream.state.parcel import StoredRow, encode_slice
+from millstream.state.parcel import encode_slice
 from millstream.state.part import Part
 from millstream.state.runs import refuse, run_number, superseded
 from millstream.state.segment import SegmentRef, encode_segment
 from millstream.state.storage import Storage
-
-Sent = tuple[int, int, Any, int, str, bytes]  # the consumer's shard, route, key (None: rejected), timestamp, id, body
-
-
-class Departures(msgspec.Struct):
-    """Productions with their targets: those that go on in this epoch, by level, and those that are stored, by edge and shard."""
-
-    sent: dict[int, list[Sent]] = {}
-    kept: dict[tuple[str, str], dict[int, list[StoredRow]]] = {}
-
-
-def outgoing(compiled: Compiled, outcomes: Iterable[Outcome], shards: int, stored: Collection[tuple[str, str]]) -> Departures:
-    """Where productions go that leave their task."""
-    out = Departures()
-    routes_of, route_keys = compiled.routes_of, compiled.route_keys
-    for outcome in outcomes:
-        for p in outcome.productions:
-            for route in routes_of.get(p.stream, ()):
-                text: Any = None
-                body, shard = p.body, 0
-                try:
-                    text = route_keys[route.index](p)
-                    shard = shard_of(text.encode(), shards)
-                except NoKey as error:
-                    body = compiled.rejected(route, p, error)
-                edge = (route.stream, route.computation)
-                if route.production == STRONG or edge in stored:
-                    by_shard = out.kept.get(edge)
-                    if by_shard is None:
-                        by_shard = out.kept[edge] = {}
-                    by_shard.setdefault(shard, []).append((text, p.timestamp, p.id, body))
-                else:
-                    sent = out.sent.get(route.level)
-                    if sent is None:
-                        sent = out.sent[route.level] = []
-                    sent.append((shard, route.index, text, p.timestamp, p.id, body))
-    return out
 
 
 class Staging:

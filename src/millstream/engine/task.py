@@ -28,14 +28,14 @@ from millstream.core.keyspace import NoEntries, View
 from millstream.core.outcome import Outcome
 from millstream.core.topology import Group, Route
 from millstream.core.watermark import Seen
+from millstream.engine.departures import Sent, outgoing
 from millstream.engine.program import Compiled
 from millstream.engine.receipts import EpochOrder, Receipt
-from millstream.engine.staging import Sent, Staging, outgoing
+from millstream.engine.staging import Staging
 from millstream.errors import MillstreamError, travelling_name
-from millstream.state.manifest import Manifest
+from millstream.state.manifest import ComputationState, Manifest
 from millstream.state.parcel import read_slice
 from millstream.state.segment import SegmentRef
-from millstream.state.stats import ReplicaStats
 from millstream.state.storage import Storage
 
 
@@ -66,9 +66,6 @@ class Cache(Protocol):
 
     def filters(self, lineage: str, shard: int, stream: str) -> SpanFilters:
         """The filters in front of the ids held."""
-
-    def stats(self, lineage: str, shard: int) -> ReplicaStats | None:
-        """How a replica is doing, if that can be told; asked once per computation and epoch, after the step."""
 
 
 class Result(NamedTuple):
@@ -134,7 +131,7 @@ class Task:
             checked = {name: self._deduplicated(name, inputs, view) for name, view in views.items()}  # d
             arrivals = {name: inputs.arrivals(name, one.keep) for name, one in checked.items()}  # e
             outcomes = self.compiled.run_group(self.group, arrivals, views, self.order.times)  # f
-            receipt.replicas = self._replicas()
+            receipt.replicas = {name: one for name, view in views.items() if (one := view.stats()) is not None}
         finally:
             for view in views.values():
                 view.close()
@@ -156,17 +153,15 @@ class Task:
                 del parcel.slices[self.shard]  # "delivered": gone with the first attempt
             yield next(r for r in self.compiled.routes_of[parcel.stream] if r.computation == parcel.computation), rows
 
+    def _known(self, computation: str) -> ComputationState | None:
+        """What the last manifest says of a computation."""
+        return self.order.before.computations.get(computation) if self.order.before is not None else None
+
     def _view(self, computation: str) -> View:
-        before = self.order.before
-        known = before.computations.get(computation) if before is not None else None
+        known, before = self._known(computation), self.order.before
         if known is None or before is None:
             return NoEntries()
         return self.cache.view(known.lineage, self.shard, known.shards[self.shard].segments, before)
-
-    def _replicas(self) -> dict[str, ReplicaStats]:
-        known = self.order.before.computations if self.order.before is not None else {}
-        found = {name: self.cache.stats(known[name].lineage, self.shard) for name in self.group.computations if name in known}
-        return {name: one for name, one in found.items() if one is not None}
 
     def _newest(self) -> dict[str, int | None]:
         known = self.order.before.injectors if self.order.before is not None else {}
@@ -176,8 +171,7 @@ class Task:
         checked = _Checked({}, {}, DedupCounts())
         if not self.order.guards.dedup:
             return checked
-        before = self.order.before
-        known = before.computations.get(computation) if before is not None else None
+        known = self._known(computation)
         topology = self.compiled.topology
         for stream in (i.stream for i in topology.by_name[computation].inputs if i.stream in topology.injectors):
             rule = topology.injectors[stream].dedup

@@ -31,7 +31,7 @@ from millstream.core.topology import Emission, Group, Topology
 from millstream.engine.contracts import Folded, FoldStats
 from millstream.engine.epochs import Epochs
 from millstream.engine.plan import Range, Reading
-from millstream.engine.program import BodyBatch, Compiled, Program
+from millstream.engine.program import Compiled, Program
 from millstream.engine.receipts import EpochOrder, Receipt
 from millstream.engine.task import Result, Task
 from millstream.errors import Fenced
@@ -124,7 +124,8 @@ class Driver(Epochs):
 
     def __init__(self, simulation: Simulation) -> None:
         log = ManifestLog(simulation.storage)
-        token = log.claim(log.latest())
+        latest = log.latest()
+        token = log.runs.claim(latest.token if latest is not None else None)
         super().__init__(
             simulation.program, simulation.shards, log, log.latest(), token, simulation, _Folds(simulation, token), simulation.guards
         )
@@ -166,10 +167,10 @@ class Driver(Epochs):
                         self.simulation.sleep(order.epoch + fault.later, lambda task=task: task.run("zombie"))  # type: ignore[misc]
                     receipt, sent = task.run("first")
                     receipts[number] = receipt
-                    for to_shard, route, text, time, id, body in (row for rows in sent.values() for row in rows):
+                    for to_shard, route, *row in (row for rows in sent.values() for row in rows):
                         to = self.topology.routes[route]
-                        body_batch = BodyBatch(to.stream, [body], [id], self.compiled.decode_value)
-                        handed.setdefault((to.computation, to_shard), []).append(Handed(receipt.unit, (text, time, id, body_batch, 0)))
+                        arrival = self.compiled.arrival(to.stream, *row)
+                        handed.setdefault((to.computation, to_shard), []).append(Handed(receipt.unit, arrival))
                     if self.simulation.hits("recompute", order.epoch, number):
                         again.append((number, lambda task=task: task.run("again").receipt))  # type: ignore[misc]
                     number += 1

@@ -18,7 +18,7 @@ from millstream.core.record import CopyingBatch
 from millstream.core.rejected import wrapped, wrong_time
 from millstream.core.topology import Group, Injector, Route, is_expression
 from millstream.core.watermark import Progress, Seen, lags_of
-from millstream.engine.program import Arrival, BodyBatch, Compiled
+from millstream.engine.program import Arrival, Compiled
 from millstream.errors import DefinitionError, InputError
 from millstream.sources.schema import converted, millis
 
@@ -166,8 +166,7 @@ class ListInputs:
     def take(self, stored: Iterable[tuple[Route, Any]]) -> None:
         for route, table in stored:
             columns = [table.column(name).to_pylist() for name in ("key", "ts", "id", "body")]
-            for key, time, id, body in zip(*columns, strict=True):
-                self._rows[route.computation].append((key, time, id, BodyBatch(route.stream, [body], [id], self._compiled.decode_value), 0))
+            self._rows[route.computation] += [self._compiled.arrival(route.stream, *row) for row in zip(*columns, strict=True)]
 
     def seen(self, newest: Mapping[str, int | None]) -> dict[str, Seen]:
         return self._seen

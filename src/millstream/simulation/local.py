@@ -12,8 +12,7 @@ import msgspec
 
 from millstream.core import step
 from millstream.core.arrivals import Arrivals
-from millstream.core.authority import Edge, Standing, is_stored
-from millstream.core.delivery import NoKey
+from millstream.core.authority import Edge, Standing
 from millstream.core.guards import ALL_GUARDS, Guards
 from millstream.core.keys import key_bytes, key_of, shard_of
 from millstream.core.keyspace import ROW, after, decode_row
@@ -25,8 +24,9 @@ from millstream.core.topology import Topology
 from millstream.core.watermark import Progress, Seen
 from millstream.engine.aftermath import injectors_after
 from millstream.engine.declared import declared
+from millstream.engine.departures import outgoing
 from millstream.engine.plan import Plan, Position, plan
-from millstream.engine.program import Arrival, BodyBatch, Compiled, Program
+from millstream.engine.program import Arrival, Compiled, Program
 from millstream.errors import DefinitionError
 from millstream.simulation.inputs import Injected
 from millstream.state.memory import MemoryStore
@@ -144,21 +144,15 @@ class LocalEngine:
         return held, dropped
 
     def _forward(self, outcome: Outcome, queued: dict[tuple[str, int], list[Arrival]], stored: list[Stored]) -> None:
-        for p in outcome.productions:
-            for route in self.compiled.routes_of.get(p.stream, ()):
-                text: Any = None
-                body, shard = p.body, 0
-                try:
-                    text = self.compiled.route_keys[route.index](p)
-                    shard = shard_of(text.encode(), self.shards)
-                except NoKey as error:
-                    body = self.compiled.rejected(route, p, error)
-                batch = BodyBatch(p.stream, [body], [p.id], self.compiled.decode_value)
-                arrival = (text, p.timestamp, p.id, batch, 0)
-                if is_stored(self.topology, (route.stream, route.computation), self.storing):
-                    stored.append((route.stream, route.computation, shard, arrival))
-                else:
-                    queued.setdefault((route.computation, shard), []).append(arrival)
+        out = outgoing(self.compiled, [outcome], self.shards, self.storing)
+        for rows in out.sent.values():
+            for shard, index, *row in rows:
+                route = self.topology.routes[index]
+                queued.setdefault((route.computation, shard), []).append(self.compiled.arrival(route.stream, *row))
+        for (stream, computation), by_shard in out.kept.items():
+            stored += [
+                (stream, computation, shard, self.compiled.arrival(stream, *row)) for shard, kept in by_shard.items() for row in kept
+            ]
 
     def _commit(
         self,

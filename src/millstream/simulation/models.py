@@ -96,6 +96,3 @@ class HostCache:
 
     def filters(self, lineage: str, shard: int, stream: str) -> SpanFilters:
         return self._host.filters.setdefault((lineage, shard, stream), SpanFilters())
-
-    def stats(self, lineage: str, shard: int) -> None:
-        return None

@@ -96,8 +96,7 @@ class TwoPhaseSink(Sink):
                 raise
             raise SinkRefused(
                 f"{error}. Worker {worker!r} belongs to a newer run, or to another checkpoint of a pipeline with this name: a sink takes "
-                f"one history. Give a new "
-                f"checkpoint a sink of its own (another directory or table), or another name to the pipeline.",
+                f"one history. Give a new checkpoint a sink of its own (another directory or table), or another name to the pipeline.",
                 error.reason,
             ) from error
 

@@ -236,30 +236,6 @@ class ManifestLog:
         """Whether an epoch is committed."""
         return self.storage.exists(manifest_name(epoch))
 
-    def claim(self, latest: Manifest | None) -> str:
-        """Begins a run; see `Runs`, as for the four below."""
-        return self.runs.claim(None if latest is None else latest.token)
-
-    def last_claim(self) -> float | None:
-        """When the newest run began."""
-        return self.runs.last_claim()
-
-    def superseded(self, token: str) -> bool:
-        """Whether a newer run has begun."""
-        return self.runs.superseded(token)
-
-    def has_claim(self, token: str) -> bool:
-        """Whether a run's own claim is still there."""
-        return self.runs.has_claim(token)
-
-    def is_there(self, token: str) -> bool:
-        """The same, where looking costs next to nothing."""
-        return self.runs.is_there(token)
-
-    def count_refused(self) -> list[str]:
-        """What replaced runs left behind since somebody last looked."""
-        return self.runs.count_refused()
-
     def commit(self, manifest: Manifest, exclusive: bool = True) -> bool:
         """Creates the manifest: the commit. False if somebody else committed that epoch.
 

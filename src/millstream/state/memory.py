@@ -1,4 +1,4 @@
-"""Storage in memory, with the contract of state/storage.py, and one shard's entries in memory, with that of the core's Store: for simulations and tests."""
+"""In memory: a storage with the contract of state/storage.py, for simulations and tests; and entries with that of the core's Store."""
 
 from __future__ import annotations
 
@@ -58,9 +58,9 @@ class MemoryStorage:
 class MemoryStore:
     """An ordered map in memory. Implements the core's Store."""
 
-    def __init__(self) -> None:
-        self.entries: dict[bytes, bytes] = {}
-        self._keys: list[bytes] = []
+    def __init__(self, entries: Iterable[tuple[bytes, bytes]] = ()) -> None:
+        self.entries = dict(entries)
+        self._keys = sorted(self.entries)
 
     def get(self, key: bytes) -> bytes | None:
         return self.entries.get(key)
@@ -85,6 +85,9 @@ class MemoryStore:
                 if key not in self.entries:
                     bisect.insort(self._keys, key)
                 self.entries[key] = value
+
+    def stats(self) -> None:
+        """Nothing to say."""
 
     def close(self) -> None:
         """Nothing to end."""

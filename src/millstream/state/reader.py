@@ -27,6 +27,7 @@ from operator import itemgetter
 from pathlib import Path
 from typing import Protocol, TypeVar
 
+from millstream.core.keyspace import Store
 from millstream.errors import CheckpointError, DamageError, Overtaken
 from millstream.state.blocks import LIMIT, CacheStats, Chain, Segments
 from millstream.state.folding import named_by, second_of
@@ -39,12 +40,11 @@ _PATIENCE = 0.01  # seconds
 _T = TypeVar("_T")
 
 
-class Entries(Protocol):
+class Entries(Store, Protocol):
     """The entries of one shard as of an epoch, for many threads."""
 
-    def get(self, key: bytes) -> bytes | None: ...
-    def scan(self, start: bytes, stop: bytes, reverse: bool = False) -> Iterator[tuple[bytes, bytes]]: ...
-    def close(self) -> None: ...
+    def close(self) -> None:
+        """Nobody asks any more."""
 
 
 class AsOf(Reader):

@@ -58,8 +58,9 @@ def _stored(key: bytes) -> bytes:
 class ReplicaView:
     """The entries of a shard as of one epoch: a read transaction. Implements the core's Store."""
 
-    def __init__(self, transaction: lmdb.Transaction) -> None:
+    def __init__(self, transaction: lmdb.Transaction, stats: Callable[[], ReplicaStats]) -> None:
         self._transaction = transaction
+        self.stats = stats
         self._get: Callable[[bytes], bytes | None] = transaction.get  # type: ignore[assignment]
 
     def get(self, key: bytes) -> bytes | None:
@@ -147,7 +148,7 @@ class Replica:
                 self._resize(0)
                 continue
             if transaction.get(_MARKER) == mark_of(manifest):
-                return ReplicaView(transaction)
+                return ReplicaView(transaction, self.stats)
             transaction.abort()
             self._catch_up(storage, chain, manifest)
         raise RuntimeError(f"the replica in {self.folder} keeps changing: two runs share it")
@@ -170,11 +171,14 @@ class Replica:
 
     def stats(self) -> ReplicaStats:
         """How large it is, and what it cost this process so far."""
-        with self._lock:
-            stat, info = self._env.stat(), self._env.info()
-            size = (info["last_pgno"] + 1) * stat["psize"]
-            entries = stat["entries"] - (self._marker() is not None)
-            return ReplicaStats(bytes=size, entries=entries, loads=self._loads, catch_ups=self._catch_ups, segments=self._segments)
+        stat, info = self._env.stat(), self._env.info()
+        return ReplicaStats(
+            bytes=(info["last_pgno"] + 1) * stat["psize"],
+            entries=max(0, stat["entries"] - 1),  # one of them is the marker, which comes with the first
+            loads=self._loads,
+            catch_ups=self._catch_ups,
+            segments=self._segments,
+        )
 
     def _marker(self) -> bytes | None:
         try:

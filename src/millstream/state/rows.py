@@ -19,6 +19,7 @@ from millstream.core.statekind import StateKind
 from millstream.core.time import LOW_WATERMARK, WALL_CLOCK
 from millstream.errors import CheckpointError
 from millstream.state.manifest import ComputationState, Manifest
+from millstream.state.memory import MemoryStore
 
 _R = TypeVar("_R", bound="Reader")
 
@@ -108,19 +109,6 @@ class Reader:
         self.close()
 
 
-class ReadEntries:
-    """Entries that were read, as a MapState wants them. Implements the core's Store."""
-
-    def __init__(self, entries: dict[bytes, bytes]) -> None:
-        self._entries = entries
-
-    def get(self, key: bytes) -> bytes | None:
-        return self._entries.get(key)
-
-    def scan(self, start: bytes, stop: bytes, reverse: bool = False) -> Iterator[tuple[bytes, bytes]]:
-        return ((key, self._entries[key]) for key in sorted(self._entries, reverse=reverse) if start <= key < stop)
-
-
 def bound(kind: StateKind, row_key: bytes, row: Row, store: Store) -> Any:
     """The state of a row, with its MapStates bound to a store's entries."""
     state = kind.fresh() if kind.is_map else kind.decode(row.state)
@@ -173,6 +161,6 @@ def states(cut: Reader, computation: str, kind: StateKind, keys: Iterable[Any] |
             start = maps_prefix(row_key)
             has_maps = kind.is_map or kind.map_fields
             entries = cut.scan(computation, start, after(start), shard=cut.shard_of(computation, row_key)) if has_maps else ()
-            state = bound(kind, row_key, row, ReadEntries(dict(entries)))
+            state = bound(kind, row_key, row, MemoryStore(entries))
             found[key_of(row_key.decode())] = dict(state.items()) if isinstance(state, MapState) else state
     return found

@@ -60,8 +60,10 @@ class Runs:
     def last_claim(self) -> float | None:
         """When the newest run began (seconds since 1970, by its claim's own word); None if there is none, or it does not say."""
         names = self.storage.list(_CLAIMS)
+        if not names:
+            return None
         try:
-            _, at, *more = self.storage.read(max(names)).decode().split(" ") if names else ("", "")
+            _, at, *more = self.storage.read(max(names)).decode().split(" ")
             formats.CLAIM.check(max(names), int(more[0]) if more else formats.CLAIM.oldest)
             return float(at)
         except (ValueError, MillstreamError):
@@ -79,7 +81,7 @@ class Runs:
         """The same, where looking costs next to nothing (on a disk): asked before every commit, so that no manifest is put where a checkpoint has been."""
         return "://" in self.storage.url or self.has_claim(token)
 
-    def count_refused(self) -> list[str]:
+    def refusals(self) -> list[str]:
         """What replaced runs left behind since somebody last looked."""
         return self.storage.list(_REFUSED)
 

@@ -12,6 +12,7 @@ from millstream.core.authority import holder
 from millstream.core.dedup import DedupCounts
 from millstream.core.outcome import LateRecord
 from millstream.core.time import BEGINNING, END
+from millstream.engine.history import EpochStats
 from millstream.engine.plan import standings_of
 from millstream.state.manifest import Manifest
 
@@ -110,8 +111,8 @@ def held_back_by(manifest: Manifest) -> dict[str, str]:
     return found
 
 
-def status_of(pipeline: str, manifest: Manifest | None, epochs: Sequence[tuple[int, int, float]] = ()) -> Status:
-    """The status as of a manifest; `epochs` are (epoch, records, milliseconds)."""
+def status_of(pipeline: str, manifest: Manifest | None, recent: Sequence[EpochStats] = ()) -> Status:
+    """The status as of a manifest; `recent` are the last epochs, from which speeds are told."""
     if manifest is None:
         return Status(
             pipeline=pipeline,
@@ -125,9 +126,8 @@ def status_of(pipeline: str, manifest: Manifest | None, epochs: Sequence[tuple[i
             injectors=[],
             computations=[],
         )
-    recent = list(epochs)[-10:]
-    busy = [e for e in recent if e[1]] or recent
-    millis = sum(e[2] for e in busy)
+    busy = [one for one in recent if one.records] or recent
+    millis = sum(one.millis for one in busy)
     newest = max((i.newest for i in manifest.injectors.values() if i.newest is not None), default=None)
     holders = held_back_by(manifest)
     return Status(
@@ -137,7 +137,7 @@ def status_of(pipeline: str, manifest: Manifest | None, epochs: Sequence[tuple[i
         drained=manifest.drained,
         committed_at=manifest.now,
         records=sum(i.records for i in manifest.injectors.values()),
-        records_per_second=sum(e[1] for e in busy) / millis * 1000 if millis else 0.0,
+        records_per_second=sum(one.records for one in busy) / millis * 1000 if millis else 0.0,
         epoch_millis=millis / len(busy) if busy else 0.0,
         injectors=[
             InjectorStatus(

@@ -6,8 +6,7 @@ Rules
 2. Who comes cuts off the connection that has the name, seated or still in line, and its unread input is dropped. To refuse the new one instead would let a
    half-open socket keep a worker out for ever. Only who comes with a lower fence is refused, and cuts nobody off.
 3. So a leaving is of the life that has the name when the word arrives, whether it is connected or not. Who says HELLO later is a new life:
-   it is not cut off, and
-   its turn comes when the old output is put aside. Its fence begins at 0.
+   it is not cut off, and its turn comes when the old output is put aside. Its fence begins at 0.
 4. Whoever says it waits until it is done: nothing behind WORKERS_LEFT is looked at before the outputs are put aside, durably. So an answer to anything
    behind it says that it is done. Who gets none, because the connection or the sink has ended, cannot know, and says it again. Until it has the answer,
    nobody should be let in under that name: what is said again is of whoever has the name then.

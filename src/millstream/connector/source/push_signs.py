@@ -2,11 +2,9 @@
 
 Rules
 1. A wait is told when it has lasted for about a second, and again every ten seconds. Nothing is said while lines flow: that the pipeline
-   has not committed them yet
-   is no wait before the last of them.
+   has not committed them yet is no wait before the last of them.
 2. When a wait for the server has ended, that is told too. A wait for more lines is told once, and not more often than every ten seconds: a
-   file that is followed is silent
-   most of the time.
+   file that is followed is silent most of the time.
 3. A thread of its own looks and prints, so that the lines come whatever the command waits in.
 """
 

@@ -87,8 +87,8 @@ def start(
         values=[rows.value_layout(injector, source, topology) for injector, source in pairs],
     )
     files = _source_files(topology.injectors.values(), spark_folder)
-    recent = log.last_claim()
-    token = log.claim(latest)
+    recent = log.runs.last_claim()
+    token = log.runs.claim(latest.token if latest is not None else None)
     latest = _reconciled(log.latest(), program, drop)  # a run that ends may have committed one more before it found the claim
     epochs = SparkEpochs(program, place, log, latest, token, value_types, offsets, files)
     frame = _frame(spark, program, sources, value_types, identity.shards)

@@ -22,7 +22,6 @@ from millstream.engine.task import Result, Task
 from millstream.state.manifest import Manifest
 from millstream.state.replica import ReplicaView, open_replica, replica_root
 from millstream.state.segment import SegmentRef
-from millstream.state.stats import ReplicaStats
 from millstream.state.storage import Storage, open_storage
 
 from . import arrow, pickling
@@ -157,9 +156,6 @@ class ProcessCache:
 
     def filters(self, lineage: str, shard: int, stream: str) -> SpanFilters:
         return _FILTERS.setdefault((self._checkpoint_id, lineage, shard, stream), SpanFilters())
-
-    def stats(self, lineage: str, shard: int) -> ReplicaStats:
-        return open_replica(self._root, lineage, shard).stats()
 
 
 def _split(table: Any, routes: Sequence[Route], level: int) -> tuple[Any, Any]:
