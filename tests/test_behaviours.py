@@ -165,6 +165,86 @@ def two_inputs_are_one_sequence(b: Behaviour) -> None:
     b.comes(("a", ["one", 1], 10), ("a", ["two", 2], 20), ("a", ["one", 3], 30), ("a", ["two", 4], 40))
 
 
+# --- the end of a visit, and of a step
+
+
+class OncePerVisit(ms.Computation):
+    """Says its count once, however many came."""
+
+    State = int
+
+    def process_record(self, record: ms.Record) -> None:
+        self.state += record.value["n"]
+
+    def finish_key(self) -> None:
+        self.produce(self.state)
+
+
+@behaviour
+def a_key_is_finished_once_per_epoch_at_the_time_of_its_newest_record(b: Behaviour) -> None:
+    b.compute(OncePerVisit, b.brings([("a", 1, 10), ("a", 2, 30), ("b", 1, 20)], [("a", 4, 40)]))
+    b.comes(("a", 3, 30), ("b", 1, 20), ("a", 7, 40))
+
+
+class Bundles(ms.Computation):
+    """Sends one production per target, however many keys have something for it."""
+
+    State = type(None)
+
+    def process_record(self, record: ms.Record) -> None:
+        if record.value["n"] < 0:
+            self.later("odd", "before it fails")
+            raise ValueError("negative")
+        self.later("odd" if record.value["n"] % 2 else "even", record.value["n"])
+
+    def finish_epoch(self, gathered: Sequence[tuple[Any, Any, int]]) -> None:
+        for target in ("odd", "even"):
+            mine = [(value, time) for name, value, time in gathered if name == target]
+            if mine:
+                self.produce([value for value, _ in mine], key=target, timestamp=max(time for _, time in mine))
+
+
+class Unpacked(ms.Computation):
+    """What came for a target, from all shards."""
+
+    State = list
+
+    def process_record(self, record: ms.Record) -> None:
+        self.state += record.value
+
+    def finish_key(self) -> None:
+        self.produce(sorted(self.state))
+
+
+@behaviour
+def what_keys_gather_leaves_once_per_target_under_the_key_of_the_production(b: Behaviour) -> None:
+    bundles = b.compute(Bundles, b.brings([("a", 1, 10), ("b", 3, 30), ("c", 2, 20), ("d", 5, 25)], [("a", 7, 40)]), produces="bundles")
+    b.compute(Unpacked, bundles, key=ms.PRODUCED)
+    b.comes(("odd", [1, 3, 5], 30), ("even", [2], 20), ("odd", [1, 3, 5, 7], 40))
+
+
+@behaviour
+def what_a_dead_letter_undoes_is_not_gathered(b: Behaviour) -> None:
+    came = b.brings([("a", 1, 10), ("a", -1, 20), ("a", 3, 30)])
+    bundles = b.compute(Bundles, came, produces="bundles", on_error=ms.DEAD_LETTER)
+    b.compute(Unpacked, bundles, key=ms.PRODUCED)
+    b.compute(Letters, b.pipeline.dead_letters(b.called("Bundles")), key=own, produces="dead")
+    b.comes(("odd", [1, 3], 30))
+    b.comes(("a", [-1, "ValueError: negative"], 20), stream="dead")
+
+
+class Judge(Count):
+    """Takes records as they come."""
+
+    judges_lateness = True
+
+
+@behaviour
+def who_judges_lateness_gets_late_records_like_others(b: Behaviour) -> None:
+    b.compute(Judge, b.brings([("a", 1, 1000)], [("a", 1, 10)], [("a", 1, 20)]))
+    b.comes(("a", 1, 1000), ("a", 2, 10), ("a", 3, 950))
+
+
 # --- timers
 
 

@@ -8,7 +8,7 @@ from millstream.core.mapstate import MapState
 from millstream.core.outcome import DROP
 from millstream.core.record import Record, Timer
 from millstream.core.time import BEGINNING, END, LOW_WATERMARK, WALL_CLOCK
-from millstream.core.topology import ADAPTIVE, DEAD_LETTER, FAIL, STRONG, WEAK
+from millstream.core.topology import ADAPTIVE, DEAD_LETTER, FAIL, PRODUCED, STRONG, WEAK
 from millstream.pipeline import Pipeline, Stream
 from millstream.state import codec as codecs
 
@@ -22,6 +22,7 @@ __all__ = [
     "END",
     "FAIL",
     "LOW_WATERMARK",
+    "PRODUCED",
     "STRONG",
     "WALL_CLOCK",
     "WEAK",

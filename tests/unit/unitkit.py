@@ -78,13 +78,14 @@ def run_step(
     codec: Any = msgpack,
     rows: Any = None,
     epoch: int = 0,
+    dead_letters: str | None = None,
+    sweeps: dict[str, int] | None = None,
 ) -> Outcome:
     """One step by hand; applies the delta if the store can take it."""
     store = MemoryStore() if store is None else store
     kind = StateKind(computation, codec)
-    step = Step(
-        Wiring(name, tuple(streams), frozenset(same_key)), computation, kind, store, Times(now, late_before, low, epoch), msgpack.encoder()
-    )
+    wiring = Wiring(name, tuple(streams), frozenset(same_key), dead_letters=dead_letters)
+    step = Step(wiring, computation, kind, store, Times(now, late_before, low, epoch, sweeps=sweeps or {}), msgpack.encoder())
     outcome = step.run(Arrivals.of(arrivals(records) if rows is None else rows))
     if hasattr(store, "apply"):
         store.apply(outcome.delta)

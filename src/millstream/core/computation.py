@@ -2,10 +2,14 @@
 
 The step binds `key` and `state` before it calls a hook and reads `state`, timers and productions after the key's last hook of the
 epoch. The rules of timers, holds and productions are kept by `core/visit.py`.
+
+Hooks, in their order: `process_record` (or `process_late_record`) and `process_timer` as time has it; `finish_key` once per visited key, behind them;
+`finish_epoch` once per shard and epoch, behind all keys.
 """
 
 from __future__ import annotations
 
+from collections.abc import Hashable, Sequence
 from typing import Any
 
 from millstream.core.record import Record, Timer
@@ -30,6 +34,8 @@ class Computation:
     State: Any = dict
     #: How state becomes bytes: `ms.codecs.msgpack` unless this says otherwise.
     codec: Any = None
+    #: True: records older than the low watermark come to `process_record` like all others, and do not count as late.
+    judges_lateness: bool = False
 
     #: The key that the hook is called for.
     key: Any
@@ -52,6 +58,44 @@ class Computation:
 
     def process_late_record(self, record: Record) -> None:
         """Called for a record older than the low watermark. The default drops it; the engine counts it either way."""
+
+    def finish_key(self) -> None:
+        """Called once for every key that was visited in the epoch, behind its records and timers: for what is to be said once, however many records came.
+
+        What it produces has by default the timestamp of the newest of them. If it raises and there are dead letters, what it did is undone, and what
+        the records did stays.
+
+        >>> class Count(Computation):
+        ...     State = int
+        ...     def process_record(self, record):
+        ...         self.state += 1
+        ...     def finish_key(self):
+        ...         self.produce(self.state)
+        """
+
+    def finish_epoch(self, gathered: Sequence[tuple[Hashable, Any, int]]) -> None:
+        """Called once per shard and epoch, if any key has called `later`: for what is to be sent once for many keys.
+
+        gathered: (name, value, timestamp of the cause), in the order of the calls. There is no key and no state here: it may only produce, and not on
+        a stream whose consumer takes over the producer's key. It is about no single record, so what it raises fails the epoch.
+
+        >>> class Pairs(Computation):
+        ...     State = type(None)
+        ...     def process_record(self, record):
+        ...         self.later(record.value["page"], self.key)
+        ...     def finish_epoch(self, gathered):
+        ...         for page, user, timestamp in gathered:
+        ...             self.produce(user, key=page, timestamp=timestamp)
+        """
+
+    def later(self, name: Hashable, value: Any) -> None:
+        """Hands something to `finish_epoch`. It belongs to the epoch: a retry begins with nothing, and what a dead letter undoes is taken out again.
+        The value must not change any more."""
+        self._visit.later(name, value)
+
+    def tally(self, name: str, n: int = 1) -> None:
+        """Adds to a number that `status` shows for this computation. It is committed with the epoch, so a retry counts once."""
+        self._visit.tally(name, n)
 
     def set_timer(self, tag: str, time: int, kind: str = LOW_WATERMARK, *, hold: int | None = None) -> None:
         """Asks for `process_timer` at this low watermark, or at this wall-clock time with `kind=ms.WALL_CLOCK`.
@@ -104,7 +148,7 @@ class Computation:
 
     @property
     def cause(self) -> Record | Timer:
-        """The record or timer that the hook at hand was called for."""
+        """The record or timer that the hook at hand was called for. In `finish_key` and `finish_epoch`, a Timer whose kind is "finish" or "epoch"."""
         return self._visit.cause  # type: ignore[no-any-return]
 
     @property

@@ -10,7 +10,7 @@ from typing import Any
 
 from millstream.core.keys import BadKey, key_text
 from millstream.core.record import Production, Record, single
-from millstream.core.topology import Route
+from millstream.core.topology import PRODUCED, Route
 from millstream.errors import HookError
 
 
@@ -33,23 +33,34 @@ def field_of(value: Any, name: str) -> Any:
 def route_key(route: Route, decode: Callable[[bytes], Any]) -> Callable[[Production], str]:
     """A function that gives the key text of a production on a route."""
     key = route.key
-    if key is None:
-        extract: Callable[[Record], Any] = lambda record: record.key  # noqa: E731
-    elif isinstance(key, str):
-        extract = lambda record: field_of(record.value, key)  # noqa: E731
+    if key is None or key is PRODUCED:
+        return _own_key(route)
+    if isinstance(key, str):
+        extract: Callable[[Record], Any] = lambda record: field_of(record.value, key)  # noqa: E731
     elif isinstance(key, (list, tuple)):
         extract = lambda record: tuple(field_of(record.value, name) for name in key)  # noqa: E731
     else:
         extract = key
 
     def text(production: Production) -> str:
-        record = single(
-            production.stream, production.key, production.timestamp, None if key is None else decode(production.body), production.id
-        )
+        record = single(production.stream, production.key, production.timestamp, decode(production.body), production.id)
         try:
             return key_text(extract(record))
         except Exception as error:
             what = str(error) if isinstance(error, BadKey) else f"its key raised {type(error).__name__}: {error}"
             raise NoKey(f"stream {production.stream!r} into computation {route.computation!r}: {what}", record) from error
+
+    return text
+
+
+def _own_key(route: Route) -> Callable[[Production], str]:
+    """The same where the production's own key is wanted: nothing is decoded for it."""
+
+    def text(production: Production) -> str:
+        try:
+            return key_text(production.key)
+        except BadKey as error:
+            record = single(production.stream, production.key, production.timestamp, None, production.id)
+            raise NoKey(f"stream {production.stream!r} into computation {route.computation!r}: {error}", record) from error
 
     return text

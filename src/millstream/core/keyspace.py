@@ -1,11 +1,12 @@
 """The keyspace of a shard: how a row is laid out as sorted byte strings.
 
-Everything that one computation keeps for one shard lives in one ordered map from bytes to bytes. Four kinds of entries:
+Everything that one computation keeps for one shard lives in one ordered map from bytes to bytes. Five kinds of entries:
 
     R <row key>                                 → Row: state, low-watermark timers, wall-clock timers, holds
     M <len> <row key> <field> 0 <sub-key>       → one entry of a MapState
     T <kind> <time> <row key>                   → nothing: the *earliest* timer (or hold) of that kind of that key
     D <stream> 0 <span> <epoch> ...             → ids of injected records (core/dedup.py)
+    S <name>                                    → how far a sweep has come
 
 Rules
 1. A row is one entry, so state and timers change together. The index holds at most one entry per key and kind, so a key
@@ -26,6 +27,7 @@ SUB = b"M"
 LOW_TIMER = b"TL"
 WALL_TIMER = b"TW"
 HOLD = b"TH"
+SWEEP = b"S"
 
 _BIAS = 2**63
 

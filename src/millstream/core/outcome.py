@@ -16,6 +16,7 @@ class Times(msgspec.Struct, frozen=True):
     """The times of one computation in one epoch. Invariants: late_before <= low_watermark; least <= promised <= low_watermark.
 
     least: what its streams had promised before: no production may be older. promised: what they promise now: no hold may be older.
+    sweeps: visits of all rows in portions, by name: how many rows in this epoch, 0 for all that are left.
     """
 
     now: int
@@ -24,6 +25,7 @@ class Times(msgspec.Struct, frozen=True):
     epoch: int = 0
     least: int = BEGINNING
     promised: int = BEGINNING
+    sweeps: dict[str, int] = {}
 
 
 class Wiring(msgspec.Struct, frozen=True):
@@ -64,6 +66,8 @@ class Counts(msgspec.Struct):
     late_by: dict[str, int] = {}  # per input
     last_late: list[LateRecord] = []
     dead: int = 0  # dead letters
+    tallies: dict[str, int] = {}  # what hooks have counted
+    swept: dict[str, tuple[int, bool]] = {}  # by sweep: rows visited, and whether it has ended here
 
 
 class Outcome(msgspec.Struct):

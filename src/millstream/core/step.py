@@ -21,6 +21,10 @@ Rules
 9. A state that would not come back equal in the next epoch is an error of the hook that left it. It is noticed at the end of the visit;
    a second visit, with a look after each hook, then finds the one that did it.
 10. A hook returns nothing. One that returns something, or yields, was meant to call `produce`.
+11. `finish_key` ends a visit, and is part of it. `finish_epoch` ends the step, if anything was gathered; it is about no single record, so it fails the
+    epoch if it raises, and finds nothing gathered by what a dead letter has undone.
+12. A sweep visits every row once, in the order of row keys, a portion per epoch. How far it comes in an epoch is settled before the first visit, so
+    that a hook can tell a row that the sweep has been at from one that it will come to. A row that is visited anyway is not visited twice.
 """
 
 from __future__ import annotations
@@ -41,6 +45,7 @@ from millstream.core.keyspace import (
     HOLD,
     LOW_TIMER,
     ROW,
+    SWEEP,
     WALL_TIMER,
     Row,
     Store,
@@ -64,6 +69,7 @@ from millstream.errors import HookError, InputError
 
 MAX_FIRINGS = 1_000_000
 MAX_DUE = 200_000
+_ENDED, _AT = b"\x02", b"\x01"  # of a sweep: it has been at all rows; or up to the row behind
 LAST_LATE = 5  # late records that are shown
 RETURNED = "a hook returned a value, or is a generator: hooks return nothing. To send something on, call self.produce(value)."
 
@@ -87,6 +93,8 @@ class Step:
         self.searching = False  # which of them it was
         self.saved: _Saved | None = None
         self.visit = Visit(wiring, times, encode_value)
+        self.finishes = type(computation).finish_key is not Computation.finish_key
+        self.late_before = BEGINNING if computation.judges_lateness else times.late_before
         computation._visit = self.visit
         if computation._is_plain():
             computation.produce = self.visit.produce  # type: ignore[method-assign]  # one call less for every production
@@ -109,14 +117,20 @@ class Step:
         visit = self._visit if self.wiring.dead_letters is None else self._forgiving
         if arrivals.rejected:
             self._reject(sorted(arrivals.rejected, key=lambda one: one.order))
+        swept = self._sweep() if times.sweeps else {}
         for group, text in enumerate(arrivals.keys):
             row_key = text.encode()
             due.pop(row_key, None)
+            swept.pop(row_key, None)
             visit(row_key, text, arrivals, bounds[group], bounds[group + 1])
         none = Arrivals.none()
+        due.update(dict.fromkeys(swept))
         for row_key in sorted(due):
             visit(row_key, row_key.decode(), none, 0, 0)
+        if self.visit.gathered:
+            self._finish_epoch()
         counts = self.counts
+        counts.tallies = self.visit.tallies
         counts.records = len(arrivals.timestamps)
         counts.touched = len(arrivals.keys) + len(due)
         counts.next_low, next_key = self._earliest(LOW_TIMER, left[LOW_TIMER])
@@ -128,17 +142,52 @@ class Step:
             counts.holder = f"key {key_of(next_key.decode())!r}"
         return Outcome(self.delta, self.visit.productions, counts)
 
+    def _sweep(self) -> dict[bytes, None]:
+        """Rule 12: settles how far every sweep comes in this epoch, and gives the rows that are to be visited for it."""
+        rows: dict[bytes, None] = {}
+        for name, limit in self.times.sweeps.items():
+            entry = SWEEP + name.encode()
+            raw = self.store.get(entry)
+            if raw == _ENDED:
+                self.visit.sweeps[name] = (None, None)
+                self.counts.swept[name] = (0, True)
+                continue
+            was = b"" if raw is None else raw[1:]
+            start = ROW + was + b"\0" if was else ROW
+            found = [key[len(ROW) :] for key, _ in islice(self.store.scan(start, after(ROW)), limit or None)]
+            ends = not limit or len(found) < limit
+            self.visit.sweeps[name] = (was, None if ends else found[-1])
+            self.delta[entry] = _ENDED if ends else _AT + found[-1]
+            self.counts.swept[name] = (len(found), ends)
+            rows.update(dict.fromkeys(found))
+        return rows
+
+    def _finish_epoch(self) -> None:
+        """Rule 11."""
+        c, visit = self.computation, self.visit
+        c.key = c.state = None
+        visit.finish_step()
+        try:
+            if c.finish_epoch(visit.gathered) is not None:  # type: ignore[func-returns-value]
+                raise TypeError(RETURNED)
+            if visit.low or visit.wall or visit.holds:
+                raise ValueError("finish_epoch is called for no key: it cannot set timers or holds")
+        except Exception as error:
+            raise self._blame(error) from error
+
     def _forgiving(self, row_key: bytes, text: str, arrivals: Arrivals, at: int, stop: int) -> None:
         """A visit in which what makes a hook raise becomes a dead letter."""
         counts, productions = self.counts, self.visit.productions
         before = (len(productions), msgspec.structs.replace(counts, late_by=dict(counts.late_by), last_late=list(counts.last_late)))
+        gathered, tallies = len(self.visit.gathered), dict(self.visit.tallies)
         try:
             self._visit(row_key, text, arrivals, at, stop)
             return
         except HookError:
             pass  # once more, outside of the handler: what is raised then has no past
         del productions[before[0] :]
-        self.counts = before[1]
+        del self.visit.gathered[gathered:]
+        self.counts, self.visit.tallies = before[1], tallies
         self.careful = True
         try:
             self._visit(row_key, text, arrivals.anew(), at, stop)
@@ -161,7 +210,7 @@ class Step:
                     sub.bind(self.store, sub_prefix(row_key, field), kind.encode_sub, kind.decode_sub)
             if at < stop:
                 timestamps, index, batches, source = arrivals.timestamps, arrivals.index, arrivals.batches, arrivals.source
-                late_before = self.times.late_before
+                late_before = self.late_before
                 while at < stop and timestamps[at] < late_before:
                     self._late(Record(key, timestamps[at], batches[source[at] if source else 0], index[at]))
                     at += 1
@@ -178,6 +227,8 @@ class Step:
                         raise TypeError(RETURNED)
             if visit.next_due != END or visit.wall:
                 self._fire_rest()
+            if self.finishes:
+                self._finish_key(arrivals.timestamps[stop - 1] if begin < stop else BEGINNING)
             writing = True
             self._write(row_key, row_entry, raw, row)
         except HookError:
@@ -186,6 +237,14 @@ class Step:
             if writing and not self.careful:
                 self._find_culprit(row_key, text, arrivals, begin, stop)
             raise self._blame(error) from error
+
+    def _finish_key(self, newest: int) -> None:
+        c = self.computation
+        cause = self.visit.finish(newest)
+        if self.careful:
+            self._carefully(lambda _: c.finish_key(), cause)
+        elif c.finish_key() is not None:  # type: ignore[func-returns-value]
+            raise TypeError(RETURNED)
 
     def _find_culprit(self, row_key: bytes, text: str, arrivals: Arrivals, at: int, stop: int) -> None:
         """Rule 9: visits once more, with a look after each hook, and raises for the one that left a state that cannot be kept."""
@@ -310,12 +369,12 @@ class Step:
         if kind.check is not None and encoded != (kind.empty if row is None else row.state):
             kind.check(c.state, encoded)
         if maps:
-            changes: dict[bytes, bytes | None] = {}
+            alive = alive or encoded != kind.empty  # asked first: whether a map is empty is dearer to say
             for sub in maps:
-                changes.update(sub.changes())
+                delta.update(sub.changes())
                 alive = alive or not sub.is_empty()
-            delta.update(changes)
-        alive = alive or encoded != kind.empty
+        else:
+            alive = alive or encoded != kind.empty
         counts.timers += len(low) + len(wall)
         if row is not None:
             counts.timers -= len(row.low) + len(row.wall)

@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Sequence
+from enum import Enum
 from typing import Any
 
 import msgspec
@@ -26,6 +27,15 @@ from millstream.core.dedup import Dedup
 from millstream.core.outcome import DROP, HOOK
 from millstream.core.watermark import Policy
 from millstream.errors import DefinitionError
+
+
+class Produced(Enum):
+    """What an input says for its key to take the production's own through the shuffle."""
+
+    KEY = "produced"
+
+
+PRODUCED = Produced.KEY
 
 WEAK = "weak"
 STRONG = "strong"
@@ -49,7 +59,8 @@ class Injector(msgspec.Struct, frozen=True):
 
 
 class Input(msgspec.Struct, frozen=True):
-    """One stream into a computation. The key is a column name, a Spark Column, a callable, a list of names, or None for the producer's.
+    """One stream into a computation. The key is a column name, a Spark Column, a callable, a list of names, None for the producer's, or PRODUCED for
+    that of the production, which may be another.
 
     production: what this edge says itself, None for what its producer says. late: DROP, HOOK, or the stream that late records go to.
     """
@@ -191,7 +202,7 @@ class Topology:
                         f"computation {spec.name!r}: the injected stream {i.stream!r} cannot be {i.production}: its source keeps the records. Only "
                         f"streams that a computation produces have strong or adaptive edges."
                     )
-                if injected and i.key is None:
+                if injected and (i.key is None or i.key is PRODUCED):
                     raise DefinitionError(
                         f"computation {spec.name!r} reads the injected stream {i.stream!r} without a key. Say key='column' or a Column."
                     )
@@ -200,10 +211,10 @@ class Topology:
                         f"computation {spec.name!r}: the key of the injected stream {i.stream!r} is a Python callable. "
                         f"Injected keys are computed by Spark: give a column name, a list of names, or a Column expression."
                     )
-                if not injected and not (i.key is None or callable(i.key) or isinstance(i.key, (str, list, tuple))):
+                if not injected and not (i.key is None or i.key is PRODUCED or callable(i.key) or isinstance(i.key, (str, list, tuple))):
                     raise DefinitionError(
                         f"computation {spec.name!r}: the key of the internal stream {i.stream!r} must be None (the producer's key), "
-                        f"a field name, a list of names, or a callable on the record, not {type(i.key).__name__}."
+                        f"ms.PRODUCED (the production's), a field name, a list of names, or a callable on the record, not {type(i.key).__name__}."
                     )
         for emission in self.emissions:
             if emission.stream not in self._producer:

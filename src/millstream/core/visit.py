@@ -10,11 +10,12 @@ The step owns one Visit and binds it to key after key; a computation's methods a
 4. A hold keeps the output watermark at a timestamp until it is released, or its timer fires. It cannot take back what was promised:
    an older one is moved up to that. When event time ends, that is still what was promised before: the end itself is no timestamp.
 5. A call that is refused changes nothing.
+6. What `later` gathers belongs to the step. A visit that is undone takes its part out again.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
 from hashlib import blake2b
 from typing import Any
 
@@ -25,6 +26,17 @@ from millstream.core.record import Production, Record, Timer
 from millstream.core.time import BEGINNING, END, LOW_WATERMARK, WALL_CLOCK
 
 OWN: Any = object()  # the key at hand
+FINISH = "finish"  # the kind of cause that finish_key has
+EPOCH = "epoch"  # the kind of cause that finish_epoch has
+
+BEHIND = "behind"  # a sweep has been at this row
+NOW = "now"  # it is at this row in this epoch
+AHEAD = "ahead"  # it will come
+
+
+Portion = tuple[
+    bytes | None, bytes | None
+]  # the row up to which a sweep had come (None: it had ended), and up to which it comes now (None: it ends)
 
 
 class Visit:
@@ -39,6 +51,8 @@ class Visit:
         "encode",
         "epoch",
         "firings",  # of this key so far
+        "gathered",  # (name, value, timestamp) for finish_epoch
+        "gatherer",  # the row that gathered first
         "held",  # the oldest hold of this key that was in force in this epoch, or END
         "holds",  # (kind, time, tag) of a timer, or STATE_HOLD: what it holds
         "key",
@@ -55,8 +69,10 @@ class Visit:
         "row_key",
         "same_key_streams",
         "streams",
+        "sweeps",  # by name: the row up to which a sweep had come, and up to which it comes in this epoch; None: all
+        "tallies",
         "wall",  # timers by wall clock
-        "wall_time",  # the event time that a wall-clock timer stands for
+        "wall_time",  # the event time that a wall-clock timer, or the end of a visit, stands for
     )
 
     def __init__(self, wiring: Wiring, times: Times, encode: Callable[[Any], bytes]) -> None:
@@ -64,6 +80,10 @@ class Visit:
         self.default_stream = wiring.streams[0] if len(wiring.streams) == 1 else None
         self.encode = encode
         self.epoch = times.epoch
+        self.gathered: list[tuple[Hashable, Any, int]] = []
+        self.gatherer = b""
+        self.sweeps: dict[str, Portion] = {}
+        self.tallies: dict[str, int] = {}
         self.least = times.least if times.least < END else BEGINNING  # after the end of event time nothing is left to be kept
         self.low_watermark = times.low_watermark
         self.name = wiring.name
@@ -161,6 +181,28 @@ class Visit:
     def release(self) -> None:
         self.holds.pop(STATE_HOLD, None)
 
+    def later(self, name: Hashable, value: Any) -> None:
+        if not self.gathered:
+            self.gatherer = self.row_key
+        self.gathered.append((name, value, self.caused()))
+
+    def tally(self, name: str, n: int) -> None:
+        self.tallies[name] = self.tallies.get(name, 0) + n
+
+    def swept(self, name: str) -> str:
+        """Where a sweep is, seen from the key at hand."""
+        was, comes = self.sweeps[name]
+        if was is None or self.row_key <= was:
+            return BEHIND
+        return NOW if comes is None or self.row_key <= comes else AHEAD
+
+    def caused(self) -> int:
+        """The event time of the cause at hand."""
+        cause = self.cause
+        if cause.__class__ is Record:
+            return cause.timestamp  # type: ignore[no-any-return]
+        return cause.time if cause.kind == LOW_WATERMARK else self.wall_time  # type: ignore[no-any-return]
+
     def produce(
         self,
         value: Any,
@@ -243,6 +285,24 @@ class Visit:
 
     # --- what the step asks for
 
+    def finish(self, newest: int) -> Timer:
+        """Begins the end of the visit. newest: the timestamp of the newest record."""
+        cause = self.cause
+        if cause.__class__ is Timer:
+            newest = max(newest, self.caused())
+        elif cause is None and newest == BEGINNING:  # neither records nor timers: a sweep
+            newest = self.low_watermark if BEGINNING < self.low_watermark < END else self.now
+        self.wall_time = newest
+        self.cause = end = Timer(newest, "", FINISH)
+        return end
+
+    def finish_step(self) -> None:
+        """Begins the end of the step: no key, and a cause that is as old as the oldest and as new as the newest of what was gathered."""
+        self.begin(None, self.gatherer, None)
+        self.wall_time = max(timestamp for _, _, timestamp in self.gathered)
+        self.held = min(timestamp for _, _, timestamp in self.gathered)
+        self.cause = Timer(self.wall_time, "", EPOCH)
+
     def next_low(self) -> Timer | None:
         """Takes out the earliest low-watermark timer that is due; None if it was cancelled since."""
         entry = self.due.pop()
@@ -276,19 +336,21 @@ class Visit:
 class Saved:
     """A visit as it was before a hook."""
 
-    __slots__ = ("_due", "_held", "_holds", "_low", "_next_due", "_productions", "_wall", "row_key")
+    __slots__ = ("_due", "_gathered", "_held", "_holds", "_low", "_next_due", "_productions", "_tallies", "_wall", "row_key")
 
     def __init__(self, visit: Visit) -> None:
         self.row_key = visit.row_key
         self._low, self._wall, self._due = set(visit.low), set(visit.wall), list(visit.due)
         self._next_due, self._holds, self._held = visit.next_due, dict(visit.holds), visit.held
-        self._productions = len(visit.productions)
+        self._productions, self._gathered, self._tallies = len(visit.productions), len(visit.gathered), dict(visit.tallies)
 
     def put_back(self, visit: Visit) -> None:
         """Undoes what has happened since."""
         visit.low, visit.wall, visit.due = set(self._low), set(self._wall), list(self._due)
         visit.next_due, visit.holds, visit.held = self._next_due, dict(self._holds), self._held
         del visit.productions[self._productions :]
+        del visit.gathered[self._gathered :]
+        visit.tallies = dict(self._tallies)
 
 
 def _check_timer(tag: str, time: int) -> None:

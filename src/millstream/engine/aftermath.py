@@ -138,6 +138,7 @@ def _computation(
         streams=list(spec.streams),
         lineage=old.lineage or f"{plan.epoch}-{token}-{name}",
         late_by=dict(old.late_by),
+        tallies=dict(old.tallies),
         dedup=msgspec.structs.replace(old.dedup),
         hidden=spec.hidden,
     )
@@ -175,6 +176,8 @@ def _add(total: ComputationState, shard: ShardState, delta: Work) -> None:
     total.dead += counts.dead
     for stream, late in counts.late_by.items():
         total.late_by[stream] = total.late_by.get(stream, 0) + late
+    for name, n in counts.tallies.items():
+        total.tallies[name] = total.tallies.get(name, 0) + n
     total.last_late = [*total.last_late, *counts.last_late][-LAST_LATE:]
     total.dedup.add(delta.dedup)
 

@@ -76,6 +76,7 @@ class ComputationState(msgspec.Struct):
     dead: int = 0
     dedup: DedupCounts = msgspec.field(default_factory=DedupCounts)
     hidden: bool = False  # a helper that the user has not written
+    tallies: dict[str, int] = {}  # what its hooks have counted
 
 
 class Manifest(msgspec.Struct):

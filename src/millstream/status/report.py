@@ -39,6 +39,7 @@ class ComputationStatus(msgspec.Struct):
     output_watermark: int = BEGINNING
     held_back_by: str = ""
     late_by: dict[str, int] = {}
+    tallies: dict[str, int] = {}
     last_late: list[LateRecord] = []
     dead_letters: int = 0
     waiting: int = 0  # productions stored for it
@@ -168,6 +169,7 @@ def status_of(pipeline: str, manifest: Manifest | None, recent: Sequence[EpochSt
                 output_watermark=c.output,
                 held_back_by=holders[name],
                 late_by=c.late_by,
+                tallies=c.tallies,
                 last_late=c.last_late,
                 dead_letters=c.dead,
                 waiting=sum(count for p in manifest.pending if p.computation == name for _, _, count in p.slices.values()),

@@ -119,6 +119,9 @@ def _details(status: Status) -> list[RenderableType]:
     checked = [c for c in status.computations if c.dedup is not None]
     if checked:
         parts += ["", _Deduplication(checked)]
+    counted = [(c.name, ", ".join(f"{name} {n:,}" for name, n in sorted(c.tallies.items()))) for c in status.computations if c.tallies]
+    if counted:
+        parts += ["", _pairs("computation", "counted", counted)]
     if status.edges:
         parts += [
             "",
