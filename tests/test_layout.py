@@ -30,6 +30,7 @@ LAYERS = {
     "state": 9,
     "network": 9,
     "core": 10,
+    "reducers": 10,
     "faults": 11,
     "renamed": 11,
     "errors": 11,

@@ -10,6 +10,22 @@ from millstream.core.record import Record, Timer
 from millstream.core.time import BEGINNING, END, LOW_WATERMARK, WALL_CLOCK
 from millstream.core.topology import ADAPTIVE, DEAD_LETTER, FAIL, PRODUCED, STRONG, WEAK
 from millstream.pipeline import Pipeline, Stream
+from millstream.reducers import (
+    Reducer,
+    any,
+    bottom,
+    collect,
+    count,
+    distinct,
+    first,
+    last,
+    max,
+    mean,
+    min,
+    stats,
+    sum,
+    top,
+)
 from millstream.state import codec as codecs
 
 __version__ = "0.1.0"
@@ -30,14 +46,28 @@ __all__ = [
     "MapState",
     "Pipeline",
     "Record",
+    "Reducer",
     "Stream",
     "Timer",
+    "any",
+    "bottom",
     "codecs",
+    "collect",
     "connector",
+    "count",
     "dedup",
+    "distinct",
     "errors",
+    "first",
+    "last",
+    "max",
+    "mean",
+    "min",
     "sinks",
     "sources",
+    "stats",
+    "sum",
     "testing",
+    "top",
     "watermarks",
 ]

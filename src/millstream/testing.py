@@ -31,9 +31,10 @@ from millstream.engine.checks import check
 from millstream.engine.program import Compiled, Program
 from millstream.errors import DefinitionError
 from millstream.pipeline import Pipeline
+from millstream.reducers.laws import assert_reducer
 from millstream.simulation.local import Emitted, LocalEngine, SimulatedCrash
 
-__all__ = ["Emitted", "LocalRunner", "SimulatedCrash", "SparkFaults", "assert_exactly_once", "assert_same_in_any_epochs"]
+__all__ = ["Emitted", "LocalRunner", "SimulatedCrash", "SparkFaults", "assert_exactly_once", "assert_reducer", "assert_same_in_any_epochs"]
 
 CRASH_POINTS = _faults.POINTS
 

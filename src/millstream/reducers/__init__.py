@@ -1,0 +1,43 @@
+"""How do many values become one? Reducers, for views and windows.
+
+    base        what a reducer is, and the rules that each one keeps
+    fields      what the builtin ones read of a value: a field, a function, the value
+    order       one order of all plain values, and one text for each
+    exact       sums without rounding
+    sums        count, sum, mean, stats
+    extremes    min, max, first, last
+    best        top, bottom
+    elements    distinct, any, collect
+    several     several at once, and what `.reduce(...)` makes of its arguments
+    laws        a check of the rules, for reducers of one's own
+
+Pure: value in, value out. Nothing here knows a group, a document, a window, or where a total is kept.
+"""
+
+from millstream.reducers.base import Reducer
+from millstream.reducers.best import bottom, top
+from millstream.reducers.elements import any, collect, distinct
+from millstream.reducers.extremes import first, last, max, min
+from millstream.reducers.laws import assert_reducer
+from millstream.reducers.several import Several, as_reducer
+from millstream.reducers.sums import count, mean, stats, sum
+
+__all__ = [
+    "Reducer",
+    "Several",
+    "any",
+    "as_reducer",
+    "assert_reducer",
+    "bottom",
+    "collect",
+    "count",
+    "distinct",
+    "first",
+    "last",
+    "max",
+    "mean",
+    "min",
+    "stats",
+    "sum",
+    "top",
+]

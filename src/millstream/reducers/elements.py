@@ -1,0 +1,126 @@
+"""Reducers that look at the values themselves: distinct, any, collect.
+
+Rules
+1. Values may be any plain data: numbers, texts, dates, lists, dicts. None is skipped.
+2. `distinct` goes by `identity`: values that are equal are one. `any` and `collect` go by `order_key`, which tells 1 from 1.0.
+3. What is kept of many is always the least of them, so that nothing depends on the order of arrival.
+"""
+
+from __future__ import annotations
+
+import builtins
+from collections.abc import Callable, Iterable
+from itertools import chain
+from typing import Any
+
+from millstream.reducers.fields import Chosen, FieldReducer, checked_number
+from millstream.reducers.order import FIRM, identity, order_key
+
+MOST_COLLECTED = 10_000
+
+
+class Distinct(FieldReducer):
+    """How many different values there are. Made by `distinct`. A part is the sorted list of their texts."""
+
+    name = "distinct"
+    empty = 0
+    indexed = True
+
+    def lift(self, value: Any) -> Any:
+        found = self.read(value)
+        return None if found is None else [identity(found)]
+
+    def combine(self, a: Any, b: Any) -> Any:
+        return sorted({*a, *b})
+
+    def fold(self, parts: Iterable[Any]) -> Any:
+        found = [part for part in parts if part is not None]
+        return sorted(set(chain.from_iterable(found))) if found else None
+
+    def finish(self, total: Any) -> Any:
+        return len(total)
+
+
+def distinct(field: Chosen = None, *, where: Callable[[Any], Any] | None = None) -> Distinct:
+    """The exact number of different values: 1, 1.0 and True are one, because they are equal; NaN is one.
+
+    >>> reducer = distinct("name")
+    >>> reducer.show(reducer.fold(map(reducer.lift, [{"name": "Sue"}, {"name": "Tod"}, {"name": "Sue"}, {"name": None}])))
+    2
+    """
+    return Distinct(field, where)
+
+
+def _least(values: list[Any]) -> Any:
+    kinds = set(map(type, values))
+    return builtins.min(values) if len(kinds) == 1 and kinds <= FIRM else builtins.min(values, key=order_key)
+
+
+class AnyOne(FieldReducer):
+    """One of the values. Made by `any`."""
+
+    name = "any"
+
+    def lift(self, value: Any) -> Any:
+        return self.read(value)
+
+    def combine(self, a: Any, b: Any) -> Any:
+        return _least([a, b])
+
+    def fold(self, parts: Iterable[Any]) -> Any:
+        found = [part for part in parts if part is not None]
+        return _least(found) if found else None
+
+
+def any(field: Chosen = None, *, where: Callable[[Any], Any] | None = None) -> AnyOne:
+    """One of the values, always the same one (the least): for groups in which all are the same.
+
+    >>> reducer = any("country")
+    >>> reducer.fold(map(reducer.lift, [{"country": None}, {"country": "IS"}, {"country": "IS"}]))
+    'IS'
+    """
+    return AnyOne(field, where)
+
+
+class Collect(FieldReducer):
+    """The values as a list. Made by `collect`."""
+
+    name = "collect"
+    empty: Any = []
+
+    def __init__(self, field: Chosen, limit: int, where: Callable[[Any], Any] | None) -> None:
+        super().__init__(field, where)
+        self.limit = checked_number("collect(limit=...)", "limit", limit, MOST_COLLECTED)
+
+    def lift(self, value: Any) -> Any:
+        found = self.read(value)
+        return None if found is None else [found]
+
+    def combine(self, a: Any, b: Any) -> Any:
+        return self._least([*a, *b])
+
+    def fold(self, parts: Iterable[Any]) -> Any:
+        found = [part for part in parts if part is not None]
+        return self._least(list(chain.from_iterable(found))) if found else None
+
+    def finish(self, total: Any) -> Any:
+        return list(total)
+
+    def _least(self, values: list[Any]) -> list[Any]:
+        kinds = set(map(type, values))
+        values.sort(key=None if len(kinds) == 1 and kinds <= FIRM else order_key)
+        return values[: self.limit]
+
+    def describe(self) -> str:
+        said = super().describe()
+        return said if self.limit == 100 else f"{said[:-1]}{', ' * (said[-2] != '(')}limit={self.limit})"
+
+
+def collect(field: Chosen = None, limit: int = 100, *, where: Callable[[Any], Any] | None = None) -> Collect:
+    """The values as a sorted list, each as often as it comes; of more than `limit` the least. limit is at most 10,000.
+
+    >>> reducer = collect("name")
+    >>> reducer.fold(map(reducer.lift, [{"name": "Tod"}, {"name": "Sue"}, {"name": "Tod"}]))
+    ['Sue', 'Tod', 'Tod']
+    """
+    return Collect(field, limit, where)

@@ -1,0 +1,230 @@
+"""Reducers that keep one value: the least, the greatest, the first, the last.
+
+Rules
+1. Values are compared as Python does. Those that it cannot compare (a number and a text, a date with a zone and one without) are an error that names
+   both, and so are those that have no order at all, such as sets.
+2. NaN is skipped: it is neither less nor greater than anything.
+3. Of equal ones that can be told apart (1 and 1.0, two documents with one version) `order_key` decides: never the order of arrival.
+4. None of them has an inverse: whoever takes the least away must look at the others.
+"""
+
+from __future__ import annotations
+
+import builtins
+from collections.abc import Callable, Iterable, Sequence
+from decimal import Decimal
+from operator import itemgetter
+from typing import Any
+
+from millstream.errors import DefinitionError, HookError
+from millstream.reducers.base import Reducer
+from millstream.reducers.fields import Chosen, FieldReducer, shortened
+from millstream.reducers.order import FIRM, order_key
+
+_EASY = frozenset((int, str, bytes, bool))
+_first = itemgetter(0)
+
+
+def is_nan(value: Any) -> bool:
+    """Whether a value is a NaN, of whatever kind."""
+    return value.is_nan() if isinstance(value, Decimal) else isinstance(value, float) and value != value
+
+
+def comparable(value: Any, reducer: Reducer) -> Any:
+    """A value that is to be compared; None for NaN. Raises HookError for what has no order."""
+    kind = value.__class__
+    if kind in _EASY:
+        return value
+    if kind is float:
+        return value if value == value else None
+    if value is None or is_nan(value):
+        return None
+    if isinstance(value, (set, frozenset, dict)):
+        raise HookError(
+            f"{reducer.describe()}: {shortened(value)} cannot be compared: a {kind.__name__} has no order. Name a field or a function."
+        )
+    if isinstance(value, (list, tuple)) and any(one is None or comparable(one, reducer) is None for one in value):
+        raise HookError(f"{reducer.describe()}: {shortened(value)} cannot be compared: it holds a None or a NaN")
+    return value
+
+
+def incomparable(values: Iterable[Any], reducer: Reducer) -> HookError:
+    """What to say when Python could not compare some values."""
+    found = list(values)
+    for at, a in enumerate(found):
+        for b in found[:at]:
+            try:
+                a < b  # noqa: B015
+            except TypeError:
+                return HookError(
+                    f"{reducer.describe()}: {shortened(b)} ({type(b).__name__}) and {shortened(a)} ({type(a).__name__}) cannot be compared"
+                )
+    return HookError(f"{reducer.describe()}: these cannot be compared: {shortened(found)}")
+
+
+def extreme(values: Sequence[Any], reducer: Reducer, greatest: bool) -> Any:
+    """The least or greatest of values, in no order; None among them are skipped."""
+    kinds = set(map(type, values))
+    if type(None) in kinds:
+        values = [value for value in values if value is not None]
+        kinds.discard(type(None))
+        if not kinds:
+            return None
+    try:
+        found = builtins.max(values) if greatest else builtins.min(values)
+    except TypeError:
+        raise incomparable(values, reducer) from None
+    if len(kinds) == 1 and (kinds <= FIRM or (found.__class__ is float and found != 0.0)):
+        return found
+    tied = [value for value in values if value == found]
+    return found if len(tied) == 1 else builtins.min(tied, key=order_key)
+
+
+class Extreme(FieldReducer):
+    """The least or the greatest. Made by `min` and `max`."""
+
+    greatest = False
+
+    def lift(self, value: Any) -> Any:
+        return comparable(self.read(value), self)
+
+    def combine(self, a: Any, b: Any) -> Any:
+        try:
+            if a < b:
+                return b if self.greatest else a
+            if b < a:
+                return a if self.greatest else b
+        except TypeError:
+            raise incomparable((a, b), self) from None
+        return a if a.__class__ in FIRM and a.__class__ is b.__class__ else extreme((a, b), self, self.greatest)
+
+    def fold(self, parts: Iterable[Any]) -> Any:
+        found = list(parts)
+        return extreme(found, self, self.greatest) if found else None
+
+
+class Min(Extreme):
+    """The least. Made by `min`."""
+
+    name = "min"
+
+
+class Max(Extreme):
+    """The greatest. Made by `max`."""
+
+    name = "max"
+    greatest = True
+
+
+def min(field: Chosen = None, *, where: Callable[[Any], Any] | None = None) -> Min:
+    """The least: of numbers, texts, dates, or lists of those. NaN is skipped. Of 1 and 1.0 it shows 1.
+
+    >>> reducer = min("age")
+    >>> reducer.fold(map(reducer.lift, [{"age": 9}, {"age": 7}, {"age": None}]))
+    7
+    """
+    return Min(field, where)
+
+
+def max(field: Chosen = None, *, where: Callable[[Any], Any] | None = None) -> Max:
+    """The greatest: see `min`.
+
+    >>> reducer = max(len)
+    >>> reducer.fold(map(reducer.lift, ["Sue", "Tod", "Joanna"]))
+    6
+    """
+    return Max(field, where)
+
+
+class Endmost(FieldReducer):
+    """The first or the last. Made by `first` and `last`. A part is [what it goes by, what is shown]."""
+
+    greatest = False
+
+    def __init__(self, field: Chosen, by: Chosen, where: Callable[[Any], Any] | None) -> None:
+        super().__init__(field, where)
+        self.by = self.checked_by(by)
+        self.wants_order = by is None
+
+    def lift(self, value: Any) -> Any:
+        if self.by is None:
+            raise DefinitionError(
+                f"{self.describe()} goes by the order of the values, and here they have none. Say by=, a field or a function."
+            )
+        shown = self.read(value)
+        return None if shown is None else self._part(self.read_by(value, self.by), shown)
+
+    def lift_at(self, value: Any, order: Any) -> Any:
+        if self.by is not None:
+            return self.lift(value)
+        shown = self.read(value)
+        return None if shown is None else self._part(order, shown)
+
+    def _part(self, by: Any, shown: Any) -> Any:
+        by = comparable(by, self)
+        return None if by is None else [by, shown]
+
+    def combine(self, a: Any, b: Any) -> Any:
+        x, y = a[0], b[0]
+        try:
+            if x < y:
+                return b if self.greatest else a
+            if y < x:
+                return a if self.greatest else b
+        except TypeError:
+            raise incomparable((x, y), self) from None
+        return a if _place(a) <= _place(b) else b
+
+    def fold(self, parts: Iterable[Any]) -> Any:
+        found = [part for part in parts if part is not None]
+        if not found:
+            return None
+        try:
+            best = (builtins.max if self.greatest else builtins.min)(found, key=_first)
+        except TypeError:
+            raise incomparable(map(_first, found), self) from None
+        tied = [part for part in found if part[0] == best[0]]
+        return best if len(tied) == 1 else builtins.min(tied, key=_place)
+
+    def finish(self, total: Any) -> Any:
+        return total[1]
+
+
+def _place(part: Any) -> tuple[Any, ...]:
+    """Where one of several with equal `by` stands."""
+    return order_key(part[1]), order_key(part[0])
+
+
+class First(Endmost):
+    """The first. Made by `first`."""
+
+    name = "first"
+
+
+class Last(Endmost):
+    """The last. Made by `last`."""
+
+    name = "last"
+    greatest = True
+
+
+def first(field: Chosen = None, *, by: Chosen = None, where: Callable[[Any], Any] | None = None) -> First:
+    """What the field says in the value with the least `by` (a field or a function); without `by` in that of the oldest version.
+
+    Values in which the field or `by` is None are skipped. Of several with one `by`, that which comes first in the order of plain data.
+
+    >>> reducer = first("name", by="age")
+    >>> reducer.show(reducer.fold(map(reducer.lift, [{"name": "Sue", "age": 9}, {"name": "Tod", "age": 7}])))
+    'Tod'
+    """
+    return First(field, by, where)
+
+
+def last(field: Chosen = None, *, by: Chosen = None, where: Callable[[Any], Any] | None = None) -> Last:
+    """What the field says in the value with the greatest `by`; without `by` in that of the newest version. See `first`.
+
+    >>> reducer = last("name")
+    >>> reducer.show(reducer.combine(reducer.lift_at({"name": "Sue"}, 17), reducer.lift_at({"name": "Joe"}, 18)))
+    'Joe'
+    """
+    return Last(field, by, where)

@@ -1,0 +1,117 @@
+"""What a builtin reducer reads of a value: a field, a function of it, or the value itself; and which values it reads at all.
+
+Rules
+1. A field of a dict is an item, of anything else an attribute. A field that is missing is an error: a misspelt name must not look like an empty group.
+2. `where` sees the value before anything is read of it.
+3. None says nothing: neither None in place of a value, nor a field that is None. (`count()` without a field counts such values nevertheless.)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from millstream.errors import DefinitionError, HookError
+from millstream.reducers.base import Reducer, spelled
+
+Chosen = str | Callable[[Any], Any] | None
+
+
+class FieldReducer(Reducer):
+    """The base of the builtin reducers. `name` is how the user calls it."""
+
+    name = ""
+
+    def __init__(self, field: Chosen, where: Callable[[Any], Any] | None) -> None:
+        self.field = field
+        self.where = where
+        self._item: str | None = None
+        self._function: Callable[[Any], Any] | None = None
+        if isinstance(field, str):
+            self._item = field
+        elif isinstance(field, Reducer):
+            raise DefinitionError(f"{self.name}({field!r}): a reducer reads a field or a function of the value, not another reducer")
+        elif callable(field):
+            self._function = field
+        elif field is not None:
+            raise DefinitionError(
+                f"{self.name}({field!r}): give the name of a field or a function of the value, or nothing for the value itself"
+            )
+        if where is not None and not callable(where):
+            raise DefinitionError(f"{self.name}(where={where!r}): where is a function of the value that says whether it counts")
+
+    def read(self, value: Any) -> Any:
+        """What is to be reduced of a value; None if nothing is."""
+        if value is None or (self.where is not None and not self.where(value)):
+            return None
+        item = self._item
+        if item is not None:
+            if value.__class__ is dict:
+                try:
+                    return value[item]
+                except KeyError:
+                    pass
+            return field_of(value, item, self)
+        return value if self._function is None else self._function(value)
+
+    def read_by(self, value: Any, by: Chosen) -> Any:
+        """Another field or function of the same value."""
+        if isinstance(by, str):
+            return value[by] if value.__class__ is dict and by in value else field_of(value, by, self)
+        return value if by is None else by(value)
+
+    def checked_by(self, by: Chosen) -> Chosen:
+        """`by` as it was given, if it can be one."""
+        if by is None or isinstance(by, str) or (callable(by) and not isinstance(by, Reducer)):
+            return by
+        raise DefinitionError(f"{self.name}(by={by!r}): by is the name of a field, or a function of the value")
+
+    @property
+    def functions(self) -> tuple[Callable[..., Any], ...]:
+        return tuple(one for one in (self._function, getattr(self, "by", None), self.where) if callable(one))
+
+    def _written(self) -> list[str]:
+        """The arguments before the field."""
+        return []
+
+    def describe(self) -> str:
+        said = self._written()
+        if self.field is not None:
+            said.append(spelled(self.field))
+        by = getattr(self, "by", None)
+        if by is not None:
+            said.append(f"by={spelled(by)}")
+        if self.where is not None:
+            said.append(f"where={spelled(self.where)}")
+        return f"{self.name}({', '.join(said)})"
+
+
+def field_of(value: Any, field: str, reducer: Reducer) -> Any:
+    """A field of a value. Raises HookError if there is none."""
+    if isinstance(value, Mapping):
+        if field in value:
+            return value[field]
+        fields = [str(key) for key in value]
+        raise HookError(f"{reducer.describe()}: the value has no field {field!r}; its fields are: {', '.join(fields) or 'none'}")
+    try:
+        return getattr(value, field)
+    except AttributeError:
+        named = (
+            getattr(value, "__struct_fields__", None) or getattr(value, "__dataclass_fields__", None) or getattr(value, "__dict__", None)
+        )
+        fields = list(named or ())
+        told = f"its fields are: {', '.join(fields)}" if fields else f"it is {shortened(value)}, of type {type(value).__name__}"
+        raise HookError(f"{reducer.describe()}: the value has no field {field!r}; {told}") from None
+
+
+def shortened(value: Any, limit: int = 80) -> str:
+    """A value in an error."""
+    text = repr(value)
+    return text if len(text) <= limit else f"{text[:limit]}..."
+
+
+def checked_number(name: str, what: str, number: Any, most: int) -> int:
+    """A number of things to keep."""
+    if number.__class__ is not int or not 1 <= number <= most:
+        raise DefinitionError(f"{name}: {what} is a number from 1 to {most:,}, not {shortened(number)}")
+    return int(number)

@@ -1,0 +1,198 @@
+"""Reducers of numbers that are added up: count, sum, mean, stats.
+
+Rules
+1. Sums are exact (`exact.py`): a result does not depend on the order of the values, nor on what came and went, and is rounded once, when it is shown.
+2. ints stay ints, however large. With a float among the values the sum is a float; with a Decimal among them a Decimal. Both at once is an error.
+3. A bool counts as 0 or 1, so that `sum("paid")` counts those who paid.
+4. NaN and infinities among the floats are shown as in float arithmetic, and are forgotten with the value that brought them. A sum beyond the range
+   of floats is infinite.
+"""
+
+from __future__ import annotations
+
+import builtins
+from collections.abc import Callable, Iterable
+from typing import Any
+
+from millstream.errors import HookError
+from millstream.reducers import exact
+from millstream.reducers.extremes import extreme, is_nan
+from millstream.reducers.fields import Chosen, FieldReducer, shortened
+
+
+class Count(FieldReducer):
+    """How many values there are. Made by `count`."""
+
+    name = "count"
+    empty = 0
+
+    def lift(self, value: Any) -> Any:
+        if self.field is None:
+            return 1 if self.where is None or self.where(value) else None
+        return None if self.read(value) is None else 1
+
+    def combine(self, a: Any, b: Any) -> Any:
+        return a + b
+
+    def remove(self, total: Any, part: Any) -> Any:
+        return total - part
+
+    def fold(self, parts: Iterable[Any]) -> Any:
+        found = [part for part in parts if part is not None]
+        return builtins.sum(found) if found else None
+
+
+def count(field: Chosen = None, *, where: Callable[[Any], Any] | None = None) -> Count:
+    """Counts the values; with a field, or a function, those where it is not None.
+
+    >>> reducer = count("age", where=lambda person: person["name"] != "Joe")
+    >>> reducer.fold(map(reducer.lift, [{"name": "Sue", "age": 7}, {"name": "Joe", "age": 8}, {"name": "Ann", "age": None}]))
+    1
+    """
+    return Count(field, where)
+
+
+class Numbers(FieldReducer):
+    """What reducers of numbers share."""
+
+    def term(self, value: Any) -> Any:
+        """The number of a value, as a sum of one; None if there is none."""
+        number = self.read(value)
+        return None if number is None else self.term_of(number)
+
+    def term_of(self, number: Any) -> Any:
+        """A number as a sum of one."""
+        try:
+            return exact.term(number)
+        except exact.NotANumber as error:
+            raise HookError(f"{self.describe()}: {shortened(number)}: {error}") from None
+
+
+class Sum(Numbers):
+    """The exact sum. Made by `sum`."""
+
+    name = "sum"
+
+    def lift(self, value: Any) -> Any:
+        return self.term(value)
+
+    def combine(self, a: Any, b: Any) -> Any:
+        return exact.plus(a, b)
+
+    def remove(self, total: Any, part: Any) -> Any:
+        return exact.minus(total, part)
+
+    def fold(self, parts: Iterable[Any]) -> Any:
+        return exact.total(parts)
+
+    def finish(self, total: Any) -> Any:
+        return exact.shown(total)
+
+
+def sum(field: Chosen = None, *, where: Callable[[Any], Any] | None = None) -> Sum:
+    """The sum of ints, of floats or of Decimals, without rounding on the way: of floats it is what `math.fsum` gives.
+
+    >>> reducer = sum("price")
+    >>> total = reducer.fold(map(reducer.lift, [{"price": 1e16}, {"price": 1.0}, {"price": 0.5}]))
+    >>> reducer.show(total), reducer.show(reducer.remove(total, 1e16))
+    (1.0000000000000002e+16, 1.5)
+    """
+    return Sum(field, where)
+
+
+class Mean(Numbers):
+    """The exact sum, divided once. Made by `mean`. A part is [how many, their sum]."""
+
+    name = "mean"
+
+    def lift(self, value: Any) -> Any:
+        x = self.term(value)
+        return None if x is None else [1, x]
+
+    def combine(self, a: Any, b: Any) -> Any:
+        return [a[0] + b[0], exact.plus(a[1], b[1])]
+
+    def remove(self, total: Any, part: Any) -> Any:
+        return [total[0] - part[0], exact.minus(total[1], part[1])]
+
+    def fold(self, parts: Iterable[Any]) -> Any:
+        found = [part for part in parts if part is not None]
+        if not found:
+            return None
+        return [builtins.sum([part[0] for part in found]), exact.total([part[1] for part in found])]
+
+    def finish(self, total: Any) -> Any:
+        return exact.divided(total[1], total[0])
+
+
+def mean(field: Chosen = None, *, where: Callable[[Any], Any] | None = None) -> Mean:
+    """The mean, rounded once: a float, or of Decimals a Decimal of 28 digits.
+
+    >>> reducer = mean("age")
+    >>> reducer.show(reducer.fold(map(reducer.lift, [{"age": 7}, {"age": 8}, {"age": None}])))
+    7.5
+    """
+    return Mean(field, where)
+
+
+class Stats(Numbers):
+    """Made by `stats`. A part is [how many, least, greatest, their sum, the sum of their squares]."""
+
+    name = "stats"
+    empty = {"count": 0, "min": None, "max": None, "sum": None, "mean": None, "stddev": None}
+
+    def lift(self, value: Any) -> Any:
+        number = self.read(value)
+        if number is None:
+            return None
+        x = self.term_of(number)
+        if number.__class__ is bool:
+            number = int(number)
+        compared = None if is_nan(number) else number
+        return [1, compared, compared, x, exact.squared(x)]
+
+    def combine(self, a: Any, b: Any) -> Any:
+        return [
+            a[0] + b[0],
+            extreme((a[1], b[1]), self, False),
+            extreme((a[2], b[2]), self, True),
+            exact.plus(a[3], b[3]),
+            exact.plus(a[4], b[4]),
+        ]
+
+    def fold(self, parts: Iterable[Any]) -> Any:
+        columns = list(zip(*[part for part in parts if part is not None], strict=True))
+        if not columns:
+            return None
+        counts, least, greatest, sums, squares = columns
+        return [
+            builtins.sum(counts),
+            extreme(least, self, False),
+            extreme(greatest, self, True),
+            exact.total(sums),
+            exact.total(squares),
+        ]
+
+    def finish(self, total: Any) -> Any:
+        count, least, greatest, x, squares = total
+        return {
+            "count": count,
+            "min": least,
+            "max": greatest,
+            "sum": exact.shown(x),
+            "mean": exact.divided(x, count),
+            "stddev": exact.deviation(count, x, squares),
+        }
+
+
+def stats(field: Chosen = None, *, where: Callable[[Any], Any] | None = None) -> Stats:
+    """Count, min, max, sum, mean and stddev of numbers, as a dict.
+
+    stddev is that of a sample, as SQL's stddev_samp: None below two values. It follows from exact sums of the numbers and of their squares. NaN is
+    neither least nor greatest.
+
+    >>> reducer = stats("age")
+    >>> reducer.show(reducer.fold(map(reducer.lift, [{"age": 7}, {"age": 9}, {"age": 8}])))
+    {'count': 3, 'min': 7, 'max': 9, 'sum': 24, 'mean': 8.0, 'stddev': 1.0}
+    """
+    return Stats(field, where)
