@@ -1,6 +1,6 @@
 """Millstream: MillWheel's model of stream processing on Spark, from Python."""
 
-from millstream import connector, errors, sinks, sources, testing
+from millstream import connector, errors, sinks, sources, testing, views
 from millstream.core import watermark as watermarks
 from millstream.core.computation import Computation
 from millstream.core.dedup import dedup
@@ -27,6 +27,7 @@ from millstream.reducers import (
     top,
 )
 from millstream.state import codec as codecs
+from millstream.views import feeds as changes
 
 __version__ = "0.1.0"
 
@@ -51,6 +52,7 @@ __all__ = [
     "Timer",
     "any",
     "bottom",
+    "changes",
     "codecs",
     "collect",
     "connector",
@@ -69,5 +71,6 @@ __all__ = [
     "sum",
     "testing",
     "top",
+    "views",
     "watermarks",
 ]

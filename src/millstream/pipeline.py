@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from millstream.core.codec import Codec
@@ -29,6 +30,10 @@ from millstream.errors import DefinitionError
 from millstream.sinks.base import Sink
 from millstream.sources.base import as_source
 from millstream.state.codec import msgpack
+from millstream.views import feeds
+from millstream.views.define import CHANGES, LATEST, TOLD, Joined, Relation, Table, View, compiled
+from millstream.views.feeds import Feed
+from millstream.views.gateway import TableRules
 
 if TYPE_CHECKING:
     from millstream.handle import Handle
@@ -93,6 +98,8 @@ class Pipeline:
         self._injectors: list[Injector] = []
         self._computations: list[ComputationSpec] = []
         self._emissions: list[Emission] = []
+        self._relations: list[Relation] = []
+        self._expressions: dict[str, Callable[[dict[str, Any]], Any]] = {}
 
     def inject(
         self,
@@ -198,10 +205,19 @@ class Pipeline:
             raise DefinitionError(f"compute({computation!r}): give a subclass of ms.Computation, or a callable that makes one, with name=")
         if isinstance(computation, type) and not issubclass(computation, Computation):
             raise DefinitionError(f"compute({computation.__name__}): it is not a subclass of ms.Computation")
-        _checked(name, "computation")
-        if any(spec.name == name for spec in self._computations):
-            raise DefinitionError(f"two computations are called {name!r}: give one of them another name=")
+        self._check_free(name, "computation")
         return name
+
+    def _check_free(self, name: str, what: str) -> None:
+        _checked(name, what)
+        if name in self._names:
+            is_plain = what == "computation" and all(one.name != name for one in self._relations)
+            both = "computations" if is_plain else "computations, tables or views"
+            raise DefinitionError(f"two {both} are called {name!r}: give one of them another name=")
+
+    @property
+    def _names(self) -> set[str]:
+        return {spec.name for spec in self._computations} | {relation.name for relation in self._relations}
 
     def _inputs(self, name: str, inputs: Sequence[Stream | Via | str], key: Any, late: str | Mapping[str, str] | None) -> tuple[Input, ...]:
         """The streams that a computation reads, each with its key and its way."""
@@ -245,6 +261,9 @@ class Pipeline:
 
     def dead_letters(self, computation: str) -> Stream:
         """The stream of what made a computation's hooks raise. Its values are dicts: stream, value, timestamp, id, computation, error, traceback."""
+        relation = next((relation for relation in self._relations if relation.name == computation), None)
+        if isinstance(relation, (Table, View)) and relation.on_error == DEAD_LETTER:
+            return Stream(dead_letters(computation), self)
         spec = next((spec for spec in self._computations if spec.name == computation), None)
         if spec is None or spec.dead_letters is None:
             raise DefinitionError(
@@ -263,13 +282,117 @@ class Pipeline:
         if not isinstance(sink, Sink):
             raise DefinitionError(f"emit(...): {type(sink).__name__} is no sink. Use one of ms.sinks.")
         name = self._stream_name(stream, "emit")
-        taken = sum(e.stream == name for e in self._emissions)
-        self._emissions.append(Emission(f"{name}~{taken}" if taken else name, name, sink, ids))
+        self._emit_as(name, name, sink, ids)
+
+    def _emit_as(self, name: str, stream: str, sink: Sink, ids: bool) -> None:
+        if not isinstance(sink, Sink):
+            raise DefinitionError(f"{type(sink).__name__} is no sink. Use one of ms.sinks.")
+        taken = sum(e.name.partition("~")[0] == name for e in self._emissions)
+        self._emissions.append(Emission(f"{name}~{taken}" if taken else name, stream, sink, ids))
+
+    # --- tables and views
+
+    def table(
+        self,
+        name: str,
+        *sources: Any,
+        key: Any,
+        version: Any = None,
+        deleted: Any = None,
+        change: Feed | None = None,
+        columns: Sequence[str] | None = None,
+        tombstones: Duration | None = "7d",
+        timestamp: Any = None,
+        on_error: str = FAIL,
+        renamed_from: str | None = None,
+    ) -> Table:
+        """Keeps the latest document of every key, and tells everybody who derives from it what has changed.
+
+        sources: what `inject` takes, or streams. A snapshot and its changes may be two of them; then version= is a must. A source of one's own is
+        injected under the table's name, further ones under name.2, name.3, ... key: a column, or several; on streams of computations a field, or a
+        function. version: a field, several, or a function of the row: the greatest counts, whatever the order of arrival. Without it epochs count in
+        their order. deleted: a field or a function that says that a document is gone. change: one of `ms.changes`, for rows that are not documents
+        themselves. columns: the fields that are kept, all unless given. tombstones: for how long a deletion keeps older versions from coming
+        back, None for ever. timestamp: the event time of records, by default that of their epoch. on_error: as in `compute`.
+
+        >>> import millstream as ms
+        >>> pipeline = ms.Pipeline("people")
+        >>> pipeline.table("users", ms.sources.files("in/", schema="id long, name string, ts long"), key="id", version="ts")
+        Table('users')
+        """
+        self._check_free(name, "table")
+        if not sources:
+            raise DefinitionError(f"table {name!r}: give at least one source or stream")
+        if deleted is not None and change is not None:
+            raise DefinitionError(f"table {name!r}: give deleted= or change=, not both: a form of change says itself what is a deletion")
+        if on_error not in (FAIL, DEAD_LETTER):
+            raise DefinitionError(f"table {name!r}: on_error={on_error!r}: use ms.FAIL or ms.DEAD_LETTER")
+        feed = change or feeds.upserts(deleted=deleted)
+        if not isinstance(feed, Feed):
+            raise DefinitionError(f"table {name!r}: change={change!r}: use one of ms.changes, such as ms.changes.debezium()")
+        versioned = version is not None or feed.version is not None
+        if len(sources) > 1 and not versioned:
+            raise DefinitionError(
+                f"table {name!r} has {len(sources)} sources and no version=. Nobody could tell which of two documents is the newer one: name the field that "
+                f"says it, such as version='ts'."
+            )
+        inputs = [
+            self._table_input(name, given, name if not at else f"{name}.{at + 1}", key, feed, timestamp) for at, given in enumerate(sources)
+        ]
+        rules = TableRules(
+            read=feeds.reader(name, feed, version, is_sorted=len(sources) > 1),
+            versioned=versioned,
+            columns=None if columns is None else tuple(columns),
+            tombstones=None if tombstones is None else duration(tombstones),
+        )
+        return Table(name, self, inputs, rules, on_error, renamed_from)
+
+    def _table_input(self, table: str, given: Any, stream: str, key: Any, feed: Feed, timestamp: Any) -> Input:
+        if isinstance(given, (Stream, str)):
+            stream = self._stream_name(given, f"table {table!r}")
+        elif isinstance(given, Via):
+            stream = self._stream_name(given.stream, f"table {table!r}")
+            return Input(stream, _listed(key), given.production, given.slow_after)
+        else:
+            self.inject(stream, given, timestamp=timestamp)
+        if any(injector.name == stream for injector in self._injectors) and feed.kind != "upserts":
+            return Input(stream, self._keyed(key, feed))
+        return Input(stream, _listed(key))
+
+    def _keyed(self, key: Any, feed: Feed) -> Any:
+        """The key of rows that are not documents themselves, as SQL, and what that means without Spark."""
+        if not isinstance(key, str):
+            return tuple(self._keyed(one, feed) for one in key)
+        text = feed.key_expression(key)
+        self._expressions[text] = partial(feed.key_of, key)
+        return text
+
+    def publish(self, relation: Relation, sink: Sink, *, as_: str = "changes", ids: bool = False) -> None:
+        """Sends the changes of a table, a view or a join to a sink: at most one row per key and epoch.
+
+        as_: "changes" gives rows whose value has `prev` and `next` (null: there was, or is, no such row); "latest" gives what is now, null when it is gone.
+        """
+        if not isinstance(relation, Relation):
+            raise DefinitionError(f"publish({relation!r}): give a table, a view or a join; streams go to sinks with emit")
+        if relation.pipeline is not self:
+            raise DefinitionError(f"publish: {relation!r} belongs to another pipeline")
+        if as_ not in (CHANGES, LATEST):
+            raise DefinitionError(f'publish({relation.name!r}, as_={as_!r}): use "changes" or "latest"')
+        shown = relation.collected() if isinstance(relation, Joined) else relation
+        self._emit_as(relation.name, shown.show(TOLD if as_ == CHANGES else LATEST), sink, ids)
+
+    def _define(self, relation: Relation) -> None:
+        self._check_free(relation.name, "table or view")
+        self._relations.append(relation)
+
+    def _changes_of(self, relation: Relation) -> Stream:
+        shown = relation.collected() if isinstance(relation, Joined) else relation
+        return Stream(shown.show(CHANGES), self)
 
     def topology(self) -> Topology:
         """The checked graph. Raises DefinitionError if something does not fit."""
         injected = {i.name for i in self._injectors}
-        computations = list(self._computations)
+        computations = [*self._computations, *compiled(self._relations, msgpack)]
         emissions = []
         for emission in self._emissions:
             if emission.stream in injected:  # only computations have sinks, so a forwarder stands in between
@@ -290,7 +413,9 @@ class Pipeline:
 
     def program(self) -> Program:
         """The pipeline, ready for an engine."""
-        return Program(self.name, self.topology(), self.codec)
+        program = Program(self.name, self.topology(), self.codec)
+        program.expressions.update(self._expressions)
+        return program
 
     def run(
         self,

@@ -32,6 +32,7 @@ from millstream.engine.program import Compiled, Program
 from millstream.errors import DefinitionError
 from millstream.pipeline import Pipeline
 from millstream.reducers.laws import assert_reducer
+from millstream.simulation import readings
 from millstream.simulation.local import Emitted, LocalEngine, SimulatedCrash
 
 __all__ = ["Emitted", "LocalRunner", "SimulatedCrash", "SparkFaults", "assert_exactly_once", "assert_reducer", "assert_same_in_any_epochs"]
@@ -120,6 +121,24 @@ class LocalRunner:
         """A key's state (None if it has none), or with no key the states of all keys."""
         found = self._engine.state(computation)
         return found if key is None else found.get(key)
+
+    def view(self, name: str, key: Any = None) -> Any:
+        """What a view shows, by group (of a table: its documents, by key); with a key, one of them, None if there is none."""
+        return readings.shown(self._engine, name) if key is None else readings.shown(self._engine, name).get(key)
+
+    def contributions(self, view: str, group: Any) -> dict[Any, list[Any]]:
+        """What each document gives to a group of a view, by the document's key."""
+        return readings.contributions(self._engine, view, group)
+
+    def check(self) -> None:
+        """Recomputes every view from its rows' senders, and raises AssertionError if anything is not as it should be, down to every node."""
+        found = readings.differences(self._engine)
+        if found:
+            raise AssertionError(f"{len(found)} differences:\n" + "\n".join(f"  {one}" for one in found[:20]))
+
+    def become(self, pipeline: Pipeline, *, expressions: Expressions | None = None) -> None:
+        """Goes on as another version of the pipeline, as a restart with changed code would: state, timers and what was pushed stay."""
+        self._engine.become(_program(pipeline, expressions))
 
     def timers(self, computation: str, key: Any) -> list[Timer]:
         """A key's timers, in order of time."""

@@ -46,7 +46,7 @@ class Store(Protocol):
         """Entries with start <= key < stop, in order."""
 
 
-class View(Store, Protocol):
+class OpenStore(Store, Protocol):
     """A Store that is held open until it is closed; deduplication reads its keys alone."""
 
     def keys(self, start: bytes, stop: bytes) -> Iterator[bytes]:

@@ -22,6 +22,7 @@ from typing import Any
 
 import msgspec
 
+from millstream.core.builds import Derivation
 from millstream.core.computation import Computation
 from millstream.core.dedup import Dedup
 from millstream.core.outcome import DROP, HOOK
@@ -85,6 +86,8 @@ class ComputationSpec(msgspec.Struct, frozen=True):
     slow_after: int = 1000
     dead_letters: str | None = None  # the stream of what made a hook raise; None: the epoch fails
     hidden: bool = False  # a helper that the user has not written and should not be asked about
+    derives: Derivation | None = None  # its state follows from the rows of other computations, and can be made again from them
+    refines: bool = False  # what it produces, and how its state lies, depends on how records fall into epochs; what the state says does not
 
     @property
     def late_streams(self) -> dict[str, str]:
@@ -172,7 +175,9 @@ class Topology:
             "computations": computations,
             "by_name": by_name,
             "routes": tuple(msgspec.structs.replace(route, key=stripped(route.stream, route.key)) for route in self.routes),
-            "_producer": {stream: by_name.get(p.name, injectors.get(stream, p)) for stream, p in self._producer.items()},
+            "_producer": {
+                stream: injectors[p.name] if isinstance(p, Injector) else by_name[p.name] for stream, p in self._producer.items()
+            },  # a computation may be called like an injector
         }
 
     def _producers(self, injectors: Sequence[Injector], computations: Sequence[ComputationSpec]) -> dict[str, ComputationSpec | Injector]:
@@ -320,6 +325,11 @@ class Topology:
     def fused_inputs(self, computation: str) -> list[str]:
         """The streams that reach a computation inside its own task."""
         return [i.stream for i in self.by_name[computation].inputs if self._fused(computation, i.stream)]
+
+    @property
+    def derived(self) -> dict[str, Derivation]:
+        """The computations whose state can be made again, and what from."""
+        return {spec.name: spec.derives for spec in self.computations if spec.derives is not None}
 
     def feeds(self, computation: str) -> list[str]:
         """The streams that a computation reads."""

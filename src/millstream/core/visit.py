@@ -43,6 +43,7 @@ class Visit:
     """The key at hand. What `__init__` sets stays from key to key, what `begin` sets is the key's."""
 
     __slots__ = (
+        "builds",
         "cause",  # the record or timer at hand
         "circling",  # part of a cycle
         "counted",  # the cause that ordinals count for
@@ -76,6 +77,7 @@ class Visit:
     )
 
     def __init__(self, wiring: Wiring, times: Times, encode: Callable[[Any], bytes]) -> None:
+        self.builds = times.builds
         self.circling = wiring.circling
         self.default_stream = wiring.streams[0] if len(wiring.streams) == 1 else None
         self.encode = encode

@@ -15,6 +15,7 @@ import msgspec
 from millstream.core import adaptive
 from millstream.core.adaptive import EdgeState
 from millstream.core.authority import Standing
+from millstream.core.builds import BuildState, builds_after, swept_by
 from millstream.core.step import LAST_LATE
 from millstream.core.time import END
 from millstream.core.topology import ComputationSpec, Topology
@@ -68,6 +69,17 @@ def manifest_after(
         refused=(before.refused if before is not None else 0) + refused,
         outside=_outside(before) + 1 if batch is None else plan.epoch - batch,
         settle=plan.settles,
+        builds=_builds(plan, receipts),
+    )
+
+
+def _builds(plan: Plan, receipts: Sequence[Receipt]) -> dict[str, BuildState]:
+    """How far derived computations are."""
+    if not receipts or not plan.told.sweeps:
+        return plan.position.builds
+    works = [work for receipt in receipts for work in receipt.work.values() if work.counts.swept]
+    return builds_after(
+        plan.position.builds, plan.told, swept_by([work.counts for work in works]), max((w.millis for w in works), default=0.0)
     )
 
 

@@ -16,6 +16,7 @@ import msgspec
 from millstream.core import step
 from millstream.core.adaptive import EdgeState
 from millstream.core.authority import Edge, Standing, propagate, times
+from millstream.core.builds import BuildOrders, BuildState, begun, orders
 from millstream.core.outcome import Times
 from millstream.core.topology import ADAPTIVE, Topology
 from millstream.core.watermark import Progress, Seen, later
@@ -63,12 +64,13 @@ class Position(msgspec.Struct):
     standings: dict[str, Standing] = {}
     next_wall: dict[str, int] = {}
     storing: dict[Edge, str] = {}
+    builds: dict[str, BuildState] = {}
 
     @classmethod
     def after(cls, manifest: Manifest | None, topology: Topology) -> Position:
         """The position after a committed epoch; at the very beginning, without one."""
         if manifest is None:
-            return cls({name: Progress() for name in topology.injectors})
+            return cls({name: Progress() for name in topology.injectors}, builds=begun(topology.derived, {}, ()))
         edges = {edge: manifest.edges.get(edge_name(*edge), EdgeState()) for edge in adaptive_edges(topology)}
         return cls(
             progress={name: manifest.injectors.get(name, Progress()) for name in topology.injectors},
@@ -81,6 +83,7 @@ class Position(msgspec.Struct):
                 if (due := [shard.next_wall for shard in state.shards if shard.next_wall is not None])
             },
             storing={edge: state.why for edge, state in edges.items() if state.stored},
+            builds=manifest.builds,
         )
 
 
@@ -97,6 +100,7 @@ class Plan(msgspec.Struct):
     storing: dict[Edge, str]
     said: dict[str, int]
     due: bool
+    told: BuildOrders
 
     @property
     def has_work(self) -> bool:
@@ -162,7 +166,8 @@ def plan(
             position = msgspec.structs.replace(position, progress={name: later(one, silent) for name, one in position.progress.items()})
     stores = {**position.storing, **(storing or {})}
     standings = propagate(topology, position.progress, position.standings, stores, drain)
-    told = times(topology, standings, position.standings, now, position.epoch + 1)
+    told = orders(topology.derived, position.builds)
+    each = _with_builds(times(topology, standings, position.standings, now, position.epoch + 1), told)
     return Plan(
         epoch=position.epoch + 1,
         now=now,
@@ -170,11 +175,22 @@ def plan(
         drain=drain,
         position=position,
         standings=standings,
-        times=told,
+        times=each,
         storing=stores,
         said=dict(said or {}),
-        due=_is_due(position, told, now),
+        due=_is_due(position, each, now),
+        told=told,
     )
+
+
+def _with_builds(each: Mapping[str, Times], told: BuildOrders) -> dict[str, Times]:
+    """The times of every computation, with what it has to know of builds."""
+    return {
+        name: one
+        if name not in told.builds and name not in told.sweeps
+        else msgspec.structs.replace(one, sweeps=told.sweeps.get(name, {}), builds=told.builds.get(name, {}))
+        for name, one in each.items()
+    }
 
 
 def unsettled(topology: Topology, position: Position) -> bool:
@@ -192,6 +208,8 @@ def unsettled(topology: Topology, position: Position) -> bool:
 
 
 def _is_due(position: Position, told: Mapping[str, Times], now: int) -> bool:
+    if any(state.is_filling for state in position.builds.values()):
+        return True
     return any(
         standing.pending is not None or (name in told and standing.next_low is not None and standing.next_low <= told[name].low_watermark)
         for name, standing in position.standings.items()

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 import msgspec
 
+from millstream.core.builds import begun
 from millstream.engine.program import Program
 from millstream.errors import CheckpointError
 from millstream.state.manifest import Manifest
@@ -21,7 +22,8 @@ def reconciled(latest: Manifest, program: Program, drop: Sequence[str] = ()) -> 
     names = {spec.name for spec in program.topology.computations}
     found = msgspec.structs.replace(renamed, pending=[parcel for parcel in renamed.pending if parcel.computation in names])
     _check_ways(found, program)
-    return found
+    present = [name for name, state in found.computations.items() if any(shard.keys for shard in state.shards)]
+    return msgspec.structs.replace(found, builds=begun(program.topology.derived, found.builds, present, found.now))
 
 
 def _renamed(latest: Manifest, program: Program) -> Manifest:
@@ -40,6 +42,7 @@ def _renamed(latest: Manifest, program: Program) -> Manifest:
     return msgspec.structs.replace(
         latest,
         computations={old_to_new.get(name, name): state for name, state in latest.computations.items()},
+        builds={old_to_new.get(name, name): state for name, state in latest.builds.items()},
         pending=[
             msgspec.structs.replace(parcel, computation=old_to_new.get(parcel.computation, parcel.computation)) for parcel in latest.pending
         ],

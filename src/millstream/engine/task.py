@@ -24,7 +24,7 @@ from typing import Any, NamedTuple, Protocol
 from millstream.core import dedup
 from millstream.core.arrivals import Arrivals
 from millstream.core.dedup import DedupCounts, IdRows, SpanFilters
-from millstream.core.keyspace import NoEntries, View
+from millstream.core.keyspace import NoEntries, OpenStore
 from millstream.core.outcome import Outcome
 from millstream.core.topology import Group, Route
 from millstream.core.watermark import Seen
@@ -61,7 +61,7 @@ class Inputs(Protocol):
 class Cache(Protocol):
     """What a worker process keeps between tasks. Losing it costs time and nothing else."""
 
-    def view(self, lineage: str, shard: int, chain: Sequence[SegmentRef], before: Manifest) -> View:
+    def view(self, lineage: str, shard: int, chain: Sequence[SegmentRef], before: Manifest) -> OpenStore:
         """The entries of a shard as a manifest has them."""
 
     def filters(self, lineage: str, shard: int, stream: str) -> SpanFilters:
@@ -123,7 +123,7 @@ class Task:
         receipt.consumed = inputs.consumed()
         inputs.take(self._stored())  # a, b
         self.point("task.3-shuffled")
-        views: dict[str, View] = {}
+        views: dict[str, OpenStore] = {}
         try:
             for name in self.group.computations:
                 views[name] = self._view(name)  # c
@@ -157,7 +157,7 @@ class Task:
         """What the last manifest says of a computation."""
         return self.order.before.computations.get(computation) if self.order.before is not None else None
 
-    def _view(self, computation: str) -> View:
+    def _view(self, computation: str) -> OpenStore:
         known, before = self._known(computation), self.order.before
         if known is None or before is None:
             return NoEntries()
@@ -167,7 +167,7 @@ class Task:
         known = self.order.before.injectors if self.order.before is not None else {}
         return {name: known[name].newest if name in known else None for name in self.compiled.topology.injectors}
 
-    def _deduplicated(self, computation: str, inputs: Inputs, view: View) -> _Checked:
+    def _deduplicated(self, computation: str, inputs: Inputs, view: OpenStore) -> _Checked:
         checked = _Checked({}, {}, DedupCounts())
         if not self.order.guards.dedup:
             return checked

@@ -13,6 +13,7 @@ import msgspec
 from millstream.core import step
 from millstream.core.arrivals import Arrivals
 from millstream.core.authority import Edge, Standing
+from millstream.core.builds import begun, builds_after, swept_by
 from millstream.core.guards import ALL_GUARDS, Guards
 from millstream.core.keys import key_bytes, key_of, shard_of
 from millstream.core.keyspace import ROW, after, decode_row
@@ -75,6 +76,26 @@ class LocalEngine:
         self.ids: dict[tuple[str, str], dict[tuple[str, str], int]] = {}  # consumer and stream: (key, id) to span. Dumb, and exact
         self.marks: dict[tuple[str, int], Counts] = {}
         self.timer_counts: dict[tuple[str, int], int] = {}
+        self.builds = begun(self.topology.derived, {}, ())
+        self.tallies: dict[str, dict[str, int]] = {}
+
+    def become(self, program: Program) -> None:
+        """Goes on as another version of the program, as a restart on Spark would."""
+        present = [name for name, shard in self.stores if any(entry.startswith(ROW) for entry in self.stores[name, shard].entries)]
+        builds = begun(program.topology.derived, self.builds, present, self.now)
+        self.program, self.topology, self.compiled = program, program.topology, Compiled(program, all_ids=True)
+        self.builds = builds
+        names = [spec.name for spec in self.topology.computations]
+        self.stores = {(name, shard): self.stores.get((name, shard)) or MemoryStore() for name in names for shard in range(self.shards)}
+        self.progress = {name: self.progress.get(name, Progress()) for name in self.topology.injectors}
+        self.standings = {name: self.standings.get(name, Standing()) for name in names}
+        for spec in self.topology.computations:
+            for stream in spec.streams:
+                self.outputs.setdefault(stream, [])
+            self.late.setdefault(spec.name, 0)
+            self.dead.setdefault(spec.name, 0)
+        self.marks = {(name, shard): counts for (name, shard), counts in self.marks.items() if name in names}
+        self.timer_counts = {(name, shard): count for (name, shard), count in self.timer_counts.items() if name in names}
 
     @property
     def low_watermarks(self) -> dict[str, int]:
@@ -169,20 +190,25 @@ class LocalEngine:
         self.ids = ids
         self.duplicates += duplicates
         self.progress = injectors_after(self.topology, planned, seen)
+        if planned.told.sweeps:
+            self.builds = builds_after(self.builds, planned.told, swept_by([outcome.counts for outcome in outcomes.values()]), 0.0)
         for (name, shard), outcome in outcomes.items():
             self.stores[name, shard].apply(outcome.delta)
             self.late[name] += outcome.counts.late
             for stream, count in outcome.counts.late_by.items():
                 self.late_by[stream] = self.late_by.get(stream, 0) + count
             self.dead[name] += outcome.counts.dead
+            for tally, n in outcome.counts.tallies.items():
+                mine = self.tallies.setdefault(name, {})
+                mine[tally] = mine.get(tally, 0) + n
             self.marks[name, shard] = outcome.counts
             self.timer_counts[name, shard] = self.timer_counts.get((name, shard), 0) + outcome.counts.timers
             for p in outcome.productions:
                 self.outputs[p.stream].append(Emitted(p.key, self.compiled.decode_value(p.body), p.timestamp, p.id))
         for name, standing in planned.standings.items():
-            mine = [counts for (computation, _), counts in self.marks.items() if computation == name]
-            standing.held = min((c.held for c in mine if c.held is not None), default=None)
-            standing.next_low = min((c.next_low for c in mine if c.next_low is not None), default=None)
+            marks = [counts for (computation, _), counts in self.marks.items() if computation == name]
+            standing.held = min((c.held for c in marks if c.held is not None), default=None)
+            standing.next_low = min((c.next_low for c in marks if c.next_low is not None), default=None)
             standing.crowded = any(count > step.MAX_DUE for (computation, _), count in self.timer_counts.items() if computation == name)
             standing.pending = min((a[1] for _, computation, _, a in stored if computation == name), default=None)
         self.standings = planned.standings
@@ -195,6 +221,7 @@ class LocalEngine:
             standings=self.standings,
             next_wall={name: min(time for other, time in walls if other == name) for name, _ in walls},
             storing=dict.fromkeys(self.storing, ""),
+            builds=self.builds,
         )
         return plan(self.topology, position, clock=self.now, drain=self.drained, said=said)
 

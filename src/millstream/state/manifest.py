@@ -18,6 +18,7 @@ from zlib import crc32
 import msgspec
 
 from millstream.core.adaptive import EdgeState
+from millstream.core.builds import BuildState
 from millstream.core.dedup import DedupCounts
 from millstream.core.outcome import LateRecord
 from millstream.core.time import BEGINNING
@@ -99,6 +100,7 @@ class Manifest(msgspec.Struct):
     outside: int = 0  # how many epochs up to this one were run outside the query, and so have no number in Spark's log
     settle: bool = False  # run outside the query, at the end of a bounded run: no input, and what the last input made due
     format: int = formats.MANIFEST.newest
+    builds: dict[str, BuildState] = {}  # of computations that are derived from others
 
     @property
     def batch(self) -> int | None:

@@ -1,0 +1,175 @@
+"""Builds: computations whose state is derived from the rows of others, and can be made again from them beside what they show.
+
+A view is such a computation. If it is new on rows that are there, or its definition has changed, a *sweep* passes by all rows of its senders in portions,
+and each row says what it is. When all rows have been passed, the build is *switched* in one epoch. Pure.
+
+Rules
+1. A build has a number, its generation. What is shown is the active one; what is spoken to is the newest. They differ while it is being filled.
+2. A computation that is new, on senders that are new, has nothing to be filled from: it is active at once.
+3. A build is filled when all its senders are active themselves; until then nobody speaks to it.
+4. The switch is one epoch of its own, behind the one in which the last row was passed: every row of the computation is visited in it.
+5. Changed code under an unchanged version is refused: nobody can tell whether the state still fits it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from typing import Any
+
+import msgspec
+
+from millstream.errors import CheckpointError
+
+FIRST_PORTION = 10_000  # rows per shard and epoch
+LEAST_PORTION, MOST_PORTION = 1_000, 200_000
+QUICK, SLOW = 250.0, 1_000.0  # milliseconds of a step between which a portion stays as it is
+
+
+class Derivation(msgspec.Struct, frozen=True):
+    """What a computation is derived from. senders: computations that speak to it. version: the user's; fingerprint: of the code. keep: other code
+    under the same version is known to give the same."""
+
+    senders: tuple[str, ...]
+    version: str = ""
+    fingerprint: str = ""
+    keep: bool = False
+    is_join: bool = False  # it cannot be filled anew under its name
+
+
+class BuildState(msgspec.Struct, frozen=True):
+    """How far a derived computation is. swept: rows that the sweep has passed; is_swept: all. began: the wall clock when the fill began."""
+
+    version: str = ""
+    fingerprint: str = ""
+    generation: int = 1
+    active: int = 1
+    is_swept: bool = False
+    swept: int = 0
+    portion: int = FIRST_PORTION
+    began: int = 0
+
+    @property
+    def is_filling(self) -> bool:
+        """Whether what is spoken to is not yet what is shown."""
+        return self.generation != self.active
+
+
+class Build(msgspec.Struct, frozen=True):
+    """What an epoch says of a derived computation to those who speak to it, and to itself. waiting: nobody speaks to it yet."""
+
+    generation: int = 1
+    active: int = 1
+    waiting: bool = False
+
+
+ACTIVE = Build()
+
+
+class BuildOrders(msgspec.Struct):
+    """By computation: the builds that it has to know of, and the sweeps that pass by its rows (at most so many in this epoch, 0: all)."""
+
+    builds: dict[str, dict[str, Build]] = {}
+    sweeps: dict[str, dict[str, int]] = {}
+
+
+def sweep_name(consumer: str, generation: int) -> str:
+    """What the sweep is called that fills a build."""
+    return f"{consumer}/{generation}"
+
+
+def switch_name(consumer: str, generation: int) -> str:
+    """What the visit of all rows is called that switches to a build."""
+    return f"{consumer}/{generation}/switch"
+
+
+def begun(
+    derived: Mapping[str, Derivation], known: Mapping[str, BuildState], present: Collection[str], now: int = 0
+) -> dict[str, BuildState]:
+    """The builds at the start of a run. known: those of the checkpoint; present: the computations that have rows there."""
+    found: dict[str, BuildState] = {}
+    for name, one in derived.items():
+        old = known.get(name)
+        if old is None:
+            is_new = all(sender not in present for sender in one.senders)  # rule 2
+            found[name] = BuildState(one.version, one.fingerprint, active=1 if is_new else 0, began=now)
+        elif old.version != one.version:
+            found[name] = BuildState(one.version, one.fingerprint, old.generation + 1, old.active, began=now)
+        else:
+            _check(name, old, one)
+            found[name] = msgspec.structs.replace(old, fingerprint=one.fingerprint)
+    return found
+
+
+def _check(name: str, old: BuildState, one: Derivation) -> None:
+    """Rule 5. A fingerprint says in front of a colon what it depends on; where that differs, it proves nothing."""
+    ours, theirs = one.fingerprint.partition(":"), old.fingerprint.partition(":")
+    if ours == theirs or ours[0] != theirs[0] or one.keep:
+        return
+    if one.is_join:
+        raise CheckpointError(
+            f"join {name!r}: what it joins, or by what, has changed since the checkpoint was written. Give it another name=, and the views behind it another "
+            f"version=, so that they are filled anew; its old state goes with run(..., drop=[{name!r}])."
+        )
+    raise CheckpointError(
+        f"view {name!r}: its code has changed since the checkpoint was written, and its version= has not. If the new code gives other results, "
+        f"say reduce(..., version=) with another version than {old.version!r}: the view is then filled anew, beside what it shows now. If it gives the "
+        f"same, say reduce(..., keep=True)."
+    )
+
+
+def orders(derived: Mapping[str, Derivation], states: Mapping[str, BuildState]) -> BuildOrders:
+    """What an epoch tells the computations."""
+    found = BuildOrders()
+    for name, state in states.items():
+        if not state.is_filling and state.generation == 1:
+            continue  # what everybody assumes
+        senders = derived[name].senders
+        waiting = state.is_filling and any(sender in states and states[sender].is_filling for sender in senders)
+        build = Build(state.generation, state.active, waiting)
+        for computation in (name, *senders):
+            found.builds.setdefault(computation, {})[name] = build
+        if not state.is_filling or waiting:
+            continue
+        if state.is_swept:
+            found.sweeps.setdefault(name, {})[switch_name(name, state.generation)] = 0
+        else:
+            for sender in senders:
+                found.sweeps.setdefault(sender, {})[sweep_name(name, state.generation)] = state.portion
+    return found
+
+
+def swept_by(counts: Iterable[Any]) -> dict[str, list[tuple[int, bool]]]:
+    """By sweep, what the steps of an epoch have counted of it."""
+    found: dict[str, list[tuple[int, bool]]] = {}
+    for one in counts:
+        for name, passed in one.swept.items():
+            found.setdefault(name, []).append(passed)
+    return found
+
+
+def builds_after(
+    states: Mapping[str, BuildState], told: BuildOrders, swept: Mapping[str, Sequence[tuple[int, bool]]], millis: float
+) -> dict[str, BuildState]:
+    """The builds after an epoch whose tasks have run. swept: by sweep, for every shard of every sender, how many rows it has passed and whether it has
+    ended. millis: how long the longest step took."""
+    sweeps = {name: computation for computation, of in told.sweeps.items() for name in of}
+    found: dict[str, BuildState] = {}
+    for name, state in states.items():
+        if switch_name(name, state.generation) in sweeps:
+            state = msgspec.structs.replace(state, active=state.generation, is_swept=False, portion=FIRST_PORTION)
+        elif sweep_name(name, state.generation) in sweeps:
+            passed = swept[sweep_name(name, state.generation)]
+            state = msgspec.structs.replace(
+                state,
+                swept=state.swept + sum(rows for rows, _ in passed),
+                is_swept=all(ended for _, ended in passed),
+                portion=_portion(state.portion, millis),
+            )
+        found[name] = state
+    return found
+
+
+def _portion(portion: int, millis: float) -> int:
+    if millis < QUICK:
+        return min(MOST_PORTION, 2 * portion)
+    return max(LEAST_PORTION, portion // 2) if millis > SLOW else portion

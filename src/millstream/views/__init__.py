@@ -1,0 +1,17 @@
+"""Views: tables of documents that change, and totals over them that are always right.
+
+A table keeps the latest document of every key. Every change of it travels as (prev, next): the map is run on both, and what differs is taken out of the
+groups where it was and put into those where it is. All of that happens in the epoch that brought the change, so every committed epoch is one consistent
+cut through all tables and views. Pure: this package imports `core` and `reducers` only.
+
+    change      documents and changes, and how they travel
+    chain       the map: `map`, `flat_map`, `filter`, `by`, compiled
+    sender      what tables, views and joins share: working out who has to hear of a change, and packing it
+    gateway     a table
+    leaves      a large group: leaves of contributions, and inner nodes of partial results above them
+    group       a view
+    join        a join by key or foreign key
+    feeds       how a source says what has changed
+    generation  versions and fingerprints of views, and how a new one is filled beside the old
+    define      what users write
+"""

@@ -1,0 +1,89 @@
+"""Documents and changes, and how they travel.
+
+    document    a row of a table, of a view or of a join: key, value and, on tables, version
+    change      what a document was and what it is (prev, next)
+    origin      the row that sends a change, as the text of its key
+    entry       what an origin says to one group
+
+Rules
+1. One message goes to a group from a shard in an epoch, however many origins speak: [generation, entry, entry, ...]. Entries are encoded one by one,
+   where an error can still be blamed on a document, and packed without being looked at again.
+2. An entry of a view that keeps origins *sets* or *removes* the contribution of its origin: [origin, how, parts]. Said twice, it is said once.
+   Without origins it takes parts out and puts parts in: [old parts, new parts].
+3. Entries of one origin to one group are in order, and the last one counts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import msgspec
+
+from millstream.core.codec import Codec
+
+INSERT, UPDATE, REMOVE = 0, 1, 2  # how: what the sender knows of the contribution before
+RESTATED = 4  # added to how: said again, to heal; whoever hears it says it again too
+
+_plain = msgspec.msgpack.Encoder().encode
+
+
+class Document(msgspec.Struct, frozen=True, gc=False):
+    """A row, as the functions of a map get it.
+
+    >>> Document("ann", {"age": 30}).value["age"]
+    30
+    """
+
+    key: Any
+    value: Any
+    version: Any = None
+
+
+class Bundle(msgspec.Struct):
+    """What goes to one group."""
+
+    generation: int
+    entries: Sequence[Any]
+
+
+def packed(generation: int, entries: Sequence[bytes]) -> bytes:
+    """A message of entries that are encoded already (rule 1)."""
+    return b"".join((b"\xdd", (len(entries) + 1).to_bytes(4, "big"), _plain(generation), *entries))
+
+
+def unpacked(data: bytes, decode: Callable[[bytes], Any]) -> Bundle:
+    """The message that `packed` made."""
+    generation, *entries = decode(data)
+    return Bundle(generation, entries)
+
+
+class ViewCodec:
+    """How the states of views are kept: each state class packs itself, and entries of maps are bytes already. What is inside is msgpack, so that
+    whoever does not know the classes can read it."""
+
+    def __init__(self, codec: Codec) -> None:
+        self.name = codec.name
+        self.of = codec
+
+    def encoder(self) -> Callable[[Any], bytes]:
+        return self.of.encoder()
+
+    def decoder(self, type: Any) -> Callable[[bytes], Any]:
+        unpack: Any = getattr(type, "unpack", None)
+        if unpack is None:
+            return _as_it_is
+        decode = self.of.decoder(object)
+        return lambda data: unpack(decode(data))
+
+    def state_encoder(self, type: Any) -> Callable[[Any], bytes]:
+        """States know what of them is kept."""
+        pack: Any = getattr(type, "pack", None)
+        if pack is None:
+            return _as_it_is
+        encode = self.of.encoder()
+        return lambda state: encode(pack(state))
+
+
+def _as_it_is(data: Any) -> Any:
+    return data

@@ -1,0 +1,250 @@
+"""A view: its groups, each the total of what documents contribute to it.
+
+Rules
+1. A contribution is kept per origin, the row that sent it. A message sets or removes it, so what is said twice counts once. Without origins, parts are
+   only added and taken out, which is leaner, and repairs nothing.
+2. Up to a kilobyte of contributions stands in the row: one read and one write per group and epoch. More go into leaves (`leaves.py`), and come back when
+   few are left.
+3. Reducers with an inverse keep their total in the row. Others keep partial results in inner nodes, or are folded anew while all stands in the row.
+4. A group whose last contribution has gone is deleted. What it showed goes to null.
+5. One change (prev, next) is told per group and epoch, and none where nothing has changed.
+6. A row of an older generation keeps showing what it showed until the view is switched; then all rows tell the difference in one epoch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any
+
+import msgspec
+
+from millstream.core.builds import Build, switch_name
+from millstream.core.keys import key_text
+from millstream.core.mapstate import MapState
+from millstream.core.record import Record
+from millstream.errors import HookError
+from millstream.reducers import Reducer
+from millstream.views import totals
+from millstream.views.change import RESTATED, Document, unpacked
+from millstream.views.leaves import DoesNotReduce, Tree, depth, fold_all
+from millstream.views.sender import Sender, Sending
+
+INLINE_BYTES = 1024
+FEW = 4  # contributions whose size is not looked at
+BACK = 16  # so many or fewer return into the row
+
+
+class GroupRow(msgspec.Struct):
+    """A group. count: contributions (without origins: values). shown: what it shows, as a list of one, or nothing. old: what an older generation showed."""
+
+    generation: int = 0
+    leaves: int = 0
+    count: int = 0
+    total: Any = None
+    shown: list[Any] = []
+    inline: dict[str, list[Any]] = {}
+    old: list[Any] = []
+    nodes: MapState = msgspec.field(default_factory=MapState)
+    restated: bool = False  # in this visit
+
+    def pack(self) -> list[Any]:
+        return [self.generation, self.leaves, self.count, self.total, self.shown, self.inline, self.old]
+
+    @classmethod
+    def unpack(cls, data: Sequence[Any]) -> GroupRow:
+        return cls(*data)
+
+    def essence(self) -> Any:
+        """What does not depend on how records fall into epochs."""
+        return [self.count, self.shown]
+
+
+class ViewRules(msgspec.Struct, frozen=True):
+    """How a view reduces. inline: the most bytes of contributions in a row."""
+
+    reducer: Reducer
+    origins: bool = True
+    inline: int = INLINE_BYTES
+
+
+class ViewGroup(Sender):
+    """A view. Its keys are the groups."""
+
+    State = GroupRow
+
+    def __init__(self, sending: Sending, rules: ViewRules) -> None:
+        super().__init__(sending)
+        self.rules = rules
+        self.reducer = rules.reducer
+        self.inverts = rules.reducer.remove is not None
+
+    def process_record(self, record: Record) -> None:
+        message = unpacked(record.value, self.decode)
+        row = self.state
+        if message.generation > row.generation:
+            self._begin_anew(row, message.generation)
+        elif message.generation < row.generation:
+            return  # of a build that has been given up
+        if self.rules.origins:
+            self._set(row, message.entries)
+        else:
+            self._add(row, message.entries)
+
+    def _begin_anew(self, row: GroupRow, generation: int) -> None:
+        if row.generation:
+            if row.generation == self.build(self.sending.name).active:
+                row.old = row.shown
+            self._counted(row, -1)
+            self.tally("contributions", -row.count)
+            self._tree(row).drop()
+        row.generation, row.leaves, row.count, row.total, row.shown, row.inline = generation, 0, 0, None, [], {}
+
+    # --- contributions
+
+    def _tree(self, row: GroupRow) -> Tree:
+        return Tree(row.nodes, row.leaves, None if self.inverts else self.reducer, self.encode, self.decode)
+
+    def _set(self, row: GroupRow, entries: Sequence[Any]) -> None:
+        """Contributions of origins, set or removed."""
+        tree = self._tree(row) if row.leaves else None
+        inline = row.inline
+        added: list[Any] = []
+        removed: list[Any] = []
+        wrong = 0
+        count = row.count
+        for origin, how, parts in entries:
+            if tree is not None:
+                old = tree.put(origin, parts)
+            else:
+                old = inline.get(origin)
+                if parts is not None:
+                    inline[origin] = parts
+                elif old is not None:
+                    del inline[origin]
+            if how & RESTATED:
+                row.restated = True
+            elif (old is None) != (how == 0):
+                wrong += 1
+            if old is not None:
+                removed += old
+                count -= 1
+            if parts is not None:
+                added += parts
+                count += 1
+        if wrong:
+            self.tally("mismatches", wrong)
+        if count != row.count:
+            self.tally("contributions", count - row.count)
+            row.count = count
+        if self.inverts:
+            row.total = totals.changed(self.reducer, row.total, added, removed)
+        if tree is not None:
+            self._close(row, tree)
+
+    def _close(self, row: GroupRow, tree: Tree) -> None:
+        """Brings the leaves to their number, and writes what has changed."""
+        try:
+            if row.count <= BACK:
+                self._counted(row, -1)
+                row.inline = tree.dissolve()
+                row.leaves = 0
+                if not self.inverts:
+                    row.total = None
+                self._counted(row, 1)
+                return
+            self._counted(row, -1)
+            tree.resize(row.count)
+            row.leaves = tree.leaves
+            self._counted(row, 1)
+            total = tree.flush(row.total)
+            if not self.inverts:
+                row.total = total
+        except DoesNotReduce as error:
+            raise HookError(f"view {self.sending.name!r}, group {self.key!r}: {error}") from None
+
+    def _add(self, row: GroupRow, entries: Sequence[Any]) -> None:
+        """Values added and taken out, of nobody in particular."""
+        added = [part for _, new in entries if new for part in new]
+        removed = [part for old, _ in entries if old for part in old]
+        row.count += len(added) - len(removed)
+        self.tally("contributions", len(added) - len(removed))
+        row.total = totals.changed(self.reducer, row.total, added, removed)
+
+    def contributions(self, row: GroupRow) -> dict[str, list[Any]]:
+        """All contributions of a group, by origin."""
+        return dict(self._tree(row).items()) if row.leaves else row.inline
+
+    def total_of(self, contributions: Iterable[list[Any]]) -> Any:
+        """The total that a row of such contributions keeps."""
+        if self.inverts:
+            return totals.changed(self.reducer, None, [part for parts in contributions for part in parts], ())
+        return fold_all(self.reducer, contributions)
+
+    def documents(self, key: Any, state: GroupRow) -> Iterator[tuple[str, list[Document]]]:
+        if state.shown:
+            yield key_text(key), [Document(key, state.shown[0])]
+
+    # --- the end of a visit
+
+    def finish_key(self) -> None:
+        row, build = self.state, self.build(self.sending.name)
+        if row.generation == 0:
+            return
+        if not row.leaves and len(row.inline) > FEW and len(self.encode(row.inline)) > self.rules.inline:
+            self._grow(row)
+        if switch_name(self.sending.name, build.generation) in self._visit.sweeps:
+            self._switch(row, build)
+        elif build.generation == build.active:
+            prev, row.shown = row.shown, self._shown(row)
+            self._say(prev, row.shown, row.restated)
+        elif row.generation == build.generation:
+            row.shown = self._shown(row)  # nobody is told before the switch
+        row.restated = False
+        if not row.count and not row.old and not (row.generation == build.active and row.shown):
+            self.state = GroupRow(nodes=row.nodes)
+
+    def _shown(self, row: GroupRow) -> list[Any]:
+        if row.count <= 0:
+            return []
+        if self.inverts:
+            return [self.reducer.show(totals.bare(row.total))]
+        return [self.reducer.show(row.total if row.leaves else fold_all(self.reducer, row.inline.values()))]
+
+    def _say(self, prev: list[Any], next: list[Any], restated: bool) -> None:
+        if prev == next and not restated and not self.is_swept:
+            return
+        was = [Document(self.key, value) for value in prev]
+        now = was if prev == next else [Document(self.key, value) for value in next]
+        self.send(key_text(self.key), was, now, restated)
+        if prev != next:
+            self.tally("changes")
+            if bool(prev) != bool(next):
+                self.tally("groups", 1 if next else -1)
+            if self.sending.shown:
+                self.show(prev[0] if prev else None, next[0] if next else None)
+
+    def _switch(self, row: GroupRow, build: Build) -> None:
+        """Rule 6: this row's part of the switch to a new generation."""
+        prev = row.shown if row.generation == build.active else row.old
+        if row.generation < build.generation:  # nothing has come for it
+            self._begin_anew(row, build.generation)
+        row.shown, row.old = self._shown(row), []
+        self._say(prev, row.shown, row.restated)
+
+    def _grow(self, row: GroupRow) -> None:
+        contributions, row.inline = row.inline, {}
+        self._counted(row, -1)
+        tree = Tree(row.nodes, 0, None if self.inverts else self.reducer, self.encode, self.decode)
+        tree.begin(contributions)
+        row.leaves = tree.leaves
+        try:
+            total = tree.flush(None)
+        except DoesNotReduce as error:
+            raise HookError(f"view {self.sending.name!r}, group {self.key!r}: {error}") from None
+        if not self.inverts:
+            row.total = total
+        self._counted(row, 1)
+
+    def _counted(self, row: GroupRow, n: int) -> None:
+        if row.leaves:
+            self.tally(f"groups of depth {1 + depth(row.leaves)}", n)

@@ -1,0 +1,219 @@
+"""What tables, views and joins share: who has to hear of a change, and how it is said.
+
+Rules
+1. The map of every consumer is run on prev and on next. A group hears of a document if what it gets from it differs; nobody hears of a change that
+   changes nothing, unless it is a restatement.
+2. A consumer that is being filled hears of rows that the sweep has been at, as changes; of those that the sweep is at, as what they are now; and not of
+   those that it will come to.
+3. What goes to one group from one shard in one epoch is one message (`change.py`).
+4. A map that raises fails the epoch; or, where its view has dead letters, the document gives nothing to that view until it maps again, and a dead
+   letter says so. So a view is always a function of the current rows alone.
+"""
+
+from __future__ import annotations
+
+import traceback
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import msgspec
+
+from millstream.core.builds import ACTIVE, Build, sweep_name
+from millstream.core.codec import Codec
+from millstream.core.computation import Computation
+from millstream.core.keys import key_of
+from millstream.core.visit import AHEAD, BEHIND, NOW
+from millstream.views.chain import Link, MapFailed, Pairs, linked, pairs_of
+from millstream.views.change import INSERT, REMOVE, RESTATED, UPDATE, Document, packed
+
+CHANGES, LATEST = "changes", "latest"
+
+
+class Outlet(msgspec.Struct, frozen=True):
+    """A consumer of a sender's changes. stream: the way to it. links and by: its map; lift: what of a mapped document travels.
+
+    right: it takes the documents themselves, under their own keys (the right side of a join).
+    """
+
+    consumer: str
+    stream: str
+    links: tuple[Link, ...] = ()
+    by: Any = ()
+    lift: Callable[[Document], Any] = lambda document: document.value
+    origins: bool = True
+    right: bool = False
+    dead_letters: str | None = None
+
+
+class Shown(msgspec.Struct, frozen=True):
+    """A stream on which a sender tells its own changes. how: "changes" gives [prev, next], "told" gives them by name, "latest" gives next."""
+
+    stream: str
+    how: str
+
+
+class Sending(msgspec.Struct, frozen=True):
+    """All that a sender needs to know of those who hear it."""
+
+    name: str
+    codec: Codec
+    outlets: tuple[Outlet, ...] = ()
+    shown: tuple[Shown, ...] = ()
+
+
+class Sender(Computation):
+    """A computation whose rows are documents that others derive from."""
+
+    judges_lateness = True
+
+    def __init__(self, sending: Sending) -> None:
+        self.encode = sending.codec.encoder()
+        self.decode = sending.codec.decoder(object)
+        self.sending = sending
+        self.outlets = sending.outlets
+        self.pairs: list[Callable[[Sequence[Document]], Pairs]] = [
+            pairs_of(one.consumer, one.links, one.by, one.lift) for one in sending.outlets
+        ]
+
+    @property
+    def is_swept(self) -> bool:
+        """Whether the visit at hand may be a sweep's."""
+        return bool(self._visit.sweeps)
+
+    def send(self, origin: str, prev: Sequence[Document], next: Sequence[Document], restated: bool = False) -> None:
+        """Tells all consumers that the documents of a row were these and are those."""
+        for at, outlet in enumerate(self.outlets):
+            before = prev
+            if outlet.consumer in self._visit.builds:
+                place = self._place(outlet.consumer)
+                if place == AHEAD:
+                    continue
+                if place == NOW:
+                    before = ()
+            if outlet.right:
+                self._hand_over(outlet, before, next, restated)
+            else:
+                self._tell(at, outlet, origin, before, next, restated)
+
+    def _tell(self, at: int, outlet: Outlet, origin: str, prev: Sequence[Document], next: Sequence[Document], restated: bool) -> None:
+        pairs, encode, later = self.pairs[at], self.encode, self.later
+        was = self._mapped(pairs, outlet, prev, False) if prev else {}
+        now = self._mapped(pairs, outlet, next, True) if next else {}
+        if not outlet.origins:
+            for text, parts in now.items():
+                old = was.pop(text, None)
+                if old != parts:
+                    later((at, text), self._encoded(outlet, next, [old, parts]))
+            for text, old in was.items():
+                later((at, text), encode([old, None]))
+            return
+        again = RESTATED if restated else 0
+        for text, parts in now.items():
+            old = was.pop(text, None)
+            if old is None:
+                later((at, text), self._encoded(outlet, next, [origin, INSERT | again, parts]))
+            elif restated or old != parts:
+                later((at, text), self._encoded(outlet, next, [origin, UPDATE | again, parts]))
+        for text in was:
+            later((at, text), encode([origin, REMOVE | again, None]))
+
+    def unsay(self, origin: str, documents: Sequence[Document]) -> None:
+        """Takes the contribution of an origin out of every group that some documents would have given to; for repairs."""
+        for at, outlet in enumerate(self.outlets):
+            if outlet.origins and not outlet.right:
+                for text in self._mapped(self.pairs[at], outlet, documents, False, forgiving=True):
+                    self.later((at, text), self.encode([origin, REMOVE | RESTATED, None]))
+
+    def _mapped(
+        self,
+        pairs: Callable[[Sequence[Document]], Pairs],
+        outlet: Outlet,
+        documents: Sequence[Document],
+        is_new: bool,
+        forgiving: bool = False,
+    ) -> Pairs:
+        try:
+            return pairs(documents)
+        except MapFailed as error:
+            if outlet.dead_letters is None and not forgiving:
+                raise
+            if is_new and outlet.dead_letters is not None:
+                self._letter(outlet, documents, error)
+            return {}
+
+    def _encoded(self, outlet: Outlet, documents: Sequence[Document], entry: list[Any]) -> bytes:
+        try:
+            return self.encode(entry)
+        except Exception as error:
+            raise MapFailed(outlet.consumer, documents[0].key, f"what it gives cannot be encoded: {error}") from error
+
+    def _letter(self, outlet: Outlet, documents: Sequence[Document], error: MapFailed) -> None:
+        self.tally(f"dead in {outlet.consumer}")
+        trace = "".join(traceback.format_exception(error.__cause__)) if error.__cause__ is not None else ""
+        letter = {
+            "stream": f"{self.sending.name}.changes",
+            "value": documents[0].value if documents else None,
+            "timestamp": self._visit.caused(),
+            "id": None,
+            "computation": outlet.consumer,
+            "error": error.why,
+            "traceback": trace,
+        }
+        self.produce(letter, stream=outlet.dead_letters)
+
+    def _hand_over(self, outlet: Outlet, prev: Sequence[Document], next: Sequence[Document], restated: bool) -> None:
+        """To the right side of a join: the document under its own key."""
+        was, now = ([d.value for d in self._right(outlet, documents)] for documents in (prev, next))
+        if was != now or restated:
+            body = self.encode([self.build(outlet.consumer).generation, RESTATED if restated else 0, *now[:1]])
+            self.produce(body, stream=outlet.stream)
+
+    def _right(self, outlet: Outlet, documents: Sequence[Document]) -> Sequence[Document]:
+        if not outlet.links:
+            return documents
+        try:
+            return [d for document in documents for d in linked(outlet.links)(document)]
+        except Exception as error:
+            raise MapFailed(outlet.consumer, documents[0].key, f"{type(error).__name__}: {error}") from error
+
+    def show(self, prev: Any, next: Any) -> None:
+        """Tells the change of the row at hand to whoever reads this table or view as a stream. None: there was, or is, no such row."""
+        for one in self.sending.shown:
+            value = next if one.how == LATEST else [prev, next] if one.how == CHANGES else {"prev": prev, "next": next}
+            self.produce(value, stream=one.stream)
+
+    def finish_epoch(self, gathered: Sequence[tuple[Any, Any, int]]) -> None:
+        bundles: dict[Any, list[bytes]] = {}
+        newest: dict[Any, int] = {}
+        for name, entry, timestamp in gathered:
+            bundle = bundles.get(name)
+            if bundle is None:
+                bundles[name] = [entry]
+                newest[name] = timestamp
+            else:
+                bundle.append(entry)
+                if timestamp > newest[name]:
+                    newest[name] = timestamp
+        least = self.output_watermark
+        generations = [self.build(outlet.consumer).generation for outlet in self.outlets]
+        for (at, text), bundle in bundles.items():
+            self.produce(
+                packed(generations[at], bundle), key=key_of(text), timestamp=max(least, newest[at, text]), stream=self.outlets[at].stream
+            )
+        self.tally("messages", len(bundles))
+
+    def documents(self, key: Any, state: Any) -> Iterator[tuple[str, list[Document]]]:
+        """By origin, the documents of a row; for whoever reads rows."""
+        raise NotImplementedError
+
+    # --- what the epoch says of consumers that are being filled
+
+    def build(self, computation: str) -> Build:
+        """What this epoch says of a consumer, or of this computation itself."""
+        return self._visit.builds.get(computation, ACTIVE)
+
+    def _place(self, consumer: str) -> str:
+        """Where the sweep that fills a consumer is, seen from the row at hand."""
+        build = self._visit.builds[consumer]
+        name = sweep_name(consumer, build.generation)
+        return AHEAD if build.waiting else self._visit.swept(name) if name in self._visit.sweeps else BEHIND
