@@ -91,9 +91,9 @@ def begun(
         old = known.get(name)
         if old is None:
             is_new = all(sender not in present for sender in one.senders)  # rule 2
-            found[name] = BuildState(one.version, one.fingerprint, active=1 if is_new else 0, began=now)
+            found[name] = BuildState(one.version, one.fingerprint, active=1 if is_new else 0, portion=FIRST_PORTION, began=now)
         elif old.version != one.version:
-            found[name] = BuildState(one.version, one.fingerprint, old.generation + 1, old.active, began=now)
+            found[name] = BuildState(one.version, one.fingerprint, old.generation + 1, old.active, portion=FIRST_PORTION, began=now)
         else:
             _check(name, old, one)
             found[name] = msgspec.structs.replace(old, fingerprint=one.fingerprint)
