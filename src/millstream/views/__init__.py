@@ -9,7 +9,7 @@ cut through all tables and views. Pure: this package imports `core` and `reducer
     sender      what tables, views and joins share: working out who has to hear of a change, and packing it
     gateway     a table
     leaves      a large group: leaves of contributions, and inner nodes of partial results above them
-    group       a view
+    group       a view, with its totals; index counts different values
     join        a join by key or foreign key
     feeds       how a source says what has changed
     generation  versions and fingerprints of views, and how a new one is filled beside the old

@@ -75,18 +75,23 @@ def differences(view: ViewGroup, text: str, row: GroupRow | None, expected: Mapp
         yield Discrepancy(name, group, "total", None, totals.bare(row.total), totals.bare(should))
     elif not view.inverts and row.leaves and row.total != should:
         yield Discrepancy(name, group, "total", None, row.total, should)
+    parts = [part for of in expected.values() for part in of]
     shown = [view.reducer.show(totals.bare(should) if view.inverts else should)] if expected else []
+    if shown and view.index:
+        shown = [view.index.told(shown[0], view.index.counted(parts))]
     shown = view.decode(view.encode(shown))
     if row.shown != shown:
         yield Discrepancy(name, group, "shown", None, row.shown[0] if row.shown else None, shown[0] if shown else None)
     if row.leaves:
         yield from _nodes(view, group, row)
+    if view.index and (row.leaves or not view.rules.origins):
+        yield from _references(view, group, row, parts)
 
 
 def _nodes(view: ViewGroup, group: Any, row: GroupRow) -> Iterator[Discrepancy]:
     """Every leaf holds what belongs there, every node what its children fold to, and nothing else is there."""
     name, decode = view.sending.name, view.decode
-    entries = {at: decode(data) for at, data in row.nodes.items()}
+    entries = {at: decode(data) for at, data in row.nodes.items() if at.__class__ is int}
     expected: dict[int, Any] = {}
     for at in range(row.leaves):
         leaf = entries.get(at, {})
@@ -105,6 +110,20 @@ def _nodes(view: ViewGroup, group: Any, row: GroupRow) -> Iterator[Discrepancy]:
         if entries.get(at) != expected.get(at):
             where = f"level {at >> 40}, node {at & (1 << 40) - 1}"
             yield Discrepancy(name, group, "node", where, entries.get(at), expected.get(at))
+
+
+def _references(view: ViewGroup, group: Any, row: GroupRow, parts: Iterable[Any]) -> Iterator[Discrepancy]:
+    """Every value is counted as often as a contribution has it."""
+    expected: dict[str, int] = {}
+    for part in parts:
+        for value in view.index.values(part):
+            expected[value] = expected.get(value, 0) + 1
+    found = {at: int.from_bytes(data, "big") for at, data in row.nodes.items() if at.__class__ is str}
+    for value in sorted(found.keys() | expected.keys()):
+        if found.get(value) != expected.get(value):
+            yield Discrepancy(view.sending.name, group, "node", f"references to {value}", found.get(value), expected.get(value))
+    if row.sizes != view.index.sizes(expected):
+        yield Discrepancy(view.sending.name, group, "node", "numbers of different values", row.sizes, view.index.sizes(expected))
 
 
 def _trimmed(node: list[Any]) -> list[Any]:

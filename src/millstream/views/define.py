@@ -24,6 +24,7 @@ from millstream.views.change import Document, ViewCodec
 from millstream.views.fingerprint import fingerprint
 from millstream.views.gateway import Gateway, TableRules
 from millstream.views.group import INLINE_BYTES, ViewGroup, ViewRules
+from millstream.views.index import by_reference
 from millstream.views.join import INNER, LEFT, Join, JoinRules
 from millstream.views.sender import CHANGES, LATEST, Outlet, Sending, Shown
 
@@ -194,7 +195,7 @@ class View(Relation):
         inline: int,
     ) -> None:
         source = of._of._of
-        if not origins and reducer.remove is None:
+        if not origins and by_reference(reducer).remove is None:
             raise DefinitionError(f"view {name!r}: origins=False needs a reducer with an inverse, and {reducer!r} has none. Leave it out.")
         if reducer.wants_order and not (isinstance(source, Table) and source.rules.versioned):
             raise DefinitionError(
@@ -205,7 +206,7 @@ class View(Relation):
         if production not in (WEAK, STRONG):
             raise DefinitionError(f"view {name!r}: production={production!r}: use ms.WEAK or ms.STRONG")
         self.of = of
-        self.reducer = reducer
+        self.reducer = by_reference(reducer)
         self.origins = origins
         self.version = version
         self.keep = keep

@@ -26,6 +26,7 @@ from millstream.errors import HookError
 from millstream.reducers import Reducer
 from millstream.views import totals
 from millstream.views.change import RESTATED, Document, unpacked
+from millstream.views.index import Index
 from millstream.views.leaves import DoesNotReduce, Tree, depth, fold_all
 from millstream.views.sender import Sender, Sending
 
@@ -35,7 +36,8 @@ BACK = 16  # so many or fewer return into the row
 
 
 class GroupRow(msgspec.Struct):
-    """A group. count: contributions (without origins: values). shown: what it shows, as a list of one, or nothing. old: what an older generation showed."""
+    """A group. count: contributions (without origins: values). shown: what it shows, as a list of one, or nothing. old: what an older generation showed.
+    sizes: how many different values there are, where they are counted by reference."""
 
     generation: int = 0
     leaves: int = 0
@@ -44,11 +46,13 @@ class GroupRow(msgspec.Struct):
     shown: list[Any] = []
     inline: dict[str, list[Any]] = {}
     old: list[Any] = []
+    sizes: list[int] = []
     nodes: MapState = msgspec.field(default_factory=MapState)
     restated: bool = False  # in this visit
 
     def pack(self) -> list[Any]:
-        return [self.generation, self.leaves, self.count, self.total, self.shown, self.inline, self.old]
+        kept = [self.generation, self.leaves, self.count, self.total, self.shown, self.inline]
+        return [*kept, self.old, self.sizes] if self.sizes else [*kept, self.old] if self.old else kept
 
     @classmethod
     def unpack(cls, data: Sequence[Any]) -> GroupRow:
@@ -77,6 +81,7 @@ class ViewGroup(Sender):
         self.rules = rules
         self.reducer = rules.reducer
         self.inverts = rules.reducer.remove is not None
+        self.index = Index(rules.reducer)
 
     def process_record(self, record: Record) -> None:
         message = unpacked(record.value, self.decode)
@@ -96,8 +101,11 @@ class ViewGroup(Sender):
                 row.old = row.shown
             self._counted(row, -1)
             self.tally("contributions", -row.count)
-            self._tree(row).drop()
-        row.generation, row.leaves, row.count, row.total, row.shown, row.inline = generation, 0, 0, None, [], {}
+            if self.index:
+                row.nodes.clear()
+            else:
+                self._tree(row).drop()
+        row.generation, row.leaves, row.count, row.total, row.shown, row.inline, row.sizes = generation, 0, 0, None, [], {}, []
 
     # --- contributions
 
@@ -139,6 +147,8 @@ class ViewGroup(Sender):
         if self.inverts:
             row.total = totals.changed(self.reducer, row.total, added, removed)
         if tree is not None:
+            if self.index:
+                self._refer(row, added, removed)
             self._close(row, tree)
 
     def _close(self, row: GroupRow, tree: Tree) -> None:
@@ -148,6 +158,9 @@ class ViewGroup(Sender):
                 self._counted(row, -1)
                 row.inline = tree.dissolve()
                 row.leaves = 0
+                if self.index:
+                    self._refer(row, (), [part for parts in row.inline.values() for part in parts])
+                    row.sizes = []
                 if not self.inverts:
                     row.total = None
                 self._counted(row, 1)
@@ -169,6 +182,17 @@ class ViewGroup(Sender):
         row.count += len(added) - len(removed)
         self.tally("contributions", len(added) - len(removed))
         row.total = totals.changed(self.reducer, row.total, added, removed)
+        if self.index:
+            self._refer(row, added, removed)
+
+    def _refer(self, row: GroupRow, added: Sequence[Any], removed: Sequence[Any]) -> None:
+        """Counts the references to values that have come and gone."""
+        moved: dict[str, int] = {}
+        for parts, n in ((added, 1), (removed, -1)):
+            for part in parts:
+                for value in self.index.values(part):
+                    moved[value] = moved.get(value, 0) + n
+        row.sizes = self.index.change(row.nodes, row.sizes, moved)
 
     def contributions(self, row: GroupRow) -> dict[str, list[Any]]:
         """All contributions of a group, by origin."""
@@ -207,8 +231,15 @@ class ViewGroup(Sender):
         if row.count <= 0:
             return []
         if self.inverts:
-            return [self.reducer.show(totals.bare(row.total))]
-        return [self.reducer.show(row.total if row.leaves else fold_all(self.reducer, row.inline.values()))]
+            total = totals.bare(row.total)
+        else:
+            total = row.total if row.leaves else fold_all(self.reducer, row.inline.values())
+        shown = self.reducer.show(total)
+        if self.index:
+            is_inline = not row.leaves and self.rules.origins
+            sizes = self.index.counted(part for parts in row.inline.values() for part in parts) if is_inline else row.sizes
+            shown = self.index.told(shown, sizes or self.index.sizes(()))
+        return [shown]
 
     def _say(self, prev: list[Any], next: list[Any], restated: bool) -> None:
         if prev == next and not restated and not self.is_swept:
@@ -243,6 +274,8 @@ class ViewGroup(Sender):
             raise HookError(f"view {self.sending.name!r}, group {self.key!r}: {error}") from None
         if not self.inverts:
             row.total = total
+        if self.index:
+            self._refer(row, [part for parts in contributions.values() for part in parts], ())
         self._counted(row, 1)
 
     def _counted(self, row: GroupRow, n: int) -> None:
