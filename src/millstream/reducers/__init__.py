@@ -4,6 +4,7 @@
     fields      what the builtin ones read of a value: a field, a function, the value
     order       one order of all plain values, and one text for each
     exact       sums without rounding
+    moments     what follows from them: means, standard deviations
     sums        count, sum, mean, stats
     extremes    min, max, first, last
     best        top, bottom
