@@ -19,7 +19,9 @@ wild_floats = st.floats(allow_nan=False, allow_infinity=False) | st.sampled_from
 )
 finite = plain_floats | wild_floats
 floats = finite | st.sampled_from([float("inf"), float("-inf"), float("nan")])
-decimals = st.decimals(-(10**12), 10**12, places=3) | st.sampled_from([Decimal("1.10"), Decimal("1E+3"), Decimal("1E-30"), Decimal("-0.00")])
+decimals = st.decimals(-(10**12), 10**12, places=3) | st.sampled_from(
+    [Decimal("1.10"), Decimal("1E+3"), Decimal("1E-30"), Decimal("-0.00")]
+)
 numbers = ints | st.booleans() | floats
 
 dates = st.datetimes(datetime(2000, 1, 1), datetime(2001, 1, 1))
@@ -28,14 +30,18 @@ leaves = (
     st.none()
     | st.booleans()
     | st.integers(-3, 3)
-    | st.sampled_from([0.0, -0.0, 1.0, 0.5, float("nan"), float("inf"), 2.0**60, 2**60, Decimal("1.0"), Decimal("1"), Decimal("0.5"), Decimal("NaN")])
+    | st.sampled_from(
+        [0.0, -0.0, 1.0, 0.5, float("nan"), float("inf"), 2.0**60, 2**60, Decimal("1.0"), Decimal("1"), Decimal("0.5"), Decimal("NaN")]
+    )
     | st.text("ab", max_size=2)
     | st.binary(max_size=2)
     | zoned
     | dates
     | st.sampled_from([date(2000, 1, 1), timedelta(1), (1, "a"), (1,)])
 )
-anything = st.recursive(leaves, lambda one: st.lists(one, max_size=3) | st.dictionaries(st.text("xyz", max_size=1), one, max_size=3), max_leaves=5)
+anything = st.recursive(
+    leaves, lambda one: st.lists(one, max_size=3) | st.dictionaries(st.text("xyz", max_size=1), one, max_size=3), max_leaves=5
+)
 
 
 def same(a: Any, b: Any) -> bool:
