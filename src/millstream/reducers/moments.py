@@ -32,7 +32,7 @@ _SPLIT = 2.0**27 + 1.0  # cuts a float into two halves
 def divided(x: Any, count: int) -> Any:
     """A sum divided by a number, rounded once: a float, or of Decimals a Decimal of 28 digits. None if the number is 0.
 
-    >>> divided(plus(1, 2), 2), divided(Decimal("1"), 3)
+    >>> divided(3, 2), divided(Decimal("1"), 3)
     (1.5, Decimal('0.3333333333333333333333333333'))
     """
     if count == 0:

@@ -15,6 +15,7 @@ from typing import Any
 from millstream.errors import DefinitionError
 from millstream.reducers import best, elements, extremes, sums
 from millstream.reducers.base import Reducer
+from millstream.reducers.order import order_key
 
 _MAKERS: dict[str, Callable[..., Reducer]] = {
     maker.__name__: maker
@@ -115,12 +116,16 @@ class Several(Reducer):
         return [x + sign * y for x, y in zip(self._listed(a), self._listed(b), strict=True)]
 
     def _counted(self, made: list[Any], had: Any) -> list[Any]:
-        """A part with its counts: a member that has had nothing has nothing."""
+        """A part with its counts. A member that has had nothing has nothing; unless as much has gone from it as came, and that was something else."""
         if had.__class__ is int and had != 0:
             made.append(had)
             return made
         counts = self._listed(had)
-        made = [None if count == 0 else part for part, count in zip(made, counts, strict=True)]
+        for at, (member, part) in enumerate(zip(self._reducers, made, strict=True)):
+            if counts[at] == 0 and part is not None and member.remove is not None:
+                nothing = member.remove(part, part)
+                if order_key(part) == order_key(nothing):
+                    made[at] = None
         made.append(counts[0] if counts.count(counts[0]) == len(counts) else counts)
         return made
 
