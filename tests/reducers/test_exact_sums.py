@@ -246,3 +246,19 @@ def test_a_sum_beyond_the_range_of_floats_is_infinite_and_comes_back() -> None:
     total = reducer.remove(total, reducer.lift(10**400))
     assert reducer.show(reducer.remove(total, 1e308)) == 1e308
     assert reducer.show(reducer.fold(map(reducer.lift, [-1e308, -1e308]))) == float("-inf")
+
+
+def test_ties_of_rounding_that_a_third_float_breaks() -> None:
+    """Powers of two and full mantissas: sums that lie in the middle between two floats, or next to it."""
+    rng = random.Random(7)
+    units = [2.0**power for power in (0, 1, 2, 52, 53, 54, 105, 106, 107, 108, 160)]
+    mantissas = [1.0, 3.0, 2.0**53 - 1, 2.0**52 + 1, 2.0**53 - 2]
+    longest = 0
+    for _ in range(some(3_000)):
+        values = [rng.choice((1, -1)) * rng.choice(mantissas) * rng.choice(units) * 2.0**-60 for _ in range(rng.randint(2, 8))]
+        total = reduced(ms.sum(), values)
+        assert same(total, ms.sum().fold(values))
+        assert same(total, exact.dyadic_form(*exact.dyadic(total)))  # by integers, which round nothing
+        assert ms.sum().show(total) == math.fsum(values)
+        longest = max(longest, len(total) if isinstance(total, list) else 0)
+    assert longest >= 5
