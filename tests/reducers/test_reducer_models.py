@@ -230,6 +230,8 @@ def test_nothing_that_was_shown_is_part_of_the_total() -> None:
         before = repr(total)
         reducer.show(total).append(7)
         assert repr(total) == before
+        reducer.show(None).append(7)
+        assert reducer.show(None) == []
 
 
 @pytest.mark.parametrize("make", [ms.min, ms.max])
