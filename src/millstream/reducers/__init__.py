@@ -4,6 +4,7 @@
     fields      what the builtin ones read of a value: a field, a function, the value
     order       one order of all plain values, and one text for each
     exact       sums without rounding
+    moments     what follows from them: means, standard deviations
     sums        count, sum, mean, stats
     extremes    min, max, first, last
     best        top, bottom
@@ -11,7 +12,7 @@
     several     several at once, and what `.reduce(...)` makes of its arguments
     laws        a check of the rules, for reducers of one's own
 
-Pure: value in, value out. Nothing here knows a group, a document, a window, or where a total is kept.
+Pure: value in, value out (`laws` draws lots, by a seed). Nothing here knows a group, a document, a window, or where a total is kept.
 """
 
 from millstream.reducers.base import Reducer

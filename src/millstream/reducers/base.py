@@ -14,6 +14,7 @@ Rules that every reducer keeps (`laws.py` checks them)
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Iterable
 from typing import Any, final
 
@@ -79,7 +80,9 @@ class Reducer:
     @final
     def show(self, total: Any) -> Any:
         """What is shown, also of nothing."""
-        return self.empty if total is None else self.finish(total)
+        if total is not None:
+            return self.finish(total)
+        return copy.deepcopy(self.empty) if self.empty.__class__ in (list, dict) else self.empty
 
     @property
     def functions(self) -> tuple[Callable[..., Any], ...]:

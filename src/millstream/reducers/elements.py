@@ -9,6 +9,7 @@ Rules
 from __future__ import annotations
 
 import builtins
+from bisect import bisect_left
 from collections.abc import Callable, Iterable
 from itertools import chain
 from typing import Any
@@ -31,6 +32,10 @@ class Distinct(FieldReducer):
         return None if found is None else [identity(found)]
 
     def combine(self, a: Any, b: Any) -> Any:
+        if len(b) == 1 or len(a) == 1:
+            many, one = (a, b[0]) if len(b) == 1 else (b, a[0])
+            at = bisect_left(many, one)
+            return many if at < len(many) and many[at] == one else [*many[:at], one, *many[at:]]
         return sorted({*a, *b})
 
     def fold(self, parts: Iterable[Any]) -> Any:

@@ -28,16 +28,15 @@ from collections.abc import Iterable
 from decimal import MAX_EMAX as _EMAX
 from decimal import MIN_EMIN as _EMIN
 from decimal import Context, Decimal, Inexact, Overflow, Subnormal, Underflow
-from fractions import Fraction
 from typing import Any
 
 from millstream.errors import HookError
 
 _LEAST, _MOST = -(2**63), 2**63 - 1
 _SAFE = 2**53  # ints up to here are floats without loss
+_MORE = 1.0 + 2.0**-40
 _DIGITS = 1_000
 _EXACTLY = Context(prec=_DIGITS, Emax=_EMAX, Emin=_EMIN, traps=[Inexact, Overflow, Underflow, Subnormal])
-_ROUNDED = Context(prec=28, Emax=_EMAX, Emin=_EMIN, traps=[])  # what Python starts with, whatever the program has set
 _NOTHING = (0, 0, 0)
 _fsum = math.fsum
 
@@ -47,7 +46,7 @@ class NotANumber(ValueError):
 
 
 def term(value: Any) -> Any:
-    """A number as a sum of one. A bool counts as 0 or 1."""
+    """A number as a sum of one; None as None. A bool counts as 0 or 1."""
     kind = value.__class__
     if kind is float:
         if value - value == 0.0:
@@ -55,6 +54,8 @@ def term(value: Any) -> Any:
         return _specials("float", (int(value > 0), int(value < 0), int(value != value)), 0)
     if kind is int:
         return value if _LEAST <= value <= _MOST else _packed(value)
+    if value is None:
+        return None
     if isinstance(value, float):
         return term(float.__float__(value))
     if isinstance(value, Decimal):
@@ -75,11 +76,11 @@ def plus(a: Any, b: Any) -> Any:
     ([2, 0.30000000000000004, -2.7755575615628914e-17], [3, 1.0], 1.5)
     """
     kind = b.__class__
+    if kind is float:
+        return _moved(a, b, 1)
     if kind is int and a.__class__ is int:
         x = a + b
         return x if _LEAST <= x <= _MOST else _packed(x)
-    if kind is float:
-        return _moved(a, b, 1)
     if a.__class__ is float:
         return _moved(b, a, 1)
     return _joined(a, b, 1)
@@ -112,7 +113,7 @@ def total(sums: Iterable[Any]) -> Any:
         parts = [part for part in parts if part is not None]
         kinds.discard(type(None))
     if kinds == {int}:
-        return _whole(builtins.sum(parts))
+        return whole(builtins.sum(parts))
     if kinds == {float}:
         made = _float_form(len(parts), parts)
     elif kinds and kinds <= {int, float, list}:
@@ -131,64 +132,14 @@ def shown(x: Any) -> Any:
     """A sum as a number: an int, a Decimal without rounding, or a float rounded once. Beyond the range of floats it is infinite."""
     kind = x.__class__
     if kind is list:
-        return x[1] if x[1].__class__ is float else _plain(x[1])
+        return x[1] if x[1].__class__ is float else plain(x[1])
     if kind is bytes:
         return int.from_bytes(x, "big", signed=True)
     if kind is Decimal:
-        return _plain(x)
+        return plain(x)
     if kind is dict:
-        return _special_shown(x) if "rest" in x else _divided(*_dyadic(x)[1:])
+        return _special_shown(x) if "rest" in x else quotient(*dyadic(x)[1:])
     return x
-
-
-def divided(x: Any, count: int) -> Any:
-    """A sum divided by a number, rounded once: a float, or of Decimals a Decimal of 28 digits. None if the number is 0.
-
-    >>> divided(plus(1, 2), 2), divided(Decimal("1"), 3)
-    (1.5, Decimal('0.3333333333333333333333333333'))
-    """
-    if count == 0:
-        return None
-    if x.__class__ is dict and "rest" in x:
-        return _special_shown(x)
-    if is_decimal(x):
-        return _plain(_ROUNDED.divide(shown(x), Decimal(count)))
-    _, m, e = _dyadic(x)
-    return _divided(m, e, count)
-
-
-def squared(x: Any) -> Any:
-    """The square of a sum of one."""
-    if x.__class__ is dict:
-        return _specials(x["of"], (x["inf"] + x["-inf"], 0, x["nan"]), 0)
-    if x.__class__ is Decimal:
-        return _decimal_form(1, _exactly(_EXACTLY.multiply, x, x))
-    n, m, e = _dyadic(x)
-    return _whole(m * m) if n == 0 else _dyadic_form(n, m * m, 2 * e)
-
-
-def deviation(count: int, x: Any, squares: Any) -> Any:
-    """The standard deviation of a sample, from exact sums and so rounded once; None below two. Of Decimals a Decimal of 28 digits."""
-    if count < 2:
-        return None
-    decimal = is_decimal(x)
-    if x.__class__ is dict and "rest" in x:
-        return Decimal("NaN") if decimal else math.nan
-    first, second = fraction(x), fraction(squares)
-    variance = (second * count - first * first) / (count * (count - 1))
-    if decimal:
-        wide = Context(prec=80, Emax=_EMAX, Emin=_EMIN, traps=[])
-        root = wide.sqrt(wide.divide(Decimal(variance.numerator), Decimal(variance.denominator)))
-        return _plain(_ROUNDED.plus(root))
-    return _root(variance.numerator, variance.denominator)
-
-
-def fraction(x: Any) -> Fraction:
-    """A sum without infinities and NaN as a fraction."""
-    if is_decimal(x):
-        return Fraction(shown(x))
-    _, m, e = _dyadic(x)
-    return Fraction(m << e) if e >= 0 else Fraction(m, 1 << -e)
 
 
 def is_decimal(x: Any) -> bool:
@@ -202,32 +153,46 @@ def is_decimal(x: Any) -> bool:
 def _moved(a: Any, v: float, by: int) -> Any:
     """A sum and a finite float; by: how many floats there are more."""
     kind = a.__class__
-    if kind is list and a[1].__class__ is float:
-        size, n, hi = len(a), a[0] + by, a[1]
-    elif kind is float:
-        size, n, hi = 2, 1 + by, a
-    elif kind is int and -_SAFE <= a <= _SAFE:
-        size, n, hi = 2, by, float(a)
-    else:
-        return _joined(a, v, 1, by)
-    if size <= 3:
+    if kind is list and len(a) == 3:
+        n, hi, lo = a
         s = hi + v
-        rest = s - hi
-        error = (hi - (s - rest)) + (v - rest)
-        if size == 3:
-            lo = a[2]
-            t = error + lo
-            rest = t - error
-            if (error - (t - rest)) + (lo - rest) == 0.0:  # NaN, if anything was beyond the range
-                hi = s + t
-                rest = hi - s
-                lo = (s - (hi - rest)) + (t - rest)
-                if n > 1 and lo - lo == 0.0:
-                    return [n, hi, lo] if lo else [n, hi]
-        elif n > 1 and error - error == 0.0:
-            return [n, s, error] if error else [n, s]
-    made = _float_form(n, [v, *_terms(a)])
-    return made if made is not None else _joined(a, v, 1, by)
+        part = s - hi
+        error = (hi - (s - part)) + (v - part)
+        t = error + lo
+        part = t - error
+        if (error - (t - part)) + (lo - part) == 0.0:  # not NaN, which comes of what is beyond the range
+            hi = s + t
+            part = hi - s
+            lo = (s - (hi - part)) + (t - part)
+            n += by
+            if n > 1 and lo == lo:
+                return [n, hi, lo] if lo else [n, hi]
+    elif kind is float or (kind is list and len(a) == 2 and a[1].__class__ is float):
+        n, hi = (1, a) if kind is float else a
+        s = hi + v
+        part = s - hi
+        lo = (hi - (s - part)) + (v - part)
+        n += by
+        if n > 1 and lo == lo:
+            return [n, s, lo] if lo else [n, s]
+    elif kind is list and len(a) == 4 and a[0] + by > 1:
+        s, error = _two(a[1], v)
+        t, error = _two(a[2], error)
+        u, error = _two(a[3], error)
+        if error == 0.0:
+            t, u = _two(t, u)
+            s, t = _two(s, t)
+            t, u = _two(t, u)
+            if s + t * _MORE == s:  # t is less than half a unit of s, so s is the nearest to all three
+                return [a[0] + by, s, t, u] if u else [a[0] + by, s, t] if t else [a[0] + by, s]
+    return _joined(a, v, 1, by)
+
+
+def _two(a: float, b: float) -> tuple[float, float]:
+    """The sum of two floats, rounded, and its error."""
+    s = a + b
+    part = s - a
+    return s, (a - (s - part)) + (b - part)
 
 
 def _float_form(n: int, terms: list[float]) -> Any:
@@ -249,7 +214,7 @@ def _counted(n: int, found: list[float]) -> Any:
     if n == 1 and len(found) == 1:
         return found[0]
     if n == 0 and all(x.is_integer() for x in found):
-        return _whole(builtins.sum(map(int, found)))
+        return whole(builtins.sum(map(int, found)))
     return [n, *found]
 
 
@@ -302,36 +267,41 @@ def _joined(a: Any, b: Any, sign: int, more: int | None = None) -> Any:
         raise HookError(
             f"a float and a Decimal cannot be summed exactly: {shown(a)!r} and {shown(b)!r}. Make them one type, with a function of the value."
         )
-    if (a.__class__ is dict and "rest" in a) or (b.__class__ is dict and "rest" in b):
+    if is_special(a) or is_special(b):
         return _special_joined(a, b, sign)
     if "Decimal" in kinds:
         n = _decimals(a) + sign * _decimals(b)
         return _decimal_form(n, _exactly(_EXACTLY.add if sign > 0 else _EXACTLY.subtract, _as_decimal(a), _as_decimal(b)))
-    na, ma, ea = _dyadic(a)
-    nb, mb, eb = _dyadic(b)
-    n = na + (sign * nb if more is None else more)
     if kinds == {"int"}:
-        return _whole(ma + sign * mb)
-    try:
-        made = _float_form(n, _terms(a) + [sign * x for x in _terms(b)]) if a.__class__ is not dict and b.__class__ is not dict else None
-    except OverflowError:
-        made = None
-    if made is not None:
-        return made
+        return whole(shown(a) + sign * shown(b))
+    if a.__class__ is not dict and b.__class__ is not dict:
+        n = _floats(a) + (sign * _floats(b) if more is None else more)
+        try:
+            made = _float_form(n, _terms(a) + ([-x for x in _terms(b)] if sign < 0 else _terms(b)))
+        except OverflowError:
+            made = None
+        if made is not None:
+            return made
+    na, ma, ea = dyadic(a)
+    nb, mb, eb = dyadic(b)
     e = min(ea, eb)
-    return _dyadic_form(n, (ma << (ea - e)) + sign * (mb << (eb - e)), e)
+    return dyadic_form(na + (sign * nb if more is None else more), (ma << (ea - e)) + sign * (mb << (eb - e)), e)
 
 
 def _kind(a: Any) -> str:
     kind = a.__class__
     if kind is int or kind is bytes:
         return "int"
-    if kind is dict and "rest" in a:
+    if is_special(a):
         return str(a["of"])
     return "Decimal" if kind is Decimal or (kind is list and a[1].__class__ is Decimal) else "float"
 
 
-def _dyadic(a: Any) -> tuple[int, int, int]:
+def _floats(a: Any) -> int:
+    return int(a[0]) if a.__class__ is list else int(a.__class__ is float)
+
+
+def dyadic(a: Any) -> tuple[int, int, int]:
     """n, m and e of a sum m·2^e of ints and floats."""
     kind = a.__class__
     if kind is int:
@@ -346,14 +316,14 @@ def _dyadic(a: Any) -> tuple[int, int, int]:
     return n, builtins.sum(m * (below // d) for m, d in pairs), 1 - below.bit_length()
 
 
-def _dyadic_form(n: int, m: int, e: int) -> Any:
+def dyadic_form(n: int, m: int, e: int) -> Any:
     """The form of m·2^e: floats, if they reach so far."""
     if m == 0:
         return _counted(n, [0.0])
     zeros = (m & -m).bit_length() - 1
     m, e = m >> zeros, e + zeros
     if n == 0 and e >= 0:
-        return _whole(m << e)
+        return whole(m << e)
     if e >= -1074:
         found = []
         left, unit = (m << e, 1) if e >= 0 else (m, 1 << -e)
@@ -369,7 +339,7 @@ def _dyadic_form(n: int, m: int, e: int) -> Any:
     return {"n": n, "m": m.to_bytes(m.bit_length() // 8 + 1, "big", signed=True), "e": e}
 
 
-def _whole(x: int) -> Any:
+def whole(x: int) -> Any:
     return x if _LEAST <= x <= _MOST else _packed(x)
 
 
@@ -377,24 +347,12 @@ def _packed(x: int) -> bytes:
     return x.to_bytes(x.bit_length() // 8 + 1, "big", signed=True)
 
 
-def _divided(m: int, e: int, by: int = 1) -> float:
+def quotient(m: int, e: int, by: int = 1) -> float:
     """m·2^e / by, rounded once."""
     try:
         return (m << e) / by if e >= 0 else m / (by << -e)
     except OverflowError:
         return math.inf if (m > 0) == (by > 0) else -math.inf
-
-
-def _root(n: int, d: int) -> float:
-    """The square root of n/d, rounded once: 54 bits and one that says whether anything is left are enough for that."""
-    shift = (n.bit_length() - d.bit_length() - 109) // 2
-    if shift >= 0:
-        top, bottom = n, d << 2 * shift
-    else:
-        top, bottom = n << -2 * shift, d
-    root = math.isqrt(top // bottom)
-    root |= root * root * bottom != top
-    return _divided(root, shift)
 
 
 # Decimals
@@ -428,16 +386,32 @@ def _as_decimal(a: Any) -> Decimal:
 def _decimal_form(n: int, x: Decimal) -> Any:
     if n == 1:
         return x
-    return _whole(int(x)) if n == 0 and x == x.to_integral_value() else [n, x]
+    exponent = x.as_tuple().exponent  # there are no zeros at the end: below 0, it is no integer
+    return whole(int(x)) if n == 0 and isinstance(exponent, int) and exponent >= 0 else [n, x]
 
 
-def _plain(x: Decimal) -> Decimal:
+def plain(x: Decimal) -> Decimal:
     """Without an exponent above 0, which normalizing gives: 100 and not 1E+2."""
     exponent = x.as_tuple().exponent
     return _EXACTLY.quantize(x, Decimal(1)) if isinstance(exponent, int) and exponent > 0 and x.adjusted() < 100 else x
 
 
+def decimal_square(x: Decimal) -> Any:
+    """The square of one."""
+    return _decimal_form(1, _exactly(_EXACTLY.multiply, x, x))
+
+
 # infinities and NaN
+
+
+def is_special(a: Any) -> bool:
+    """Whether an infinity or a NaN is among the terms."""
+    return a.__class__ is dict and "rest" in a
+
+
+def special_square(a: Any) -> Any:
+    """The square of one."""
+    return _specials(a["of"], (a["inf"] + a["-inf"], 0, a["nan"]), 0)
 
 
 def _specials(of: str, counts: tuple[int, int, int], rest: Any) -> Any:
@@ -447,7 +421,7 @@ def _specials(of: str, counts: tuple[int, int, int], rest: Any) -> Any:
 
 
 def _opened(a: Any) -> tuple[str | None, tuple[int, int, int], Any]:
-    if a.__class__ is dict and "rest" in a:
+    if is_special(a):
         return a["of"], (a["inf"], a["-inf"], a["nan"]), a["rest"]
     return None, _NOTHING, a
 

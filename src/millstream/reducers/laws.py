@@ -35,7 +35,7 @@ from millstream.reducers.base import Reducer
 from millstream.reducers.order import order_key
 
 _ALL_ORDERS = 5  # parts of which all orders are tried
-_TRIALS = 60
+_TRIALS = 40
 _PLAIN = (bool, int, float, str, bytes)
 _OPAQUE = (datetime, date, time, timedelta, Decimal, uuid.UUID)
 

@@ -15,6 +15,7 @@ from typing import Any
 from millstream.errors import DefinitionError
 from millstream.reducers import best, elements, extremes, sums
 from millstream.reducers.base import Reducer
+from millstream.reducers.order import order_key
 
 _MAKERS: dict[str, Callable[..., Reducer]] = {
     maker.__name__: maker
@@ -82,41 +83,50 @@ class Several(Reducer):
 
     def combine(self, a: Any, b: Any) -> Any:
         made = [y if x is None else x if y is None else member.combine(x, y) for member, x, y in zip(self._reducers, a, b, strict=False)]
-        if self._invertible:
-            made.append(self._counts(a[-1], b[-1], 1))
-        return made
-
-    def _counts(self, a: Any, b: Any, sign: int) -> Any:
-        if a.__class__ is int and b.__class__ is int:
-            return a + sign * b
-        size = len(self._reducers)
-        both = zip(a if a.__class__ is list else [a] * size, b if b.__class__ is list else [b] * size, strict=True)
-        return _evened([x + sign * y for x, y in both])
+        return self._counted(made, self._sum(a[-1], b[-1], 1)) if self._invertible else made
 
     def fold(self, parts: Iterable[Any]) -> Any:
         columns = list(zip(*[part for part in parts if part is not None], strict=True))
         if not columns:
             return None
         made = [member.fold(column) for member, column in zip(self._reducers, columns, strict=False)]
-        if self._invertible:
-            had = columns[-1]
-            if set(map(type, had)) == {int}:
-                made.append(builtins.sum(had))
-            else:
-                size = len(self._reducers)
-                made.append(
-                    _evened([builtins.sum(one) for one in zip(*[n if n.__class__ is list else [n] * size for n in had], strict=True)])
-                )
-        return made
+        if not self._invertible:
+            return made
+        had = columns[-1]
+        if set(map(type, had)) == {int}:
+            return self._counted(made, builtins.sum(had))
+        return self._counted(made, [builtins.sum(one) for one in zip(*map(self._listed, had), strict=True)])
 
     def _removed(self, total: Any, part: Any) -> Any:
-        had = self._counts(total[-1], part[-1], -1)
-        left = had if had.__class__ is list else [had] * len(self._reducers)
-        made = [
-            None if n == 0 else x if y is None else member.remove(x, y)  # type: ignore[misc]
-            for member, x, y, n in zip(self._reducers, total, part, left, strict=False)
-        ]
-        made.append(had)
+        made = []
+        for member, x, y in zip(self._reducers, total, part, strict=False):
+            if y is not None:
+                remove = member.remove
+                assert remove is not None
+                x = remove(remove(y, y) if x is None else x, y)
+            made.append(x)
+        return self._counted(made, self._sum(total[-1], part[-1], -1))
+
+    def _listed(self, had: Any) -> list[int]:
+        return had if had.__class__ is list else [had] * len(self._reducers)
+
+    def _sum(self, a: Any, b: Any, sign: int) -> Any:
+        if a.__class__ is int and b.__class__ is int:
+            return a + sign * b
+        return [x + sign * y for x, y in zip(self._listed(a), self._listed(b), strict=True)]
+
+    def _counted(self, made: list[Any], had: Any) -> list[Any]:
+        """A part with its counts. A member that has had nothing has nothing; unless as much has gone from it as came, and that was something else."""
+        if had.__class__ is int and had != 0:
+            made.append(had)
+            return made
+        counts = self._listed(had)
+        for at, (member, part) in enumerate(zip(self._reducers, made, strict=True)):
+            if counts[at] == 0 and part is not None and member.remove is not None:
+                nothing = member.remove(part, part)
+                if order_key(part) == order_key(nothing):
+                    made[at] = None
+        made.append(counts[0] if counts.count(counts[0]) == len(counts) else counts)
         return made
 
     def finish(self, total: Any) -> Any:
@@ -128,10 +138,6 @@ class Several(Reducer):
 
     def describe(self) -> str:
         return ", ".join(f"{name}={member.describe()}" for name, member in self.members.items())
-
-
-def _evened(had: list[int]) -> Any:
-    return had[0] if had.count(had[0]) == len(had) else had
 
 
 def as_reducer(positional: Any, named: Mapping[str, Any]) -> Reducer:

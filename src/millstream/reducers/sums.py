@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 from millstream.errors import HookError
-from millstream.reducers import exact
+from millstream.reducers import exact, moments
 from millstream.reducers.extremes import extreme, is_nan
 from millstream.reducers.fields import Chosen, FieldReducer, shortened
 
@@ -55,13 +55,8 @@ def count(field: Chosen = None, *, where: Callable[[Any], Any] | None = None) ->
 class Numbers(FieldReducer):
     """What reducers of numbers share."""
 
-    def term(self, value: Any) -> Any:
-        """The number of a value, as a sum of one; None if there is none."""
-        number = self.read(value)
-        return None if number is None else self.term_of(number)
-
-    def term_of(self, number: Any) -> Any:
-        """A number as a sum of one."""
+    def term(self, number: Any) -> Any:
+        """A number that was read, as a sum of one; None if there is none."""
         try:
             return exact.term(number)
         except exact.NotANumber as error:
@@ -73,20 +68,20 @@ class Sum(Numbers):
 
     name = "sum"
 
+    combine = staticmethod(exact.plus)
+    remove = staticmethod(exact.minus)
+    fold = staticmethod(exact.total)  # type: ignore[assignment]
+    finish = staticmethod(exact.shown)  # type: ignore[assignment]
+
     def lift(self, value: Any) -> Any:
-        return self.term(value)
+        try:
+            return exact.term(self.read(value))
+        except exact.NotANumber:
+            return self.term(self.read(value))  # which says more
 
-    def combine(self, a: Any, b: Any) -> Any:
-        return exact.plus(a, b)
-
-    def remove(self, total: Any, part: Any) -> Any:
-        return exact.minus(total, part)
-
-    def fold(self, parts: Iterable[Any]) -> Any:
-        return exact.total(parts)
-
-    def finish(self, total: Any) -> Any:
-        return exact.shown(total)
+    def add(self, total: Any, value: Any) -> Any:
+        part = self.lift(value)
+        return total if part is None else part if total is None else exact.plus(total, part)
 
 
 def sum(field: Chosen = None, *, where: Callable[[Any], Any] | None = None) -> Sum:
@@ -106,7 +101,7 @@ class Mean(Numbers):
     name = "mean"
 
     def lift(self, value: Any) -> Any:
-        x = self.term(value)
+        x = self.term(self.read(value))
         return None if x is None else [1, x]
 
     def combine(self, a: Any, b: Any) -> Any:
@@ -122,7 +117,7 @@ class Mean(Numbers):
         return [builtins.sum([part[0] for part in found]), exact.total([part[1] for part in found])]
 
     def finish(self, total: Any) -> Any:
-        return exact.divided(total[1], total[0])
+        return moments.divided(total[1], total[0])
 
 
 def mean(field: Chosen = None, *, where: Callable[[Any], Any] | None = None) -> Mean:
@@ -145,11 +140,11 @@ class Stats(Numbers):
         number = self.read(value)
         if number is None:
             return None
-        x = self.term_of(number)
+        x = self.term(number)
         if number.__class__ is bool:
             number = int(number)
         compared = None if is_nan(number) else number
-        return [1, compared, compared, x, exact.squared(x)]
+        return [1, compared, compared, x, moments.squared(x)]
 
     def combine(self, a: Any, b: Any) -> Any:
         return [
@@ -180,8 +175,8 @@ class Stats(Numbers):
             "min": least,
             "max": greatest,
             "sum": exact.shown(x),
-            "mean": exact.divided(x, count),
-            "stddev": exact.deviation(count, x, squares),
+            "mean": moments.divided(x, count),
+            "stddev": moments.deviation(count, x, squares),
         }
 
 

@@ -26,7 +26,7 @@ from millstream.errors import HookError
 from millstream.reducers import Reducer
 from millstream.views import totals
 from millstream.views.change import RESTATED, Document, unpacked
-from millstream.views.index import Index
+from millstream.views.index import ReferenceIndex
 from millstream.views.leaves import DoesNotReduce, Tree, depth, fold_all
 from millstream.views.sender import Sender, Sending
 
@@ -81,7 +81,7 @@ class ViewGroup(Sender):
         self.rules = rules
         self.reducer = rules.reducer
         self.inverts = rules.reducer.remove is not None
-        self.index = Index(rules.reducer)
+        self.index = ReferenceIndex(rules.reducer)
 
     def process_record(self, record: Record) -> None:
         message = unpacked(record.value, self.decode)

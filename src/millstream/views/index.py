@@ -50,7 +50,7 @@ def by_reference(reducer: Reducer) -> Reducer:
     return ByReference(reducer) if reducer.indexed else reducer
 
 
-class Index:
+class ReferenceIndex:
     """Which values of a part are counted by reference, and how they are told."""
 
     def __init__(self, reducer: Reducer) -> None:
