@@ -87,6 +87,7 @@ class Step:
         self.store = store
         self.times = times
         self.delta: dict[bytes, bytes | None] = {}
+        self.moved: dict[bytes, bytes | None] = {}  # the entries of timers and holds in it
         self.counts = Counts()
         self.has_maps = kind.is_map or bool(kind.map_fields)
         self.careful = False  # a hook of the key at hand has raised, or left a state that cannot be kept
@@ -361,7 +362,8 @@ class Step:
 
     def _write(self, row_key: bytes, row_entry: bytes, raw: bytes | None, row: Row | None) -> None:
         c, visit, kind, counts, delta = self.computation, self.visit, self.kind, self.counts, self.delta
-        low, wall = sorted(visit.low), sorted(visit.wall)
+        low = sorted(visit.low) if visit.low else []
+        wall = sorted(visit.wall) if visit.wall else []
         holds = sorted((hold, *of) for of, hold in visit.holds.items()) if visit.holds else []
         alive = bool(low or wall or holds)
         maps = self._maps() if self.has_maps else []
@@ -390,9 +392,11 @@ class Step:
         low_before = row.low[0][0] if row is not None and row.low else None
         if low_now != low_before:  # the index is kept on a key's earliest timer; written out here, because most keys have no other kind
             if low_before is not None:
-                delta[timer_entry(LOW_TIMER, low_before, row_key)] = None
+                entry = timer_entry(LOW_TIMER, low_before, row_key)
+                delta[entry] = self.moved[entry] = None
             if low_now is not None:
-                delta[timer_entry(LOW_TIMER, low_now, row_key)] = b""
+                entry = timer_entry(LOW_TIMER, low_now, row_key)
+                delta[entry] = self.moved[entry] = b""
         if wall or (row is not None and row.wall):
             self._index(WALL_TIMER, row_key, row.wall if row is not None else (), wall)
         if holds or (row is not None and row.holds):
@@ -417,9 +421,11 @@ class Step:
         new = now[0][0] if now else None
         if new != old:
             if old is not None:
-                self.delta[timer_entry(kind, old, row_key)] = None
+                entry = timer_entry(kind, old, row_key)
+                self.delta[entry] = self.moved[entry] = None
             if new is not None:
-                self.delta[timer_entry(kind, new, row_key)] = b""
+                entry = timer_entry(kind, new, row_key)
+                self.delta[entry] = self.moved[entry] = b""
 
     def _fire_low(self) -> None:
         """Fires the earliest low-watermark timer that is due, unless it was cancelled."""
@@ -452,9 +458,9 @@ class Step:
 
     def _earliest(self, kind: bytes, start: bytes) -> tuple[int | None, bytes | None]:
         """The earliest timer or hold left, and its row key: in the store and not deleted, or new in the delta."""
-        delta = self.delta
-        stored = next((e for e, _ in self.store.scan(start, after(kind)) if delta.get(e, b"") is not None), None)
-        fresh = min((e for e, value in delta.items() if value is not None and e.startswith(kind)), default=None)
+        moved = self.moved
+        stored = next((e for e, _ in self.store.scan(start, after(kind)) if moved.get(e, b"") is not None), None)
+        fresh = min((e for e, value in moved.items() if value is not None and e.startswith(kind)), default=None)
         first = min((entry for entry in (stored, fresh) if entry is not None), default=None)
         return (None, None) if first is None else (timer_time(first), timer_row_key(first))
 

@@ -301,8 +301,8 @@ class Visit:
     def finish_step(self) -> None:
         """Begins the end of the step: no key, and a cause that is as old as the oldest and as new as the newest of what was gathered."""
         self.begin(None, self.gatherer, None)
-        self.wall_time = max(timestamp for _, _, timestamp in self.gathered)
-        self.held = min(timestamp for _, _, timestamp in self.gathered)
+        times = [timestamp for _, _, timestamp in self.gathered]
+        self.wall_time, self.held = max(times), min(times)
         self.cause = Timer(self.wall_time, "", EPOCH)
 
     def next_low(self) -> Timer | None:

@@ -95,30 +95,30 @@ _WAYS: dict[str, Callable[..., Callable[[Document], Iterable[Document]]]] = {MAP
 
 
 def pairs_of(
-    view: str, links: Sequence[Link], by: Sequence[str] | Callable[[Document], Any], lift: Callable[[Document], Any]
+    view: str, links: Sequence[Link], by: Sequence[str] | Callable[[Document], Any], lift: Callable[[Any, Any], Any] | None
 ) -> Callable[[Sequence[Document]], Pairs]:
-    """A function that gives the pairs of the documents of one origin. lift: what of a mapped document travels."""
+    """A function that gives the pairs of the documents of one origin. lift: what of a value and its version travels; None: the value."""
     chain, group = linked(links), group_of(by)
     is_direct = not links
 
     def pairs(documents: Sequence[Document]) -> Pairs:
         found: Pairs = {}
-        for document in documents:
-            try:
+        document = documents[0]
+        try:
+            for document in documents:
                 for d in (document,) if is_direct else chain(document):
                     text = key_text(group(d))
-                    part = lift(d)
-                    parts = found.get(text)
-                    if parts is None:
-                        found[text] = [part]
+                    part = d.value if lift is None else lift(d.value, d.version)
+                    if text in found:
+                        found[text].append(part)
                     else:
-                        parts.append(part)
-            except BadKey as error:
-                raise MapFailed(
-                    view, document.key, f"its group: {error}. Give another `by`, or leave such documents out with `filter`"
-                ) from error
-            except Exception as error:
-                raise MapFailed(view, document.key, f"{type(error).__name__}: {error}") from error
+                        found[text] = [part]
+        except BadKey as error:
+            raise MapFailed(
+                view, document.key, f"its group: {error}. Give another `by`, or leave such documents out with `filter`"
+            ) from error
+        except Exception as error:
+            raise MapFailed(view, document.key, f"{type(error).__name__}: {error}") from error
         return found
 
     return pairs

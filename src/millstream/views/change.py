@@ -26,6 +26,7 @@ INSERT, UPDATE, REMOVE = 0, 1, 2  # how: what the sender knows of the contributi
 RESTATED = 4  # added to how: said again, to heal; whoever hears it says it again too
 
 _plain = msgspec.msgpack.Encoder().encode
+_plain_list = msgspec.msgpack.Decoder(list).decode
 
 
 class Document(msgspec.Struct, frozen=True, gc=False):
@@ -59,8 +60,8 @@ def unpacked(data: bytes, decode: Callable[[bytes], Any]) -> Bundle:
 
 
 class ViewCodec:
-    """How the states of views are kept: each state class packs itself, and entries of maps are bytes already. What is inside is msgpack, so that
-    whoever does not know the classes can read it."""
+    """How the states of views are kept: each state class packs itself into a list of its first fields (is_plain: of plain values and bytes), and entries
+    of maps are bytes already. What is inside is msgpack, so that whoever does not know the classes can read it."""
 
     def __init__(self, codec: Codec) -> None:
         self.name = codec.name
@@ -70,18 +71,16 @@ class ViewCodec:
         return self.of.encoder()
 
     def decoder(self, type: Any) -> Callable[[bytes], Any]:
-        unpack: Any = getattr(type, "unpack", None)
-        if unpack is None:
+        if not hasattr(type, "pack"):
             return _as_it_is
-        decode = self.of.decoder(object)
-        return lambda data: unpack(decode(data))
+        decode = _plain_list if type.is_plain else self.of.decoder(object)
+        return lambda data: type(*decode(data))
 
     def state_encoder(self, type: Any) -> Callable[[Any], bytes]:
         """States know what of them is kept."""
-        pack: Any = getattr(type, "pack", None)
-        if pack is None:
+        if not hasattr(type, "pack"):
             return _as_it_is
-        encode = self.of.encoder()
+        pack, encode = type.pack, _plain if type.is_plain else self.of.encoder()
         return lambda state: encode(pack(state))
 
 

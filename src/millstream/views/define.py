@@ -268,30 +268,18 @@ def compiled(relations: Sequence[Relation], codec: Codec) -> list[ComputationSpe
 
 def _wire_view(view: View, outlets: dict[str, list[Outlet]], inputs: dict[str, list[Input]]) -> None:
     mapped = view.of._of
-    lift = partial(_lifted_at, view.reducer) if view.reducer.wants_order else partial(_lifted, view.reducer)
+    lift = view.reducer.lift_at
     letters = f"{view.name}.dead-letters" if view.on_error == DEAD_LETTER else None
     stream = f"{view.name}~"
     outlets[mapped._of.name].append(Outlet(view.name, stream, mapped._links, view.of._by, lift, origins=view.origins, dead_letters=letters))
     inputs[view.name].append(Input(stream, PRODUCED, None if view.production == WEAK else view.production))
 
 
-def _lifted(reducer: Reducer, document: Document) -> Any:
-    return reducer.lift(document.value)
-
-
-def _lifted_at(reducer: Reducer, document: Document) -> Any:
-    return reducer.lift_at(document.value, document.version)
-
-
-def _bare(document: Document) -> Any:
-    return document.value
-
-
 def _wire_join(join: Joined, outlets: dict[str, list[Outlet]], inputs: dict[str, list[Input]]) -> None:
     left, right = join.left._of, join.right
     streams = [f"{join.name}~left", f"{join.name}~right"]
-    outlets[left._of.name].append(Outlet(join.name, streams[0], left._links, join.left._by, _bare))
-    outlets[right._of.name].append(Outlet(join.name, streams[1], right._links, (), _bare, right=True))
+    outlets[left._of.name].append(Outlet(join.name, streams[0], left._links, join.left._by))
+    outlets[right._of.name].append(Outlet(join.name, streams[1], right._links, right=True))
     inputs[join.name] += [Input(stream, PRODUCED) for stream in streams]
 
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import partial
+from operator import itemgetter
 from typing import Any
 
 import msgspec
@@ -110,9 +111,9 @@ def _path(given: Any) -> Callable[[Any], Any] | None:
     if given is None or callable(given):
         return given  # type: ignore[no-any-return]
     if isinstance(given, str):
-        return partial(_walk, tuple(given.split(".")))
+        return partial(_walk, tuple(given.split("."))) if "." in given else itemgetter(given)
     if isinstance(given, (list, tuple)) and given:
-        return partial(_several, tuple(partial(_walk, tuple(one.split("."))) for one in given))
+        return partial(_several, tuple(_path(one) for one in given))  # type: ignore[misc]
     raise DefinitionError(f"version={given!r}: give a field's name, a list of names, or a function of the row")
 
 
@@ -129,7 +130,7 @@ def _several(paths: Sequence[Callable[[Any], Any]], row: Any) -> list[Any]:
 
 
 def _flag(given: Any) -> Callable[[Any], Any] | None:
-    return given if given is None or callable(given) else partial(_walk, tuple(given.split(".")))
+    return given if given is None or callable(given) else _path(given)
 
 
 def _sorted(row: Any) -> Any:

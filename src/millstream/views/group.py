@@ -14,7 +14,7 @@ Rules
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from typing import Any
+from typing import Any, ClassVar
 
 import msgspec
 
@@ -50,13 +50,12 @@ class GroupRow(msgspec.Struct):
     nodes: MapState = msgspec.field(default_factory=MapState)
     restated: bool = False  # in this visit
 
+    is_plain: ClassVar[bool] = False
+
     def pack(self) -> list[Any]:
+        """What is kept of it."""
         kept = [self.generation, self.leaves, self.count, self.total, self.shown, self.inline]
         return [*kept, self.old, self.sizes] if self.sizes else [*kept, self.old] if self.old else kept
-
-    @classmethod
-    def unpack(cls, data: Sequence[Any]) -> GroupRow:
-        return cls(*data)
 
     def essence(self) -> Any:
         """What does not depend on how records fall into epochs."""
@@ -246,7 +245,7 @@ class ViewGroup(Sender):
             return
         was = [Document(self.key, value) for value in prev]
         now = was if prev == next else [Document(self.key, value) for value in next]
-        self.send(key_text(self.key), was, now, restated)
+        self.send(self.origin, was, now, restated)
         if prev != next:
             self.tally("changes")
             if bool(prev) != bool(next):
@@ -280,4 +279,4 @@ class ViewGroup(Sender):
 
     def _counted(self, row: GroupRow, n: int) -> None:
         if row.leaves:
-            self.tally(f"groups of depth {1 + depth(row.leaves)}", n)
+            self.tally(f"groups of depth {1 if self.inverts else 1 + depth(row.leaves)}", n)

@@ -12,7 +12,7 @@ Rules
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from typing import Any
+from typing import Any, ClassVar
 
 import msgspec
 
@@ -45,12 +45,11 @@ class JoinRow(msgspec.Struct):
     restated: set[str] = set()
     restated_right: bool = False
 
-    def pack(self) -> list[Any]:
-        return [self.right, self.count, self.inline, self.beside]
+    is_plain: ClassVar[bool] = False
 
-    @classmethod
-    def unpack(cls, data: Sequence[Any]) -> JoinRow:
-        return cls(*data)
+    def pack(self) -> list[Any]:
+        """What is kept of it."""
+        return [self.right, self.count, self.inline, self.beside]
 
     def essence(self) -> Any:
         """What does not depend on how records fall into epochs."""

@@ -30,7 +30,8 @@ CHANGES, LATEST = "changes", "latest"
 
 
 class Outlet(msgspec.Struct, frozen=True):
-    """A consumer of a sender's changes. stream: the way to it. links and by: its map; lift: what of a mapped document travels.
+    """A consumer of a sender's changes. stream: the way to it. links and by: its map; lift: what of a mapped value and its version travels; None: the
+    value itself.
 
     right: it takes the documents themselves, under their own keys (the right side of a join).
     """
@@ -39,7 +40,7 @@ class Outlet(msgspec.Struct, frozen=True):
     stream: str
     links: tuple[Link, ...] = ()
     by: Any = ()
-    lift: Callable[[Document], Any] = lambda document: document.value
+    lift: Callable[[Any, Any], Any] | None = None
     origins: bool = True
     right: bool = False
     dead_letters: str | None = None
@@ -74,6 +75,11 @@ class Sender(Computation):
         self.pairs: list[Callable[[Sequence[Document]], Pairs]] = [
             pairs_of(one.consumer, one.links, one.by, one.lift) for one in sending.outlets
         ]
+
+    @property
+    def origin(self) -> str:
+        """The row at hand, as consumers know it."""
+        return self._visit.row_key.decode()
 
     @property
     def is_swept(self) -> bool:

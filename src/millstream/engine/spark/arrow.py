@@ -229,10 +229,10 @@ def to_arrivals(table: Any, batches: dict[int, Batch], positions: Any) -> Arriva
     if positions is not ALL:
         keys = keys.take(pa.array(positions))
     coded = keys.dictionary_encode()
-    names = to_list(coded.dictionary)
-    ranked = sorted(range(len(names)), key=names.__getitem__)
+    ranked = pc.sort_indices(coded.dictionary)  # by bytes, which is the order of code points
+    names = to_list(coded.dictionary.take(ranked))
     rank = np.empty(len(names), dtype=np.int64)
-    rank[ranked] = np.arange(len(names))
+    rank[ranked.to_numpy()] = np.arange(len(names))
     codes = rank[coded.indices.to_numpy()]
     low = int(times.min())
     span = int(times.max()) - low + 1
@@ -251,7 +251,7 @@ def to_arrivals(table: Any, batches: dict[int, Batch], positions: Any) -> Arriva
     if len(batches) > 1:
         place = {route: at for at, route in enumerate(batches)}
         source = [place[route] for route in table.column("route").to_numpy()[where].tolist()]
-    return Arrivals([names[i] for i in ranked], bounds, times.tolist(), where.tolist(), list(batches.values()), source)
+    return Arrivals(names, bounds, times.tolist(), where.tolist(), list(batches.values()), source)
 
 
 def _break_ties(table: Any, where: Any, tied: Any, streams: dict[int, str]) -> None:
