@@ -12,10 +12,32 @@ import pytest
 from sparkkit import write
 
 import millstream as ms
+from millstream.core import builds
 
 pytestmark = pytest.mark.spark
 
 SCHEMA = "id long, name string, country string, age int, gone boolean, ts long"
+
+
+def name_of(row: Any) -> Any:
+    return row.value["name"]
+
+
+def first_letter(row: Any) -> Any:
+    return row.value["name"][0]
+
+
+def changed(work: Path, version: str, by: Any, more: bool) -> ms.Pipeline:
+    """A view in one version or another, and a new one beside it."""
+    pipeline = ms.Pipeline("people")
+    source = ms.sources.files(work / "users", schema=SCHEMA, format="json", max_files_per_epoch=1)
+    users = pipeline.table("users", source, key="id", version="ts", deleted="gone")
+    names = users.by(by).reduce(ms.count(), name="names", version=version)
+    pipeline.publish(names, ms.sinks.files(work / "changes", format="json"))
+    if more:
+        countries = users.by("country").reduce(ms.count(), name="countries")
+        pipeline.publish(countries, ms.sinks.files(work / "countries", format="json"))
+    return pipeline
 
 
 def people(work: Path) -> ms.Pipeline:
@@ -111,3 +133,27 @@ def test_views_are_what_sql_says_of_the_same_files(spark: Any, tmp_path: Path) -
     people(tmp_path).run(spark, checkpoint=tmp_path / "checkpoint", available_now=True, drain=False).await_termination()
     for view, rows in judged(tmp_path).items():
         assert published(tmp_path / view) == rows, view
+
+
+def test_a_changed_view_and_a_new_one_are_filled_beside_the_old(spark: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(builds, "FIRST_PORTION", 40)
+    monkeypatch.setattr(builds, "_portion", lambda portion, millis: 40)
+    options: dict[str, Any] = {"checkpoint": tmp_path / "checkpoint", "available_now": True, "drain": False, "quiet": True}
+    posts(tmp_path, files=2, each=300)
+    changed(tmp_path, "1", name_of, more=False).run(spark, **options).await_termination()
+    names = judged(tmp_path)["names"]
+    assert chained(tmp_path / "changes") == names
+    with pytest.raises(ms.errors.CheckpointError, match="view 'names': its code has changed"):
+        changed(tmp_path, "1", first_letter, more=False).run(spark, **options)
+    posts(tmp_path, files=3, each=300)
+    handle = changed(tmp_path, "2", first_letter, more=True).run(spark, **options)
+    handle.await_termination()
+    assert handle.status().fills == []
+    letters: dict[str, int] = {}
+    for name, n in judged(tmp_path)["names"].items():
+        letters[name[0]] = letters.get(name[0], 0) + n
+    assert chained(tmp_path / "changes") == letters  # every prev is what was shown before: the old build, then the new
+    assert chained(tmp_path / "countries") == {country: of["people"] for country, of in judged(tmp_path)["ages"].items()}
+    first = min(path.stem[-10:] for path in (tmp_path / "countries").glob("*.jsonl"))
+    rows = [json.loads(line) for path in (tmp_path / "countries").glob(f"*{first}.jsonl") for line in path.read_text().splitlines()]
+    assert {row["key"] for row in rows if row["value"]["prev"] is None} == {"de", "fr", "it"}  # a new view shows itself whole, in one epoch

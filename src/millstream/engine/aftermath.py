@@ -50,7 +50,13 @@ def manifest_after(
         for name, part in receipt.parts.items():
             sinks.setdefault(name, []).append(part)
     pending = [parcel for receipt in receipts for parcel in receipt.parcels]
-    over = not pending and all(c.low_watermark == END and shard.next_low is None for c in computations.values() for shard in c.shards)
+    builds = _builds(plan, receipts)
+    filled = not any(build.is_filling for build in builds.values())
+    over = (
+        filled
+        and not pending
+        and all(c.low_watermark == END and shard.next_low is None for c in computations.values() for shard in c.shards)
+    )
     batch = plan.ranges.batch
     return Manifest(
         epoch=plan.epoch,
@@ -69,7 +75,7 @@ def manifest_after(
         refused=(before.refused if before is not None else 0) + refused,
         outside=_outside(before) + 1 if batch is None else plan.epoch - batch,
         settle=plan.settles,
-        builds=_builds(plan, receipts),
+        builds=builds,
     )
 
 

@@ -59,6 +59,21 @@ class InjectorStatus(msgspec.Struct):
     sub_sources: dict[str, int] = {}
 
 
+class FillStatus(msgspec.Struct):
+    """A view that is being filled: by how many rows of those it derives from, of how many, and how fast. what: "waiting", "filling" or "switching"."""
+
+    name: str
+    generation: int
+    what: str
+    rows: int
+    of: int
+    rows_per_second: float
+
+    def __str__(self) -> str:
+        share = f"{100 * self.rows // self.of} %" if self.of else "0 %"
+        return f"{self.what} {self.name}, {share} of {self.of:,} rows, {self.rows_per_second:,.0f} rows/s"
+
+
 class Status(msgspec.Struct):
     """A pipeline at a glance. Speeds are over the last epochs that had records.
 
@@ -78,6 +93,7 @@ class Status(msgspec.Struct):
     edges: dict[str, EdgeState] = {}
     run: str = ""
     refused: int = 0
+    fills: list[FillStatus] = []  # views that are being filled beside what they show
     waits_for: str = ""  # the input that a running pipeline has not had for some seconds
     parts: dict[str, dict[str, Any]] = {}  # while it runs, what its parts say of themselves: sources, sinks, folds, replicas, log
 
@@ -181,4 +197,20 @@ def status_of(pipeline: str, manifest: Manifest | None, recent: Sequence[EpochSt
         edges=manifest.edges,
         run=manifest.token,
         refused=manifest.refused,
+        fills=_fills(manifest),
     )
+
+
+def _fills(manifest: Manifest) -> list[FillStatus]:
+    producers = {stream: name for name, c in manifest.computations.items() for stream in c.streams}
+    found = []
+    for name, build in manifest.builds.items():
+        if not build.is_filling or name not in manifest.computations:
+            continue
+        senders = {producers[stream] for stream in manifest.computations[name].feeds if stream in producers}
+        waits = any(manifest.builds[sender].is_filling for sender in senders if sender in manifest.builds)
+        of = sum(shard.keys for sender in senders for shard in manifest.computations[sender].shards)
+        seconds = max(1, manifest.now - build.began) / 1000
+        what = "waiting" if waits else "switching" if build.is_swept else "filling"
+        found.append(FillStatus(name, build.generation, what, min(build.swept, of), of, build.swept / seconds))
+    return found

@@ -95,6 +95,7 @@ def line(status: Status) -> str:
     parts += [_count(dropped, "duplicate") + " dropped"] if dropped else []
     parts += [f"{waiting:,} waiting"] if waiting else []
     parts += [_count(dead, "dead letter")] if dead else []
+    parts += [str(one) for one in status.fills]
     parts += [f"stored: {name}" for name, edge in status.edges.items() if edge.stored]
     return f"{status.pipeline}: " + ", ".join(parts)
 
@@ -107,6 +108,7 @@ def changes(status: Status) -> tuple[Any, ...]:
         status.records,
         tuple((c.low_watermark, c.keys, c.timers, c.records, c.fired, c.produced, c.waiting) for c in status.computations),
         tuple(name for name, edge in status.edges.items() if edge.stored),
+        tuple((one.name, one.what, one.rows) for one in status.fills),
     )
 
 
@@ -119,6 +121,12 @@ def _details(status: Status) -> list[RenderableType]:
     checked = [c for c in status.computations if c.dedup is not None]
     if checked:
         parts += ["", _Deduplication(checked)]
+    if status.fills:
+        rows = [
+            (one.name, f"{one.what} build {one.generation}: {one.rows:,} of {one.of:,} rows, {one.rows_per_second:,.0f} rows/s")
+            for one in status.fills
+        ]
+        parts += ["", _pairs("view", "being filled", rows)]
     counted = [(c.name, ", ".join(f"{name} {n:,}" for name, n in sorted(c.tallies.items()))) for c in status.computations if c.tallies]
     if counted:
         parts += ["", _pairs("computation", "counted", counted)]
