@@ -6,7 +6,7 @@ STAMP := $(VENV)/.installed
 DEMO_STAMP := $(VENV)/.installed-demo
 ARGS ?=
 
-.PHONY: setup demo test quick check bench bench-quick soak java clean
+.PHONY: setup demo demo-views test quick check bench bench-quick soak java clean
 
 setup: java $(STAMP)
 	@echo "ready: . $(VENV)/bin/activate for the millstream command, or make demo"
@@ -26,6 +26,9 @@ java:
 # make demo ARGS=--small is shorter
 demo: java $(DEMO_STAMP)
 	@$(BIN)/millstream demo --output demo-output $(ARGS)
+
+demo-views: java $(DEMO_STAMP)
+	@$(BIN)/millstream demo-views --output demo-views-output $(ARGS)
 
 check: $(STAMP)
 	$(BIN)/ruff check src tests benchmarks examples scripts
@@ -50,4 +53,4 @@ bench-quick: setup
 	$(BIN)/python -m benchmarks.throughput --quick
 
 clean:
-	rm -rf $(VENV) demo-output .mypy_cache .ruff_cache .pytest_cache
+	rm -rf $(VENV) demo-output demo-views-output .mypy_cache .ruff_cache .pytest_cache

@@ -1,4 +1,4 @@
-"""`millstream demo`: the Zeitgeist demo."""
+"""`millstream demo`, the Zeitgeist demo, and `millstream demo-views`."""
 
 from __future__ import annotations
 
@@ -16,6 +16,22 @@ def add_command(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -
     demo.add_argument("--small", action="store_true", help="a fifth of the queries, and one kill instead of two")
     demo.add_argument("--fresh", action="store_true", help="begin anew, also where the last demo was interrupted")
     demo.set_defaults(command=_demo)
+
+    people = commands.add_parser(
+        "demo-views",
+        help="run the demo of views",
+        description="Keeps totals over users who change, while its drivers are killed, and has DuckDB check them.",
+    )
+    people.add_argument("--output", metavar="DIR", type=Path, default=Path("people"), help="where everything goes (people)")
+    people.add_argument("--seed", metavar="N", type=int, default=7, help="another seed is another world (7)")
+    people.add_argument("--small", action="store_true", help="a fifth of the users")
+    people.set_defaults(command=_people)
+
+
+def _people(args: argparse.Namespace) -> int:
+    from millstream.demo.people.run import run
+
+    return run(output=args.output, seed=args.seed, small=args.small)
 
 
 def _demo(args: argparse.Namespace) -> int:
