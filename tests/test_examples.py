@@ -126,6 +126,21 @@ def test_zeitgeist(here: Path) -> None:
     assert (len(made.matched), made.recall, made.precision) == (6, 1.0, 1.0)
 
 
+def test_names(here: Path) -> None:
+    pipeline = load("names")["pipeline"]
+    runner = ms.testing.LocalRunner(pipeline)
+    source = pipeline.topology().injectors["users"].source.path
+    for file in sorted(Path(source).iterdir()):
+        runner.push("users", *[json.loads(line) for line in file.read_text().splitlines()])
+        runner.epoch()
+    changes = [(key, change["prev"], change["next"]) for key, change, _ in runner.output("names~told")]
+    assert ("Sue", 33, 33) not in changes and ("Joe", 4, 5) not in changes  # nobody hears of Joe
+    assert ("Tod", 1, 2) in changes and ("Sam", 1, None) in changes
+    assert runner.view("names") == {"Sue": 32, "Joe": 4, "Tod": 2, "Bob": 2}
+    assert runner.view("sizes") == {"common": {"names": 1, "people": 32}, "rare": {"names": 3, "people": 8}}
+    runner.check()
+
+
 @pytest.mark.spark
 def test_dead_letters_on_spark(here: Path) -> None:
     command = [sys.executable, str(ROOT / "examples" / "dead_letters.py")]
