@@ -61,6 +61,7 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--per-file", type=int, default=200_000, help="updates in a file, and so in an epoch (200,000)")
     parser.add_argument("--window-files", type=int, default=6, help="files of the window job (6)")
     parser.add_argument("--largest", type=int, default=1_000_000, help="contributions of the largest group (1,000,000)")
+    parser.add_argument("--pathway", default=sys.executable, help="a Python that has Pathway, for the part of that name (this one)")
     parser.add_argument("--only", default=",".join(PARTS), help=f"parts ({','.join(PARTS)})")
     options = parser.parse_args()
     unknown = [name for name in options.only.split(",") if name not in PARTS]
@@ -149,7 +150,7 @@ def _on_spark(options: argparse.Namespace, parts: list[str], root: Path) -> dict
     print(f"making {options.users:,} users and {options.files * options.per_file:,} updates", flush=True)
     load, truth = make(root / "data", options.users, options.names, options.files, options.per_file)
     if parts == ["pathway"]:
-        return _pathway(root / "data", load, truth, None)
+        return _pathway(options.pathway, root / "data", load, truth, None)
     spark = jobs.session()
     with cpu.meter(spark) as meter:
         print("warming up", flush=True)
@@ -167,7 +168,7 @@ def _on_spark(options: argparse.Namespace, parts: list[str], root: Path) -> dict
             result.update(_rebuild(spark, root, options))
     spark.stop()
     if "pathway" in parts:
-        result.update(_pathway(root / "data", load, truth, whole))
+        result.update(_pathway(options.pathway, root / "data", load, truth, whole))
     return result
 
 
@@ -334,16 +335,15 @@ class Files(pw.io.python.ConnectorSubject):
     def run(self):
         for at, path in enumerate(sorted(glob.glob(folder + "/part-0*.parquet"))):
             if at == load:
-                self.commit(); time.sleep(0.2); marks.append((time.time(), time.process_time(), seen[0]))
+                self.commit(); time.sleep(0.2); marks.append((time.time(), time.process_time()))
             t = pq.read_table(path)
             for id, name, ts in zip(t["id"].to_pylist(), t["name"].to_pylist(), t["ts"].to_pylist()):
                 if ts <= newest.get(id, -1): continue
                 newest[id] = ts
                 self.next(id=id, name=name, ts=ts)
             self.commit()
-        total.append(sum(1 for _ in ()))
-marks, newest, total, seen, state = [], {}, [], [0], {}
-t = pw.io.python.read(Files(), schema=S, autocommit_duration_ms=None)
+marks, newest, state = [], {}, {}
+t = pw.io.python.read(Files(session_type="upsert"), schema=S, autocommit_duration_ms=None)
 counts = t.groupby(pw.this.name).reduce(pw.this.name, n=pw.reducers.count())
 def on(key, row, time, is_addition):
     if is_addition: state[row["name"]] = row["n"]
@@ -354,17 +354,15 @@ print(json.dumps([time.time() - marks[0][0], time.process_time() - marks[0][1], 
 """
 
 
-def _pathway(folder: Path, load: int, truth: dict[str, int], ours: Measured | None) -> dict[str, float]:
+def _pathway(python: str, folder: Path, load: int, truth: dict[str, int], ours: Measured | None) -> dict[str, float]:
     """Pathway's upsert and count, in a process of its own."""
-    try:
-        import pathway  # noqa: F401
-    except ImportError:
-        print("Pathway is not installed (pip install pathway): no comparison", flush=True)
+    if subprocess.run([python, "-c", "import pathway"], capture_output=True).returncode:
+        print(f"{python} has no Pathway: no comparison. Give one that has with --pathway", flush=True)
         return {}
     for path in folder.glob("part-1*.parquet"):
         path.unlink()
     updates = sum(pq.ParquetFile(path).metadata.num_rows for path in sorted(folder.glob("part-0*.parquet"))[load:])
-    told = subprocess.run([sys.executable, "-c", _PATHWAY, str(folder), str(load)], capture_output=True, text=True, env=_two_threads())
+    told = subprocess.run([python, "-c", _PATHWAY, str(folder), str(load)], capture_output=True, text=True, env=_two_threads())
     if told.returncode:
         print(told.stderr[-2000:], flush=True)
         return {}

@@ -10,6 +10,7 @@ Rules
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
+from functools import partial
 from typing import Any
 
 from millstream.core.delivery import field_of
@@ -41,9 +42,13 @@ def group_of(by: Sequence[str] | Callable[[Document], Any]) -> Callable[[Documen
     if not names:
         return lambda document: ""
     if len(names) == 1:
-        name = names[0]
-        return lambda document: _field(document.value, name)
+        return partial(_only_field, names[0])
     return lambda document: tuple([_field(document.value, name) for name in names])
+
+
+def _only_field(name: str, document: Document) -> Any:
+    value = document.value
+    return value[name] if value.__class__ is dict and name in value else _field(value, name)
 
 
 def _field(value: Any, name: str) -> Any:
@@ -122,6 +127,27 @@ def pairs_of(
         return found
 
     return pairs
+
+
+def single_of(
+    view: str, links: Sequence[Link], by: Sequence[str] | Callable[[Document], Any], lift: Callable[[Any, Any], Any] | None
+) -> Callable[[Document], tuple[str, Any]] | None:
+    """The same for a map that gives every document exactly one pair; None if it does not."""
+    if links:
+        return None
+    group = group_of(by)
+
+    def single(document: Document) -> tuple[str, Any]:
+        try:
+            return key_text(group(document)), document.value if lift is None else lift(document.value, document.version)
+        except BadKey as error:
+            raise MapFailed(
+                view, document.key, f"its group: {error}. Give another `by`, or leave such documents out with `filter`"
+            ) from error
+        except Exception as error:
+            raise MapFailed(view, document.key, f"{type(error).__name__}: {error}") from error
+
+    return single
 
 
 def check_link(kind: str, f: Any, who: str) -> Link:

@@ -41,22 +41,15 @@ class Document(msgspec.Struct, frozen=True, gc=False):
     version: Any = None
 
 
-class Bundle(msgspec.Struct):
-    """What goes to one group."""
-
-    generation: int
-    entries: Sequence[Any]
-
-
 def packed(generation: int, entries: Sequence[bytes]) -> bytes:
     """A message of entries that are encoded already (rule 1)."""
     return b"".join((b"\xdd", (len(entries) + 1).to_bytes(4, "big"), _plain(generation), *entries))
 
 
-def unpacked(data: bytes, decode: Callable[[bytes], Any]) -> Bundle:
-    """The message that `packed` made."""
+def unpacked(data: bytes, decode: Callable[[bytes], Any]) -> tuple[int, list[Any]]:
+    """The generation and the entries of a message that `packed` made."""
     generation, *entries = decode(data)
-    return Bundle(generation, entries)
+    return generation, entries
 
 
 class ViewCodec:

@@ -70,40 +70,40 @@ def reader(table: str, feed: Feed, version: Any, is_sorted: bool) -> Reads:
     """A function that reads records of a feed. version: a field, several, a function of the row; None: the feed's own, or none. is_sorted: fields are put
     in order, where several sources may bring them in different ones."""
     if feed.kind == "debezium":
-        return partial(_debezium, table, feed, _path(version or feed.version), is_sorted)
-    return partial(_upsert, table, _path(version), _flag(feed.deleted), is_sorted)
+        return _debezium(table, feed, _path(version or feed.version), is_sorted)
+    return _upserts(table, _path(version), _path(feed.deleted), is_sorted)
 
 
-def _upsert(
-    table: str, version: Callable[[Any], Any] | None, deleted: Callable[[Any], Any] | None, is_sorted: bool, record: Record
-) -> tuple[Any, Any, bool]:
-    row = record.value
-    if row is None:
-        return None, _said(table, version, row) if version is not None else None, True
-    is_gone = bool(deleted(row)) if deleted is not None else False
-    said = _said(table, version, row) if version is not None else None
-    return (None if is_gone else _sorted(row) if is_sorted else row), said, is_gone
+def _upserts(table: str, version: Callable[[Any], Any] | None, deleted: Callable[[Any], Any] | None, is_sorted: bool) -> Reads:
+    def read(record: Record) -> tuple[Any, Any, bool]:
+        row = record.value
+        try:
+            said = None if version is None else version(row)
+            is_gone = row is None or (deleted is not None and bool(deleted(row)))
+        except (KeyError, TypeError, AttributeError) as error:
+            raise InputError(
+                f"table {table!r}: the version or the deletion of {row!r} cannot be read: {type(error).__name__}: {error}"
+            ) from error
+        return (None if is_gone else _sorted(row) if is_sorted else row), said, is_gone
+
+    return read
 
 
-def _debezium(table: str, feed: Feed, version: Callable[[Any], Any] | None, is_sorted: bool, record: Record) -> tuple[Any, Any, bool]:
-    row = record.value if feed.envelope is None else record.value[feed.envelope]
-    if not isinstance(row, dict) or "op" not in row or "after" not in row:
-        raise InputError(
-            f"table {table!r}: no change event of Debezium: {row!r}. It has `op`, `before`, `after` and `source`; see value= of debezium()."
-        )
-    is_gone = row["op"] == "d" or row["after"] is None
-    return (
-        (None if is_gone else _sorted(row["after"]) if is_sorted else row["after"]),
-        _said(table, version, row) if version else None,
-        is_gone,
-    )
+def _debezium(table: str, feed: Feed, version: Callable[[Any], Any] | None, is_sorted: bool) -> Reads:
+    def read(record: Record) -> tuple[Any, Any, bool]:
+        row = record.value if feed.envelope is None else record.value[feed.envelope]
+        if not isinstance(row, dict) or "op" not in row or "after" not in row:
+            raise InputError(
+                f"table {table!r}: no change event of Debezium: {row!r}. It has `op`, `before`, `after` and `source`; see value= of debezium()."
+            )
+        try:
+            said = None if version is None else version(row)
+        except (KeyError, TypeError, AttributeError) as error:
+            raise InputError(f"table {table!r}: the version of {row!r} cannot be read: {type(error).__name__}: {error}") from error
+        is_gone = row["op"] == "d" or row["after"] is None
+        return (None if is_gone else _sorted(row["after"]) if is_sorted else row["after"]), said, is_gone
 
-
-def _said(table: str, version: Callable[[Any], Any], row: Any) -> Any:
-    try:
-        return version(row)
-    except (KeyError, TypeError, AttributeError) as error:
-        raise InputError(f"table {table!r}: the version of {row!r} cannot be read: {type(error).__name__}: {error}") from error
+    return read
 
 
 def _path(given: Any) -> Callable[[Any], Any] | None:
@@ -127,10 +127,6 @@ def _walk(names: Sequence[str], row: Any) -> Any:
 
 def _several(paths: Sequence[Callable[[Any], Any]], row: Any) -> list[Any]:
     return [path(row) for path in paths]
-
-
-def _flag(given: Any) -> Callable[[Any], Any] | None:
-    return given if given is None or callable(given) else _path(given)
 
 
 def _sorted(row: Any) -> Any:

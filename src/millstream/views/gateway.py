@@ -111,12 +111,12 @@ class Gateway(Sender):
             self.unsay(self.origin, [Document(self.key, self.decode(body), version)])
 
     def finish_key(self) -> None:
-        state = self.state
-        if not state.has_new and not state.restated and not self.is_swept:
+        state, is_swept = self.state, self.is_swept
+        if not state.has_new and not state.restated and not is_swept:
             return
         before, body = state.body, state.new_body if state.has_new else state.body
         version = state.new_version if state.has_new else state.version
-        if before != body or state.restated or self.is_swept:
+        if before != body or state.restated or is_swept:
             key = self.key
             prev = [] if before is None else [Document(key, self.decode(before), state.version)]
             next = prev if body == before else [] if body is None else [Document(key, self.decode(body), version)]
@@ -131,7 +131,8 @@ class Gateway(Sender):
             self._bury()
         elif state.has_new and before is None and state.version is not None:
             self.cancel_timer(TOMBSTONE, kind=WALL_CLOCK)
-        self.state = Kept(version if self.rules.versioned and (body is not None or version is not None) else None, body)
+        state.version, state.body = version if self.rules.versioned else None, body
+        state.has_new, state.new_version, state.new_body, state.restated = False, None, None, False
 
     def documents(self, key: Any, state: Kept) -> Iterator[tuple[str, list[Document]]]:
         if state.body is not None:

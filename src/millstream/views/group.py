@@ -83,16 +83,16 @@ class ViewGroup(Sender):
         self.index = ReferenceIndex(rules.reducer)
 
     def process_record(self, record: Record) -> None:
-        message = unpacked(record.value, self.decode)
+        generation, entries = unpacked(record.value, self.decode)
         row = self.state
-        if message.generation > row.generation:
-            self._begin_anew(row, message.generation)
-        elif message.generation < row.generation:
+        if generation > row.generation:
+            self._begin_anew(row, generation)
+        elif generation < row.generation:
             return  # of a build that has been given up
         if self.rules.origins:
-            self._set(row, message.entries)
+            self._set(row, entries)
         else:
-            self._add(row, message.entries)
+            self._add(row, entries)
 
     def _begin_anew(self, row: GroupRow, generation: int) -> None:
         if row.generation:

@@ -75,7 +75,7 @@ class Join(Sender):
     def process_record(self, record: Record) -> None:
         row = self.state
         if record.stream == self.rules.left:
-            for origin, how, values in unpacked(record.value, self.decode).entries:
+            for origin, how, values in unpacked(record.value, self.decode)[1]:
                 self._put(row, origin, values, how & RESTATED != 0)
         else:
             _, how, *right = self.decode(record.value)

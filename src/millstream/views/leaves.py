@@ -15,8 +15,8 @@ Rules
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
-from hashlib import blake2b
 from typing import Any, Protocol
+from zlib import crc32
 
 from millstream.reducers import Reducer
 
@@ -24,6 +24,8 @@ LOAD = 8  # contributions per leaf, at most on average
 LEAST = 3  # and at least
 FAN = 32  # children per node
 MOST_BYTES = 64 * 1024  # of a node: a reducer that does not reduce makes them larger
+
+_MIX = 0x9E3779B97F4A7C15
 
 Leaf = dict[str, list[Any]]
 
@@ -41,8 +43,8 @@ class DoesNotReduce(ValueError):
 
 
 def hashed(origin: str) -> int:
-    """Rule 4."""
-    return int.from_bytes(blake2b(origin.encode(), digest_size=8).digest(), "little")
+    """Rule 4: CRC-32, multiplied so that its low bits follow from all of its bits."""
+    return crc32(origin.encode()) * _MIX >> 24 & 0xFFFFFFFF
 
 
 def leaf_of(hash: int, leaves: int) -> int:
@@ -88,6 +90,7 @@ class Tree:
         self._decode = decode
         self._loaded: dict[int, Leaf] = {}
         self._dirty: dict[int, None] = {}
+        self._mask = (1 << leaves.bit_length()) - 1  # of as many leaves as there are until `resize`
         self._stands = leaves  # how many leaves the entries say there are
         self._gone: list[int] = []  # leaves that were merged away
 
@@ -105,8 +108,12 @@ class Tree:
 
     def put(self, origin: str, parts: list[Any] | None) -> list[Any] | None:
         """Sets the contribution of an origin, or removes it; gives what it was."""
-        at = leaf_of(hashed(origin), self.leaves)
-        leaf = self.leaf(at)
+        at = (crc32(origin.encode()) * _MIX >> 24) & self._mask  # hashed and leaf_of, written out: once per contribution
+        if at >= self.leaves:
+            at -= self._mask + 1 >> 1
+        leaf = self._loaded.get(at)
+        if leaf is None:
+            leaf = self.leaf(at)
         old = leaf.get(origin)
         if parts == old:
             return old
