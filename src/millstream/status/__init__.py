@@ -2,6 +2,8 @@
 
     report      a status, worked out from a manifest and the last epochs
     inspect     a checkpoint made readable
+    tables      tables, views and joins of a checkpoint, read without the code that made them
+    columns     values of any kind as columns of Arrow
     view, html  for terminals, for notebooks
     narrator    what a run says while it goes on
 

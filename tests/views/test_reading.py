@@ -1,0 +1,225 @@
+"""Reading tables, views and joins of a checkpoint without the code that made them; as Arrow, as dicts, from the command line."""
+
+from __future__ import annotations
+
+import datetime
+import json
+import random
+from decimal import Decimal
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from test_model import Model, pipeline_of
+from viewkit import SCHEMA, Recorded, user
+
+import millstream as ms
+from effort import some
+from millstream.state.manifest import ManifestLog
+from millstream.status import tables
+from millstream.status.columns import column, is_mixed
+
+
+def people(version: int = 1, by: Any = "name") -> ms.Pipeline:
+    pipeline = ms.Pipeline("people")
+    users = pipeline.table("users", ms.sources.files("in/", schema=SCHEMA), key="id", version="ts", deleted="gone")
+    names = users.by(by).reduce(ms.count(), name="names", version=version)
+    users.by("name", "age").reduce(name="both", n=ms.count(), oldest=ms.max("age"))
+    names.by(lambda row: row.value).reduce(ms.count(), name="sizes", origins=False)
+    users.by("age").join(users, name="pairs", how="left")
+    pipeline.compute(Own, users.changes, key=None)
+    return pipeline
+
+
+class Own(ms.Computation):
+    State = int
+
+    def process_record(self, record: ms.Record) -> None:
+        self.state += 1
+
+
+@pytest.fixture(scope="module")
+def recorded() -> Recorded:
+    found = Recorded(people())
+    found.push(user(7, "Sue"), user(8, "Sue", 8), user(9, "Ann", ts=3), user(10, "Tod"))
+    found.epoch()
+    found.push(user(9, "Ánn", ts=4), user(10, "", ts=5, gone=True))
+    found.epoch()
+    return found
+
+
+def read(recorded: Recorded, name: str, epoch: int | None = None, **how: Any) -> list[tables.ShownRow]:
+    return tables.at(recorded.log, epoch, lambda cut: list(tables.shown(cut, name, **how)))
+
+
+# --- against what the local engine shows
+
+
+@pytest.mark.parametrize("inline", [1024, 0])
+@pytest.mark.parametrize("seed", range(some(12)))
+def test_what_is_read_is_what_the_local_engine_shows(seed: int, inline: int) -> None:
+    dice = random.Random(seed)
+    model = Model(dice, ids=40, names=4)
+    recorded = Recorded(pipeline_of(True, inline), shards=dice.randint(1, 3))
+    for _ in range(5):
+        recorded.push(*[model.post() for _ in range(dice.randrange(40))])
+        recorded.epoch()
+    views = ["users", "names", "sums", "tags", "sizes", "least", "all", "some", "pairs", "inner", "friends"]
+    for name in views:
+        assert tables.by_key(read(recorded, name)) == recorded.runner.view(name), name
+    for group in recorded.runner.view("names"):
+        found = tables.at(recorded.log, None, lambda cut, group=group: tables.given(cut, "names", group))  # type: ignore[misc]
+        assert found == recorded.runner.contributions("names", group) and len(found) == recorded.runner.view("names", group)
+    assert {row.key: row.version for row in read(recorded, "users")} == {id: row["ts"] for id, row in model.users.items()}
+
+
+def test_keys_prefixes_limits_and_epochs(recorded: Recorded) -> None:
+    assert [tuple(row) for row in read(recorded, "names")] == [("Sue", 2, None), ("Ánn", 1, None)]
+    assert tables.by_key(read(recorded, "names", epoch=0)) == {"Ann": 1, "Sue": 2, "Tod": 1}
+    assert tables.by_key(read(recorded, "names", key="Sue")) == {"Sue": 2} and read(recorded, "names", key="Ann") == []
+    assert tables.by_key(read(recorded, "names", epoch=0, prefix="A")) == {"Ann": 1}
+    assert tables.by_key(read(recorded, "names", prefix="Á")) == {"Ánn": 1}
+    assert tables.by_key(read(recorded, "both", prefix=("Sue",))) == {
+        ("Sue", 8): {"n": 1, "oldest": 8},
+        ("Sue", 30): {"n": 1, "oldest": 30},
+    }
+    assert [row.key for row in read(recorded, "pairs", key=7)] == [7] and read(recorded, "pairs", key="7") == []
+    assert read(recorded, "users", key=10) == [], "a deleted document is kept as a tombstone, and not shown"
+    assert read(recorded, "users", key=9)[0].version == 4
+
+
+def test_what_cannot_be_read_says_what_can(recorded: Recorded) -> None:
+    with pytest.raises(
+        ms.errors.CheckpointError, match=r"'nobody'.*There are: 'users' \(a table\), 'names' \(a view\).*'pairs' \(a join\)"
+    ):
+        read(recorded, "nobody")
+    with pytest.raises(ms.errors.CheckpointError, match="a computation of the pipeline's own"):
+        read(recorded, "Own")
+    with pytest.raises(ms.errors.DefinitionError, match="key= or prefix="):
+        read(recorded, "names", key="Sue", prefix="S")
+    with pytest.raises(ms.errors.DefinitionError, match="give a text"):
+        read(recorded, "names", prefix=7)
+    with pytest.raises(ms.errors.DefinitionError, match="a float cannot be a key"):
+        read(recorded, "names", key=7.5)
+    for name, why in (("users", "is a table"), ("sizes", "origins=False")):
+        with pytest.raises(ms.errors.DefinitionError, match=why):
+            tables.at(recorded.log, None, lambda cut, name=name: tables.given(cut, name, 1))  # type: ignore[misc]
+
+
+def test_a_view_that_is_filled_anew_shows_the_old_generation_until_it_is_switched() -> None:
+    recorded = Recorded(people(), shards=1)
+    recorded.push(*[user(at, "Sue" if at % 2 else "Ann") for at in range(10)])
+    recorded.epoch()
+    recorded.become(people(version=2, by=lambda row: row.value["name"].lower()), portion=2)
+    seen = []
+    for _ in range(12):
+        recorded.push(user(100 + len(seen), "Tod"))
+        recorded.epoch()
+        seen.append(tables.by_key(read(recorded, "names")))
+        assert seen[-1] == recorded.runner.view("names")
+    assert seen[0] == seen[1] == {"Ann": 5, "Sue": 5} and seen[-1] == {"ann": 5, "sue": 5, "tod": 12}
+    assert all(one.keys() <= {"Ann", "Sue"} or one.keys() == {"ann", "sue", "tod"} for one in seen), "never parts of two generations"
+
+
+def test_a_view_that_is_filled_for_the_first_time_shows_nothing() -> None:
+    bare = ms.Pipeline("people")
+    bare.table("users", ms.sources.files("in/", schema=SCHEMA), key="id", version="ts", deleted="gone")
+    recorded = Recorded(bare, shards=1)
+    recorded.push(*[user(at, "Sue", age=at) for at in range(10)])
+    recorded.epoch()
+    recorded.become(people(), portion=2)
+    recorded.epoch()
+    assert recorded.latest.builds["names"].is_filling and recorded.latest.builds["pairs"].is_filling
+    assert read(recorded, "names") == read(recorded, "pairs") == []
+    for _ in range(8):
+        recorded.epoch()
+    assert tables.by_key(read(recorded, "names")) == {"Sue": 10} and len(read(recorded, "pairs")) == 10
+
+
+# --- as Arrow
+
+
+def test_a_folder_is_read_as_arrow(recorded: Recorded, tmp_path: Path) -> None:
+    folder = recorded.saved(tmp_path / "checkpoint")
+    found = ms.views.read(folder, "names")
+    assert found.to_pylist() == [{"key": "Sue", "value": 2}, {"key": "Ánn", "value": 1}]
+    assert found.schema.types == [pa.string(), pa.int64()]
+    users = ms.views.read(folder, "users", limit=2)
+    assert users.column_names == ["key", "value", "version"] and users.num_rows == 2
+    assert users.column("value").type.field("name").type == pa.string()
+    assert ms.views.read(folder, "names", epoch=0, prefix="T").to_pylist() == [{"key": "Tod", "value": 1}]
+    assert ms.views.origins(folder, "names", "Sue") == {7: [1], 8: [1]}
+    assert ms.views.read(folder, "names", key="nobody").to_pylist() == []
+    assert ms.views.read(folder, "both").column("key").to_pylist() == ['["Sue", 8]', '["Sue", 30]', '["Ánn", 30]'], (
+        "no type in common: JSON"
+    )
+    with pytest.raises(ms.errors.CheckpointError, match="There are the epochs 0 to 1"):
+        ms.views.read(folder, "names", epoch=17)
+
+
+def test_the_package_has_no_other_names() -> None:
+    with pytest.raises(AttributeError, match="no attribute 'wright'"):
+        ms.views.wright  # noqa: B018
+
+
+_SCALARS = st.one_of(
+    st.none(),
+    st.booleans(),
+    st.integers(),
+    st.floats(allow_nan=False),
+    st.text(),
+    st.binary(),
+    st.dates(),
+    st.decimals(allow_nan=False, allow_infinity=False, places=2, min_value=-1000, max_value=1000),
+)
+_VALUES = st.recursive(
+    _SCALARS, lambda inner: st.one_of(st.lists(inner, max_size=3), st.dictionaries(st.text(max_size=2), inner, max_size=3))
+)
+
+
+def filled(value: Any, like: Any) -> Any:
+    """A value as a column of a type gives it back: fields that are lacking are null."""
+    if value is None:
+        return None
+    if pa.types.is_struct(like):
+        return {field.name: filled(value.get(field.name), field.type) for field in like}
+    if pa.types.is_list(like):
+        return [filled(one, like.value_type) for one in value]
+    return value
+
+
+@settings(max_examples=some(300), deadline=None)
+@given(st.lists(_VALUES, max_size=6))
+def test_a_column_gives_back_every_value_or_is_json_throughout(values: list[Any]) -> None:
+    made = column(values)
+    if pa.types.is_string(made.type) and not all(value is None or isinstance(value, str) for value in values):
+        for text, value in zip(made.to_pylist(), values, strict=True):
+            assert (text is None) == (value is None) and (text is None or json.loads(text) is not None or text == "null")
+    else:
+        back = made.to_pylist()
+        assert back == [filled(value, made.type) for value in values]
+        assert all(type(a) is type(b) or {type(a), type(b)} == {int, float} for a, b in zip(back, values, strict=True))
+
+
+def test_columns_of_one_kind_keep_their_type() -> None:
+    assert column([datetime.date(2024, 5, 1)]).type == pa.date32() and column([Decimal("1.50")]).to_pylist() == [Decimal("1.50")]
+    assert column([2**63]).type in (pa.uint64(), pa.string()) and column([2**70]).to_pylist() == [str(2**70)]
+    assert column([1, 0.5]).to_pylist() == [1.0, 0.5] and column([2**60, 0.5]).to_pylist() == [str(2**60), "0.5"]
+    assert is_mixed([{1: 2}]) and is_mixed([{}]) and not is_mixed([None, None])
+
+
+# --- a handle, and the command line
+
+
+def test_old_manifests_without_kinds_have_no_views(recorded: Recorded) -> None:
+    manifest = recorded.latest
+    for state in manifest.computations.values():
+        state.kind = ""
+    copy = ManifestLog(type(recorded.storage)())
+    copy.storage.objects.update(recorded.storage.objects)  # type: ignore[attr-defined]
+    copy.commit(manifest, exclusive=False)
+    with pytest.raises(ms.errors.CheckpointError, match="There are: none"):
+        tables.at(copy, None, lambda cut: list(tables.shown(cut, "names")))
