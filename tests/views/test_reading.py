@@ -18,6 +18,7 @@ from viewkit import SCHEMA, Recorded, user
 
 import millstream as ms
 from effort import some
+from millstream.cli import main
 from millstream.state.manifest import ManifestLog
 from millstream.status import tables
 from millstream.status.columns import column, is_mixed
@@ -223,3 +224,109 @@ def test_old_manifests_without_kinds_have_no_views(recorded: Recorded) -> None:
     copy.commit(manifest, exclusive=False)
     with pytest.raises(ms.errors.CheckpointError, match="There are: none"):
         tables.at(copy, None, lambda cut: list(tables.shown(cut, "names")))
+
+
+def called(capsys: pytest.CaptureFixture[str], *args: object, code: int = 0) -> str:
+    assert main([str(arg) for arg in args]) == code
+    out, err = capsys.readouterr()
+    return out if not code else err
+
+
+@pytest.fixture
+def folder(recorded: Recorded, tmp_path: Path) -> Path:
+    return recorded.saved(tmp_path / "checkpoint")
+
+
+def test_the_command_lists_tables_views_and_joins(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    lines = [" ".join(line.split()) for line in called(capsys, "view", folder).splitlines()]
+    assert lines[0] == "epoch 1"
+    assert any(line.startswith("users table 3 1 ") and line.endswith(" users by id") for line in lines)
+    assert any(line.startswith("names view 2 3 1 ") and line.endswith(" users by 'name': count()") for line in lines)
+    assert any(line.startswith("pairs join 4 1 ") and line.endswith(" users by 'age' with users, left") for line in lines)
+    assert not any(line.startswith("Own ") for line in lines)
+    found = {one["name"]: one for one in json.loads(called(capsys, "view", folder, "--json"))["relations"]}
+    assert found["names"]["rows"] == 2 and found["names"]["contributions"] == 3 and found["sizes"]["senders"] == ["names"]
+    assert [found[name]["stage"] for name in ("users", "names", "sizes", "pairs")] == [1, 2, 3, 2]
+
+
+def test_the_command_shows_rows(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    out = called(capsys, "view", folder, "names")
+    assert [line.split() for line in out.splitlines()] == [
+        ["key", "value"],
+        ["'Sue'", "2"],
+        ["'Ánn'", "1"],
+        [],
+        ["names,", "epoch", "1:", "2", "rows"],
+    ]
+    assert "; there are more, see --limit and --to" in called(capsys, "view", folder, "names", "--limit", 1)
+    assert called(capsys, "view", folder, "names", "--prefix", "nobody") == "names, epoch 1: 0 rows\n"
+    assert "('Sue', 8)" in called(capsys, "view", folder, "both", "--prefix", '["Sue"]')
+    one = json.loads(called(capsys, "view", folder, "users", "--key", "9", "--json"))
+    assert one["rows"] == [{"key": 9, "value": user(9, "Ánn", ts=4), "version": 4}]
+    assert json.loads(called(capsys, "view", folder, "names", "--epoch", 0, "--json"))["rows"][0] == {"key": "Ann", "value": 1}
+    err = called(capsys, "view", folder, "names", "--key", "7", code=1)
+    assert "shows nothing for key '7' (str) nor 7 (int) in epoch 1" in err
+    assert "There are: 'users' (a table)" in called(capsys, "view", folder, "nobody", code=1)
+
+
+def test_the_command_says_which_documents_make_a_row(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    out = called(capsys, "view", folder, "names", "--key", "Sue", "--origins")
+    assert [line.split() for line in out.splitlines()][:3] == [["document", "gives"], ["7", "1"], ["8", "1"]]
+    assert out.endswith("names, group 'Sue', epoch 1: 2 documents\n")
+    found = json.loads(called(capsys, "view", folder, "both", "--key", '["Sue", 8]', "--origins", "--json"))
+    assert found["group"] == ["Sue", 8] and [one["document"] for one in found["origins"]] == [8]
+    assert "has no group 'Ann' (str)" in called(capsys, "view", folder, "names", "--key", "Ann", "--origins", code=1)
+    assert "say which, with --key" in called(capsys, "view", folder, "names", "--origins", code=2)
+
+
+@pytest.mark.parametrize("suffix", ["parquet", "csv", "json", "jsonl"])
+def test_the_command_writes_files(folder: Path, suffix: str, capsys: pytest.CaptureFixture[str]) -> None:
+    file = folder.parent / f"both.{suffix}"
+    out = called(capsys, "view", folder, "both", "--to", file)
+    assert out == f"both: 3 rows of epoch 1 are in {file}\n" and [path.name for path in folder.parent.iterdir() if path.is_file()] == [
+        file.name
+    ]
+    if suffix == "parquet":
+        import pyarrow.parquet
+
+        assert pyarrow.parquet.read_table(file).to_pylist()[0] == {"key": '["Sue", 8]', "value": {"n": 1, "oldest": 8}}
+    elif suffix == "csv":
+        assert file.read_text().splitlines()[1] == '"[""Sue"", 8]","{""n"": 1, ""oldest"": 8}"'
+    else:
+        assert json.loads(file.read_text().splitlines()[0]) == {"key": ["Sue", 8], "value": {"n": 1, "oldest": 8}}
+    called(capsys, "view", folder, "both", "--to", folder.parent / "both.xls", code=2)
+    called(capsys, "view", folder, "both", "--to", folder / "nowhere" / "both.csv", code=2)
+    called(capsys, "view", folder, "--to", file, code=2)
+
+
+def test_the_command_explains_layout_and_costs(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    pipeline = ms.Pipeline("people")
+    users = pipeline.table("users", ms.sources.files("in/", schema=SCHEMA), key="id", version="ts", deleted="gone")
+    users.filter(lambda row: row.value["age"] > 1).by("name").reduce(ms.min("age"), name="least", inline=100)
+    recorded = Recorded(pipeline)
+    recorded.push(*[user(at, "Sue", age=at) for at in range(400)], *[user(1000 + at, f"n{at}") for at in range(5)])
+    recorded.epoch()
+    folder = recorded.saved(tmp_path / "checkpoint")
+    out = " ".join(called(capsys, "view", folder, "least", "--explain").split())
+    assert (
+        "derives from users.filter(<lambda>), by 'name'" in out and "reducer min('age'); partial results in nodes: partial results" in out
+    )
+    assert "origins kept: 403 contributions in 6 groups, 6 changes" in out
+    assert "layout 5 groups in one row each (up to 100 bytes); 1 with leaves: 1 of depth 3" in out
+    assert (
+        "8 messages, 0.02 per change of users; each reads and writes one entry in a group of one row, and per document at most 4 in the deepest"
+        in out
+    )
+    assert "stage 2 of an epoch's job" in out and "generation 1" in out
+    assert "table users" in called(capsys, "view", folder, "--explain")
+
+
+def test_the_command_says_how_far_a_fill_is(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    recorded = Recorded(people(), shards=1)
+    recorded.push(*[user(at, "Sue") for at in range(10)])
+    recorded.epoch()
+    recorded.become(people(version=2, by="age"), portion=4)
+    recorded.epoch()
+    folder = recorded.saved(tmp_path / "checkpoint")
+    assert "names: generation 2 is being filled: 4 of 10 rows of users (40 %), 4 rows/s" in called(capsys, "view", folder)
+    assert "generation 2 is being filled: 4 of 10" in called(capsys, "view", folder, "names", "--explain")

@@ -3,6 +3,7 @@
     entry        the parser, and what errors come to
     run          `millstream run`
     views        `millstream status` and `millstream state`
+    tables       `millstream view`
     sink         `millstream sink` and `millstream sink-read`
     push         `millstream push`
     demo         `millstream demo`

@@ -7,7 +7,7 @@ import os
 import sys
 
 from millstream import __version__
-from millstream.cli import demo, push, run, sink, views
+from millstream.cli import demo, push, run, sink, tables, views
 from millstream.cli.arguments import failed
 from millstream.errors import MillstreamError
 
@@ -44,6 +44,7 @@ def parser() -> argparse.ArgumentParser:
     run.add_command(commands)
     demo.add_command(commands)
     views.add_commands(commands)
+    tables.add_command(commands)
     sink.add_commands(commands)
     push.add_command(commands)
     return found
