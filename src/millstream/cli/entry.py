@@ -7,7 +7,7 @@ import os
 import sys
 
 from millstream import __version__
-from millstream.cli import demo, push, run, sink, tables, views
+from millstream.cli import check_view, demo, push, run, sink, tables, views
 from millstream.cli.arguments import failed
 from millstream.errors import MillstreamError
 
@@ -45,6 +45,7 @@ def parser() -> argparse.ArgumentParser:
     demo.add_command(commands)
     views.add_commands(commands)
     tables.add_command(commands)
+    check_view.add_command(commands)
     sink.add_commands(commands)
     push.add_command(commands)
     return found

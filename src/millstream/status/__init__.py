@@ -4,6 +4,7 @@
     inspect     a checkpoint made readable
     tables      tables, views and joins of a checkpoint, read without the code that made them
     relations   what a manifest says of them: how large they are, how they are laid out, how far a fill is
+    audit       are the views of a checkpoint right? audit_plan: what is checked, and what was found
     columns     values of any kind as columns of Arrow
     view, relation_view, html  for terminals, for notebooks
     narrator    what a run says while it goes on

@@ -1,0 +1,120 @@
+"""`millstream check-view`: are the views of a checkpoint what their documents come to? It needs the pipeline's file, because all documents are mapped again."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from typing import Any
+
+from millstream.cli.arguments import failed, storage_option
+from millstream.cli.files import file_and_name, load, pipeline_in
+from millstream.engine.program import Program
+from millstream.errors import CheckpointError, Overtaken
+from millstream.state.manifest import ManifestLog
+from millstream.state.reader import latest
+from millstream.state.storage import open_storage
+from millstream.status import audit
+from millstream.status.audit_plan import AuditPlan, AuditReport, planned
+
+LITTLE = 200_000  # rows that are mapped sooner than Spark has started
+
+
+def add_command(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    """Adds it to a parser's subcommands."""
+    check = commands.add_parser(
+        "check-view",
+        help="are views what their documents come to?",
+        description="Maps all documents again, and compares contributions, totals, what is shown and every node. Exit code 1: something differs.",
+    )
+    which = "the file, and the variable that holds the pipeline (by default 'pipeline', or the only one there is)"
+    check.add_argument("file", metavar="FILE[:NAME]", help=which)
+    check.add_argument("views", metavar="VIEW", nargs="*", help="views and joins (by default all)")
+    check.add_argument("--checkpoint", metavar="DIR", help="a directory or s3:// URL (by default PIPELINE-checkpoint, here)")
+    check.add_argument("--sample", metavar="P%", type=_share, default=1.0, help="check only this share of the groups, such as 1%%")
+    check.add_argument("--local", action="store_true", help=f"without Spark, in memory; so it is anyway up to {LITTLE:,} rows")
+    storage_option(check)
+    check.set_defaults(command=_check)
+
+
+def _share(text: str) -> float:
+    try:
+        share = float(text[:-1]) / 100 if text.endswith("%") else float(text)
+    except ValueError:
+        share = 0.0
+    if not 0 < share <= 1:
+        raise argparse.ArgumentTypeError(f"{text!r} is no share: give a percentage such as 1%")
+    return share
+
+
+def _check(args: argparse.Namespace) -> int:
+    file, name = file_and_name(args.file)
+    if not file.is_file():
+        return failed(f"there is no file {file}", 2)
+    pipeline = pipeline_in(load(file), name, file)
+    log = ManifestLog(open_storage(args.checkpoint or f"{pipeline.name}-checkpoint", dict(args.storage_option) or None))
+    log.identity()
+    report = Check(pipeline.program(), log, args).run()
+    return 1 if report.count else 0
+
+
+class Check:
+    """One call of the command."""
+
+    def __init__(self, program: Program, log: ManifestLog, args: argparse.Namespace) -> None:
+        self._program = program
+        self._log = log
+        self._args = args
+        self._options: dict[str, Any] | None = dict(args.storage_option) or None
+
+    def run(self) -> AuditReport:
+        report = self._checked(self._planned())
+        _tell(report)
+        return report
+
+    def _planned(self) -> AuditPlan:
+        manifest = latest(self._log)
+        if manifest is None:
+            raise CheckpointError(f"{self._log.storage.url} has no committed epoch yet.")
+        return planned(self._program, manifest, self._args.views, self._args.sample)
+
+    def _checked(self, plan: AuditPlan) -> AuditReport:
+        is_local = self._args.local or plan.rows <= LITTLE
+        what = f"{len(plan.consumers)} views and joins against {plan.rows:,} rows of {', '.join(plan.senders) or 'nobody'}"
+        _say(f"checking {what}, epoch {plan.manifest.epoch}, {'in this process' if is_local else 'on Spark'}")
+        try:
+            if is_local:
+                return audit.checked_here(
+                    self._program, self._log, plan, lambda sender, rows: _say(f"{rows:,} rows of {sender} are mapped")
+                )
+            from millstream.engine.spark.session import local_session
+
+            return audit.checked_on_spark(self._program, self._log, plan, local_session(self._program.name), self._options)
+        except Overtaken as error:
+            raise CheckpointError(
+                f"{error} The pipeline runs, and this check takes longer than it keeps an epoch. Stop it meanwhile, check a copy of the checkpoint, or give "
+                f"--sample (which maps all documents, and compares less)."
+            ) from error
+
+
+def _say(text: str) -> None:
+    print(f"check-view: {text}", file=sys.stderr, flush=True)
+
+
+def _tell(report: AuditReport) -> None:
+    for name, one in report.judgements.items():
+        size = f"{one.groups:,} groups, {one.contributions:,} contributions"
+        wrong = ", ".join(f"{n:,} of a {what}" for what, n in one.by_what.items())
+        print(
+            f"{name}: {f'differences: {wrong}' if wrong else 'right'} ({size})" if one.groups else f"{name}: {wrong or 'right, and empty'}"
+        )
+    for name, why in report.skipped.items():
+        print(f"{name}: not checked: {why}")
+    if not report.count:
+        print(f"epoch {report.epoch}: nothing differs from what the documents come to")
+        return
+    print(
+        f"epoch {report.epoch}: {report.count:,} differences"
+        + (f", the first {len(report.first)}:" if report.count > len(report.first) else ":")
+    )
+    for difference in report.first:
+        print(f"  {difference}")
