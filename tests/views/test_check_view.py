@@ -3,41 +3,31 @@
 from __future__ import annotations
 
 import random
+from pathlib import Path
 from typing import Any
 
 import pytest
 from test_model import Model, pipeline_of
+from viewjob import people
 from viewkit import SCHEMA, Recorded, user
 
 import millstream as ms
 from effort import some
+from millstream.cli import main
 from millstream.core import subkeys
 from millstream.core.keys import key_bytes
 from millstream.core.keyspace import ROW, SUB, encode_row, sub_prefix
 from millstream.engine.mending import MendingEpochs, mended
+from millstream.state import alive
 from millstream.state.reader import CommittedState
+from millstream.state.storage import LocalStorage
 from millstream.status import tables
 from millstream.status.audit import checked_here
 from millstream.status.audit_plan import AuditReport, planned
+from millstream.status.inspect import now
 from millstream.views.leaves import address
 
 encode, decode = ms.codecs.msgpack.encoder(), ms.codecs.msgpack.decoder(object)
-
-
-def people() -> ms.Pipeline:
-    """A table, views in rows and in trees, one without origins, one on a view, and joins."""
-    pipeline = ms.Pipeline("people")
-    users = pipeline.table("users", ms.sources.files("in/", schema=SCHEMA), key="id", version="ts", deleted="gone")
-    names = users.by("name").reduce(ms.count(), name="names")
-    users.by("name").reduce(ms.min("age"), name="least", inline=100)
-    users.by("name").reduce(name="lean", n=ms.count(), age=ms.sum("age"), origins=False)
-    users.by("name").reduce(ms.distinct("age"), name="ages", inline=100)
-    sizes = names.by(lambda row: "rare" if row.value < 5 else "common").reduce(ms.sum(), name="sizes")
-    pairs = users.by("age").join(users, name="pairs", how="left")
-    friends = pairs.by(lambda row: (row.value["right"] or {"name": "nobody"})["name"]).reduce(ms.count(), name="friends")
-    for view in (names, sizes, friends):
-        pipeline.publish(view, ms.sinks.files("out/"))
-    return pipeline
 
 
 @pytest.fixture
@@ -386,3 +376,120 @@ def test_twin_a_message_that_mends_and_comes_last_undoes_what_the_sender_said(re
     monkeypatch.setattr(MendingEpochs, "_arrivals", last)
     what_is_shown(recorded)
     assert {one.view for one in repaired(recorded).first} == {"sizes"}
+
+
+# --- what is not checked, and samples
+
+
+def test_what_is_not_complete_is_not_checked_and_it_is_said_why(recorded: Recorded) -> None:
+    changed = ms.Pipeline("people")
+    users = changed.table("users", ms.sources.files("in/", schema=SCHEMA), key="id", version="ts", deleted="gone")
+    names = users.by("age").reduce(ms.count(), name="names", version=2)
+    names.by(lambda row: row.value).reduce(ms.count(), name="more")
+    sizes = planned(changed.program(), recorded.latest)
+    assert sizes.consumers == [] and sizes.senders == ["users"]
+    assert sizes.skipped["names"].startswith("its generation 2 is not complete") and "the next run fills it" in sizes.skipped["more"]
+    assert planned(recorded.program, recorded.latest, ["users"]).senders == ["users"]
+    with pytest.raises(ms.errors.DefinitionError, match="no view is called 'nobody'; there are: names, least"):
+        planned(recorded.program, recorded.latest, ["nobody"])
+
+
+def test_a_view_behind_a_strong_edge_is_checked_when_everything_has_arrived() -> None:
+    pipeline = ms.Pipeline("people")
+    users = pipeline.table("users", ms.sources.files("in/", schema=SCHEMA), key="id", version="ts", deleted="gone")
+    users.by("name").reduce(ms.count(), name="names", production=ms.STRONG)
+    recorded = Recorded(pipeline)
+    recorded.push(user(1, "Sue"))
+    recorded.epoch()
+    assert "over a strong edge" in check(recorded).skipped["names"]
+    recorded.epoch()
+    report = check(recorded)
+    assert not report.skipped and not report.count and report.judgements["names"].contributions == 1
+
+
+def test_other_code_under_the_same_version_is_refused(recorded: Recorded) -> None:
+    changed = ms.Pipeline("people")
+    users = changed.table("users", ms.sources.files("in/", schema=SCHEMA), key="id", version="ts", deleted="gone")
+    users.by("age").reduce(ms.count(), name="names")
+    with pytest.raises(ms.errors.CheckpointError, match="its code has changed"):
+        planned(changed.program(), recorded.latest)
+
+
+def test_a_sample_looks_at_some_groups_and_at_all_of_them() -> None:
+    pipeline = ms.Pipeline("people")
+    users = pipeline.table("users", ms.sources.files("in/", schema=SCHEMA), key="id", version="ts", deleted="gone")
+    users.by("name").reduce(ms.count(), name="names")
+    recorded = Recorded(pipeline)
+    recorded.push(*[user(at, f"n{at // 2}") for at in range(800)])
+    recorded.epoch()
+    for group in range(20):
+        recorded.change("names", f"n{group}", lambda row: row.__setitem__(4, [17]))
+    counts = []
+    for sample in (0.1, 0.5, 1.0):
+        report = check(recorded, sample=sample)
+        judged = report.judgements["names"]
+        assert judged.contributions == 2 * judged.groups and set(judged.by_what) <= {"shown"}
+        counts.append((judged.groups, report.count))
+    assert 10 < counts[0][0] < 90 and 140 < counts[1][0] < 260 and counts[2] == (400, 20)
+    assert counts[0][1] <= counts[1][1] < 20, "a larger sample holds the smaller one"
+
+
+# --- from the command line
+
+
+@pytest.fixture
+def command(recorded: Recorded, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Any:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("PYTHONPATH", "")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    job = Path(__file__).with_name("viewjob.py")
+
+    def run(*args: object) -> tuple[int, str, str]:
+        if not Path("checkpoint").exists():
+            recorded.saved(tmp_path / "checkpoint")
+        code = main(["check-view", str(job), "--checkpoint", "checkpoint", *map(str, args)])
+        return code, *capsys.readouterr()
+
+    return run
+
+
+def test_the_command_says_that_all_is_right(command: Any) -> None:
+    code, out, err = command()
+    assert (
+        code == 0
+        and "names: right (4 groups, 402 contributions)" in out
+        and out.endswith("nothing differs from what the documents come to\n")
+    )
+    assert "check-view: checking 7 views and joins against " in err and "in this process" in err
+    code, out, _ = command("names", "--sample", "50%")
+    assert code == 0 and "names: right" in out and "least" not in out
+
+
+def test_the_command_names_what_differs_and_repairs_it(command: Any, recorded: Recorded) -> None:
+    a_node(recorded)
+    what_is_shown(recorded)
+    code, out, _ = command()
+    assert code == 1 and "view 'least', group 'Sue': the node of 'level 1, node 0' is " in out
+    assert "view 'names', group 'Tod': the shown is 17 instead of 1" in out and "sizes: differences: 2 of a contribution" in out
+    code, out, _ = command("--repair", "--local")
+    assert code == 0 and "epoch 4 mends 1 groups of names, 1 groups of least, 2 groups of sizes" in out
+    assert out.endswith("epoch 4: nothing differs from what the documents come to\n")
+    rows = [line for path in Path("out").glob("people-names-*") for line in path.read_text().splitlines()]
+    assert len(rows) == 1 and '"key":"Tod"' in rows[0] and '"prev":17,"next":1' in rows[0]
+    assert command()[0] == 0 and command("--repair")[0] == 0
+
+
+def test_many_differences_are_counted_and_the_first_are_told(command: Any, recorded: Recorded) -> None:
+    recorded.damage("names", key_bytes("Sue"), {ROW + key_bytes("Sue"): None})
+    code, out, _ = command("names")
+    assert code == 1 and "differences, the first 20:" in out and len([line for line in out.splitlines() if line.startswith("  view")]) == 20
+    assert "names: differences: 398 of a contribution" in out
+
+
+def test_the_command_refuses_what_makes_no_sense(command: Any, recorded: Recorded) -> None:
+    assert "no share" in command("--sample", "200%")[2] and "no view is called 'nobody'" in command("nobody")[2]
+    alive.say(LocalStorage(Path("checkpoint")), alive.Alive("1-x", now(), "host", 7, "running"))
+    code, _, err = command("--repair")
+    assert code == 1 and "a driver is at work" in err and "process 7 on host" in err
+    assert command()[0] == 0, "a check may run beside it"
+    assert main(["check-view", "nowhere.py"]) == 2

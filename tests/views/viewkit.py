@@ -17,6 +17,7 @@ from millstream.state.manifest import Manifest, ManifestLog
 from millstream.state.memory import MemoryStorage
 from millstream.state.reader import CommittedState
 from millstream.state.segment import SegmentRef, encode_segment
+from millstream.state.storage import LocalStorage
 
 NOON = 1_714_564_800_000
 SCHEMA = "id long, name string, age long, ts long, gone boolean"
@@ -68,6 +69,16 @@ class Recorded:
         self.driver.run(rows, number)
         self.runner._engine.now = NOON + 1000 * number
         self.runner.epoch()
+
+    @classmethod
+    def opened(cls, folder: Path, pipeline: ms.Pipeline) -> Recorded:
+        """A checkpoint that Spark has made, for looking at it and damaging it."""
+        found = cls.__new__(cls)
+        found.storage = LocalStorage(folder)
+        found.log = ManifestLog(found.storage)
+        found.shards = found.log.identity().shards
+        found.program = pipeline.program()
+        return found
 
     @property
     def latest(self) -> Manifest:

@@ -4,17 +4,23 @@ from __future__ import annotations
 
 import argparse
 import sys
+from collections import Counter
 from typing import Any
 
 from millstream.cli.arguments import failed, storage_option
 from millstream.cli.files import file_and_name, load, pipeline_in
+from millstream.core.topology import Emission
+from millstream.engine.mending import mended
 from millstream.engine.program import Program
 from millstream.errors import CheckpointError, Overtaken
+from millstream.sinks import FileSink, MemorySink, TwoPhaseSink
+from millstream.state.alive import last_sign
 from millstream.state.manifest import ManifestLog
 from millstream.state.reader import latest
 from millstream.state.storage import open_storage
 from millstream.status import audit
 from millstream.status.audit_plan import AuditPlan, AuditReport, planned
+from millstream.status.inspect import now
 
 LITTLE = 200_000  # rows that are mapped sooner than Spark has started
 
@@ -32,6 +38,11 @@ def add_command(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -
     check.add_argument("--checkpoint", metavar="DIR", help="a directory or s3:// URL (by default PIPELINE-checkpoint, here)")
     check.add_argument("--sample", metavar="P%", type=_share, default=1.0, help="check only this share of the groups, such as 1%%")
     check.add_argument("--local", action="store_true", help=f"without Spark, in memory; so it is anyway up to {LITTLE:,} rows")
+    check.add_argument(
+        "--repair",
+        action="store_true",
+        help="mend what differs, in an epoch of its own, and check again; the pipeline must not run meanwhile",
+    )
     storage_option(check)
     check.set_defaults(command=_check)
 
@@ -67,15 +78,45 @@ class Check:
         self._options: dict[str, Any] | None = dict(args.storage_option) or None
 
     def run(self) -> AuditReport:
-        report = self._checked(self._planned())
+        if self._args.repair:
+            self._refuse_company()
+        report = self._checked(self._planned(mends=self._args.repair))
         _tell(report)
-        return report
+        if not self._args.repair or not report.mends:
+            return report
+        self._repair(report)
+        again = self._checked(self._planned())
+        _tell(again)
+        return again
 
-    def _planned(self) -> AuditPlan:
+    def _planned(self, mends: bool = False) -> AuditPlan:
         manifest = latest(self._log)
         if manifest is None:
             raise CheckpointError(f"{self._log.storage.url} has no committed epoch yet.")
-        return planned(self._program, manifest, self._args.views, self._args.sample)
+        return planned(self._program, manifest, self._args.views, self._args.sample, mends)
+
+    def _refuse_company(self) -> None:
+        sign = last_sign(self._log.storage)
+        if sign is not None and sign.is_alive(now()):
+            raise CheckpointError(
+                f"a driver is at work on {self._log.storage.url} (process {sign.pid} on {sign.host}), and a repair would end it. Stop it first. If it was "
+                f"killed, wait for half a minute."
+            )
+
+    def _repair(self, report: AuditReport) -> None:
+        spark = None
+        if any(map(_wants_spark, self._program.topology.emissions)):
+            from millstream.engine.spark.query import ready_sinks
+            from millstream.engine.spark.session import local_session
+
+            spark = local_session(self._program.name)
+            ready_sinks(self._program.topology)
+        else:
+            for emission in self._program.topology.emissions:
+                emission.sink.check()
+        done = mended(self._program, self._log, report.epoch, report.mends, spark)
+        groups = Counter(one.consumer for one in report.mends)
+        print(f"epoch {done.epoch} mends {', '.join(f'{n:,} groups of {name}' for name, n in groups.items())}", flush=True)
 
     def _checked(self, plan: AuditPlan) -> AuditReport:
         is_local = self._args.local or plan.rows <= LITTLE
@@ -94,6 +135,12 @@ class Check:
                 f"{error} The pipeline runs, and this check takes longer than it keeps an epoch. Stop it meanwhile, check a copy of the checkpoint, or give "
                 f"--sample (which maps all documents, and compares less)."
             ) from error
+
+
+def _wants_spark(emission: Emission) -> bool:
+    """Whether a sink needs a session: to read a schema that is a text, or to hand epochs over."""
+    sink = emission.sink
+    return isinstance(getattr(sink, "schema", None), str) or not isinstance(sink, (FileSink, MemorySink, TwoPhaseSink))
 
 
 def _say(text: str) -> None:

@@ -16,7 +16,7 @@ def main(argv: list[str] | None = None) -> int:
     """Runs one command and returns its exit code."""
     known = parser()
     try:
-        args = known.parse_args(argv)
+        args = _parsed(known, argv)
     except SystemExit as ended:
         return ended.code if isinstance(ended.code, int) else 2
     if args.command is None:
@@ -33,6 +33,16 @@ def main(argv: list[str] | None = None) -> int:
         return 0
     except KeyboardInterrupt:
         return failed("interrupted; nothing that was committed is lost", 130)
+
+
+def _parsed(known: argparse.ArgumentParser, argv: list[str] | None) -> argparse.Namespace:
+    """The arguments of a call. Names of views may stand behind options, where argparse no longer expects them."""
+    args, rest = known.parse_known_args(argv)
+    if rest and (not hasattr(args, "views") or any(text.startswith("-") for text in rest)):
+        known.error(f"unrecognized arguments: {' '.join(rest)}")
+    if rest:
+        args.views += rest
+    return args
 
 
 def parser() -> argparse.ArgumentParser:
