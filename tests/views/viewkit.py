@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +27,8 @@ SCHEMA = "id long, name string, age long, ts long, gone boolean"
 class Recorded:
     """A checkpoint, epoch by epoch; and the same records in a LocalRunner."""
 
+    is_copy = False
+
     def __init__(self, pipeline: ms.Pipeline, shards: int = 3, storage: Any = None) -> None:
         self.shards = shards
         self.storage = MemoryStorage() if storage is None else storage
@@ -38,6 +41,9 @@ class Recorded:
 
     def _take(self, pipeline: ms.Pipeline) -> None:
         self.program = pipeline.program()
+        self._simulate()
+
+    def _simulate(self) -> None:
         self.simulation = Simulation(self.program, self.plan, [], seed=1, shards=self.shards, storage=self.storage)
         self.driver = Driver(self.simulation)
         if self.driver.latest is not None:
@@ -58,17 +64,30 @@ class Recorded:
         self.driver.latest = reconciled(self.driver.latest, self.simulation.program)
         self.driver.resume()
 
+    def copied(self) -> Recorded:
+        """The same checkpoint once more, for whoever changes it. Its runner stays where it is."""
+        found = copy.copy(self)
+        found.storage = MemoryStorage()
+        found.storage.objects.update(self.storage.objects)
+        found.log = ManifestLog(found.storage)
+        found.plan = InputPlan(list(self.plan.epochs), list(self.plan.clock))
+        found.is_copy = True
+        found._simulate()
+        return found
+
     def push(self, *rows: dict[str, Any], stream: str = "users") -> None:
-        self.rows += [(stream, row) for row in rows]
-        self.runner.push(stream, *rows)
+        self.rows = [*self.rows, *((stream, row) for row in rows)]
+        if not self.is_copy:
+            self.runner.push(stream, *rows)
 
     def epoch(self) -> None:
         number, rows, self.rows = len(self.plan.epochs), self.rows, []
         self.plan.epochs.append(rows)
         self.plan.clock.append(NOON + 1000 * number)
         self.driver.run(rows, number)
-        self.runner._engine.now = NOON + 1000 * number
-        self.runner.epoch()
+        if not self.is_copy:
+            self.runner._engine.now = NOON + 1000 * number
+            self.runner.epoch()
 
     @classmethod
     def opened(cls, folder: Path, pipeline: ms.Pipeline) -> Recorded:

@@ -63,8 +63,9 @@ def _check(args: argparse.Namespace) -> int:
         return failed(f"there is no file {file}", 2)
     pipeline = pipeline_in(load(file), name, file)
     log = ManifestLog(open_storage(args.checkpoint or f"{pipeline.name}-checkpoint", dict(args.storage_option) or None))
-    log.identity()
-    report = Check(pipeline.program(), log, args).run()
+    shards, program = log.identity().shards, pipeline.program()
+    log.identify(program.name, shards, shards, list(program.topology.injectors))  # it is this pipeline's
+    report = Check(program, log, args).run()
     return 1 if report.count else 0
 
 
@@ -165,3 +166,5 @@ def _tell(report: AuditReport) -> None:
     )
     for difference in report.first:
         print(f"  {difference}")
+    if any("document" in one.by_what for one in report.judgements.values()):
+        print("A table has nothing that its documents could be mended from: correct the map, or restore the checkpoint from a copy.")

@@ -46,17 +46,35 @@ def mended(program: Program, log: ManifestLog, epoch: int, mends: Sequence[Mendi
     spark: for sinks that need a session. They are ready for use."""
     shards = log.identity().shards
     before = log.latest()
+    if before is not None:
+        _unchanged(before, program)  # before anybody is sent away
     token = log.runs.claim(before.token if before is not None else None)
     before = log.latest()  # a run that ends may have committed one more before it found the claim
     if before is None or before.epoch != epoch:
         raise CheckpointError(
             f"{log.storage.url}: an epoch was committed since {epoch}, which was checked. Check again when the pipeline does not run."
         )
-    epochs = MendingEpochs(program, shards, log, reconciled(before, program, list(before.computations)), token, mends, spark)
+    epochs = MendingEpochs(program, shards, log, _unchanged(before, program), token, mends, spark)
     epochs.resume_publishing()
     epochs.run_outside(drain=False)
     assert epochs.latest is not None
     return epochs.latest
+
+
+def _unchanged(before: Manifest, program: Program) -> Manifest:
+    """The manifest as this program goes on from it: it must be the one that has written it, because a repair is no occasion to drop state or to begin a
+    fill."""
+    found = reconciled(before, program)
+    names = {spec.name for spec in program.topology.computations}
+    changed = sorted(names ^ set(found.computations)) or sorted(
+        name for name, build in found.builds.items() if name in before.builds and build.generation != before.builds[name].generation
+    )
+    if changed:
+        raise CheckpointError(
+            f"the pipeline is not the one that has last run: {', '.join(changed)} is new, gone or changed. Mend with the file that wrote the checkpoint, or "
+            f"run the new one first."
+        )
+    return found
 
 
 class MendingEpochs(Epochs):
