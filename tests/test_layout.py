@@ -43,6 +43,7 @@ EXCEPTIONS = {
         "sources/pushed.py",
         "millstream.engine.spark.intake_source",
     ): "what Spark reads the pushed messages with must be a data source of Spark's",
+    ("views/__init__.py", "millstream.status.tables"): "users look for what reads views, ms.views.read, beside what defines them",
 }
 
 #: Folders that decide: messages, states, sessions, formats. They are pure as a whole, and know only each other. The rest of the connector are its
@@ -161,7 +162,7 @@ def test_views_know_core_and_reducers_only() -> None:
         f"{path.name} imports {name}"
         for path in (ROOT / "views").rglob("*.py")
         for name in imported(path)
-        if name.startswith("millstream.") and not name.startswith(allowed)
+        if name.startswith("millstream.") and not name.startswith(allowed) and not is_excepted(f"views/{path.name}", name)
     ]
     assert not wrong
 
@@ -224,7 +225,7 @@ def test_only_the_spark_engine_imports_pyspark() -> None:
         for path in modules()
         if any(name.split(".")[0] in ("pyspark", "py4j") for name in imported(path))
         and not path.is_relative_to(ROOT / "engine" / "spark")
-        and path != ROOT / "cli" / "run.py"  # ends the session, and sends the file's classes by value
+        and path not in (ROOT / "cli" / "run.py", ROOT / "cli" / "files.py")  # one ends the session, one sends a file's classes by value
     ]
     assert not wrong
 

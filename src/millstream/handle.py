@@ -21,6 +21,7 @@ from millstream.errors import DefinitionError
 from millstream.state import alive, folding
 from millstream.state.reader import steady
 from millstream.state.rows import states
+from millstream.status import tables
 from millstream.status.narrator import Narrator
 from millstream.status.report import Status, status_of
 
@@ -117,6 +118,12 @@ class Handle:
             raise DefinitionError(f"no computation is called {computation!r}; there are: {known}")
         kind = Compiled(self._program).make(computation)[1]
         found = steady(self._epochs.log, lambda cut: states(cut, computation, kind, None if key is None else [key]))
+        return found if key is None else found.get(key)
+
+    def view(self, name: str, key: Any = None) -> Any:
+        """What a table, view or join shows, as committed: by key, or with a key one row (None if there is none). For looking at a small one by hand;
+        `ms.views.read` gives a large one as Arrow."""
+        found = steady(self._epochs.log, lambda cut: tables.by_key(tables.shown(cut, name, key=key)))
         return found if key is None else found.get(key)
 
     def output(self, stream: str | None = None) -> list[tuple[Any, Any, int]]:

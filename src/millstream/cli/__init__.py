@@ -1,8 +1,11 @@
 """What can be done from the command line? The program `millstream`.
 
     entry        the parser, and what errors come to
+    files        a pipeline in a Python file, for `run` and `check-view`
     run          `millstream run`
+    check_view   `millstream check-view`
     views        `millstream status` and `millstream state`
+    tables       `millstream view`
     sink         `millstream sink` and `millstream sink-read`
     push         `millstream push`
     demo         `millstream demo`
@@ -15,6 +18,7 @@ Rules
 """
 
 from millstream.cli.entry import main
-from millstream.cli.run import load, pipeline_in, watch
+from millstream.cli.files import load, pipeline_in
+from millstream.cli.run import watch
 
 __all__ = ["load", "main", "pipeline_in", "watch"]

@@ -1,4 +1,4 @@
-"""Arguments that several commands take, and how their texts are read.
+"""Arguments that several commands take, how their texts are read, and how what they found is printed.
 
 A text that cannot be read is a wrong call: argparse says so, and ends with exit code 2.
 """
@@ -10,9 +10,12 @@ import sys
 from typing import Any
 
 import msgspec
+from rich.console import Console, RenderableType
 
 from millstream.core.time import duration
 from millstream.errors import DefinitionError
+
+_WIDE = 240
 
 
 def storage_option(parser: argparse.ArgumentParser) -> None:
@@ -58,3 +61,21 @@ def failed(message: str, code: int = 1) -> int:
     """Says why a command failed, and returns its exit code."""
     print(f"millstream: {message}", file=sys.stderr)
     return code
+
+
+def show(what: RenderableType) -> None:
+    """Prints to a terminal, or plainly, and as wide as it needs to be, to anything else."""
+    console = Console(highlight=False)
+    if console.is_terminal:
+        console.print(what)
+        return
+    wide = Console(highlight=False, width=_WIDE)
+    with wide.capture() as captured:
+        wide.print(what)
+    for line in captured.get().splitlines():
+        print(line.rstrip())
+
+
+def print_json(value: Any) -> None:
+    """Prints JSON for people and programs."""
+    print(msgspec.json.format(msgspec.json.encode(value), indent=2).decode())

@@ -7,7 +7,7 @@ import os
 import sys
 
 from millstream import __version__
-from millstream.cli import demo, push, run, sink, views
+from millstream.cli import check_view, demo, push, run, sink, tables, views
 from millstream.cli.arguments import failed
 from millstream.errors import MillstreamError
 
@@ -16,7 +16,7 @@ def main(argv: list[str] | None = None) -> int:
     """Runs one command and returns its exit code."""
     known = parser()
     try:
-        args = known.parse_args(argv)
+        args = _parsed(known, argv)
     except SystemExit as ended:
         return ended.code if isinstance(ended.code, int) else 2
     if args.command is None:
@@ -35,6 +35,16 @@ def main(argv: list[str] | None = None) -> int:
         return failed("interrupted; nothing that was committed is lost", 130)
 
 
+def _parsed(known: argparse.ArgumentParser, argv: list[str] | None) -> argparse.Namespace:
+    """The arguments of a call. Names of views may stand behind options, where argparse no longer expects them."""
+    args, rest = known.parse_known_args(argv)
+    if rest and (not hasattr(args, "views") or any(text.startswith("-") for text in rest)):
+        known.error(f"unrecognized arguments: {' '.join(rest)}")
+    if rest:
+        args.views += rest
+    return args
+
+
 def parser() -> argparse.ArgumentParser:
     """What the program understands."""
     found = argparse.ArgumentParser(prog="millstream", description="MillWheel's model of stream processing on Spark.")
@@ -44,6 +54,8 @@ def parser() -> argparse.ArgumentParser:
     run.add_command(commands)
     demo.add_command(commands)
     views.add_commands(commands)
+    tables.add_command(commands)
+    check_view.add_command(commands)
     sink.add_commands(commands)
     push.add_command(commands)
     return found

@@ -1,48 +1,33 @@
 """`millstream run`: executes the file that holds a pipeline, runs it on Spark, and shows how it is doing.
 
-Rules
-1. The file is executed once, here. Its classes and functions travel to the workers by value, so the workers never execute it; modules
-   beside it are imported by the workers, which get its folder as a path.
-2. Ctrl-C and SIGTERM end a run between two epochs; a second one does not wait.
+Rule: Ctrl-C and SIGTERM end a run between two epochs; a second one does not wait.
 """
 
 from __future__ import annotations
 
 import argparse
 import contextlib
-import importlib.util
-import os
 import signal
-import sys
 import threading
 import time
-import traceback
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
-from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
 from rich.live import Live
 
 from millstream.cli.arguments import a_duration, at_least_one, failed, setting, storage_option
-from millstream.errors import DefinitionError, MillstreamError
-from millstream.pipeline import Pipeline
+from millstream.cli.files import file_and_name, load, pipeline_in
 from millstream.status import view
 from millstream.status.narrator import last_words
 
 if TYPE_CHECKING:
     from millstream.handle import Handle
 
-MODULE = "__millstream_main__"
 _DRAWN_EVERY = 0.25
 _LINE_EVERY = 1.0
-_NO_SESSION = (
-    '\nThere is no Spark session yet when the file is executed. Give keys, timestamps and ids as SQL text (key="lower(user)") instead of '
-    "Columns, and a source of "
-    'Spark\'s as a function of the session (inject("in", lambda spark: spark.readStream...)).'
-)
 _STOPPING = "stopping when the epoch under way is committed; once more stops at once"
 
 
@@ -72,7 +57,7 @@ def add_command(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -
 
 
 def _run(args: argparse.Namespace) -> int:
-    file, name = _file_and_name(args.file)
+    file, name = file_and_name(args.file)
     if not file.is_file():
         return failed(f"there is no file {file}", 2)
     pipeline = pipeline_in(load(file), name, file)
@@ -112,55 +97,6 @@ def _session(name: str, master: str | None, settings: dict[str, str]) -> Any:
     from millstream.engine.spark.session import local_session
 
     return local_session(name, master=master, settings=settings)
-
-
-def load(file: Path) -> ModuleType:
-    """Executes a pipeline's file as a module whose content is sent to workers by value."""
-    from pyspark import cloudpickle
-
-    folder = str(file.resolve().parent)
-    sys.path.insert(0, folder)
-    os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [folder, os.environ.get("PYTHONPATH")]))
-    spec = importlib.util.spec_from_file_location(MODULE, file.resolve())
-    if spec is None or spec.loader is None:
-        raise DefinitionError(f"{file} is not a Python file")
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[MODULE] = module
-    try:
-        spec.loader.exec_module(module)
-    except MillstreamError:
-        raise
-    except Exception as error:
-        here = error.__traceback__
-        while here is not None and here.tb_frame.f_code.co_filename != spec.origin:
-            here = here.tb_next
-        hint = (
-            _NO_SESSION
-            if any(sign in str(error) + type(error).__name__ for sign in ("SESSION_OR_CONTEXT", "SparkContext", "sparkContext"))
-            else ""
-        )
-        raise DefinitionError(
-            f"{file} cannot be executed\n" + "".join(traceback.format_exception(type(error), error, here)).rstrip() + hint
-        ) from error
-    cloudpickle.register_pickle_by_value(module)
-    return module
-
-
-def pipeline_in(module: ModuleType, name: str | None, file: Path) -> Pipeline:
-    """The pipeline of that name; without a name the one called `pipeline`, or the only one."""
-    found = {variable: value for variable, value in vars(module).items() if isinstance(value, Pipeline)}
-    known = ", ".join(sorted(found))
-    if name is not None:
-        if name not in found:
-            raise DefinitionError(f"{file} has no pipeline in a variable {name!r}. It has: {known or 'none'}.")
-        return found[name]
-    if "pipeline" in found:
-        return found["pipeline"]
-    if not found:
-        raise DefinitionError(f"{file} has no pipeline: it needs a variable that holds an ms.Pipeline.")
-    if len({id(value) for value in found.values()}) > 1:
-        raise DefinitionError(f"{file} has several pipelines: {known}. Say which, as in {file}:{min(found)}.")
-    return next(iter(found.values()))
 
 
 def watch(handle: Handle, stopping: threading.Event, quiet: bool = False) -> None:
@@ -220,11 +156,3 @@ def _end_spark() -> None:
         session = SparkSession.getActiveSession()
         if session is not None:
             session.stop()
-
-
-def _file_and_name(text: str) -> tuple[Path, str | None]:
-    """The two parts of FILE:NAME; a file whose own name has a colon is taken as it is."""
-    file, colon, name = text.rpartition(":")
-    if colon and name.isidentifier() and not Path(text).is_file():
-        return Path(file), name
-    return Path(text), None

@@ -3,18 +3,12 @@
 from __future__ import annotations
 
 import argparse
-from typing import Any
 
-import msgspec
-from rich.console import Console, RenderableType
-
-from millstream.cli.arguments import at_least_one, storage_option
+from millstream.cli.arguments import at_least_one, print_json, show, storage_option
 from millstream.errors import CheckpointError
 from millstream.state.manifest import ManifestLog
 from millstream.state.storage import open_storage
 from millstream.status import inspect, view
-
-_WIDE = 240
 
 
 def add_commands(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -39,9 +33,9 @@ def add_commands(commands: argparse._SubParsersAction[argparse.ArgumentParser]) 
 def _status(args: argparse.Namespace) -> int:
     found = inspect.overview(_log(args))
     if args.json:
-        _print_json(found)
+        print_json(found)
     else:
-        _show(view.overview(found))
+        show(view.overview(found))
     return 0
 
 
@@ -59,28 +53,11 @@ def _state(args: argparse.Namespace) -> int:
                 f"and that has no timers is not kept."
             )
     if args.json:
-        _print_json(inspect.plain_listing(found))
+        print_json(inspect.plain_listing(found))
     else:
-        _show(view.listing(found) if keys is None else view.rows(found))
+        show(view.listing(found) if keys is None else view.rows(found))
     return 0
 
 
 def _log(args: argparse.Namespace) -> ManifestLog:
     return ManifestLog(open_storage(args.checkpoint, dict(args.storage_option) or None))
-
-
-def _show(what: RenderableType) -> None:
-    """Prints to a terminal, or plainly, and as wide as it needs to be, to anything else."""
-    console = Console(highlight=False)
-    if console.is_terminal:
-        console.print(what)
-        return
-    wide = Console(highlight=False, width=_WIDE)
-    with wide.capture() as captured:
-        wide.print(what)
-    for line in captured.get().splitlines():
-        print(line.rstrip())
-
-
-def _print_json(value: Any) -> None:
-    print(msgspec.json.format(msgspec.json.encode(value), indent=2).decode())

@@ -88,6 +88,8 @@ class ComputationSpec(msgspec.Struct, frozen=True):
     hidden: bool = False  # a helper that the user has not written and should not be asked about
     derives: Derivation | None = None  # its state follows from the rows of other computations, and can be made again from them
     refines: bool = False  # what it produces, and how its state lies, depends on how records fall into epochs; what the state says does not
+    kind: str = ""  # "table", "view" or "join"; nothing for a computation of the user's own
+    about: dict[str, str] = {}  # for people: what a table, view or join was defined as
 
     @property
     def late_streams(self) -> dict[str, str]:

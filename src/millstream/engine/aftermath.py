@@ -159,6 +159,8 @@ def _computation(
         tallies=dict(old.tallies),
         dedup=msgspec.structs.replace(old.dedup),
         hidden=spec.hidden,
+        kind=spec.kind,
+        about=dict(spec.about),
     )
     mine = {r.shard: r.work[name] for r in receipts if name in r.work}
     for shard, state in enumerate(old.shards):

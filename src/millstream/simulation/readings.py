@@ -8,8 +8,9 @@ from millstream.core.keys import key_of, key_text
 from millstream.errors import DefinitionError
 from millstream.simulation.local import LocalEngine
 from millstream.views import audit
-from millstream.views.audit import Discrepancy
+from millstream.views.audit import Discrepancy, Expected
 from millstream.views.group import ViewGroup
+from millstream.views.join import Join
 from millstream.views.sender import Sender
 
 
@@ -49,15 +50,26 @@ def contributions(engine: LocalEngine, view: str, group: Any) -> dict[Any, list[
 
 
 def differences(engine: LocalEngine) -> list[Discrepancy]:
-    """All that is wrong in any view that is complete. A view behind a strong edge is looked at when nothing is on its way to it."""
-    found: list[Discrepancy] = []
+    """All that is wrong in any view or join that is complete. One behind a strong edge is looked at when nothing is on its way to it."""
     waiting = {consumer for _, consumer, _, _ in engine.stored}
-    for name, one in engine.topology.derived.items():
-        view = _sender(engine, name)
-        builds = [engine.builds[other] for other in (name, *one.senders) if other in engine.builds]
-        if not isinstance(view, ViewGroup) or name in waiting or any(build.is_filling for build in builds):
-            continue
-        sender = _sender(engine, one.senders[0])
+    complete = [
+        name
+        for name, one in engine.topology.derived.items()
+        if name not in waiting and not any(engine.builds[other].is_filling for other in (name, *one.senders) if other in engine.builds)
+    ]
+    found: list[Discrepancy] = []
+    given: list[audit.Gift] = []
+    for name in {sender: None for one in complete for sender in engine.topology.derived[one].senders}:
+        sender = _sender(engine, name)
+        for key, state in engine.state(name).items():
+            for one in audit.gifts(sender, key, state, complete):
+                (found if isinstance(one, Discrepancy) else given).append(one)  # type: ignore[arg-type]
+    expected = audit.collected(given)
+    for name in complete:
+        consumer = _sender(engine, name)
+        assert isinstance(consumer, (ViewGroup, Join))
         rows = {key_text(key): state for key, state in engine.state(name).items()}
-        found += audit.audited(view, sender, engine.state(one.senders[0]).items(), rows)
+        should = expected.get(name, {})
+        for text in sorted(rows.keys() | should.keys()):
+            found += audit.compared(consumer, text, rows.get(text), should.get(text, Expected()), engine.builds[name].active)
     return found

@@ -78,6 +78,8 @@ class ComputationState(msgspec.Struct):
     dedup: DedupCounts = msgspec.field(default_factory=DedupCounts)
     hidden: bool = False  # a helper that the user has not written
     tallies: dict[str, int] = {}  # what its hooks have counted
+    kind: str = ""  # "table", "view" or "join": whoever has no code can tell
+    about: dict[str, str] = {}  # what it was defined as; `how` of a join says which rows it shows
 
 
 class Manifest(msgspec.Struct):

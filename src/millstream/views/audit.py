@@ -1,29 +1,39 @@
-"""Is a view right? Every document is mapped again, and what the view keeps is compared with it, down to every node.
+"""Is a view right? Every document is mapped again, and what views and joins keep is compared with it, down to every node. And what would mend it.
 
 Rules
-1. What is compared follows from the rows of the senders alone: contributions by group and origin, then totals, what is shown, and every partial result.
+1. What should be follows from the rows of the senders alone: contributions by group and origin, then totals, what is shown, and every partial result; of
+   a join, the left documents and the right one.
 2. A difference names view, group and document (or node), what is there and what should be.
 3. Nothing here reads a checkpoint or needs all rows at once: callers bring the rows, group by group.
+4. Tables have nothing to be compared with. A document that cannot be read, or that a map stumbles over, is named.
+5. What mends a group is a message that says all of it (`change.py`, rule 4).
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
-from typing import Any
+from collections.abc import Container, Iterable, Iterator, Mapping
+from typing import Any, NamedTuple
 
 import msgspec
 
-from millstream.core.keys import key_of
+from millstream.core.keys import key_of, key_text
 from millstream.views import totals
 from millstream.views.chain import MapFailed
-from millstream.views.change import Document
+from millstream.views.change import MEND, packed
 from millstream.views.group import GroupRow, ViewGroup
+from millstream.views.join import Join, JoinRow
 from millstream.views.leaves import FAN, address, depth, fold_all, hashed, leaf_of
 from millstream.views.sender import Sender
 
+_SHORT = 300  # characters of a value that is told
+
 
 class Discrepancy(msgspec.Struct, frozen=True):
-    """Something in a view that is not as it should be. what: "contribution", "total", "shown", "node", "count" or "group"."""
+    """Something that is not as it should be.
+
+    what: "contribution", "total", "shown", "node", "count", "generation" or "group" of a view; "left", "right" or "count" of a join; "row" if one cannot be
+    read. With what="document", view is the table (or the view or join that is the sender), and group the document's key.
+    """
 
     view: str
     group: Any
@@ -33,59 +43,134 @@ class Discrepancy(msgspec.Struct, frozen=True):
     expected: Any = None
 
     def __str__(self) -> str:
+        if self.what == "document":
+            return f"{self.view!r}, document {self.group!r}: {self.found}"
+        if self.what == "row":
+            return f"view {self.view!r}, group {self.group!r}: its row {self.found}"
         of = f" of {self.origin!r}" if self.origin is not None else ""
         return f"view {self.view!r}, group {self.group!r}: the {self.what}{of} is {self.found!r} instead of {self.expected!r}"
 
+    def brief(self) -> Discrepancy:
+        """The same, with values that are long as a text that is not."""
+        return msgspec.structs.replace(self, found=_brief(self.found), expected=_brief(self.expected))
 
-def given(sender: Sender, outlet: int, origin: str, found: list[Document]) -> dict[str, list[Any]]:
-    """What one origin gives to a consumer, by group. A document whose map raises gives nothing."""
-    try:
-        pairs = sender.pairs[outlet](found)
-    except MapFailed:
-        return {}
+
+def _brief(value: Any) -> Any:
+    text = repr(value)
+    return value if len(text) <= _SHORT else f"{text[:_SHORT]}…"
+
+
+class Expected(msgspec.Struct):
+    """What the senders' rows come to for one group. contributions: by origin; of a join, the left values. right: of a join, the right value or nothing."""
+
+    contributions: dict[str, list[Any]] = {}
+    right: list[Any] = []
+
+
+class Gift(NamedTuple):
+    """What an origin gives to a group of a consumer. right: it is a join's right value."""
+
+    consumer: str
+    group: str
+    origin: str
+    parts: list[Any]
+    right: bool
+
+
+def gifts(sender: Sender, key: Any, state: Any, consumers: Container[str]) -> Iterator[Gift | Discrepancy]:
+    """What a row of a sender gives to some consumers, as it travels; and what is wrong with its documents."""
+    outlets = [(at, outlet) for at, outlet in enumerate(sender.outlets) if outlet.consumer in consumers]
     encode, decode = sender.encode, sender.decode
-    return {text: decode(encode(parts)) for text, parts in pairs.items()}  # as they travel
+    try:
+        for origin, found in sender.documents(key, state):
+            for at, outlet in outlets:
+                try:
+                    if outlet.right:
+                        values = [document.value for document in sender.rights(outlet, found)][:1]
+                        pairs = {key_text(key): values} if values else {}
+                    else:
+                        pairs = sender.pairs[at](found)
+                except MapFailed as error:
+                    if outlet.dead_letters is None:
+                        yield Discrepancy(
+                            sender.sending.name, found[0].key, "document", None, f"the map of {outlet.consumer!r} raises: {error.why}"
+                        )
+                    continue
+                for text, parts in pairs.items():
+                    yield Gift(outlet.consumer, text, origin, decode(encode(parts)), outlet.right)
+    except Exception as error:
+        yield Discrepancy(sender.sending.name, key, "document", None, f"cannot be read: {type(error).__name__}: {error}")
 
 
-def outlet_to(sender: Sender, view: str) -> int | None:
-    """Which outlet of a sender leads to a view."""
-    return next((at for at, outlet in enumerate(sender.outlets) if outlet.consumer == view and not outlet.right), None)
+def compared(
+    consumer: ViewGroup | Join, text: str, row: GroupRow | JoinRow | None, expected: Expected, generation: int | None = None
+) -> Iterator[Discrepancy]:
+    """What is wrong in one group. row: None if there is none. generation: the one that a row must be of."""
+    try:
+        if isinstance(consumer, Join):
+            assert row is None or isinstance(row, JoinRow)
+            yield from _join_differences(consumer, key_of(text), row, expected)
+        else:
+            assert row is None or isinstance(row, GroupRow)
+            yield from differences(consumer, text, row, expected.contributions, generation)
+    except Exception as error:
+        yield unreadable(consumer, text, error)
 
 
-def differences(view: ViewGroup, text: str, row: GroupRow | None, expected: Mapping[str, list[Any]]) -> Iterator[Discrepancy]:
-    """What is wrong in one group. expected: by origin, what its documents give. row: None if the view has no such group."""
+def unreadable(consumer: Sender, text: str, error: Exception) -> Discrepancy:
+    """A row that makes no sense."""
+    return Discrepancy(consumer.sending.name, key_of(text), "row", None, f"cannot be read: {type(error).__name__}: {error}")
+
+
+def differences(
+    view: ViewGroup, text: str, row: GroupRow | None, expected: Mapping[str, list[Any]], generation: int | None = None
+) -> Iterator[Discrepancy]:
+    """What is wrong in one group of a view. expected: by origin, what its documents give."""
     name, group = view.sending.name, key_of(text)
     if row is None or not row.count:
         for origin, parts in expected.items():
             yield Discrepancy(name, group, "contribution", key_of(origin), None, parts)
-        if row is not None and row.shown:
-            yield Discrepancy(name, group, "group", None, row.shown[0], None)
+        if row is not None and (row.shown or not expected):
+            yield Discrepancy(name, group, "group", None, row.shown[0] if row.shown else "empty", None)
         return
+    if generation is not None and row.generation != generation:
+        yield Discrepancy(name, group, "generation", None, row.generation, generation)
     if view.rules.origins:
-        found = view.contributions(row)
+        found = view.contributions(row) if row.leaves <= row.count else {}
         for origin in sorted(found.keys() | expected.keys()):
-            if found.get(origin) != expected.get(origin):
+            if not _same(view, found.get(origin), expected.get(origin)):
                 yield Discrepancy(name, group, "contribution", key_of(origin), found.get(origin), expected.get(origin))
         if row.count != len(found):
             yield Discrepancy(name, group, "count", None, row.count, len(found))
     elif row.count != sum(len(parts) for parts in expected.values()):
         yield Discrepancy(name, group, "count", None, row.count, sum(len(parts) for parts in expected.values()))
+    yield from _results(view, group, row, expected)
+    if row.leaves > row.count:
+        yield Discrepancy(name, group, "node", "the number of leaves", row.leaves, f"at most {row.count}")
+    elif row.leaves:
+        yield from _nodes(view, group, row)
+
+
+def _results(view: ViewGroup, group: Any, row: GroupRow, expected: Mapping[str, list[Any]]) -> Iterator[Discrepancy]:
+    """The total, what is shown, and what is counted by reference."""
+    name = view.sending.name
     should = view.total_of(expected.values())
-    if view.inverts and row.total != should:
-        yield Discrepancy(name, group, "total", None, totals.bare(row.total), totals.bare(should))
-    elif not view.inverts and row.leaves and row.total != should:
-        yield Discrepancy(name, group, "total", None, row.total, should)
+    kept = should if view.inverts or row.leaves else None
+    if not _same(view, row.total, kept):
+        yield Discrepancy(name, group, "total", None, *([totals.bare(row.total), totals.bare(kept)] if view.inverts else [row.total, kept]))
     parts = [part for of in expected.values() for part in of]
     shown = [view.reducer.show(totals.bare(should) if view.inverts else should)] if expected else []
     if shown and view.index:
         shown = [view.index.told(shown[0], view.index.counted(parts))]
-    shown = view.decode(view.encode(shown))
-    if row.shown != shown:
+    if not _same(view, row.shown, view.decode(view.encode(shown))):
         yield Discrepancy(name, group, "shown", None, row.shown[0] if row.shown else None, shown[0] if shown else None)
-    if row.leaves:
-        yield from _nodes(view, group, row)
     if view.index and (row.leaves or not view.rules.origins):
         yield from _references(view, group, row, parts)
+
+
+def _same(sender: Sender, found: Any, expected: Any) -> bool:
+    """Equal, or (NaN, which equals nothing) kept alike."""
+    return bool(found == expected) or (found is not None and expected is not None and sender.encode(found) == sender.encode(expected))
 
 
 def _nodes(view: ViewGroup, group: Any, row: GroupRow) -> Iterator[Discrepancy]:
@@ -107,7 +192,7 @@ def _nodes(view: ViewGroup, group: Any, row: GroupRow) -> Iterator[Discrepancy]:
             expected.update({address(level, at): decode(view.encode(node)) for at, node in enumerate(nodes) if node})
             below = [view.reducer.fold(node) for node in nodes]
     for at in sorted(entries.keys() | expected.keys()):
-        if entries.get(at) != expected.get(at):
+        if not _same(view, entries.get(at), expected.get(at)):
             where = f"level {at >> 40}, node {at & (1 << 40) - 1}"
             yield Discrepancy(name, group, "node", where, entries.get(at), expected.get(at))
 
@@ -132,14 +217,49 @@ def _trimmed(node: list[Any]) -> list[Any]:
     return node
 
 
-def audited(view: ViewGroup, sender: Sender, sent: Iterable[tuple[Any, Any]], rows: Mapping[str, GroupRow]) -> Iterator[Discrepancy]:
-    """All differences of a view whose rows fit into memory. sent: keys and states of the sender's rows. rows: by the text of the group."""
-    outlet = outlet_to(sender, view.sending.name)
-    assert outlet is not None
-    expected: dict[str, dict[str, list[Any]]] = {}
-    for key, state in sent:
-        for origin, found in sender.documents(key, state):
-            for text, parts in given(sender, outlet, origin, found).items():
-                expected.setdefault(text, {})[origin] = parts
-    for text in sorted(expected.keys() | rows.keys()):
-        yield from differences(view, text, rows.get(text), expected.get(text, {}))
+def _join_differences(join: Join, group: Any, row: JoinRow | None, expected: Expected) -> Iterator[Discrepancy]:
+    name = join.sending.name
+    right = [] if row is None else row.right
+    if not _same(join, right, expected.right):
+        yield Discrepancy(name, group, "right", None, *[side[0] if side else None for side in (right, expected.right)])
+    found = {} if row is None else join.lefts_of(row)
+    for origin in sorted(found.keys() | expected.contributions.keys()):
+        if not _same(join, found.get(origin), expected.contributions.get(origin)):
+            yield Discrepancy(name, group, "left", key_of(origin), found.get(origin), expected.contributions.get(origin))
+    if row is not None and row.count != len(found):
+        yield Discrepancy(name, group, "count", None, row.count, len(found))
+    if row is not None and row.beside and row.inline:
+        yield Discrepancy(name, group, "left", "those in the row", list(row.inline), [])
+
+
+def has_entries(consumer: Sender, row: GroupRow | JoinRow) -> bool:
+    """Whether a row of a view or a join has entries beside it."""
+    if isinstance(row, JoinRow):
+        return row.beside
+    return bool(row.leaves) or (isinstance(consumer, ViewGroup) and bool(consumer.index) and not consumer.rules.origins)
+
+
+def mend(consumer: ViewGroup | Join, generation: int, expected: Expected) -> bytes:
+    """Rule 5: the message that makes a group what it should be."""
+    encode = consumer.encode
+    if isinstance(consumer, Join):
+        return packed(
+            generation, [MEND, encode(expected.right), *(encode([origin, parts]) for origin, parts in expected.contributions.items())]
+        )
+    return packed(generation, [MEND, *(encode([origin, parts]) for origin, parts in expected.contributions.items())])
+
+
+def collected(given: Iterable[Gift]) -> dict[str, dict[str, Expected]]:
+    """Gifts that fit into memory, by consumer and group."""
+    found: dict[str, dict[str, Expected]] = {}
+    for gift in given:
+        add(found.setdefault(gift.consumer, {}).setdefault(gift.group, Expected({}, [])), gift.origin, gift.parts, gift.right)
+    return found
+
+
+def add(expected: Expected, origin: str, parts: list[Any], right: bool) -> None:
+    """One gift more."""
+    if right:
+        expected.right = parts
+    else:
+        expected.contributions[origin] = parts

@@ -19,6 +19,7 @@ from millstream.core.keys import BadKey, key_text
 from millstream.core.topology import DEAD_LETTER, FAIL, PRODUCED, STRONG, WEAK, ComputationSpec, Input
 from millstream.errors import DefinitionError
 from millstream.reducers import Reducer, any, as_reducer
+from millstream.reducers.base import spelled
 from millstream.views.chain import FILTER, FLAT_MAP, MAP, Link, check_link
 from millstream.views.change import Document, ViewCodec
 from millstream.views.fingerprint import fingerprint
@@ -29,6 +30,7 @@ from millstream.views.join import INNER, LEFT, Join, JoinRules
 from millstream.views.sender import CHANGES, LATEST, Outlet, Sending, Shown
 
 TOLD = "told"  # changes as rows of a sink have them
+TABLE, VIEW, JOIN = "table", "view", "join"  # kinds, as manifests say them
 
 
 class Definitions(Protocol):
@@ -316,7 +318,41 @@ def _specified(relation: Relation, outlets: Sequence[Outlet], inputs: Sequence[I
         dead_letters=letters,
         derives=derives,
         refines=True,
+        kind=TABLE if isinstance(relation, Table) else VIEW if isinstance(relation, View) else JOIN,
+        about=_about(relation),
     )
+
+
+def _about(relation: Relation) -> dict[str, str]:
+    """What was written, for whoever reads a checkpoint without the code."""
+    if isinstance(relation, Table):
+        rules = relation.rules
+        found = {"reads": ", ".join(one.stream for one in relation.inputs), "key": _spelled_key(relation.inputs[0].key)}
+        found["versions"] = "the greatest counts" if rules.versioned else "none: epochs count in their order"
+        return found if rules.columns is None else {**found, "columns": ", ".join(rules.columns)}
+    if isinstance(relation, View):
+        found = {"of": _spelled(relation.of._of), "by": _spelled_by(relation.of._by), "reducer": relation.reducer.describe()}
+        found["origins"] = "kept" if relation.origins else "not kept"
+        found["nodes"] = "none: the reducer has an inverse" if relation.reducer.remove is not None else "partial results"
+        return {**found, "inline": str(relation.inline), "production": relation.production}
+    assert isinstance(relation, Joined)
+    left = f"{_spelled(relation.left._of)} by {_spelled_by(relation.left._by)}"
+    return {"of": left, "with": _spelled(relation.right), "how": relation.how}
+
+
+def _spelled(mapped: Mapped) -> str:
+    """The relation and the chain behind it, such as users.filter(adult)."""
+    return mapped._of.name + "".join(f".{kind}({spelled(f)})" for kind, f in mapped._links)
+
+
+def _spelled_by(by: Any) -> str:
+    if by is _own_key:
+        return "its key"
+    return spelled(by) if callable(by) else ", ".join(map(repr, by)) or "nothing: one group for all"
+
+
+def _spelled_key(key: Any) -> str:
+    return ", ".join(map(str, key)) if isinstance(key, (list, tuple)) else str(key) if isinstance(key, str) else spelled(key)
 
 
 def group_text(group: Any, view: str) -> str:

@@ -85,6 +85,9 @@ class ViewGroup(Sender):
     def process_record(self, record: Record) -> None:
         generation, entries = unpacked(record.value, self.decode)
         row = self.state
+        if entries and entries[0] is None:
+            self._mend(row, generation, entries[1:])
+            return
         if generation > row.generation:
             self._begin_anew(row, generation)
         elif generation < row.generation:
@@ -105,6 +108,23 @@ class ViewGroup(Sender):
             else:
                 self._tree(row).drop()
         row.generation, row.leaves, row.count, row.total, row.shown, row.inline, row.sizes = generation, 0, 0, None, [], {}, []
+
+    def _mend(self, row: GroupRow, generation: int, entries: Sequence[Any]) -> None:
+        """Makes a group what it should be, whatever it is. What it showed stays, so that the change is told."""
+        self._counted(row, -1)
+        before = row.count
+        row.nodes.clear()
+        row.generation, row.leaves, row.count, row.total, row.inline, row.old, row.sizes = generation, 0, 0, None, {}, [], []
+        row.restated = True
+        if self.rules.origins:
+            row.inline = dict(entries)
+            row.count = len(row.inline)
+            if self.inverts:
+                row.total = self.total_of(row.inline.values())
+            self.tally("contributions", row.count - before)
+        else:
+            self._add(row, [[None, parts] for _, parts in entries])
+            self.tally("contributions", -before)
 
     # --- contributions
 

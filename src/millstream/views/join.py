@@ -75,7 +75,11 @@ class Join(Sender):
     def process_record(self, record: Record) -> None:
         row = self.state
         if record.stream == self.rules.left:
-            for origin, how, values in unpacked(record.value, self.decode)[1]:
+            _, entries = unpacked(record.value, self.decode)
+            if entries and entries[0] is None:
+                self._mend(row, entries[1:])
+                return
+            for origin, how, values in entries:
                 self._put(row, origin, values, how & RESTATED != 0)
         else:
             _, how, *right = self.decode(record.value)
@@ -83,6 +87,30 @@ class Join(Sender):
                 row.was = row.right
             row.right = right
             row.restated_right = row.restated_right or how & RESTATED != 0
+
+    def _mend(self, row: JoinRow, entries: Sequence[Any]) -> None:
+        """Makes a row what it should be, whatever it is; what it was is told as ever."""
+        right, *lefts = entries
+        values = dict(lefts)
+        row.touched = {**{origin: [] for origin in values}, **self.lefts_of(row, forgiving=True)}
+        row.was, row.right = row.right, right
+        row.lefts.clear()
+        row.inline, row.beside = values, False
+        row.count = len(row.inline)
+        row.restated_right = True
+
+    def lefts_of(self, row: JoinRow, forgiving: bool = False) -> dict[str, list[Any]]:
+        """All left values of a row, by origin. forgiving: what cannot be decoded is as if it were not there."""
+        if not row.beside:
+            return dict(row.inline)
+        found: dict[str, list[Any]] = {}
+        for origin, data in row.lefts.items():
+            try:
+                found[origin] = self.decode(data)
+            except Exception:
+                if not forgiving:
+                    raise
+        return found
 
     def _put(self, row: JoinRow, origin: str, values: list[Any] | None, restated: bool) -> None:
         old = self._left(row, origin)

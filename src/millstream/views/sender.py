@@ -126,7 +126,7 @@ class Sender(Computation):
 
     def _tell(self, at: int, outlet: Outlet, origin: str, prev: Sequence[Document], next: Sequence[Document], restated: bool) -> None:
         pairs, encode, later = self.pairs[at], self.encode, self.later
-        was = self._mapped(pairs, outlet, prev, False) if prev else {}
+        was = self._mapped(pairs, outlet, prev, False, forgiving=restated) if prev else {}
         now = self._mapped(pairs, outlet, next, True) if next else {}
         if not outlet.origins:
             for text, parts in now.items():
@@ -192,12 +192,13 @@ class Sender(Computation):
 
     def _hand_over(self, outlet: Outlet, prev: Sequence[Document], next: Sequence[Document], restated: bool) -> None:
         """To the right side of a join: the document under its own key."""
-        was, now = ([d.value for d in self._right(outlet, documents)] for documents in (prev, next))
+        was, now = ([d.value for d in self.rights(outlet, documents)] for documents in (prev, next))
         if was != now or restated:
             body = self.encode([self.build(outlet.consumer).generation, RESTATED if restated else 0, *now[:1]])
             self.produce(body, stream=outlet.stream)
 
-    def _right(self, outlet: Outlet, documents: Sequence[Document]) -> Sequence[Document]:
+    def rights(self, outlet: Outlet, documents: Sequence[Document]) -> Sequence[Document]:
+        """The documents of a row as the right side of a join gets them."""
         if not outlet.links:
             return documents
         try:

@@ -64,9 +64,7 @@ def start(
     check(Compiled(program))
     spark = _session(spark, program, bounded=trigger is None, say=say)
     say(f"reading {', '.join(injector.source.describe() for injector in topology.injectors.values())}; checkpoint {storage.url}")
-    for emission in topology.emissions:
-        emission.sink.check()
-        emission.sink.resolve(lambda ddl: to_arrow_schema(T.StructType.fromDDL(ddl), timezone="UTC"))
+    ready_sinks(topology)
     spark_folder = spark_checkpoint or _spark_folder(storage, checkpoint)
     for injector in topology.injectors.values():
         _check_source(injector, topology, offsets="://" not in spark_folder)
@@ -103,6 +101,13 @@ def start(
         drain=drain,
         disturbed_until=time.monotonic() + (DISTURBANCE if recent is not None and time.time() - recent < DISTURBANCE else 0.0),
     )
+
+
+def ready_sinks(topology: Topology) -> None:
+    """Makes sinks ready for use, or finds out that one cannot work. There must be a session."""
+    for emission in topology.emissions:
+        emission.sink.check()
+        emission.sink.resolve(lambda ddl: to_arrow_schema(T.StructType.fromDDL(ddl), timezone="UTC"))
 
 
 def _session(spark: Any, program: Program, bounded: bool, say: Callable[[str], None]) -> Any:
