@@ -206,6 +206,8 @@ def test_what_is_defined_wrongly_is_refused_at_once() -> None:
         users.by("age").join(users, how="outer")
     with pytest.raises(DefinitionError, match=r"give a table or a view"):
         users.by("age").join("users")
+    with pytest.raises(DefinitionError, match=r"the right side is the join 'users-users', whose rows are many per key"):
+        users.by("age").join(users.by("age").join(users), name="twice")
     with pytest.raises(DefinitionError, match=r"a flat_map on the right side"):
         users.by("age").join(users.flat_map(lambda row: []))
     with pytest.raises(DefinitionError, match=r'use "changes" or "latest"'):

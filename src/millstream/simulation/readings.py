@@ -28,6 +28,8 @@ def shown(engine: LocalEngine, name: str) -> dict[Any, Any]:
     sender = _sender(engine, name)
     build = engine.builds.get(name)
     found: dict[Any, Any] = {}
+    if build is not None and not build.active:
+        return found
     for key, state in engine.state(name).items():
         if isinstance(sender, ViewGroup) and build is not None:
             told = state.shown if state.generation == build.active else state.old if state.generation > build.active else []

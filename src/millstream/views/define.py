@@ -229,6 +229,11 @@ class Joined(Relation):
     def __init__(self, left: Grouped, right: Relation | Mapped, how: str, name: str | None) -> None:
         if not isinstance(right, Mapped):
             raise DefinitionError(f"join({right!r}): give a table or a view, or one with map or filter behind it")
+        if isinstance(right._of, Joined):
+            raise DefinitionError(
+                f"join: the right side is the join {right._of.name!r}, whose rows are many per key. Collect them first: "
+                f"joined.by(lambda row: row.key).reduce(ms.any(), name=...), and join that."
+            )
         if any_flat(right._links):
             raise DefinitionError("join: a flat_map on the right side would give several documents for one key")
         if how not in (INNER, LEFT):
