@@ -99,6 +99,8 @@ class Step:
         computation._visit = self.visit
         if computation._is_plain():
             computation.produce = self.visit.produce  # type: ignore[method-assign]  # one call less for every production
+        if self.finishes:
+            computation.later, computation.tally = self.visit.later, self.visit.tally  # type: ignore[method-assign]
         computation.low_watermark = times.low_watermark
         computation.now = times.now
 

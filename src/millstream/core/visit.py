@@ -186,9 +186,14 @@ class Visit:
     def later(self, name: Hashable, value: Any) -> None:
         if not self.gathered:
             self.gatherer = self.row_key
-        self.gathered.append((name, value, self.caused()))
+        cause = self.cause
+        if cause.__class__ is Record:
+            caused = cause.timestamp
+        else:
+            caused = cause.time if cause.kind == LOW_WATERMARK else self.wall_time
+        self.gathered.append((name, value, caused))
 
-    def tally(self, name: str, n: int) -> None:
+    def tally(self, name: str, n: int = 1) -> None:
         self.tallies[name] = self.tallies.get(name, 0) + n
 
     def swept(self, name: str) -> str:

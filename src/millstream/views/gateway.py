@@ -39,6 +39,7 @@ class Kept(msgspec.Struct):
     new_version: Any = None
     new_body: bytes | None = None
     restated: bool = False
+    document: Any = None  # what new_body says, where it is at hand: never kept
 
     is_plain: ClassVar[bool] = True
 
@@ -85,7 +86,7 @@ class Gateway(Sender):
                 state.new_body is None,
                 state.new_body or b"",
             ):
-                state.has_new, state.new_version, state.new_body = True, record.timestamp, body
+                state.has_new, state.new_version, state.new_body, state.document = True, record.timestamp, body, document
             return
         if version.__class__ is not int:
             version = ordered(version, self.sending.name)
@@ -100,7 +101,7 @@ class Gateway(Sender):
             order = compared(version, state.new_version, self.sending.name) or _by_bytes(body, state.new_body)
             if order <= 0 and "versions" not in rules.guards:
                 return
-        state.has_new, state.new_version, state.new_body = True, version, body
+        state.has_new, state.new_version, state.new_body, state.document = True, version, body, document
 
     def _stale(self, version: Any, body: bytes | None) -> None:
         self.tally("stale")
@@ -119,7 +120,13 @@ class Gateway(Sender):
         if before != body or state.restated or is_swept:
             key = self.key
             prev = [] if before is None else [Document(key, self.decode(before), state.version)]
-            next = prev if body == before else [] if body is None else [Document(key, self.decode(body), version)]
+            next = (
+                prev
+                if body == before
+                else []
+                if body is None
+                else [Document(key, state.document if state.document is not None else self.decode(body), version)]
+            )
             self.send(self.origin, prev, next, state.restated)
             if before != body:
                 self.tally("changes")
@@ -132,7 +139,7 @@ class Gateway(Sender):
         elif state.has_new and before is None and state.version is not None:
             self.cancel_timer(TOMBSTONE, kind=WALL_CLOCK)
         state.version, state.body = version if self.rules.versioned else None, body
-        state.has_new, state.new_version, state.new_body, state.restated = False, None, None, False
+        state.has_new, state.new_version, state.new_body, state.restated, state.document = False, None, None, False, None
 
     def documents(self, key: Any, state: Kept) -> Iterator[tuple[str, list[Document]]]:
         if state.body is not None:

@@ -113,16 +113,18 @@ class Sender(Computation):
         assert single is not None
         old_text, old = single(prev)
         text, new = single(next)
+        if text == old_text and new == old:
+            return
+        encode, later = self.encode, self.later
         if text == old_text:
-            if new != old:
-                entry = [origin, UPDATE, [new]] if outlet.origins else [[old], [new]]
-                self.later((at, text), self._encoded(outlet, [next], entry))
-        elif outlet.origins:
-            self.later((at, text), self._encoded(outlet, [next], [origin, INSERT, [new]]))
-            self.later((at, old_text), self.encode([origin, REMOVE, None]))
+            entry = [origin, UPDATE, [new]] if outlet.origins else [[old], [new]]
         else:
-            self.later((at, text), self._encoded(outlet, [next], [None, [new]]))
-            self.later((at, old_text), self.encode([[old], None]))
+            entry = [origin, INSERT, [new]] if outlet.origins else [None, [new]]
+            later((at, old_text), encode([origin, REMOVE, None] if outlet.origins else [[old], None]))
+        try:
+            later((at, text), encode(entry))
+        except Exception as error:
+            raise MapFailed(outlet.consumer, next.key, f"what it gives cannot be encoded: {error}") from error
 
     def _tell(self, at: int, outlet: Outlet, origin: str, prev: Sequence[Document], next: Sequence[Document], restated: bool) -> None:
         pairs, encode, later = self.pairs[at], self.encode, self.later
