@@ -120,13 +120,12 @@ class Gateway(Sender):
         if before != body or state.restated or is_swept:
             key = self.key
             prev = [] if before is None else [Document(key, self.decode(before), state.version)]
-            next = (
-                prev
-                if body == before
-                else []
-                if body is None
-                else [Document(key, state.document if state.document is not None else self.decode(body), version)]
-            )
+            if body == before:
+                next = prev
+            elif body is None:
+                next = []
+            else:
+                next = [Document(key, state.document if state.document is not None else self.decode(body), version)]
             self.send(self.origin, prev, next, state.restated)
             if before != body:
                 self.tally("changes")

@@ -117,7 +117,7 @@ class Sender(Computation):
             return
         encode, later = self.encode, self.later
         if text == old_text:
-            entry = [origin, UPDATE, [new]] if outlet.origins else [[old], [new]]
+            entry: list[Any] = [origin, UPDATE, [new]] if outlet.origins else [[old], [new]]
         else:
             entry = [origin, INSERT, [new]] if outlet.origins else [None, [new]]
             later((at, old_text), encode([origin, REMOVE, None] if outlet.origins else [[old], None]))
