@@ -309,7 +309,7 @@ def test_the_command_explains_layout_and_costs(tmp_path: Path, capsys: pytest.Ca
     folder = recorded.saved(tmp_path / "checkpoint")
     out = " ".join(called(capsys, "view", folder, "least", "--explain").split())
     assert (
-        "derives from users.filter(<lambda>), by 'name'" in out and "reducer min('age'); partial results in nodes: partial results" in out
+        "derives from users.filter(<lambda>), by 'name'" in out and "reducer min('age'); nodes above the leaves: of partial results" in out
     )
     assert "origins kept: 403 contributions in 6 groups, 6 changes" in out
     assert "layout 5 groups in one row each (up to 100 bytes); 1 with leaves: 1 of depth 3" in out

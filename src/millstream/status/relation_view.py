@@ -87,7 +87,7 @@ def facts(one: RelationStatus) -> list[tuple[str, str]]:
         found.append(("rows", f"{one.rows:,} keys of the right side, {one.changes:,} changes"))
     else:
         found.append(("derives from", f"{about.get('of', '')}, by {about.get('by', '')}"))
-        found.append(("reducer", f"{about.get('reducer', '')}; partial results in nodes: {about.get('nodes', '')}"))
+        found.append(("reducer", f"{about.get('reducer', '')}; nodes above the leaves: {about.get('nodes', '')}"))
         found.append(
             ("origins", f"{about.get('origins', '')}: {one.contributions:,} contributions in {one.rows:,} groups, {one.changes:,} changes")
         )

@@ -338,7 +338,7 @@ def _about(relation: Relation) -> dict[str, str]:
     if isinstance(relation, View):
         found = {"of": _spelled(relation.of._of), "by": _spelled_by(relation.of._by), "reducer": relation.reducer.describe()}
         found["origins"] = "kept" if relation.origins else "not kept"
-        found["nodes"] = "none: the reducer has an inverse" if relation.reducer.remove is not None else "partial results"
+        found["nodes"] = "none, because the reducer has an inverse" if relation.reducer.remove is not None else "of partial results"
         return {**found, "inline": str(relation.inline), "production": relation.production}
     assert isinstance(relation, Joined)
     left = f"{_spelled(relation.left._of)} by {_spelled_by(relation.left._by)}"

@@ -31,7 +31,7 @@ class PeopleWorld(msgspec.Struct, frozen=True):
 
     users: int = 200_000
     load: int = 2  # files
-    news: int = 24  # files
+    news: int = 20  # files
     each: int = 8_000
     seed: int = 7
 
