@@ -6,9 +6,11 @@ and each row says what it is. When all rows have been passed, the build is *swit
 Rules
 1. A build has a number, its generation. What is shown is the active one; what is spoken to is the newest. They differ while it is being filled.
 2. A computation that is new, on senders that are new, has nothing to be filled from: it is active at once.
-3. A build is filled when all its senders are active themselves; until then nobody speaks to it.
+3. A build is filled when all its senders are active themselves; until then nobody speaks to it. If a sender is begun anew while the sweep is on its way,
+   the sweep stops where it is: rows that it has been at go on speaking, so that the sender's switch is heard.
 4. The switch is one epoch of its own, behind the one in which the last row was passed: every row of the computation is visited in it.
-5. Changed code under an unchanged version is refused: nobody can tell whether the state still fits it.
+5. A sweep has a name that no other one ever has: cursors stay behind in the senders' shards, and the name of a view may come again.
+6. Changed code under an unchanged version is refused: nobody can tell whether the state still fits it.
 """
 
 from __future__ import annotations
@@ -22,6 +24,7 @@ from millstream.errors import CheckpointError
 
 FIRST_PORTION = 10_000  # rows per shard and epoch
 LEAST_PORTION, MOST_PORTION = 1_000, 200_000
+PAUSED = -1  # the portion of a sweep that stays where it is
 QUICK, SLOW = 250.0, 1_000.0  # milliseconds of a step between which a portion stays as it is
 
 
@@ -37,7 +40,8 @@ class Derivation(msgspec.Struct, frozen=True):
 
 
 class BuildState(msgspec.Struct, frozen=True):
-    """How far a derived computation is. swept: rows that the sweep has passed; is_swept: all. began: the wall clock when the fill began."""
+    """How far a derived computation is. swept: rows that the sweep has passed; is_swept: all. began: the wall clock when the fill began.
+    sweep: what its sweep is called."""
 
     version: str = ""
     fingerprint: str = ""
@@ -47,6 +51,7 @@ class BuildState(msgspec.Struct, frozen=True):
     swept: int = 0
     portion: int = FIRST_PORTION
     began: int = 0
+    sweep: str = ""
 
     @property
     def is_filling(self) -> bool:
@@ -55,26 +60,29 @@ class BuildState(msgspec.Struct, frozen=True):
 
 
 class Build(msgspec.Struct, frozen=True):
-    """What an epoch says of a derived computation to those who speak to it, and to itself. waiting: nobody speaks to it yet."""
+    """What an epoch says of a derived computation to those who speak to it, and to itself. waiting: nobody speaks to it yet. sweep: what
+    the sweep is called that fills it."""
 
     generation: int = 1
     active: int = 1
     waiting: bool = False
+    sweep: str = ""
 
 
 ACTIVE = Build()
 
 
 class BuildOrders(msgspec.Struct):
-    """By computation: the builds that it has to know of, and the sweeps that pass by its rows (at most so many in this epoch, 0: all)."""
+    """By computation: the builds that it has to know of, and the sweeps that pass by its rows (at most so many in this epoch, 0: all,
+    PAUSED: none)."""
 
     builds: dict[str, dict[str, Build]] = {}
     sweeps: dict[str, dict[str, int]] = {}
 
 
-def sweep_name(consumer: str, generation: int) -> str:
-    """What the sweep is called that fills a build."""
-    return f"{consumer}/{generation}"
+def sweep_name(consumer: str, generation: int, epoch: int) -> str:
+    """What the sweep is called that fills a build. epoch: the last one before it. Rule 5."""
+    return f"{consumer}/{generation}/{epoch}"
 
 
 def switch_name(consumer: str, generation: int) -> str:
@@ -83,25 +91,28 @@ def switch_name(consumer: str, generation: int) -> str:
 
 
 def begun(
-    derived: Mapping[str, Derivation], known: Mapping[str, BuildState], present: Collection[str], now: int = 0
+    derived: Mapping[str, Derivation], known: Mapping[str, BuildState], present: Collection[str], now: int = 0, epoch: int = -1
 ) -> dict[str, BuildState]:
-    """The builds at the start of a run. known: those of the checkpoint; present: the computations that have rows there."""
+    """The builds at the start of a run. known: those of the checkpoint; present: the computations that have rows there. now, epoch:
+    of its last epoch."""
     found: dict[str, BuildState] = {}
     for name, one in derived.items():
         old = known.get(name)
         if old is None:
             is_new = all(sender not in present for sender in one.senders)  # rule 2
-            found[name] = BuildState(one.version, one.fingerprint, active=1 if is_new else 0, portion=FIRST_PORTION, began=now)
+            found[name] = BuildState(one.version, one.fingerprint, 1, 1 if is_new else 0, portion=FIRST_PORTION, began=now)
         elif old.version != one.version:
             found[name] = BuildState(one.version, one.fingerprint, old.generation + 1, old.active, portion=FIRST_PORTION, began=now)
         else:
             _check(name, old, one)
             found[name] = msgspec.structs.replace(old, fingerprint=one.fingerprint)
+        if not found[name].sweep:
+            found[name] = msgspec.structs.replace(found[name], sweep=sweep_name(name, found[name].generation, epoch))
     return found
 
 
 def _check(name: str, old: BuildState, one: Derivation) -> None:
-    """Rule 5. A fingerprint says in front of a colon what it depends on; where that differs, it proves nothing."""
+    """Rule 6. A fingerprint says in front of a colon what it depends on; where that differs, it proves nothing."""
     ours, theirs = one.fingerprint.partition(":"), old.fingerprint.partition(":")
     if ours == theirs or ours[0] != theirs[0] or one.keep:
         return
@@ -124,17 +135,18 @@ def orders(derived: Mapping[str, Derivation], states: Mapping[str, BuildState]) 
         if not state.is_filling and state.generation == 1:
             continue  # what everybody assumes
         senders = derived[name].senders
-        waiting = state.is_filling and any(sender in states and states[sender].is_filling for sender in senders)
-        build = Build(state.generation, state.active, waiting)
+        held = state.is_filling and any(sender in states and states[sender].is_filling for sender in senders)
+        is_begun = state.swept > 0 or state.is_swept
+        build = Build(state.generation, state.active, held and not is_begun, state.sweep)
         for computation in (name, *senders):
             found.builds.setdefault(computation, {})[name] = build
-        if not state.is_filling or waiting:
+        if not state.is_filling or build.waiting:
             continue
-        if state.is_swept:
-            found.sweeps.setdefault(name, {})[switch_name(name, state.generation)] = 0
-        else:
+        if not state.is_swept:
             for sender in senders:
-                found.sweeps.setdefault(sender, {})[sweep_name(name, state.generation)] = state.portion
+                found.sweeps.setdefault(sender, {})[state.sweep] = PAUSED if held else state.portion
+        elif not held:
+            found.sweeps.setdefault(name, {})[switch_name(name, state.generation)] = 0
     return found
 
 
@@ -157,8 +169,8 @@ def builds_after(
     for name, state in states.items():
         if switch_name(name, state.generation) in sweeps:
             state = msgspec.structs.replace(state, active=state.generation, is_swept=False, portion=FIRST_PORTION)
-        elif sweep_name(name, state.generation) in sweeps:
-            passed = swept[sweep_name(name, state.generation)]
+        elif state.sweep in sweeps:
+            passed = swept[state.sweep]
             state = msgspec.structs.replace(
                 state,
                 swept=state.swept + sum(rows for rows, _ in passed),

@@ -17,8 +17,8 @@ class Times(msgspec.Struct, frozen=True):
     """The times of one computation in one epoch. Invariants: late_before <= low_watermark; least <= promised <= low_watermark.
 
     least: what its streams had promised before: no production may be older. promised: what they promise now: no hold may be older.
-    sweeps: visits of all rows in portions, by name: how many rows in this epoch, 0 for all that are left. builds: what is to be known of computations that
-    are derived from this one, and of itself, where it is no matter of course (core/builds.py).
+    sweeps: visits of all rows in portions, by name: how many rows in this epoch, 0 for all that are left, PAUSED for none. builds: what is to be
+    known of computations that are derived from this one, and of itself, where it is no matter of course (core/builds.py).
     """
 
     now: int

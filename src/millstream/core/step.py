@@ -39,6 +39,7 @@ from typing import Any
 import msgspec
 
 from millstream.core.arrivals import Arrivals
+from millstream.core.builds import PAUSED
 from millstream.core.computation import Computation
 from millstream.core.keys import key_of
 from millstream.core.keyspace import (
@@ -155,11 +156,14 @@ class Step:
                 self.visit.sweeps[name] = (None, None)
                 self.counts.swept[name] = (0, True)
                 continue
-            was = b"" if raw is None else raw[1:]
-            start = ROW + was + b"\0" if was else ROW
-            found = [key[len(ROW) :] for key, _ in islice(self.store.scan(start, after(ROW)), limit or None)]
+            begins = b"" if raw is None else raw[1:] + b"\0"  # the first row that it has not been at; a row key may be empty
+            if limit == PAUSED:
+                self.visit.sweeps[name] = (begins, b"")
+                self.counts.swept[name] = (0, False)
+                continue
+            found = [key[len(ROW) :] for key, _ in islice(self.store.scan(ROW + begins, after(ROW)), limit or None)]
             ends = not limit or len(found) < limit
-            self.visit.sweeps[name] = (was, None if ends else found[-1])
+            self.visit.sweeps[name] = (begins, None if ends else found[-1])
             self.delta[entry] = _ENDED if ends else _AT + found[-1]
             self.counts.swept[name] = (len(found), ends)
             rows.update(dict.fromkeys(found))

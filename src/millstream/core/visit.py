@@ -36,7 +36,7 @@ AHEAD = "ahead"  # it will come
 
 Portion = tuple[
     bytes | None, bytes | None
-]  # the row up to which a sweep had come (None: it had ended), and up to which it comes now (None: it ends)
+]  # where a sweep begins in this epoch (None: it had ended), and the last row that it comes to (None: it ends)
 
 
 class Visit:
@@ -70,7 +70,7 @@ class Visit:
         "row_key",
         "same_key_streams",
         "streams",
-        "sweeps",  # by name: the row up to which a sweep had come, and up to which it comes in this epoch; None: all
+        "sweeps",  # by name: what a sweep comes to in this epoch
         "tallies",
         "wall",  # timers by wall clock
         "wall_time",  # the event time that a wall-clock timer, or the end of a visit, stands for
@@ -198,8 +198,8 @@ class Visit:
 
     def swept(self, name: str) -> str:
         """Where a sweep is, seen from the key at hand."""
-        was, comes = self.sweeps[name]
-        if was is None or self.row_key <= was:
+        begins, comes = self.sweeps[name]
+        if begins is None or self.row_key < begins:
             return BEHIND
         return NOW if comes is None or self.row_key <= comes else AHEAD
 

@@ -23,7 +23,7 @@ def reconciled(latest: Manifest, program: Program, drop: Sequence[str] = ()) -> 
     found = msgspec.structs.replace(renamed, pending=[parcel for parcel in renamed.pending if parcel.computation in names])
     _check_ways(found, program)
     present = [name for name, state in found.computations.items() if any(shard.keys for shard in state.shards)]
-    return msgspec.structs.replace(found, builds=begun(program.topology.derived, found.builds, present, found.now))
+    return msgspec.structs.replace(found, builds=begun(program.topology.derived, found.builds, present, found.now, found.epoch))
 
 
 def _renamed(latest: Manifest, program: Program) -> Manifest:

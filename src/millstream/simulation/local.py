@@ -82,7 +82,7 @@ class LocalEngine:
     def become(self, program: Program) -> None:
         """Goes on as another version of the program, as a restart on Spark would."""
         present = [name for name, shard in self.stores if any(entry.startswith(ROW) for entry in self.stores[name, shard].entries)]
-        builds = begun(program.topology.derived, self.builds, present, self.now)
+        builds = begun(program.topology.derived, self.builds, present, self.now, self.epoch)
         self.program, self.topology, self.compiled = program, program.topology, Compiled(program, all_ids=True)
         self.builds = builds
         names = [spec.name for spec in self.topology.computations]

@@ -116,11 +116,12 @@ class Gateway(Sender):
         if not state.has_new and not state.restated and not is_swept:
             return
         before, body = state.body, state.new_body if state.has_new else state.body
-        version = state.new_version if state.has_new else state.version
-        if before != body or state.restated or is_swept:
+        version = state.version if not state.has_new else state.new_version if self.rules.versioned else None
+        is_newer = body is not None and version != state.version  # which a map, or first and last, may look at
+        if before != body or is_newer or state.restated or is_swept:
             key = self.key
             prev = [] if before is None else [Document(key, self.decode(before), state.version)]
-            if body == before:
+            if body == before and not is_newer:
                 next = prev
             elif body is None:
                 next = []
@@ -137,7 +138,7 @@ class Gateway(Sender):
             self._bury()
         elif state.has_new and before is None and state.version is not None:
             self.cancel_timer(TOMBSTONE, kind=WALL_CLOCK)
-        state.version, state.body = version if self.rules.versioned else None, body
+        state.version, state.body = version, body
         state.has_new, state.new_version, state.new_body, state.restated, state.document = False, None, None, False, None
 
     def documents(self, key: Any, state: Kept) -> Iterator[tuple[str, list[Document]]]:

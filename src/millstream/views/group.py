@@ -88,10 +88,10 @@ class ViewGroup(Sender):
         if entries and entries[0] is None:
             self._mend(row, generation, entries[1:])
             return
+        if generation < self.build(self.sending.name).generation:
+            return  # under way (on a strong edge) when another build was begun: its parts are those of other code
         if generation > row.generation:
             self._begin_anew(row, generation)
-        elif generation < row.generation:
-            return  # of a build that has been given up
         if self.rules.origins:
             self._set(row, entries)
         else:
@@ -103,10 +103,7 @@ class ViewGroup(Sender):
                 row.old = row.shown
             self._counted(row, -1)
             self.tally("contributions", -row.count)
-            if self.index:
-                row.nodes.clear()
-            else:
-                self._tree(row).drop()
+        row.nodes.clear()  # whatever is there: another reducer may have left it
         row.generation, row.leaves, row.count, row.total, row.shown, row.inline, row.sizes = generation, 0, 0, None, [], {}, []
 
     def _mend(self, row: GroupRow, generation: int, entries: Sequence[Any]) -> None:
@@ -233,14 +230,15 @@ class ViewGroup(Sender):
         row, build = self.state, self.build(self.sending.name)
         if row.generation == 0:
             return
-        if not row.leaves and len(row.inline) > FEW and len(self.encode(row.inline)) > self.rules.inline:
+        is_current = row.generation == build.generation  # what an older one left is not for this reducer
+        if is_current and not row.leaves and len(row.inline) > FEW and len(self.encode(row.inline)) > self.rules.inline:
             self._grow(row)
         if switch_name(self.sending.name, build.generation) in self._visit.sweeps:
             self._switch(row, build)
         elif build.generation == build.active:
             prev, row.shown = row.shown, self._shown(row)
             self._say(prev, row.shown, row.restated)
-        elif row.generation == build.generation:
+        elif is_current:
             row.shown = self._shown(row)  # nobody is told before the switch
         row.restated = False
         if not row.count and not row.old and not (row.generation == build.active and row.shown):

@@ -18,7 +18,7 @@ from typing import Any
 
 import msgspec
 
-from millstream.core.builds import ACTIVE, Build, sweep_name
+from millstream.core.builds import ACTIVE, Build
 from millstream.core.codec import Codec
 from millstream.core.computation import Computation
 from millstream.core.keys import key_of
@@ -91,7 +91,9 @@ class Sender(Computation):
         return bool(self._visit.sweeps)
 
     def send(self, origin: str, prev: Sequence[Document], next: Sequence[Document], restated: bool = False) -> None:
-        """Tells all consumers that the documents of a row were these and are those."""
+        """Tells all consumers that the documents of a row were these and are those. The same list twice: nothing has changed, and only whoever is being
+        filled hears of it."""
+        is_same = prev is next and not restated
         for at, outlet in enumerate(self.outlets):
             before = prev
             if outlet.consumer in self._visit.builds:
@@ -100,6 +102,8 @@ class Sender(Computation):
                     continue
                 if place == NOW:
                     before = ()
+            if is_same and before is prev:
+                continue
             if outlet.right:
                 self._hand_over(outlet, before, next, restated)
             elif len(before) == 1 == len(next) and self.singles[at] is not None and not restated:
@@ -247,5 +251,4 @@ class Sender(Computation):
     def _place(self, consumer: str) -> str:
         """Where the sweep that fills a consumer is, seen from the row at hand."""
         build = self._visit.builds[consumer]
-        name = sweep_name(consumer, build.generation)
-        return AHEAD if build.waiting else self._visit.swept(name) if name in self._visit.sweeps else BEHIND
+        return AHEAD if build.waiting else self._visit.swept(build.sweep) if build.sweep in self._visit.sweeps else BEHIND
