@@ -40,6 +40,7 @@ import msgspec
 
 from millstream.core.arrivals import Arrivals
 from millstream.core.computation import Computation
+from millstream.core.guards import ALL_GUARDS, Guards
 from millstream.core.keys import key_of
 from millstream.core.keyspace import (
     HOLD,
@@ -78,7 +79,14 @@ class Step:
     """Runs one computation on one shard for one epoch. Use once."""
 
     def __init__(
-        self, wiring: Wiring, computation: Computation, kind: StateKind, store: Store, times: Times, encode_value: Callable[[Any], bytes]
+        self,
+        wiring: Wiring,
+        computation: Computation,
+        kind: StateKind,
+        store: Store,
+        times: Times,
+        encode_value: Callable[[Any], bytes],
+        guards: Guards = ALL_GUARDS,
     ) -> None:
         self.wiring = wiring
         self.name = wiring.name
@@ -92,8 +100,8 @@ class Step:
         self.careful = False  # a hook of the key at hand has raised, or left a state that cannot be kept
         self.searching = False  # which of them it was
         self.saved: _Saved | None = None
-        self.visit = Visit(wiring, times, encode_value)
-        self.finishes = type(computation).finish_key is not Computation.finish_key
+        self.visit = Visit(wiring, times, encode_value, guards)
+        self.finishes = computation._finishes()
         self.late_before = BEGINNING if computation.judges_lateness else times.late_before
         computation._visit = self.visit
         if computation._is_plain():

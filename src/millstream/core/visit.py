@@ -19,6 +19,7 @@ from collections.abc import Callable, Hashable
 from hashlib import blake2b
 from typing import Any
 
+from millstream.core.guards import ALL_GUARDS, Guards
 from millstream.core.keys import key_text
 from millstream.core.keyspace import STATE_HOLD, Holds, Row, TimerSet
 from millstream.core.outcome import Times, Wiring
@@ -54,6 +55,7 @@ class Visit:
         "firings",  # of this key so far
         "gathered",  # (name, value, timestamp) for finish_epoch
         "gatherer",  # the row that gathered first
+        "guards",
         "held",  # the oldest hold of this key that was in force in this epoch, or END
         "holds",  # (kind, time, tag) of a timer, or STATE_HOLD: what it holds
         "key",
@@ -76,7 +78,7 @@ class Visit:
         "wall_time",  # the event time that a wall-clock timer, or the end of a visit, stands for
     )
 
-    def __init__(self, wiring: Wiring, times: Times, encode: Callable[[Any], bytes]) -> None:
+    def __init__(self, wiring: Wiring, times: Times, encode: Callable[[Any], bytes], guards: Guards = ALL_GUARDS) -> None:
         self.builds = times.builds
         self.circling = wiring.circling
         self.default_stream = wiring.streams[0] if len(wiring.streams) == 1 else None
@@ -84,6 +86,7 @@ class Visit:
         self.epoch = times.epoch
         self.gathered: list[tuple[Hashable, Any, int]] = []
         self.gatherer = b""
+        self.guards = guards
         self.sweeps: dict[str, Portion] = {}
         self.tallies: dict[str, int] = {}
         self.least = times.least if times.least < END else BEGINNING  # after the end of event time nothing is left to be kept

@@ -135,7 +135,7 @@ class Join(Sender):
             next = self._documents(key, now, row.right)
             again = row.restated_right or origin in row.restated
             if prev != next or again or self.is_swept:
-                self.send(key_text((self.key, key)), prev, next, again)
+                self.send(key_text((self.key, key)) if self._visit.guards.sender else origin, prev, next, again)
                 self.tally("changes", prev != next)
 
     def _documents(self, key: Any, values: Sequence[Any], right: Sequence[Any]) -> list[Document]:

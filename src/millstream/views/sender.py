@@ -216,4 +216,7 @@ class Sender(Computation):
         """Where the sweep that fills a consumer is, seen from the row at hand."""
         build = self._visit.builds[consumer]
         name = sweep_name(consumer, build.generation)
-        return AHEAD if build.waiting else self._visit.swept(name) if name in self._visit.sweeps else BEHIND
+        if build.waiting or name not in self._visit.sweeps:
+            return AHEAD if build.waiting else BEHIND
+        place = self._visit.swept(name)
+        return place if place != AHEAD or self._visit.guards.cursor else BEHIND
