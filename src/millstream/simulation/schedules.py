@@ -44,9 +44,10 @@ def make_schedule(program: Program, plan: InputPlan, seed: int, kinds: Collectio
     """One to five faults."""
     dice = random.Random(f"schedule {seed}")
     tasks = shards * sum(len(groups) for groups in program.topology.levels)
-    repeatable = [at for at, (stream, _) in enumerate(_flat(plan)) if may_repeat(program, stream)]
-    if not any(may_repeat(program, stream) for stream in program.topology.injectors):  # who asks for it all the same gets it
-        repeatable = list(range(len(_flat(plan))))
+    streams = {stream for stream in program.topology.injectors if may_repeat(program, stream)} if "repeat" in kinds else set()
+    repeatable = [
+        at for at, (stream, _) in enumerate(_flat(plan)) if stream in streams or not streams
+    ]  # who asks for it all the same gets it
     found: list[Fault] = []
     for _ in range(dice.randint(1, _MOST)):
         kind, epoch = dice.choice(sorted(kinds)), dice.randrange(len(plan.epochs))
