@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pickle
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -125,3 +126,24 @@ def task_of(pipeline: ms.Pipeline, computation: str, key: Any, shards: int = 2) 
 def apart(*names: str, shards: int = 2) -> bool:
     """Whether keys lie in different shards."""
     return len({shard_of(key_bytes(name), shards) for name in names}) == len(names)
+
+
+def by_epoch(simulation: Simulation, stream: str) -> dict[int, list[tuple[Any, Any]]]:
+    """What a run has published of a stream, by epoch: (key, value)."""
+    found: dict[int, list[tuple[Any, Any]]] = {}
+    folder = f"out/{stream}"
+    for name in simulation.storage.list(folder):
+        rows = pickle.loads(simulation.storage.read(name))
+        found.setdefault(int(name[len(folder) + 1 :].split("-")[0]), []).extend((row[0], row[2]) for row in rows)
+    return found
+
+
+def snapshots(simulation: Simulation, stream: str) -> list[dict[Any, Any]]:
+    """What published changes have led to, after each epoch."""
+    rows, now, found = by_epoch(simulation, stream), dict[Any, Any](), []
+    for epoch in range(len(simulation.plan.epochs)):
+        for key, change in rows.get(epoch, ()):
+            assert now.get(key) == change["prev"], (epoch, key, change)
+            now[key] = change["next"]
+        found.append({key: value for key, value in now.items() if value is not None})
+    return found

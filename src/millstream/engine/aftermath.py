@@ -4,6 +4,7 @@ Rules
 1. The manifest before is not changed: what goes on is copied.
 2. A computation without a receipt stays as it was; only time has passed for it.
 3. A fold that has ended is put in the place of what it folded, if all of that is still in the chain.
+4. A drain is over when nothing waits any more, and no computation is being filled anew.
 """
 
 from __future__ import annotations
@@ -50,6 +51,8 @@ def manifest_after(
         for name, part in receipt.parts.items():
             sinks.setdefault(name, []).append(part)
     pending = [parcel for receipt in receipts for parcel in receipt.parcels]
+    builds = _builds(plan, receipts)
+    filled = not any(build.is_filling for build in builds.values())
     over = not pending and all(c.low_watermark == END and shard.next_low is None for c in computations.values() for shard in c.shards)
     batch = plan.ranges.batch
     return Manifest(
@@ -61,7 +64,7 @@ def manifest_after(
         computations=computations,
         sinks=sinks,
         drain=plan.drain,
-        drained=(plan.drain and over) or (before is not None and before.drained),
+        drained=filled and ((plan.drain and over) or (before is not None and before.drained)),
         ended=before.ended if before is not None and before.ended is not None else plan.epoch if plan.drain else None,
         offsets=plan.ranges.digest,
         pending=pending,
@@ -69,7 +72,7 @@ def manifest_after(
         refused=(before.refused if before is not None else 0) + refused,
         outside=_outside(before) + 1 if batch is None else plan.epoch - batch,
         settle=plan.settles,
-        builds=_builds(plan, receipts),
+        builds=builds,
     )
 
 
