@@ -366,18 +366,39 @@ class SparkFaults:
             start_new_session=True,
         )
 
-    def kill_at(self, point: str, epoch: int, *, worker: bool = False) -> str:
+    def kill_at(
+        self,
+        point: str,
+        epoch: int,
+        *,
+        worker: bool = False,
+        level: int | None = None,
+        shard: int | None = None,
+        also: Sequence[str] = (),
+    ) -> str:
         """Runs the child until it kills itself there (worker: only the Python worker, and the child goes on to its end). Returns its output.
 
-        Raises AssertionError if it ended before it got there.
+        level, shard: only in the tasks of this level of the graph (tables are on level 0, views on them on level 1), of this shard. also: further points
+        that are armed, as `armed` gives them. Raises AssertionError if it ended before it got there.
         """
-        if point not in self.points:
-            raise ValueError(f"no crash point is called {point!r}; there are: {', '.join(self.points)}")
-        code, output = self._wait(self.start(f"{'worker:' if worker else ''}{point}@{epoch}"))
+        code, output = self._wait(self.start(",".join([*also, self.armed(point, epoch, worker=worker, level=level, shard=shard)])))
         expected = 0 if worker else -signal.SIGKILL
         if code != expected:
             raise AssertionError(f"the child ended with {code} instead of {expected} at {point} of epoch {epoch}:\n{output[-4000:]}")
         return output
+
+    @classmethod
+    def armed(cls, point: str, epoch: int, *, worker: bool = False, level: int | None = None, shard: int | None = None) -> str:
+        """A point as `start` and MILLSTREAM_CRASH take it; several with commas in between.
+
+        >>> SparkFaults.armed("task.4-staging", 3, worker=True, level=1, shard=0)
+        'worker:task.4-staging@3/1.0'
+        """
+        if point not in cls.points:
+            raise ValueError(f"no crash point is called {point!r}; there are: {', '.join(cls.points)}")
+        if (level is not None or shard is not None) and not point.startswith("task."):
+            raise ValueError(f"{point!r} is a point of the driver, which has no level and no shard: only those of tasks do")
+        return _faults.text_of(point, epoch, worker, level, shard)
 
     def run(self) -> str:
         """Runs the child to its end, undisturbed. Raises AssertionError if it fails."""
