@@ -16,8 +16,8 @@ from viewskit import SOURCE, Counted, apart, chain, people, simulated, task_of, 
 import millstream as ms
 from effort import some
 from millstream.core.guards import Guards
-from millstream.core.keys import key_bytes, shard_of
-from millstream.core.keyspace import ROW, decode_row
+from millstream.core.keys import key_bytes, key_text, shard_of
+from millstream.core.keyspace import ROW, Row, decode_row, encode_row
 from millstream.errors import DefinitionError
 from millstream.faults import POINTS
 from millstream.simulation.cluster import Fault, Simulation
@@ -522,6 +522,52 @@ def test_a_repair_travels_through_a_view_on_a_view() -> None:
             "names has not changed for Sue, and is stated again all the same"
         )
         runner.check()
+
+
+def befriended() -> ms.Pipeline:
+    """Every user has a friend: the one whose id is their ts modulo ten."""
+    pipeline = ms.Pipeline("people")
+    users = pipeline.table("users", SOURCE, key="id", version="ts", deleted="gone")
+    pairs = users.by(lambda row: row.value["ts"] % 10).join(users, name="pairs")
+    pairs.by(lambda row: row.value["right"]["name"]).reduce(ms.count(), name="friends")
+    return pipeline
+
+
+@pytest.mark.parametrize("stale", [user("Sam", 1, 7), user("Sam", 1, 1)], ids=["of the left side", "of the right side"])
+def test_a_repair_travels_through_a_join(stale: dict[str, Any]) -> None:
+    """User 7's friend is user 1, Joe. The view behind the join has lost it; a stale post of either of the two brings it back."""
+    runner = ran(befriended(), [user("Sue", 11, 7), user("Joe", 13, 1)])
+    assert runner.view("friends") == {"Joe": 1}
+    store, joe = entry_of(runner, "friends", "Joe")
+    store.apply({joe: None})
+    assert runner.view("friends") == {}
+    for _ in range(2):
+        runner.push("users", stale)
+        runner.epoch()
+        assert runner.view("friends") == {"Joe": 1}
+        runner.check()
+
+
+def test_a_left_document_that_dangles_in_a_join_is_taken_out() -> None:
+    """User 7 is also in the row of user 2, Bob, by hand. A post of a time when Bob was the friend takes it out, and what the join has made of it."""
+    runner = ran(befriended(), [user("Sue", 11, 7), user("Joe", 13, 1), user("Bob", 14, 2)])
+    kind = runner._engine.compiled.make("pairs")[1]
+    (store, joe), (other, bob) = entry_of(runner, "pairs", 1), entry_of(runner, "pairs", 2)
+    row, wrong = (decode_row(of.entries[at]) for of, at in ((store, joe), (other, bob)))
+    left, right = kind.decode(row.state), kind.decode(wrong.state)
+    right.inline, right.count = left.inline, left.count
+    other.apply({bob: encode_row(Row(kind.encode(right), wrong.low, wrong.wall, wrong.holds))})
+    friends, joes = entry_of(runner, "friends", "Joe")
+    made = runner._engine.compiled.make("friends")[1].decode(decode_row(friends.entries[joes]).state)
+    assert list(made.inline) == [key_text((1, 7))]
+    made.inline = {key_text((2, 7)): made.inline[key_text((1, 7))]}
+    others, bobs = entry_of(runner, "friends", "Bob")
+    others.apply({bobs: encode_row(Row(runner._engine.compiled.make("friends")[1].encode(made)))})
+    assert runner.view("friends") == {"Joe": 1, "Bob": 1}
+    runner.push("users", user("Sam", 2, 7))
+    runner.epoch()
+    assert runner.view("friends") == {"Joe": 1}
+    runner.check()
 
 
 # --- "save ALL pending values in doc"

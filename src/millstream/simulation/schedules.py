@@ -40,10 +40,12 @@ def make_plan(records: Rows, seed: int) -> InputPlan:
     return InputPlan(epochs, clock)
 
 
-def make_schedule(program: Program, plan: InputPlan, seed: int, kinds: Collection[str], shards: int) -> list[Fault]:
-    """One to five faults."""
+def make_schedule(
+    program: Program, plan: InputPlan, seed: int, kinds: Collection[str], shards: int, then: Program | None = None
+) -> list[Fault]:
+    """One to five faults. then: what the program is restarted as, which may have more tasks."""
     dice = random.Random(f"schedule {seed}")
-    tasks = shards * sum(len(groups) for groups in program.topology.levels)
+    tasks = shards * max(sum(len(groups) for groups in one.topology.levels) for one in (program, then or program))
     streams = {stream for stream in program.topology.injectors if may_repeat(program, stream)} if "repeat" in kinds else set()
     repeatable = [
         at for at, (stream, _) in enumerate(_flat(plan)) if stream in streams or not streams
@@ -128,7 +130,7 @@ def trial(
         oracle = undisturbed(program, plan, shards, then=after, auditor=auditor)
     except Violation as violation:
         return Counterexample(seed, (), str(violation), wrong=True)
-    schedule = make_schedule(program, plan, seed, kinds, shards)
+    schedule = make_schedule(program, plan, seed, kinds, shards, then)
 
     def differs(faults: Sequence[Fault]) -> str | None:
         simulation = Simulation(program, repeated(plan, faults), faults, seed, shards, guards, then=after, auditor=auditor)
