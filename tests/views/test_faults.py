@@ -17,6 +17,7 @@ from millstream.core.guards import Guards
 from millstream.simulation.cluster import InputPlan, Simulation
 from millstream.simulation.schedules import KINDS, make_plan, make_schedule, repeated
 from millstream.testing import assert_exactly_once
+from millstream.views.leaves import Tree
 
 USERS = ms.sources.files("in/", schema="id long, name string, gone boolean, ts long")
 ORDERS = ms.sources.files("in/", schema="id long, user long, amount long, gone boolean, ts long")
@@ -75,12 +76,22 @@ def small_portions(monkeypatch: pytest.MonkeyPatch) -> None:
 # --- a thousand seeds
 
 
+def flood(seed: int) -> Rows:
+    """Many orders of few users, and then fewer: groups grow over sixty contributions, and shrink back."""
+    dice = random.Random(seed)
+    rows: Rows = [("users", {"id": id, "name": "ab"[id], "gone": False, "ts": 0}) for id in range(2)]
+    ids = dice.sample(range(70), 70)
+    for ts, id in enumerate([*ids, *dice.sample(ids, 55)]):
+        rows.append(("orders", {"id": id, "user": id % 7 // 6, "amount": dice.randrange(100), "gone": ts >= len(ids), "ts": ts}))
+    return rows
+
+
 def try_seeds(first: int, count: int, **shapes: Any) -> None:
     """So many seeds, each ten of them on records of their own."""
     then = shapes.pop("then", None)
     for at in range(first, first + count, 10):
         seeds = range(at, min(at + 10, first + count))
-        rows = trade(at, **({"count": 60, "orders": 40} if shapes.get("inline") == 0 else {}))
+        rows = flood(at) if shapes.get("inline") == 0 and at % 20 == 0 else trade(at)
         assert_exactly_once(shop(**shapes), rows, seeds=seeds, epochs="same", then=None if then is None else shop(**{**shapes, **then}))
 
 
@@ -89,8 +100,22 @@ def test_five_hundred_seeds_over_weak_and_strong_edges(production: str) -> None:
     try_seeds(0, some(250), production=production)
 
 
-def test_two_hundred_seeds_while_leaves_split() -> None:
+def test_two_hundred_seeds_while_leaves_split(monkeypatch: pytest.MonkeyPatch) -> None:
+    resized = Counter[str]()
+
+    def counting(name: str) -> Any:
+        resize = getattr(Tree, name)
+
+        def counted(tree: Tree) -> None:
+            resized[name] += 1
+            resize(tree)
+
+        return counted
+
+    for name in ("_split", "_merge"):
+        monkeypatch.setattr(Tree, name, counting(name))
     try_seeds(1000, some(200), inline=0)
+    assert resized["_split"] > 5 and resized["_merge"] > 5, "otherwise the seeds prove little"
 
 
 @pytest.mark.parametrize("then", [{"more": True}, {"version": 2}, {"version": 2, "more": True}], ids=["new", "changed", "both"])

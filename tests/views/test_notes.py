@@ -376,6 +376,18 @@ def test_permutations_of_versions_and_ties_give_one_table(data: Any, versions: l
     assert results[0] == results[1]
 
 
+@pytest.mark.parametrize("split", [False, True])
+def test_of_equal_versions_a_deletion_wins_and_then_the_greater_bytes(split: bool) -> None:
+    def results(posts: Sequence[dict[str, Any]]) -> set[str]:
+        return {
+            str(ran(people(), *([[post] for post in order] if split else [order])).view("names")) for order in itertools.permutations(posts)
+        }
+
+    assert results([user("Sue", 5), user("Joe", 5), user("Bob", 5)]) == {"{'Sue': 1}"}
+    assert results([user("Sue", 5), user("Joe", 5), user("Bob", 5, gone=True)]) == {"{}"}
+    assert results([user("Sue", 5), user("Joe", 4), user("Bob", 4, gone=True)]) == {"{'Sue': 1}"}
+
+
 # --- "map/red commit messages back; crash before/after save; Bob after Joe was sent but not saved"
 
 SHARDS = 3  # in which Sue, Joe and user 7 lie apart
