@@ -66,7 +66,7 @@ class LocalRunner:
         expressions: Expressions | None = None,
         guards: Guards = ALL_GUARDS,
     ) -> None:
-        """expressions: by the SQL text of a key, timestamp or id, a function of the row that gives the same."""
+        """expressions: by the SQL text of a key, timestamp or id, a function of the row that gives the same. guards: for tests that show what a guard does."""
         self._engine = LocalEngine(_program(pipeline, expressions), check_shards(shards), guards)
         self._engine.now = now
 

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from millstream.core.keys import key_text
+from millstream.core.keys import key_of, key_text
 from millstream.engine.program import Compiled, Program
 from millstream.simulation.differences import same, short
 from millstream.simulation.local import LocalEngine
@@ -36,8 +36,7 @@ def by_arrival(epoch: EpochRead) -> set[str]:
 
 def only_refined(program: Program) -> bool:
     """Whether a pipeline has tables with versions, and what derives from them, and nothing else: a record that comes again changes nothing that it says."""
-    epoch = EpochRead(Compiled(program), {}, {}, ())
-    return all(spec.refines for spec in program.topology.computations) and not by_arrival(epoch)
+    return all(spec.refines for spec in program.topology.computations) and not by_arrival(EpochRead(Compiled(program), {}, {}, ()))
 
 
 def first_of_state(name: str, got: EpochRead, expected: EpochRead) -> str | None:
@@ -45,7 +44,7 @@ def first_of_state(name: str, got: EpochRead, expected: EpochRead) -> str | None
     ones, others = (essences(name, epoch) for epoch in (got, expected))
     for text in sorted(ones.keys() | others.keys()):
         if text not in ones or text not in others or not same(ones[text], others[text]):
-            return f"state of {name!r}, key {text!r}: {_told(ones, text)} instead of {_told(others, text)}"
+            return f"state of {name!r}, key {key_of(text)!r}: {_told(ones, text)} instead of {_told(others, text)}"
     return None
 
 
@@ -61,7 +60,7 @@ def first_of_streams(sender: Sender, got: dict[str, list[tuple[Any, Any]]], expe
         ends, others = (led_to(rows[one.stream], one.how) for rows in (got, expected))
         for text in sorted(ends.keys() | others.keys()):
             if text not in ends or text not in others or not same(ends[text], others[text]):
-                return f"stream {one.stream!r}, key {text!r}: it leads to {_told(ends, text)} instead of {_told(others, text)}"
+                return f"stream {one.stream!r}, key {key_of(text)!r}: it leads to {_told(ends, text)} instead of {_told(others, text)}"
     return None
 
 
