@@ -8,7 +8,7 @@ from collections import Counter
 from typing import Any
 
 import pytest
-from viewskit import snapshots
+from faultkit import snapshots
 
 import millstream as ms
 from effort import some

@@ -9,9 +9,9 @@ from collections.abc import Sequence
 from typing import Any
 
 import pytest
+from faultkit import SOURCE, Counted, apart, chain, people, simulated, task_of, told, user
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from viewskit import SOURCE, Counted, apart, chain, people, simulated, task_of, told, user
 
 import millstream as ms
 from effort import some

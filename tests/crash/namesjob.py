@@ -1,4 +1,4 @@
-"""Users by their names, in a child process that can be killed: `python viewsjob.py WORK`. One file of posts is one epoch."""
+"""Users by their names, in a child process that can be killed: `python namesjob.py WORK`. One file of posts is one epoch."""
 
 from __future__ import annotations
 

@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import Any
 
 import duckdb
+import namesjob
 import pytest
-import viewsjob
 
 import millstream as ms
 from millstream.core.keys import key_bytes, shard_of
@@ -21,7 +21,7 @@ pytestmark = [pytest.mark.spark, pytest.mark.crash]
 
 HERE = Path(__file__).parent
 NAMES = ["Sue", "Joe", "Tod", "Bob", "Sam"]
-SUE, JOE, SEVEN = (shard_of(key_bytes(key), viewsjob.SHARDS) for key in ("Sue", "Joe", 7))
+SUE, JOE, SEVEN = (shard_of(key_bytes(key), namesjob.SHARDS) for key in ("Sue", "Joe", 7))
 EPOCHS = 12
 
 #: Who dies in which epoch: first workers, each in an epoch of its own, then drivers, each of which ends its run.
@@ -97,7 +97,7 @@ def published(work: Path, relation: str) -> dict[int, dict[Any, Any]]:
 def test_workers_and_drivers_killed_wherever_a_change_can_be_cut_in_two(tmp_path: Path) -> None:
     assert len({SUE, JOE, SEVEN}) == 3, "they lie in different shards"
     feed(tmp_path)
-    faults = ms.testing.SparkFaults(HERE / "viewsjob.py", str(tmp_path))
+    faults = ms.testing.SparkFaults(HERE / "namesjob.py", str(tmp_path))
     kills = [faults.armed(point, epoch, worker=True, **where) for epoch, (point, where) in enumerate(WORKERS, 1)]
     child = faults.start(",".join([*kills, faults.armed(DRIVERS[0], len(WORKERS) + 1)]))
     said = child.communicate(timeout=200)[0]
