@@ -12,7 +12,7 @@ from millstream.core.keys import key_bytes, shard_of
 from millstream.core.keyspace import ROW, SUB
 from millstream.simulation.cluster import Fault, InputPlan, Simulation
 from millstream.simulation.oracle import compare, undisturbed
-from millstream.simulation.readings import Auditor, EpochRead
+from millstream.simulation.readings import EpochJudge
 from millstream.state.memory import MemoryStore
 
 SCHEMA = "id long, name string, gone boolean, ts long"
@@ -92,20 +92,13 @@ def plan_of(epochs: Sequence[Sequence[dict[str, Any]]]) -> InputPlan:
     return InputPlan(given, [START + 1000 * at for at in range(len(given))])
 
 
-class Blind(Auditor):
-    """Looks at nothing: for twins, whose end is to be seen."""
-
-    def first(self, epoch: EpochRead) -> None:
-        return None
-
-
 def simulated(
     pipeline: ms.Pipeline, epochs: Sequence[Sequence[dict[str, Any]]], *faults: Fault, guards: Guards = ALL_GUARDS, shards: int = 2
 ) -> tuple[Simulation, str | None]:
     """A run under faults, and how it differs from the undisturbed one."""
     plan = plan_of(epochs)
-    auditor = Auditor() if guards == ALL_GUARDS else Blind()
-    simulation = Simulation(pipeline.program(), plan, list(faults), 1, shards, guards, auditor=auditor)
+    judge = EpochJudge() if guards == ALL_GUARDS else None  # of a twin the end is to be seen
+    simulation = Simulation(pipeline.program(), plan, list(faults), 1, shards, guards, judge=judge)
     manifest = simulation.run()
     assert all(fault in simulation.used for fault in faults), "a fault did not strike"
     return simulation, compare(simulation, manifest, undisturbed(pipeline.program(), plan, shards))

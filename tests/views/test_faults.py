@@ -15,6 +15,7 @@ from effort import some
 from millstream.core import builds
 from millstream.core.guards import Guards
 from millstream.simulation.cluster import InputPlan, Simulation
+from millstream.simulation.readings import EpochJudge
 from millstream.simulation.schedules import KINDS, make_plan, make_schedule, repeated
 from millstream.testing import assert_exactly_once
 from millstream.views.leaves import Tree
@@ -272,7 +273,7 @@ def cuts(seed: int, production: str = ms.WEAK) -> list[bool]:
     program = bank(production).program()
     plan = make_plan([("moves", row) for row in rows], seed)
     schedule = make_schedule(program, plan, seed, KINDS, 2)
-    simulation = Simulation(program, repeated(plan, schedule), schedule, seed)
+    simulation = Simulation(program, repeated(plan, schedule), schedule, seed, judge=EpochJudge())
     simulation.run()
     documents, debits, credits = (snapshots(simulation, f"{name}~told") for name in ("moves", "debits", "credits"))
     found = []

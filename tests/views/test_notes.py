@@ -21,6 +21,7 @@ from millstream.core.keyspace import ROW, Row, decode_row, encode_row
 from millstream.errors import DefinitionError
 from millstream.faults import POINTS
 from millstream.simulation.cluster import Fault, Simulation
+from millstream.simulation.readings import EpochJudge
 from millstream.simulation.schedules import KINDS, make_plan, make_schedule, repeated
 from millstream.state.memory import MemoryStore
 from millstream.views.leaves import depth
@@ -162,7 +163,7 @@ def test_next_of_one_change_is_prev_of_the_following_for_every_key_and_stream_un
     program = several().program()
     plan = make_plan([("users", row) for row in random_posts(seed)], seed)
     schedule = make_schedule(program, plan, seed, KINDS, 2)
-    simulation = Simulation(program, repeated(plan, schedule), schedule, seed)
+    simulation = Simulation(program, repeated(plan, schedule), schedule, seed, judge=EpochJudge())
     simulation.run()
     streams = [stream for stream in simulation.ledgers if stream.endswith("~told")]
     assert len(streams) == 5

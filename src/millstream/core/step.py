@@ -40,7 +40,6 @@ import msgspec
 
 from millstream.core.arrivals import Arrivals
 from millstream.core.computation import Computation
-from millstream.core.guards import ALL_GUARDS, Guards
 from millstream.core.keys import key_of
 from millstream.core.keyspace import (
     HOLD,
@@ -79,14 +78,7 @@ class Step:
     """Runs one computation on one shard for one epoch. Use once."""
 
     def __init__(
-        self,
-        wiring: Wiring,
-        computation: Computation,
-        kind: StateKind,
-        store: Store,
-        times: Times,
-        encode_value: Callable[[Any], bytes],
-        guards: Guards = ALL_GUARDS,
+        self, wiring: Wiring, computation: Computation, kind: StateKind, store: Store, times: Times, encode_value: Callable[[Any], bytes]
     ) -> None:
         self.wiring = wiring
         self.name = wiring.name
@@ -100,7 +92,7 @@ class Step:
         self.careful = False  # a hook of the key at hand has raised, or left a state that cannot be kept
         self.searching = False  # which of them it was
         self.saved: _Saved | None = None
-        self.visit = Visit(wiring, times, encode_value, guards)
+        self.visit = Visit(wiring, times, encode_value)
         self.finishes = computation._finishes()
         self.late_before = BEGINNING if computation.judges_lateness else times.late_before
         computation._visit = self.visit

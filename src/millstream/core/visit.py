@@ -55,7 +55,7 @@ class Visit:
         "firings",  # of this key so far
         "gathered",  # (name, value, timestamp) for finish_epoch
         "gatherer",  # the row that gathered first
-        "guards",
+        "guards",  # those that are on
         "held",  # the oldest hold of this key that was in force in this epoch, or END
         "holds",  # (kind, time, tag) of a timer, or STATE_HOLD: what it holds
         "key",
@@ -78,7 +78,7 @@ class Visit:
         "wall_time",  # the event time that a wall-clock timer, or the end of a visit, stands for
     )
 
-    def __init__(self, wiring: Wiring, times: Times, encode: Callable[[Any], bytes], guards: Guards = ALL_GUARDS) -> None:
+    def __init__(self, wiring: Wiring, times: Times, encode: Callable[[Any], bytes]) -> None:
         self.builds = times.builds
         self.circling = wiring.circling
         self.default_stream = wiring.streams[0] if len(wiring.streams) == 1 else None
@@ -86,7 +86,7 @@ class Visit:
         self.epoch = times.epoch
         self.gathered: list[tuple[Hashable, Any, int]] = []
         self.gatherer = b""
-        self.guards = guards
+        self.guards: Guards = ALL_GUARDS
         self.sweeps: dict[str, Portion] = {}
         self.tallies: dict[str, int] = {}
         self.least = times.least if times.least < END else BEGINNING  # after the end of event time nothing is left to be kept

@@ -129,7 +129,8 @@ class Compiled:
                 here = self._handed_over([p for stream in fused for p in inside.get(stream, ())])
             computation, kind = self.make(name)
             began = perf_counter()
-            step = Step(self._wirings[name], computation, kind, stores[name], times[name], self.encode_value, guards)
+            step = Step(self._wirings[name], computation, kind, stores[name], times[name], self.encode_value)
+            step.visit.guards = guards
             outcomes[name] = outcome = step.run(here or Arrivals.none())
             outcome.millis = (perf_counter() - began) * 1000
             for production in outcome.productions:

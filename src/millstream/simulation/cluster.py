@@ -16,7 +16,7 @@ compared with the local engine, which knows nothing of all this.
     forget     a worker loses its replicas
 
 The run may be restarted as another version of the program on the way (`Simulation.then`), as a deployment of changed code would be.
-After every commit, all views are compared with a recomputation from what the manifest names (`simulation/readings.py`).
+If somebody is to judge them, after every commit all views are compared with a recomputation from what the manifest names (`simulation/readings.py`).
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ from millstream.engine.task import Result, Task
 from millstream.errors import Fenced
 from millstream.simulation.inputs import Handed, Injected, ListInputs
 from millstream.simulation.models import Host, HostCache, Killed, PublishedRows, Violation
-from millstream.simulation.readings import Auditor, EpochRead
+from millstream.simulation.readings import EpochJudge, EpochRead
 from millstream.state.folding import collect, fold
 from millstream.state.manifest import Manifest, ManifestLog
 from millstream.state.memory import MemoryStorage
@@ -246,9 +246,9 @@ class Simulation:
         guards: Guards = ALL_GUARDS,
         storage: Storage | None = None,
         then: tuple[int, Program] | None = None,
-        auditor: Auditor | None = None,
+        judge: EpochJudge | None = None,
     ) -> None:
-        """then: from which epoch on it runs as another program. auditor: one that has looked at the same views before."""
+        """then: from which epoch on it runs as another program. judge: looks at all views after every commit."""
         self.storage = MemoryStorage() if storage is None else storage
         self.ledgers: dict[str, PublishedRows] = {}
         self._first = self.compiled = self._emitting(program)
@@ -256,7 +256,7 @@ class Simulation:
         if then is not None:
             self._then, self.compiled = then[0], self._emitting(then[1])
         self.program = self.compiled.program  # what it runs as at the end
-        self._auditor = auditor or Auditor()
+        self._judge = judge
         self._read = Host()
         self.plan = plan
         self.schedule = list(schedule)
@@ -327,8 +327,8 @@ class Simulation:
 
     def _look(self, compiled: Compiled, manifest: Manifest) -> None:
         """Views must be right in every committed epoch, whatever happens next."""
-        if compiled.topology.derived:
-            found = self._auditor.first(self.epoch_read(compiled, manifest))
+        if self._judge is not None:
+            found = self._judge.first(self.epoch_read(compiled, manifest))
             if found is not None:
                 raise Violation(f"after epoch {manifest.epoch}: {found}")
 

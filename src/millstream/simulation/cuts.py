@@ -40,7 +40,7 @@ from millstream.errors import HookError
 from millstream.simulation.differences import OutRow, cut_short, first_entry, first_of_bag, same, short
 from millstream.simulation.instances import EPOCH, ONE, SHARINGS, VISIT, SharedCompiled
 from millstream.simulation.local import LocalEngine
-from millstream.simulation.readings import Auditor, read
+from millstream.simulation.readings import EpochJudge, read
 from millstream.simulation.refined import by_arrival, first_of_state, first_of_streams, outputs
 
 KNOWN = "known"
@@ -167,7 +167,7 @@ class Trials:
         except HookError as error:
             ran.error = error
             return ran
-        wrong = Auditor().first(read(engine))
+        wrong = EpochJudge().first(read(engine))
         ran.wrong = None if wrong is None else str(wrong)
         if self.compare is not None:
             ran.chosen = self.compare(engine)

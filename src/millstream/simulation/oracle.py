@@ -4,7 +4,7 @@ Rules
 1. The same rows come in the same epochs, with the same clock. So everything must be equal: streams row by row with their ids, low watermarks, and every
    entry of every state.
 2. Where records came again that nobody drops as repeats, epochs have other rows. Then what tables, views and joins say must be equal.
-3. Views must be right after every epoch, not only at the end.
+3. If somebody is to judge them, views must be right after every epoch, not only at the end.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from millstream.simulation.cluster import InputPlan, Simulation
 from millstream.simulation.differences import OutRow, first_entry, first_row
 from millstream.simulation.local import LocalEngine
 from millstream.simulation.models import Violation
-from millstream.simulation.readings import Auditor, read
+from millstream.simulation.readings import EpochJudge, read
 from millstream.simulation.refined import first_of_state, first_of_streams, outputs
 from millstream.state.manifest import Manifest
 from millstream.state.segment import merge
@@ -75,14 +75,13 @@ def undisturbed(
     shards: int,
     guards: Guards = ALL_GUARDS,
     then: tuple[int, Program] | None = None,
-    auditor: Auditor | None = None,
+    judge: EpochJudge | None = None,
 ) -> LocalEngine:
-    """The same plan on the local engine. Raises Violation if a view is wrong after any epoch."""
+    """The same plan on the local engine. judge: raises Violation if a view is wrong after any epoch."""
     engine = LocalEngine(program, shards, guards)
-    looks = auditor or Auditor()
 
     def look(engine: LocalEngine) -> None:
-        found = looks.first(read(engine))
+        found = judge.first(read(engine)) if judge is not None else None
         if found is not None:
             raise Violation(f"after epoch {engine.epoch}: {found}")
 

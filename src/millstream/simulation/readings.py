@@ -3,7 +3,7 @@
 Rules
 1. An epoch is read from its entries alone, wherever they come from: the local engine's stores, or segments that a manifest names.
 2. A view is looked at when it is whole: not while it is being filled, and behind a strong edge when nothing is on its way to it.
-3. An auditor looks at the same entries once. Epochs that are run again, or change nothing in a view, cost next to nothing.
+3. A judge looks at the same entries once. Epochs that are run again, or change nothing in a view, cost next to nothing.
 """
 
 from __future__ import annotations
@@ -78,7 +78,7 @@ def read(engine: LocalEngine) -> EpochRead:
     return EpochRead(engine.compiled, engine.stores, engine.builds, {consumer for _, consumer, _, _ in engine.stored})
 
 
-class Auditor:
+class EpochJudge:
     """Looks at views epoch after epoch."""
 
     def __init__(self) -> None:

@@ -17,7 +17,7 @@ from millstream.simulation.differences import cut_short
 from millstream.simulation.findings import WRONG
 from millstream.simulation.models import Violation
 from millstream.simulation.oracle import compare, undisturbed
-from millstream.simulation.readings import Auditor
+from millstream.simulation.readings import EpochJudge
 from millstream.simulation.refined import only_refined
 
 KINDS = ("crash", "pause", "retry", "recompute", "zombie", "repeat", "fold", "forget")
@@ -125,15 +125,15 @@ def trial(
     """Runs one seed; None if the run ends as the undisturbed one does. then: what it is restarted as in the middle."""
     plan = make_plan(records, seed)
     after = None if then is None else (random.Random(f"then {seed}").randrange(1, len(plan.epochs)), then)
-    auditor = Auditor()
+    judge = EpochJudge()
     try:
-        oracle = undisturbed(program, plan, shards, then=after, auditor=auditor)
+        oracle = undisturbed(program, plan, shards, then=after, judge=judge)
     except Violation as violation:
         return Counterexample(seed, (), str(violation), wrong=True)
     schedule = make_schedule(program, plan, seed, kinds, shards, then)
 
     def differs(faults: Sequence[Fault]) -> str | None:
-        simulation = Simulation(program, repeated(plan, faults), faults, seed, shards, guards, then=after, auditor=auditor)
+        simulation = Simulation(program, repeated(plan, faults), faults, seed, shards, guards, then=after, judge=judge)
         dropped = all(injector.dedup is not None for injector in program.topology.injectors.values())
         try:
             exact = dropped or not any(fault.kind == "repeat" for fault in faults) or not only_refined(program)
