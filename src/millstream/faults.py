@@ -3,6 +3,9 @@
     MILLSTREAM_CRASH="epoch.6-committed@3"        kill -9 of the driver there, in epoch 3
     MILLSTREAM_CRASH="task.4-staging@3"           the same, from inside a task in the middle of staging
     MILLSTREAM_CRASH="worker:task.4-staging@3"    kill -9 of the Python worker only
+    MILLSTREAM_CRASH="task.4-staging@3/1.0"       only the task of shard 0 on level 1 of the graph; 1. is any shard of the level, .0 the shard on any level
+
+Several may be armed, with commas in between.
 
 The points follow the numbers of "One epoch" in docs/design.md.
 """
@@ -33,15 +36,35 @@ def armed() -> str:
     return os.environ.get(VARIABLE, "")
 
 
-def point(name: str, epoch: int, spec: str, driver: int | None = None) -> None:
-    """Kills the process if this point is armed for this epoch."""
+def text_of(point: str, epoch: int, worker: bool = False, level: int | None = None, shard: int | None = None) -> str:
+    """What arms a point.
+
+    >>> text_of("task.4-staging", 3, worker=True, level=1)
+    'worker:task.4-staging@3/1.'
+    """
+    place = "" if level is None and shard is None else f"/{'' if level is None else level}.{'' if shard is None else shard}"
+    return f"{'worker:' if worker else ''}{point}@{epoch}{place}"
+
+
+def point(name: str, epoch: int, spec: str, driver: int | None = None, level: int | None = None, shard: int | None = None) -> None:
+    """Kills the process if this point is armed for this epoch, and for this task."""
     if not spec:
         return
-    whom, _, what = spec.rpartition(":")
-    if what != f"{name}@{epoch}":
-        return
+    for one in spec.split(","):
+        whom, _, what = one.rpartition(":")
+        where, _, place = what.partition("/")
+        if where == f"{name}@{epoch}" and _is_here(place, level, shard):
+            _kill(whom, f"{driver}-{name}-{epoch}-{place}", driver)
+
+
+def _is_here(place: str, level: int | None, shard: int | None) -> bool:
+    at_level, _, at_shard = place.partition(".")
+    return at_level in ("", str(level)) and at_shard in ("", str(shard))
+
+
+def _kill(whom: str, which: str, driver: int | None) -> None:
     if whom == "worker":
-        flag = f"/tmp/millstream-crash-{driver}-{name}-{epoch}"  # a worker dies once, not on every retry
+        flag = f"/tmp/millstream-crash-{which}"  # a worker dies once, not on every retry
         try:
             os.close(os.open(flag, os.O_CREAT | os.O_EXCL))
         except FileExistsError:

@@ -57,9 +57,17 @@ class LocalRunner:
     sinks (read `output`), shuffles or failing machines.
     """
 
-    def __init__(self, pipeline: Pipeline, *, shards: int = 2, now: int = 0, expressions: Expressions | None = None) -> None:
-        """expressions: by the SQL text of a key, timestamp or id, a function of the row that gives the same."""
-        self._engine = LocalEngine(_program(pipeline, expressions), check_shards(shards))
+    def __init__(
+        self,
+        pipeline: Pipeline,
+        *,
+        shards: int = 2,
+        now: int = 0,
+        expressions: Expressions | None = None,
+        guards: Guards = ALL_GUARDS,
+    ) -> None:
+        """expressions: by the SQL text of a key, timestamp or id, a function of the row that gives the same. guards: for tests that show what a guard does."""
+        self._engine = LocalEngine(_program(pipeline, expressions), check_shards(shards), guards)
         self._engine.now = now
 
     @classmethod
@@ -256,15 +264,19 @@ def assert_exactly_once(
     guards: Guards = ALL_GUARDS,
     epochs: str = "any",
     expressions: Expressions | None = None,
+    then: Pipeline | None = None,
 ) -> None:
     """Runs a pipeline under simulated faults, once per seed, and compares outputs, state, timers and low watermarks with an undisturbed run.
 
     records: rows of the one injected stream; or (stream, row) pairs in order of arrival; or a dict of rows by stream. faults: some of
     "crash", "pause", "retry", "recompute", "zombie", "repeat", "fold", "forget"; all by default, "repeat" only on streams whose ids are
-    deduplicated and whose watermark is bounded without an idle time (others may rightly take note of a repeated record). Hooks must be
+    deduplicated and whose watermark is bounded without an idle time, or that only tables with versions read (others may rightly take note of a repeated
+    record). Hooks must be
     deterministic: a pipeline that rolls dice differs from its undisturbed run without any fault.
     epochs: "any" first does what `assert_same_in_any_epochs` does, with the first seeds; "same" does not, for a pipeline whose result may depend
-    on how input falls into epochs. Raises AssertionError with the seed, the shortest schedule that fails, and the first difference.
+    on how input falls into epochs. Of tables, views and joins, after every committed epoch each view is also compared with a recomputation, as `check`
+    does. then: another version of the pipeline, as which it is restarted in the middle of the records: a view may be new in it, or changed.
+    Raises AssertionError with the seed, the shortest schedule that fails, and the first difference.
 
     >>> import millstream as ms
     >>> class Count(ms.Computation):
@@ -299,7 +311,7 @@ def assert_exactly_once(
     if faults is None and not any(may_repeat(program, stream) for stream in program.topology.injectors):
         kinds = tuple(kind for kind in kinds if kind != "repeat")
     for seed in numbers:
-        found = trial(program, rows, seed, kinds, shards, guards)
+        found = trial(program, rows, seed, kinds, shards, guards, None if then is None else _program(then, expressions))
         if found is not None:
             raise AssertionError(f"pipeline {pipeline.name!r} is not exactly once. {found}")
 
@@ -354,18 +366,39 @@ class SparkFaults:
             start_new_session=True,
         )
 
-    def kill_at(self, point: str, epoch: int, *, worker: bool = False) -> str:
+    def kill_at(
+        self,
+        point: str,
+        epoch: int,
+        *,
+        worker: bool = False,
+        level: int | None = None,
+        shard: int | None = None,
+        also: Sequence[str] = (),
+    ) -> str:
         """Runs the child until it kills itself there (worker: only the Python worker, and the child goes on to its end). Returns its output.
 
-        Raises AssertionError if it ended before it got there.
+        level, shard: only in the tasks of this level of the graph (tables are on level 0, views on them on level 1), of this shard. also: further points
+        that are armed, as `armed` gives them. Raises AssertionError if it ended before it got there.
         """
-        if point not in self.points:
-            raise ValueError(f"no crash point is called {point!r}; there are: {', '.join(self.points)}")
-        code, output = self._wait(self.start(f"{'worker:' if worker else ''}{point}@{epoch}"))
+        code, output = self._wait(self.start(",".join([*also, self.armed(point, epoch, worker=worker, level=level, shard=shard)])))
         expected = 0 if worker else -signal.SIGKILL
         if code != expected:
             raise AssertionError(f"the child ended with {code} instead of {expected} at {point} of epoch {epoch}:\n{output[-4000:]}")
         return output
+
+    @classmethod
+    def armed(cls, point: str, epoch: int, *, worker: bool = False, level: int | None = None, shard: int | None = None) -> str:
+        """A point as `start` and MILLSTREAM_CRASH take it; several with commas in between.
+
+        >>> SparkFaults.armed("task.4-staging", 3, worker=True, level=1, shard=0)
+        'worker:task.4-staging@3/1.0'
+        """
+        if point not in cls.points:
+            raise ValueError(f"no crash point is called {point!r}; there are: {', '.join(cls.points)}")
+        if (level is not None or shard is not None) and not point.startswith("task."):
+            raise ValueError(f"{point!r} is a point of the driver, which has no level and no shard: only those of tasks do")
+        return _faults.text_of(point, epoch, worker, level, shard)
 
     def run(self) -> str:
         """Runs the child to its end, undisturbed. Raises AssertionError if it fails."""

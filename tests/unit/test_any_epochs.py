@@ -16,6 +16,8 @@ from hypothesis import strategies as st
 
 import millstream as ms
 from effort import some
+from millstream.simulation.cuts import Cut, Trials
+from millstream.simulation.instances import SHARINGS
 from millstream.testing import LocalRunner, assert_exactly_once, assert_same_in_any_epochs
 
 EPOCHS = "the result depends on how input falls into epochs"
@@ -488,3 +490,30 @@ def test_what_the_step_binds_is_told_from_what_a_program_keeps() -> None:
         engine.run_epoch()
     engine.drain()
     assert compiled.attributes() == {}
+
+
+# --- the end of a visit
+
+
+class AtTheEnd(ms.Computation):
+    """Says once per epoch what has come; behind a merge of records, only its state is the same in any epochs."""
+
+    State = int
+    judges_lateness = True
+
+    def process_record(self, record: ms.Record) -> None:
+        self.state += 1
+
+    def finish_key(self) -> None:
+        self.later("all", self.state)
+
+    def finish_epoch(self, gathered: Any) -> None:
+        self.produce(len(gathered), key="all")
+
+
+@pytest.mark.parametrize("sharing", SHARINGS)
+def test_the_end_of_a_visit_and_of_a_step_come_on_every_instance(sharing: str) -> None:
+    trials = Trials(pipeline(AtTheEnd).program(), [("in", row) for row in ROWS])
+    engine = trials.run(Cut((0, len(ROWS)), 1, sharing=sharing)).engine
+    keys = len({row["k"] for row in ROWS})
+    assert [row.value for row in engine.outputs["out"]] == [keys]

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import re
+import signal
+import subprocess
+import sys
 from typing import Any
 
 import pytest
@@ -151,3 +154,38 @@ def test_records_may_be_given_by_stream_or_as_pairs() -> None:
         ms.testing.assert_exactly_once(p, {"three": ROWS})
     with pytest.raises(ms.errors.DefinitionError, match="'earthquake'"):
         ms.testing.assert_exactly_once(p, {"one": ROWS}, faults=["earthquake"])
+
+
+def test_a_kill_is_armed_for_a_level_and_a_shard() -> None:
+    armed = ms.testing.SparkFaults.armed
+    assert armed("epoch.5-checked", 2) == "epoch.5-checked@2"
+    assert [armed("task.4-staged", 2, level=level, shard=shard) for level, shard in ((1, 0), (1, None), (None, 0))] == [
+        "task.4-staged@2/1.0",
+        "task.4-staged@2/1.",
+        "task.4-staged@2/.0",
+    ]
+    with pytest.raises(ValueError, match="no crash point is called 'nowhere'"):
+        armed("nowhere", 1)
+    with pytest.raises(ValueError, match=r"'epoch.5-checked' is a point of the driver, which has no level and no shard"):
+        armed("epoch.5-checked", 1, shard=0)
+
+
+@pytest.mark.parametrize(
+    ("spec", "struck"),
+    [
+        ("task.4-staged@2", True),
+        ("task.4-staged@2/1.0", True),
+        ("task.4-staged@2/1.", True),
+        ("task.4-staged@2/.0", True),
+        ("task.4-staged@2/1.10", False),
+        ("task.4-staged@2/0.0", False),
+        ("task.4-staged@3", False),
+        ("task.3-shuffled@2,task.4-staged@2/1.0", True),
+        ("", False),
+    ],
+)
+def test_a_kill_strikes_where_it_is_armed(spec: str, struck: bool) -> None:
+    """In a child: whoever is struck is gone."""
+    code = f"from millstream import faults; faults.point('task.4-staged', 2, {spec!r}, None, 1, 0)"
+    done = subprocess.run([sys.executable, "-c", code], check=False)
+    assert done.returncode == (-signal.SIGKILL if struck else 0)

@@ -9,6 +9,14 @@ journal     what is pending is delivered again until the commit that consumed it
 markers     a replica is used only for the epoch and run it stands at
 acknowledgement
             a source is told that a batch is safe only after the commit
+
+Those of tables, views and joins:
+
+versions    the greatest version counts, whatever the order of arrival; off: the last to arrive
+restate     a stale version heals; off: it is only dropped
+origins     what an origin states again is set; off: it is added to what it has stated before
+sender      what a join sends of a left document names the sending row, too; off: the left document alone
+cursor      a live change is kept from a build whose sweep will come to the row; off: it is sent
 """
 
 from __future__ import annotations
@@ -27,6 +35,11 @@ class Guards(msgspec.Struct, frozen=True):
     journal: bool = True
     markers: bool = True
     acknowledgement: bool = True
+    versions: bool = True
+    restate: bool = True
+    origins: bool = True
+    sender: bool = True
+    cursor: bool = True
 
     @classmethod
     def without(cls, names: str) -> Guards:

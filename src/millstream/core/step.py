@@ -39,14 +39,12 @@ from typing import Any
 import msgspec
 
 from millstream.core.arrivals import Arrivals
-from millstream.core.builds import PAUSED
 from millstream.core.computation import Computation
 from millstream.core.keys import key_of
 from millstream.core.keyspace import (
     HOLD,
     LOW_TIMER,
     ROW,
-    SWEEP,
     WALL_TIMER,
     Row,
     Store,
@@ -64,13 +62,13 @@ from millstream.core.outcome import DROP, HOOK, Counts, LateRecord, Outcome, Tim
 from millstream.core.record import Production, Record, Timer, described, shown
 from millstream.core.rejected import Rejected, wrong_time
 from millstream.core.statekind import StateKind
+from millstream.core.sweeps import settled, sweep_entry
 from millstream.core.time import BEGINNING, END
 from millstream.core.visit import Saved, Visit
 from millstream.errors import HookError, InputError
 
 MAX_FIRINGS = 1_000_000
 MAX_DUE = 200_000
-_ENDED, _AT = b"\x02", b"\x01"  # of a sweep: it has been at all rows; or up to the row behind
 LAST_LATE = 5  # late records that are shown
 RETURNED = "a hook returned a value, or is a generator: hooks return nothing. To send something on, call self.produce(value)."
 
@@ -95,7 +93,7 @@ class Step:
         self.searching = False  # which of them it was
         self.saved: _Saved | None = None
         self.visit = Visit(wiring, times, encode_value)
-        self.finishes = type(computation).finish_key is not Computation.finish_key
+        self.finishes = computation._finishes()
         self.late_before = BEGINNING if computation.judges_lateness else times.late_before
         computation._visit = self.visit
         if computation._is_plain():
@@ -150,23 +148,12 @@ class Step:
         """Rule 12: settles how far every sweep comes in this epoch, and gives the rows that are to be visited for it."""
         rows: dict[bytes, None] = {}
         for name, limit in self.times.sweeps.items():
-            entry = SWEEP + name.encode()
-            raw = self.store.get(entry)
-            if raw == _ENDED:
-                self.visit.sweeps[name] = (None, None)
-                self.counts.swept[name] = (0, True)
-                continue
-            begins = b"" if raw is None else raw[1:] + b"\0"  # the first row that it has not been at; a row key may be empty
-            if limit == PAUSED:
-                self.visit.sweeps[name] = (begins, b"")
-                self.counts.swept[name] = (0, False)
-                continue
-            found = [key[len(ROW) :] for key, _ in islice(self.store.scan(ROW + begins, after(ROW)), limit or None)]
-            ends = not limit or len(found) < limit
-            self.visit.sweeps[name] = (begins, None if ends else found[-1])
-            self.delta[entry] = _ENDED if ends else _AT + found[-1]
-            self.counts.swept[name] = (len(found), ends)
-            rows.update(dict.fromkeys(found))
+            one = settled(self.store, name, limit)
+            self.visit.sweeps[name] = one.portion
+            self.counts.swept[name] = (len(one.rows), one.ended)
+            if one.says is not None:
+                self.delta[sweep_entry(name)] = one.says
+            rows.update(dict.fromkeys(one.rows))
         return rows
 
     def _finish_epoch(self) -> None:

@@ -19,10 +19,12 @@ from collections.abc import Callable, Hashable
 from hashlib import blake2b
 from typing import Any
 
+from millstream.core.guards import ALL_GUARDS, Guards
 from millstream.core.keys import key_text
 from millstream.core.keyspace import STATE_HOLD, Holds, Row, TimerSet
 from millstream.core.outcome import Times, Wiring
 from millstream.core.record import Production, Record, Timer
+from millstream.core.sweeps import Portion
 from millstream.core.time import BEGINNING, END, LOW_WATERMARK, WALL_CLOCK
 
 OWN: Any = object()  # the key at hand
@@ -32,11 +34,6 @@ EPOCH = "epoch"  # the kind of cause that finish_epoch has
 BEHIND = "behind"  # a sweep has been at this row
 NOW = "now"  # it is at this row in this epoch
 AHEAD = "ahead"  # it will come
-
-
-Portion = tuple[
-    bytes | None, bytes | None
-]  # where a sweep begins in this epoch (None: it had ended), and the last row that it comes to (None: it ends)
 
 
 class Visit:
@@ -54,6 +51,7 @@ class Visit:
         "firings",  # of this key so far
         "gathered",  # (name, value, timestamp) for finish_epoch
         "gatherer",  # the row that gathered first
+        "guards",  # those that are on
         "held",  # the oldest hold of this key that was in force in this epoch, or END
         "holds",  # (kind, time, tag) of a timer, or STATE_HOLD: what it holds
         "key",
@@ -84,6 +82,7 @@ class Visit:
         self.epoch = times.epoch
         self.gathered: list[tuple[Hashable, Any, int]] = []
         self.gatherer = b""
+        self.guards: Guards = ALL_GUARDS
         self.sweeps: dict[str, Portion] = {}
         self.tallies: dict[str, int] = {}
         self.least = times.least if times.least < END else BEGINNING  # after the end of event time nothing is left to be kept

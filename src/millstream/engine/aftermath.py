@@ -4,6 +4,7 @@ Rules
 1. The manifest before is not changed: what goes on is copied.
 2. A computation without a receipt stays as it was; only time has passed for it.
 3. A fold that has ended is put in the place of what it folded, if all of that is still in the chain.
+4. A drain is over when nothing waits any more, and no computation is being filled anew.
 """
 
 from __future__ import annotations
@@ -67,7 +68,7 @@ def manifest_after(
         computations=computations,
         sinks=sinks,
         drain=plan.drain,
-        drained=(plan.drain and over) or (before is not None and before.drained),
+        drained=filled and ((plan.drain and over) or (before is not None and before.drained)),
         ended=before.ended if before is not None and before.ended is not None else plan.epoch if plan.drain else None,
         offsets=plan.ranges.digest,
         pending=pending,

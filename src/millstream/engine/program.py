@@ -13,6 +13,7 @@ from millstream.core.arrivals import Arrivals
 from millstream.core.codec import Codec
 from millstream.core.computation import Computation
 from millstream.core.delivery import NoKey, route_key
+from millstream.core.guards import ALL_GUARDS, Guards
 from millstream.core.keys import key_text
 from millstream.core.keyspace import Store
 from millstream.core.outcome import Outcome, Times, Wiring
@@ -116,6 +117,7 @@ class Compiled:
         arrivals: Mapping[str, Arrivals],
         stores: Mapping[str, Store],
         times: Mapping[str, Times],
+        guards: Guards = ALL_GUARDS,
     ) -> dict[str, Outcome]:
         """Runs the computations of a group in order, handing productions on inside the group."""
         outcomes: dict[str, Outcome] = {}
@@ -128,6 +130,7 @@ class Compiled:
             computation, kind = self.make(name)
             began = perf_counter()
             step = Step(self._wirings[name], computation, kind, stores[name], times[name], self.encode_value)
+            step.visit.guards = guards
             outcomes[name] = outcome = step.run(here or Arrivals.none())
             outcome.millis = (perf_counter() - began) * 1000
             for production in outcome.productions:

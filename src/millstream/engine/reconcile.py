@@ -23,7 +23,9 @@ def reconciled(latest: Manifest, program: Program, drop: Sequence[str] = ()) -> 
     found = msgspec.structs.replace(renamed, pending=[parcel for parcel in renamed.pending if parcel.computation in names])
     _check_ways(found, program)
     present = [name for name, state in found.computations.items() if any(shard.keys for shard in state.shards)]
-    return msgspec.structs.replace(found, builds=begun(program.topology.derived, found.builds, present, found.now, found.epoch))
+    builds = begun(program.topology.derived, found.builds, present, found.now, found.epoch)
+    filled = not any(build.is_filling for build in builds.values())
+    return msgspec.structs.replace(found, builds=builds, drained=found.drained and filled)  # what is new is still to be filled
 
 
 def _renamed(latest: Manifest, program: Program) -> Manifest:

@@ -130,7 +130,7 @@ class Task:
             receipt.seen = inputs.seen(self._newest())
             checked = {name: self._deduplicated(name, inputs, view) for name, view in views.items()}  # d
             arrivals = {name: inputs.arrivals(name, one.keep) for name, one in checked.items()}  # e
-            outcomes = self.compiled.run_group(self.group, arrivals, views, self.order.times)  # f
+            outcomes = self.compiled.run_group(self.group, arrivals, views, self.order.times, self.order.guards)  # f
             receipt.replicas = {name: one for name, view in views.items() if (one := view.stats()) is not None}
         finally:
             for view in views.values():

@@ -14,6 +14,9 @@ compared with the local engine, which knows nothing of all this.
     repeat     the source brings a record again
     fold       a chain of segments is folded beside the epoch
     forget     a worker loses its replicas
+
+The run may be restarted as another version of the program on the way (`Simulation.then`), as a deployment of changed code would be.
+If somebody is to judge them, after every commit all views are compared with a recomputation from what the manifest names (`simulation/readings.py`).
 """
 
 from __future__ import annotations
@@ -26,23 +29,22 @@ from typing import Any
 import msgspec
 
 from millstream.core.guards import ALL_GUARDS, Guards
-from millstream.core.keys import key_of, key_text
 from millstream.core.topology import Emission, Group, Topology
 from millstream.engine.contracts import Folded, FoldStats
 from millstream.engine.epochs import Epochs
 from millstream.engine.plan import Range, Reading
 from millstream.engine.program import Compiled, Program
 from millstream.engine.receipts import EpochOrder, Receipt
+from millstream.engine.reconcile import reconciled
 from millstream.engine.task import Result, Task
 from millstream.errors import Fenced
-from millstream.simulation.differences import OutRow, first_entry, first_row
 from millstream.simulation.inputs import Handed, Injected, ListInputs
-from millstream.simulation.local import LocalEngine
 from millstream.simulation.models import Host, HostCache, Killed, PublishedRows, Violation
+from millstream.simulation.readings import EpochJudge, EpochRead
 from millstream.state.folding import collect, fold
 from millstream.state.manifest import Manifest, ManifestLog
 from millstream.state.memory import MemoryStorage
-from millstream.state.segment import merge, runs
+from millstream.state.segment import runs
 from millstream.state.storage import Storage
 
 
@@ -57,7 +59,7 @@ class Fault(msgspec.Struct, frozen=True):
 
     def __str__(self) -> str:
         where = {
-            "crash": self.point,
+            "crash": f"{self.point}, task {self.task}" if self.task else self.point,
             "pause": f"{self.point}, for {self.later} epochs",
             "zombie": f"task {self.task}, for {self.later} epochs",
             "repeat": f"record {self.later}",
@@ -126,11 +128,12 @@ class Driver(Epochs):
         log = ManifestLog(simulation.storage)
         latest = log.latest()
         token = log.runs.claim(latest.token if latest is not None else None)
-        super().__init__(
-            simulation.program, simulation.shards, log, log.latest(), token, simulation, _Folds(simulation, token), simulation.guards
-        )
+        self.compiled = simulation.compiled_at(simulation.done + 1)
+        program = self.compiled.program
+        latest = log.latest()
+        latest = None if latest is None else reconciled(latest, program)
+        super().__init__(program, simulation.shards, log, latest, token, simulation, _Folds(simulation, token), simulation.guards)
         self.simulation = simulation
-        self.compiled = simulation.compiled
         self.hosts = [Host() for _ in range(simulation.dice("hosts", token.split("-")[0]).randint(1, 4))]
         if self.latest is not None:
             collect(log, self.latest)
@@ -221,7 +224,7 @@ class _Attempts:
             shards=driver.shards,
             storage=simulation.storage,
             cache=HostCache(host, simulation.storage, trusting=not order.guards.markers),
-            point=lambda name: simulation.at_task(order.epoch, name),
+            point=lambda name: simulation.at_task(order.epoch, name, self.number),
         )
         inputs = ListInputs(driver.compiled, self.injected, self.group, self.shard, self.handed, dice, order.guards.order)
         result = task.run(inputs)
@@ -242,13 +245,19 @@ class Simulation:
         shards: int = 2,
         guards: Guards = ALL_GUARDS,
         storage: Storage | None = None,
+        then: tuple[int, Program] | None = None,
+        judge: EpochJudge | None = None,
     ) -> None:
+        """then: from which epoch on it runs as another program. judge: looks at all views after every commit."""
         self.storage = MemoryStorage() if storage is None else storage
-        self.ledgers = {stream: PublishedRows(self.storage) for spec in program.topology.computations for stream in spec.streams}
-        topology = program.topology
-        emissions = [Emission(stream, stream, ledger, ids=True) for stream, ledger in self.ledgers.items()]
-        self.program = Program(program.name, Topology(list(topology.injectors.values()), topology.computations, emissions), program.codec)
-        self.compiled = Compiled(self.program, all_ids=True)
+        self.ledgers: dict[str, PublishedRows] = {}
+        self._first = self.compiled = self._emitting(program)
+        self._then = 0
+        if then is not None:
+            self._then, self.compiled = then[0], self._emitting(then[1])
+        self.program = self.compiled.program  # what it runs as at the end
+        self._judge = judge
+        self._read = Host()
         self.plan = plan
         self.schedule = list(schedule)
         self.seed = seed
@@ -260,6 +269,19 @@ class Simulation:
         self.asleep: list[tuple[int, Callable[[], Any]]] = []
         self.paused: list[tuple[int, threading.Event, threading.Thread, list[BaseException]]] = []
         self._turn = threading.Event()
+
+    def _emitting(self, program: Program) -> Compiled:
+        """A program all of whose streams go to sinks, ready to run."""
+        streams = [stream for spec in program.topology.computations for stream in spec.streams]
+        emissions = [Emission(s, s, self.ledgers.setdefault(s, PublishedRows(self.storage)), ids=True) for s in streams]
+        topology = Topology(list(program.topology.injectors.values()), program.topology.computations, emissions)
+        emitting = Program(program.name, topology, program.codec)
+        emitting.expressions = program.expressions
+        return Compiled(emitting, all_ids=True)
+
+    def compiled_at(self, epoch: int) -> Compiled:
+        """What it runs as in an epoch."""
+        return self._first if epoch < self._then else self.compiled
 
     # --- the schedule
 
@@ -281,16 +303,19 @@ class Simulation:
         """Has something happen after an epoch has been committed."""
         self.asleep.append((until, wake))
 
-    def at_task(self, epoch: int, name: str) -> None:
+    def at_task(self, epoch: int, name: str, task: int) -> None:
         """A point inside a task; a crash there takes the driver along."""
         for fault in self.schedule:
-            if fault.kind == "crash" and fault.epoch == epoch and fault.point == name and fault not in self.used:
+            here = fault.kind == "crash" and fault.epoch == epoch and fault.point == name and fault.task == task
+            if here and fault not in self.used:
                 self.used.add(fault)
                 raise Killed(name)
 
     def at(self, driver: Driver, name: str, epoch: int) -> None:
         """A point in the driver."""
-        self.at_task(epoch, name)
+        if name == "epoch.6-committed" and driver.latest is not None:
+            self._look(driver.compiled, driver.latest)
+        self.at_task(epoch, name, 0)
         for fault in self.schedule:
             if fault.kind == "pause" and fault.epoch == epoch and fault.point == name and fault not in self.used:
                 self.used.add(fault)
@@ -299,6 +324,25 @@ class Simulation:
                 self._turn.set()
                 entry[1].wait()
                 return
+
+    def _look(self, compiled: Compiled, manifest: Manifest) -> None:
+        """Views must be right in every committed epoch, whatever happens next."""
+        if self._judge is not None:
+            found = self._judge.first(self.epoch_read(compiled, manifest))
+            if found is not None:
+                raise Violation(f"after epoch {manifest.epoch}: {found}")
+
+    def epoch_read(self, compiled: Compiled, manifest: Manifest) -> EpochRead:
+        """Tables, views and joins as a manifest has them."""
+        cache = HostCache(self._read, self.storage, trusting=False)
+        refined = {spec.name for spec in compiled.topology.computations if spec.refines}
+        stores = {
+            (name, shard): cache.view(state.lineage, shard, one.segments, manifest)
+            for name, state in manifest.computations.items()
+            if name in refined
+            for shard, one in enumerate(state.shards)
+        }
+        return EpochRead(compiled, stores, manifest.builds, {parcel.computation for parcel in manifest.pending})
 
     # --- the source, and its log
 
@@ -339,6 +383,8 @@ class Simulation:
         driver.resume()
         while self.done + 1 < len(self.plan.epochs):
             epoch = self.done + 1
+            if self.compiled_at(epoch) is not driver.compiled:
+                raise Killed("stopped, to be started as another program")
             self._epoch(driver, epoch)
             self.done = epoch
             self._wake(epoch)
@@ -398,46 +444,3 @@ class Simulation:
                 raise Violation("a driver that had been replaced went on as if nothing had happened")
             if not isinstance(raised[0], Fenced):
                 raise raised[0]
-
-
-def compare(simulation: Simulation, manifest: Manifest, oracle: LocalEngine) -> str | None:
-    """The first difference between a run and the undisturbed one; None if there is none."""
-    for spec in oracle.topology.computations:
-        for stream in spec.streams:
-            got = _per_key(simulation.ledgers[stream].rows(stream))
-            expected = _per_key([(e.key, e.timestamp, e.value, e.id) for e in oracle.outputs[stream]])
-            for text in sorted(got.keys() | expected.keys(), key=lambda text: text or ""):
-                where = f"stream {stream!r}, key {None if text is None else key_of(text)!r}"
-                found = first_row(where, got.get(text, []), expected.get(text, []))
-                if found is not None:
-                    return found
-        name, state = spec.name, manifest.computations[spec.name]
-        if state.low_watermark != oracle.standings[name].low:
-            return f"low watermark of {name!r}: {state.low_watermark} instead of {oracle.standings[name].low}"
-        for shard, one in enumerate(state.shards):
-            entries = {
-                k: v for k, v in merge(simulation.storage, one.segments, drop_deleted=True) if v is not None and not k.startswith(b"D")
-            }
-            wanted = oracle.stores[name, shard].entries
-            if entries != wanted:
-                return first_entry(name, simulation.compiled.make(name)[1], entries, wanted, exact=True)
-    return None
-
-
-def _per_key(rows: Sequence[tuple[Any, int, Any, str]]) -> dict[str | None, list[OutRow]]:
-    found: dict[str | None, list[OutRow]] = {}
-    for key, timestamp, value, id in rows:
-        found.setdefault(None if key is None else key_text(key), []).append(OutRow(timestamp, value, b"", id))
-    return found
-
-
-def undisturbed(program: Program, plan: InputPlan, shards: int, guards: Guards = ALL_GUARDS) -> LocalEngine:
-    """The same plan on the local engine."""
-    engine = LocalEngine(program, shards, guards)
-    for rows, now in zip(plan.epochs, plan.clock, strict=True):
-        engine.now = now
-        for stream, row in rows:
-            engine.push(stream, row)
-        engine.run_epoch()
-    engine.drain()
-    return engine

@@ -14,6 +14,8 @@ What may differ for a program that is right is kept out of it:
    event time, so the order of what they produce is the cuts' affair. Ids are not compared: that of what a timer produces names its epoch.
    State and timers are compared at the end of event time, dicts without their order, floats to nine digits.
 4. *Dead letters* are compared without their traceback and id.
+5. *Tables, views and joins* merge what an epoch brings. Of them is compared what they say in the end (`simulation/refined.py`), and every view must be
+   what a recomputation gives.
 What is left and differs is the program's. Where it is so by design, the user says what must be equal.
 
 What kind of mistake it is, `simulation/findings.py` finds out.
@@ -38,6 +40,8 @@ from millstream.errors import HookError
 from millstream.simulation.differences import OutRow, cut_short, first_entry, first_of_bag, same, short
 from millstream.simulation.instances import EPOCH, ONE, SHARINGS, VISIT, SharedCompiled
 from millstream.simulation.local import LocalEngine
+from millstream.simulation.readings import EpochJudge, read
+from millstream.simulation.refined import by_arrival, first_of_state, first_of_streams, outputs
 
 KNOWN = "known"
 OWN = "own"
@@ -117,6 +121,7 @@ class Ran(msgspec.Struct):
     compiled: SharedCompiled
     error: HookError | None = None
     chosen: Any = None
+    wrong: str | None = None  # a view that is not what a recomputation gives
 
 
 class Trials:
@@ -141,6 +146,7 @@ class Trials:
         if watermarks == KNOWN:
             injectors = [msgspec.structs.replace(i, watermark=Told(stream=i.name, told=self.told)) for i in injectors]
         self.told_program = Program(program.name, Topology(injectors, topology.computations, topology.emissions), program.codec)
+        self.told_program.expressions = program.expressions
 
     def of(self, rows: Rows) -> Trials:
         """The same with other rows."""
@@ -161,6 +167,8 @@ class Trials:
         except HookError as error:
             ran.error = error
             return ran
+        wrong = EpochJudge().first(read(engine))
+        ran.wrong = None if wrong is None else str(wrong)
         if self.compare is not None:
             ran.chosen = self.compare(engine)
         return ran
@@ -196,22 +204,46 @@ class Trials:
             return f"the run ended with HookError: {short_error(got.error)}"
         if expected.error is not None:
             return f"the run ended without error instead of with HookError: {short_error(expected.error)}"
+        if got.wrong is not None and expected.wrong is None:
+            return got.wrong
         if self.compare is not None:
             if same(got.chosen, expected.chosen):
                 return None
             return f"what compare= gives: {_chosen(got.chosen, expected.chosen)}"
+        arrivals = by_arrival(read(expected.engine))
         for spec in got.engine.topology.computations:
+            if spec.refines:
+                found = None if spec.name in arrivals else self._of_refined(spec, got.engine, expected.engine)
+                if found is not None:
+                    return found
+                continue
             found = self._of_streams(spec, got.engine, expected.engine) or self._of_state(spec, got.engine, expected.engine)
             if found is not None:
                 return found
         return None
 
-    def _of_streams(self, spec: ComputationSpec, got: LocalEngine, expected: LocalEngine) -> str | None:
-        for stream in spec.streams:
+    def _of_refined(self, spec: ComputationSpec, got: LocalEngine, expected: LocalEngine) -> str | None:
+        sender = read(expected).sender(spec.name)
+        if spec.dead_letters is not None:
+            found = self._of_streams(spec, got, expected, [spec.dead_letters])
+            if found is not None:
+                return found
+        if self.ignore:
+            shown = tuple(one for one in sender.sending.shown if one.stream not in self.ignore)
+            sender.sending = msgspec.structs.replace(sender.sending, shown=shown)
+        found = first_of_streams(sender, outputs(got), outputs(expected))
+        if found is None and spec.name not in self.ignore:
+            found = first_of_state(spec.name, read(got), read(expected))
+        return found
+
+    def _of_streams(
+        self, spec: ComputationSpec, got: LocalEngine, expected: LocalEngine, streams: Sequence[str] | None = None
+    ) -> str | None:
+        for stream in spec.streams if streams is None else streams:
             if stream in self.ignore:
                 continue
             dull = ("traceback", "id") if stream == spec.dead_letters else ("low_watermark", "id") if stream in _late_streams(spec) else ()
-            ones, others = (_by_key(engine, stream, dull) for engine in (got, expected))
+            ones, others = (_by_key(engine, stream, dull, of_records=streams is not None) for engine in (got, expected))
             for text in sorted(ones.keys() | others.keys(), key=lambda text: text or ""):
                 key = None if text is None else key_of(text)
                 found = first_of_bag(f"stream {stream!r}, key {key!r}", ones.get(text, []), others.get(text, []))
@@ -254,10 +286,13 @@ def _late_streams(spec: ComputationSpec) -> set[str]:
     return set(spec.late_streams.values()) - {DROP, HOOK}
 
 
-def _by_key(engine: LocalEngine, stream: str, dull: Sequence[str]) -> dict[str | None, list[OutRow]]:
+def _by_key(engine: LocalEngine, stream: str, dull: Sequence[str], of_records: bool = False) -> dict[str | None, list[OutRow]]:
+    """of_records: dead letters of anything else are left out."""
     found: dict[str | None, list[OutRow]] = {}
     encode = engine.compiled.encode_value
     for row in engine.outputs[stream]:
+        if of_records and row.value["stream"] is None:
+            continue
         value = row.value if not dull else {name: field for name, field in row.value.items() if name not in dull}
         text = None if row.key is None else key_text(row.key)
         found.setdefault(text, []).append(OutRow(row.timestamp, value, encode(value)))

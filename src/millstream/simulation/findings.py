@@ -24,6 +24,7 @@ from millstream.simulation.instances import EPOCH, ONE, VISIT, outside
 
 EPOCHS = "the result depends on how input falls into epochs"
 SHARDS = "the result depends on the number of shards"
+WRONG = "a view is not what a recomputation of its rows gives"
 DICE = "not deterministic: no fault was needed to see it"
 SELF = "not in the state: "
 
@@ -35,6 +36,10 @@ _ID = re.compile(r"\b[0-9a-f]{32}\b")
 _BE_DETERMINISTIC = (
     "Use self.now for the clock, and seed what is random by self.key and record.id. What cannot be made deterministic goes over strong edges, and is "
     "tested with ms.testing.SparkFaults."
+)
+_REPEATS_ITSELF = (
+    "A map or a reducer does not repeat itself, or a reducer depends on the order of its values: see ms.testing.assert_reducer. If it does neither, the "
+    "mistake is Millstream's."
 )
 _KEEP = "An instance serves many keys, and is gone after its epoch. Keep in self.state what is to last."
 _OUT_OF_ORDER = (
@@ -74,6 +79,8 @@ def find(trials: Trials, shards: int, seeds: Iterable[int]) -> Finding | None:
     found = _twice(trials, first, expected)
     if found is not None:
         return found
+    if expected.wrong is not None:
+        return Finding(kind=WRONG, difference=expected.wrong, ways=f"with {first.portions()}", rows=[], advice=_REPEATS_ITSELF)
     for cut in cuts(len(trials.rows), shards, seeds if expected.error is None else ()):
         got = trials.run(cut)
         if trials.difference(got, expected) is not None:

@@ -26,7 +26,7 @@ ONE = "one instance for all keys and epochs"
 VISIT = "a new instance for each key and epoch"
 SHARINGS = (EPOCH, ONE, VISIT)
 
-_HOOKS = ("process_record", "process_late_record", "process_timer")
+_HOOKS = ("process_record", "process_late_record", "process_timer", "finish_key", "finish_epoch")
 _BOUND = frozenset(Computation.__annotations__) | {*_HOOKS, "produce"}
 _DEEP = 3  # how far into objects that cannot be pickled
 
@@ -75,6 +75,13 @@ class _Renewed(Computation):
 
     def _is_plain(self) -> bool:
         return self._inner._is_plain()
+
+    def _finishes(self) -> bool:
+        return self._inner._finishes()
+
+    @property
+    def judges_lateness(self) -> bool:  # type: ignore[override]
+        return self._inner.judges_lateness
 
     @property
     def key(self) -> Any:  # type: ignore[override]

@@ -6,6 +6,7 @@ attempts, files. Keys and timestamps of injected streams must be column names (a
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import msgspec
@@ -78,6 +79,7 @@ class LocalEngine:
         self.timer_counts: dict[tuple[str, int], int] = {}
         self.builds = begun(self.topology.derived, {}, ())
         self.tallies: dict[str, dict[str, int]] = {}
+        self.look: Callable[[LocalEngine], None] | None = None  # called after every commit
 
     def become(self, program: Program) -> None:
         """Goes on as another version of the program, as a restart on Spark would."""
@@ -130,7 +132,7 @@ class LocalEngine:
                 for shard in range(self.shards):
                     arrivals = {name: Arrivals.of(queued.get((name, shard), ()), self.guards.order) for name in group.computations}
                     stores = {name: self.stores[name, shard] for name in group.computations}
-                    for name, outcome in self.compiled.run_group(group, arrivals, stores, planned.times).items():
+                    for name, outcome in self.compiled.run_group(group, arrivals, stores, planned.times, self.guards).items():
                         outcomes[name, shard] = outcome
                         self._forward(outcome, queued, stored)
         if crash:
@@ -212,6 +214,8 @@ class LocalEngine:
             standing.crowded = any(count > step.MAX_DUE for (computation, _), count in self.timer_counts.items() if computation == name)
             standing.pending = min((a[1] for _, computation, _, a in stored if computation == name), default=None)
         self.standings = planned.standings
+        if self.look is not None:
+            self.look(self)
 
     def _plan(self, said: dict[str, int] | None = None) -> Plan:
         walls = [(name, counts.next_wall) for (name, _), counts in self.marks.items() if counts.next_wall is not None]

@@ -11,10 +11,14 @@ from millstream.core.guards import ALL_GUARDS, Guards
 from millstream.engine.program import Program
 from millstream.errors import MillstreamError
 from millstream.faults import POINTS
-from millstream.simulation.cluster import Fault, InputPlan, Simulation, compare, undisturbed
+from millstream.simulation.cluster import Fault, InputPlan, Simulation
 from millstream.simulation.cuts import Rows
 from millstream.simulation.differences import cut_short
+from millstream.simulation.findings import WRONG
 from millstream.simulation.models import Violation
+from millstream.simulation.oracle import compare, undisturbed
+from millstream.simulation.readings import EpochJudge
+from millstream.simulation.refined import only_refined
 
 KINDS = ("crash", "pause", "retry", "recompute", "zombie", "repeat", "fold", "forget")
 START = 1_700_000_000_000
@@ -36,18 +40,22 @@ def make_plan(records: Rows, seed: int) -> InputPlan:
     return InputPlan(epochs, clock)
 
 
-def make_schedule(program: Program, plan: InputPlan, seed: int, kinds: Collection[str], shards: int) -> list[Fault]:
-    """One to five faults."""
+def make_schedule(
+    program: Program, plan: InputPlan, seed: int, kinds: Collection[str], shards: int, then: Program | None = None
+) -> list[Fault]:
+    """One to five faults. then: what the program is restarted as, which may have more tasks."""
     dice = random.Random(f"schedule {seed}")
-    tasks = shards * sum(len(groups) for groups in program.topology.levels)
-    repeatable = [at for at, (stream, _) in enumerate(_flat(plan)) if may_repeat(program, stream)]
-    if not any(may_repeat(program, stream) for stream in program.topology.injectors):  # who asks for it all the same gets it
-        repeatable = list(range(len(_flat(plan))))
+    tasks = shards * max(sum(len(groups) for groups in one.topology.levels) for one in (program, then or program))
+    streams = {stream for stream in program.topology.injectors if may_repeat(program, stream)} if "repeat" in kinds else set()
+    repeatable = [
+        at for at, (stream, _) in enumerate(_flat(plan)) if stream in streams or not streams
+    ]  # who asks for it all the same gets it
     found: list[Fault] = []
     for _ in range(dice.randint(1, _MOST)):
         kind, epoch = dice.choice(sorted(kinds)), dice.randrange(len(plan.epochs))
         if kind == "crash":
-            found.append(Fault(kind, epoch, dice.choice(POINTS)))
+            point = dice.choice(POINTS)
+            found.append(Fault(kind, epoch, point, task=dice.randrange(tasks) if point.startswith("task.") else 0))
         elif kind == "pause":
             found.append(Fault(kind, epoch, dice.choice(_PAUSES), later=dice.randint(0, 3)))
         elif kind == "repeat":
@@ -63,9 +71,10 @@ def _flat(plan: InputPlan) -> list[tuple[str, dict[str, Any]]]:
 
 
 def may_repeat(program: Program, stream: str) -> bool:
-    """Whether a repeated record of a stream should change nothing: its ids are held, and its watermark does not ask when it was last heard."""
+    """Whether a repeated record of a stream should change nothing: its ids are held, and its watermark does not ask when it was last heard; or there are
+    only tables that go by versions, and what derives from them."""
     injector = program.topology.injectors[stream]
-    return injector.dedup is not None and not injector.watermark.repeats_matter
+    return (injector.dedup is not None and not injector.watermark.repeats_matter) or only_refined(program)
 
 
 def repeated(plan: InputPlan, schedule: Sequence[Fault]) -> InputPlan:
@@ -82,12 +91,19 @@ def repeated(plan: InputPlan, schedule: Sequence[Fault]) -> InputPlan:
 class Counterexample:
     """What came of one seed: None, or the difference and the shortest schedule that shows it."""
 
-    def __init__(self, seed: int, schedule: Sequence[Fault], difference: str) -> None:
+    def __init__(self, seed: int, schedule: Sequence[Fault], difference: str, wrong: bool = False) -> None:
+        """wrong: a view is wrong in the undisturbed run."""
         self.seed = seed
         self.schedule = schedule
         self.difference = difference
+        self.wrong = wrong
 
     def __str__(self) -> str:
+        if self.wrong:
+            return (
+                f"seed {self.seed}: {WRONG}: no fault was needed to see it\n{self.difference}\n"
+                f"Maps and reducers must repeat themselves, and reducers must not depend on the order of values (ms.testing.assert_reducer)."
+            )
         if not self.schedule:
             return (
                 f"seed {self.seed}: not deterministic: no fault was needed to see it\n{self.difference}\n"
@@ -98,17 +114,30 @@ class Counterexample:
 
 
 def trial(
-    program: Program, records: Rows, seed: int, kinds: Collection[str] = KINDS, shards: int = 2, guards: Guards = ALL_GUARDS
+    program: Program,
+    records: Rows,
+    seed: int,
+    kinds: Collection[str] = KINDS,
+    shards: int = 2,
+    guards: Guards = ALL_GUARDS,
+    then: Program | None = None,
 ) -> Counterexample | None:
-    """Runs one seed; None if the run ends as the undisturbed one does."""
+    """Runs one seed; None if the run ends as the undisturbed one does. then: what it is restarted as in the middle."""
     plan = make_plan(records, seed)
-    oracle = undisturbed(program, plan, shards)
-    schedule = make_schedule(program, plan, seed, kinds, shards)
+    after = None if then is None else (random.Random(f"then {seed}").randrange(1, len(plan.epochs)), then)
+    judge = EpochJudge()
+    try:
+        oracle = undisturbed(program, plan, shards, then=after, judge=judge)
+    except Violation as violation:
+        return Counterexample(seed, (), str(violation), wrong=True)
+    schedule = make_schedule(program, plan, seed, kinds, shards, then)
 
     def differs(faults: Sequence[Fault]) -> str | None:
-        simulation = Simulation(program, repeated(plan, faults), faults, seed, shards, guards)
+        simulation = Simulation(program, repeated(plan, faults), faults, seed, shards, guards, then=after, judge=judge)
+        dropped = all(injector.dedup is not None for injector in program.topology.injectors.values())
         try:
-            return compare(simulation, simulation.run(), oracle)
+            exact = dropped or not any(fault.kind == "repeat" for fault in faults) or not only_refined(program)
+            return compare(simulation, simulation.run(), oracle, exact)
         except Violation as violation:
             return str(violation)
         except MillstreamError as error:

@@ -25,7 +25,7 @@ from millstream.core.record import Record
 from millstream.errors import HookError
 from millstream.reducers import Reducer
 from millstream.views import totals
-from millstream.views.change import RESTATED, Document, unpacked
+from millstream.views.change import RESTATED, UPDATE, Document, unpacked
 from millstream.views.index import ReferenceIndex
 from millstream.views.leaves import DoesNotReduce, Tree, depth, fold_all
 from millstream.views.sender import Sender, Sending
@@ -136,7 +136,10 @@ class ViewGroup(Sender):
         removed: list[Any] = []
         wrong = 0
         count = row.count
+        adds = not self._visit.guards.origins
         for origin, how, parts in entries:
+            if adds and parts is not None and how != UPDATE:
+                parts = [*((inline.get(origin) if tree is None else tree.get(origin)) or ()), *parts]
             if tree is not None:
                 old = tree.put(origin, parts)
             else:

@@ -162,7 +162,8 @@ class Join(Sender):
             next = self._documents(key, now, row.right)
             again = row.restated_right or origin in row.restated
             if prev != next or again or self.is_swept:
-                self.send(key_text((self.key, key)), prev, prev if prev == next else next, again)
+                sender = key_text((self.key, key)) if self._visit.guards.sender else origin
+                self.send(sender, prev, prev if prev == next else next, again)
                 self.tally("changes", prev != next)
 
     def _documents(self, key: Any, values: Sequence[Any], right: Sequence[Any]) -> list[Document]:

@@ -251,4 +251,7 @@ class Sender(Computation):
     def _place(self, consumer: str) -> str:
         """Where the sweep that fills a consumer is, seen from the row at hand."""
         build = self._visit.builds[consumer]
-        return AHEAD if build.waiting else self._visit.swept(build.sweep) if build.sweep in self._visit.sweeps else BEHIND
+        if build.waiting or build.sweep not in self._visit.sweeps:
+            return AHEAD if build.waiting else BEHIND
+        place = self._visit.swept(build.sweep)
+        return place if place != AHEAD or self._visit.guards.cursor else BEHIND

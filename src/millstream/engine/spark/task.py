@@ -122,15 +122,16 @@ def run_partition(
     order: EpochOrder = _decoded(order_bytes, _decode_order)
     routes = compiled.topology.routes
     layout = Layout(pa.ipc.read_schema(pa.py_buffer(schema_bytes)), routes, level, place.shards)
+    shard = partition % place.shards
     task = Task(
         compiled,
         order,
         compiled.topology.levels[level][partition // place.shards],
-        partition % place.shards,
+        shard,
         shards=place.shards,
         storage=storage_of(place),
         cache=ProcessCache(place),
-        point=lambda name: faults.point(name, order.epoch, order.crash, order.driver),
+        point=lambda name: faults.point(name, order.epoch, order.crash, order.driver, level, shard),
     )
     pieces = [batch for batch in batches if batch.num_rows]
     gc.disable()  # records and rows make no cycles worth looking for thousands of times an epoch

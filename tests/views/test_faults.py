@@ -1,0 +1,294 @@
+"""Tables, views, views on views and joins under crashes, lost and repeated attempts, zombies, repeated records and folds: always what an undisturbed run
+gives, and after every commit what a recomputation gives. Also while a view is filled beside live changes, and while leaves split."""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+from typing import Any
+
+import pytest
+from faultkit import snapshots
+
+import millstream as ms
+from effort import some
+from millstream.core import builds
+from millstream.core.guards import Guards
+from millstream.simulation.cluster import InputPlan, Simulation
+from millstream.simulation.readings import EpochJudge
+from millstream.simulation.schedules import KINDS, make_plan, make_schedule, repeated
+from millstream.testing import assert_exactly_once
+from millstream.views.leaves import Tree
+
+USERS = ms.sources.files("in/", schema="id long, name string, gone boolean, ts long")
+ORDERS = ms.sources.files("in/", schema="id long, user long, amount long, gone boolean, ts long")
+Rows = list[tuple[str, dict[str, Any]]]
+
+
+def shop(production: str = ms.WEAK, inline: int = 1024, origins: bool = True, version: int = 1, more: bool = False) -> ms.Pipeline:
+    """Users and orders; three views, one on a view, and a join by foreign key with a view behind it. version: of the names. more: new views."""
+    pipeline = ms.Pipeline("shop")
+    users = pipeline.table("users", USERS, key="id", version="ts", deleted="gone")
+    orders = pipeline.table("orders", ORDERS, key="id", version="ts", deleted="gone")
+    options: dict[str, Any] = {"inline": inline, "production": production}
+    by: Any = (lambda row: row.value["name"]) if version == 1 else (lambda row: row.value["name"].upper())
+    names = users.by(by).reduce(ms.count(), name="names", version=version, origins=origins, **options)
+    spent = orders.by("user").reduce(name="spent", n=ms.count(), most=ms.max("amount"), sum=ms.sum("amount"), **options)
+    total = orders.by().reduce(ms.sum("amount"), name="total", origins=False)
+    sizes = names.by(lambda row: row.value).reduce(ms.count(), name="sizes", **options)
+    paid = orders.by("user").join(users, how="left", name="paid")
+    revenue = paid.by(lambda row: (row.value["right"] or {"name": "nobody"})["name"]).reduce(
+        ms.sum(lambda value: value["left"]["amount"]), name="revenue", **options
+    )
+    for at, relation in enumerate((users, names, spent, total, sizes, revenue)):
+        pipeline.publish(relation, ms.sinks.files("out/"), as_="changes" if at % 2 else "latest")
+    if more:
+        busy = orders.by("user").reduce(ms.count(), name="busy", origins=origins, inline=inline)
+        busy.by(lambda row: row.value).reduce(ms.count(), name="busyness")
+        pipeline.publish(busy, ms.sinks.files("out/"))
+    return pipeline
+
+
+def trade(seed: int, count: int = 26, users: int = 5, orders: int = 9) -> Rows:
+    """Users change their names and go; orders move from one to another; some records are stale."""
+    dice = random.Random(seed)
+    rows: Rows = []
+    for at in range(count):
+        ts = at if dice.random() < 0.8 else dice.randrange(at + 1)
+        if dice.random() < 0.4:
+            rows.append(("users", {"id": dice.randrange(users), "name": dice.choice("abc"), "gone": dice.random() < 0.2, "ts": ts}))
+        else:
+            order = {
+                "id": dice.randrange(orders),
+                "user": dice.randrange(users),
+                "amount": dice.randrange(100),
+                "gone": dice.random() < 0.15,
+            }
+            rows.append(("orders", {**order, "ts": ts}))
+    return rows
+
+
+@pytest.fixture
+def small_portions(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(builds, "FIRST_PORTION", 2)
+    monkeypatch.setattr(builds, "_portion", lambda portion, millis: 2)
+
+
+# --- a thousand seeds
+
+
+def flood(seed: int) -> Rows:
+    """Many orders of few users, and then fewer: groups grow over sixty contributions, and shrink back."""
+    dice = random.Random(seed)
+    rows: Rows = [("users", {"id": id, "name": "ab"[id], "gone": False, "ts": 0}) for id in range(2)]
+    ids = dice.sample(range(70), 70)
+    for ts, id in enumerate([*ids, *dice.sample(ids, 55)]):
+        rows.append(("orders", {"id": id, "user": id % 7 // 6, "amount": dice.randrange(100), "gone": ts >= len(ids), "ts": ts}))
+    return rows
+
+
+def try_seeds(first: int, count: int, **shapes: Any) -> None:
+    """So many seeds, each ten of them on records of their own."""
+    then = shapes.pop("then", None)
+    for at in range(first, first + count, 10):
+        seeds = range(at, min(at + 10, first + count))
+        rows = flood(at) if shapes.get("inline") == 0 and at % 20 == 0 else trade(at)
+        assert_exactly_once(shop(**shapes), rows, seeds=seeds, epochs="same", then=None if then is None else shop(**{**shapes, **then}))
+
+
+@pytest.mark.parametrize("production", [ms.WEAK, ms.STRONG])
+def test_five_hundred_seeds_over_weak_and_strong_edges(production: str) -> None:
+    try_seeds(0, some(250), production=production)
+
+
+def test_two_hundred_seeds_while_leaves_split(monkeypatch: pytest.MonkeyPatch) -> None:
+    resized = Counter[str]()
+
+    def counting(name: str) -> Any:
+        resize = getattr(Tree, name)
+
+        def counted(tree: Tree) -> None:
+            resized[name] += 1
+            resize(tree)
+
+        return counted
+
+    for name in ("_split", "_merge"):
+        monkeypatch.setattr(Tree, name, counting(name))
+    try_seeds(1000, some(200), inline=0)
+    assert resized["_split"] and resized["_merge"], "otherwise the seeds prove little"
+
+
+@pytest.mark.parametrize("then", [{"more": True}, {"version": 2}, {"version": 2, "more": True}], ids=["new", "changed", "both"])
+def test_three_hundred_seeds_while_a_sweep_runs(then: dict[str, Any], small_portions: None) -> None:
+    try_seeds(2000, some(100), then=then)
+
+
+@pytest.mark.parametrize("production", [ms.WEAK, ms.STRONG])
+def test_any_epochs(production: str) -> None:
+    for seed in range(some(20) // 5):
+        ms.testing.assert_same_in_any_epochs(shop(production, inline=seed % 2 * 30), trade(seed))
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize("origins", [True, False])
+@pytest.mark.parametrize("inline", [1024, 30, 0])
+@pytest.mark.parametrize("production", [ms.WEAK, ms.STRONG])
+@pytest.mark.parametrize("then", [None, {"version": 2, "more": True}], ids=["as it is", "while a sweep runs"])
+def test_ten_thousand_seeds(then: Any, production: str, inline: int, origins: bool, small_portions: None) -> None:
+    try_seeds(10_000, 420, production=production, inline=inline, origins=origins, then=then)
+
+
+class Watched(Simulation):
+    """Notes the epochs after which a view is still being filled."""
+
+    def __init__(self, *given: Any, **options: Any) -> None:
+        super().__init__(*given, **options)
+        self.filling: set[int] = set()
+
+    def _look(self, compiled: Any, manifest: Any) -> None:
+        if any(build.is_filling for build in manifest.builds.values()):
+            self.filling.add(manifest.epoch)
+        super()._look(compiled, manifest)
+
+
+def test_the_sweep_is_under_way_when_faults_strike(small_portions: None) -> None:
+    """Otherwise the seeds above would prove little."""
+    struck = 0
+    for seed in range(2000, 2020):
+        plan = make_plan(trade(2000), seed)
+        then = (random.Random(f"then {seed}").randrange(1, len(plan.epochs)), shop(more=True).program())
+        schedule = make_schedule(shop().program(), plan, seed, KINDS, 2)
+        simulation = Watched(shop().program(), repeated(plan, schedule), schedule, seed, then=then)
+        simulation.run()
+        struck += any(fault.epoch - 1 in simulation.filling for fault in schedule)
+    assert struck >= 3
+
+
+def test_a_drain_goes_on_until_a_new_view_is_filled(small_portions: None) -> None:
+    """Also one that begins when event time has ended long ago."""
+    plan = make_plan(trade(5), 5)
+    for then in ((len(plan.epochs) - 1, shop(more=True).program()), None):
+        simulation = Simulation(shop().program(), plan, [], 1, then=then)
+        manifest = simulation.run()
+        if then is None:
+            assert manifest.drained and "busy" not in manifest.builds
+            manifest = Simulation(shop(more=True).program(), InputPlan([], plan.clock[-1:]), [], 2, storage=simulation.storage).run()
+        assert manifest.drained and manifest.computations["busy"].tallies["groups"] > 0
+        assert not any(build.is_filling for build in manifest.builds.values())
+
+
+# --- twins: a rule is off, and it shows
+
+
+def failing(pipeline: ms.Pipeline, rows: Rows, guard: str, **options: Any) -> list[str]:
+    """The report without a rule; with it, all is right."""
+    options = {"seeds": range(60), "epochs": "same", **options}
+    assert_exactly_once(pipeline, rows, **{**options, "seeds": range(10)})
+    with pytest.raises(AssertionError) as caught:
+        assert_exactly_once(pipeline, rows, guards=Guards.without(guard), **options)
+    return str(caught.value).splitlines()
+
+
+def in_order(rows: Rows) -> Rows:
+    """The same without stale records."""
+    return [(stream, {**row, "ts": at}) for at, (stream, row) in enumerate(rows)]
+
+
+def test_without_the_journal_a_strong_edge_loses_changes() -> None:
+    said = failing(shop(ms.STRONG), trade(1), "journal")
+    assert any(said[1].startswith(f"  1. {fault}") for fault in ("retry", "recompute", "zombie")) and len(said) == 3, said
+
+
+def test_without_the_journal_a_weak_edge_loses_nothing() -> None:
+    assert_exactly_once(shop(), trade(1), seeds=range(20), epochs="same", guards=Guards.without("journal"))
+
+
+def test_without_origins_a_restatement_counts_twice() -> None:
+    said = failing(shop(), in_order(trade(2)), "origins")
+    assert said[1].startswith("  1. repeat") and said[2].startswith("after epoch") and "contribution of" in said[2], said
+
+
+def test_without_versions_a_repeated_record_brings_the_past_back() -> None:
+    pipeline = ms.Pipeline("people")
+    users = pipeline.table("users", USERS, key="id", version="ts", timestamp="ts")
+    pipeline.publish(users.by("name").reduce(ms.count(), name="names"), ms.sinks.files("out/"))
+    rows = [("users", {"id": at % 2, "name": "abc"[at % 3], "gone": False, "ts": at}) for at in range(8)]
+    said = failing(pipeline, rows, "versions")
+    assert said[1].startswith("  1. repeat") and len(said) == 3, said
+
+
+def test_without_the_cursor_a_sweep_counts_live_changes_twice(small_portions: None) -> None:
+    """Where contributions are added. Where they are set, it would do no harm."""
+    said = failing(shop(origins=False), in_order(trade(3, 60)), "cursor", then=shop(origins=False, more=True))
+    assert said[1].startswith("after epoch ") and "view 'busy'" in said[1], said
+
+
+def moved(seed: int, **options: Any) -> bool:
+    """Whether a view behind a join is right after orders have moved from user to user for some epochs."""
+    pipeline = ms.Pipeline("shop")
+    users = pipeline.table("users", USERS, key="id", version="ts")
+    orders = pipeline.table("orders", ORDERS, key="id", version="ts")
+    orders.by("user").join(users, name="paid").by(lambda row: row.value["right"]["name"]).reduce(ms.count(), name="per_name")
+    dice = random.Random(seed)
+    runner = ms.testing.LocalRunner(pipeline, shards=2, **options)
+    names = {id: dice.choice("ab") for id in range(5)}
+    runner.push("users", *[{"id": id, "name": name, "gone": False, "ts": 0} for id, name in names.items()])
+    at: dict[int, int] = {}
+    for ts in range(1, 6):
+        for id in range(3):
+            at[id] = dice.randrange(5)
+            runner.push("orders", {"id": id, "user": at[id], "amount": 1, "gone": False, "ts": ts})
+        runner.epoch()
+    return bool(runner.view("per_name") == Counter(names[user] for user in at.values()))
+
+
+def test_an_order_that_moves_is_taken_out_by_one_row_and_put_in_by_another_in_any_order() -> None:
+    assert all(moved(seed) for seed in range(some(60)))
+    assert not all(moved(seed, guards=Guards.without("sender")) for seed in range(some(60)))
+
+
+# --- every published epoch is one cut
+
+
+def bank(production: str = ms.WEAK) -> ms.Pipeline:
+    """Who has given and who has got: what is given by all is what all have got. production: of one of the two."""
+    pipeline = ms.Pipeline("bank")
+    source = ms.sources.files("in/", schema="id long, giver string, taker string, amount long, gone boolean, ts long")
+    moves = pipeline.table("moves", source, key="id", version="ts", deleted="gone")
+    debits = moves.by("giver").reduce(name="debits", n=ms.count(), sum=ms.sum("amount"))
+    credits = moves.by("taker").reduce(name="credits", n=ms.count(), sum=ms.sum("amount"), production=production)
+    for relation in (moves, debits, credits):
+        pipeline.publish(relation, ms.sinks.files("out/"))
+    return pipeline
+
+
+def cuts(seed: int, production: str = ms.WEAK) -> list[bool]:
+    """Whether the views agree with each other and with the table, in every published epoch of a run under faults."""
+    dice = random.Random(seed)
+    rows = [
+        {"id": dice.randrange(8), "giver": dice.choice("abc"), "taker": dice.choice("xyz"), "amount": dice.randrange(9), "gone": dice.random() < 0.2, "ts": ts}
+        for ts in range(25)
+    ]  # fmt: skip
+    program = bank(production).program()
+    plan = make_plan([("moves", row) for row in rows], seed)
+    schedule = make_schedule(program, plan, seed, KINDS, 2)
+    simulation = Simulation(program, repeated(plan, schedule), schedule, seed, judge=EpochJudge())
+    simulation.run()
+    documents, debits, credits = (snapshots(simulation, f"{name}~told") for name in ("moves", "debits", "credits"))
+    found = []
+    for there, given, got in zip(documents, debits, credits, strict=True):
+        counts = {len(there), sum(one["n"] for one in given.values()), sum(one["n"] for one in got.values())}
+        sums = sum(one["sum"] for one in given.values()) - sum(one["sum"] for one in got.values())
+        found.append(len(counts) == 1 and sums == 0)
+    assert len(found) > 2 and documents[-1]
+    return found
+
+
+def test_two_views_of_one_table_agree_in_every_published_epoch() -> None:
+    assert all(all(cuts(seed)) for seed in range(some(40)))
+
+
+def test_behind_a_strong_edge_a_view_follows_an_epoch_later_and_they_do_not() -> None:
+    """The twin."""
+    assert not any(all(cuts(seed, ms.STRONG)) for seed in range(10))
