@@ -340,7 +340,7 @@ class Pipeline:
             self._table_input(name, given, name if not at else f"{name}.{at + 1}", key, feed, timestamp) for at, given in enumerate(sources)
         ]
         rules = TableRules(
-            read=feeds.reader(name, feed, version, is_sorted=len(sources) > 1),
+            read=feeds.reader(name, feed, version, is_sorted=len(sources) > 1 or not self._is_injected(inputs[0].stream)),
             versioned=versioned,
             columns=None if columns is None else tuple(columns),
             tombstones=None if tombstones is None else duration(tombstones),
@@ -355,9 +355,12 @@ class Pipeline:
             return Input(stream, _listed(key), given.production, given.slow_after)
         else:
             self.inject(stream, given, timestamp=timestamp)
-        if any(injector.name == stream for injector in self._injectors) and feed.kind != "upserts":
+        if self._is_injected(stream) and feed.kind != "upserts":
             return Input(stream, self._keyed(key, feed))
         return Input(stream, _listed(key))
+
+    def _is_injected(self, stream: str) -> bool:
+        return any(injector.name == stream for injector in self._injectors)
 
     def _keyed(self, key: Any, feed: Feed) -> Any:
         """The key of rows that are not documents themselves, as SQL, and what that means without Spark."""

@@ -52,6 +52,7 @@ class BuildState(msgspec.Struct, frozen=True):
     portion: int = FIRST_PORTION
     began: int = 0
     sweep: str = ""
+    senders: tuple[str, ...] = ()  # whom it was derived from when it began; renamed with them
 
     @property
     def is_filling(self) -> bool:
@@ -106,6 +107,7 @@ def begun(
         else:
             _check(name, old, one)
             found[name] = msgspec.structs.replace(old, fingerprint=one.fingerprint)
+        found[name] = msgspec.structs.replace(found[name], senders=one.senders)
         if not found[name].sweep:
             found[name] = msgspec.structs.replace(found[name], sweep=sweep_name(name, found[name].generation, epoch))
     return found
@@ -114,7 +116,8 @@ def begun(
 def _check(name: str, old: BuildState, one: Derivation) -> None:
     """Rule 6. A fingerprint says in front of a colon what it depends on; where that differs, it proves nothing."""
     ours, theirs = one.fingerprint.partition(":"), old.fingerprint.partition(":")
-    if ours == theirs or ours[0] != theirs[0] or one.keep:
+    is_moved = bool(old.senders) and old.senders != one.senders
+    if (not is_moved and (ours == theirs or ours[0] != theirs[0])) or one.keep:
         return
     if one.is_join:
         raise CheckpointError(

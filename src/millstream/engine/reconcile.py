@@ -44,7 +44,10 @@ def _renamed(latest: Manifest, program: Program) -> Manifest:
     return msgspec.structs.replace(
         latest,
         computations={old_to_new.get(name, name): state for name, state in latest.computations.items()},
-        builds={old_to_new.get(name, name): state for name, state in latest.builds.items()},
+        builds={
+            old_to_new.get(name, name): msgspec.structs.replace(state, senders=tuple(old_to_new.get(one, one) for one in state.senders))
+            for name, state in latest.builds.items()
+        },
         pending=[
             msgspec.structs.replace(parcel, computation=old_to_new.get(parcel.computation, parcel.computation)) for parcel in latest.pending
         ],

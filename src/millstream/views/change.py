@@ -45,6 +45,17 @@ class Document(msgspec.Struct, frozen=True, gc=False):
     version: Any = None
 
 
+_FIRM = frozenset((int, str, bytes, bool, type(None)))
+
+
+def unchanged(old: Any, new: Any, encode: Callable[[Any], bytes]) -> bool:
+    """Whether two values are the same, type included: 1, True and 1.0 are not, NaN and NaN are."""
+    kind = new.__class__
+    if kind is old.__class__ and kind in _FIRM:
+        return bool(old == new)
+    return encode(old) == encode(new)
+
+
 def packed(generation: int, entries: Sequence[bytes]) -> bytes:
     """A message of entries that are encoded already (rule 1)."""
     return b"".join((b"\xdd", (len(entries) + 1).to_bytes(4, "big"), _plain(generation), *entries))

@@ -305,13 +305,13 @@ def _specified(relation: Relation, outlets: Sequence[Outlet], inputs: Sequence[I
     elif isinstance(relation, View):
         factory = partial(ViewGroup, sending, ViewRules(relation.reducer, relation.origins, relation.inline))
         chain = relation.of._of
-        seen = fingerprint(senders, chain._links, relation.of._by, relation.reducer, relation.origins)
+        seen = fingerprint(chain._links, relation.of._by, relation.reducer, relation.origins)
         derives = Derivation(senders, relation.version, seen, relation.keep)
         renamed = relation.renamed_from
     else:
         assert isinstance(relation, Joined)
         factory = partial(Join, sending, JoinRules(f"{relation.name}~left", relation.how))
-        seen = fingerprint(senders, relation.left._of._links, relation.left._by, relation.right._links, relation.how)
+        seen = fingerprint(relation.left._of._links, relation.left._by, relation.right._links, relation.how)
         derives = Derivation(senders, "", seen, is_join=True)
     return ComputationSpec(
         name=relation.name,

@@ -1,7 +1,8 @@
 """How a source says what has changed: from a record to a document, its version, and whether it is a deletion.
 
     ms.changes.upserts()      the row is the document; a field may say that it is gone. What tables do unless told otherwise
-    ms.changes.debezium()     change events of Debezium: `after` is the document, op "d" and tombstones are deletions
+    ms.changes.debezium()     change events of Debezium: `after` is the document, op "d" is a deletion. A tombstone (a null event) has no key to go by:
+                              leave them out in the source, because the deletion has come before it
 
 `before` is never needed: the table knows what was. So a source need not log whole old rows (in Postgres, REPLICA IDENTITY DEFAULT will do).
 """
@@ -40,7 +41,7 @@ class Feed(msgspec.Struct, frozen=True):
         """The same in Python."""
         if self.kind == "upserts":
             return row.get(key)
-        inside = row if self.envelope is None else row[self.envelope]
+        inside = (row if self.envelope is None else row[self.envelope]) or {}
         after, before = inside.get("after") or {}, inside.get("before") or {}
         return after.get(key) if after.get(key) is not None else before.get(key)
 
@@ -130,4 +131,11 @@ def _several(paths: Sequence[Callable[[Any], Any]], row: Any) -> list[Any]:
 
 
 def _sorted(row: Any) -> Any:
-    return dict(sorted(row.items())) if row.__class__ is dict else row
+    """Fields in one order, whoever brought them."""
+    if row.__class__ is dict:
+        return {name: _sorted(value) for name, value in sorted(row.items(), key=_name)}
+    return [_sorted(value) for value in row] if row.__class__ is list else row
+
+
+def _name(item: tuple[Any, Any]) -> str:
+    return str(item[0])

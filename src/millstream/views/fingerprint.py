@@ -9,6 +9,7 @@ Rules
 
 from __future__ import annotations
 
+import dis
 import sys
 from functools import partial
 from hashlib import blake2b
@@ -38,6 +39,8 @@ def told(part: Any) -> Any:
         return (type(part).__name__, repr(part))
     if isinstance(part, (list, tuple)):
         return [told(one) for one in part]
+    if isinstance(part, (set, frozenset)):
+        return ["set", sorted(repr(told(one)) for one in part)]
     if isinstance(part, dict):
         return [(told(name), told(one)) for name, one in sorted(part.items(), key=repr)]
     if isinstance(part, Reducer):
@@ -48,7 +51,17 @@ def told(part: Any) -> Any:
         return ["method", told(part.__func__), told(vars(part.__self__) if hasattr(part.__self__, "__dict__") else None)]
     if isinstance(part, FunctionType):
         return _function(part)
-    return ["named", getattr(part, "__module__", ""), getattr(part, "__qualname__", type(part).__qualname__)]
+    name = getattr(part, "__qualname__", None)
+    if name is None:  # an object that can be called: what it is made of counts
+        text = repr(part)
+        inside = [(key, _value(value)) for key, value in sorted(getattr(part, "__dict__", {}).items())]
+        return ["object", type(part).__qualname__, "" if " at 0x" in text else text, inside, _called(part)]
+    return ["named", getattr(part, "__module__", ""), name]
+
+
+def _called(part: Any) -> Any:
+    found = vars(type(part)).get("__call__")
+    return _function(found) if isinstance(found, FunctionType) else None
 
 
 _METHODS = ("lift", "lift_at", "combine", "remove", "fold", "finish")
@@ -77,13 +90,24 @@ def _is_filled(cell: Any) -> bool:
 
 def _value(value: Any) -> Any:
     """What a function closes over: itself where it is plain, its name where it is not (rule 2)."""
-    if isinstance(value, (*_PLAIN, list, tuple, dict)) and not isinstance(value, Reducer):
+    if _is_plain(value):
         return told(value)
     return ["named", type(value).__qualname__, getattr(value, "__qualname__", "")]
 
 
+def _is_plain(value: Any, depth: int = 8) -> bool:
+    """Whether a value holds plain values alone, not too deep down."""
+    if isinstance(value, _PLAIN):
+        return True
+    if not depth or not isinstance(value, (list, tuple, dict, set, frozenset)):
+        return False
+    parts = [*value, *value.values()] if isinstance(value, dict) else value
+    return all(_is_plain(one, depth - 1) for one in parts)
+
+
 def _names(code: CodeType) -> set[str]:
-    found = set(code.co_names)
+    """The names that code reads from its module."""
+    found = {one.argval for one in dis.get_instructions(code) if one.opname in ("LOAD_GLOBAL", "LOAD_NAME")}
     for one in code.co_consts:
         if isinstance(one, CodeType):
             found |= _names(one)

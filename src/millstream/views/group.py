@@ -25,7 +25,7 @@ from millstream.core.record import Record
 from millstream.errors import HookError
 from millstream.reducers import Reducer
 from millstream.views import totals
-from millstream.views.change import RESTATED, UPDATE, Document, unpacked
+from millstream.views.change import RESTATED, UPDATE, Document, unchanged, unpacked
 from millstream.views.index import ReferenceIndex
 from millstream.views.leaves import DoesNotReduce, Tree, depth, fold_all
 from millstream.views.sender import Sender, Sending
@@ -173,7 +173,7 @@ class ViewGroup(Sender):
     def _close(self, row: GroupRow, tree: Tree) -> None:
         """Brings the leaves to their number, and writes what has changed."""
         try:
-            if row.count <= BACK:
+            if row.count <= FEW or (row.count <= BACK and len(self.encode(dict(tree.items()))) <= self.rules.inline):
                 self._counted(row, -1)
                 row.inline = tree.dissolve()
                 row.leaves = 0
@@ -262,17 +262,19 @@ class ViewGroup(Sender):
         return [shown]
 
     def _say(self, prev: list[Any], next: list[Any], restated: bool) -> None:
-        if prev == next and not restated and not self.is_swept:
+        is_same = len(prev) == len(next) and unchanged(prev, next, self.encode)
+        if is_same and not restated and not self.is_swept:
             return
         was = [Document(self.key, value) for value in prev]
-        now = was if prev == next else [Document(self.key, value) for value in next]
+        now = was if is_same else [Document(self.key, value) for value in next]
         self.send(self.origin, was, now, restated)
-        if prev != next:
+        if not is_same:
             self.tally("changes")
             if bool(prev) != bool(next):
                 self.tally("groups", 1 if next else -1)
-            if self.sending.shown:
-                self.show(prev[0] if prev else None, next[0] if next else None)
+            before, after = prev[0] if prev else None, next[0] if next else None
+            if self.sending.shown and not (before is None and after is None):  # a group that shows nothing is for others like none
+                self.show(before, after)
 
     def _switch(self, row: GroupRow, build: Build) -> None:
         """Rule 6: this row's part of the switch to a new generation."""

@@ -158,7 +158,7 @@ class Join(Sender):
             now = self._left(row, origin) or []
             before = row.touched.get(origin, now)
             key = key_of(origin)
-            prev = () if switches else self._documents(key, before, was)
+            prev = [] if switches else self._documents(key, before, was)
             next = self._documents(key, now, row.right)
             again = row.restated_right or origin in row.restated
             if prev != next or again or self.is_swept:

@@ -115,8 +115,8 @@ class Tree:
         if leaf is None:
             leaf = self.leaf(at)
         old = leaf.get(origin)
-        if parts == old:
-            return old
+        if parts is None and old is None:
+            return None
         if parts is None:
             del leaf[origin]
         else:
@@ -238,7 +238,8 @@ class Tree:
                 if node is None:
                     data = self._entries.get(address(level, parent)) if level <= stood and parent < old_width else None
                     node = nodes[parent] = [] if data is None else self._decode(data)
-                if (node[child] if child < len(node) else None) != partial:
+                known = node[child] if child < len(node) else None
+                if known != partial or known.__class__ is not partial.__class__:
                     node.extend([None] * (child + 1 - len(node)))
                     node[child] = partial
                     touched[parent] = None

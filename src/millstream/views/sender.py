@@ -6,8 +6,8 @@ Rules
 2. A consumer that is being filled hears of rows that the sweep has been at, as changes; of those that the sweep is at, as what they are now; and not of
    those that it will come to.
 3. What goes to one group from one shard in one epoch is one message (`change.py`).
-4. A map that raises fails the epoch; or, where its view has dead letters, the document gives nothing to that view until it maps again, and a dead
-   letter says so. So a view is always a function of the current rows alone.
+4. A map that raises on what is new fails the epoch; or, where its view has dead letters, the document gives nothing to that view until it maps again,
+   and a dead letter says so. What a map raises on, it has given nothing of. So a view is always a function of the current rows alone.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from millstream.core.computation import Computation
 from millstream.core.keys import key_of
 from millstream.core.visit import AHEAD, BEHIND, NOW
 from millstream.views.chain import Link, MapFailed, Pairs, linked, pairs_of, single_of
-from millstream.views.change import INSERT, REMOVE, RESTATED, UPDATE, Document, packed
+from millstream.views.change import INSERT, REMOVE, RESTATED, UPDATE, Document, packed, unchanged
 
 CHANGES, LATEST = "changes", "latest"
 
@@ -115,11 +115,15 @@ class Sender(Computation):
         """The same as `_tell` for the most frequent case: a document that is there before and after, and gives one pair."""
         single = self.singles[at]
         assert single is not None
-        old_text, old = single(prev)
-        text, new = single(next)
-        if text == old_text and new == old:
+        try:
+            old_text, old = single(prev)
+        except MapFailed:
+            self._tell(at, outlet, origin, [prev], [next], False)
             return
+        text, new = single(next)
         encode, later = self.encode, self.later
+        if text == old_text and unchanged(old, new, encode):
+            return
         if text == old_text:
             entry: list[Any] = [origin, UPDATE, [new]] if outlet.origins else [[old], [new]]
         else:
@@ -132,12 +136,12 @@ class Sender(Computation):
 
     def _tell(self, at: int, outlet: Outlet, origin: str, prev: Sequence[Document], next: Sequence[Document], restated: bool) -> None:
         pairs, encode, later = self.pairs[at], self.encode, self.later
-        was = self._mapped(pairs, outlet, prev, False, forgiving=restated) if prev else {}
+        was = self._mapped(pairs, outlet, prev, False, forgiving=True) if prev else {}
         now = self._mapped(pairs, outlet, next, True) if next else {}
         if not outlet.origins:
             for text, parts in now.items():
                 old = was.pop(text, None)
-                if old != parts:
+                if old is None or not unchanged(old, parts, encode):
                     later((at, text), self._encoded(outlet, next, [old, parts]))
             for text, old in was.items():
                 later((at, text), encode([old, None]))
@@ -147,7 +151,7 @@ class Sender(Computation):
             old = was.pop(text, None)
             if old is None:
                 later((at, text), self._encoded(outlet, next, [origin, INSERT | again, parts]))
-            elif restated or old != parts:
+            elif restated or not unchanged(old, parts, encode):
                 later((at, text), self._encoded(outlet, next, [origin, UPDATE | again, parts]))
         for text in was:
             later((at, text), encode([origin, REMOVE | again, None]))
