@@ -85,16 +85,16 @@ class Large:
 
 
 @pytest.mark.parametrize("reducer", [ms.min(), ms.sum(), ms.top(3)], ids=repr)
-@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("seed", [0, *[pytest.param(seed, marks=pytest.mark.soak) for seed in (1, 2, 3)]])
 def test_a_group_that_grows_and_shrinks_is_what_a_dictionary_says(reducer: Reducer, seed: int) -> None:
     dice = random.Random(seed)
     large = Large(reducer)
     large.change({f"o{at}": [at] for at in range(20)})
     deepest = 0
     for phase, (size, up) in enumerate(
-        [(40, 0.9), (400, 0.95), (3000, 1.0), (30, 0.5), (3, 0.5), (300, 0.1), (900, 0.02), (40, 0.3), (1, 0.5)]
+        [(40, 0.9), (400, 0.95), (3000, 1.0), (30, 0.5), (3, 0.5), (300, 0.1), (900, 0.02), (1, 0.5)]
     ):
-        for _ in range(12 if size < 1000 else 4):
+        for _ in range(8 if size < 1000 else 3):
             changes: dict[str, list[Any] | None] = {}
             for _ in range(size):
                 if dice.random() < up or len(large.model) <= 20:
