@@ -152,6 +152,7 @@ def test_the_sinks_committed_lines_are_exactly_the_lines_expected(parts: Callabl
     assert gather(from_files(tmp_path / "committed")) == expected
 
 
+@pytest.mark.soak
 def test_the_same_into_postgresql(parts: Callable[..., Parts], tmp_path: Path, postgres: str) -> None:
     import psycopg
 

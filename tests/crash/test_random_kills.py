@@ -17,6 +17,7 @@ from millstream.state.storage import open_storage
 pytestmark = [pytest.mark.spark, pytest.mark.crash]
 
 
+@pytest.mark.soak
 def test_driver_killed_at_random_moments_while_input_arrives(tmp_path: Path) -> None:
     files = support.queries(9, 50, seed=3)
     rng = random.Random(11)

@@ -156,7 +156,9 @@ def test_a_join_on_equal_keys_and_on_a_view() -> None:
     )
     runner = ms.testing.LocalRunner(pipeline)
     runner.push("users", {"id": 7, "country": "Peru", "gone": False, "ts": 1}, {"id": 8, "country": "Peru", "gone": False, "ts": 1})
-    runner.push("orders", {"id": 1, "buyer": 7, "amount": 10, "gone": False, "ts": 1}, {"id": 2, "buyer": 8, "amount": 5, "gone": False, "ts": 1})
+    runner.push(
+        "orders", {"id": 1, "buyer": 7, "amount": 10, "gone": False, "ts": 1}, {"id": 2, "buyer": 8, "amount": 5, "gone": False, "ts": 1}
+    )
     runner.epoch()
     assert runner.view("by_country") == {"Peru": 15}
     runner.push("orders", {"id": 2, "buyer": 7, "amount": 5, "gone": False, "ts": 2})

@@ -91,9 +91,7 @@ def test_a_group_that_grows_and_shrinks_is_what_a_dictionary_says(reducer: Reduc
     large = Large(reducer)
     large.change({f"o{at}": [at] for at in range(20)})
     deepest = 0
-    for phase, (size, up) in enumerate(
-        [(40, 0.9), (400, 0.95), (3000, 1.0), (30, 0.5), (3, 0.5), (300, 0.1), (900, 0.02), (1, 0.5)]
-    ):
+    for phase, (size, up) in enumerate([(40, 0.9), (400, 0.95), (3000, 1.0), (30, 0.5), (3, 0.5), (300, 0.1), (900, 0.02), (1, 0.5)]):
         for _ in range(8 if size < 1000 else 3):
             changes: dict[str, list[Any] | None] = {}
             for _ in range(size):

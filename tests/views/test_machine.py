@@ -102,6 +102,6 @@ class Tables(RuleBasedStateMachine):
 
 TestTables = Tables.TestCase
 TestTables.settings = settings(
-    max_examples=some(6), stateful_step_count=25, deadline=None, suppress_health_check=list(HealthCheck), print_blob=True
+    max_examples=some(40), stateful_step_count=25, deadline=None, suppress_health_check=list(HealthCheck), print_blob=True
 )
 TestTables = pytest.mark.slow(TestTables)
