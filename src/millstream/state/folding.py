@@ -113,7 +113,7 @@ def collect(
     """Removes manifests that are not kept any longer, and objects that nothing names. Returns how many objects went.
 
     in_flight: finished folds that the next manifest may adopt. folding_since: the epoch in which a fold still under way began.
-    window: for how long (milliseconds) a manifest of each second is kept.
+    window: for how long (milliseconds) a manifest of each second is kept; 0: no longer than others.
     """
     storage, known = log.storage, log.collection
     epochs = [epoch for epoch in log.epochs() if epoch <= newest.epoch]
@@ -122,11 +122,14 @@ def collect(
         return 0
     _note(log, newest)
     _note_all(log, [epoch for epoch in epochs if epoch not in known.times])
+    lasts = (
+        window + _SECOND if window else 0
+    )  # a second goes as a whole, when it is wholly outside: nobody steps into its first one's place
     lasting: dict[int, int] = {}
     for epoch in epochs:
         if epoch in known.times or _noted(log, epoch):
             now = known.times[epoch]
-            if abs(newest.now - now) < window:  # a clock may have been put back
+            if abs(second_of(newest.now) - second_of(now)) * _SECOND < lasts:  # a clock may have been put back
                 lasting.setdefault(second_of(now), epoch)
     kept = {*recent, *(epoch for epoch in lasting.values() if epoch in known.names or _noted(log, epoch))}
     needed = set(in_flight)
