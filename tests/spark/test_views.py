@@ -13,6 +13,7 @@ from sparkkit import write
 
 import millstream as ms
 from millstream.core import builds
+from millstream.demo.people.judge import published
 
 pytestmark = pytest.mark.spark
 
@@ -95,16 +96,6 @@ def judged(work: Path) -> dict[str, dict[Any, Any]]:
     with duckdb.connect() as db:
         db.execute(LATEST.format(folder=work / "users"))
         return {view: dict(db.execute(sql).fetchall()) for view, sql in JUDGE.items()}
-
-
-def published(folder: Path) -> dict[Any, Any]:
-    """The latest row of every key, epoch by epoch."""
-    now: dict[Any, Any] = {}
-    for path in sorted(folder.glob("*.jsonl"), key=lambda path: path.stem[-10:]):
-        for line in path.read_text().splitlines():
-            row = json.loads(line)
-            now[row["key"]] = row["value"]
-    return {key: value for key, value in now.items() if value is not None}
 
 
 def chained(folder: Path) -> dict[Any, Any]:

@@ -99,6 +99,13 @@ def _filtered(before: Callable[[Document], Iterable[Document]], f: Callable[[Doc
 _WAYS: dict[str, Callable[..., Callable[[Document], Iterable[Document]]]] = {MAP: _mapped, FLAT_MAP: _flat_mapped, FILTER: _filtered}
 
 
+def _blamed(view: str, document: Document, error: Exception) -> MapFailed:
+    """Rule 2."""
+    if isinstance(error, BadKey):
+        return MapFailed(view, document.key, f"its group: {error}. Give another `by`, or leave such documents out with `filter`")
+    return MapFailed(view, document.key, f"{type(error).__name__}: {error}")
+
+
 def pairs_of(
     view: str, links: Sequence[Link], by: Sequence[str] | Callable[[Document], Any], lift: Callable[[Any, Any], Any] | None
 ) -> Callable[[Sequence[Document]], Pairs]:
@@ -118,12 +125,8 @@ def pairs_of(
                         found[text].append(part)
                     else:
                         found[text] = [part]
-        except BadKey as error:
-            raise MapFailed(
-                view, document.key, f"its group: {error}. Give another `by`, or leave such documents out with `filter`"
-            ) from error
         except Exception as error:
-            raise MapFailed(view, document.key, f"{type(error).__name__}: {error}") from error
+            raise _blamed(view, document, error) from error
         return found
 
     return pairs
@@ -140,12 +143,8 @@ def single_of(
     def single(document: Document) -> tuple[str, Any]:
         try:
             return key_text(group(document)), document.value if lift is None else lift(document.value, document.version)
-        except BadKey as error:
-            raise MapFailed(
-                view, document.key, f"its group: {error}. Give another `by`, or leave such documents out with `filter`"
-            ) from error
         except Exception as error:
-            raise MapFailed(view, document.key, f"{type(error).__name__}: {error}") from error
+            raise _blamed(view, document, error) from error
 
     return single
 

@@ -15,7 +15,6 @@ from typing import Any, Protocol
 
 from millstream.core.builds import Derivation
 from millstream.core.codec import Codec
-from millstream.core.keys import BadKey, key_text
 from millstream.core.topology import DEAD_LETTER, FAIL, PRODUCED, STRONG, WEAK, ComputationSpec, Input
 from millstream.errors import DefinitionError
 from millstream.reducers import Reducer, any, as_reducer
@@ -360,12 +359,4 @@ def _spelled_key(key: Any) -> str:
     return ", ".join(map(str, key)) if isinstance(key, (list, tuple)) else str(key) if isinstance(key, str) else spelled(key)
 
 
-def group_text(group: Any, view: str) -> str:
-    """A group as its row is named, for whoever asks for one."""
-    try:
-        return key_text(group)
-    except BadKey as error:
-        raise DefinitionError(f"view {view!r}, group {group!r}: {error}") from error
-
-
-__all__ = ["CHANGES", "LATEST", "TOLD", "Definitions", "Grouped", "Joined", "Mapped", "Relation", "Table", "View", "compiled", "group_text"]
+__all__ = ["CHANGES", "LATEST", "TOLD", "Definitions", "Grouped", "Joined", "Mapped", "Relation", "Table", "View", "compiled"]
