@@ -19,7 +19,7 @@ import msgspec
 from millstream.core.keys import key_of, key_text
 from millstream.views import totals
 from millstream.views.chain import MapFailed
-from millstream.views.change import MEND, packed
+from millstream.views.change import MEND, packed, unchanged
 from millstream.views.group import GroupRow, ViewGroup
 from millstream.views.join import Join, JoinRow
 from millstream.views.leaves import FAN, address, depth, fold_all, hashed, leaf_of
@@ -169,8 +169,10 @@ def _results(view: ViewGroup, group: Any, row: GroupRow, expected: Mapping[str, 
 
 
 def _same(sender: Sender, found: Any, expected: Any) -> bool:
-    """Equal, or (NaN, which equals nothing) kept alike."""
-    return bool(found == expected) or (found is not None and expected is not None and sender.encode(found) == sender.encode(expected))
+    """Kept alike, types included; the order of a dict does not count."""
+    if found.__class__ is dict and found == expected:
+        return True
+    return unchanged(found, expected, sender.encode)
 
 
 def _nodes(view: ViewGroup, group: Any, row: GroupRow) -> Iterator[Discrepancy]:
