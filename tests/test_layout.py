@@ -27,6 +27,7 @@ LAYERS = {
     "sinks": 8,
     "sources": 8,
     "connector": 8,
+    "service": 8,
     "state": 9,
     "network": 9,
     "core": 10,

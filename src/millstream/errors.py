@@ -17,12 +17,26 @@
     ├── ProtocolError          whoever wrote one end of a connection of the connector
     │   ├── LocalProtocolError     our end: it was asked to say something that the protocol does not allow at this point
     │   └── RemoteProtocolError    the other end: what it sent is no message, or not one that it may send at this point
+    ├── ServiceError           whoever asks the state service; `reason` is the word of service.proto
+    │   ├── BadNode                the client: another node, or several, have the keys. `owners` says who
+    │   ├── NotReady               the operator: the partition does not serve yet, or takes no writes any more
+    │   ├── Busy                   whoever asks: come back after `retry_after` seconds
+    │   ├── TooLarge               whoever asks: send less at once
+    │   ├── Conflict               whoever asks: a version is not the expected one. `versions` says which they are
+    │   ├── Stale                  whoever asks: nothing is as new as asked for
+    │   ├── SessionExpired         whoever asks: whether the write was done cannot be told any more; it was not done now
+    │   ├── Denied                 whoever asks: no cookie, no right, or an old owner
+    │   ├── RefusedRequest         whoever asks: the request makes no sense, or a filter or a function said no
+    │   └── UnknownOutcome         whoever asks: it may have been done. Ask again with the same session and seq
     └── EpochAbandoned         nobody: attempts of an epoch did not fit together; it is run again
 
 An epoch that ends in any of these was not committed, and nothing already committed is touched.
 """
 
 from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
 
 
 class MillstreamError(Exception):
@@ -93,6 +107,88 @@ class RemoteProtocolError(ProtocolError):
     """The other end sent bytes that are no message, or a message that it may not send at this point."""
 
 
+class ServiceError(MillstreamError):
+    """The state service said no, or could not be asked. `reason` is the word for it in service.proto."""
+
+    reason = "NONE"
+
+
+class BadNode(ServiceError):
+    """The keys belong to another node, or to several partitions. `owners`: their descriptors, as far as they are known."""
+
+    reason = "BAD_NODE"
+
+    def __init__(self, text: str, owners: Sequence[Any] = ()) -> None:
+        super().__init__(text)
+        self.owners = list(owners)
+
+
+class NotReady(ServiceError):
+    """The partition does not serve yet, or takes no writes any more."""
+
+    reason = "NOT_READY"
+
+
+class Busy(ServiceError):
+    """Too much is waiting already. `retry_after`: seconds."""
+
+    reason = "BUSY"
+
+    def __init__(self, text: str, retry_after: float = 0.05) -> None:
+        super().__init__(text)
+        self.retry_after = retry_after
+
+
+class TooLarge(ServiceError):
+    """The request is larger than one may be."""
+
+    reason = "TOO_LARGE"
+
+
+class Conflict(ServiceError):
+    """A version is not the expected one. `versions`: those that the keys have, 0 for one that is not there."""
+
+    reason = "CONFLICT"
+
+    def __init__(self, text: str, versions: Sequence[int] = ()) -> None:
+        super().__init__(text)
+        self.versions = list(versions)
+
+
+class Stale(ServiceError):
+    """Nothing here is as new as asked for, or the epoch is no longer kept."""
+
+    reason = "STALE"
+
+
+class SessionExpired(ServiceError):
+    """Whether the write was done can no longer be told; it was not done now. `known_after`: sessions that began later are known, if they were used."""
+
+    reason = "SESSION_EXPIRED"
+
+    def __init__(self, text: str, known_after: int = 0) -> None:
+        super().__init__(text)
+        self.known_after = known_after
+
+
+class Denied(ServiceError):
+    """Whoever asks may not."""
+
+    reason = "DENIED"
+
+
+class RefusedRequest(ServiceError):
+    """The request makes no sense, or a filter or a function said no."""
+
+    reason = "REFUSED"
+
+
+class UnknownOutcome(ServiceError):
+    """A write that may have been done. The same session and seq ask what became of it."""
+
+    reason = "UNKNOWN_OUTCOME"
+
+
 class EpochAbandoned(MillstreamError):
     """The attempts that made up an epoch do not fit together. Raised inside the engine, which runs the epoch again."""
 
@@ -112,6 +208,7 @@ BY_NAME: dict[str, type[MillstreamError]] = {
         NetworkError,
         SinkError,
         SinkRefused,
+        ServiceError,
         LocalProtocolError,
         RemoteProtocolError,
     )

@@ -28,6 +28,17 @@ POINTS = (
     "epoch.7-done",  # Millstream is done, Spark's own commit log does not know
 )
 
+#: The steps of a request in the state service ("Life of a request" in docs/design.md); armed as "request.4-logged@7", at the seventh request there.
+REQUEST_POINTS = (
+    "request.1-routed",  # the partition is found
+    "request.2-queued",  # it waits for its turn
+    "request.3-turned",  # the turn has decided, nothing is written
+    "request.4-logged",  # the log has been given the record
+    "request.5-durable",  # the log has it for good
+    "request.6-applied",  # the store has it
+    "request.7-answered",  # the answer is about to go out
+)
+
 VARIABLE = "MILLSTREAM_CRASH"
 
 

@@ -31,7 +31,7 @@ from millstream.sinks.base import Sink
 from millstream.sources.base import as_source
 from millstream.state.codec import msgpack
 from millstream.views import feeds
-from millstream.views.define import CHANGES, LATEST, TOLD, Joined, Relation, Table, View, compiled
+from millstream.views.define import CHANGES, LATEST, TOLD, Joined, PipelineTable, Relation, View, compiled
 from millstream.views.feeds import Feed
 from millstream.views.gateway import TableRules
 
@@ -262,7 +262,7 @@ class Pipeline:
     def dead_letters(self, computation: str) -> Stream:
         """The stream of what made a computation's hooks raise. Its values are dicts: stream, value, timestamp, id, computation, error, traceback."""
         relation = next((relation for relation in self._relations if relation.name == computation), None)
-        if isinstance(relation, (Table, View)) and relation.on_error == DEAD_LETTER:
+        if isinstance(relation, (PipelineTable, View)) and relation.on_error == DEAD_LETTER:
             return Stream(dead_letters(computation), self)
         spec = next((spec for spec in self._computations if spec.name == computation), None)
         if spec is None or spec.dead_letters is None:
@@ -305,7 +305,7 @@ class Pipeline:
         timestamp: Any = None,
         on_error: str = FAIL,
         renamed_from: str | None = None,
-    ) -> Table:
+    ) -> PipelineTable:
         """Keeps the latest document of every key, and tells everybody who derives from it what has changed.
 
         sources: what `inject` takes, or streams. A snapshot and its changes may be two of them; then version= is a must. A source of one's own is
@@ -318,7 +318,7 @@ class Pipeline:
         >>> import millstream as ms
         >>> pipeline = ms.Pipeline("people")
         >>> pipeline.table("users", ms.sources.files("in/", schema="id long, name string, ts long"), key="id", version="ts")
-        Table('users')
+        PipelineTable('users')
         """
         self._check_free(name, "table")
         if not sources:
@@ -345,7 +345,7 @@ class Pipeline:
             columns=None if columns is None else tuple(columns),
             tombstones=None if tombstones is None else duration(tombstones),
         )
-        return Table(name, self, inputs, rules, on_error, renamed_from)
+        return PipelineTable(name, self, inputs, rules, on_error, renamed_from)
 
     def _table_input(self, table: str, given: Any, stream: str, key: Any, feed: Feed, timestamp: Any) -> Input:
         if isinstance(given, (Stream, str)):

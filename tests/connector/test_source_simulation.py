@@ -15,7 +15,7 @@ from millstream.connector.source.protocol.effects import Admit, Close, Fence, Ke
 from millstream.connector.source.protocol.push_session import PushSession
 from millstream.connector.source.protocol.session import SourceSession
 from millstream.connector.source.protocol.streams import Streams
-from millstream.connector.source.protocol.tables import Client, ClientStream
+from millstream.connector.source.protocol.tables import ClientStream, PushState
 from millstream.connector.wire import messages as m
 
 RECORDS = 25
@@ -115,7 +115,7 @@ class Pusher:
 
     def step(self) -> None:
         assert self.line is not None
-        if self.session.state is not Client.READY or not self.session.credits:
+        if self.session.state is not PushState.READY or not self.session.credits:
             return
         stream = self.session.streams.get(1)
         if stream is None or stream.state is ClientStream.ABSENT:
@@ -140,7 +140,7 @@ class Pusher:
         self.session.receive(frame)
         if isinstance(frame, m.NotifyAck) and frame.success:
             self.next = 0
-        if self.session.state is Client.CLOSED:
+        if self.session.state is PushState.CLOSED:
             self.line = None
 
 

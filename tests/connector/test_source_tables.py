@@ -11,7 +11,7 @@ from sourcekit import Desk
 from millstream.connector.source.protocol import tables as t
 from millstream.connector.source.protocol.push_session import PushSession
 from millstream.connector.source.protocol.session import SourceSession
-from millstream.connector.source.protocol.tables import Client, ClientStream, Server, ServerStream
+from millstream.connector.source.protocol.tables import ClientStream, PushState, Server, ServerStream
 from millstream.connector.wire import messages as m
 from millstream.errors import LocalProtocolError, RemoteProtocolError
 
@@ -87,7 +87,7 @@ def test_every_commit_does_what_its_cell_says(stream: ServerStream) -> None:
 
 def test_the_tables_have_a_row_for_every_state() -> None:
     assert set(t.SERVER) == set(Server) and set(t.SERVER_STREAM) == set(t.COMMITTED) == set(ServerStream)
-    assert set(t.CLIENT_SENT) == set(t.CLIENT_RECEIVED) == set(Client)
+    assert set(t.CLIENT_SENT) == set(t.CLIENT_RECEIVED) == set(PushState)
     assert set(t.CLIENT_STREAM_SENT) == set(t.CLIENT_STREAM_RECEIVED) == set(ClientStream)
 
 
@@ -102,12 +102,12 @@ def test_a_guard_that_is_off_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None
 # ---- the client
 
 
-def client_in(state: Client, stream: ClientStream) -> PushSession:
+def client_in(state: PushState, stream: ClientStream) -> PushSession:
     session = PushSession()
-    if state is Client.INITIAL:
+    if state is PushState.INITIAL:
         return session
     session.greet()
-    if state is not Client.AWAIT_OK:
+    if state is not PushState.AWAIT_OK:
         session.receive(m.Ok(100))
     if stream is not ClientStream.ABSENT:
         session.notify(1, "s")
@@ -116,30 +116,30 @@ def client_in(state: Client, stream: ClientStream) -> PushSession:
     if stream is ClientStream.ENDING:
         session.push(1, 1, 9)
         session.end(1)
-    if state is Client.CLOSED:
+    if state is PushState.CLOSED:
         session.receive(m.Error("over"))
     assert session.state is state and (1 not in session.streams or session.streams[1].state is stream)
     return session
 
 
 CLIENT_SITUATIONS = [
-    (Client.INITIAL, ClientStream.ABSENT),
-    (Client.AWAIT_OK, ClientStream.ABSENT),
-    *((Client.READY, stream) for stream in ClientStream),
-    (Client.CLOSED, ClientStream.ABSENT),
+    (PushState.INITIAL, ClientStream.ABSENT),
+    (PushState.AWAIT_OK, ClientStream.ABSENT),
+    *((PushState.READY, stream) for stream in ClientStream),
+    (PushState.CLOSED, ClientStream.ABSENT),
 ]
 
 
 @pytest.mark.parametrize(("state", "stream", "kind"), [(*s, kind) for s, kind in itertools.product(CLIENT_SITUATIONS, m.KINDS)])
-def test_every_message_to_the_client_does_what_its_cell_says(state: Client, stream: ClientStream, kind: type[m.Frame]) -> None:
+def test_every_message_to_the_client_does_what_its_cell_says(state: PushState, stream: ClientStream, kind: type[m.Frame]) -> None:
     session = client_in(state, stream)
     known = 1 in session.streams
-    streamwise = kind in (m.NotifyAck, m.Ack) and state is Client.READY
+    streamwise = kind in (m.NotifyAck, m.Ack) and state is PushState.READY
     allowed = kind in t.CLIENT_RECEIVED[state] and (not streamwise or (known and kind in t.CLIENT_STREAM_RECEIVED[stream]))
     if not allowed:
         with pytest.raises(RemoteProtocolError):
             session.receive(SAMPLES[kind])
-        assert session.state is Client.CLOSED
+        assert session.state is PushState.CLOSED
         return
     session.receive(SAMPLES[kind])
     assert session.state in t.CLIENT_RECEIVED[state][kind].values()
@@ -157,7 +157,7 @@ ACTIONS: dict[type[m.Frame], Any] = {
 
 
 @pytest.mark.parametrize(("state", "stream", "kind"), [(*s, kind) for s, kind in itertools.product(CLIENT_SITUATIONS, ACTIONS)])
-def test_the_client_says_only_what_its_tables_allow(state: Client, stream: ClientStream, kind: type[m.Frame]) -> None:
+def test_the_client_says_only_what_its_tables_allow(state: PushState, stream: ClientStream, kind: type[m.Frame]) -> None:
     session = client_in(state, stream)
     streamwise = kind in (m.Notify, m.Message, m.Eos)
     allowed = kind in t.CLIENT_SENT[state] and (not streamwise or kind in t.CLIENT_STREAM_SENT[stream])

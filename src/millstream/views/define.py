@@ -160,7 +160,7 @@ class Relation(Mapped):
         return f"{type(self).__name__}({self.name!r})"
 
 
-class Table(Relation):
+class PipelineTable(Relation):
     """The latest document per key."""
 
     def __init__(
@@ -198,7 +198,7 @@ class View(Relation):
         source = of._of._of
         if not origins and by_reference(reducer).remove is None:
             raise DefinitionError(f"view {name!r}: origins=False needs a reducer with an inverse, and {reducer!r} has none. Leave it out.")
-        if reducer.wants_order and not (isinstance(source, Table) and source.rules.versioned):
+        if reducer.wants_order and not (isinstance(source, PipelineTable) and source.rules.versioned):
             raise DefinitionError(
                 f"view {name!r}: {reducer!r} goes by the version of documents, and {source!r} has none: say by=, or give the table a version="
             )
@@ -296,7 +296,7 @@ def _specified(relation: Relation, outlets: Sequence[Outlet], inputs: Sequence[I
     letters: str | None = None
     renamed: str | None = None
     senders = tuple(dict.fromkeys(sender.name for sender in relation.senders))
-    if isinstance(relation, Table):
+    if isinstance(relation, PipelineTable):
         factory: Any = partial(Gateway, sending, relation.rules)
         inputs = relation.inputs
         letters = f"{relation.name}.dead-letters" if relation.on_error == DEAD_LETTER else None
@@ -322,14 +322,14 @@ def _specified(relation: Relation, outlets: Sequence[Outlet], inputs: Sequence[I
         dead_letters=letters,
         derives=derives,
         refines=True,
-        kind=TABLE if isinstance(relation, Table) else VIEW if isinstance(relation, View) else JOIN,
+        kind=TABLE if isinstance(relation, PipelineTable) else VIEW if isinstance(relation, View) else JOIN,
         about=_about(relation),
     )
 
 
 def _about(relation: Relation) -> dict[str, str]:
     """What was written, for whoever reads a checkpoint without the code."""
-    if isinstance(relation, Table):
+    if isinstance(relation, PipelineTable):
         rules = relation.rules
         found = {"reads": ", ".join(one.stream for one in relation.inputs), "key": _spelled_key(relation.inputs[0].key)}
         found["versions"] = "the greatest counts" if rules.versioned else "none: epochs count in their order"
@@ -359,4 +359,4 @@ def _spelled_key(key: Any) -> str:
     return ", ".join(map(str, key)) if isinstance(key, (list, tuple)) else str(key) if isinstance(key, str) else spelled(key)
 
 
-__all__ = ["CHANGES", "LATEST", "TOLD", "Definitions", "Grouped", "Joined", "Mapped", "Relation", "Table", "View", "compiled"]
+__all__ = ["CHANGES", "LATEST", "TOLD", "Definitions", "Grouped", "Joined", "Mapped", "PipelineTable", "Relation", "View", "compiled"]

@@ -37,7 +37,7 @@ from millstream.connector.source.protocol.outgoing import Outgoing
 from millstream.connector.source.protocol.push_session import PushSession
 from millstream.connector.source.protocol.session import LAST_ID, WATERMARK_KEY
 from millstream.connector.source.protocol.streams import objection
-from millstream.connector.source.protocol.tables import Client, ClientStream, Line
+from millstream.connector.source.protocol.tables import ClientStream, Line, PushState
 from millstream.connector.wire import messages as m
 from millstream.connector.wire.codec import encode, message_head
 from millstream.connector.wire.decoder import Decoder
@@ -258,7 +258,7 @@ class PushClient:
                     raise InputError(f"the source at {self.address} says: {session.last_words.text}")
                 if isinstance(session.last_words, m.Restart) and session.last_words.address:
                     self._move(session.last_words.address)
-                if session.state is Client.READY or session.last_words is not None:
+                if session.state is PushState.READY or session.last_words is not None:
                     pause, since = _FIRST_PAUSE, time.monotonic()
                 if self._patience is not None and time.monotonic() - since > self._patience:
                     raise InputError(f"the source at {self.address} cannot be reached: {why}")
@@ -319,12 +319,12 @@ class PushClient:
             for found in self._streams.values():
                 self._kept += found.lost()
         out = memoryview(encode(session.greet()))
-        while session.state is not Client.CLOSED:
+        while session.state is not PushState.CLOSED:
             if not out:
                 out = self._collect(session)
             if not out and self._closing is not None:
                 return self._part(sock)
-            if session.state is Client.AWAIT_OK and time.monotonic() > deadline:
+            if session.state is PushState.AWAIT_OK and time.monotonic() > deadline:
                 raise TimeoutError("the server does not answer a greeting")
             while out:
                 try:
@@ -391,7 +391,7 @@ class PushClient:
         """What can be sent now."""
         parts: list[bytes] = []
         size = 0
-        if session.state is not Client.READY:
+        if session.state is not PushState.READY:
             return memoryview(b"")
         with self._changed:
             if self._closing is not None and time.monotonic() > self._closing:

@@ -18,8 +18,8 @@ from millstream.connector.source.protocol.tables import (
     CLIENT_SENT,
     CLIENT_STREAM_RECEIVED,
     CLIENT_STREAM_SENT,
-    Client,
     ClientStream,
+    PushState,
 )
 from millstream.connector.wire import messages as m
 from millstream.errors import LocalProtocolError, RemoteProtocolError
@@ -45,7 +45,7 @@ class PushSession:
     """One connection, from HELLO to its end. What the methods return is to be sent."""
 
     def __init__(self, program: str = "millstream", instance: str = "", cookie: str = "") -> None:
-        self.state = Client.INITIAL
+        self.state = PushState.INITIAL
         self.program, self.instance, self.cookie = program, instance, cookie
         self.credits = 0
         self.streams: dict[int, Pushing] = {}
@@ -116,7 +116,7 @@ class PushSession:
                 raise RemoteProtocolError(f"the server sent {type(message).__name__} to a client in state {self.state.value}")
             self.state = cell[self._heard(message)]
         except RemoteProtocolError:
-            self.state = Client.CLOSED
+            self.state = PushState.CLOSED
             raise
 
     def _heard(self, message: m.Frame) -> str:

@@ -59,7 +59,7 @@ class ServerStream(enum.Enum):
     ENDING = "Ending"
 
 
-class Client(enum.Enum):
+class PushState(enum.Enum):
     INITIAL = "Initial"
     AWAIT_OK = "AwaitOk"
     READY = "Ready"
@@ -125,25 +125,25 @@ COMMITTED: dict[ServerStream, dict[str, ServerStream]] = {
 
 # ---- the client's end: what it says, and what it hears
 
-CLIENT_SENT: dict[Client, dict[type[m.Frame], dict[str, Client]]] = {
-    Client.INITIAL: {m.Hello: {"greeted": Client.AWAIT_OK}},
-    Client.AWAIT_OK: {m.Error: {"over": Client.CLOSED}},
-    Client.READY: {
-        m.Notify: {"asked": Client.READY},
-        m.Message: {"pushed": Client.READY},
-        m.Eos: {"ended": Client.READY},
-        m.Error: {"over": Client.CLOSED},
+CLIENT_SENT: dict[PushState, dict[type[m.Frame], dict[str, PushState]]] = {
+    PushState.INITIAL: {m.Hello: {"greeted": PushState.AWAIT_OK}},
+    PushState.AWAIT_OK: {m.Error: {"over": PushState.CLOSED}},
+    PushState.READY: {
+        m.Notify: {"asked": PushState.READY},
+        m.Message: {"pushed": PushState.READY},
+        m.Eos: {"ended": PushState.READY},
+        m.Error: {"over": PushState.CLOSED},
     },
-    Client.CLOSED: {},
+    PushState.CLOSED: {},
 }
 
-_LAST_WORDS: dict[type[m.Frame], dict[str, Client]] = {m.Error: {"over": Client.CLOSED}, m.Restart: {"over": Client.CLOSED}}
+_LAST_WORDS: dict[type[m.Frame], dict[str, PushState]] = {m.Error: {"over": PushState.CLOSED}, m.Restart: {"over": PushState.CLOSED}}
 
-CLIENT_RECEIVED: dict[Client, dict[type[m.Frame], dict[str, Client]]] = {
-    Client.INITIAL: {},
-    Client.AWAIT_OK: {m.Ok: {"welcome": Client.READY}, **_LAST_WORDS},
-    Client.READY: {m.NotifyAck: {"answered": Client.READY}, m.Ack: {"acknowledged": Client.READY}, **_LAST_WORDS},
-    Client.CLOSED: {},
+CLIENT_RECEIVED: dict[PushState, dict[type[m.Frame], dict[str, PushState]]] = {
+    PushState.INITIAL: {},
+    PushState.AWAIT_OK: {m.Ok: {"welcome": PushState.READY}, **_LAST_WORDS},
+    PushState.READY: {m.NotifyAck: {"answered": PushState.READY}, m.Ack: {"acknowledged": PushState.READY}, **_LAST_WORDS},
+    PushState.CLOSED: {},
 }
 
 CLIENT_STREAM_SENT: dict[ClientStream, dict[type[m.Frame], dict[str, ClientStream]]] = {

@@ -1,0 +1,9 @@
+"""How is a write made durable, and who may write? The logs of the state service, behind one contract.
+
+    base       the contract, L1 to L7
+    disk       one log per node, shared by its partitions: preallocated files, one fsync for many writes
+    none       no log, for a store that is durable by itself
+    objects    slots that are created if absent, in a folder or an object store: another node can take over
+
+It must not know partitions, tables or gRPC.
+"""

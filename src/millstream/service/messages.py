@@ -1,0 +1,141 @@
+"""The words of a partition: what is asked of it, what it answers, what it writes to its log, and who it is.
+
+Rules
+1. A partition keeps one sorted map from bytes to bytes. The first byte of an entry's key says what it is:
+
+       K <key>              a user's entry: 8 bytes of version (big-endian), then the value
+       S <session>          what a session has written here: the last seq, the answers that may be asked for again
+       T <txn> 0 <number>   a staged row, seen by nobody until the transaction is decided
+       L <label>            which transactions of a label were decided
+       M <name>             what the partition remembers of itself: its clock, the sessions that it has forgotten
+
+   So store, log and snapshot know entries only, and sessions survive whatever the entries survive.
+2. A position (lsn) counts the writes of a partition, from 1 on, by one. The version of a key is the position of its last write.
+3. A log record is what one turn changed: effects, never commands. So functions may be random, and whoever follows a log never differs from it.
+4. A record's positions follow those of the record before it, without a hole: `first` is its `last` + 1.
+"""
+
+from __future__ import annotations
+
+import enum
+from typing import Any
+
+import msgspec
+
+LIMIT = 1 << 20  # bytes of keys and values in one request, and of changes in one turn
+
+ENTRY = b"K"
+SESSION = b"S"
+STAGED = b"T"
+LEDGER = b"L"
+MEMORY = b"M"
+
+#: An entry of the partition's map that is put (bytes) or deleted (None).
+Change = tuple[bytes, bytes | None]
+
+
+class Op(enum.IntEnum):
+    """What is asked."""
+
+    GET = 0
+    SCAN = 1
+    UPSERT = 2
+    REMOVE = 3
+    CALL = 4
+    STAGE = 5
+
+
+class Level(enum.IntEnum):
+    """What a read is promised. The numbers are those of service.proto."""
+
+    LINEARIZABLE = 0
+    SESSION = 1
+    BOUNDED = 2
+    AS_OF = 3
+
+
+class Request(msgspec.Struct, gc=False):
+    """One request inside a partition.
+
+    session, seq: who writes, and which of its writes here it is (0: it does not say). done: which of its writes nobody will ask for again.
+    time and lsn are set on the way, by the partition's clock and by the turn. size: in bytes, for bounds.
+    """
+
+    op: Op
+    keys: list[bytes]
+    values: list[bytes] = []
+    expect: list[int] = []
+    function: str = ""
+    argument: bytes = b""
+    txn: str = ""
+    session: bytes = b""
+    seq: int = 0
+    done: int = 0
+    level: Level = Level.LINEARIZABLE
+    seen: int = 0
+    size: int = 0
+    time: int = 0
+    lsn: int = 0
+
+    @property
+    def writes(self) -> bool:
+        """Whether it may change something."""
+        return self.op >= Op.UPSERT
+
+
+class Answer(msgspec.Struct, gc=False):
+    """What a request is answered. A write: the position. A read: values and versions (0: not there). A call: its result."""
+
+    lsn: int = 0
+    values: list[bytes] = []
+    versions: list[int] = []
+    result: bytes = b""
+    again: bool = False
+    keys: list[bytes] = []
+
+
+class LogRecord(msgspec.Struct, gc=False, array_like=True):
+    """What one turn changed: positions first to last of a partition, written by the owner of a term. Rules 3 and 4.
+
+    promoted: transactions whose staged rows became visible, with the position of each; their rows are in the store already, and not repeated here.
+    """
+
+    partition: int
+    term: int
+    first: int
+    last: int
+    time: int
+    changes: list[tuple[bytes, bytes | None]] = []
+    promoted: list[tuple[str, int]] = []
+
+
+class Descriptor(msgspec.Struct, frozen=True, omit_defaults=True):
+    """A partition: who it is, which points it has (closed-open; an empty end is none), and who serves it, in which term."""
+
+    id: int
+    table: str
+    start: bytes = b""
+    end: bytes = b""
+    term: int = 1
+    node: str = ""
+    point: str = "key"
+
+    def covers(self, point: bytes) -> bool:
+        """Whether a point is in the range.
+
+        >>> Descriptor(1, "t", b"b", b"d").covers(b"c"), Descriptor(1, "t", b"b").covers(b"a")
+        (True, False)
+        """
+        return self.start <= point and (not self.end or point < self.end)
+
+    def overlaps(self, other: Descriptor) -> bool:
+        """Whether two partitions would serve the same point of one table.
+
+        >>> Descriptor(1, "t", b"", b"m").overlaps(Descriptor(2, "t", b"m")), Descriptor(1, "t").overlaps(Descriptor(2, "t", b"x", b"y"))
+        (False, True)
+        """
+        return self.table == other.table and (not other.end or self.start < other.end) and (not self.end or other.start < self.end)
+
+
+encode_record = msgspec.msgpack.Encoder().encode
+decode_record: Any = msgspec.msgpack.Decoder(LogRecord).decode
