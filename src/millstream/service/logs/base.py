@@ -51,7 +51,7 @@ class Log(Protocol):
         """Nobody appends any more."""
 
 
-class NodeLog(Protocol):
+class SharedLog(Protocol):
     """What the partitions of one node share of a log: its files, its thread."""
 
     def of(self, partition: int) -> Log:
@@ -82,7 +82,7 @@ class LogKind(Protocol):
     #: Whether the records are kept. If not, the store must be durable by itself.
     keeps: bool
 
-    def open(self, folder: Path, crash: str = "") -> NodeLog:
+    def open(self, folder: Path, crash: str = "") -> SharedLog:
         """Makes it ready in a node's folder. crash: see `millstream.faults`."""
 
     def describe(self) -> str:

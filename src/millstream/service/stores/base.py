@@ -63,7 +63,7 @@ class KeyStore(Protocol):
         """Nobody asks any more. What a durable store has, it keeps."""
 
 
-class NodeStore(Protocol):
+class SharedStore(Protocol):
     """What the partitions of one node share of a store: an environment, a cache."""
 
     def of(self, partition: int) -> KeyStore:
@@ -81,7 +81,7 @@ class StoreKind(Protocol):
 
     durable: bool
 
-    def open(self, folder: Path) -> NodeStore:
+    def open(self, folder: Path) -> SharedStore:
         """Makes it ready in a node's folder."""
 
     def describe(self) -> str:
