@@ -33,3 +33,17 @@ class DataBackend(Protocol):
 
     async def close(self) -> None:
         """The process ends."""
+
+
+class ControlBackend(Protocol):
+    """The control plane's calls."""
+
+    async def add_partition(self, request: pb.AddPartitionRequest) -> pb.Partition: ...
+
+    async def remove_partition(self, request: pb.RemovePartitionRequest) -> pb.Partition: ...
+
+    async def list_partitions(self, request: pb.ListPartitionsRequest) -> pb.PartitionList: ...
+
+    async def snapshot(self, request: pb.SnapshotRequest) -> pb.SnapshotReply: ...
+
+    async def restore(self, request: pb.RestoreRequest) -> pb.RestoreReply: ...
