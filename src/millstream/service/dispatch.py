@@ -25,8 +25,8 @@ class Dispatcher(Protocol):
     #: Whether a read waits for all writes that came before it (rule 2), or only for its own session's.
     orders_reads: bool
 
-    def put(self, request: Request) -> None:
-        """Takes a request in; Busy if there are too many."""
+    def put(self, request: Request, force: bool = False) -> None:
+        """Takes a request in; Busy if there are too many. force: it has waited for its elder already, and must be taken."""
 
     def take(self, budget: int) -> list[Request]:
         """The requests of the next turn, in order. Empty: there is nothing."""
@@ -69,8 +69,8 @@ class LinearInbox:
         self._queue: deque[Request] = deque()
         self._requests, self._room = requests, room
 
-    def put(self, request: Request) -> None:
-        if len(self._queue) >= self._requests or self._room < request.size:
+    def put(self, request: Request, force: bool = False) -> None:
+        if not force and (len(self._queue) >= self._requests or self._room < request.size):
             raise _full(len(self))
         self._room -= request.size
         self._queue.append(request)
@@ -96,8 +96,8 @@ class SplitInbox:
         self._writing: Counter[bytes] = Counter()  # sessions with writes that wait
         self._requests, self._room = requests, room
 
-    def put(self, request: Request) -> None:
-        if len(self) >= self._requests or self._room < request.size:
+    def put(self, request: Request, force: bool = False) -> None:
+        if not force and (len(self) >= self._requests or self._room < request.size):
             raise _full(len(self))
         self._room -= request.size
         if request.writes:
