@@ -107,7 +107,7 @@ class _Map:
         """The first keys with start <= key < stop, at most so many."""
         found: list[bytes] = []
         first, last = start[:1], stop[:1]
-        if first == last or stop == last and last == _after(first):
+        if first == last or (stop == last and last == _after(first)):
             firsts = [first]
         else:
             self._sort_all()
