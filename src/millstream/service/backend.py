@@ -31,6 +31,8 @@ class DataBackend(Protocol):
 
     def watch(self, request: pb.WatchRequest) -> AsyncIterator[pb.WatchReply]: ...
 
+    async def route(self, request: pb.RouteRequest) -> pb.PartitionList: ...
+
     async def close(self) -> None:
         """The process ends."""
 

@@ -24,16 +24,27 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from functools import partial
 from typing import Any
 
 from millstream import faults
 from millstream.core.keyspace import after
-from millstream.errors import BadNode, Busy, Fenced, MillstreamError, NotReady, RefusedRequest, ServiceError, Stale, UnknownOutcome
+from millstream.errors import (
+    BadNode,
+    Busy,
+    DamageError,
+    Fenced,
+    MillstreamError,
+    NotReady,
+    RefusedRequest,
+    ServiceError,
+    Stale,
+    UnknownOutcome,
+)
 from millstream.service.clock import PartitionClock
 from millstream.service.logs.base import Log
-from millstream.service.messages import ENTRY, LIMIT, SESSION, Answer, Change, Descriptor, Level, LogRecord, Request
+from millstream.service.messages import ENTRY, LIMIT, SESSION, Answer, Change, Descriptor, Level, LogRecord, Op, Request
 from millstream.service.routes import point_of
 from millstream.service.sessions import AHEAD, FORGOTTEN, Sessions, check_name
 from millstream.service.stores.base import KeyStore, Pinned
@@ -79,6 +90,7 @@ class Partition:
         self.table = table
         self.state = ADDING
         self.reason = ""
+        self.damage: DamageError | None = None
         self.log = log
         self.store = store
         self.watchers = Watchers()
@@ -99,6 +111,7 @@ class Partition:
         self._early: dict[bytes, Window[Request]] = {}
         self._early_count = 0
         self._scheduled = False
+        self._held = False  # no turns: all entries are being replaced
         self._confirmed_at = time.monotonic()
         self._idle: asyncio.Future[None] | None = None
         self.machine: KeyValue
@@ -121,7 +134,6 @@ class Partition:
         sessions = Sessions(
             store.scan(SESSION, after(SESSION)), 0 if forgotten is None else int.from_bytes(forgotten, "big"), horizon=self.table.horizon
         )
-        point, covers = descriptor.point, descriptor.covers
         self.machine = KeyValue(
             descriptor.id,
             store,
@@ -131,10 +143,23 @@ class Partition:
             functions=self.table.functions_by_name,
             before=self.table.before,
             after=self.table.after,
-            covers=lambda key: covers(point_of(point, key)),
+            covers=self.covers,
         )
         self.machine.term = descriptor.term
         self.state = SERVING
+
+    def covers(self, key: bytes) -> bool:
+        """Whether a key is this partition's."""
+        return self.descriptor.covers(point_of(self.descriptor.point, key))
+
+    def shown(self, value: bytes) -> bytes:
+        """A value as scans and watches give it: sanitized as reads are."""
+        if not self.table.after:
+            return value
+        answer, asked = Answer(values=[value], versions=[1]), Request(Op.GET, [b""])
+        for sanitize in self.table.after:
+            answer = sanitize(asked, answer)
+        return answer.values[0]
 
     # --- reading
 
@@ -234,7 +259,7 @@ class Partition:
 
     def _turn(self) -> None:
         self._scheduled = False
-        if self.state is LEAVING or not self._window.has_room(self._number + 1) or self._bytes > _BYTES_UNDER_WAY:
+        if self.state is LEAVING or self._held or not self._window.has_room(self._number + 1) or self._bytes > _BYTES_UNDER_WAY:
             return  # what comes back from the log asks again
         requests = self._inbox.take(LIMIT)
         writes = [request for request in requests if request.writes]
@@ -388,7 +413,9 @@ class Partition:
     def _can_read(self) -> bool:
         return self.state is STOPPED
 
-    def _unready(self) -> ServiceError:
+    def _unready(self) -> MillstreamError:
+        if self.damage is not None:
+            return self.damage
         if self.state is FOREIGN:
             return BadNode(self.reason)
         who = f"partition {self.descriptor.id} of table {self.descriptor.table!r}"
@@ -427,14 +454,14 @@ class Partition:
         if self._idle is not None and not self._idle.done():
             self._idle.set_result(None)
 
-    def _answer_all(self, requests: Sequence[Request], error: ServiceError) -> None:
+    def _answer_all(self, requests: Sequence[Request], error: MillstreamError) -> None:
         for request in requests:
             if request.future is not None and not request.future.done():
                 request.future.set_exception(error)
 
     async def drain(self) -> None:
         """Waits until nothing is under way. Ordered with the data: what was taken in before is done."""
-        while self._under_way or (self.state is SERVING and len(self._inbox)):
+        while self._under_way or (self.state is SERVING and len(self._inbox) and not self._held):
             self._idle = asyncio.get_running_loop().create_future()
             self._schedule()
             await asyncio.wait([self._idle], timeout=0.2)
@@ -452,19 +479,30 @@ class Partition:
         self.watchers.close("the partition was removed")
         await self.log.close()
 
-    async def replace(self, entries: Sequence[tuple[bytes, bytes]]) -> int:
-        """Other users' entries instead of those that are there (`Restore`); the position of the change. Sessions, clock and ledger stay."""
-        await self.drain()
-        keep = [(key, value) for key, value in self.store.scan(b"", b"\xff") if key[:1] != ENTRY]
-        lsn = self.machine.lsn = self.machine.lsn + 1
-        version = lsn.to_bytes(8, "big")
+    async def replace(
+        self, entries: Sequence[tuple[bytes, bytes]], keep: Callable[[Iterable[tuple[bytes, bytes]], int], Awaitable[None]]
+    ) -> int:
+        """Other users' entries instead of those that are there (`saving.py`, rule 3); the position of the change. Sessions, clock and ledger stay."""
+        if self.state is not SERVING or self._held:
+            raise self._unready()
+        self._held = True
         try:
+            await self.drain()
+            lsn = self.machine.lsn = self.machine.lsn + 1
+            version = lsn.to_bytes(8, "big")
+            own = [(key, value) for key, value in self.store.scan(b"", b"\xff") if key[:1] != ENTRY]
+            everything = [*own, *((key, version + value[8:]) for key, value in entries)]
             await self.log.append(LogRecord(self.descriptor.id, self.descriptor.term, lsn, lsn, self.machine.clock.next(self._wall())))
+            if self.table.log.keeps:
+                await keep(everything, lsn)
+            self.store.replace(everything, lsn)
         except MillstreamError as error:
             self._fail(error)
             raise
-        self.store.replace([*keep, *((key, version + value[8:]) for key, value in entries if key[:1] == ENTRY)], lsn)
+        finally:
+            self._held = False
         self.watchers.close(f"the partition was restored from a snapshot, at position {lsn}: watch it anew")
+        self._schedule()
         return lsn
 
     def stats(self) -> dict[str, Any]:

@@ -66,6 +66,7 @@ DATA_CALLS = (
     ("Call", pb.CallRequest, pb.CallReply, False),
     ("Scan", pb.ScanRequest, pb.ScanReply, True),
     ("Watch", pb.WatchRequest, pb.WatchReply, True),
+    ("Route", pb.RouteRequest, pb.PartitionList, False),
 )
 CONTROL_CALLS = (
     ("AddPartition", pb.AddPartitionRequest, pb.Partition, False),

@@ -20,7 +20,7 @@ KEPT = 8 << 20
 BEHIND = 8 << 20
 
 #: One record's changes of users' entries: its last position, (key, value, version), and their size.
-Told = tuple[int, list[tuple[bytes, bytes, int]], int]
+ToldChange = tuple[int, list[tuple[bytes, bytes, int]], int]
 
 
 class Watching:
@@ -28,7 +28,7 @@ class Watching:
 
     def __init__(self, wants: Callable[[bytes], bool]) -> None:
         self._wants = wants
-        self._waiting: deque[Told] = deque()
+        self._waiting: deque[ToldChange] = deque()
         self._size = 0
         self._told = asyncio.Event()
         self._over: Stale | None = None
@@ -72,7 +72,7 @@ class Watchers:
 
     def __init__(self) -> None:
         self._all: set[Watching] = set()
-        self._kept: deque[Told] = deque()
+        self._kept: deque[ToldChange] = deque()
         self._kept_size = 0
         self._since = -1  # every change behind this position is kept; -1: nothing is
 
