@@ -1,6 +1,6 @@
 """The log on a node's own disk: one for all its partitions, with one write and one sync for all that is pending.
 
-    FOLDER/lock                 held by the process that uses the folder
+    FOLDER/log.lock             held by the process that uses the folder
     FOLDER/wal/<number>.log     files of frames (`frames.py`), preallocated
 
 Rules

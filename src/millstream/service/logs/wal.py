@@ -53,7 +53,7 @@ class WalFiles:
         try:
             self._folder.mkdir(parents=True, exist_ok=True)
             _sync_folder(folder)
-            self._lock = _lock(folder)
+            self._lock = lock_folder(folder, "log.lock")
         except OSError as error:
             raise StorageError(f"cannot use {folder} for a log: {error.strerror or error}") from error
 
@@ -147,8 +147,9 @@ class WalFiles:
         self._fd = self._lock = -1
 
 
-def _lock(folder: Path) -> int:
-    fd = os.open(folder / "lock", os.O_RDWR | os.O_CREAT, 0o644)
+def lock_folder(folder: Path, name: str) -> int:
+    """Locks a folder for this process until the file that is returned is closed, or the process ends."""
+    fd = os.open(folder / name, os.O_RDWR | os.O_CREAT, 0o644)
     try:
         fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError:

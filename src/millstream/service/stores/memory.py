@@ -19,7 +19,8 @@ from typing import Any
 from millstream.service.messages import Change
 from millstream.service.stores.base import KeyStore, Pinned
 
-_FEW = 64  # keys that are put in place one by one
+_FEW = 64  # keys that are put in place one by one, however few there are
+_SOME = 4096  # and however many there are: each moves half of the list
 _CHUNK = 4096
 
 #: Makes the bytes of a value again that is kept in another form.
@@ -77,7 +78,7 @@ class _Map:
         moved = self.moved[first]
         if moved:
             entries = self.entries
-            if len(moved) <= _FEW:
+            if len(moved) <= max(_FEW, min(len(order) // 8, _SOME)):
                 for key in moved:
                     at = bisect_left(order, key)
                     there = at < len(order) and order[at] == key
