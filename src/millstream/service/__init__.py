@@ -29,6 +29,8 @@ A partition is a state machine over a log. The log decides: store, watchers and 
     routes       from a key to its partition
     calls        how a client speaks
     client       a client for asyncio
+    writing      its numbers and pauses
+    found        what it is answered
     blocking     a client for everybody else
     checks       the contracts of logs and stores, to run against your own
     upload       copies snapshots elsewhere
@@ -54,7 +56,8 @@ from millstream.service.turn import Turn
 
 if TYPE_CHECKING:
     from millstream.service.blocking import Client
-    from millstream.service.client import AsyncClient, KeyFound, WatchedChange
+    from millstream.service.client import AsyncClient
+    from millstream.service.found import KeyFound, WatchedChange
     from millstream.service.node import Node
 
 __all__ = [

@@ -15,7 +15,8 @@ from collections.abc import AsyncIterator, Coroutine, Iterable, Iterator, Mappin
 from typing import Any, TypeVar
 
 from millstream.network import Tls
-from millstream.service.client import AsyncClient, KeyFound, Text, WatchedChange
+from millstream.service.client import AsyncClient, Text
+from millstream.service.found import KeyFound, WatchedChange
 from millstream.service.messages import Level
 
 _T = TypeVar("_T")
@@ -69,9 +70,9 @@ class Client:
         """The value of a key; None if it is not there."""
         return self._wait(self._ready().get(key, level=level, max_age=max_age))
 
-    def find(self, keys: Iterable[Text], *, level: Level = Level.LINEARIZABLE, max_age: str | int = 0) -> list[KeyFound]:
+    def find(self, keys: Iterable[Text], **how: Any) -> list[KeyFound]:
         """The values and versions of keys, in their order. Those of one partition are as of one position."""
-        return self._wait(self._ready().find(keys, level=level, max_age=max_age))
+        return self._wait(self._ready().find(keys, **how))
 
     def put(self, key: Text, value: Text, *, expect: int | None = None) -> int:
         """Writes a key, once; its version. expect: only if it has this version (0: only if it is not there), or `Conflict`."""
@@ -97,15 +98,13 @@ class Client:
         """Stages rows (a value of None removes the key) under a transaction; how many in each partition."""
         return self._wait(self._ready().stage(list(rows), txn))
 
-    def scan(
-        self, *, start: Text = b"", end: Text = b"", prefix: Text = b"", limit: int = 0, keys_only: bool = False
-    ) -> Iterator[KeyFound]:
+    def scan(self, **what: Any) -> Iterator[KeyFound]:
         """Entries in the order of their keys. Those of one partition are as of one position."""
-        return self._each(self._ready().scan(start=start, end=end, prefix=prefix, limit=limit, keys_only=keys_only))
+        return self._each(self._ready().scan(**what))
 
-    def watch(self, *, keys: Iterable[Text] = (), prefix: Text = b"", after: Mapping[int, int] | None = None) -> Iterator[WatchedChange]:
+    def watch(self, **what: Any) -> Iterator[WatchedChange]:
         """What is there, then every change, of all partitions. after: by partition, the position to go on from."""
-        return self._each(self._ready().watch(keys=keys, prefix=prefix, after=after))
+        return self._each(self._ready().watch(**what))
 
     # --- the loop
 

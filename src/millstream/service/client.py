@@ -12,13 +12,9 @@ Rules
 from __future__ import annotations
 
 import asyncio
-import random
-import secrets
 import time
 from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
 from typing import Any
-
-import msgspec
 
 from millstream.core.keyspace import after
 from millstream.core.time import duration
@@ -36,12 +32,13 @@ from millstream.errors import (
 )
 from millstream.network import Tls
 from millstream.service.calls import Channel, Unreachable
+from millstream.service.found import KeyFound, WatchedChange, merged, watched_change
 from millstream.service.messages import LIMIT, Descriptor, Level
 from millstream.service.proto import service_pb2 as pb
-from millstream.service.routes import KEY, RangeMap
+from millstream.service.routes import HASH, KEY, LIVE, RangeMap
 from millstream.service.wire import descriptor
+from millstream.service.writing import Pause, WriteSession
 
-_AT_ONCE = 48  # writes of a session under way to one partition
 _ATTEMPT = 5.0  # seconds for one try
 _BATCH = LIMIT // 2
 
@@ -54,55 +51,6 @@ class Owner:
     def __init__(self, found: pb.Partition) -> None:
         self.descriptor: Descriptor = descriptor(found)
         self.address = found.primary
-
-
-class KeyFound(msgspec.Struct, frozen=True):
-    """What a key has. version: 0 if it is not there. lsn: the position of the partition that answered, age: how old that may be, in milliseconds."""
-
-    key: bytes
-    value: bytes | None
-    version: int
-    partition: int = 0
-    lsn: int = 0
-    age: int = 0
-
-
-class WatchedChange(msgspec.Struct, frozen=True):
-    """What a watch tells. kind: "snapshot", "changes", "mark" or "reset". A value of None: the key is gone."""
-
-    kind: str
-    partition: int
-    lsn: int
-    rows: list[tuple[bytes, bytes | None, int]]
-    epoch: int = 0
-    low_watermark: int = 0
-    first: int = 0
-
-
-class WriteSession:
-    """A session's writes to one partition."""
-
-    def __init__(self, began: int) -> None:
-        self.name = began.to_bytes(8, "big") + secrets.token_bytes(8)
-        self._next = 1
-        self._open: set[int] = set()
-        self.room = asyncio.Semaphore(_AT_ONCE)
-
-    def take(self) -> int:
-        """The number of the next write."""
-        seq = self._next
-        self._next += 1
-        self._open.add(seq)
-        return seq
-
-    def answered(self, seq: int) -> None:
-        """It is known what became of it."""
-        self._open.discard(seq)
-
-    @property
-    def done(self) -> int:
-        """Every write up to this one has been answered."""
-        return min(self._open) - 1 if self._open else self._next - 1
 
 
 class AsyncClient:
@@ -143,8 +91,20 @@ class AsyncClient:
         """The value of a key; None if it is not there."""
         return (await self.find([key], level=level, max_age=max_age))[0].value
 
-    async def find(self, keys: Iterable[Text], *, level: Level = Level.LINEARIZABLE, max_age: str | int = 0) -> list[KeyFound]:
-        """The values and versions of keys, in their order. Those of one partition are as of one position."""
+    async def find(
+        self,
+        keys: Iterable[Text],
+        *,
+        level: Level = Level.LINEARIZABLE,
+        max_age: str | int = 0,
+        as_of: int | None = None,
+        complete_to: int | None = None,
+        as_json: bool = False,
+    ) -> list[KeyFound]:
+        """The values and versions of keys, in their order. Those of one partition are as of one position.
+
+        as_of, complete_to, as_json: for live state, the epoch to read (level AS_OF), the event time to wait for, and rows as JSON.
+        """
         wanted = [_bytes(key) for key in keys]
         found: list[KeyFound | None] = [None] * len(wanted)
 
@@ -152,16 +112,23 @@ class AsyncClient:
             header = self._header(owner)
             header.level = int(level)  # type: ignore[assignment]
             header.max_age_ms = duration(max_age) if max_age else 0
+            header.form = pb.JSON if as_json else pb.BYTES
+            if as_of is not None:
+                header.as_of, header.level = as_of, pb.AS_OF
+            if complete_to is not None:
+                header.complete_to = complete_to
             if level == Level.SESSION and owner is not None:
                 header.seen = self._seen.get(owner.descriptor.id, 0)
                 session = self._sessions.get(owner.descriptor.id)
                 header.session = session.name if session else b""
             request = pb.GetRequest(header=header, keys=[wanted[place] for place in places])
-            reply = await self._channel(owner).ask("Get", request, min(left, _ATTEMPT))
+            reply = await self._channel(owner).ask("Get", request, left if complete_to is not None else min(left, _ATTEMPT))
             self._note(reply.at)
             for place, value, version in zip(places, reply.values, reply.versions, strict=True):
                 at = reply.at
-                found[place] = KeyFound(wanted[place], value if version else None, version, at.partition, at.lsn, at.age_ms)
+                found[place] = KeyFound(
+                    wanted[place], value if version else None, version, at.partition, at.lsn, at.age_ms, at.epoch, at.low_watermark
+                )
 
         await self._spread(wanted, read)
         return [one for one in found if one is not None]
@@ -201,7 +168,7 @@ class AsyncClient:
     async def decide(self, partition: int, txn: str, how: str) -> bytes:
         """Decides a staged transaction in one partition: commit, drop or sweep. Doing it again is harmless."""
         deadline = time.monotonic() + self._timeout
-        pause = _Pause()
+        pause = Pause()
         while True:
             owner = next((one for one in self._routes.all() if one.descriptor.id == partition), None)
             if owner is None:
@@ -217,13 +184,28 @@ class AsyncClient:
                 await pause.after(error, deadline)
 
     async def scan(
-        self, *, start: Text = b"", end: Text = b"", prefix: Text = b"", limit: int = 0, keys_only: bool = False
+        self,
+        *,
+        start: Text = b"",
+        end: Text = b"",
+        prefix: Text = b"",
+        limit: int = 0,
+        keys_only: bool = False,
+        part: str = "",
+        as_of: int | None = None,
+        as_json: bool = False,
     ) -> AsyncIterator[KeyFound]:
-        """Entries in the order of their keys. Those of one partition are as of one position."""
+        """Entries in the order of their keys. Those of one partition are as of one position.
+
+        part, as_of, as_json: for live state, what to scan ("timers", "holds", "map:FIELD"), the epoch to read, and rows as JSON.
+        """
         owners = await self._partitions()
-        asked = pb.ScanRequest(start=_bytes(start), end=_bytes(end), prefix=_bytes(prefix), limit=limit, keys_only=keys_only)
+        asked = pb.ScanRequest(start=_bytes(start), end=_bytes(end), prefix=_bytes(prefix), limit=limit, keys_only=keys_only, part=part)
+        asked.header.form = pb.JSON if as_json else pb.BYTES
+        if as_of is not None:
+            asked.header.as_of, asked.header.level = as_of, pb.AS_OF
         given = 0
-        if self._routes.point == KEY or len(owners) == 1:
+        if self._routes.point != HASH or len(owners) == 1:
             low, high = _limits(asked)
             for owner in owners:
                 here = owner.descriptor
@@ -235,14 +217,14 @@ class AsyncClient:
                     if limit and given >= limit:
                         return
             return
-        async for found in _merged([self._scan_one(owner, asked) for owner in owners]):
+        async for found in merged([self._scan_one(owner, asked) for owner in owners]):
             yield found
             given += 1
             if limit and given >= limit:
                 return
 
     async def watch(
-        self, *, keys: Iterable[Text] = (), prefix: Text = b"", after: Mapping[int, int] | None = None
+        self, *, keys: Iterable[Text] = (), prefix: Text = b"", after: Mapping[int, int] | None = None, as_json: bool = False
     ) -> AsyncIterator[WatchedChange]:
         """What is there, then every change, of all partitions. after: by partition, the position to go on from."""
         queue: asyncio.Queue[WatchedChange | BaseException] = asyncio.Queue(maxsize=64)
@@ -251,10 +233,11 @@ class AsyncClient:
         async def follow(owner: Owner, mine: list[bytes]) -> None:
             try:
                 asked = pb.WatchRequest(header=self._header(owner), keys=mine, prefix=_bytes(prefix))
+                asked.header.form = pb.JSON if as_json else pb.BYTES
                 if after is not None and owner.descriptor.id in after:
                     asked.after = after[owner.descriptor.id]
                 async for reply in self._channel(owner).stream("Watch", asked):
-                    await queue.put(_watched(reply))
+                    await queue.put(watched_change(reply))
             except BaseException as error:
                 await queue.put(error)
 
@@ -273,6 +256,11 @@ class AsyncClient:
         finally:
             for task in tasks:
                 task.cancel()
+
+    async def is_live(self) -> bool:
+        """Whether this is the live state of a pipeline, and not a table."""
+        await self._learn_all()
+        return self._routes.point == LIVE
 
     async def partition_of(self, key: Text) -> int:
         """The id of the partition that has a key."""
@@ -323,7 +311,7 @@ class AsyncClient:
             self._routes.add(Owner(told))
 
     async def _learn_all(self) -> None:
-        deadline, pause = time.monotonic() + self._timeout, _Pause()
+        deadline, pause = time.monotonic() + self._timeout, Pause()
         start = b""
         while True:
             try:
@@ -345,7 +333,7 @@ class AsyncClient:
 
     async def _spread(self, keys: Sequence[bytes], read: Any) -> None:
         """Has keys read by those who have them, until all are."""
-        left, deadline, pause = list(range(len(keys))), time.monotonic() + self._timeout, _Pause()
+        left, deadline, pause = list(range(len(keys))), time.monotonic() + self._timeout, Pause()
         while left:
             groups: dict[int, tuple[Owner | None, list[int]]] = {}
             for place in left:
@@ -370,12 +358,12 @@ class AsyncClient:
     async def _scan_one(self, owner: Owner, asked: Any) -> AsyncIterator[KeyFound]:
         request = pb.ScanRequest()
         request.CopyFrom(asked)
-        request.header.CopyFrom(self._header(owner))
+        request.header.MergeFrom(self._header(owner))
         async for reply in self._channel(owner).stream("Scan", request, self._timeout * 6):
             at = reply.at
             values = reply.values if reply.values else [b""] * len(reply.keys)
             for key, value, version in zip(reply.keys, values, reply.versions, strict=True):
-                yield KeyFound(key, value, version, at.partition, at.lsn, at.age_ms)
+                yield KeyFound(key, value, version, at.partition, at.lsn, at.age_ms, at.epoch, at.low_watermark)
 
     async def _many(self, keys: list[bytes], values: list[bytes] | None, txn: str) -> dict[int, int]:
         """Batches by partition; how many rows went to each."""
@@ -418,7 +406,7 @@ class AsyncClient:
         """Rules 2 to 4."""
         if asked.ByteSize() > LIMIT + (32 << 10):
             raise TooLarge(f"key {key[:60]!r}: {asked.ByteSize():,} bytes are too much for one request; {LIMIT:,} are allowed")
-        deadline, pause = time.monotonic() + self._timeout, _Pause()
+        deadline, pause = time.monotonic() + self._timeout, Pause()
         while True:
             owner = self._routes.find(key)
             if owner is None:
@@ -437,7 +425,7 @@ class AsyncClient:
             if reply is not None:
                 return reply
 
-    async def _numbered(self, name: str, asked: Any, key: bytes, id: int, session: WriteSession, deadline: float, pause: _Pause) -> Any:
+    async def _numbered(self, name: str, asked: Any, key: bytes, id: int, session: WriteSession, deadline: float, pause: Pause) -> Any:
         """One write under one number; None if it was certainly not done and must be numbered anew, for another partition or session."""
         seq, unsure = session.take(), False
         try:
@@ -481,7 +469,7 @@ class AsyncClient:
         finally:
             session.answered(seq)
 
-    async def _patiently(self, error: ServiceError, pause: _Pause, deadline: float, unsure: bool, id: int, session: WriteSession) -> None:
+    async def _patiently(self, error: ServiceError, pause: Pause, deadline: float, unsure: bool, id: int, session: WriteSession) -> None:
         """Waits, or rule 3."""
         try:
             await pause.after(error, deadline)
@@ -496,55 +484,12 @@ class AsyncClient:
             del self._sessions[id]
 
 
-class _Pause:
-    """Pauses between two tries: longer each time, and never the same for two clients."""
-
-    def __init__(self) -> None:
-        self._next = 0.0
-
-    async def after(self, error: BaseException, deadline: float) -> None:
-        wait = max(self._next, error.retry_after if isinstance(error, Busy) else 0.0) * random.uniform(0.7, 1.3)
-        self._next = min(1.0, max(0.01, self._next * 2))
-        if time.monotonic() + wait >= deadline:
-            raise error
-        await asyncio.sleep(wait)
-
-
 def _limits(asked: Any) -> tuple[bytes, bytes]:
     low, high = asked.start, asked.end
     if asked.prefix:
         low = max(low, asked.prefix)
         high = min(high, after(asked.prefix)) if high else after(asked.prefix)
     return low, high
-
-
-async def _merged(streams: Sequence[AsyncIterator[KeyFound]]) -> AsyncIterator[KeyFound]:
-    """Sorted streams as one."""
-    import heapq
-
-    heads: list[tuple[bytes, int, KeyFound]] = []
-    for number, stream in enumerate(streams):
-        async for first in stream:
-            heads.append((first.key, number, first))
-            break
-    heapq.heapify(heads)
-    while heads:
-        _, number, found = heads[0]
-        yield found
-        async for following in streams[number]:
-            heapq.heapreplace(heads, (following.key, number, following))
-            break
-        else:
-            heapq.heappop(heads)
-
-
-def _watched(reply: Any) -> WatchedChange:
-    at = reply.at
-    rows = [
-        (key, value if version else None, version) for key, value, version in zip(reply.keys, reply.values, reply.versions, strict=True)
-    ]
-    kind = pb.WatchReply.Kind.Name(reply.kind).lower()
-    return WatchedChange(kind, at.partition, at.lsn, rows, at.epoch, at.low_watermark, reply.first)
 
 
 def _bytes(text: Text) -> bytes:

@@ -1,0 +1,63 @@
+"""What a client is answered: keys that were looked up, scanned and watched."""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import AsyncIterator, Sequence
+from typing import Any
+
+import msgspec
+
+from millstream.service.proto import service_pb2 as pb
+
+
+class KeyFound(msgspec.Struct, frozen=True):
+    """What a key has. version: 0 if it is not there. lsn: the position of the partition that answered, age: how old that may be, in milliseconds."""
+
+    key: bytes
+    value: bytes | None
+    version: int
+    partition: int = 0
+    lsn: int = 0
+    age: int = 0
+    epoch: int = 0
+    low_watermark: int = 0
+
+
+class WatchedChange(msgspec.Struct, frozen=True):
+    """What a watch tells. kind: "snapshot", "changes", "mark" or "reset". A value of None: the key is gone."""
+
+    kind: str
+    partition: int
+    lsn: int
+    rows: list[tuple[bytes, bytes | None, int]]
+    epoch: int = 0
+    low_watermark: int = 0
+    first: int = 0
+
+
+async def merged(streams: Sequence[AsyncIterator[KeyFound]]) -> AsyncIterator[KeyFound]:
+    """Sorted streams as one."""
+    heads: list[tuple[bytes, int, KeyFound]] = []
+    for number, stream in enumerate(streams):
+        async for first in stream:
+            heads.append((first.key, number, first))
+            break
+    heapq.heapify(heads)
+    while heads:
+        _, number, found = heads[0]
+        yield found
+        async for following in streams[number]:
+            heapq.heapreplace(heads, (following.key, number, following))
+            break
+        else:
+            heapq.heappop(heads)
+
+
+def watched_change(reply: Any) -> WatchedChange:
+    at = reply.at
+    rows = [
+        (key, value if version else None, version) for key, value, version in zip(reply.keys, reply.values, reply.versions, strict=True)
+    ]
+    kind = pb.WatchReply.Kind.Name(reply.kind).lower()
+    return WatchedChange(kind, at.partition, at.lsn, rows, at.epoch, at.low_watermark, reply.first)
