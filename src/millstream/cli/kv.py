@@ -7,11 +7,12 @@ import asyncio
 import os
 import sys
 from collections.abc import Awaitable, Callable
+from functools import partial
 from typing import Any
 
 import msgspec
 
-from millstream.cli.arguments import a_duration, at_least_one, failed
+from millstream.cli.arguments import a_duration, at_least_one, failed, without_action
 from millstream.core.keys import key_bytes, key_of
 from millstream.errors import RefusedRequest
 from millstream.network import Tls
@@ -25,7 +26,7 @@ def add_command(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -
     kv = commands.add_parser(
         "kv", help="ask a table, or a pipeline's live state", description="Reads and writes keys of the state service."
     )
-    kv.set_defaults(command=lambda args: (kv.print_help(), 2)[1])
+    kv.set_defaults(command=partial(without_action, kv))
     actions = kv.add_subparsers(metavar="ACTION")
 
     get = _action(actions, "get", "the values of keys; of live state, their rows", _get)

@@ -7,12 +7,13 @@ import asyncio
 import os
 import time
 from collections.abc import Awaitable, Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from rich.table import Table as Grid
 
-from millstream.cli.arguments import print_json, show
+from millstream.cli.arguments import print_json, show, without_action
 from millstream.errors import Busy, DefinitionError, ServiceError
 from millstream.network import Tls
 
@@ -26,7 +27,7 @@ def add_command(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -
         help="list and change the partitions of a node",
         description="Talks to the control plane of a node of the state service.",
     )
-    partitions.set_defaults(command=lambda args: (partitions.print_help(), 2)[1])
+    partitions.set_defaults(command=partial(without_action, partitions))
     actions = partitions.add_subparsers(metavar="ACTION")
 
     listed = _action(actions, "list", "which partitions there are", _list)

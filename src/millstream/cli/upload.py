@@ -39,13 +39,13 @@ def _upload(args: argparse.Namespace) -> int:
         print(f"upload: {text}", flush=True)
 
     if args.once:
-        done = upload_once(args.watch, target, say)
+        done = len(upload_once(args.watch, target, say))
     else:
         stopping = threading.Event()
         if threading.current_thread() is threading.main_thread():
             for number in (signal.SIGINT, signal.SIGTERM):
                 signal.signal(number, lambda *_: stopping.set())
         say(f"watching {args.watch}, copying to {args.to}")
-        done = watch_and_upload(args.watch, target, say, stopping, every=duration(args.every) / 1000)
+        done = watch_and_upload(args.watch, target, say, stop=stopping, every=duration(args.every) / 1000)
     say(f"copied {done} snapshot{'' if done == 1 else 's'} to {args.to}")
     return 0

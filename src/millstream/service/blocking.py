@@ -90,9 +90,13 @@ class Client:
         """Runs a function of the table on a key, once; its result."""
         return self._wait(self._ready().call(function, key, argument))
 
-    def decide(self, partition: int, txn: str, how: str) -> bytes:
+    def decide(self, partition: int, txn: str, how: str, fence: int = 0, keep: Sequence[str] = ()) -> bytes:
         """Decides a staged transaction in one partition: commit, drop or sweep."""
-        return self._wait(self._ready().decide(partition, txn, how))
+        return self._wait(self._ready().decide(partition, txn, how, fence, keep))
+
+    def partitions(self) -> list[int]:
+        """The ids of the table's partitions, in the order of their points."""
+        return self._wait(self._ready().partitions())
 
     def stage(self, rows: Iterable[tuple[bytes, bytes | None]], txn: str) -> dict[int, int]:
         """Stages rows (a value of None removes the key) under a transaction; how many in each partition."""

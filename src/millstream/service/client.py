@@ -165,10 +165,10 @@ class AsyncClient:
         asked = pb.CallRequest(function=function, key=_bytes(key), argument=_bytes(argument))
         return bytes((await self._write("Call", asked, _bytes(key))).result)
 
-    async def decide(self, partition: int, txn: str, how: str) -> bytes:
-        """Decides a staged transaction in one partition: commit, drop or sweep. Doing it again is harmless."""
-        deadline = time.monotonic() + self._timeout
-        pause = Pause()
+    async def decide(self, partition: int, txn: str, how: str, fence: int = 0, keep: Sequence[str] = ()) -> bytes:
+        """Decides a staged transaction in one partition: check, commit, drop or sweep (`ledger.py`). Doing it again is harmless."""
+        deadline, pause = time.monotonic() + self._timeout, Pause()
+        argument = f"{how} {fence}{' ' if keep else ''}{chr(10).join(keep)}"
         while True:
             owner = next((one for one in self._routes.all() if one.descriptor.id == partition), None)
             if owner is None:
@@ -176,7 +176,7 @@ class AsyncClient:
                 owner = next((one for one in self._routes.all() if one.descriptor.id == partition), None)
                 if owner is None:
                     raise RefusedRequest(f"table {self.table!r} has no partition {partition}")
-            asked = pb.CallRequest(header=self._header(owner), function="decide", key=txn.encode(), argument=how.encode())
+            asked = pb.CallRequest(header=self._header(owner), function="decide", key=txn.encode(), argument=argument.encode())
             try:
                 return bytes((await self._channel(owner).ask("Call", asked, _ATTEMPT)).result)
             except (BadNode, Busy, NotReady, UnknownOutcome, Unreachable) as error:
@@ -261,6 +261,10 @@ class AsyncClient:
         """Whether this is the live state of a pipeline, and not a table."""
         await self._learn_all()
         return self._routes.point == LIVE
+
+    async def partitions(self) -> list[int]:
+        """The ids of the table's partitions, in the order of their points."""
+        return [owner.descriptor.id for owner in await self._partitions()]
 
     async def partition_of(self, key: Text) -> int:
         """The id of the partition that has a key."""
