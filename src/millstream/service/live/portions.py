@@ -1,7 +1,7 @@
 """A long answer in portions: each small enough for one message, none of which keeps the event loop.
 
 Rules
-1. A portion has at most `messages.LIMIT` bytes of keys and values, or one row.
+1. A portion has at most `messages.LIMIT` bytes of keys and values, or one row (of `LARGEST` bytes at most).
 2. What is read on the event loop gives way every few milliseconds. What may take long for one row is read in a thread.
 3. Whoever takes longer than `PATIENCE` for the whole is told: what it reads is pinned meanwhile, and pages of LMDB with it.
 """
@@ -13,10 +13,11 @@ import time
 from collections.abc import AsyncIterator, Callable, Iterator
 from typing import NamedTuple
 
-from millstream.errors import Stale
+from millstream.errors import Stale, TooLarge
 from millstream.service.messages import LIMIT
 
 PATIENCE = 60.0  # seconds
+LARGEST = 2 << 20  # bytes of keys and values in one answer, if it is one row
 _SLICE = 0.003  # seconds on the event loop at once
 
 
@@ -68,6 +69,8 @@ class Portions:
             if row is None:
                 break
             more = len(row[0]) + len(row[1])
+            if more > LARGEST:
+                raise TooLarge(f"the row {row[0][:100]!r} has {more:,} bytes, and an answer at most {LARGEST:,}.")
             if found.keys and size + more > LIMIT:
                 self._next, self._size = row, size
                 return True

@@ -28,13 +28,12 @@ from millstream.service.live import parts
 from millstream.service.live.epochs import KEEP, Epochs, Pinned
 from millstream.service.live.follow import Follower, Lookout, in_the_way
 from millstream.service.live.history import LIMIT, History
-from millstream.service.live.portions import Portions
+from millstream.service.live.portions import LARGEST, Portions
 from millstream.service.live.watch import Watch, version_of
 from millstream.service.proto import service_pb2 as pb
 from millstream.state.manifest import ManifestLog
 from millstream.state.storage import Storage, open_storage
 
-_LARGEST = 3 << 20  # bytes of one reply of Get; clients take 4 MB by default
 _UINT32 = 2**32 - 1
 
 
@@ -84,9 +83,9 @@ class LivePipeline:
             else:
                 found = [parts.raw_row(cut, name, key) for key in request.keys]
             size = sum(len(value) for value in found if value is not None)
-            if size > _LARGEST:
+            if size > LARGEST:
                 raise TooLarge(
-                    f"the values of these {len(found)} keys have {size:,} bytes, and an answer at most {_LARGEST:,}. Ask for fewer, or scan."
+                    f"the values of these {len(found)} keys have {size:,} bytes, and an answer at most {LARGEST:,}. Ask for fewer, or scan."
                 )
             version = version_of(cut.epoch)
             versions = [0 if value is None else version for value in found]
