@@ -223,3 +223,9 @@ def travelling_name(error: MillstreamError) -> str:
     'HookError'
     """
     return next((cls.__name__ for cls in type(error).__mro__ if cls.__name__ in BY_NAME), MillstreamError.__name__)
+
+
+#: The errors of the state service, by the reason that travels.
+BY_REASON: dict[str, type[ServiceError]] = {
+    cls.reason: cls for cls in (BadNode, NotReady, Busy, TooLarge, Conflict, Stale, SessionExpired, Denied, RefusedRequest, UnknownOutcome)
+}

@@ -62,7 +62,7 @@ def test_a_changed_byte_in_the_last_record_is_damage_unless_its_end_is_missing()
 
 def test_a_record_of_another_kind_is_damage() -> None:
     payload = b"\x81\xa4type\xa4what"
-    entry = t._HEAD.pack(len(payload), len(payload) ^ t._ALL) + payload + t._TAIL.pack(t.crc32(payload), 0xFF)
+    entry = t.frame(payload)
     with pytest.raises(DamageError, match="no known kind"):
         t.decode_log(t.MAGIC + entry)
 

@@ -76,6 +76,7 @@ class Request(msgspec.Struct, gc=False):
     size: int = 0
     time: int = 0
     lsn: int = 0
+    future: Any = None  # who waits for the answer
 
     @property
     def writes(self) -> bool:

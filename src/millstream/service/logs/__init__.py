@@ -2,6 +2,8 @@
 
     base       the contract, L1 to L7
     disk       one log per node, shared by its partitions: preallocated files, one fsync for many writes
+    wal        the files of the disk log, and what a crash leaves of them
+    frames     what such a file is made of
     none       no log, for a store that is durable by itself
     objects    slots that are created if absent, in a folder or an object store: another node can take over
 

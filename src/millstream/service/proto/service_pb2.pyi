@@ -266,6 +266,16 @@ class Partition(_message.Message):
     reason: str
     def __init__(self, id: _Optional[int] = ..., table: _Optional[str] = ..., start: _Optional[bytes] = ..., end: _Optional[bytes] = ..., term: _Optional[int] = ..., primary: _Optional[str] = ..., in_sync: _Optional[_Iterable[str]] = ..., state: _Optional[str] = ..., lsn: _Optional[int] = ..., node: _Optional[str] = ..., point: _Optional[str] = ..., reason: _Optional[str] = ...) -> None: ...
 
+class RouteRequest(_message.Message):
+    __slots__ = ("table", "start", "limit")
+    TABLE_FIELD_NUMBER: _ClassVar[int]
+    START_FIELD_NUMBER: _ClassVar[int]
+    LIMIT_FIELD_NUMBER: _ClassVar[int]
+    table: str
+    start: bytes
+    limit: int
+    def __init__(self, table: _Optional[str] = ..., start: _Optional[bytes] = ..., limit: _Optional[int] = ...) -> None: ...
+
 class AddPartitionRequest(_message.Message):
     __slots__ = ("table", "id", "start", "end")
     TABLE_FIELD_NUMBER: _ClassVar[int]

@@ -1,7 +1,6 @@
 """The log of a worker's transactions: typed records, and how they look in bytes.
 
-    "MSTX1\\n", then records: u32 length | u32 complement of the length | payload | u32 CRC-32 of the payload | 0xff
-    The payload is msgpack, tagged with the kind of record.
+    "MSTX1\\n", then records: frames (`state/framing.py`) whose payload is msgpack, tagged with the kind of record.
 
 Rules
 1. A record is appended whole, and nothing is ever changed in place. What a crash leaves of an append is a beginning of the record, followed
@@ -15,20 +14,15 @@ Rules
 
 from __future__ import annotations
 
-import struct
 from collections.abc import Iterable
-from zlib import crc32
 
 import msgspec
 
 from millstream.connector.sink.protocol.ledger import Open, Recovered
 from millstream.errors import DamageError
+from millstream.state.framing import HEAD, Defect, frame, framed_at
 
 MAGIC = b"MSTX1\n"
-_HEAD = struct.Struct(">II")
-_TAIL = struct.Struct(">IB")
-_END = 0xFF
-_ALL = (1 << 32) - 1
 
 
 class Named(msgspec.Struct, frozen=True, tag="named"):
@@ -79,8 +73,7 @@ _decode = msgspec.msgpack.Decoder(LogEntry).decode
 
 
 def encode_entry(entry: LogEntry) -> bytes:
-    payload = _encode(entry)
-    return b"".join((_HEAD.pack(len(payload), len(payload) ^ _ALL), payload, _TAIL.pack(crc32(payload), _END)))
+    return frame(_encode(entry))
 
 
 def decode_log(data: bytes, where: str = "the log") -> tuple[list[LogEntry], int]:
@@ -95,28 +88,22 @@ def decode_log(data: bytes, where: str = "the log") -> tuple[list[LogEntry], int
         raise DamageError(f"{where} is damaged: it is not a log of transactions")
     entries, at = [], len(MAGIC)
     while at < len(data):
-        if len(data) - at < _HEAD.size:
+        found = framed_at(data, at)
+        if found.defect is Defect.SHORT:
             break
-        length, complement = _HEAD.unpack_from(data, at)
-        if length ^ complement != _ALL:
-            if not any(data[at + _HEAD.size :]) and data[at + _HEAD.size - 1] == 0:
+        if found.defect is Defect.LENGTH:
+            if not any(data[at + HEAD :]) and data[at + HEAD - 1] == 0:
                 break
-            raise _damaged(where, at, "a length is wrong")
-        start = at + _HEAD.size
-        end = start + length + _TAIL.size
-        if end > len(data):
-            break
-        payload = data[start : start + length]
-        checksum, mark = _TAIL.unpack_from(data, start + length)
-        if mark != _END or crc32(payload) != checksum:
-            if mark == 0 and not any(data[end:]):
+            raise _damaged(where, at, found.defect.value)
+        if found.defect is Defect.CHECKSUM:
+            if found.mark == 0 and not any(data[found.end :]):
                 break
-            raise _damaged(where, at, "a record does not match its checksum")
+            raise _damaged(where, at, found.defect.value)
         try:
-            entries.append(_decode(payload))
+            entries.append(_decode(data[found.start : found.stop]))
         except msgspec.MsgspecError:
             raise _damaged(where, at, "a record is of no known kind") from None
-        at = end
+        at = found.end
     return entries, at
 
 

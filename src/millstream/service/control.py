@@ -1,0 +1,75 @@
+"""The control plane's calls: what operators may do to the partitions of a node. `manager.py` does it."""
+
+from __future__ import annotations
+
+import asyncio
+
+from millstream.errors import RefusedRequest
+from millstream.service.manager import Manager
+from millstream.service.partition import SERVING, Partition
+from millstream.service.proto import service_pb2 as pb
+from millstream.service.saving import restore_from, snapshot_to
+from millstream.service.wire import described, position
+
+
+class Control:
+    """Implements `ControlBackend`."""
+
+    def __init__(self, manager: Manager) -> None:
+        self._manager = manager
+        self._carrying_out: set[asyncio.Task[None]] = set()
+
+    async def add_partition(self, request: pb.AddPartitionRequest) -> pb.Partition:
+        id = request.id if request.HasField("id") else None
+        made = await self._manager.add(request.table, id, request.start, request.end)
+        self._wake()
+        return described(made, self._address(made.node))
+
+    async def remove_partition(self, request: pb.RemovePartitionRequest) -> pb.Partition:
+        id = request.id if request.HasField("id") else None
+        gone = await self._manager.remove(request.table, id, request.start, request.end)
+        self._wake()
+        return described(gone, self._address(gone.node))
+
+    async def list_partitions(self, request: pb.ListPartitionsRequest) -> pb.PartitionList:
+        manager = self._manager
+        await manager.look()
+        found = [
+            one
+            for one in manager.desired.partitions.values()
+            if (not request.table or one.table == request.table) and (not request.node or one.node == request.node)
+        ]
+        leaving = [one for one in manager.partitions.values() if one.descriptor.id not in manager.desired.partitions]
+        listed = [described(one, self._address(one.node), manager.partitions.get(one.id)) for one in sorted(found, key=lambda one: one.id)]
+        listed += [described(one.descriptor, self._address(one.descriptor.node), one) for one in leaving]
+        return pb.PartitionList(partitions=listed, version=manager.desired.version)
+
+    async def snapshot(self, request: pb.SnapshotRequest) -> pb.SnapshotReply:
+        partition = self._here(request.partition)
+        saved, rows = await snapshot_to(partition, request.path)
+        return pb.SnapshotReply(at=position(partition.descriptor, saved.lsn), path=request.path, rows=rows, bytes=saved.bytes)
+
+    async def restore(self, request: pb.RestoreRequest) -> pb.RestoreReply:
+        partition = self._here(request.partition)
+        lsn, rows = await restore_from(partition, request.path, self._manager.home_of(partition))
+        return pb.RestoreReply(at=position(partition.descriptor, lsn), rows=rows)
+
+    def _here(self, id: int) -> Partition:
+        found = self._manager.partitions.get(id)
+        if found is None:
+            raise RefusedRequest(
+                f"this node serves no partition {id}; it serves: {', '.join(map(str, sorted(self._manager.partitions))) or 'none'}"
+            )
+        if found.state != SERVING:
+            raise RefusedRequest(f"partition {id} is {found.state}: {found.reason}")
+        return found
+
+    def _address(self, node: str) -> str:
+        found = self._manager.desired.nodes.get(node)
+        return "" if found is None else found.address
+
+    def _wake(self) -> None:
+        """The manager carries out what is desired, beside this call."""
+        task = asyncio.ensure_future(self._manager.reconcile())
+        self._carrying_out.add(task)
+        task.add_done_callback(self._carrying_out.discard)

@@ -1,0 +1,140 @@
+"""The dispatcher: in which order requests get their turn, and how many may wait.
+
+Rules
+1. The inbox is bounded, in requests and in bytes. One more is refused with a hint (`Busy`); nothing that was taken in is ever dropped.
+2. `linear`: one queue. A read sees every write that came before it, whoever sent it.
+3. `split`: two queues. A read overtakes the writes of others, never one of its own session. It still sees every write that was answered before it was
+   asked: that is what linearizable means, and both keep it.
+4. A turn takes requests of up to `budget` bytes, and at least one.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, deque
+from typing import Protocol
+
+import msgspec
+
+from millstream.errors import Busy
+from millstream.service.messages import Request
+
+
+class Dispatcher(Protocol):
+    """The inbox of one partition; your own may have another order."""
+
+    #: Whether a read waits for all writes that came before it (rule 2), or only for its own session's.
+    orders_reads: bool
+
+    def put(self, request: Request, force: bool = False) -> None:
+        """Takes a request in; Busy if there are too many. force: it has waited for its elder already, and must be taken."""
+
+    def take(self, budget: int) -> list[Request]:
+        """The requests of the next turn, in order. Empty: there is nothing."""
+
+    def __len__(self) -> int: ...
+
+
+class DispatchKind(msgspec.Struct, frozen=True):
+    """A dispatcher as a table asks for it (`dispatch=`)."""
+
+    is_split: bool = False
+    requests: int = 4096
+    room: int = 32 << 20  # bytes
+
+    def make(self) -> Dispatcher:
+        """One for a partition."""
+        return SplitInbox(self.requests, self.room) if self.is_split else LinearInbox(self.requests, self.room)
+
+    def describe(self) -> str:
+        """For people."""
+        return "split" if self.is_split else "linear"
+
+
+def linear(requests: int = 4096, room: int = 32 << 20) -> DispatchKind:
+    """One queue: reads and writes in the order in which they came."""
+    return DispatchKind(False, requests, room)
+
+
+def split(requests: int = 4096, room: int = 32 << 20) -> DispatchKind:
+    """Two queues: reads do not wait for the writes of others."""
+    return DispatchKind(True, requests, room)
+
+
+class LinearInbox:
+    """Rule 2."""
+
+    orders_reads = True
+
+    def __init__(self, requests: int, room: int) -> None:
+        self._queue: deque[Request] = deque()
+        self._requests, self._room = requests, room
+
+    def put(self, request: Request, force: bool = False) -> None:
+        if not force and (len(self._queue) >= self._requests or self._room < request.size):
+            raise _full(len(self))
+        self._room -= request.size
+        self._queue.append(request)
+
+    def take(self, budget: int) -> list[Request]:
+        taken = _take(self._queue, budget)
+        for request in taken:
+            self._room += request.size
+        return taken
+
+    def __len__(self) -> int:
+        return len(self._queue)
+
+
+class SplitInbox:
+    """Rule 3."""
+
+    orders_reads = False
+
+    def __init__(self, requests: int, room: int) -> None:
+        self._reads: deque[Request] = deque()
+        self._writes: deque[Request] = deque()
+        self._writing: Counter[bytes] = Counter()  # sessions with writes that wait
+        self._requests, self._room = requests, room
+
+    def put(self, request: Request, force: bool = False) -> None:
+        if not force and (len(self) >= self._requests or self._room < request.size):
+            raise _full(len(self))
+        self._room -= request.size
+        if request.writes:
+            self._writes.append(request)
+            self._writing[request.session] += 1
+        elif request.session and request.session in self._writing:
+            self._writes.append(request)
+        else:
+            self._reads.append(request)
+
+    def take(self, budget: int) -> list[Request]:
+        taken = _take(self._reads, budget) if self._reads else []
+        left = budget - sum(request.size for request in taken)
+        if self._writes and left > 0:
+            later = _take(self._writes, left)
+            for request in later:
+                if request.writes:
+                    self._writing[request.session] -= 1
+                    if not self._writing[request.session]:
+                        del self._writing[request.session]
+            taken += later
+        for request in taken:
+            self._room += request.size
+        return taken
+
+    def __len__(self) -> int:
+        return len(self._reads) + len(self._writes)
+
+
+def _take(queue: deque[Request], budget: int) -> list[Request]:
+    taken: list[Request] = []
+    while queue and (not taken or queue[0].size <= budget):
+        request = queue.popleft()
+        budget -= request.size
+        taken.append(request)
+    return taken
+
+
+def _full(waiting: int) -> Busy:
+    return Busy(f"{waiting} requests wait for this partition already", 0.02)

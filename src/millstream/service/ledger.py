@@ -1,0 +1,77 @@
+"""Staged rows, and what becomes of them: how a sink writes in two phases. `turn.py` calls this within a turn.
+
+A transaction is called LABEL|FENCE|NUMBER|ATTEMPT: whose it is, of which run, which of its epochs, and which try at it.
+
+Rules
+1. Staged rows are entries that nobody sees. `decide` with "commit" makes all of them visible at one position; with "drop" they go.
+2. Numbers of a label are committed in ascending order. To commit again what was committed is harmless, and says so.
+3. A fence never goes back: who comes with a lower one than the label has seen is refused. So neither a zombie task nor a replaced driver stages or decides.
+4. "sweep" drops what is staged under a label below a number: what attempts that failed have left behind.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import msgspec
+
+from millstream.errors import RefusedRequest
+from millstream.service.messages import LEDGER, STAGED
+
+COMMIT, DROP, SWEEP = b"commit", b"drop", b"sweep"
+
+
+class Txn(NamedTuple):
+    """A transaction's name, taken apart."""
+
+    label: str
+    fence: int
+    number: int
+    attempt: str
+
+    @property
+    def text(self) -> str:
+        return f"{self.label}|{self.fence}|{self.number}|{self.attempt}"
+
+
+class LedgerEntry(msgspec.Struct, array_like=True, gc=False):
+    """What a label has come to: the highest fence, and the last number that was committed, with its transaction."""
+
+    fence: int = 0
+    number: int = -1
+    txn: str = ""
+
+
+class StagedRow(msgspec.Struct, array_like=True, gc=False):
+    """A row that waits. A value of None removes the key."""
+
+    key: bytes
+    value: bytes | None
+
+
+encode_staged = msgspec.msgpack.Encoder().encode
+decode_staged = msgspec.msgpack.Decoder(StagedRow).decode
+encode_ledger = msgspec.msgpack.Encoder().encode
+decode_ledger = msgspec.msgpack.Decoder(LedgerEntry).decode
+
+
+def parse_txn(text: str) -> Txn:
+    """Takes a name apart.
+
+    >>> parse_txn("names-counts-3|7|41|a1").number
+    41
+    """
+    parts = text.rsplit("|", 3)
+    if len(parts) != 4 or not parts[0] or "\0" in text or not parts[1].isdecimal() or not parts[2].isdecimal():
+        raise RefusedRequest(f"a transaction is called LABEL|FENCE|NUMBER|ATTEMPT, and not {text!r}")
+    return Txn(parts[0], int(parts[1]), int(parts[2]), parts[3])
+
+
+def staged_prefix(txn: str) -> bytes:
+    """What the entries of a transaction begin with."""
+    return STAGED + txn.encode() + b"\0"
+
+
+def ledger_key(label: str) -> bytes:
+    """The entry of a label."""
+    return LEDGER + label.encode()

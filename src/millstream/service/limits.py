@@ -1,0 +1,65 @@
+"""How much may be asked of a plane, how often and for how long.
+
+Rules
+1. The data plane takes much and answers soon; the control plane takes little and may take long. A mesh that limits by itself switches these off.
+2. What is over a limit is refused at once, with a hint when to come back. Nothing waits for a limit, so nothing piles up.
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+from millstream.errors import Busy
+from millstream.service.messages import LIMIT
+
+FRAME = 64 << 10  # bytes that a message may have besides its keys and values
+
+
+class Limits(msgspec.Struct, frozen=True):
+    """at_once: calls under way. rate, burst: calls per second, and how many may come together (0: any). deadline, longest: seconds, for calls that name
+    no deadline, and for all. message: bytes."""
+
+    at_once: int
+    rate: float
+    burst: int
+    deadline: float
+    longest: float
+    message: int = LIMIT + FRAME
+
+
+DATA = Limits(at_once=2000, rate=0, burst=0, deadline=5, longest=60)
+CONTROL = Limits(at_once=16, rate=1, burst=5, deadline=600, longest=600)
+
+
+def off(limits: Limits) -> Limits:
+    """For planes behind a mesh that limits by itself. A message is never larger: who reads it has only so much room."""
+    return msgspec.structs.replace(limits, at_once=0, rate=0, burst=0, longest=24 * 3600)
+
+
+class Bucket:
+    """Tokens: one for each call, `rate` new ones a second, `burst` at most.
+
+    >>> bucket = Bucket(1, 2)
+    >>> bucket.take(0.0), bucket.take(0.0)
+    (None, None)
+    >>> bucket.take(0.5)
+    Traceback (most recent call last):
+    ...
+    millstream.errors.Busy: more than 1 call a second; come back in 0.5 s
+    >>> bucket.take(1.5)
+    """
+
+    def __init__(self, rate: float, burst: int) -> None:
+        self._rate, self._burst = rate, burst
+        self._tokens, self._at = float(burst), 0.0
+
+    def take(self, now: float) -> None:
+        """Takes one, or raises Busy. now: seconds of a clock that does not go back."""
+        if not self._rate:
+            return
+        self._tokens = min(self._burst, self._tokens + (now - self._at) * self._rate)
+        self._at = now
+        if self._tokens < 1:
+            wait = (1 - self._tokens) / self._rate
+            raise Busy(f"more than {self._rate:g} call a second; come back in {wait:.1f} s", wait)
+        self._tokens -= 1

@@ -1,0 +1,398 @@
+"""The log on a node's own disk: one for all its partitions, with one write and one sync for all that is pending.
+
+    FOLDER/log.lock             held by the process that uses the folder
+    FOLDER/wal/<number>.log     files of frames (`frames.py`), preallocated
+
+Rules
+1. One thread writes. It takes all that is pending, makes one frame of it, writes it, syncs it, and tells the event loop once. So a thousand partitions share
+   a sync, and none has a file, a task or a timer.
+2. What was written and not synced is nobody's. Whoever opens the log first syncs the last file and reads it from the disk, not from memory, and wipes a
+   torn end before anything is appended.
+3. A sync that failed is never tried again: the kernel may have dropped what it could not write, and would say yes the second time. The log has failed then,
+   for good; what was under way may be there or not.
+4. Positions, terms and what was trimmed are known from the newest file alone, since a file begins with where all partitions stand. So the oldest
+   files go as soon as all their records are trimmed or forgotten. They go oldest first: what is left has no hole.
+5. The event loop owns what readers see (index, positions); the thread owns the files (`wal.py`). They exchange messages only.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import queue
+import threading
+from array import array
+from bisect import bisect_right
+from collections.abc import AsyncIterator, Awaitable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from millstream.errors import DamageError, Fenced, NotReady, StorageError, UnknownOutcome
+from millstream.service.logs.frames import FORGOT, RECORD, STAND, WalEntry, WalGroup, damaged, decode_group
+from millstream.service.logs.wal import Sync, WalFiles, Write, remove_files, write_all
+from millstream.service.messages import LogRecord, decode_record, encode_record
+from millstream.state.storage import LocalStorage, Storage
+
+SEGMENT = 64 << 20
+_GROUP = 8 << 20  # bytes that go into one frame at most, unless one record has more
+_READ = 4 << 20  # bytes that are read at once
+_MANY = 4  # files, before partitions are asked for snapshots
+_WIDTH = 5  # numbers of an index entry: file, offset, size, first, last
+
+_REMOVED = 1 << 62  # the term of a partition that is gone: no other is as high
+
+
+class DiskLog:
+    """The log of one partition. Made by `SharedDiskLog.of`."""
+
+    alone = True
+
+    def __init__(self, shared: SharedDiskLog, partition: int) -> None:
+        self.partition = partition
+        self.term = 0  # nothing of a lower term is taken
+        self.next = 1  # where the next append begins
+        self.last = 0  # confirmed
+        self.trimmed = 0
+        self.index = array("Q")  # rule 5; _WIDTH numbers for each frame that has records
+        self._shared = shared
+
+    async def seal(self, term: int) -> int:
+        """From now on nobody appends in a lower term. The last position there is."""
+        if term < self.term:
+            raise self._too_late(term)
+        last, self.term = self.next - 1, term
+        await self._shared.take(self, STAND, term, self.trimmed, last, b"")
+        return last
+
+    def append(self, record: LogRecord) -> Awaitable[None]:
+        """Done when the record is on the disk."""
+        term, first, last = record.term, record.first, record.last
+        if term >= self.term and first == self.next and last >= first:
+            self.term = term
+            self.next = last + 1
+            return self._shared.take(self, RECORD, term, first, last, encode_record(record))
+        if self._shared.failed is not None:
+            return self._shared.take(self, RECORD, term, first, last, b"")
+        if term < self.term:
+            error: Exception = self._too_late(term)
+        else:
+            error = ValueError(f"positions {first} to {last} do not follow {self.next - 1} in partition {self.partition}")
+        refused: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        refused.set_exception(error)
+        return refused
+
+    def _too_late(self, term: int) -> Fenced:
+        if self.term == _REMOVED:
+            return Fenced(f"partition {self.partition} was removed from this node")
+        return Fenced(f"partition {self.partition} is sealed in term {self.term}: term {term} is over")
+
+    async def read(self, after: int) -> AsyncIterator[LogRecord]:
+        """The records with `last` > after that are confirmed."""
+        if after < self.trimmed and after < self.last:
+            raise DamageError(
+                f"the log of partition {self.partition} begins behind position {self.trimmed}: what follows {after} is needed and has been trimmed. "
+                f"Restore the partition from a newer snapshot."
+            )
+        while after < self.last:
+            places = self._places(after)
+            for record in await asyncio.to_thread(self._shared.records_at, self.partition, places):
+                if record.last > after:
+                    if record.first > after + 1 and record.first > self.trimmed + 1:
+                        raise DamageError(f"the log of partition {self.partition} has no record of position {after + 1}")
+                    after = record.last
+                    yield record
+
+    def _places(self, after: int) -> list[tuple[int, int, int]]:
+        """Frames that have what follows a position: file, offset, size."""
+        index = self.index
+        at = bisect_right(range(len(index) // _WIDTH), after, key=lambda i: index[i * _WIDTH + 4]) * _WIDTH
+        found: list[tuple[int, int, int]] = []
+        size = 0
+        while at < len(index) and size < _READ:
+            found.append((index[at], index[at + 1], index[at + 2]))
+            size += index[at + 2]
+            at += _WIDTH
+        if not found:
+            raise DamageError(f"the log of partition {self.partition} has nothing behind position {after}, but {self.last} is its last")
+        return found
+
+    def confirmed(self, file: int, at: int, size: int, first: int, last: int) -> None:
+        """Rule 5: the thread has written positions first to last."""
+        index = self.index
+        if index and index[-5] == file and index[-4] == at:
+            index[-1] = last
+        else:
+            index.extend((file, at, size, first, last))
+        self.last = last
+
+    async def confirm(self, term: int) -> None:
+        """Nobody else can seal this log while the folder is locked."""
+        if term < self.term:
+            raise self._too_late(term)
+
+    async def trim(self, upto: int) -> None:
+        """Records up to this position may go; files go when all of theirs may."""
+        upto = min(upto, self.last)
+        if upto > self.trimmed:
+            self.trimmed = upto
+            index = self.index
+            gone = bisect_right(range(len(index) // _WIDTH), upto, key=lambda i: index[i * _WIDTH + 4])
+            del index[: gone * _WIDTH]
+            await self._shared.sweep()
+
+    async def close(self) -> None:
+        """Nothing of its own is open."""
+
+
+class SharedDiskLog:
+    """The files and the thread that all partitions of a node share. `write` and `sync` can be others, for tests of what disks do."""
+
+    def __init__(self, folder: Path, segment_bytes: int = SEGMENT, *, write: Write = write_all, sync: Sync = os.fdatasync) -> None:
+        self.folder = folder
+        self._failed: str | None = None
+        self._is_closed = False
+        self._logs: dict[int, DiskLog] = {}
+        self._files: dict[int, dict[int, int]] = {}  # by number: the last position of each partition in it
+        self._queue: queue.SimpleQueue[Any] = queue.SimpleQueue()
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._thread: threading.Thread | None = None
+        self._wal = WalFiles(folder, segment_bytes, write, sync)
+        try:
+            self._open()
+        except BaseException:
+            self._wal.close()
+            raise
+
+    # opening: rules 2 and 4
+
+    def _open(self) -> None:
+        wal = self._wal
+        numbers = wal.numbers()
+        for number in numbers:
+            held = self._files[number] = {}
+            for place, group in enumerate(wal.load(number, number == numbers[-1])):
+                begins = place == 0 and number == numbers[0]
+                for entry in group.entries:
+                    self._know(entry, number, group, held, begins)
+        for partition, log in self._logs.items():
+            log.next = log.last + 1
+            if not log.index:
+                log.trimmed = log.last
+            elif log.index[3] > log.trimmed + 1:
+                log.trimmed = log.index[3] - 1
+            wal.stands[partition] = (log.term, log.last)
+        if not numbers:
+            wal.begin_file(1, 0, {})
+            self._files[1] = {}
+
+    def _know(self, entry: WalEntry, number: int, group: WalGroup, held: dict[int, int], begins: bool) -> None:
+        kind, partition, term, first, last, _ = entry
+        if kind == FORGOT:
+            self._logs.pop(partition, None)
+            for partitions in self._files.values():
+                partitions.pop(partition, None)
+            return
+        log = self.of(partition)
+        log.term = max(log.term, term)
+        if kind == STAND:
+            log.trimmed = max(log.trimmed, first)
+            if begins:
+                log.last = last
+            elif last != log.last:
+                self._hole(number, group.at, partition, f"{last} positions were written, and {log.last} are found")
+        elif first != log.last + 1:
+            self._hole(number, group.at, partition, f"position {first} comes behind {log.last}")
+        else:
+            log.confirmed(number, group.at, group.size, first, last)
+            held[partition] = last
+
+    def _hole(self, number: int, at: int, partition: int, what: str) -> None:
+        raise damaged(str(self._wal.path(number)), at, f"partition {partition} has a hole, {what}")
+
+    # the event loop's side
+
+    def of(self, partition: int) -> DiskLog:
+        """The log of a partition: a small object, and nothing else."""
+        found = self._logs.get(partition)
+        if found is None:
+            found = self._logs[partition] = DiskLog(self, partition)
+        return found
+
+    def home(self, partition: int) -> Storage:
+        """The node's folder: who can read its log can read its snapshots."""
+        return LocalStorage(self.folder)
+
+    @property
+    def failed(self) -> str | None:
+        """Why nothing is taken any more."""
+        return self._failed
+
+    def take(self, log: DiskLog, kind: int, term: int, first: int, last: int, data: bytes) -> asyncio.Future[None]:
+        """Gives an entry to the thread."""
+        loop = self._loop
+        if loop is None:
+            loop = self._start()
+        future: asyncio.Future[None] = loop.create_future()
+        if self._failed is not None or self._is_closed:
+            future.set_exception(NotReady(f"the log in {self.folder} takes nothing any more: {self._failed or 'it is closed'}"))
+        else:
+            self._queue.put((kind, log, term, first, last, data, future))
+        return future
+
+    def _start(self) -> asyncio.AbstractEventLoop:
+        loop = self._loop = asyncio.get_running_loop()
+        self._thread = threading.Thread(target=self._work, name=f"log {self.folder.name}", daemon=True)
+        self._thread.start()
+        return loop
+
+    def forget(self, partition: int) -> None:
+        """Nothing of the partition is needed any more."""
+        log = self._logs.pop(partition, None)
+        if log is None:
+            return
+        for partitions in self._files.values():
+            partitions.pop(partition, None)
+        log.term = _REMOVED
+        if self._failed is None and not self._is_closed:
+            self._queue.put((FORGOT, log, 0, 0, 0, b"", None))
+
+    def pressing(self) -> list[int]:
+        """The partitions whose records keep the oldest files, when there are many."""
+        old = sorted(self._files)[:-_MANY]
+        found = {p for number in old for p, last in self._files[number].items() if last > self.of(p).trimmed}
+        return sorted(found)
+
+    async def sweep(self) -> None:
+        """Removes the oldest files, as far as nothing in them is needed."""
+        gone: list[Path] = []
+        for number in sorted(self._files)[:-1]:
+            held = self._files[number]
+            for partition in [p for p, last in held.items() if last <= self.of(p).trimmed]:
+                del held[partition]
+            if held:
+                break
+            gone.append(self._wal.path(number))
+            del self._files[number]
+        if gone:
+            await asyncio.to_thread(remove_files, gone)
+
+    def records_at(self, partition: int, places: list[tuple[int, int, int]]) -> list[LogRecord]:
+        """The records of a partition in some frames. Called in a thread."""
+        found: list[LogRecord] = []
+        fd, opened = -1, 0
+        try:
+            for number, at, size in places:
+                path = self._wal.path(number)
+                if number != opened:
+                    if fd >= 0:
+                        os.close(fd)
+                    fd = -1
+                    fd, opened = os.open(path, os.O_RDONLY), number
+                entries = decode_group(os.pread(fd, size, at), at, str(path))
+                found.extend(decode_record(entry.data) for entry in entries if entry.kind == RECORD and entry.partition == partition)
+        except FileNotFoundError as error:
+            raise DamageError(f"{error.filename} is gone: partition {partition} was trimmed while somebody read it") from error
+        except OSError as error:
+            raise StorageError(f"cannot read {self._wal.path(opened)}: {error.strerror or error}") from error
+        finally:
+            if fd >= 0:
+                os.close(fd)
+        return found
+
+    def _done(self, file: int, at: int, size: int, group: list[Any]) -> None:
+        held = self._files.get(file)
+        if held is None:
+            held = self._files[file] = {}
+        for kind, log, _, first, last, _, future in group:
+            if kind == RECORD and log.term != _REMOVED:
+                log.confirmed(file, at, size, first, last)
+                held[log.partition] = last
+            if future is not None and not future.done():
+                future.set_result(None)
+
+    def _gave_up(self, why: str, group: list[Any]) -> None:
+        self._failed = why
+        for *_, future in group:
+            if future is not None and not future.done():
+                future.set_exception(UnknownOutcome(f"the log in {self.folder} failed: {why}. The write may be there after a restart."))
+
+    async def close(self) -> None:
+        """Ends thread and files, after what is under way."""
+        if self._is_closed:
+            return
+        self._is_closed = True
+        if self._thread is not None:
+            self._queue.put(None)
+            await asyncio.to_thread(self._thread.join)
+        self._wal.close()
+
+    # the thread's side: rules 1 and 3
+
+    def _work(self) -> None:
+        failed = ""
+        while True:
+            group, is_over = self._pending()
+            if group:
+                if not failed:
+                    try:
+                        tell: tuple[Any, ...] = (self._done, *self._wal.keep(group, self._logs), group)
+                    except OSError as error:
+                        failed = f"{error.strerror or error} ({self._wal.path(self._wal.file)})"
+                if failed:
+                    tell = (self._gave_up, failed, group)
+                assert self._loop is not None
+                try:
+                    self._loop.call_soon_threadsafe(*tell)
+                except RuntimeError:  # the loop is closed: nobody waits for an answer
+                    return
+            if is_over:
+                return
+
+    def _pending(self) -> tuple[list[Any], bool]:
+        group: list[Any] = []
+        item, size = self._queue.get(), 0
+        while item is not None:
+            group.append(item)
+            size += len(item[5])
+            if size >= _GROUP:
+                return group, False
+            try:
+                item = self._queue.get_nowait()
+            except queue.Empty:
+                return group, False
+        return group, True
+
+
+@dataclass(frozen=True)
+class DiskKind:
+    """See `disk`."""
+
+    segment_bytes: int = SEGMENT
+    shared = False
+    keeps = True
+
+    def open(self, folder: Path, crash: str = "") -> SharedDiskLog:
+        return SharedDiskLog(folder, self.segment_bytes)
+
+    def describe(self) -> str:
+        return "disk"
+
+
+def disk(segment_bytes: int = SEGMENT) -> DiskKind:
+    """A log on the node's own disk. A write is confirmed when it is on the disk; if the disk is lost, so is the log.
+
+    >>> import asyncio, tempfile
+    >>> async def example():
+    ...     with tempfile.TemporaryDirectory() as folder:
+    ...         shared = disk(1 << 20).open(Path(folder))
+    ...         log = shared.of(7)
+    ...         end = await log.seal(1)
+    ...         await log.append(LogRecord(7, 1, 1, 1, 0, [(b"Ka", b"1")]))
+    ...         found = [record.changes async for record in log.read(0)]
+    ...         await shared.close()
+    ...         return end, found
+    >>> asyncio.run(example())
+    (0, [[(b'Ka', b'1')]])
+    """
+    return DiskKind(segment_bytes)

@@ -1,0 +1,320 @@
+"""The manager of a node's partitions: what is there, what is desired, and what must be done to get from one to the other.
+
+Rules
+1. AddPartition and RemovePartition change the desired state only, by compare-and-set (`registries/`). The manager alone changes partitions, and
+   whoever is killed between the two carries on at the next start.
+2. What a node has stands on its disk: one small file per partition, written before the partition is opened and removed after its data are gone. So no
+   data are without a partition, and `plan` finds what was left half done.
+3. A partition that goes first answers what it has taken in. What it held is kept aside for an hour, as a snapshot that can be restored.
+4. A partition that cannot be opened (damage, an old owner) is told by name, and the others are served.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import shutil
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import msgspec
+
+from millstream.errors import DamageError, Fenced, MillstreamError, NotReady, RefusedRequest
+from millstream.service.logs.base import LogKind, SharedLog
+from millstream.service.messages import Descriptor
+from millstream.service.partition import ADDING, FOREIGN, SERVING, CrashPoints, Partition
+from millstream.service.plan import Add, Del, PartitionOp, Update, plan
+from millstream.service.registries.base import (
+    Desired,
+    NodeEntry,
+    NodeJoined,
+    PartitionAdded,
+    PartitionMoved,
+    PartitionRemoved,
+    Registry,
+    RegistryChange,
+)
+from millstream.service.saving import begin_from_snapshot, save
+from millstream.service.stores.base import SharedStore, StoreKind
+from millstream.service.stores.snapshots import write_snapshot
+from millstream.service.table import Table
+from millstream.state.storage import LocalStorage, Storage
+
+KEPT_ASIDE = 3600  # seconds
+_TRIES = 50
+_AT_ONCE = 64
+_SAVE_AFTER = 64 << 20  # bytes in the log
+
+_log = logging.getLogger("millstream.service")
+
+
+class Manager:
+    """The partitions of one node."""
+
+    def __init__(self, node: str, folder: Path, registry: Registry, tables: dict[str, Table], crash: str = "") -> None:
+        self.node = node
+        self.folder = folder
+        self.registry = registry
+        self.tables = tables
+        self.desired = Desired()
+        self.partitions: dict[int, Partition] = {}
+        self.on_change: Callable[[], None] = lambda: None  # told after partitions came or went
+        self._files = LocalStorage(folder)
+        self._crash = crash
+        self.points = CrashPoints(crash)
+        self._logs: dict[str, SharedLog] = {}
+        self._stores: dict[str, SharedStore] = {}
+        self._reconciling = asyncio.Lock()
+        self._saving: set[int] = set()
+
+    # --- what a table is kept with
+
+    def log_of(self, kind: LogKind) -> SharedLog:
+        """A log is opened once per node, whatever the tables."""
+        name = repr(kind)
+        if name not in self._logs:
+            self._logs[name] = kind.open(self.folder, self._crash)
+        return self._logs[name]
+
+    def store_of(self, kind: StoreKind) -> SharedStore:
+        """So is a store."""
+        name = repr(kind)
+        if name not in self._stores:
+            self._stores[name] = kind.open(self.folder)
+        return self._stores[name]
+
+    def home_of(self, partition: Partition) -> Storage:
+        """Where its snapshots lie."""
+        return self.log_of(partition.table.log).home(partition.descriptor.id)
+
+    # --- the beginning
+
+    async def start(self, address: str, take_over: str | None = None) -> None:
+        """Makes the node known, gives new tables their first partitions, and opens what is desired."""
+        identity = await asyncio.to_thread(self._identity)
+        self.desired = await asyncio.to_thread(self.registry.read)
+        entry = NodeEntry(self.node, address, identity)
+        if self.desired.nodes.get(self.node) != entry:
+            await self.make_desired(lambda desired: NodeJoined(entry, instead=take_over == self.node))
+        if take_over is not None and take_over != self.node:
+            await self._take_over(take_over)
+        for table in self.tables.values():
+            if not self.desired.of_table(table.name):
+                for start, end in table.ranges():
+                    await self.add(table.name, None, start, end)
+        await self.reconcile()
+        self._forget_aside()
+
+    def _identity(self) -> str:
+        import secrets
+
+        name = "node.json"
+        if not self._files.exists(name):
+            self._files.create(name, msgspec.json.encode({"name": self.node, "identity": secrets.token_hex(8)}))
+        found = msgspec.json.decode(self._files.read(name), type=dict[str, str])
+        if found["name"] != self.node:
+            raise RefusedRequest(
+                f"{self.folder} is the folder of node {found['name']!r}, not of {self.node!r}: say --node {found['name']}, or another --dir"
+            )
+        return found["identity"]
+
+    async def _take_over(self, other: str) -> None:
+        """Partitions of another node come to this one, where both can read the log."""
+        if other not in self.desired.nodes:
+            raise RefusedRequest(f"no node is called {other!r}; there are: {', '.join(self.desired.nodes) or 'none'}")
+        for found in [one for one in self.desired.partitions.values() if one.node == other]:
+            table = self.tables.get(found.table)
+            if table is None or not table.log.shared:
+                raise RefusedRequest(
+                    f"partition {found.id} of table {found.table!r} has a log that only node {other!r} can read: it cannot be taken over. "
+                    f"Tables with log=ms.service.logs.objects(...) can."
+                )
+            await self.make_desired(lambda desired, id=found.id: PartitionMoved(id, self.node, desired.partitions[id].term + 1))  # type: ignore[misc]
+
+    # --- the desired state (rule 1)
+
+    async def make_desired(self, change: Callable[[Desired], RegistryChange]) -> RegistryChange:
+        """Makes a change by compare-and-set; made anew from what others have changed meanwhile."""
+        for _ in range(_TRIES):
+            desired = await asyncio.to_thread(self.registry.read)
+            one = change(desired)
+            if await asyncio.to_thread(self.registry.change, one, desired.version):
+                self.desired = await asyncio.to_thread(self.registry.read)
+                self.on_change()
+                return one
+        raise NotReady("the registry keeps changing; ask again")
+
+    async def add(self, table: str, id: int | None, start: bytes, end: bytes) -> Descriptor:
+        """A partition is to be, here."""
+        found = self.tables.get(table)
+        if found is None:
+            raise RefusedRequest(f"this node has no table {table!r}; it has: {', '.join(sorted(self.tables)) or 'none'}")
+        if id == 0:
+            raise RefusedRequest("ids of partitions begin with 1: leave it out to get the next one")
+        made = await self.make_desired(
+            lambda desired: PartitionAdded(Descriptor(desired.next_id if id is None else id, table, start, end, 1, self.node, found.point))
+        )
+        assert isinstance(made, PartitionAdded)
+        return made.partition
+
+    async def remove(self, table: str, id: int | None, start: bytes, end: bytes) -> Descriptor:
+        """A partition is to be no more: by its id, or by its exact range."""
+        gone: list[Descriptor] = []
+
+        def change(desired: Desired) -> RegistryChange:
+            if id is not None:
+                found = [one for one in (desired.partitions.get(id),) if one is not None and one.table in ("", table or one.table)]
+                what = f"there is no partition {id}{f' of table {table!r}' if table else ''}"
+            else:
+                found = [one for one in desired.of_table(table) if (one.start, one.end) == (start, end)]
+                what = f"no partition of table {table!r} has exactly the range from {start!r} to {end!r}"
+            if not found:
+                raise RefusedRequest(what)
+            gone[:] = found
+            return PartitionRemoved(found[0].id)
+
+        await self.make_desired(change)
+        return gone[0]
+
+    # --- what is there
+
+    def current(self) -> dict[int, Descriptor]:
+        """The partitions that stand on the disk (rule 2)."""
+        return {
+            one.id: one for one in (msgspec.json.decode(self._files.read(name), type=Descriptor) for name in self._files.list("partitions"))
+        }
+
+    async def reconcile(self) -> None:
+        """Carries out what must be done, and nothing else. Called whenever the desired state may have changed."""
+        async with self._reconciling:
+            self.desired = await asyncio.to_thread(self.registry.read)
+            current = await asyncio.to_thread(self.current)
+            ops = plan(self.node, current, self.desired.partitions)
+            for op in ops:
+                if not isinstance(op, Add):
+                    await self._carry_out(op)
+            standing = [one for id, one in current.items() if id in self.desired.partitions and id not in self.partitions]
+            coming = [op.partition for op in ops if isinstance(op, Add)]
+            standing = [one for one in standing if self.desired.partitions[one.id].node == self.node]
+            await self._open_all([*standing, *coming])
+            self.on_change()
+
+    async def _open_all(self, descriptors: list[Descriptor]) -> None:
+        for at in range(0, len(descriptors), _AT_ONCE):
+            await asyncio.gather(*(self._open(one) for one in descriptors[at : at + _AT_ONCE]))
+
+    async def _carry_out(self, op: PartitionOp) -> None:
+        if isinstance(op, Add):
+            await self._open(op.partition)
+        elif isinstance(op, Del):
+            await self._close(op.partition, op.moved)
+        elif isinstance(op, Update):
+            await self._close(op.before, moved=True)
+            await self._open(op.partition)
+
+    async def _open(self, descriptor: Descriptor) -> None:
+        table = self.tables.get(descriptor.table)
+        if table is None:
+            _log.warning("partition %d belongs to table %r, which this node does not have", descriptor.id, descriptor.table)
+            return
+        name = _file_of(descriptor.id)
+        await asyncio.to_thread(self._files.put, name, msgspec.json.encode(descriptor))
+        partition = self._made(descriptor, table)
+        self.partitions[descriptor.id] = partition
+        await self._begin(partition)
+
+    def _made(self, descriptor: Descriptor, table: Table) -> Partition:
+        log = self.log_of(table.log).of(descriptor.id)
+        return Partition(descriptor, table, log, self.store_of(table.store).of(descriptor.id), crash=self.points)
+
+    async def _begin(self, partition: Partition) -> None:
+        """Rule 4."""
+        try:
+            if partition.table.log.keeps:
+                home = self.home_of(partition)
+                await asyncio.to_thread(begin_from_snapshot, partition.store, home, partition.descriptor.id)
+            await partition.open()
+        except (MillstreamError, OSError) as error:
+            partition.state = FOREIGN if isinstance(error, Fenced) else ADDING
+            partition.reason = str(error)
+            if isinstance(error, DamageError):
+                partition.damage = error
+            _log.error("partition %d of table %r cannot be opened: %s", partition.descriptor.id, partition.descriptor.table, error)
+
+    async def _close(self, descriptor: Descriptor, moved: bool) -> None:
+        """Rule 3."""
+        partition = self.partitions.pop(descriptor.id, None)
+        table = self.tables.get(descriptor.table)
+        self.on_change()
+        if table is not None:
+            if partition is None:
+                partition = self._made(descriptor, table)
+                if not moved:
+                    await self._begin(partition)
+            serving = partition.state == SERVING
+            await partition.leave()
+            if serving and not moved:
+                await self._keep_aside(partition)
+            self.store_of(table.store).forget(descriptor.id)
+            if not moved:
+                self.log_of(table.log).forget(descriptor.id)
+            partition.store.close()
+        await asyncio.to_thread(self._files.delete, [_file_of(descriptor.id)])
+
+    async def _keep_aside(self, partition: Partition) -> None:
+        name = f"{partition.descriptor.table}-{partition.descriptor.id}-{int(time.time())}"
+        pinned = partition.store.pin()
+        try:
+            await write_snapshot(pinned, LocalStorage(self.folder / "aside"), name)
+        finally:
+            pinned.close()
+
+    def _forget_aside(self) -> None:
+        for path in (self.folder / "aside").glob("*-*-*"):
+            stamp = path.name.rsplit("-", 1)[-1]
+            if stamp.isdecimal() and time.time() - int(stamp) > KEPT_ASIDE:
+                shutil.rmtree(path, ignore_errors=True)
+
+    # --- now and then
+
+    async def look(self) -> None:
+        """Looks whether the desired state has changed, and carries that out."""
+        desired = await asyncio.to_thread(self.registry.read)
+        if desired.version != self.desired.version:
+            self.desired = desired
+            await self.reconcile()
+
+    async def tend(self) -> None:
+        """Saves partitions whose logs have grown, and those that keep old records of a shared log from being removed. One call serves all partitions."""
+        due = {id for id, one in self.partitions.items() if one.unsaved > _SAVE_AFTER}
+        for log in self._logs.values():
+            due.update(id for id in log.pressing() if id in self.partitions)
+        for id in due - self._saving:
+            partition = self.partitions.get(id)
+            if partition is None or partition.state != SERVING or not partition.table.log.keeps:
+                continue
+            self._saving.add(id)
+            try:
+                await save(partition, self.home_of(partition))
+            except MillstreamError as error:
+                _log.warning("partition %d cannot be saved: %s", id, error)
+            finally:
+                self._saving.discard(id)
+        self._forget_aside()
+
+    async def stop(self) -> None:
+        """Answers what was taken in, and closes everything. What is desired stays desired."""
+        await asyncio.gather(*(one.drain() for one in self.partitions.values() if one.state == SERVING))
+        for one in self.partitions.values():
+            await one.log.close()
+            one.store.close()
+        for log in self._logs.values():
+            await log.close()
+        for store in self._stores.values():
+            store.close()
+        self.partitions = {}
+
+
+def _file_of(id: int) -> str:
+    return f"partitions/{id:020d}.json"

@@ -1,0 +1,409 @@
+"""A node: a process that serves partitions of tables, on two planes.
+
+    node = Node([history], name="n1", folder="n1-data", data="127.0.0.1:7400")
+    await node.start()
+
+Rules
+1. A request belongs to the partition that has its keys. If that is not here, or the keys belong to several, the answer is BAD_NODE with the whole
+   descriptors of the owners: a client finds its way with the registry down.
+2. A request that is too large is refused before anything is done.
+3. One event loop serves all partitions; one task looks after them. A partition has none of its own.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import fcntl
+import logging
+import os
+from collections.abc import AsyncIterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from millstream.core.keyspace import after
+from millstream.errors import BadNode, DefinitionError, MillstreamError, RefusedRequest, StorageError, TooLarge
+from millstream.network import Tls
+from millstream.service.control import Control
+from millstream.service.limits import CONTROL, DATA, Limits
+from millstream.service.manager import Manager
+from millstream.service.messages import ENTRY, LIMIT, Answer, Descriptor, Level, Op, Request
+from millstream.service.partition import Partition
+from millstream.service.planes import ControlPlane, DataPlane
+from millstream.service.proto import service_pb2 as pb
+from millstream.service.registries.base import Registry
+from millstream.service.registries.storage import StorageRegistry
+from millstream.service.routes import KEY, RangeMap
+from millstream.service.table import Table
+from millstream.service.wire import described, position
+from millstream.state.storage import open_storage
+
+_OWNERS = 3 << 10  # bytes of descriptors in an error: metadata has little room
+_KEYS = 4096  # bytes of one key
+_PAGE = 1 << 20  # bytes of one reply of a scan
+_LOOK_EVERY = 1.0  # seconds between two looks at the registry
+
+_log = logging.getLogger("millstream.service")
+
+
+class DesiredOwner:
+    """Who is to serve a range, as the registry says."""
+
+    def __init__(self, descriptor: Descriptor) -> None:
+        self.descriptor = descriptor
+
+
+class Node:
+    """One process of the state service. Implements `DataBackend`."""
+
+    def __init__(
+        self,
+        tables: Sequence[Table],
+        *,
+        name: str = "n1",
+        folder: str | os.PathLike[str],
+        data: str = "127.0.0.1:0",
+        control: str | None = None,
+        registry: Registry | str | None = None,
+        tls: Tls | None = None,
+        cookie: str = "",
+        control_tls: Tls | None = None,
+        control_cookie: str = "",
+        limits: Limits = DATA,
+        control_limits: Limits = CONTROL,
+        take_over: str | None = None,
+        advertise: str | None = None,
+        force: bool = False,
+        crash: str = "",
+    ) -> None:
+        self.name = name
+        self.folder = Path(folder).absolute()
+        self._tables = {table.name: table for table in tables}
+        if len(self._tables) < len(tables):
+            raise DefinitionError(f"two tables share a name: {', '.join(sorted(table.name for table in tables))}")
+        if registry is None or isinstance(registry, str):
+            registry = StorageRegistry(open_storage(registry or self.folder / "registry"))
+        self.manager = Manager(name, self.folder, registry, self._tables, crash)
+        self._crash = self.manager.points
+        self._maps: dict[str, RangeMap[Partition]] = {}
+        self._owners: dict[str, RangeMap[DesiredOwner]] = {}
+        self.data = DataPlane(self, data, tls=tls, cookie=cookie, limits=limits, force=force)
+        self.control = ControlPlane(
+            Control(self.manager),
+            control or f"unix:{self.folder / 'control.sock'}",
+            tls=control_tls,
+            cookie=control_cookie,
+            limits=control_limits,
+        )
+        self._take_over = take_over
+        self._advertise = advertise
+        self._tending: asyncio.Task[None] | None = None
+        self._lock: Any = None
+
+    # --- the process
+
+    async def start(self) -> None:
+        """Locks the folder, listens, and serves what is desired."""
+        self._lock = _locked(self.folder)
+        try:
+            self.manager.on_change = self._remap
+            await self.data.start()
+            await self.manager.start(self._advertise or self.data.address, self._take_over)
+            await self.control.start()
+        except BaseException:
+            await self.stop()
+            raise
+        self._tending = asyncio.ensure_future(self._tend())
+
+    async def stop(self) -> None:
+        """Takes no more calls, answers those under way, and closes its files."""
+        if self._tending is not None:
+            self._tending.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await self._tending
+        await self.control.stop()
+        await self.data.stop()
+        await self.manager.stop()
+        if self._lock is not None:
+            os.close(self._lock)
+            self._lock = None
+
+    async def close(self) -> None:
+        """The plane's backend has nothing of its own."""
+
+    async def _tend(self) -> None:
+        """The one task of a node."""
+        while True:
+            await asyncio.sleep(_LOOK_EVERY)
+            try:
+                await self.manager.look()
+                await self.manager.tend()
+            except (MillstreamError, OSError) as error:
+                _log.warning("the registry or a log cannot be looked at: %s", error)
+
+    def tables(self) -> list[str]:
+        return sorted(self._tables)
+
+    # --- who has a key (rule 1)
+
+    def _remap(self) -> None:
+        maps: dict[str, RangeMap[Partition]] = {name: RangeMap(table.point) for name, table in self._tables.items()}
+        for partition in self.manager.partitions.values():
+            maps[partition.descriptor.table].add(partition)
+        self._maps = maps
+        owners: dict[str, RangeMap[DesiredOwner]] = {}
+        for descriptor in self.manager.desired.partitions.values():
+            if descriptor.table not in owners:
+                owners[descriptor.table] = RangeMap(descriptor.point)
+            owners[descriptor.table].add(DesiredOwner(descriptor))
+        self._owners = owners
+
+    def _find(self, header: pb.Header, keys: Sequence[bytes]) -> Partition:
+        """The partition that has all of the keys."""
+        known = self._maps.get(header.table)
+        if known is None:
+            raise self._unknown_table(header.table)
+        if not keys:
+            raise RefusedRequest("no key was given")
+        if len(keys) == 1:
+            found = known.find(keys[0])
+        elif known.point == KEY:
+            found = known.find(min(keys))
+            if found is not known.find(max(keys)):
+                found = None
+        else:
+            found = known.find(keys[0])
+            if any(known.find(key) is not found for key in keys):
+                found = None
+        if found is None or (header.partition and header.partition != found.descriptor.id):
+            raise self._bad_node(header.table, keys)
+        self._crash("request.1-routed")
+        return found
+
+    def _unknown_table(self, name: str) -> MillstreamError:
+        if name in self._owners:
+            return self._bad_node_of(name, [one.descriptor for one in self._owners[name].all()], f"table {name!r} is not on this node")
+        return RefusedRequest(f"there is no table {name!r}; this node has: {', '.join(self.tables()) or 'none'}")
+
+    def _bad_node(self, table: str, keys: Sequence[bytes]) -> MillstreamError:
+        owners = self._owners.get(table)
+        found: dict[int, Descriptor] = {}
+        for key in keys:
+            owner = None if owners is None else owners.find(key)
+            if owner is None:
+                return BadNode(f"no partition of table {table!r} has key {key[:60]!r}: add one that does (millstream partitions add)")
+            found[owner.descriptor.id] = owner.descriptor
+        several = f"{len(found)} partitions have these keys" if len(found) > 1 else "another partition has this key"
+        return self._bad_node_of(table, list(found.values()), f"{several}: send them to each owner apart")
+
+    def _bad_node_of(self, table: str, owners: Sequence[Descriptor], text: str) -> BadNode:
+        told: list[pb.Partition] = []
+        room = _OWNERS
+        for one in owners:
+            message = self.described(one)
+            room -= message.ByteSize() + 4
+            if room < 0 and told:
+                break
+            told.append(message)
+        return BadNode(text, told)
+
+    def described(self, one: Descriptor) -> pb.Partition:
+        """A partition as clients are told of it."""
+        node = self.manager.desired.nodes.get(one.node)
+        here = self.manager.partitions.get(one.id)
+        return described(one, "" if node is None else node.address, here)
+
+    # --- the data plane
+
+    async def get(self, request: pb.GetRequest) -> pb.GetReply:
+        header = request.header
+        keys = list(request.keys)
+        partition = self._find(header, keys)
+        asked = Request(Op.GET, keys, session=header.session, level=Level(header.level), seen=header.seen)
+        answer = partition.read_now(asked)
+        if answer is None:
+            answer = await partition.read(asked)
+        return pb.GetReply(at=self._at(partition, answer, header), values=answer.values, versions=answer.versions)
+
+    async def upsert(self, request: pb.UpsertRequest) -> pb.WriteReply:
+        keys, values = list(request.keys), list(request.values)
+        if len(keys) != len(values):
+            raise RefusedRequest(f"{len(keys)} keys and {len(values)} values: give one value for each key")
+        size = _size(keys, values)
+        op = Op.STAGE if request.txn else Op.UPSERT
+        return await self._write(request.header, Request(op, keys, values, list(request.expect), txn=request.txn, size=size))
+
+    async def remove(self, request: pb.RemoveRequest) -> pb.WriteReply:
+        keys = list(request.keys)
+        op = Op.STAGE if request.txn else Op.REMOVE
+        return await self._write(request.header, Request(op, keys, [], list(request.expect), txn=request.txn, size=_size(keys, ())))
+
+    async def _write(self, header: pb.Header, asked: Request) -> pb.WriteReply:
+        partition = self._find(header, asked.keys)
+        asked.session, asked.seq, asked.done = header.session, header.seq, header.done
+        answer = await partition.write(asked)
+        return pb.WriteReply(at=position(partition.descriptor, answer.lsn), again=answer.again)
+
+    async def call(self, request: pb.CallRequest) -> pb.CallReply:
+        header = request.header
+        size = _size([request.key], [request.argument])
+        asked = Request(Op.CALL, [request.key], function=request.function, argument=request.argument, size=size)
+        partition = self._by_id(header) if request.function == "decide" else self._find(header, asked.keys)
+        asked.session, asked.seq, asked.done = header.session, header.seq, header.done
+        answer = await partition.write(asked)
+        return pb.CallReply(at=position(partition.descriptor, answer.lsn), result=answer.result, again=answer.again)
+
+    async def scan(self, request: pb.ScanRequest) -> AsyncIterator[pb.ScanReply]:
+        header = request.header
+        start, end = request.start, request.end
+        if request.prefix:
+            start, end = max(start, request.prefix), min(end or after(request.prefix), after(request.prefix))
+        if request.part:
+            raise RefusedRequest(f"part={request.part!r} is for the live state of a pipeline")
+        partition = self._one(header, start, end)
+        asked = Request(Op.GET, [], session=header.session, level=Level(header.level), seen=header.seen)
+        pinned = await partition.pinned(asked)
+        at = self._at(partition, Answer(pinned.applied), header)
+        try:
+            reply, size, left = pb.ScanReply(at=at), 0, request.limit or 1 << 62
+            for count, (entry, raw) in enumerate(pinned.scan(ENTRY + start, ENTRY + end if end else after(ENTRY))):
+                if not left:
+                    break
+                left -= 1
+                value = b"" if request.keys_only else raw[8:]
+                shown = partition.shown(value) if value else value
+                if size + len(entry) + len(shown) > _PAGE and size:
+                    yield reply
+                    reply, size = pb.ScanReply(at=at), 0
+                reply.keys.append(entry[1:])
+                if not request.keys_only:
+                    reply.values.append(shown)
+                reply.versions.append(int.from_bytes(raw[:8], "big"))
+                size += len(entry) + len(shown) + 16
+                if count % 1024 == 1023:
+                    await asyncio.sleep(0)
+            yield reply
+        finally:
+            pinned.close()
+
+    async def watch(self, request: pb.WatchRequest) -> AsyncIterator[pb.WatchReply]:
+        header, prefix = request.header, request.prefix
+        keys = set(request.keys)
+        if keys and prefix:
+            raise RefusedRequest("watch some keys, or a prefix, not both")
+        partition = self._find(header, list(keys)) if keys else self._one(header, prefix, after(prefix) if prefix else b"")
+        wants = keys.__contains__ if keys else lambda key: key.startswith(prefix)
+        since = request.after if request.HasField("after") else None
+        await partition.read(Request(Op.GET, [], session=header.session, level=Level.LINEARIZABLE))
+        watching, goes_on = partition.watchers.join(wants, partition.store.applied, since)
+        here = partition.descriptor
+        try:
+            if not goes_on:
+                pinned = partition.store.pin()
+                try:
+                    lsn = pinned.applied
+                    if since is not None:
+                        yield pb.WatchReply(kind=pb.WatchReply.RESET, at=position(here, lsn))
+                    low, high = ENTRY + prefix, after(ENTRY + prefix)
+                    async for rows in _pages((entry[1:], raw[8:], int.from_bytes(raw[:8], "big")) for entry, raw in pinned.scan(low, high)):
+                        wanted = [row for row in rows if wants(row[0])]
+                        yield _watched(pb.WatchReply.SNAPSHOT, position(here, lsn), wanted, partition)
+                finally:
+                    pinned.close()
+                yield pb.WatchReply(kind=pb.WatchReply.MARK, at=position(here, lsn))
+            else:
+                yield pb.WatchReply(kind=pb.WatchReply.MARK, at=position(here, since or 0))
+            while True:
+                lsn, rows = await watching.next()
+                yield _watched(pb.WatchReply.CHANGES, position(here, lsn), rows, partition)
+        finally:
+            partition.watchers.leave(watching)
+
+    async def route(self, request: pb.RouteRequest) -> pb.PartitionList:
+        owners = self._owners.get(request.table)
+        if owners is None:
+            raise self._unknown_table(request.table)
+        found = [one.descriptor for one in owners.all() if not one.descriptor.end or one.descriptor.end > request.start]
+        limit = min(request.limit or 1000, 1000)
+        return pb.PartitionList(partitions=[self.described(one) for one in found[:limit]], version=self.manager.desired.version)
+
+    def _by_id(self, header: pb.Header) -> Partition:
+        found = self.manager.partitions.get(header.partition)
+        if found is None or found.descriptor.table != header.table:
+            desired = self.manager.desired.partitions.get(header.partition)
+            if desired is not None and desired.table == header.table:
+                raise self._bad_node_of(header.table, [desired], "another node has this partition")
+            raise BadNode(f"there is no partition {header.partition} of table {header.table!r}")
+        self._crash("request.1-routed")
+        return found
+
+    def _one(self, header: pb.Header, start: bytes, end: bytes) -> Partition:
+        """The partition that a range of keys lies in."""
+        if header.table not in self._maps:
+            raise self._unknown_table(header.table)
+        if header.partition:
+            return self._by_id(header)
+        owners = [one.descriptor for one in self._owners.get(header.table, RangeMap()).all()]
+        if owners and owners[0].point == KEY:
+            owners = [one for one in owners if (not end or one.start < end) and (not one.end or start < one.end)]
+        here = self.manager.partitions.get(owners[0].id) if len(owners) == 1 else None
+        if here is None:
+            raise self._bad_node_of(header.table, owners, f"{len(owners)} partitions have keys of that range: ask each apart")
+        return here
+
+    def _at(self, partition: Partition, answer: Answer, header: pb.Header) -> pb.Position:
+        age = partition.age() if header.level else 0
+        if header.level == pb.BOUNDED and age > header.max_age_ms:
+            from millstream.errors import Stale
+
+            raise Stale(f"what is known here may be {age} ms old, and {header.max_age_ms} ms were asked for")
+        return position(partition.descriptor, answer.lsn, age)
+
+
+async def _pages(rows: Any) -> AsyncIterator[list[tuple[bytes, bytes, int]]]:
+    page: list[tuple[bytes, bytes, int]] = []
+    size = 0
+    for count, row in enumerate(rows):
+        page.append(row)
+        size += len(row[0]) + len(row[1]) + 16
+        if size > _PAGE // 2:
+            yield page
+            page, size = [], 0
+        if count % 1024 == 1023:
+            await asyncio.sleep(0)
+    yield page
+
+
+def _watched(kind: Any, at: pb.Position, rows: Sequence[tuple[bytes, bytes, int]], partition: Partition) -> pb.WatchReply:
+    return pb.WatchReply(
+        kind=kind,
+        at=at,
+        keys=[row[0] for row in rows],
+        values=[partition.shown(row[1]) if row[1] else b"" for row in rows],
+        versions=[row[2] for row in rows],
+    )
+
+
+def _size(keys: Sequence[bytes], values: Sequence[bytes]) -> int:
+    """Rule 2."""
+    if not keys:
+        raise RefusedRequest("no key was given")
+    longest = max(map(len, keys))
+    if longest > _KEYS:
+        raise TooLarge(f"a key has {longest:,} bytes; {_KEYS:,} are allowed")
+    size = sum(map(len, keys)) + sum(map(len, values))
+    if size > LIMIT:
+        raise TooLarge(f"keys and values come to {size:,} bytes; {LIMIT:,} are allowed in one request: send them in several")
+    return size
+
+
+def _locked(folder: Path) -> int:
+    """A folder belongs to one process."""
+    folder.mkdir(parents=True, exist_ok=True)
+    handle = os.open(folder / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError as error:
+        os.close(handle)
+        raise StorageError(f"{folder} is in use by another node: stop it, or give this one a folder of its own (--dir)") from error
+    return handle

@@ -1,0 +1,519 @@
+"""A partition: one writer. Requests wait in its inbox, get their turn, go to the log, then to the store, and are answered.
+
+The life of a write (the numbers are those of docs/design.md and of the crash points):
+
+    1 routed     the node has found the partition
+    2 queued     it waits in the inbox, behind its session's elder writes
+    3 turned     a turn has decided: changes, positions, answers. Synchronous: nothing else of this partition runs
+    4 logged     the log was given the record; further turns go on meanwhile
+    5 durable    the log has it for good
+    6 applied    records leave the window in order: the store has them, watchers are told
+    7 answered   the answers go out
+
+Rules
+1. The store is never ahead of the log, and nobody sees what the log does not have: reads see the store.
+2. Answers go out in the order of records, whatever the log's order of completion (`window.py`).
+3. A read sees every write that was answered before it was asked. With a linear inbox it also waits for the writes that came before it. Where somebody
+   else might have sealed the log, it is confirmed after it was read and before it is answered.
+4. When the log fails, the partition takes no writes any more. What was under way has an unknown outcome, and reads go on. When another owner has sealed
+   the log, reads end too.
+5. Idle, it costs no task, no timer and no file.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Awaitable, Callable, Iterable, Sequence
+from functools import partial
+from typing import Any
+
+from millstream import faults
+from millstream.core.keyspace import after
+from millstream.errors import (
+    BadNode,
+    Busy,
+    DamageError,
+    Fenced,
+    MillstreamError,
+    NotReady,
+    RefusedRequest,
+    ServiceError,
+    Stale,
+    UnknownOutcome,
+)
+from millstream.service.clock import PartitionClock
+from millstream.service.logs.base import Log
+from millstream.service.messages import ENTRY, LIMIT, SESSION, Answer, Change, Descriptor, Level, LogRecord, Op, Request
+from millstream.service.routes import point_of
+from millstream.service.sessions import AHEAD, FORGOTTEN, Sessions, check_name
+from millstream.service.stores.base import KeyStore, Pinned
+from millstream.service.table import Table
+from millstream.service.turn import CLOCK, KeyValue, Turned, expanded_from
+from millstream.service.watching import Watchers
+from millstream.service.window import Window
+
+UNDER_WAY = 64  # records
+_BYTES_UNDER_WAY = 16 << 20
+_EARLY = 4096  # writes of all sessions that wait for their elders
+
+ADDING, SERVING, STOPPED, LEAVING, FOREIGN = "adding", "serving", "stopped", "leaving", "foreign"
+
+
+class CrashPoints:
+    """Counts the passages of each point, and has the process killed where a test wants it (`millstream.faults`)."""
+
+    def __init__(self, spec: str) -> None:
+        self._spec = spec
+        self._seen: dict[str, int] = {}
+
+    def __call__(self, name: str) -> None:
+        if self._spec:
+            self._seen[name] = count = self._seen.get(name, 0) + 1
+            faults.point(name, count, self._spec)
+
+
+class Partition:
+    """One partition of a table, on the node that serves it."""
+
+    def __init__(
+        self,
+        descriptor: Descriptor,
+        table: Table,
+        log: Log,
+        store: KeyStore,
+        *,
+        wall: Callable[[], int] = lambda: time.time_ns() // 1_000_000,
+        crash: CrashPoints | None = None,
+    ) -> None:
+        self.descriptor = descriptor
+        self.table = table
+        self.state = ADDING
+        self.reason = ""
+        self.damage: DamageError | None = None
+        self.log = log
+        self.store = store
+        self.watchers = Watchers()
+        self.unsaved = 0  # bytes that the log has and no snapshot
+        self._wall = wall
+        self._crash = crash or CrashPoints("")
+        self._inbox = table.dispatch.make()
+        self._orders_reads = self._inbox.orders_reads
+        self._alone = log.alone
+        self._number = 0  # of the last record that was given to the log
+        self._under_way: dict[int, tuple[Turned, list[Request], int]] = {}
+        self._bytes = 0  # of those
+        self._window: Window[int] = Window(1, UNDER_WAY)
+        self._reads: list[tuple[int, Request]] = []  # that wait for a position
+        self._unconfirmed: list[Request] = []
+        self._confirming: asyncio.Task[None] | None = None
+        self._session_lsn: dict[bytes, int] = {}  # of sessions with writes under way
+        self._early: dict[bytes, Window[Request]] = {}
+        self._early_count = 0
+        self._scheduled = False
+        self._held = False  # no turns: all entries are being replaced
+        self._confirmed_at = time.monotonic()
+        self._idle: asyncio.Future[None] | None = None
+        self.machine: KeyValue
+
+    # --- beginning
+
+    async def open(self) -> None:
+        """Seals the log, brings the store up to it, and serves. The store may have been restored from a snapshot before."""
+        descriptor, store = self.descriptor, self.store
+        last = await self.log.seal(descriptor.term)
+        if self.table.log.keeps:
+            if store.applied > last:
+                raise NotReady(
+                    f"partition {descriptor.id} of {descriptor.table!r}: its store is at {store.applied}, ahead of its log at {last}"
+                )
+            async for record in self.log.read(store.applied):
+                store.apply([*expanded_from(store, record), *record.changes], record.last)
+        clock = store.get(CLOCK)
+        forgotten = store.get(FORGOTTEN)
+        sessions = Sessions(
+            store.scan(SESSION, after(SESSION)), 0 if forgotten is None else int.from_bytes(forgotten, "big"), horizon=self.table.horizon
+        )
+        self.machine = KeyValue(
+            descriptor.id,
+            store,
+            sessions,
+            PartitionClock(0 if clock is None else int.from_bytes(clock, "big")),
+            lsn=store.applied,
+            functions=self.table.functions_by_name,
+            before=self.table.before,
+            after=self.table.after,
+            covers=self.covers,
+        )
+        self.machine.term = descriptor.term
+        self.state = SERVING
+
+    def covers(self, key: bytes) -> bool:
+        """Whether a key is this partition's."""
+        return self.descriptor.covers(point_of(self.descriptor.point, key))
+
+    def shown(self, value: bytes) -> bytes:
+        """A value as scans and watches give it: sanitized as reads are."""
+        if not self.table.after:
+            return value
+        answer, asked = Answer(values=[value], versions=[1]), Request(Op.GET, [b""])
+        for sanitize in self.table.after:
+            answer = sanitize(asked, answer)
+        return answer.values[0]
+
+    # --- reading
+
+    def read_now(self, request: Request) -> Answer | None:
+        """The answer of a read, if it need not wait for anything."""
+        if self.state is not SERVING and not self._can_read():
+            raise self._unready()
+        if not self._alone or (self._orders_reads and len(self._inbox)):
+            return None
+        if self._required(request) > self.store.applied or (request.session and request.session in self._early):
+            return None
+        return self.machine.read(request)
+
+    def _required(self, request: Request) -> int:
+        """The position that a read must see."""
+        level = request.level
+        if level == Level.LINEARIZABLE:
+            return self.machine.lsn if self._orders_reads else self._session_lsn.get(request.session, 0)
+        if level == Level.SESSION:
+            if request.seen > self.machine.lsn:
+                raise Stale(f"partition {self.descriptor.id} is at {self.machine.lsn}, and the session has seen {request.seen}")
+            return max(request.seen, self._session_lsn.get(request.session, 0))
+        if level == Level.BOUNDED:
+            return 0
+        raise RefusedRequest("AS_OF is for the live state of a pipeline: a table is read LINEARIZABLE, SESSION or BOUNDED")
+
+    def age(self) -> int:
+        """How old what is read here may be, in milliseconds: since when nobody else can have taken over without our knowing."""
+        return 0 if self._alone else int((time.monotonic() - self._confirmed_at) * 1000)
+
+    async def read(self, request: Request) -> Answer:
+        """A read, when it may be answered."""
+        found = self.read_now(request)
+        if found is not None:
+            return found
+        self._required(request)
+        request.future = asyncio.get_running_loop().create_future()
+        self._inbox.put(request)
+        self._schedule()
+        answer: Answer = await request.future
+        return answer
+
+    async def pinned(self, request: Request) -> Pinned:
+        """The store as of a position that a read of this level may see. Close it."""
+        await self.read(request)
+        return self.store.pin()
+
+    # --- writing
+
+    def write(self, request: Request) -> asyncio.Future[Answer]:
+        """Takes a write in. The answer comes when it is for good."""
+        if self.state is not SERVING:
+            raise self._unready()
+        request.future = asyncio.get_running_loop().create_future()
+        if request.session:
+            self._order(request)
+        else:
+            self._inbox.put(request)
+        self._crash("request.2-queued")
+        self._schedule()
+        return request.future  # type: ignore[no-any-return]
+
+    def _order(self, request: Request) -> None:
+        """A session's writes go into the inbox in the order of their numbers."""
+        session, seq = request.session, request.seq
+        check_name(session, seq)
+        window = self._early.get(session)
+        if window is None:
+            last = self.machine.sessions.last(session)
+            if not last:
+                self.machine.sessions.check(session, seq)
+            if seq <= last + 1:
+                self._inbox.put(request)
+                if seq == last + 1:
+                    self._early[session] = Window(seq + 1, AHEAD)
+                return
+            window = self._early[session] = Window(last + 1, AHEAD)
+        if seq < window.next:
+            self._inbox.put(request)
+        elif seq == window.next:
+            self._inbox.put(request)
+            for later in window.arrive(seq, request)[1:]:
+                self._early_count -= 1
+                self._inbox.put(later, force=True)
+        else:
+            if not window.has_room(seq) or self._early_count >= _EARLY:
+                raise Busy(f"write {seq} of this session is too far ahead of write {window.next}, which has not come yet", 0.1)
+            self._early_count += 1
+            window.arrive(seq, request)
+
+    # --- the turn
+
+    def _schedule(self) -> None:
+        if not self._scheduled and len(self._inbox):
+            self._scheduled = True
+            asyncio.get_running_loop().call_soon(self._turn)
+
+    def _turn(self) -> None:
+        self._scheduled = False
+        if self.state is LEAVING or self._held or not self._window.has_room(self._number + 1) or self._bytes > _BYTES_UNDER_WAY:
+            return  # what comes back from the log asks again
+        requests = self._inbox.take(LIMIT)
+        writes = [request for request in requests if request.writes]
+        if writes and self.state is SERVING:
+            self._take_turn(writes)
+        elif writes:
+            self._answer_all(writes, self._unready())
+        for request in requests:
+            if not request.writes:
+                self._place(request)
+        self._schedule()
+
+    def _take_turn(self, writes: list[Request]) -> None:
+        turned = self.machine.turn(writes, self._wall())
+        self._crash("request.3-turned")
+        sessions = self.machine.sessions
+        for request in writes:
+            window = self._early.get(request.session)
+            if window is not None and not len(window) and window.next <= sessions.last(request.session) + 1:
+                del self._early[request.session]
+        record = turned.record
+        if record is None and not self._under_way:
+            self._finish(writes, turned.answers)
+            return
+        self._number += 1
+        number = self._number
+        size = sum(request.size for request in writes)
+        self._bytes += size
+        self._under_way[number] = (turned, writes, size)
+        for request in writes:
+            if request.session:
+                self._session_lsn[request.session] = self.machine.lsn
+        if record is None:  # only answers from before: they wait for the records that they belong to
+            self._left(self._window.arrive(number, number))
+            return
+        self.unsaved += size
+        logged = asyncio.ensure_future(self.log.append(record))
+        self._crash("request.4-logged")
+        logged.add_done_callback(partial(self._logged, number))
+
+    def _logged(self, number: int, logged: asyncio.Future[None]) -> None:
+        error = None if logged.cancelled() else logged.exception()
+        if logged.cancelled():
+            error = UnknownOutcome("the log was closed")
+        if error is not None:
+            self._fail(error)
+            return
+        self._crash("request.5-durable")
+        self._left(self._window.arrive(number, number))
+
+    def _left(self, numbers: Sequence[int]) -> None:
+        """Records that leave the window: applied and answered, in order."""
+        if not numbers or not self._under_way:
+            return
+        leaving = [self._under_way.pop(number) for number in numbers]
+        records = [(turned.record, turned.expanded) for turned, _, _ in leaving if turned.record is not None]
+        if records:
+            try:
+                self._apply(records)
+            except Exception as error:
+                self._under_way.update(zip(numbers, leaving, strict=True))
+                self._fail(error, readable=False)
+                return
+        self._crash("request.6-applied")
+        for turned, writes, size in leaving:
+            self._bytes -= size
+            self._finish(writes, turned.answers)
+        if not self._under_way:
+            self._session_lsn.clear()
+            if self._idle is not None and not self._idle.done():
+                self._idle.set_result(None)
+        if self._reads:
+            self._place_waiting()
+        self._schedule()
+
+    def _apply(self, records: Sequence[tuple[LogRecord, Sequence[Change]]]) -> None:
+        if len(records) == 1:
+            record, expanded = records[0]
+            changes: list[Change] = [*expanded, *record.changes] if expanded else record.changes
+        else:
+            changes = [change for record, expanded in records for part in (expanded, record.changes) for change in part]
+        self.store.apply(changes, records[-1][0].last)
+        for record, expanded in records:
+            self.machine.applied(record, expanded)
+            self.watchers.tell(record.last, (expanded, record.changes))
+
+    def _finish(self, writes: Sequence[Request], answers: Sequence[Answer | ServiceError]) -> None:
+        for request, answer in zip(writes, answers, strict=True):
+            self._crash("request.7-answered")
+            future = request.future
+            if not future.done():
+                if isinstance(answer, Answer):
+                    future.set_result(answer)
+                else:
+                    future.set_exception(answer)
+
+    # --- reads that wait
+
+    def _place(self, request: Request) -> None:
+        try:
+            required = self._required(request)
+        except ServiceError as error:
+            self._answer_all([request], error)
+            return
+        if required > self.store.applied:
+            self._reads.append((required, request))
+        else:
+            self._read_for(request)
+
+    def _place_waiting(self) -> None:
+        applied, waiting = self.store.applied, self._reads
+        self._reads = [one for one in waiting if one[0] > applied]
+        for required, request in waiting:
+            if required <= applied:
+                self._read_for(request)
+
+    def _read_for(self, request: Request) -> None:
+        if not self._alone:
+            self._unconfirmed.append(request)
+            if self._confirming is None:
+                self._confirming = asyncio.ensure_future(self._confirm())
+            return
+        self._finish([request], [self._read_safely(request)])
+
+    def _read_safely(self, request: Request) -> Answer | ServiceError:
+        try:
+            return self.machine.read(request)
+        except ServiceError as error:
+            return error
+
+    async def _confirm(self) -> None:
+        """Rule 3: one confirmation for all that were read before it."""
+        try:
+            while self._unconfirmed:
+                requests, self._unconfirmed = self._unconfirmed, []
+                answers = [self._read_safely(request) for request in requests]
+                asked = time.monotonic()
+                try:
+                    await self.log.confirm(self.descriptor.term)
+                except MillstreamError as error:
+                    self._unconfirmed = requests + self._unconfirmed
+                    self._fail(error)
+                    return
+                self._confirmed_at = asked
+                self._finish(requests, answers)
+        finally:
+            self._confirming = None
+
+    # --- endings
+
+    def _can_read(self) -> bool:
+        return self.state is STOPPED
+
+    def _unready(self) -> MillstreamError:
+        if self.damage is not None:
+            return self.damage
+        if self.state is FOREIGN:
+            return BadNode(self.reason)
+        who = f"partition {self.descriptor.id} of table {self.descriptor.table!r}"
+        return NotReady(
+            f"{who} takes no writes: {self.reason}"
+            if self.state is STOPPED
+            else f"{who} is {self.state}{': ' if self.reason else ''}{self.reason}"
+        )
+
+    def _fail(self, error: BaseException, readable: bool = True) -> None:
+        """Rule 4."""
+        fenced = isinstance(error, Fenced)
+        if self.state is not FOREIGN:
+            self.state = FOREIGN if fenced else STOPPED if readable else ADDING
+            self.reason = str(error)
+        under_way = [request for _, writes, _ in self._under_way.values() for request in writes]
+        self._under_way.clear()
+        self._bytes = 0
+        outcome = UnknownOutcome(f"the write may have been done: {error}")
+        self._answer_all(under_way, outcome)
+        waiting = self._inbox.take(1 << 62)
+        early = [request for window in self._early.values() for request in window.waiting()]
+        self._early.clear()
+        self._early_count = 0
+        self._answer_all([request for request in [*waiting, *early] if request.writes], self._unready())
+        reads = [request for _, request in self._reads] + [request for request in waiting if not request.writes]
+        self._reads = []
+        if fenced or not readable:
+            reads += self._unconfirmed
+            self._unconfirmed = []
+            self._answer_all(reads, self._unready())
+            self.watchers.close(self.reason)
+        else:
+            for request in reads:
+                self._read_for(request)
+        if self._idle is not None and not self._idle.done():
+            self._idle.set_result(None)
+
+    def _answer_all(self, requests: Sequence[Request], error: MillstreamError) -> None:
+        for request in requests:
+            if request.future is not None and not request.future.done():
+                request.future.set_exception(error)
+
+    async def drain(self) -> None:
+        """Waits until nothing is under way. Ordered with the data: what was taken in before is done."""
+        while self._under_way or (self.state is SERVING and len(self._inbox) and not self._held):
+            self._idle = asyncio.get_running_loop().create_future()
+            self._schedule()
+            await asyncio.wait([self._idle], timeout=0.2)
+        self._idle = None
+
+    async def leave(self) -> None:
+        """Takes no more requests, and ends when those that it has are answered."""
+        if self.state is SERVING:
+            await self.drain()
+        self.state, self.reason = LEAVING, "it was removed from this node"
+        early = [request for window in self._early.values() for request in window.waiting()]
+        waiting = [*self._inbox.take(1 << 62), *early, *(request for _, request in self._reads)]
+        self._early.clear()
+        self._answer_all(waiting, BadNode(f"partition {self.descriptor.id} was removed"))
+        self.watchers.close("the partition was removed")
+        await self.log.close()
+
+    async def replace(
+        self, entries: Sequence[tuple[bytes, bytes]], keep: Callable[[Iterable[tuple[bytes, bytes]], int], Awaitable[None]]
+    ) -> int:
+        """Other users' entries instead of those that are there (`saving.py`, rule 3); the position of the change. Sessions, clock and ledger stay."""
+        if self.state is not SERVING or self._held:
+            raise self._unready()
+        self._held = True
+        try:
+            await self.drain()
+            lsn = self.machine.lsn = self.machine.lsn + 1
+            version = lsn.to_bytes(8, "big")
+            own = [(key, value) for key, value in self.store.scan(b"", b"\xff") if key[:1] != ENTRY]
+            everything = [*own, *((key, version + value[8:]) for key, value in entries)]
+            await self.log.append(LogRecord(self.descriptor.id, self.descriptor.term, lsn, lsn, self.machine.clock.next(self._wall())))
+            if self.table.log.keeps:
+                await keep(everything, lsn)
+            self.store.replace(everything, lsn)
+        except MillstreamError as error:
+            self._fail(error)
+            raise
+        finally:
+            self._held = False
+        self.watchers.close(f"the partition was restored from a snapshot, at position {lsn}: watch it anew")
+        self._schedule()
+        return lsn
+
+    def stats(self) -> dict[str, Any]:
+        """How it is doing."""
+        return {
+            "id": self.descriptor.id,
+            "state": self.state,
+            "reason": self.reason,
+            "lsn": self.store.applied if self.state != ADDING else 0,
+            "waiting": len(self._inbox),
+            "under_way": len(self._under_way),
+            "sessions": len(self.machine.sessions) if self.state != ADDING else 0,
+            "watchers": len(self.watchers),
+        }

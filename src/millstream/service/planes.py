@@ -1,0 +1,338 @@
+"""The two planes: gRPC servers over what answers (`backend.py`) and what is operated (`manager.py`).
+
+Rules
+1. Data listens on TCP, on loopback unless told otherwise. Control listens on a unix socket that only its owner may use (0600), or on TCP with
+   certificates of clients or a cookie. Nobody else gets at it.
+2. A `ServiceError` becomes a status and an `Error` in the trailing metadata; any other error of ours is told as INTERNAL, without its insides.
+3. A call without a deadline gets the plane's, and none lasts longer than the plane allows. A watch lasts as long as both ends like.
+4. The handlers are a table here instead of generated code: a name, what it takes, what it gives, and whether that is a stream.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import hmac
+import logging
+import os
+import time
+from collections.abc import AsyncIterator, Callable
+from pathlib import Path
+from typing import Any
+
+import grpc
+import grpc.aio
+
+from millstream.errors import (
+    BadNode,
+    Busy,
+    Conflict,
+    DamageError,
+    DefinitionError,
+    Denied,
+    MillstreamError,
+    NetworkError,
+    ServiceError,
+    SessionExpired,
+)
+from millstream.network import Tls, check_listening, is_loopback, parse_address, written
+from millstream.service.backend import ControlBackend, DataBackend
+from millstream.service.limits import CONTROL, DATA, Bucket, Limits
+from millstream.service.proto import service_pb2 as pb
+
+ERRORS = "millstream-error-bin"
+COOKIE = "millstream-cookie"
+DATA_SERVICE, CONTROL_SERVICE = "millstream.v1.Data", "millstream.v1.Control"
+
+_CODES = {
+    "BAD_NODE": grpc.StatusCode.FAILED_PRECONDITION,
+    "STALE": grpc.StatusCode.FAILED_PRECONDITION,
+    "SESSION_EXPIRED": grpc.StatusCode.FAILED_PRECONDITION,
+    "NOT_READY": grpc.StatusCode.UNAVAILABLE,
+    "UNKNOWN_OUTCOME": grpc.StatusCode.UNAVAILABLE,
+    "BUSY": grpc.StatusCode.RESOURCE_EXHAUSTED,
+    "CONFLICT": grpc.StatusCode.ABORTED,
+    "TOO_LARGE": grpc.StatusCode.INVALID_ARGUMENT,
+    "REFUSED": grpc.StatusCode.INVALID_ARGUMENT,
+    "DENIED": grpc.StatusCode.PERMISSION_DENIED,
+    "DAMAGED": grpc.StatusCode.DATA_LOSS,
+}
+
+#: Rule 4: name, the request's type, the reply's type, whether replies are a stream.
+DATA_CALLS = (
+    ("Upsert", pb.UpsertRequest, pb.WriteReply, False),
+    ("Remove", pb.RemoveRequest, pb.WriteReply, False),
+    ("Get", pb.GetRequest, pb.GetReply, False),
+    ("Call", pb.CallRequest, pb.CallReply, False),
+    ("Scan", pb.ScanRequest, pb.ScanReply, True),
+    ("Watch", pb.WatchRequest, pb.WatchReply, True),
+    ("Route", pb.RouteRequest, pb.PartitionList, False),
+)
+CONTROL_CALLS = (
+    ("AddPartition", pb.AddPartitionRequest, pb.Partition, False),
+    ("RemovePartition", pb.RemovePartitionRequest, pb.Partition, False),
+    ("ListPartitions", pb.ListPartitionsRequest, pb.PartitionList, False),
+    ("Snapshot", pb.SnapshotRequest, pb.SnapshotReply, False),
+    ("Restore", pb.RestoreRequest, pb.RestoreReply, False),
+)
+
+_log = logging.getLogger("millstream.service")
+
+
+class Plane:
+    """One gRPC server. `address` is where it listens, once it is started."""
+
+    def __init__(self, address: str, limits: Limits, tls: Tls | None, cookie: str, force: bool) -> None:
+        self.address = address
+        self._limits = limits
+        self._tls = tls
+        self._cookie = cookie.encode()
+        self._bucket = Bucket(limits.rate, limits.burst)
+        self._server: Any = None
+        self._health: Any = None
+        self._force = force
+        self._socket: Path | None = None
+
+    async def start(self) -> None:
+        """Listens."""
+        options = [
+            ("grpc.max_receive_message_length", self._limits.message),
+            ("grpc.max_send_message_length", 2 * self._limits.message),
+            ("grpc.so_reuseport", 0),
+            ("grpc.server_handshake_timeout_ms", 5000),
+            ("grpc.keepalive_time_ms", 20_000),
+            ("grpc.http2.min_ping_interval_without_data_ms", 5000),
+            ("grpc.max_metadata_size", 8 << 10),
+        ]
+        self._server = grpc.aio.server(options=options, maximum_concurrent_rpcs=self._limits.at_once or None)
+        self._add_handlers()
+        self._add_health()
+        self._listen()
+        await self._server.start()
+
+    async def stop(self, grace: float = 1.0) -> None:
+        """Takes no more calls, and ends those under way after `grace` seconds."""
+        if self._server is not None:
+            with contextlib.suppress(Exception):
+                await self._health.enter_graceful_shutdown()
+            await self._server.stop(grace)
+            self._server = None
+        if self._socket is not None:
+            self._socket.unlink(missing_ok=True)
+
+    async def say_health(self, name: str, is_well: bool) -> None:
+        """What the standard health service says of a name (a table, or "" for the whole)."""
+        from grpc_health.v1 import health_pb2
+
+        await self._health.set(name, health_pb2.HealthCheckResponse.SERVING if is_well else health_pb2.HealthCheckResponse.NOT_SERVING)
+
+    def _listen(self) -> None:
+        if self.address.startswith("unix:"):
+            self._listen_on_socket(Path(self.address.removeprefix("unix:")))
+            return
+        host, port = parse_address(self.address)
+        self._check_host(host)
+        credentials = _server_credentials(self._tls)
+        try:
+            if credentials is None:
+                bound = self._server.add_insecure_port(written(host, port))
+            else:
+                bound = self._server.add_secure_port(written(host, port), credentials)
+        except RuntimeError as error:
+            raise NetworkError(
+                f"cannot listen on {written(host, port)}: stop what listens there, or choose an address of this machine and a port that is free."
+            ) from error
+        self.address = written(host, bound)
+
+    def _listen_on_socket(self, path: Path) -> None:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        if len(os.fsencode(path.absolute())) > 100:
+            raise NetworkError(
+                f"the path of a unix socket may have 100 bytes, and {path.absolute()} has more: choose a shorter one (--control unix:PATH)"
+            )
+        path.unlink(missing_ok=True)
+        before = os.umask(0o177)
+        try:
+            self._server.add_insecure_port(f"unix:{path}")
+        except RuntimeError as error:
+            raise NetworkError(f"cannot listen on {self.address}: {error}") from error
+        finally:
+            os.umask(before)
+        path.chmod(0o600)
+        self._socket = path
+
+    def _check_host(self, host: str) -> None:
+        raise NotImplementedError
+
+    def _add_handlers(self) -> None:
+        raise NotImplementedError
+
+    def _services(self) -> list[str]:
+        raise NotImplementedError
+
+    def _add_health(self) -> None:
+        from grpc_health.v1 import health, health_pb2_grpc
+
+        self._health = health.aio.HealthServicer()
+        health_pb2_grpc.add_HealthServicer_to_server(self._health, self._server)
+
+    def _handlers(self, service: str, calls: tuple[tuple[str, Any, Any, bool], ...], backend: Any) -> None:
+        table = {}
+        for name, takes, gives, is_stream in calls:
+            method = getattr(backend, _snake(name))
+            make = grpc.unary_stream_rpc_method_handler if is_stream else grpc.unary_unary_rpc_method_handler
+            behaviour = self._streaming(method, name) if is_stream else self._unary(method, name)
+            table[name] = make(behaviour, request_deserializer=takes.FromString, response_serializer=gives.SerializeToString)
+        self._server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(service, table),))
+
+    def _unary(self, method: Callable[[Any], Any], name: str) -> Callable[[Any, Any], Any]:
+        longest, deadline = self._limits.longest, self._limits.deadline
+
+        async def handle(request: Any, context: Any) -> Any:
+            try:
+                self._admit(context)
+                left = context.time_remaining()
+                if left is not None and left <= longest:
+                    return await method(request)
+                return await asyncio.wait_for(method(request), deadline if left is None else longest)
+            except (MillstreamError, asyncio.TimeoutError) as error:
+                await _refuse(context, error)
+            except (asyncio.CancelledError, grpc.aio.AbortError):
+                raise
+            except Exception as error:
+                _log.exception("%s failed", name)
+                await _refuse(context, error)
+
+        return handle
+
+    def _streaming(self, method: Callable[[Any], AsyncIterator[Any]], name: str) -> Callable[[Any, Any], Any]:
+        async def handle(request: Any, context: Any) -> AsyncIterator[Any]:
+            replies = None
+            try:
+                self._admit(context)
+                replies = method(request)
+                async for reply in replies:
+                    yield reply
+            except (MillstreamError, asyncio.TimeoutError) as error:
+                await _refuse(context, error)
+            except (asyncio.CancelledError, grpc.aio.AbortError):
+                raise
+            except Exception as error:
+                _log.exception("%s failed", name)
+                await _refuse(context, error)
+            finally:
+                if replies is not None and hasattr(replies, "aclose"):
+                    await replies.aclose()
+
+        return handle
+
+    def _admit(self, context: Any) -> None:
+        if self._cookie:
+            said = next((value for key, value in context.invocation_metadata() or () if key == COOKIE), "")
+            if not hmac.compare_digest(said.encode() if isinstance(said, str) else said, self._cookie):
+                raise Denied(f"the cookie is missing or wrong: send it as metadata {COOKIE!r} with every call")
+        if self._limits.rate:
+            self._bucket.take(time.monotonic())
+
+
+class DataPlane(Plane):
+    """`Data`, over a backend."""
+
+    def __init__(
+        self, backend: DataBackend, address: str, *, tls: Tls | None = None, cookie: str = "", limits: Limits = DATA, force: bool = False
+    ) -> None:
+        super().__init__(address, limits, tls, cookie, force)
+        self._backend = backend
+
+    async def start(self) -> None:
+        await super().start()
+        for table in ("", *self._backend.tables()):
+            await self.say_health(table, True)
+
+    def _check_host(self, host: str) -> None:
+        check_listening(host, self._cookie.decode() or ("certificates" if self._tls is not None and self._tls.ca else ""), self._force)
+
+    def _add_handlers(self) -> None:
+        self._handlers(DATA_SERVICE, DATA_CALLS, self._backend)
+
+
+class ControlPlane(Plane):
+    """`Control`, over a manager, with reflection."""
+
+    def __init__(
+        self,
+        backend: ControlBackend,
+        address: str,
+        *,
+        tls: Tls | None = None,
+        cookie: str = "",
+        limits: Limits = CONTROL,
+        force: bool = False,
+    ) -> None:
+        super().__init__(address, limits, tls, cookie, force)
+        self._backend = backend
+
+    def _check_host(self, host: str) -> None:
+        if not self._cookie and not (self._tls is not None and self._tls.ca):
+            where = "other machines" if not is_loopback(host) else "every user of this machine"
+            raise DefinitionError(
+                f"the control plane on {host} would be open to {where}. Use a unix socket (unix:PATH), certificates of clients (--control-tls-ca), "
+                f"or a cookie (MILLSTREAM_CONTROL_COOKIE)."
+            )
+
+    def _add_handlers(self) -> None:
+        from grpc_reflection.v1alpha import reflection
+
+        self._handlers(CONTROL_SERVICE, CONTROL_CALLS, self._backend)
+        names = (CONTROL_SERVICE, DATA_SERVICE, "grpc.health.v1.Health", reflection.SERVICE_NAME)
+        reflection.enable_server_reflection(names, self._server)
+
+
+async def _refuse(context: Any, error: BaseException) -> None:
+    """Rule 2."""
+    details = pb.Error(text=str(error)[:4096])
+    if isinstance(error, ServiceError):
+        details.reason = pb.Reason.Value(error.reason)
+    elif isinstance(error, DamageError):
+        details.reason = pb.DAMAGED
+    elif isinstance(error, asyncio.TimeoutError):
+        details.reason = pb.NOT_READY
+        details.text = "no answer in time. A write may have been done: the same session and seq ask what became of it"
+    elif isinstance(error, MillstreamError):
+        details.reason = pb.NOT_READY
+    else:
+        details.text = f"internal error ({type(error).__name__}); the server's log says more"
+    if isinstance(error, BadNode):
+        details.owners.extend(error.owners)
+    elif isinstance(error, Busy):
+        details.retry_after_ms = max(1, int(error.retry_after * 1000))
+    elif isinstance(error, Conflict):
+        details.versions.extend(error.versions[:4096])
+    elif isinstance(error, SessionExpired):
+        details.versions.append(error.known_after)
+    code = _CODES.get(pb.Reason.Name(details.reason), grpc.StatusCode.INTERNAL)
+    if isinstance(error, asyncio.TimeoutError):
+        code = grpc.StatusCode.DEADLINE_EXCEEDED
+    await context.abort(code, details.text[:1024], trailing_metadata=((ERRORS, details.SerializeToString()),))
+
+
+def _server_credentials(tls: Tls | None) -> Any:
+    if tls is None:
+        return None
+    if tls.cert is None:
+        raise DefinitionError("TLS on the side that listens needs a certificate: say cert= and key=")
+    try:
+        pair = (Path(tls.key or tls.cert).read_bytes(), Path(tls.cert).read_bytes())
+        ca = None if tls.ca is None else Path(tls.ca).read_bytes()
+    except OSError as error:
+        raise DefinitionError(f"the certificate {tls.cert}, its key or the CA cannot be read: {error}") from error
+    return grpc.ssl_server_credentials([pair], root_certificates=ca, require_client_auth=ca is not None)
+
+
+def _snake(name: str) -> str:
+    """The method of a backend for a call.
+
+    >>> _snake("AddPartition")
+    'add_partition'
+    """
+    return "".join(f"_{letter.lower()}" if letter.isupper() and at else letter.lower() for at, letter in enumerate(name))

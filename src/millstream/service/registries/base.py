@@ -1,0 +1,128 @@
+"""The desired state: which partitions there are to be, on which nodes; and how it is changed.
+
+Rules
+1. It changes by compare-and-set: a change is made to a version that its author has read, and makes the next one, or nothing. So no two changes can
+   together do what each of them alone may not: ranges of a table never overlap.
+2. Ids are given out once. A partition that is removed does not come back under its id.
+3. A partition moves by a higher term, never by the same.
+4. A node's name belongs to the folder that took it first: two nodes under one name would each believe that the partitions are theirs.
+"""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+import msgspec
+
+from millstream.errors import RefusedRequest
+from millstream.service.messages import Descriptor
+
+
+class NodeEntry(msgspec.Struct, frozen=True):
+    """A node: its name, where its data plane listens, and the identity of its folder."""
+
+    name: str
+    address: str
+    identity: str
+
+
+class PartitionAdded(msgspec.Struct, frozen=True, tag="added"):
+    """A partition is to be."""
+
+    partition: Descriptor
+
+
+class PartitionRemoved(msgspec.Struct, frozen=True, tag="removed"):
+    """A partition is to be no more."""
+
+    id: int
+
+
+class PartitionMoved(msgspec.Struct, frozen=True, tag="moved"):
+    """A partition is to be served by another node, in a higher term."""
+
+    id: int
+    node: str
+    term: int
+
+
+class NodeJoined(msgspec.Struct, frozen=True, tag="node"):
+    """A node is there, or listens somewhere else. instead: it takes the name of a folder that is gone for good."""
+
+    node: NodeEntry
+    instead: bool = False
+
+
+RegistryChange = PartitionAdded | PartitionRemoved | PartitionMoved | NodeJoined
+
+
+class Desired(msgspec.Struct):
+    """What is desired, as of a version."""
+
+    version: int = 0
+    next_id: int = 1
+    partitions: dict[int, Descriptor] = {}
+    nodes: dict[str, NodeEntry] = {}
+
+    def of_table(self, table: str) -> list[Descriptor]:
+        """The partitions of a table, in the order of their points."""
+        return sorted((one for one in self.partitions.values() if one.table == table), key=lambda one: one.start)
+
+    def check(self, change: RegistryChange) -> None:
+        """Rules 1 to 4: raises if the change may not be made to this version."""
+        if isinstance(change, PartitionAdded):
+            new = change.partition
+            if new.id < self.next_id:
+                raise RefusedRequest(f"id {new.id} was given out before: leave it out, or use {self.next_id} or more")
+            if new.end and new.start >= new.end:
+                raise RefusedRequest(f"the range from {new.start!r} to {new.end!r} is empty")
+            for other in self.partitions.values():
+                if other.overlaps(new):
+                    raise RefusedRequest(
+                        f"partition {other.id} of table {other.table!r} has points of that range already (it has {_range(other)}): remove it first, "
+                        f"or choose another range"
+                    )
+        elif isinstance(change, (PartitionRemoved, PartitionMoved)):
+            found = self.partitions.get(change.id)
+            if found is None:
+                raise RefusedRequest(f"there is no partition {change.id}")
+            if isinstance(change, PartitionMoved) and change.term <= found.term:
+                raise RefusedRequest(f"partition {change.id} is at term {found.term} already")
+        else:
+            known = self.nodes.get(change.node.name)
+            if known is not None and known.identity != change.node.identity and not change.instead:
+                raise RefusedRequest(
+                    f"a node called {change.node.name!r} is known already, with another folder (it listens on {known.address}). Give this one a name of its "
+                    f"own (--node), or if the other is gone for good, take its place (--take-over {change.node.name})."
+                )
+
+    def apply(self, change: RegistryChange) -> None:
+        """Makes it the next version."""
+        if isinstance(change, PartitionAdded):
+            self.partitions[change.partition.id] = change.partition
+            self.next_id = change.partition.id + 1
+        elif isinstance(change, PartitionRemoved):
+            del self.partitions[change.id]
+        elif isinstance(change, PartitionMoved):
+            found = self.partitions[change.id]
+            self.partitions[change.id] = msgspec.structs.replace(found, node=change.node, term=change.term)
+        else:
+            self.nodes[change.node.name] = change.node
+        self.version += 1
+
+
+class Registry(Protocol):
+    """Where the desired state is kept. Calls may wait for a disk or a network: they are made in a thread."""
+
+    def read(self) -> Desired:
+        """The newest version."""
+
+    def change(self, change: RegistryChange, version: int) -> bool:
+        """Makes a change to a version that was read; False if it is not the newest any more. Raises RefusedRequest if it may not be made."""
+
+    def describe(self) -> str:
+        """For people."""
+
+
+def _range(one: Descriptor) -> str:
+    return f"{one.start!r} to {one.end!r}" if one.end else f"{one.start!r} and all behind it"

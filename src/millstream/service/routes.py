@@ -1,0 +1,108 @@
+"""From a key to its partition: points, ranges, and what a client remembers of them.
+
+Rules
+1. A key has a point: itself (`KEY`), so that neighbours lie together and can be scanned; or the first 8 bytes of its BLAKE2b hash (`HASH`), so that load
+   is even. Every client can compute both.
+2. Ranges are closed-open and do not overlap. A point that no range has belongs to nobody.
+3. What is newer wins: a descriptor with a higher term, or another partition for the same points that somebody has just told us of.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right, insort
+from collections.abc import Iterable
+from hashlib import blake2b
+from typing import Generic, Protocol, TypeVar
+
+from millstream.errors import DefinitionError
+from millstream.service.messages import Descriptor
+
+KEY, HASH = "key", "hash"
+
+
+def point_of(kind: str, key: bytes) -> bytes:
+    """Rule 1.
+
+    >>> point_of(KEY, b"tea"), point_of(HASH, b"tea").hex()
+    (b'tea', 'ba6587c1bb84c490')
+    """
+    return key if kind == KEY else blake2b(key, digest_size=8).digest()
+
+
+def check_point(kind: str) -> str:
+    """KEY or HASH."""
+    if kind not in (KEY, HASH):
+        raise DefinitionError(f"point={kind!r}: a key's point is ms.service.KEY (itself) or ms.service.HASH")
+    return kind
+
+
+def even_ranges(count: int) -> list[tuple[bytes, bytes]]:
+    """All points of `HASH`, cut into equal ranges.
+
+    >>> even_ranges(2)
+    [(b'', b'\\x80\\x00\\x00\\x00\\x00\\x00\\x00\\x00'), (b'\\x80\\x00\\x00\\x00\\x00\\x00\\x00\\x00', b'')]
+    """
+    cuts = [b""] + [(at * 2**64 // count).to_bytes(8, "big") for at in range(1, count)]
+    return list(zip(cuts, [*cuts[1:], b""], strict=True))
+
+
+class HasRange(Protocol):
+    """What lies on a map."""
+
+    @property
+    def descriptor(self) -> Descriptor: ...
+
+
+_P = TypeVar("_P", bound=HasRange)
+
+
+class RangeMap(Generic[_P]):
+    """The partitions of one table, by point."""
+
+    def __init__(self, point: str = KEY) -> None:
+        self.point = point
+        self._starts: list[bytes] = []
+        self._by_start: dict[bytes, _P] = {}
+
+    def add(self, one: _P) -> None:
+        """Puts it on the map; whatever it overlaps goes (rule 3)."""
+        for other in self.overlapping(one.descriptor):
+            self.remove(other)
+        start = one.descriptor.start
+        insort(self._starts, start)
+        self._by_start[start] = one
+
+    def remove(self, one: _P) -> None:
+        """Takes it off the map."""
+        start = one.descriptor.start
+        if self._by_start.get(start) is one:
+            del self._by_start[start]
+            self._starts.remove(start)
+
+    def overlapping(self, descriptor: Descriptor) -> list[_P]:
+        """Those that have points in common with a range."""
+        return [one for one in self._by_start.values() if one.descriptor.overlaps(descriptor)]
+
+    def find(self, key: bytes) -> _P | None:
+        """Who has a key."""
+        point = key if self.point == KEY else blake2b(key, digest_size=8).digest()
+        at = bisect_right(self._starts, point)
+        if not at:
+            return None
+        found = self._by_start[self._starts[at - 1]]
+        end = found.descriptor.end
+        return found if not end or point < end else None
+
+    def split(self, keys: Iterable[bytes]) -> dict[int, list[int]] | None:
+        """Which keys (by their places) belong to which partition; None if one belongs to nobody that is known."""
+        found: dict[int, list[int]] = {}
+        for place, key in enumerate(keys):
+            one = self.find(key)
+            if one is None:
+                return None
+            found.setdefault(one.descriptor.id, []).append(place)
+        return found
+
+    def all(self) -> list[_P]:
+        """In the order of their points."""
+        return [self._by_start[start] for start in self._starts]

@@ -1,0 +1,293 @@
+"""The store in memory: a dict. What it has is gone with the process; log and snapshot bring it back.
+
+Rules
+1. The entries are one dict. Keys are sorted only where somebody scans: by first byte, so that a scan of staged rows does not sort the users' entries.
+   From then on only the keys that came or went since the last scan are put in place.
+2. A pin copies nothing. While a pin is open, `apply` notes the old value of whatever it changes in the *newest* pin; a reader of a pin asks its notes,
+   those of the pins made after it, and then the dict. A pin that is closed hands its notes to the pin before it.
+3. `replace` begins a new dict. Pins keep the old one.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from millstream.service.messages import Change
+from millstream.service.stores.base import KeyStore, Pinned
+
+_FEW = 64  # keys that are put in place one by one, however few there are
+_SOME = 4096  # and however many there are: each moves half of the list
+_CHUNK = 4096
+
+#: Makes the bytes of a value again that is kept in another form.
+Unpack = Callable[[bytes, Any], bytes]
+
+
+def _after(first: bytes) -> bytes:
+    """The byte behind a byte."""
+    return bytes([first[0] + 1]) if first and first[0] < 255 else b""
+
+
+class _Map:
+    """One dict, its orders and its pins."""
+
+    def __init__(self) -> None:
+        self.entries: dict[bytes, Any] = {}
+        self.orders: dict[bytes, list[bytes]] = {}  # by first byte: sorted keys, but for those in `moved`
+        self.moved: dict[bytes, set[bytes]] = {}  # by first byte: keys that came or went
+        self.whole = False  # every first byte that there is has an order
+        self.pins: list[DictPin] = []
+
+    def put(self, changes: Iterable[tuple[bytes, Any]]) -> None:
+        entries = self.entries
+        if self.pins:
+            changes = list(changes)
+            self.pins[-1].note(changes)
+        if self.orders or self.whole:
+            moved = self.moved
+            for key, value in changes:
+                if (value is None) == (key in entries):
+                    first = key[:1]
+                    if first in moved:
+                        moved[first].add(key)
+                    elif self.whole:
+                        self.orders[first], moved[first] = [], {key}
+                if value is None:
+                    entries.pop(key, None)
+                else:
+                    entries[key] = value
+            return
+        for key, value in changes:
+            if value is None:
+                entries.pop(key, None)
+            else:
+                entries[key] = value
+
+    def _order(self, first: bytes) -> list[bytes]:
+        order = self.orders.get(first)
+        if order is None:
+            if self.whole:
+                return []
+            order = self.orders[first] = sorted(key for key in self.entries if key[:1] == first)
+            self.moved[first] = set()
+            return order
+        moved = self.moved[first]
+        if moved:
+            entries = self.entries
+            if len(moved) <= max(_FEW, min(len(order) // 8, _SOME)):
+                for key in moved:
+                    at = bisect_left(order, key)
+                    there = at < len(order) and order[at] == key
+                    if key in entries and not there:
+                        order.insert(at, key)
+                    elif there and key not in entries:
+                        del order[at]
+            else:
+                order = self.orders[first] = [key for key in order if key not in moved]
+                order.extend(sorted(key for key in moved if key in entries))
+                order.sort()  # two runs: merged, not sorted
+            moved.clear()
+        return order
+
+    def _sort_all(self) -> None:
+        if self.whole:
+            return
+        found: dict[bytes, list[bytes]] = {}
+        for key in self.entries:
+            if key[:1] not in self.orders:
+                found.setdefault(key[:1], []).append(key)
+        for first, keys in found.items():
+            self.orders[first], self.moved[first] = sorted(keys), set()
+        self.whole = True
+
+    def keys(self, start: bytes, stop: bytes, limit: int) -> list[bytes]:
+        """The first keys with start <= key < stop, at most so many."""
+        found: list[bytes] = []
+        first, last = start[:1], stop[:1]
+        if first == last or (stop == last and last == _after(first)):
+            firsts = [first]
+        else:
+            self._sort_all()
+            firsts = sorted(one for one in self.orders if first <= one <= last)
+        for one in firsts:
+            order = self._order(one)
+            low = bisect_left(order, start)
+            found.extend(order[low : min(bisect_left(order, stop), low + limit - len(found))])
+            if len(found) >= limit:
+                break
+        return found
+
+
+class DictPin:
+    """The entries as of one position. Rule 2."""
+
+    def __init__(self, data: _Map, applied: int, unpack: Unpack | None) -> None:
+        self.applied = applied
+        self._map = data
+        self._unpack = unpack
+        self._old: dict[bytes, Any] = {}
+        self._is_closed = False
+        data.pins.append(self)
+
+    def note(self, changes: Iterable[tuple[bytes, Any]]) -> None:
+        """Keeps what is about to be changed."""
+        old, entries = self._old, self._map.entries
+        for key, _ in changes:
+            if key not in old:
+                old[key] = entries.get(key)
+
+    def _notes(self) -> list[dict[bytes, Any]]:
+        if self._is_closed:
+            raise ValueError("this pin is closed: pin the store again")
+        pins = self._map.pins
+        return [pin._old for pin in pins[pins.index(self) :]]
+
+    def _value(self, key: bytes) -> Any:
+        for old in self._notes():
+            if key in old:
+                return old[key]
+        return self._map.entries.get(key)
+
+    def get(self, key: bytes) -> bytes | None:
+        value = self._value(key)
+        return value if value is None or self._unpack is None else self._unpack(key, value)
+
+    def _found(self, keys: Iterable[bytes]) -> list[tuple[bytes, bytes]]:
+        """The entries of these keys that were there."""
+        notes, entries, unpack = self._notes(), self._map.entries, self._unpack
+        found = []
+        for key in keys:
+            for old in notes:
+                if key in old:
+                    value = old[key]
+                    break
+            else:
+                value = entries.get(key)
+            if value is not None:
+                found.append((key, value if unpack is None else unpack(key, value)))
+        return found
+
+    def scan(self, start: bytes, stop: bytes) -> Iterator[tuple[bytes, bytes]]:
+        size = 64
+        while start < stop:
+            keys = self._map.keys(start, stop, size)
+            end = stop if len(keys) < size else keys[-1] + b"\0"
+            gone = {key for old in self._notes() for key in old if start <= key < end}
+            yield from self._found(sorted(gone.union(keys)) if gone else keys)
+            start = end
+            size = min(size * 4, _CHUNK)
+
+    def entries(self) -> Iterator[tuple[bytes, bytes]]:
+        entries = self._map.entries
+        keys = list(entries)
+        keys.extend({key for old in self._notes() for key in old if key not in entries})
+        for at in range(0, len(keys), _CHUNK):
+            yield from self._found(keys[at : at + _CHUNK])
+
+    def close(self) -> None:
+        if self._is_closed:
+            return
+        pins = self._map.pins
+        at = pins.index(self)
+        del pins[at]
+        if at:
+            before = pins[at - 1]
+            before._old = {**self._old, **before._old}
+        self._is_closed = True
+        self._old = {}
+
+
+class DictStore:
+    """The entries of one partition, in a dict.
+
+    >>> store = DictStore()
+    >>> store.apply([(b"Ka", b"1"), (b"Kb", b"2")], upto=1)
+    >>> pin = store.pin()
+    >>> store.apply([(b"Ka", None)], upto=2)
+    >>> list(store.scan(b"K", b"L")), list(pin.scan(b"K", b"L"))
+    ([(b'Kb', b'2')], [(b'Ka', b'1'), (b'Kb', b'2')])
+    """
+
+    durable = False
+
+    def __init__(self) -> None:
+        self.applied = 0
+        self._map = _Map()
+
+    def get(self, key: bytes) -> bytes | None:
+        found: bytes | None = self._map.entries.get(key)
+        return found
+
+    def scan(self, start: bytes, stop: bytes) -> Iterator[tuple[bytes, bytes]]:
+        entries, size = self._map.entries, 64
+        while start < stop:
+            keys = self._map.keys(start, stop, size)
+            for key in keys:
+                yield key, entries[key]
+            if len(keys) < size:
+                return
+            start = keys[-1] + b"\0"
+            size = min(size * 4, _CHUNK)
+
+    def apply(self, changes: Sequence[Change], upto: int) -> None:
+        self._map.put(changes)
+        self.applied = upto
+
+    def pin(self) -> Pinned:
+        return DictPin(self._map, self.applied, None)
+
+    def replace(self, entries: Iterable[tuple[bytes, bytes]], upto: int) -> None:
+        fresh = _Map()
+        fresh.entries.update(entries)
+        self._map, self.applied = fresh, upto
+
+    def close(self) -> None:
+        """Nothing to do: it is gone with the process."""
+
+
+class SharedMemory:
+    """Partitions that have nothing in common but a process."""
+
+    def __init__(self, make: Callable[[], KeyStore]) -> None:
+        self._make = make
+        self._stores: dict[int, KeyStore] = {}
+
+    def of(self, partition: int) -> KeyStore:
+        found = self._stores.get(partition)
+        if found is None:
+            found = self._stores[partition] = self._make()
+        return found
+
+    def forget(self, partition: int) -> None:
+        self._stores.pop(partition, None)
+
+    def close(self) -> None:
+        self._stores.clear()
+
+
+@dataclass(frozen=True)
+class MemoryKind:
+    """See `memory`."""
+
+    durable = False
+
+    def open(self, folder: Path) -> SharedMemory:
+        return SharedMemory(DictStore)
+
+    def describe(self) -> str:
+        return "memory"
+
+
+def memory() -> MemoryKind:
+    """A store for what fits in memory. A restart reads the last snapshot and the log behind it.
+
+    >>> store = memory().open(Path("unused")).of(1)
+    >>> store.apply([(b"Ka", b"1")], upto=7)
+    >>> store.get(b"Ka"), store.applied
+    (b'1', 7)
+    """
+    return MemoryKind()

@@ -1,0 +1,94 @@
+"""What a table is: its parts, chosen and checked. A node builds its partitions from it.
+
+history = ms.service.Table("history", before=[ms.service.drop_fields("ssn")], store=ms.service.stores.lmdb(), functions=[ms.service.functions.add])
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
+
+from millstream.core.time import duration
+from millstream.errors import DefinitionError
+from millstream.service import dispatch as dispatching
+from millstream.service.dispatch import DispatchKind
+from millstream.service.routes import HASH, KEY, check_point, even_ranges
+
+if TYPE_CHECKING:
+    from millstream.service.logs.base import LogKind
+    from millstream.service.messages import Answer, Request
+    from millstream.service.stores.base import StoreKind
+    from millstream.service.turn import Function, Turn
+
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,99}")
+
+
+class Table:
+    """A named set of keys that a node serves.
+
+    point: KEY keeps neighbours together, for scans; HASH spreads the load. partitions: how many a new table gets on the first node that serves it: with
+    HASH any number, with KEY one (add others by range: `millstream partitions add`). before, after: transforms of requests and answers, in order.
+    store, log, dispatch: the parts of the line. functions: what `Call` may run, under their Python names. horizon: how long a session that is not used
+    is remembered.
+
+    >>> from millstream.service import Table, functions
+    >>> Table("history", functions=[functions.add])
+    Table('history': memory store, disk log, linear)
+    """
+
+    def __init__(
+        self,
+        name: str,
+        *,
+        point: str = KEY,
+        partitions: int = 1,
+        before: Sequence[Callable[[Request, Turn], Request]] = (),
+        after: Sequence[Callable[[Request, Answer], Answer]] = (),
+        store: StoreKind | None = None,
+        log: LogKind | None = None,
+        dispatch: DispatchKind | None = None,
+        functions: Sequence[Function] = (),
+        horizon: str | int = "10m",
+    ) -> None:
+        from millstream.service.logs.disk import disk
+        from millstream.service.stores.memory import memory
+
+        if not _NAME.fullmatch(name):
+            raise DefinitionError(f"a table cannot be called {name!r}: use letters, digits, '.', '_' and '-'")
+        if not isinstance(partitions, int) or partitions < 0:
+            raise DefinitionError(f"table {name!r}: partitions={partitions!r} is no number of partitions")
+        if partitions > 1 and point != HASH:
+            raise DefinitionError(
+                f"table {name!r}: {partitions} partitions need point=ms.service.HASH. With point=ms.service.KEY only you know where to cut: "
+                f"add partitions by range with `millstream partitions add`."
+            )
+        self.name = name
+        self.point = check_point(point)
+        self.partitions = partitions
+        self.before = tuple(before)
+        self.after = tuple(after)
+        self.store: StoreKind = store if store is not None else memory()
+        self.log: LogKind = log if log is not None else disk()
+        self.dispatch = dispatch if dispatch is not None else dispatching.linear()
+        self.horizon = duration(horizon)
+        self.functions_by_name: dict[str, Function] = {}
+        for function in functions:
+            called = getattr(function, "__name__", "")
+            if not callable(function) or not called or called == "<lambda>":
+                raise DefinitionError(f"table {name!r}: {function!r} is no function with a name")
+            if called == "decide" or called in self.functions_by_name:
+                raise DefinitionError(f"table {name!r}: there is a function {called!r} already")
+            self.functions_by_name[called] = function
+        if not self.log.keeps and not self.store.durable:
+            raise DefinitionError(
+                f"table {name!r}: without a log the store must be durable by itself, and {self.store.describe()} is not. "
+                f"Use store=ms.service.stores.lmdb(durable=True), or a log."
+            )
+
+    def ranges(self) -> list[tuple[bytes, bytes]]:
+        """Those of the partitions that a new table gets."""
+        return even_ranges(self.partitions) if self.partitions else []
+
+    def __repr__(self) -> str:
+        return f"Table({self.name!r}: {self.store.describe()}, {self.log.describe()}, {self.dispatch.describe()})"

@@ -1,0 +1,392 @@
+"""A turn: requests in, changes and answers out. Synchronous and pure: nothing else of the partition runs meanwhile.
+
+Rules
+1. A turn reads what is committed, covered by what earlier turns have changed and the log does not have yet (the overlay), covered by what this turn has
+   changed. What one request of a turn wrote, the next one sees.
+2. Every write has a position of its own, and its keys have it as their version. A write that is refused and belongs to a session has one too: its
+   refusal is in the log, so that a retry gets it again.
+3. A request changes all that it says, or nothing.
+4. A function that raises is told to whoever called it, by its name, and has changed nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+
+import msgspec
+
+from millstream.core.keyspace import after
+from millstream.errors import Conflict, Denied, RefusedRequest, ServiceError, TooLarge
+from millstream.service import ledger
+from millstream.service.clock import PartitionClock
+from millstream.service.messages import ENTRY, LIMIT, MEMORY, STAGED, Answer, Change, LogRecord, Op, Request
+from millstream.service.sessions import Sessions
+from millstream.service.stores.base import KeyStore
+
+CLOCK = MEMORY + b"clock"
+_RESULT = 64 << 10  # bytes of a call's result, which is kept with the session
+_ABSENT = object()
+
+
+class Turn:
+    """What functions and transforms see and may do: the keys of one partition, as of this request."""
+
+    def __init__(self, machine: KeyValue) -> None:
+        self._machine = machine
+        self._changed: dict[bytes, bytes | None] = {}
+        #: The partition's clock: milliseconds that never go back.
+        self.time = 0
+        #: The position that this request will have.
+        self.lsn = 0
+
+    def get(self, key: bytes) -> bytes | None:
+        """The value of a key; None if it is not there."""
+        raw = self._raw(key)
+        return None if raw is None else raw[8:]
+
+    def version(self, key: bytes) -> int:
+        """The position of a key's last write; 0 if it is not there."""
+        raw = self._raw(key)
+        return 0 if raw is None else int.from_bytes(raw[:8], "big")
+
+    def put(self, key: bytes, value: bytes) -> None:
+        """Writes a key of this partition."""
+        self._machine.check_key(key)
+        self._changed[key] = value
+
+    def remove(self, key: bytes) -> None:
+        """Removes a key of this partition."""
+        self._machine.check_key(key)
+        self._changed[key] = None
+
+    def scan(self, start: bytes = b"", stop: bytes | None = None) -> Iterator[tuple[bytes, bytes]]:
+        """The entries with start <= key < stop, in order, as this turn sees them."""
+        found = self._machine.range(ENTRY + start, after(ENTRY) if stop is None else ENTRY + stop)
+        seen = {key[1:]: raw[8:] for key, raw in found}
+        for key, value in self._changed.items():
+            if start <= key and (stop is None or key < stop):
+                if value is None:
+                    seen.pop(key, None)
+                else:
+                    seen[key] = value
+        return iter(sorted(seen.items()))
+
+    def _raw(self, key: bytes) -> bytes | None:
+        if key in self._changed:
+            value = self._changed[key]
+            return None if value is None else self.lsn.to_bytes(8, "big") + value
+        return self._machine.raw(ENTRY + key)
+
+
+Function = Callable[[Turn, bytes, bytes], bytes]
+
+
+class Turned(msgspec.Struct):
+    """What a turn gave. expanded: rows that were staged before, and are visible with this record."""
+
+    record: LogRecord | None
+    answers: list[Answer | ServiceError]
+    expanded: list[Change] = []
+
+
+class KeyValue:
+    """The state machine of a partition."""
+
+    def __init__(
+        self,
+        partition: int,
+        store: KeyStore,
+        sessions: Sessions,
+        clock: PartitionClock,
+        *,
+        lsn: int,
+        functions: Mapping[str, Function] | None = None,
+        before: Sequence[Callable[[Request, Turn], Request]] = (),
+        after: Sequence[Callable[[Request, Answer], Answer]] = (),
+        covers: Callable[[bytes], bool] = lambda key: True,
+    ) -> None:
+        self.partition = partition
+        self.store = store
+        self.sessions = sessions
+        self.clock = clock
+        self.lsn = lsn  # the last position that was given
+        self.term = 0
+        self._functions = dict(functions or {})
+        self._before = before
+        self._after = after
+        self._covers = covers
+        self._overlay: dict[bytes, tuple[int, bytes | None]] = {}
+        self._pending: dict[bytes, bytes | None] = {}
+        self._promoted: list[tuple[str, int]] = []
+        self._expanded: list[Change] = []
+
+    # --- what is seen (rule 1)
+
+    def raw(self, entry: bytes) -> bytes | None:
+        """An entry as this turn sees it."""
+        found = self._pending.get(entry, _ABSENT)
+        if found is not _ABSENT:
+            return found  # type: ignore[return-value]
+        if self._overlay:
+            over = self._overlay.get(entry)
+            if over is not None:
+                return over[1]
+        return self.store.get(entry)
+
+    def range(self, start: bytes, stop: bytes) -> list[tuple[bytes, bytes]]:
+        """The entries of a range as this turn sees them."""
+        seen: dict[bytes, bytes | None] = dict(self.store.scan(start, stop))
+        for entry, (_, value) in self._overlay.items():
+            if start <= entry < stop:
+                seen[entry] = value
+        for entry, value in self._pending.items():
+            if start <= entry < stop:
+                seen[entry] = value
+        return sorted((entry, value) for entry, value in seen.items() if value is not None)
+
+    def check_key(self, key: bytes) -> None:
+        """A function may write keys of its partition only."""
+        if not self._covers(key):
+            raise RefusedRequest(f"key {key[:60]!r} belongs to another partition: a function may write keys of its own partition only")
+
+    # --- the turn
+
+    def turn(self, requests: Sequence[Request], wall: int) -> Turned:
+        """Carries out writes, in order. What earlier turns have given must be applied in the order of their records."""
+        first = self.lsn + 1
+        answers: list[Answer | ServiceError] = [self._write(request, wall) for request in requests]
+        if self.lsn < first:
+            return Turned(None, answers)
+        now = self.clock.last
+        pending = self._pending
+        for entry, value in self.sessions.changes(now):
+            pending[entry] = value
+        pending[CLOCK] = now.to_bytes(8, "big")
+        record = LogRecord(self.partition, self.term, first, self.lsn, now, list(pending.items()), self._promoted)
+        expanded = self._expanded
+        last, overlay = self.lsn, self._overlay
+        for entry, value in expanded:
+            overlay[entry] = (last, value)
+        for entry, value in pending.items():
+            overlay[entry] = (last, value)
+        self._pending, self._promoted, self._expanded = {}, [], []
+        return Turned(record, answers, expanded)
+
+    def applied(self, record: LogRecord, expanded: Sequence[Change]) -> None:
+        """The store has a record: what it covered is not needed any more."""
+        overlay = self._overlay
+        if record.last == self.lsn:
+            overlay.clear()
+            return
+        last = record.last
+        for changes in (expanded, record.changes):
+            for entry, _ in changes:
+                over = overlay.get(entry)
+                if over is not None and over[0] <= last:
+                    del overlay[entry]
+
+    def _write(self, request: Request, wall: int) -> Answer | ServiceError:
+        session = request.session
+        try:
+            if session:
+                known = self.sessions.check(session, request.seq)
+                if known is not None:
+                    return known
+        except ServiceError as error:
+            return error
+        request.time = time = self.clock.next(wall)
+        request.lsn = lsn = self.lsn + 1
+        answer: Answer | ServiceError
+        try:
+            answer = self._done(request)
+        except ServiceError as error:
+            answer = error
+            if not session:
+                return error
+        self.lsn = lsn
+        if session:
+            self.sessions.note(session, request.seq, request.done, time, answer, lsn)
+        return answer
+
+    def _done(self, request: Request) -> Answer:
+        turn = None
+        if self._before:
+            turn = self._turn_of(request)
+            for transform in self._before:
+                request = transform(request, turn)
+        op = request.op
+        if op is Op.UPSERT:
+            if request.expect:
+                self._check_versions(request)
+            version, pending = request.lsn.to_bytes(8, "big"), self._pending
+            for key, value in zip(request.keys, request.values, strict=True):
+                pending[ENTRY + key] = version + value
+            answer = Answer(request.lsn)
+        elif op is Op.REMOVE:
+            if request.expect:
+                self._check_versions(request)
+            for key in request.keys:
+                self._pending[ENTRY + key] = None
+            answer = Answer(request.lsn)
+        elif op is Op.STAGE:
+            answer = self._staged(request)
+        elif request.function == "decide":
+            answer = self._decided(request)
+        else:
+            answer = self._called(request, turn)
+        for sanitize in self._after:
+            answer = sanitize(request, answer)
+        return answer
+
+    def read(self, request: Request) -> Answer:
+        """Keys as they are committed. Not in a turn: whoever asks decides when."""
+        get = self.store.get
+        values, versions = [], []
+        for key in request.keys:
+            raw = get(ENTRY + key)
+            if raw is None:
+                values.append(b"")
+                versions.append(0)
+            else:
+                values.append(raw[8:])
+                versions.append(int.from_bytes(raw[:8], "big"))
+        answer = Answer(self.store.applied, values, versions)
+        for sanitize in self._after:
+            answer = sanitize(request, answer)
+        return answer
+
+    def _turn_of(self, request: Request) -> Turn:
+        turn = Turn(self)
+        turn.time, turn.lsn = request.time, request.lsn
+        return turn
+
+    def _check_versions(self, request: Request) -> None:
+        if len(request.expect) != len(request.keys):
+            raise RefusedRequest(f"{len(request.expect)} expected versions for {len(request.keys)} keys: give one for each key, or none")
+        found = []
+        for key in request.keys:
+            raw = self.raw(ENTRY + key)
+            found.append(0 if raw is None else int.from_bytes(raw[:8], "big"))
+        if found != list(request.expect):
+            place = next(at for at, (has, wanted) in enumerate(zip(found, request.expect, strict=True)) if has != wanted)
+            raise Conflict(
+                f"key {request.keys[place][:60]!r} has version {found[place]}, not {request.expect[place]}: nothing was written", found
+            )
+
+    def _called(self, request: Request, turn: Turn | None) -> Answer:
+        function = self._functions.get(request.function)
+        if function is None:
+            known = ", ".join(sorted(self._functions)) or "none"
+            raise RefusedRequest(f"this table has no function {request.function!r}; it has: {known}")
+        turn = turn or self._turn_of(request)
+        key = request.keys[0]
+        try:
+            result = function(turn, key, request.argument)
+        except ServiceError:
+            raise
+        except Exception as error:
+            raise RefusedRequest(f"function {request.function!r} of key {key[:60]!r} raised {type(error).__name__}: {error}") from error
+        if not isinstance(result, bytes):
+            raise RefusedRequest(f"function {request.function!r} returned a {type(result).__name__}: the result must be bytes")
+        changed = turn._changed
+        if len(result) > _RESULT:
+            raise TooLarge(f"function {request.function!r} of key {key[:60]!r} returned {len(result):,} bytes; {_RESULT:,} are allowed")
+        if sum(len(name) + len(value or b"") for name, value in changed.items()) > LIMIT:
+            raise TooLarge(f"function {request.function!r} of key {key[:60]!r} wrote more than {LIMIT:,} bytes in one turn")
+        version = request.lsn.to_bytes(8, "big")
+        for name, value in changed.items():
+            if value is not None and not isinstance(value, bytes):
+                raise RefusedRequest(
+                    f"function {request.function!r} put a {type(value).__name__} under key {name[:60]!r}: values are bytes"
+                )
+            self._pending[ENTRY + name] = None if value is None else version + value
+        return Answer(request.lsn, result=result)
+
+    # --- staged rows
+
+    def _ledger(self, txn: ledger.Txn) -> ledger.LedgerEntry:
+        raw = self.raw(ledger.ledger_key(txn.label))
+        entry = ledger.LedgerEntry() if raw is None else ledger.decode_ledger(raw)
+        if txn.fence < entry.fence:
+            raise Denied(f"transaction {txn.text!r}: a newer run (fence {entry.fence}) writes as {txn.label!r} now; this one must stop")
+        return entry
+
+    def _note_ledger(self, txn: ledger.Txn, entry: ledger.LedgerEntry) -> None:
+        entry.fence = max(entry.fence, txn.fence)
+        self._pending[ledger.ledger_key(txn.label)] = ledger.encode_ledger(entry)
+
+    def _staged(self, request: Request) -> Answer:
+        txn = ledger.parse_txn(request.txn)
+        entry = self._ledger(txn)
+        if txn.number <= entry.number:
+            raise Denied(f"transaction {txn.text!r}: number {entry.number} of {txn.label!r} is committed already")
+        prefix, version = ledger.staged_prefix(request.txn), request.lsn.to_bytes(8, "big")
+        values: Sequence[bytes | None] = request.values or [None] * len(request.keys)
+        for place, (key, value) in enumerate(zip(request.keys, values, strict=True)):
+            self._pending[prefix + version + place.to_bytes(4, "big")] = ledger.encode_staged(ledger.StagedRow(key, value))
+        self._note_ledger(txn, entry)
+        return Answer(request.lsn)
+
+    def _decided(self, request: Request) -> Answer:
+        txn = ledger.parse_txn(request.keys[0].decode("utf-8", "replace"))
+        entry, how = self._ledger(txn), request.argument
+        prefix = ledger.staged_prefix(txn.text)
+        if how == ledger.COMMIT:
+            if txn.number <= entry.number:
+                if txn.number == entry.number and txn.text != entry.txn:
+                    raise RefusedRequest(f"transaction {txn.text!r}: {entry.txn!r} was committed in its place")
+                return Answer(request.lsn, result=b"again")
+            rows = self.range(prefix, after(prefix))
+            if not rows:
+                raise RefusedRequest(f"transaction {txn.text!r} is not staged here")
+            self._promote(txn.text, rows, request.lsn)
+            entry.number, entry.txn = txn.number, txn.text
+            self._note_ledger(txn, entry)
+            return Answer(request.lsn, result=str(len(rows)).encode())
+        if how == ledger.DROP:
+            found = [staged for staged, _ in self.range(prefix, after(prefix))]
+        elif how == ledger.SWEEP:
+            start = STAGED + f"{txn.label}|".encode()
+            found = [staged for staged, _ in self.range(start, after(start)) if ledger.parse_txn(_txn_in(staged)).number < txn.number]
+        else:
+            raise RefusedRequest(f"decide takes commit, drop or sweep, and not {how[:40]!r}")
+        for staged in found:
+            self._pending[staged] = None
+        self._note_ledger(txn, entry)
+        return Answer(request.lsn, result=str(len(found)).encode())
+
+    def _promote(self, txn: str, rows: Sequence[tuple[bytes, bytes]], lsn: int) -> None:
+        """The rows become visible. The log gets the transaction's name only, if whoever follows it has the rows from earlier records."""
+        changes = promoted(rows, lsn)
+        if any(staged in self._pending for staged, _ in rows):
+            self._pending.update(changes)
+            return
+        self._promoted.append((txn, lsn))
+        self._expanded += changes
+        for entry, value in changes:
+            self._pending.pop(entry, None)  # an older write of this turn; a younger one comes into the record, which is applied after these
+            self._overlay[entry] = (lsn, value)
+
+
+def promoted(rows: Sequence[tuple[bytes, bytes]], lsn: int) -> list[Change]:
+    """What staged rows become when they are committed at a position."""
+    version = lsn.to_bytes(8, "big")
+    changes: list[Change] = []
+    for staged, raw in rows:
+        row = ledger.decode_staged(raw)
+        changes.append((ENTRY + row.key, None if row.value is None else version + row.value))
+        changes.append((staged, None))
+    return changes
+
+
+def expanded_from(store: KeyStore, record: LogRecord) -> list[Change]:
+    """The rows of a record's transactions, for whoever applies it from the log."""
+    found: list[Change] = []
+    for txn, lsn in record.promoted:
+        prefix = ledger.staged_prefix(txn)
+        found += promoted(list(store.scan(prefix, after(prefix))), lsn)
+    return found
+
+
+def _txn_in(staged: bytes) -> str:
+    return staged[1 : staged.rindex(b"\0", 0, -12)].decode()

@@ -1,0 +1,125 @@
+"""Who watches a partition: what is told to watchers, what is kept for those who come back, and what becomes of slow ones.
+
+Rules
+1. Changes are told in the order of their records, after the store has them. A watcher hears of every record behind the position that it began with.
+2. The last changes are kept while somebody watches, in `KEPT` bytes at most, so that a watcher who was cut off goes on where it was. Where that is not
+   possible it is told to forget what it has (`RESET`), and gets all that is there.
+3. A watcher that does not keep up is not waited for: when what it has not taken comes to `BEHIND` bytes, its stream ends and says where to go on.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Callable, Iterable, Sequence
+
+from millstream.errors import Stale
+from millstream.service.messages import ENTRY, Change
+
+KEPT = 8 << 20
+BEHIND = 8 << 20
+
+#: One record's changes of users' entries: its last position, (key, value, version), and their size.
+ToldChange = tuple[int, list[tuple[bytes, bytes, int]], int]
+
+
+class Watching:
+    """One watcher."""
+
+    def __init__(self, wants: Callable[[bytes], bool]) -> None:
+        self._wants = wants
+        self._waiting: deque[ToldChange] = deque()
+        self._size = 0
+        self._told = asyncio.Event()
+        self._over: Stale | None = None
+
+    def tell(self, position: int, rows: list[tuple[bytes, bytes, int]]) -> None:
+        """Rule 1, and rule 3."""
+        if self._over is not None:
+            return
+        wanted = [row for row in rows if self._wants(row[0])]
+        if not wanted:
+            return
+        size = sum(len(key) + len(value) + 64 for key, value, _ in wanted)
+        self._size += size
+        if self._size > BEHIND:
+            first = self._waiting[0][0] if self._waiting else position
+            self._waiting.clear()
+            self._over = Stale(f"the watcher did not keep up: {self._size:,} bytes waited for it. Watch again, after position {first - 1}")
+        else:
+            self._waiting.append((position, wanted, size))
+        self._told.set()
+
+    def end(self, error: Stale) -> None:
+        """Nothing more will come."""
+        self._over = self._over or error
+        self._told.set()
+
+    async def next(self) -> tuple[int, list[tuple[bytes, bytes, int]]]:
+        """The next changes, when there are some."""
+        while not self._waiting:
+            if self._over is not None:
+                raise self._over
+            self._told.clear()
+            await self._told.wait()
+        position, rows, size = self._waiting.popleft()
+        self._size -= size
+        return position, rows
+
+
+class Watchers:
+    """The watchers of one partition."""
+
+    def __init__(self) -> None:
+        self._all: set[Watching] = set()
+        self._kept: deque[ToldChange] = deque()
+        self._kept_size = 0
+        self._since = -1  # every change behind this position is kept; -1: nothing is
+
+    def __len__(self) -> int:
+        return len(self._all)
+
+    def join(self, wants: Callable[[bytes], bool], applied: int, after: int | None) -> tuple[Watching, bool]:
+        """A new watcher, and whether it goes on where it was (rule 2); if not, it needs a snapshot as of `applied` first."""
+        one = Watching(wants)
+        goes_on = after is not None and (after == applied or (0 <= self._since <= after < applied))
+        if self._since < 0:
+            self._since = applied
+        if goes_on and after is not None:
+            for position, rows, _ in self._kept:
+                if position > after:
+                    one.tell(position, [row for row in rows if row[2] > after or position > after])
+        self._all.add(one)
+        return one, goes_on
+
+    def leave(self, one: Watching) -> None:
+        """It does not listen any more."""
+        self._all.discard(one)
+
+    def tell(self, position: int, changes: Iterable[Sequence[Change]]) -> None:
+        """A record was applied. Costs nothing if nobody ever watched."""
+        if self._since < 0:
+            return
+        rows: list[tuple[bytes, bytes, int]] = []
+        for part in changes:
+            for entry, stored in part:
+                if entry[:1] == ENTRY:
+                    rows.append((entry[1:], b"", 0) if stored is None else (entry[1:], stored[8:], int.from_bytes(stored[:8], "big")))
+        if not rows:
+            return
+        size = sum(len(key) + len(value) + 64 for key, value, _ in rows)
+        self._kept.append((position, rows, size))
+        self._kept_size += size
+        while self._kept_size > KEPT and self._kept:
+            gone = self._kept.popleft()
+            self._since, self._kept_size = gone[0], self._kept_size - gone[2]
+        for one in self._all:
+            one.tell(position, rows)
+
+    def close(self, why: str) -> None:
+        """The partition ends, or was replaced as a whole."""
+        for one in self._all:
+            one.end(Stale(why))
+        self._all.clear()
+        self._kept.clear()
+        self._kept_size, self._since = 0, -1
