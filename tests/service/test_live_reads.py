@@ -13,9 +13,9 @@ from livekit import Checkpoint, got, header, run, scanned, served
 from effort import some
 from millstream.core.keyspace import decode_row
 from millstream.errors import DamageError, NotReady, RefusedRequest, Stale
-from millstream.service.live.epochs import Epochs
+from millstream.service.live.epochs import PinnedEpochs
 from millstream.service.live.follow import Follower
-from millstream.service.live.history import History
+from millstream.service.live.history import ChangeHistory
 from millstream.service.proto import service_pb2 as pb
 from millstream.state.manifest import manifest_name
 from millstream.state.memory import MemoryStorage
@@ -177,8 +177,8 @@ def test_an_epoch_that_is_not_pinned_is_refused_and_those_that_are_are_named(tmp
 
 def test_pins_go_by_age_too_and_the_newest_never(tmp_path):
     world, clock = Checkpoint(), [0.0]
-    epochs = Epochs(tmp_path, max_age=60, clock=lambda: clock[0])
-    follower = Follower(world.log, epochs, History(), clock=lambda: clock[0])
+    epochs = PinnedEpochs(tmp_path, max_age=60, clock=lambda: clock[0])
+    follower = Follower(world.log, epochs, ChangeHistory(), clock=lambda: clock[0])
     for _ in range(3):
         world.some()
         follower.look(sure=True)

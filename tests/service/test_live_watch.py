@@ -17,7 +17,7 @@ from millstream.core import subkeys
 from millstream.core.keys import key_bytes
 from millstream.core.keyspace import ROW, sub_prefix
 from millstream.errors import RefusedRequest, Stale
-from millstream.service.live.history import ChangeSet, History
+from millstream.service.live.history import ChangeHistory, ChangeSet
 from millstream.service.live.serve import LivePipeline
 from millstream.service.proto import service_pb2 as pb
 
@@ -263,7 +263,7 @@ def test_as_json_rows_whose_maps_changed_are_told_too(tmp_path):
     st.lists(st.tuples(st.sampled_from("ab"), st.integers(1, 4), st.integers(1, 50)), max_size=30), st.integers(1, 200), st.integers(0, 40)
 )
 def test_the_buffer_gives_what_leads_on_or_says_no(steps: list[tuple[str, int, int]], limit: int, known: int) -> None:
-    history = History(limit)
+    history = ChangeHistory(limit)
     ends = {"a": 0, "b": 0}
     kept: dict[str, list[ChangeSet]] = {"a": [], "b": []}
     for name, wide, size in steps:

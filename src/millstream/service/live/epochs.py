@@ -10,7 +10,7 @@ Rules
 5. The copies are this server's alone: it takes the first numbered folder that no other process holds (a lock on a file). So nobody moves them on under
    it, and the next server finds them as they are, and needs only what is new.
 6. Only the thread that follows the checkpoint opens and ends transactions; ending one may have to wait for an epoch that is being applied.
-7. A pinned epoch has a `generation`. Epochs of different generations are of different histories: nothing leads from one to the other.
+7. A pinned epoch has a `generation`. PinnedEpochs of different generations are of different histories: nothing leads from one to the other.
 """
 
 from __future__ import annotations
@@ -50,13 +50,15 @@ class _Shared:
         self.count = 0
 
 
-class Pinned(Reader):
-    """One epoch, over all keys, shards and computations. Taken by `Epochs.take`, and closed by whoever took it.
+class PinnedEpoch(Reader):
+    """One epoch, over all keys, shards and computations. Taken by `PinnedEpochs.take`, and closed by whoever took it.
 
     confirmed: the last moment (of the monotonic clock) at which it was known to be the newest committed epoch.
     """
 
-    def __init__(self, manifest: Manifest, shares: dict[ShardName, _Shared], generation: int, given_back: Callable[[Pinned], None]) -> None:
+    def __init__(
+        self, manifest: Manifest, shares: dict[ShardName, _Shared], generation: int, given_back: Callable[[PinnedEpoch], None]
+    ) -> None:
         self._manifest = manifest
         self.shares = shares
         self.generation = generation
@@ -94,7 +96,7 @@ class Pinned(Reader):
         self._given_back(self)
 
 
-class Epochs:
+class PinnedEpochs:
     """The pinned epochs of one checkpoint. `folder`: where the copies are; by default where all replicas of this host are."""
 
     def __init__(
@@ -105,7 +107,7 @@ class Epochs:
         self._max_age = max_age
         self._clock = clock
         self._lock = threading.Lock()
-        self._pins: list[Pinned] = []
+        self._pins: list[PinnedEpoch] = []
         self._over: deque[_Shared] = deque()  # transactions to end, rule 6
         self._opened: set[ShardName] = set()
         self._root: Path | None = None
@@ -115,7 +117,7 @@ class Epochs:
     # --- for whoever reads, on any thread
 
     @property
-    def newest(self) -> Pinned | None:
+    def newest(self) -> PinnedEpoch | None:
         """The newest one, to look at its manifest. To read of it, take it."""
         pins = self._pins
         return pins[-1] if pins else None
@@ -125,7 +127,7 @@ class Epochs:
         """Their numbers, ascending."""
         return [pin.epoch for pin in self._pins]
 
-    def take(self, epoch: int | None = None) -> Pinned | None:
+    def take(self, epoch: int | None = None) -> PinnedEpoch | None:
         """The newest, or the one of a number; None if it is not pinned. Rule 4."""
         with self._lock:
             for pin in reversed(self._pins):
@@ -140,7 +142,7 @@ class Epochs:
         if newest is not None and newest.epoch == epoch:
             newest.confirmed = max(newest.confirmed, when)
 
-    def _given_back(self, pin: Pinned) -> None:
+    def _given_back(self, pin: PinnedEpoch) -> None:
         with self._lock:
             pin.count -= 1
             if not pin.count:
@@ -161,7 +163,7 @@ class Epochs:
             self._locks.append(lock)
         return self._root
 
-    def prepare(self, storage: Storage, manifest: Manifest) -> Pinned:
+    def prepare(self, storage: Storage, manifest: Manifest) -> PinnedEpoch:
         """Applies an epoch. Nobody sees it until it is published."""
         before = self.newest
         shares: dict[ShardName, _Shared] = {}
@@ -182,9 +184,9 @@ class Epochs:
                 for share in shares.values():
                     self._drop(share)
             raise
-        return Pinned(manifest, shares, self.generation, self._given_back)
+        return PinnedEpoch(manifest, shares, self.generation, self._given_back)
 
-    def publish(self, pin: Pinned, confirmed: float) -> None:
+    def publish(self, pin: PinnedEpoch, confirmed: float) -> None:
         """From now on this is the newest."""
         pin.confirmed = confirmed
         if self._pins:

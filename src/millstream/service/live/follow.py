@@ -6,7 +6,7 @@ Rules
 2. That the next manifest is absent proves nothing by itself: far enough behind, it has been collected. It does where the folder has not changed since the
    listing that found the newest. (In one tick of its clock, 10 ms at most, no checkpoint commits and collects more than `KEEP` epochs.) Elsewhere
    it is believed between two listings, and never where somebody must be sure.
-3. Epochs are applied one by one, as long as it is not far behind; then it goes to the newest at once. One that was collected meanwhile is left out.
+3. PinnedEpochs are applied one by one, as long as it is not far behind; then it goes to the newest at once. One that was collected meanwhile is left out.
 4. What an older manifest names may be collected at any time. That is never damage. Damage is said, with the object, only if the newest manifest
    names it; then the last good epoch stays, and it is tried again.
 5. A manifest that is not of the history that is known (the checkpoint was restored, or made anew) begins a new generation.
@@ -22,8 +22,8 @@ import time
 from collections.abc import Callable
 
 from millstream.errors import CheckpointError, DamageError, MillstreamError, NotReady
-from millstream.service.live.epochs import KEEP, Epochs
-from millstream.service.live.history import ChangeSet, History, read_changes
+from millstream.service.live.epochs import KEEP, PinnedEpochs
+from millstream.service.live.history import ChangeHistory, ChangeSet, read_changes
 from millstream.state.folding import named_by
 from millstream.state.manifest import Manifest, ManifestLog, manifest_name
 from millstream.state.memory import MemoryStorage
@@ -55,7 +55,7 @@ class Remembering:
 class Follower:
     """Brings `epochs` and `history` up to the newest committed epoch. All methods but `is_newest` are for one thread."""
 
-    def __init__(self, log: ManifestLog, epochs: Epochs, history: History, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self, log: ManifestLog, epochs: PinnedEpochs, history: ChangeHistory, clock: Callable[[], float] = time.monotonic) -> None:
         self.log = log
         self.epochs = epochs
         self.history = history

@@ -66,7 +66,7 @@ class Wanted(msgspec.Struct, frozen=True):
         return range(bisect_left(keys, self.prefix), bisect_left(keys, after(self.prefix)) if self.prefix else len(keys))
 
 
-class History:
+class ChangeHistory:
     """The buffer. `watched`: lineages of what is watched now."""
 
     def __init__(self, limit: int = LIMIT) -> None:

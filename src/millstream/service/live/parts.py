@@ -27,7 +27,7 @@ from millstream.views.define import JOIN, TABLE
 _json = msgspec.json.Encoder().encode
 _pack = msgspec.msgpack.Encoder().encode
 
-Pairs = Iterator[tuple[bytes, bytes]]
+KeyValues = Iterator[tuple[bytes, bytes]]
 
 
 def raw_row(cut: Reader, computation: str, row_key: bytes) -> bytes | None:
@@ -53,7 +53,7 @@ def said(cut: Reader, computation: str, row_key: bytes, row: Row) -> bytes | Non
     return None
 
 
-def rows(cut: Reader, computation: str, start: bytes, stop: bytes | None, as_json: bool) -> Pairs:
+def rows(cut: Reader, computation: str, start: bytes, stop: bytes | None, as_json: bool) -> KeyValues:
     """The rows with start <= key < stop."""
     if as_json and cut.computation(computation).kind == JOIN:
         for one in shown(cut, computation):
@@ -69,7 +69,7 @@ def rows(cut: Reader, computation: str, start: bytes, stop: bytes | None, as_jso
             yield entry[size:], value
 
 
-def timers(cut: Reader, computation: str, start: bytes, stop: bytes | None, as_json: bool) -> Pairs:
+def timers(cut: Reader, computation: str, start: bytes, stop: bytes | None, as_json: bool) -> KeyValues:
     """The timers of each row that has some: a list of [time, tag, kind, what it holds] in msgpack, or as `millstream state` shows them."""
     for row_key, row in cut.rows(computation, start, stop):
         found = timers_of(row)
@@ -78,7 +78,7 @@ def timers(cut: Reader, computation: str, start: bytes, stop: bytes | None, as_j
             yield row_key, _json(plainly) if as_json else _pack([[one.time, one.tag, one.kind, one.hold] for one in found])
 
 
-def holds(cut: Reader, computation: str, start: bytes, stop: bytes | None, as_json: bool) -> Pairs:
+def holds(cut: Reader, computation: str, start: bytes, stop: bytes | None, as_json: bool) -> KeyValues:
     """What each row holds that holds something: as the row has it, or its state's own hold and the timers that hold."""
     for row_key, row in cut.rows(computation, start, stop):
         if row.holds:
@@ -86,7 +86,7 @@ def holds(cut: Reader, computation: str, start: bytes, stop: bytes | None, as_js
             yield row_key, _json({"hold": hold_of(row), "timers": msgspec.to_builtins(held)}) if as_json else _pack(row.holds)
 
 
-def map_entries(cut: Reader, computation: str, row_key: bytes, field: str, start: bytes, stop: bytes | None, as_json: bool) -> Pairs:
+def map_entries(cut: Reader, computation: str, row_key: bytes, field: str, start: bytes, stop: bytes | None, as_json: bool) -> KeyValues:
     """The entries of a key's MapState whose sub-keys, as bytes, are between start and stop."""
     prefix = sub_prefix(row_key, field)
     decode = decoder(cut.computation(computation).codec, False)
@@ -96,7 +96,7 @@ def map_entries(cut: Reader, computation: str, row_key: bytes, field: str, start
         yield sub_key, _json({"key": plain(subkeys.decode(sub_key)), "value": plain(decode(raw))}) if as_json else raw
 
 
-def asked(cut: Reader, computation: str, part: str, start: bytes, end: bytes, prefix: bytes, as_json: bool) -> Pairs:
+def asked(cut: Reader, computation: str, part: str, start: bytes, end: bytes, prefix: bytes, as_json: bool) -> KeyValues:
     """What a scan asks for. An empty end is none; a prefix narrows the range, or for a MapState names the key."""
     if part.startswith("map:"):
         return map_entries(cut, computation, prefix, part.removeprefix("map:"), start, end or None, as_json)

@@ -21,7 +21,7 @@ LARGEST = 2 << 20  # bytes of keys and values in one answer, if it is one row
 _SLICE = 0.003  # seconds on the event loop at once
 
 
-class Portion(NamedTuple):
+class Page(NamedTuple):
     """Rows for one message."""
 
     keys: list[bytes]
@@ -40,10 +40,10 @@ class Portions:
         self._clock = clock
         self._next: tuple[bytes, bytes] | None = None
         self._is_over = False
-        self._found = Portion([], [])
+        self._found = Page([], [])
         self._size = 0
 
-    async def __aiter__(self) -> AsyncIterator[Portion]:
+    async def __aiter__(self) -> AsyncIterator[Page]:
         until = self._clock() + PATIENCE
         while not self._is_over:
             if self._in_thread:
@@ -56,7 +56,7 @@ class Portions:
                     f"the answer has been read for more than {PATIENCE:.0f} s, and what it is of is not kept for longer. Ask for less at once."
                 )
             if full or self._is_over:
-                found, self._found, self._size = self._found, Portion([], []), 0
+                found, self._found, self._size = self._found, Page([], []), 0
                 if found.keys:
                     yield found
 

@@ -25,15 +25,16 @@ import msgspec
 
 from millstream.errors import MillstreamError, NotReady, RefusedRequest, Stale, TooLarge
 from millstream.service.live import parts
-from millstream.service.live.epochs import KEEP, Epochs, Pinned
+from millstream.service.live.epochs import KEEP, PinnedEpoch, PinnedEpochs
 from millstream.service.live.follow import Follower, Lookout, in_the_way
-from millstream.service.live.history import LIMIT, History
+from millstream.service.live.history import LIMIT, ChangeHistory
 from millstream.service.live.portions import LARGEST, Portions
 from millstream.service.live.watch import Watch, version_of
 from millstream.service.proto import service_pb2 as pb
 from millstream.state.manifest import ManifestLog
 from millstream.state.storage import Storage, open_storage
 
+_WHOLE = 1  # the number of the one partition that a table of live state is, and its term
 _UINT32 = 2**32 - 1
 
 
@@ -56,9 +57,10 @@ class LivePipeline:
         buffer: int = LIMIT,
     ) -> None:
         storage = open_storage(checkpoint, storage_options) if isinstance(checkpoint, (str, os.PathLike)) else checkpoint
+        self.address = ""  # where clients reach it, once it is served
         self.log = ManifestLog(storage)
-        self.epochs = Epochs(None if replicas is None else os.fspath(replicas), keep=keep)
-        self.history = History(buffer)
+        self.epochs = PinnedEpochs(None if replicas is None else os.fspath(replicas), keep=keep)
+        self.history = ChangeHistory(buffer)
         self.lookout = Lookout(Follower(self.log, self.epochs, self.history))
 
     async def start(self) -> None:
@@ -120,12 +122,21 @@ class LivePipeline:
     async def call(self, request: pb.CallRequest) -> pb.CallReply:
         self._refuse(request.header)
 
+    async def route(self, request: pb.RouteRequest) -> pb.PartitionList:
+        """A table of live state is one partition, wherever it is asked."""
+        with self._newest() as cut:
+            self.computation(cut, request.table)
+            one = pb.Partition(
+                id=_WHOLE, table=request.table, term=_WHOLE, primary=self.address, state="serving", lsn=cut.epoch, point="key"
+            )
+        return pb.PartitionList(partitions=[one], version=1)
+
     def _refuse(self, header: pb.Header) -> NoReturn:
         raise RefusedRequest(f"{header.table!r}: the live state of a pipeline is read only. Send records to the pipeline instead.")
 
     # --- which epoch answers
 
-    async def cut(self, header: pb.Header) -> Pinned:
+    async def cut(self, header: pb.Header) -> PinnedEpoch:
         """The epoch that answers, taken: whoever asks closes it."""
         if header.HasField("as_of") or header.level == pb.AS_OF:
             found = await self._as_of(header)
@@ -141,7 +152,7 @@ class LivePipeline:
             return found
         return await self._complete(found, header)
 
-    def computation(self, cut: Pinned, table: str) -> str:
+    def computation(self, cut: PinnedEpoch, table: str) -> str:
         """The computation that a table is, rule 1."""
         if table in cut.manifest.computations:
             return table
@@ -153,21 +164,21 @@ class LivePipeline:
             f"pipeline {self.lookout.follower.pipeline!r} has no computation called {table!r} in epoch {cut.epoch}. It has: {known}."
         )
 
-    def position(self, cut: Pinned, name: str, epoch: int | None = None, low_watermark: int | None = None) -> pb.Position:
+    def position(self, cut: PinnedEpoch, name: str, epoch: int | None = None, low_watermark: int | None = None) -> pb.Position:
         """Rules 2 and 3."""
         number = cut.epoch if epoch is None else epoch
         low = cut.computation(name).low_watermark if low_watermark is None else low_watermark
         age = min(_UINT32, int(cut.age(time.monotonic()) * 1000))
-        return pb.Position(lsn=number, epoch=number, low_watermark=low, age_ms=age)
+        return pb.Position(partition=_WHOLE, term=_WHOLE, lsn=number, epoch=number, low_watermark=low, age_ms=age)
 
-    def _newest(self) -> Pinned:
+    def _newest(self) -> PinnedEpoch:
         found = self.epochs.take()
         if found is None:
             trouble = self.lookout.trouble
             raise NotReady(f"{self.log.storage.url} is being read for the first time.") if trouble is None else in_the_way(trouble)
         return found
 
-    async def _as_of(self, header: pb.Header) -> Pinned:
+    async def _as_of(self, header: pb.Header) -> PinnedEpoch:
         if not header.HasField("as_of"):
             raise RefusedRequest("the level AS_OF needs an epoch: set as_of")
         newest = self.epochs.newest
@@ -202,7 +213,7 @@ class LivePipeline:
         newest = self.epochs.newest
         return newest is None or int(newest.age(time.monotonic()) * 1000) > max_age_ms
 
-    async def _complete(self, found: Pinned, header: pb.Header) -> Pinned:
+    async def _complete(self, found: PinnedEpoch, header: pb.Header) -> PinnedEpoch:
         """Rule 5."""
         while True:
             try:

@@ -3,7 +3,7 @@
 Rules
 1. First a snapshot, unless the watcher says which epoch it knows (`after`). Then per epoch the rows that it changed, and a mark with the epoch and the
    computation's low watermark. A row that is gone has version 0; any other has the epoch's number (and 1 in epoch 0).
-2. Whoever applies a snapshot and what follows has at each mark exactly the rows of that epoch. Epochs that were merged (folded, or passed while nobody
+2. Whoever applies a snapshot and what follows has at each mark exactly the rows of that epoch. PinnedEpochs that were merged (folded, or passed while nobody
    watched) come as one, with the first of them.
 3. A watcher takes what it is sent at its own pace, out of one buffer for all (`history.py`). One whose next epoch has left the buffer meanwhile is too
    slow: the stream ends with `Stale`, which names the epoch to go on after.
@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING
 from millstream.core.keyspace import after
 from millstream.errors import DamageError, RefusedRequest, Stale
 from millstream.service.live import parts
-from millstream.service.live.epochs import Pinned
+from millstream.service.live.epochs import PinnedEpoch
 from millstream.service.live.history import ChangeSet, Wanted, read_changes
 from millstream.service.live.portions import Portions
 from millstream.service.proto import service_pb2 as pb
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from millstream.service.live.serve import LivePipeline
 
 _GONE = b""
-Told = Iterator[tuple[bytes, bytes | None]]
+ToldRows = Iterator[tuple[bytes, bytes | None]]
 
 
 class Watch:
@@ -93,7 +93,7 @@ class Watch:
         finally:
             self._stop()
 
-    def _begin(self, cut: Pinned) -> None:
+    def _begin(self, cut: PinnedEpoch) -> None:
         self._stop()
         self._origin = self._origin_in(cut)
         self._lineage = str(self._origin[1])
@@ -104,7 +104,7 @@ class Watch:
             self._live.history.end(self._lineage)
             self._lineage = ""
 
-    def _origin_in(self, cut: Pinned) -> tuple[object, ...]:
+    def _origin_in(self, cut: PinnedEpoch) -> tuple[object, ...]:
         state = cut.manifest.computations.get(self._name)
         if state is None:
             raise RefusedRequest(
@@ -113,7 +113,7 @@ class Watch:
         build = cut.manifest.builds.get(self._name) if self._as_json else None
         return cut.generation, state.lineage or self._name, None if build is None else build.active
 
-    async def _go_on(self, cut: Pinned, is_back: bool) -> AsyncIterator[pb.WatchReply]:
+    async def _go_on(self, cut: PinnedEpoch, is_back: bool) -> AsyncIterator[pb.WatchReply]:
         """From the last epoch that was told to one that is pinned."""
         found = self._live.history.since(self._lineage, self._last, cut.epoch) if self._origin == self._origin_in(cut) else None
         if found is None and self._origin == self._origin_in(cut) and self._last <= cut.epoch:
@@ -137,21 +137,21 @@ class Watch:
             yield pb.WatchReply(kind=pb.WatchReply.MARK, at=at, first=one.first)
             self._last = one.last
 
-    async def _from_log(self, cut: Pinned) -> list[ChangeSet] | None:
+    async def _from_log(self, cut: PinnedEpoch) -> list[ChangeSet] | None:
         try:
             found = await asyncio.to_thread(read_changes, self._live.log.storage, self._name, cut.manifest, self._last)
         except DamageError:
             return None  # collected meanwhile: what is pinned is here
         return None if found is None else [found]
 
-    def _merged(self, sets: list[ChangeSet], cut: Pinned) -> ChangeSet:
+    def _merged(self, sets: list[ChangeSet], cut: PinnedEpoch) -> ChangeSet:
         """Several change sets as one, whose rows are read when they are shown."""
         keys = sorted(set().union(*(one.shown(self._wanted) for one in sets)))
         low = cut.computation(self._name).low_watermark
         return ChangeSet(sets[0].after, min(one.first for one in sets), cut.epoch, low, keys, [None] * len(keys), [], 0)
 
-    async def _changes(self, one: ChangeSet, cut: Pinned) -> AsyncIterator[pb.WatchReply]:
-        found: Told
+    async def _changes(self, one: ChangeSet, cut: PinnedEpoch) -> AsyncIterator[pb.WatchReply]:
+        found: ToldRows
         if self._as_json:
             found = ((key, parts.looked_up(cut, self._name, key, True)) for key in one.keys)
         else:
@@ -162,10 +162,10 @@ class Watch:
             versions = [0 if key in gone else version_of(one.last) for key in keys]
             yield pb.WatchReply(kind=pb.WatchReply.CHANGES, at=at, first=one.first, keys=keys, values=values, versions=versions)
 
-    async def _snapshot(self, cut: Pinned) -> AsyncIterator[pb.WatchReply]:
+    async def _snapshot(self, cut: PinnedEpoch) -> AsyncIterator[pb.WatchReply]:
         at = self._live.position(cut, self._name)
         prefix = self._wanted.prefix
-        found: parts.Pairs
+        found: parts.KeyValues
         if self._wanted.keys:
             every = ((key, parts.looked_up(cut, self._name, key, self._as_json)) for key in self._wanted.keys)
             found = ((key, value) for key, value in every if value is not None)
@@ -186,7 +186,7 @@ def version_of(epoch: int) -> int:
     return max(epoch, 1)
 
 
-def _noting(found: Told, gone: set[bytes]) -> parts.Pairs:
+def _noting(found: ToldRows, gone: set[bytes]) -> parts.KeyValues:
     for key, value in found:
         if value is None:
             gone.add(key)
