@@ -18,6 +18,7 @@ import millstream as ms
 from millstream.cli import main
 from millstream.core.time import BEGINNING
 from millstream.errors import DamageError, DefinitionError
+from millstream.readable import listing
 from millstream.simulation.cluster import Driver, Fault, InputPlan, Simulation
 from millstream.simulation.local import LocalEngine
 from millstream.state import alive
@@ -437,7 +438,7 @@ def test_pickles_are_loaded_only_on_demand(checkpoint: str, capsys: pytest.Captu
 
 def test_bytes_that_cannot_be_loaded_are_told_not_raised() -> None:
     for codec, raw in (("pickle", b"cno_such_module\nThing\n."), ("msgpack", b"\xc1"), ("mine", b"?")):
-        found = inspect._decoder(codec, unpickle=True)(raw)
+        found = listing.decoder(codec, unpickle=True)(raw)
         assert isinstance(found, inspect.Opaque) and found.codec == codec and str(len(raw)) in str(found)
 
 

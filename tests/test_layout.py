@@ -28,6 +28,7 @@ LAYERS = {
     "sources": 8,
     "connector": 8,
     "service": 8,
+    "readable": 8,
     "state": 9,
     "network": 9,
     "core": 10,

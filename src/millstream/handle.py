@@ -2,7 +2,8 @@
 
 Rules
 1. Everything that a handle shows is committed.
-2. A run says what it is doing, at most once a second and only when something has changed, and ends with where the rows are; `quiet` turns that off.
+2. With `serve` its live state is served beside it (`service/live`), from before the first epoch until the end.
+3. A run says what it is doing, at most once a second and only when something has changed, and ends with where the rows are; `quiet` turns that off.
 """
 
 from __future__ import annotations
@@ -27,6 +28,7 @@ from millstream.status.report import Status, status_of
 
 if TYPE_CHECKING:
     from millstream.engine.spark.run import Run
+    from millstream.service.live.server import ServingThread
 
 _QUIET_AFTER = 5.0  # seconds without a record, after which a run says what it waits for
 
@@ -34,7 +36,7 @@ _QUIET_AFTER = 5.0  # seconds without a record, after which a run says what it w
 class Handle:
     """A running pipeline."""
 
-    def __init__(self, program: Program, run: Run, narrator: Narrator) -> None:
+    def __init__(self, program: Program, run: Run, narrator: Narrator, serve: str | None = None) -> None:
         self._program = program
         self._run = run
         self._epochs = run.epochs
@@ -42,7 +44,14 @@ class Handle:
         self._heard = time.monotonic()
         self._signing = threading.Lock()
         self._is_over = False
-        run.start(self._at_end)
+        self._server = None if serve is None else _serving(run, serve)
+        try:
+            run.start(self._at_end)
+        except BaseException:
+            self._stop_serving()
+            raise
+        if self.serving:
+            narrator.say(f"live state is served at {self.serving}")
         threading.Thread(target=self._give_signs, name="millstream-signs", daemon=True).start()
 
     def _at_end(self) -> None:
@@ -52,6 +61,11 @@ class Handle:
             self._sign(self._last_word())
         if self._run.error is None:
             self._narrator.ended(self._status(), self._run.stopping, self._epochs.published)
+        self._stop_serving()
+
+    def _stop_serving(self) -> None:
+        if self._server is not None:
+            self._server.stop()
 
     def await_termination(self, timeout: float | None = None) -> bool:
         """Waits for the end: of the input and the drain (available_now), of a call of `stop`, or an error, which is raised.
@@ -71,6 +85,11 @@ class Handle:
     def running(self) -> bool:
         """Whether the pipeline is still at work."""
         return not self._run.done.is_set()
+
+    @property
+    def serving(self) -> str | None:
+        """Where live state is served (HOST:PORT), if it is."""
+        return None if self._server is None else self._server.address
 
     @property
     def query(self) -> Any:
@@ -203,6 +222,20 @@ class Handle:
 
     def _last_word(self) -> str:
         return "failed" if self._run.error is not None else "stopped" if self._run.stopping else "ended"
+
+
+def _serving(run: Run, address: str) -> ServingThread:
+    """Serves what a run commits, or says why not before anything is run. The variable MILLSTREAM_COOKIE is the secret that clients must know."""
+    try:
+        from millstream.service.live.server import ServingThread
+    except ImportError as error:
+        run.epochs.close()
+        raise DefinitionError(f'serve={address!r} needs what "pip install millstream[service]" brings: {error}') from error
+    try:
+        return ServingThread(run.epochs.storage, address, cookie=os.environ.get("MILLSTREAM_COOKIE", ""))
+    except BaseException:
+        run.epochs.close()
+        raise
 
 
 def _escaped(error: BaseException) -> str:

@@ -433,6 +433,7 @@ class Pipeline:
         storage_options: dict[str, Any] | None = None,
         drop: Sequence[str] = (),
         quiet: bool = False,
+        serve: str | None = None,
     ) -> Handle:
         """Starts the pipeline on Spark and returns a handle (`await_termination`, `stop`, `status`, `state`, `output`).
 
@@ -440,7 +441,7 @@ class Pipeline:
         available_now: process what is there and end; `drain` then moves event time to its end, so that every window closes.
         shards: fixed when the checkpoint is made, by default one per core. spark_checkpoint: where Spark keeps its own offsets, by
         default inside the checkpoint. drop: names of computations whose state may go although others are new. quiet: say nothing; otherwise a
-        run says on stderr what it is doing, at most a line a second, and ends with where the rows are.
+        run says on stderr what it is doing, at most a line a second, and ends with where the rows are. serve: HOST:PORT where others ask for its state.
         """
         from millstream.engine.spark.query import start
         from millstream.handle import Handle
@@ -459,7 +460,7 @@ class Pipeline:
             drop=tuple(drop),
             say=narrator.say,
         )
-        return Handle(program, run, narrator)
+        return Handle(program, run, narrator, serve)
 
     def _stream_name(self, stream: Stream | str, who: str) -> str:
         if isinstance(stream, str):

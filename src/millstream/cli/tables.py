@@ -13,12 +13,12 @@ from typing import Any, TypeVar
 
 from millstream.cli.arguments import at_least_one, failed, print_json, show, storage_option
 from millstream.errors import CheckpointError
+from millstream.readable.relations import ShownRow, plain_row
 from millstream.state.manifest import ManifestLog
 from millstream.state.rows import Reader
 from millstream.state.storage import open_storage
 from millstream.status import inspect, relation_view, tables
 from millstream.status.relations import relations_of
-from millstream.status.tables import ShownRow
 from millstream.views.define import TABLE
 
 _FEW = 20
@@ -96,15 +96,10 @@ def _rows(args: argparse.Namespace) -> int:
     if args.key is not None and not rows:
         return failed(f"{args.view!r} shows nothing for key {_tried(args.key)} in epoch {epoch}.")
     if args.json:
-        print_json({"name": args.view, "epoch": epoch, "more": more, "rows": [_plain(row, versions) for row in rows[:limit]]})
+        print_json({"name": args.view, "epoch": epoch, "more": more, "rows": [plain_row(row, versions) for row in rows[:limit]]})
     else:
         show(relation_view.rows(args.view, epoch, rows[:limit], versions, "; there are more, see --limit and --to" if more else ""))
     return 0
-
-
-def _plain(row: ShownRow, versions: bool) -> dict[str, Any]:
-    found = {"key": inspect.plain(row.key), "value": inspect.plain(row.value)}
-    return {**found, "version": inspect.plain(row.version)} if versions else found
 
 
 def _tried(text: str) -> str:
@@ -194,7 +189,7 @@ def _json(rows: Iterable[ShownRow], versions: bool, file: Path) -> None:
 
     with open(file, "w", encoding="utf-8") as out:
         for row in rows:
-            out.write(json.dumps(_plain(row, versions), ensure_ascii=False) + "\n")
+            out.write(json.dumps(plain_row(row, versions), ensure_ascii=False) + "\n")
 
 
 _WAYS: dict[str, Callable[[Iterable[ShownRow], bool, Path], None]] = {".parquet": _parquet, ".csv": _csv, ".json": _json, ".jsonl": _json}

@@ -306,3 +306,11 @@ def open_replica(root: Path, lineage: str, shard: int, map_size: int | None = No
             found.retire()
             found = _OPEN[folder] = Replica(folder, map_size)
     return found
+
+
+def forget_replica(root: Path, lineage: str, shard: int) -> None:
+    """Nobody in this process asks for it any more: it is closed when nobody holds an epoch of it, and opened anew if somebody comes after all."""
+    with _OPENING:
+        found = _OPEN.pop(root / lineage / str(shard), None)
+    if found is not None:
+        found.retire()

@@ -1,31 +1,19 @@
-"""A checkpoint for people: what the latest manifest says, and the rows behind it, made readable. Data only; `view` shows it, `state/reader.py` reads it.
+"""A checkpoint for people: what the latest manifest says. The rows behind it are made readable by `readable/listing.py`; `view` shows both.
 
 Rules
 1. Only the log is read, never a replica. One look shows one epoch: it is begun anew if that is collected meanwhile (`steady`).
-2. Memory follows from what is asked for, not from the number of rows.
-3. Nothing that was pickled is loaded unless the caller says so: loading a pickle runs code.
 """
 
 from __future__ import annotations
 
-import ast
-import json
-import pickle
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from itertools import islice
-from typing import Any
 
 import msgspec
 
-from millstream.core.keys import key_bytes, key_of
-from millstream.core.keyspace import Row
-from millstream.core.record import Timer
+from millstream.readable.listing import Listing, MapView, Opaque, RowView, keys_of, listed, looked_up, plain, plain_listing
 from millstream.state.alive import Alive, last_sign
-from millstream.state.codec import msgpack
 from millstream.state.manifest import ManifestLog
 from millstream.state.reader import latest, steady
-from millstream.state.rows import Reader, hold_of, timers_of
 from millstream.status.report import Status, status_of
 
 __all__ = [
@@ -61,49 +49,6 @@ class Overview(msgspec.Struct):
     last_sign: Alive | None = None
 
 
-class Opaque(msgspec.Struct, frozen=True):
-    """Bytes that are not shown, and why."""
-
-    codec: str
-    size: int
-    hint: str
-
-    def __str__(self) -> str:
-        return f"{self.size:,} bytes of {self.codec}; {self.hint}"
-
-
-class MapView(msgspec.Struct):
-    """A MapState of a row: the field it is (empty if it is the whole state), how many entries it has, and the first of them."""
-
-    field: str
-    entries: int
-    first: list[tuple[Any, Any]]
-
-
-class RowView(msgspec.Struct):
-    """A row: its key, its state with MapStates kept apart, its timers by kind and time, each with what it holds, and the state's own hold.
-
-    `is_map` says that the state is one MapState and nothing else.
-    """
-
-    key: Any
-    shard: int
-    state: Any
-    is_map: bool
-    maps: list[MapView]
-    timers: list[Timer]
-    hold: int | None = None
-
-
-class Listing(msgspec.Struct):
-    """Rows of a computation as of an epoch; `keys` is how many there are in all."""
-
-    computation: str
-    epoch: int
-    keys: int
-    rows: list[RowView]
-
-
 def overview(log: ManifestLog) -> Overview:
     """What the checkpoint says of itself and of its latest epoch."""
     identity = log.identity()
@@ -128,118 +73,3 @@ def overview(log: ManifestLog) -> Overview:
 def now() -> int:
     """The wall clock, in milliseconds."""
     return int(time.time() * 1000)
-
-
-def listed(cut: Reader, computation: str, limit: int, *, entries: int = 3, unpickle: bool = False) -> Listing:
-    """The first rows of a computation in the order of their keys' bytes, each with the first entries of its MapStates."""
-    return _listing(cut, computation, islice(cut.rows(computation), limit), entries, unpickle)
-
-
-def looked_up(cut: Reader, computation: str, keys: Sequence[Any], *, entries: int = 20, unpickle: bool = False) -> Listing:
-    """The rows of those of the keys that have one, in the order given."""
-    found = ((key_bytes(key), row) for key in keys if (row := cut.get(computation, key)) is not None)
-    return _listing(cut, computation, found, entries, unpickle)
-
-
-def keys_of(text: str) -> list[Any]:
-    """The keys that somebody may mean by a text: the string itself, then what it says as JSON or as a Python literal.
-
-    >>> keys_of("tea"), keys_of("7"), keys_of('["a", 7]'), keys_of("b'x'")
-    (['tea'], ['7', 7], ['["a", 7]', ('a', 7)], ["b'x'", b'x'])
-    """
-    found: list[Any] = [text]
-    for parse in (json.loads, ast.literal_eval):
-        try:
-            key = _tuples(parse(text))
-            key_bytes(key)
-        except (ValueError, TypeError, SyntaxError, MemoryError, RecursionError):
-            continue
-        if all((type(key), key) != (type(other), other) for other in found):
-            found.append(key)
-    return found
-
-
-def plain(value: Any) -> Any:
-    """The value as JSON can say it: tuples as lists, keys of dicts as strings, anything unknown as its repr."""
-    if isinstance(value, Opaque):
-        return {"codec": value.codec, "bytes": value.size, "hint": value.hint}
-    if isinstance(value, Mapping):
-        return {key if isinstance(key, str) else repr(key): plain(item) for key, item in value.items()}
-    if isinstance(value, (list, tuple, set, frozenset)):
-        return [plain(item) for item in value]
-    try:
-        return msgspec.to_builtins(value, str_keys=True)
-    except (TypeError, ValueError):
-        return repr(value)
-
-
-def plain_listing(found: Listing) -> dict[str, Any]:
-    """A listing as JSON can say it."""
-    return {
-        "computation": found.computation,
-        "epoch": found.epoch,
-        "keys": found.keys,
-        "rows": [
-            {
-                "key": plain(row.key),
-                "shard": row.shard,
-                "state": plain(row.state),
-                "maps": [
-                    {"field": one.field, "entries": one.entries, "first": [[plain(key), plain(value)] for key, value in one.first]}
-                    for one in row.maps
-                ],
-                "timers": msgspec.to_builtins(row.timers),
-                "hold": row.hold,
-            }
-            for row in found.rows
-        ],
-    }
-
-
-def _listing(cut: Reader, computation: str, found: Iterable[tuple[bytes, Row]], entries: int, unpickle: bool) -> Listing:
-    state = cut.computation(computation)
-    decode = _decoder(state.codec, unpickle)
-    rows = [_row(cut, computation, row_key, row, entries, decode) for row_key, row in found]
-    return Listing(computation, cut.epoch, sum(shard.keys for shard in state.shards), rows)
-
-
-def _row(cut: Reader, computation: str, row_key: bytes, row: Row, entries: int, decode: Callable[[bytes], Any]) -> RowView:
-    key, is_map = key_of(row_key.decode()), not row.state
-    state = None if is_map else decode(row.state)
-    maps: list[MapView] = []
-    for field, sub_key, raw in cut.maps(computation, key):
-        if not maps or maps[-1].field != field:
-            maps.append(MapView(field, 0, []))
-            if isinstance(state, dict) and state.get(field, field) is None:
-                del state[field]  # what a codec writes in the place of a MapState
-        maps[-1].entries += 1
-        if len(maps[-1].first) < entries:
-            maps[-1].first.append((sub_key, decode(raw)))
-    return RowView(
-        key=key, shard=cut.shard_of(computation, row_key), state=state, is_map=is_map, maps=maps, timers=timers_of(row), hold=hold_of(row)
-    )
-
-
-def _decoder(codec: str, unpickle: bool) -> Callable[[bytes], Any]:
-    """How values that were written with a codec of this name are made readable, or why they are not."""
-    loads: Callable[[bytes], Any]
-    if codec == "msgpack":
-        loads = msgpack.decoder(object)
-    elif codec == "pickle" and unpickle:
-        loads = pickle.loads
-    elif codec == "pickle":
-        return lambda raw: Opaque(codec, len(raw), "--unpickle loads it, which runs code")
-    else:
-        return lambda raw: Opaque(codec, len(raw), "only the pipeline knows this codec")
-
-    def decode(raw: bytes) -> Any:
-        try:
-            return loads(raw)
-        except Exception as error:
-            return Opaque(codec, len(raw), f"cannot be loaded here: {type(error).__name__}: {error}")
-
-    return decode
-
-
-def _tuples(value: Any) -> Any:
-    return tuple(_tuples(part) for part in value) if isinstance(value, (list, tuple)) else value

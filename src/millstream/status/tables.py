@@ -1,156 +1,26 @@
-"""Tables, views and joins of a checkpoint, read without the code that made them: what they show, and what each document gives.
+"""Tables, views and joins of a checkpoint as users read them: as Arrow, as a DataFrame, as of any epoch. What they show is told by `readable/relations.py`.
 
 Rules
-1. Rows carry what they show, and the manifest says what is a table, a view or a join. So nothing of the pipeline is needed here, and no reducer is run.
-2. What is read is one cut: all rows are as of one committed epoch, the newest unless another is asked for.
-3. A view that is being filled shows what its last complete generation showed; one that is filled for the first time shows nothing.
-4. Rows come in the order of their keys' bytes. A join keeps its rows by the right side's key, and shows them by the left document's: they come in no
-   particular order, and one key is looked for in all of them.
+1. What is read is one cut: all rows are as of one committed epoch, the newest unless another is asked for.
 """
 
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from itertools import islice
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, TypeVar
 
-from millstream.core.builds import BuildState
-from millstream.core.keys import BadKey, key_bytes, key_of
-from millstream.core.keyspace import Row, after, sub_prefix
-from millstream.core.statekind import StateKind
-from millstream.errors import CheckpointError, DefinitionError
-from millstream.state.codec import msgpack
-from millstream.state.manifest import ComputationState, Manifest, ManifestLog
-from millstream.state.memory import MemoryStore
+from millstream.readable.relations import ShownRow, given, relation, relations, shown
+from millstream.state.manifest import ManifestLog
 from millstream.state.reader import AsOf, CommittedState, steady
-from millstream.state.rows import Reader, bound
+from millstream.state.rows import Reader
 from millstream.state.storage import open_storage
-from millstream.views.change import ViewCodec
-from millstream.views.define import JOIN, TABLE, VIEW
-from millstream.views.gateway import Gateway
-from millstream.views.group import GroupRow, ViewGroup
-from millstream.views.join import INNER, Join, JoinRow
-from millstream.views.leaves import Tree
+from millstream.views.define import TABLE
+
+__all__ = ["ShownRow", "at", "by_key", "frame", "given", "origins", "read", "relation", "relations", "shown", "tabled"]
 
 _T = TypeVar("_T")
-_decode = msgpack.decoder(object)
-_encode = msgpack.encoder()
-_KINDS = {kind: StateKind(cls, ViewCodec(msgpack)) for kind, cls in ((TABLE, Gateway), (VIEW, ViewGroup), (JOIN, Join))}
-
-
-class ShownRow(NamedTuple):
-    """A row of a table, view or join. version: of a document of a table."""
-
-    key: Any
-    value: Any
-    version: Any = None
-
-
-def relations(manifest: Manifest) -> dict[str, ComputationState]:
-    """The tables, views and joins of a checkpoint."""
-    return {name: state for name, state in manifest.computations.items() if state.kind}
-
-
-def relation(cut: Reader, name: str) -> ComputationState:
-    """One of them; or an error that says which there are."""
-    found = cut.manifest.computations.get(name)
-    if found is not None and found.kind:
-        return found
-    known = ", ".join(f"{other!r} (a {state.kind})" for other, state in relations(cut.manifest).items()) or "none"
-    own = "a computation of the pipeline's own: `millstream state` shows it." if found is not None else "not there."
-    raise CheckpointError(f"no table, view or join is called {name!r}: it is {own} There are: {known}.")
-
-
-def shown(cut: Reader, name: str, *, key: Any = None, prefix: Any = None) -> Iterator[ShownRow]:
-    """The rows of a table, view or join: all, that of a key, or those whose keys begin with a text (or, for keys that are tuples, with a tuple)."""
-    state = relation(cut, name)
-    if key is not None and prefix is not None:
-        raise DefinitionError(f"{name!r}: give key= or prefix=, not both")
-    build = cut.manifest.builds.get(name)
-    if build is not None and not build.active:
-        return  # rule 3
-    if state.kind == JOIN:
-        yield from _joined(cut, name, state.about.get("how", INNER), key, prefix)
-        return
-    for row_key, row in _rows(cut, name, key, prefix):
-        yield from _shown(row_key, row, state.kind, build)
-
-
-def _shown(row_key: bytes, row: Row, kind: str, build: BuildState | None) -> Iterator[ShownRow]:
-    """What one row of a table or a view shows."""
-    state = _KINDS[kind].decode(row.state)
-    if kind == TABLE:
-        if state.body is not None:
-            yield ShownRow(key_of(row_key.decode()), _decode(state.body), state.version)
-        return
-    active = state.generation if build is None else build.active
-    for value in state.shown if state.generation == active else state.old if state.generation > active else []:
-        yield ShownRow(key_of(row_key.decode()), value)
-
-
-def _joined(cut: Reader, name: str, how: str, key: Any, prefix: Any) -> Iterator[ShownRow]:
-    begins = None if prefix is None else _begins(name, prefix).decode()
-    for row_key, row in cut.rows(name):
-        state: JoinRow = _with_maps(cut, name, JOIN, row_key, row)
-        if not state.right and how == INNER:
-            continue
-        beside = state.right[0] if state.right else None
-        lefts: Iterable[tuple[str, Any]] = state.lefts.items() if state.beside else state.inline.items()
-        for origin, data in lefts:
-            left = key_of(origin)
-            if (key is not None and (type(left), left) != (type(key), key)) or (begins is not None and not origin.startswith(begins)):
-                continue
-            for value in _decode(data) if state.beside else data:
-                yield ShownRow(left, {"left": value, "right": beside})
-
-
-def _rows(cut: Reader, name: str, key: Any, prefix: Any) -> Iterable[tuple[bytes, Row]]:
-    if key is not None:
-        row_key = _named(name, key)
-        row = cut.get(name, key)
-        return [] if row is None else [(row_key, row)]
-    return cut.rows(name) if prefix is None else cut.prefix(name, _begins(name, prefix))
-
-
-def _named(name: str, key: Any) -> bytes:
-    try:
-        return key_bytes(key)
-    except BadKey as error:
-        raise DefinitionError(f"{name!r}, key {key!r}: {error}") from error
-
-
-def _begins(name: str, prefix: Any) -> bytes:
-    """What the texts of keys begin with. That of a tuple begins with that of a shorter one."""
-    if isinstance(prefix, (str, tuple)):
-        return _named(name, prefix)
-    raise DefinitionError(f"{name!r}: prefix={prefix!r}: give a text, or for keys that are tuples a tuple")
-
-
-def _with_maps(cut: Reader, name: str, kind: str, row_key: bytes, row: Row) -> Any:
-    """A state whose maps can be read."""
-    of = _KINDS[kind]
-    (field,) = of.map_fields
-    start = sub_prefix(row_key, field)
-    is_large = bool(_decode(row.state)[1 if kind == VIEW else 3])  # leaves of a group; of a join, whether left documents stand beside it
-    entries = cut.scan(name, start, after(start), shard=cut.shard_of(name, row_key)) if is_large else ()
-    return bound(of, row_key, row, MemoryStore(entries))
-
-
-def given(cut: Reader, view: str, key: Any) -> dict[Any, list[Any]]:
-    """What each document gives to a group of a view, by the document's key, in the order of their texts."""
-    state = relation(cut, view)
-    if state.kind != VIEW:
-        raise DefinitionError(f"{view!r} is a {state.kind}: only views have groups to which documents give something")
-    if state.about.get("origins") == "not kept":
-        raise DefinitionError(f"view {view!r} was defined with origins=False: it does not know which document gives what")
-    row_key = _named(view, key)
-    row = cut.get(view, key)
-    if row is None:
-        return {}
-    group: GroupRow = _with_maps(cut, view, VIEW, row_key, row)
-    found = dict(Tree(group.nodes, group.leaves, None, _encode, _decode).items()) if group.leaves else group.inline
-    return {key_of(origin): found[origin] for origin in sorted(found)}
 
 
 def at(log: ManifestLog, epoch: int | None, read: Callable[[Reader], _T]) -> _T:

@@ -1,0 +1,7 @@
+"""How do rows look to people? Committed rows made readable, without the code that made them.
+
+    listing      rows of a computation: state, MapStates, timers and holds, as JSON can say them
+    relations    tables, views and joins: what they show, and what each document gives
+
+Who prints, serves or draws them is above. It must not know where the rows come from: a `Reader` (`state/rows.py`) gives them.
+"""

@@ -1,0 +1,269 @@
+"""Pinned epochs: the newest epochs of a checkpoint, each whole, for as long as somebody may ask for it.
+
+Rules
+1. A pinned epoch is one manifest over all keys, shards and computations. It is made of LMDB read transactions (`Replica.held`), one per shard, so it stays
+   what it is while newer epochs are applied, and whatever the pipeline folds and collects meanwhile.
+2. A shard that an epoch has not changed shares the transaction of the epoch before: idle shards cost nothing.
+3. The last `KEEP` epochs are pinned. One that is no longer the newest goes after `MAX_AGE` seconds at the latest, since what is pinned keeps LMDB from
+   using pages again. The newest stays always.
+4. Whoever reads takes an epoch (`take`) and closes it. It lasts until then, and no longer.
+5. The copies are this server's alone: it takes the first numbered folder that no other process holds (a lock on a file). So nobody moves them on under
+   it, and the next server finds them as they are, and needs only what is new.
+6. Only the thread that follows the checkpoint opens and ends transactions; ending one may have to wait for an epoch that is being applied.
+7. A pinned epoch has a `generation`. PinnedEpochs of different generations are of different histories: nothing leads from one to the other.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import heapq
+import os
+import shutil
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from operator import itemgetter
+from pathlib import Path
+
+from millstream.errors import StorageError
+from millstream.state.manifest import Manifest
+from millstream.state.replica import Held, forget_replica, open_replica, replica_root
+from millstream.state.rows import Reader
+from millstream.state.segment import SegmentRef
+from millstream.state.storage import Storage
+
+KEEP = 8
+MAX_AGE = 60.0  # seconds
+_MAP_SIZE = 1 << 35  # per shard: addresses, of which a process has 2**47
+
+ShardName = tuple[str, int]  # lineage and number
+
+
+class _Shared:
+    """A held transaction, and how many epochs share it."""
+
+    __slots__ = ("count", "held")
+
+    def __init__(self, held: Held) -> None:
+        self.held = held
+        self.count = 0
+
+
+class PinnedEpoch(Reader):
+    """One epoch, over all keys, shards and computations. Taken by `PinnedEpochs.take`, and closed by whoever took it.
+
+    confirmed: the last moment (of the monotonic clock) at which it was known to be the newest committed epoch.
+    """
+
+    def __init__(
+        self, manifest: Manifest, shares: dict[ShardName, _Shared], generation: int, given_back: Callable[[PinnedEpoch], None]
+    ) -> None:
+        self._manifest = manifest
+        self.shares = shares
+        self.generation = generation
+        self.confirmed = 0.0
+        self.replaced: float | None = None
+        self.count = 1
+        self._given_back = given_back
+        self._stores = {
+            (name, number): share.held
+            for name, state in manifest.computations.items()
+            for number in range(len(state.shards))
+            if (share := shares.get((state.lineage or name, number))) is not None
+        }
+
+    @property
+    def manifest(self) -> Manifest:
+        return self._manifest
+
+    def age(self, now: float) -> float:
+        """Seconds since it was last known to be the newest committed epoch: so old may the answer be."""
+        return max(0.0, now - self.confirmed)
+
+    def entry(self, computation: str, shard: int, key: bytes) -> bytes | None:
+        held = self._stores.get((computation, shard))
+        return None if held is None else held.get(key)
+
+    def scan(
+        self, computation: str, start: bytes, stop: bytes, *, reverse: bool = False, shard: int | None = None
+    ) -> Iterator[tuple[bytes, bytes]]:
+        shards: Sequence[int] = range(len(self.computation(computation).shards)) if shard is None else [shard]
+        found = [held.scan(start, stop, reverse) for one in shards if (held := self._stores.get((computation, one))) is not None]
+        return heapq.merge(*found, key=itemgetter(0), reverse=reverse) if len(found) != 1 else found[0]
+
+    def close(self) -> None:
+        self._given_back(self)
+
+
+class PinnedEpochs:
+    """The pinned epochs of one checkpoint. `folder`: where the copies are; by default where all replicas of this host are."""
+
+    def __init__(
+        self, folder: str | Path | None = None, *, keep: int = KEEP, max_age: float = MAX_AGE, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        self._folder = None if folder is None else str(folder)
+        self._keep = keep
+        self._max_age = max_age
+        self._clock = clock
+        self._lock = threading.Lock()
+        self._pins: list[PinnedEpoch] = []
+        self._over: deque[_Shared] = deque()  # transactions to end, rule 6
+        self._opened: set[ShardName] = set()
+        self._root: Path | None = None
+        self._locks: list[int] = []
+        self.generation = 0
+
+    # --- for whoever reads, on any thread
+
+    @property
+    def newest(self) -> PinnedEpoch | None:
+        """The newest one, to look at its manifest. To read of it, take it."""
+        pins = self._pins
+        return pins[-1] if pins else None
+
+    @property
+    def pinned(self) -> list[int]:
+        """Their numbers, ascending."""
+        return [pin.epoch for pin in self._pins]
+
+    def take(self, epoch: int | None = None) -> PinnedEpoch | None:
+        """The newest, or the one of a number; None if it is not pinned. Rule 4."""
+        with self._lock:
+            for pin in reversed(self._pins):
+                if epoch is None or pin.epoch == epoch:
+                    pin.count += 1
+                    return pin
+        return None
+
+    def confirm(self, epoch: int, when: float) -> None:
+        """At that moment, this was the newest committed epoch."""
+        newest = self.newest
+        if newest is not None and newest.epoch == epoch:
+            newest.confirmed = max(newest.confirmed, when)
+
+    def _given_back(self, pin: PinnedEpoch) -> None:
+        with self._lock:
+            pin.count -= 1
+            if not pin.count:
+                for share in pin.shares.values():
+                    self._drop(share)
+
+    def _drop(self, share: _Shared) -> None:
+        share.count -= 1
+        if not share.count:
+            self._over.append(share)
+
+    # --- for the thread that follows
+
+    def open(self, checkpoint: str) -> Path:
+        """Takes a folder for the copies of a checkpoint's state. Rule 5."""
+        if self._root is None:
+            self._root, lock = _own_folder(replica_root(checkpoint, self._folder) / "live")
+            self._locks.append(lock)
+        return self._root
+
+    def prepare(self, storage: Storage, manifest: Manifest) -> PinnedEpoch:
+        """Applies an epoch. Nobody sees it until it is published."""
+        before = self.newest
+        shares: dict[ShardName, _Shared] = {}
+        try:
+            for name, state in manifest.computations.items():
+                for number, shard in enumerate(state.shards):
+                    own = (state.lineage or name, number)
+                    if not shard.segments:
+                        continue
+                    share = None if before is None else before.shares.get(own)
+                    if share is None or before is None or any(ref.last > before.epoch for ref in shard.segments):
+                        share = _Shared(self._held(storage, own, shard.segments, manifest))
+                    with self._lock:
+                        share.count += 1
+                    shares[own] = share
+        except BaseException:
+            with self._lock:
+                for share in shares.values():
+                    self._drop(share)
+            raise
+        return PinnedEpoch(manifest, shares, self.generation, self._given_back)
+
+    def publish(self, pin: PinnedEpoch, confirmed: float) -> None:
+        """From now on this is the newest."""
+        pin.confirmed = confirmed
+        if self._pins:
+            self._pins[-1].replaced = self._clock()
+        with self._lock:
+            self._pins = [*self._pins, pin]
+        self.trim()
+
+    def trim(self) -> None:
+        """Rule 3; and ends what nobody reads any more."""
+        now, pins = self._clock(), self._pins
+        kept = [
+            pin
+            for at, pin in enumerate(pins, 1)
+            if at == len(pins) or (len(pins) - at < self._keep and (pin.replaced is None or now - pin.replaced <= self._max_age))
+        ]
+        if len(kept) < len(pins):
+            self._pins = kept
+            for pin in pins:
+                if pin not in kept:
+                    pin.close()
+            self._forget_others()
+        while self._over:
+            self._over.popleft().held.close()
+
+    def start_over(self) -> None:
+        """What comes is of another history: nothing that is pinned leads to it. It gets a folder of its own, since this one may still be read."""
+        pins, self._pins = self._pins, []
+        self.generation += 1
+        for pin in pins:
+            pin.close()
+        self.trim()
+        self._forget_others()
+        self._root = None
+
+    def close(self) -> None:
+        """The server ends. What is still taken lasts until it is closed."""
+        self.start_over()
+        for lock in self._locks:
+            os.close(lock)
+        self._locks = []
+
+    def _held(self, storage: Storage, own: ShardName, chain: Sequence[SegmentRef], manifest: Manifest) -> Held:
+        assert self._root is not None, "open comes first"
+        self._opened.add(own)
+        replica = open_replica(self._root, *own, _MAP_SIZE)
+        held = replica.held(storage, chain, manifest)
+        if held is None:  # it is of a history that went further than this one
+            shutil.rmtree(replica.folder, ignore_errors=True)
+            held = open_replica(self._root, *own, _MAP_SIZE).held(storage, chain, manifest)
+        if held is None:
+            raise StorageError(
+                f"the copy of {own[0]}, shard {own[1]}, in {replica.folder} cannot grow past {_MAP_SIZE >> 30} GB. Use more shards: a new checkpoint."
+            )
+        return held
+
+    def _forget_others(self) -> None:
+        """Closes copies of what no pinned epoch has any more, and deletes those of computations that are gone."""
+        if self._root is None:
+            return
+        needed = {own for pin in self._pins for own in pin.shares}
+        for own in self._opened - needed:
+            forget_replica(self._root, *own)
+            if self._pins:
+                shutil.rmtree(self._root / own[0] / str(own[1]), ignore_errors=True)
+        self._opened &= needed
+
+
+def _own_folder(base: Path) -> tuple[Path, int]:
+    """The first numbered folder that nobody else holds, and the handle of its lock."""
+    base.mkdir(parents=True, exist_ok=True)
+    number = 0
+    while True:
+        handle = os.open(base / f"{number}.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        try:
+            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            return base / str(number), handle
+        except BlockingIOError:
+            os.close(handle)
+            number += 1

@@ -1,0 +1,193 @@
+"""Watching live state: what is there, then what every epoch changes, then a mark that says how far event time is.
+
+Rules
+1. First a snapshot, unless the watcher says which epoch it knows (`after`). Then per epoch the rows that it changed, and a mark with the epoch and the
+   computation's low watermark. A row that is gone has version 0; any other has the epoch's number (and 1 in epoch 0).
+2. Whoever applies a snapshot and what follows has at each mark exactly the rows of that epoch. PinnedEpochs that were merged (folded, or passed while nobody
+   watched) come as one, with the first of them.
+3. A watcher takes what it is sent at its own pace, out of one buffer for all (`history.py`). One whose next epoch has left the buffer meanwhile is too
+   slow: the stream ends with `Stale`, which names the epoch to go on after.
+4. Whoever comes back is given what the buffer has, else what the log has, else a reset and a snapshot.
+5. A computation that begins anew under its name, or a checkpoint that was restored, is a reset. One that is gone ends the stream.
+6. As JSON rows are shown as of the newest epoch, so epochs that came meanwhile are merged; rows whose MapStates changed are among them; and a view that
+   shows another generation is a reset. A join cannot be watched as JSON: it shows rows by keys that it does not keep them by.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Iterator
+from typing import TYPE_CHECKING
+
+from millstream.core.keyspace import after
+from millstream.errors import DamageError, RefusedRequest, Stale
+from millstream.service.live import parts
+from millstream.service.live.epochs import PinnedEpoch
+from millstream.service.live.history import ChangeSet, Wanted, read_changes
+from millstream.service.live.portions import Portions
+from millstream.service.proto import service_pb2 as pb
+from millstream.views.define import JOIN
+
+if TYPE_CHECKING:
+    from millstream.service.live.serve import LivePipeline
+
+_GONE = b""
+ToldRows = Iterator[tuple[bytes, bytes | None]]
+
+
+class Watch:
+    """One watcher. Made and used on the event loop."""
+
+    def __init__(self, live: LivePipeline, request: pb.WatchRequest) -> None:
+        self._live = live
+        self._header = request.header
+        self._after = request.after if request.HasField("after") else None
+        self._wanted = Wanted(tuple(sorted(set(request.keys))), request.prefix)
+        self._as_json = request.header.form == pb.JSON
+        self._name = ""
+        self._origin: tuple[object, ...] = ()  # what must stay for changes to make sense: history, lineage, generation of a view
+        self._lineage = ""
+        self._last = -1
+
+    async def replies(self) -> AsyncIterator[pb.WatchReply]:
+        """What it is sent."""
+        cut = await self._live.cut(self._header)
+        try:
+            self._name = self._live.computation(cut, self._header.table)
+            if self._as_json and cut.computation(self._name).kind == JOIN:
+                raise RefusedRequest(
+                    f"{self._name!r} is a join: watch it in the form BYTES, or publish its changes. It shows rows by other keys than it keeps."
+                )
+            self._begin(cut)
+            first = self._after is not None
+            if self._after is not None and self._after > cut.epoch:
+                await self._live.lookout.sure()
+            if self._after is None:
+                async for reply in self._snapshot(cut):
+                    yield reply
+            else:
+                self._last = self._after
+        except BaseException:
+            self._stop()
+            raise
+        finally:
+            cut.close()
+        try:
+            while True:
+                newest = self._live.epochs.take()
+                if newest is None:
+                    await self._live.lookout.moved()
+                    continue
+                try:
+                    if newest.epoch == self._last and self._origin == self._origin_in(newest):
+                        waits = True
+                    else:
+                        waits = False
+                        async for reply in self._go_on(newest, first):
+                            yield reply
+                    first = False
+                finally:
+                    newest.close()
+                if waits:
+                    await self._live.lookout.moved()
+        finally:
+            self._stop()
+
+    def _begin(self, cut: PinnedEpoch) -> None:
+        self._stop()
+        self._origin = self._origin_in(cut)
+        self._lineage = str(self._origin[1])
+        self._live.history.begin(self._lineage)
+
+    def _stop(self) -> None:
+        if self._lineage:
+            self._live.history.end(self._lineage)
+            self._lineage = ""
+
+    def _origin_in(self, cut: PinnedEpoch) -> tuple[object, ...]:
+        state = cut.manifest.computations.get(self._name)
+        if state is None:
+            raise RefusedRequest(
+                f"computation {self._name!r} is gone since epoch {cut.epoch}. There are: {', '.join(cut.computations) or 'none'}."
+            )
+        build = cut.manifest.builds.get(self._name) if self._as_json else None
+        return cut.generation, state.lineage or self._name, None if build is None else build.active
+
+    async def _go_on(self, cut: PinnedEpoch, is_back: bool) -> AsyncIterator[pb.WatchReply]:
+        """From the last epoch that was told to one that is pinned."""
+        found = self._live.history.since(self._lineage, self._last, cut.epoch) if self._origin == self._origin_in(cut) else None
+        if found is None and self._origin == self._origin_in(cut) and self._last <= cut.epoch:
+            pinned = self._live.epochs.pinned
+            if not is_back and self._live.history.has_dropped(self._lineage, self._last) and self._last < max(pinned[:-1], default=-1):
+                raise Stale(
+                    f"this watcher is too slow: what came after epoch {self._last} is no longer kept for it. Watch again, with after={self._last}."
+                )
+            found = await self._from_log(cut)
+        if found is None:
+            self._begin(cut)
+            yield pb.WatchReply(kind=pb.WatchReply.RESET, at=self._live.position(cut, self._name))
+            async for reply in self._snapshot(cut):
+                yield reply
+            return
+        merged = self._merged(found, cut) if self._as_json else None
+        for one in found if merged is None else [merged]:
+            async for reply in self._changes(one, cut):
+                yield reply
+            at = self._live.position(cut, self._name, epoch=one.last, low_watermark=one.low_watermark)
+            yield pb.WatchReply(kind=pb.WatchReply.MARK, at=at, first=one.first)
+            self._last = one.last
+
+    async def _from_log(self, cut: PinnedEpoch) -> list[ChangeSet] | None:
+        try:
+            found = await asyncio.to_thread(read_changes, self._live.log.storage, self._name, cut.manifest, self._last)
+        except DamageError:
+            return None  # collected meanwhile: what is pinned is here
+        return None if found is None else [found]
+
+    def _merged(self, sets: list[ChangeSet], cut: PinnedEpoch) -> ChangeSet:
+        """Several change sets as one, whose rows are read when they are shown."""
+        keys = sorted(set().union(*(one.shown(self._wanted) for one in sets)))
+        low = cut.computation(self._name).low_watermark
+        return ChangeSet(sets[0].after, min(one.first for one in sets), cut.epoch, low, keys, [None] * len(keys), [], 0)
+
+    async def _changes(self, one: ChangeSet, cut: PinnedEpoch) -> AsyncIterator[pb.WatchReply]:
+        found: ToldRows
+        if self._as_json:
+            found = ((key, parts.looked_up(cut, self._name, key, True)) for key in one.keys)
+        else:
+            found = one.rows(self._wanted)
+        gone: set[bytes] = set()
+        at = self._live.position(cut, self._name, epoch=one.last, low_watermark=one.low_watermark)
+        async for keys, values in Portions(_noting(found, gone), in_thread=self._as_json):
+            versions = [0 if key in gone else version_of(one.last) for key in keys]
+            yield pb.WatchReply(kind=pb.WatchReply.CHANGES, at=at, first=one.first, keys=keys, values=values, versions=versions)
+
+    async def _snapshot(self, cut: PinnedEpoch) -> AsyncIterator[pb.WatchReply]:
+        at = self._live.position(cut, self._name)
+        prefix = self._wanted.prefix
+        found: parts.KeyValues
+        if self._wanted.keys:
+            every = ((key, parts.looked_up(cut, self._name, key, self._as_json)) for key in self._wanted.keys)
+            found = ((key, value) for key, value in every if value is not None)
+        else:
+            found = parts.rows(cut, self._name, prefix, after(prefix) if prefix else None, self._as_json)
+        some = False
+        async for keys, values in Portions(found, in_thread=self._as_json):
+            some = True
+            yield pb.WatchReply(kind=pb.WatchReply.SNAPSHOT, at=at, keys=keys, values=values, versions=[version_of(cut.epoch)] * len(keys))
+        if not some:
+            yield pb.WatchReply(kind=pb.WatchReply.SNAPSHOT, at=at)
+        self._last = cut.epoch
+        yield pb.WatchReply(kind=pb.WatchReply.MARK, at=at, first=cut.epoch)
+
+
+def version_of(epoch: int) -> int:
+    """The version of a row as of an epoch: its number. 0 says that it is not there, so in epoch 0 it is 1."""
+    return max(epoch, 1)
+
+
+def _noting(found: ToldRows, gone: set[bytes]) -> parts.KeyValues:
+    for key, value in found:
+        if value is None:
+            gone.add(key)
+        yield key, _GONE if value is None else value
