@@ -168,10 +168,12 @@ class _LogCheck:
         await self._settle(old, self._log)
         (record,) = self._records(1)
         record.term = before
-        for rule, asked in (("L6", old.confirm(before)), ("L1", old.append(record))):
-            (outcome,) = await _outcomes([asked])
-            if outcome is None or (rule == "L6" and not isinstance(outcome, Fenced)):
-                self._fail(rule, f"term {before} goes on behind seal({self._term}) by another process: {outcome!r}")
+        (outcome,) = await _outcomes([old.confirm(before)])
+        if not isinstance(outcome, Fenced):
+            self._fail("L6", f"confirm({before}) behind seal({self._term}) by another process ended with {outcome!r} instead of Fenced")
+        (outcome,) = await _outcomes([old.append(record)])
+        if not isinstance(outcome, Fenced):
+            self._fail("L1", f"an append of term {before} behind seal({self._term}) by another process ended with {outcome!r}")
         await self._opened.pop(0).close()
 
     async def _settle(self, old: Log, new: Log) -> None:
