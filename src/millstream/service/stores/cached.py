@@ -13,6 +13,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
 
 from millstream.errors import DefinitionError
@@ -32,6 +33,7 @@ class CachedStore:
         self.durable = slow.durable
         self._known: dict[bytes, None] = {}  # copies in the fast store, oldest first
         self._fresh: dict[bytes, bytes] = {}  # copies that are not there yet; they count before those that are
+        self._dead: set[bytes] = set()  # keys that the fast store may have, and that are not served from it any more
         if fast is not None:
             try:
                 fast.replace((), 0)
@@ -58,6 +60,7 @@ class CachedStore:
                     self._known[key] = None
                 return value
             self._known.pop(key, None)
+            self._dead.add(key)
         value = self._slow.get(key)
         if value is not None and self._fast is not None:
             self._fresh[key] = value
@@ -66,30 +69,31 @@ class CachedStore:
 
     def _flush(self) -> None:
         """Hands copies to the fast store, when there are enough of them, and takes old ones away."""
-        if self._fast is None or len(self._fresh) < min(_TOGETHER, self._limit):
+        if self._fast is None or len(self._fresh) + len(self._dead) < min(_TOGETHER, self._limit):
             return
-        fresh, self._fresh = self._fresh, {}
-        known = self._known
+        fresh, gone, known = self._fresh, self._dead, self._known
+        self._fresh, self._dead = {}, set()
         for key in fresh:
-            known.pop(key, None)
-        for key in [key for key, _ in zip(fresh, range(len(fresh) - self._limit), strict=False)]:
+            if key in known:
+                del known[key]
+                gone.add(key)
+        for key in list(fresh)[: -self._limit]:
             del fresh[key]
-        over = max(0, len(known) + len(fresh) - self._limit)
-        old = [key for key, _ in zip(known, range(over), strict=False)]
+        for key in list(islice(known, max(0, len(known) + len(fresh) - self._limit))):
+            del known[key]
+            gone.add(key)
         try:
-            self._fast.apply([*((key, None) for key in old), *fresh.items()], self._slow.applied)
+            self._fast.apply([*((key, None) for key in gone), *fresh.items()], self._slow.applied)
         except Exception as error:
             self._lose(error)
             return
-        for key in old:
-            del known[key]
         known.update(dict.fromkeys(fresh))
 
     def _lose(self, error: Exception) -> None:
         """Rule 3."""
         _log.warning("the fast store of a cached one failed and is not used any more: %s", error)
         self._fast = None
-        self._known, self._fresh = {}, {}
+        self._known, self._fresh, self._dead = {}, {}, set()
 
     def scan(self, start: bytes, stop: bytes) -> Iterator[tuple[bytes, bytes]]:
         return self._slow.scan(start, stop)
@@ -101,7 +105,9 @@ class CachedStore:
         for key, value in changes:
             if value is None:
                 self._fresh.pop(key, None)
-                self._known.pop(key, None)
+                if key in self._known:
+                    del self._known[key]
+                    self._dead.add(key)
             else:
                 self._fresh[key] = value
         self._flush()
@@ -111,7 +117,7 @@ class CachedStore:
 
     def replace(self, entries: Iterable[tuple[bytes, bytes]], upto: int) -> None:
         self._slow.replace(entries, upto)
-        self._known, self._fresh = {}, {}
+        self._known, self._fresh, self._dead = {}, {}, set()
         if self._fast is not None:
             try:
                 self._fast.replace((), 0)
@@ -120,7 +126,7 @@ class CachedStore:
 
     def close(self) -> None:
         """Copies may go."""
-        self._known, self._fresh = {}, {}
+        self._known, self._fresh, self._dead = {}, {}, set()
         self._slow.close()
 
 
