@@ -88,6 +88,11 @@ def cookie_of(args: argparse.Namespace) -> str:
     return args.cookie if args.cookie is not None else os.environ.get("MILLSTREAM_COOKIE", "")
 
 
+def secured_by(args: argparse.Namespace) -> str:
+    """For people."""
+    return f"{'TLS' if tls_of(args) else 'no TLS'}, {'a cookie' if cookie_of(args) else 'no cookie'}"
+
+
 async def _serve_tables(args: argparse.Namespace, tables: list[Any]) -> int:
     from millstream.service import limits
     from millstream.service.node import Node
@@ -121,8 +126,7 @@ async def _serve_tables(args: argparse.Namespace, tables: list[Any]) -> int:
             print(f"serve: {table}, {len(mine)} partition{'' if len(mine) == 1 else 's'} here", flush=True)
             for one in broken:
                 print(f"serve: partition {one.descriptor.id} of {table.name!r} is {one.state}: {one.reason}", file=sys.stderr, flush=True)
-        secured = f"{'TLS' if tls_of(args) else 'no TLS'}, {'a cookie' if cookie_of(args) else 'no cookie'}"
-        print(f"serve: node {args.node} listens on {node.data.address} ({secured}); control on {node.control.address}", flush=True)
+        print(f"serve: node {args.node} listens on {node.data.address} ({secured_by(args)}); control on {node.control.address}", flush=True)
         await stopping.wait()
     finally:
         served = {one.descriptor.table: one for one in node.manager.partitions.values()}
@@ -132,6 +136,7 @@ async def _serve_tables(args: argparse.Namespace, tables: list[Any]) -> int:
 
 
 async def _serve_checkpoint(args: argparse.Namespace) -> int:
+    from millstream.service import limits
     from millstream.service.live.server import LiveServer
 
     server = LiveServer(
@@ -141,12 +146,12 @@ async def _serve_checkpoint(args: argparse.Namespace) -> int:
         cookie=cookie_of(args),
         storage_options=dict(args.storage_option) or None,
         replicas=args.replicas,
-        limits_off=args.limits == "off",
+        limits=limits.off(limits.DATA) if args.limits == "off" else limits.DATA,
         force=args.force,
     )
     stopping = _until_told()
     await server.start()
-    print(f"serve: {args.checkpoint}: {server.describe()}; listening on {server.address}", flush=True)
+    print(f"serve: the live state of {args.checkpoint}, {secured_by(args)}; listening on {server.address}", flush=True)
     try:
         await stopping.wait()
     finally:

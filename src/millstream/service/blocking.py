@@ -15,8 +15,8 @@ from collections.abc import AsyncIterator, Coroutine, Iterable, Iterator, Mappin
 from typing import Any, TypeVar
 
 from millstream.network import Tls
-from millstream.service.client import AsyncClient, Text
-from millstream.service.found import KeyFound, WatchedChange
+from millstream.service.client import AsyncClient
+from millstream.service.found import KeyFound, Text, WatchedChange
 from millstream.service.messages import Level
 
 _T = TypeVar("_T")

@@ -16,7 +16,6 @@ import time
 from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
 from typing import Any
 
-from millstream.core.keyspace import after
 from millstream.core.time import duration
 from millstream.errors import (
     BadNode,
@@ -32,25 +31,14 @@ from millstream.errors import (
 )
 from millstream.network import Tls
 from millstream.service.calls import Channel, Unreachable
-from millstream.service.found import KeyFound, WatchedChange, merged, watched_change
-from millstream.service.messages import LIMIT, Descriptor, Level
+from millstream.service.found import KeyFound, Owner, Text, WatchedChange, as_bytes, limits_of, merged, watched_change
+from millstream.service.messages import LIMIT, Level
 from millstream.service.proto import service_pb2 as pb
 from millstream.service.routes import HASH, KEY, LIVE, RangeMap
-from millstream.service.wire import descriptor
 from millstream.service.writing import Pause, WriteSession
 
 _ATTEMPT = 5.0  # seconds for one try
 _BATCH = LIMIT // 2
-
-Text = str | bytes
-
-
-class Owner:
-    """A partition as a client knows it, and where it is."""
-
-    def __init__(self, found: pb.Partition) -> None:
-        self.descriptor: Descriptor = descriptor(found)
-        self.address = found.primary
 
 
 class AsyncClient:
@@ -105,7 +93,7 @@ class AsyncClient:
 
         as_of, complete_to, as_json: for live state, the epoch to read (level AS_OF), the event time to wait for, and rows as JSON.
         """
-        wanted = [_bytes(key) for key in keys]
+        wanted = [as_bytes(key) for key in keys]
         found: list[KeyFound | None] = [None] * len(wanted)
 
         async def read(places: list[int], owner: Owner | None, left: float) -> None:
@@ -135,12 +123,12 @@ class AsyncClient:
 
     async def put(self, key: Text, value: Text, *, expect: int | None = None) -> int:
         """Writes a key, once; its version. expect: only if it has this version (0: only if it is not there), or `Conflict`."""
-        asked = pb.UpsertRequest(keys=[_bytes(key)], values=[_bytes(value)], expect=[] if expect is None else [expect])
-        return int((await self._write("Upsert", asked, _bytes(key))).at.lsn)
+        asked = pb.UpsertRequest(keys=[as_bytes(key)], values=[as_bytes(value)], expect=[] if expect is None else [expect])
+        return int((await self._write("Upsert", asked, as_bytes(key))).at.lsn)
 
     async def put_many(self, rows: Mapping[Text, Text] | Iterable[tuple[Text, Text]], *, txn: str = "") -> int:
         """Writes many keys: batches by partition, each whole or not at all, several at once; how many rows. txn: stages them instead."""
-        pairs = [(_bytes(key), _bytes(value)) for key, value in (rows.items() if isinstance(rows, Mapping) else rows)]
+        pairs = [(as_bytes(key), as_bytes(value)) for key, value in (rows.items() if isinstance(rows, Mapping) else rows)]
         await self._many([key for key, _ in pairs], [value for _, value in pairs], txn)
         return len(pairs)
 
@@ -157,13 +145,13 @@ class AsyncClient:
 
     async def remove(self, key: Text, *, expect: int | None = None) -> int:
         """Removes a key, once; the position of that. To remove what is not there is no error."""
-        asked = pb.RemoveRequest(keys=[_bytes(key)], expect=[] if expect is None else [expect])
-        return int((await self._write("Remove", asked, _bytes(key))).at.lsn)
+        asked = pb.RemoveRequest(keys=[as_bytes(key)], expect=[] if expect is None else [expect])
+        return int((await self._write("Remove", asked, as_bytes(key))).at.lsn)
 
     async def call(self, function: str, key: Text, argument: Text = b"") -> bytes:
         """Runs a function of the table on a key, once; its result."""
-        asked = pb.CallRequest(function=function, key=_bytes(key), argument=_bytes(argument))
-        return bytes((await self._write("Call", asked, _bytes(key))).result)
+        asked = pb.CallRequest(function=function, key=as_bytes(key), argument=as_bytes(argument))
+        return bytes((await self._write("Call", asked, as_bytes(key))).result)
 
     async def decide(self, partition: int, txn: str, how: str, fence: int = 0, keep: Sequence[str] = ()) -> bytes:
         """Decides a staged transaction in one partition: check, commit, drop or sweep (`ledger.py`). Doing it again is harmless."""
@@ -200,13 +188,15 @@ class AsyncClient:
         part, as_of, as_json: for live state, what to scan ("timers", "holds", "map:FIELD"), the epoch to read, and rows as JSON.
         """
         owners = await self._partitions()
-        asked = pb.ScanRequest(start=_bytes(start), end=_bytes(end), prefix=_bytes(prefix), limit=limit, keys_only=keys_only, part=part)
+        asked = pb.ScanRequest(
+            start=as_bytes(start), end=as_bytes(end), prefix=as_bytes(prefix), limit=limit, keys_only=keys_only, part=part
+        )
         asked.header.form = pb.JSON if as_json else pb.BYTES
         if as_of is not None:
             asked.header.as_of, asked.header.level = as_of, pb.AS_OF
         given = 0
         if self._routes.point != HASH or len(owners) == 1:
-            low, high = _limits(asked)
+            low, high = limits_of(asked)
             for owner in owners:
                 here = owner.descriptor
                 if self._routes.point == KEY and ((here.end and here.end <= low) or (high and high <= here.start)):
@@ -228,11 +218,11 @@ class AsyncClient:
     ) -> AsyncIterator[WatchedChange]:
         """What is there, then every change, of all partitions. after: by partition, the position to go on from."""
         queue: asyncio.Queue[WatchedChange | BaseException] = asyncio.Queue(maxsize=64)
-        wanted = [_bytes(key) for key in keys]
+        wanted = [as_bytes(key) for key in keys]
 
         async def follow(owner: Owner, mine: list[bytes]) -> None:
             try:
-                asked = pb.WatchRequest(header=self._header(owner), keys=mine, prefix=_bytes(prefix))
+                asked = pb.WatchRequest(header=self._header(owner), keys=mine, prefix=as_bytes(prefix))
                 asked.header.form = pb.JSON if as_json else pb.BYTES
                 if after is not None and owner.descriptor.id in after:
                     asked.after = after[owner.descriptor.id]
@@ -268,12 +258,12 @@ class AsyncClient:
 
     async def partition_of(self, key: Text) -> int:
         """The id of the partition that has a key."""
-        found = self._routes.find(_bytes(key))
+        found = self._routes.find(as_bytes(key))
         if found is None:
             await self._learn_all()
-            found = self._routes.find(_bytes(key))
+            found = self._routes.find(as_bytes(key))
         if found is None:
-            raise BadNode(f"no partition of table {self.table!r} has key {_bytes(key)[:60]!r}")
+            raise BadNode(f"no partition of table {self.table!r} has key {as_bytes(key)[:60]!r}")
         return found.descriptor.id
 
     # --- ways and means
@@ -486,19 +476,3 @@ class AsyncClient:
     def _give_up(self, id: int, session: WriteSession) -> None:
         if self._sessions.get(id) is session:
             del self._sessions[id]
-
-
-def _limits(asked: Any) -> tuple[bytes, bytes]:
-    low, high = asked.start, asked.end
-    if asked.prefix:
-        low = max(low, asked.prefix)
-        high = min(high, after(asked.prefix)) if high else after(asked.prefix)
-    return low, high
-
-
-def _bytes(text: Text) -> bytes:
-    if isinstance(text, str):
-        return text.encode()
-    if isinstance(text, (bytes, bytearray, memoryview)):
-        return bytes(text)
-    raise RefusedRequest(f"keys and values are bytes or text, and not {type(text).__name__}: {text!r:.60}")

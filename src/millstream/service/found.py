@@ -1,4 +1,4 @@
-"""What a client is answered: keys that were looked up, scanned and watched."""
+"""What a client asks with and is answered: keys and values, owners, what was looked up, scanned and watched."""
 
 from __future__ import annotations
 
@@ -8,7 +8,21 @@ from typing import Any
 
 import msgspec
 
+from millstream.core.keyspace import after
+from millstream.errors import RefusedRequest
+from millstream.service.messages import Descriptor
 from millstream.service.proto import service_pb2 as pb
+from millstream.service.wire import descriptor
+
+Text = str | bytes
+
+
+class Owner:
+    """A partition as a client knows it, and where it is."""
+
+    def __init__(self, found: pb.Partition) -> None:
+        self.descriptor: Descriptor = descriptor(found)
+        self.address = found.primary
 
 
 class KeyFound(msgspec.Struct, frozen=True):
@@ -61,3 +75,21 @@ def watched_change(reply: Any) -> WatchedChange:
     ]
     kind = pb.WatchReply.Kind.Name(reply.kind).lower()
     return WatchedChange(kind, at.partition, at.lsn, rows, at.epoch, at.low_watermark, reply.first)
+
+
+def limits_of(asked: Any) -> tuple[bytes, bytes]:
+    """The range of keys that a scan asks for; an empty end is none."""
+    low, high = asked.start, asked.end
+    if asked.prefix:
+        low = max(low, asked.prefix)
+        high = min(high, after(asked.prefix)) if high else after(asked.prefix)
+    return low, high
+
+
+def as_bytes(text: Text) -> bytes:
+    """Keys and values as they travel."""
+    if isinstance(text, str):
+        return text.encode()
+    if isinstance(text, (bytes, bytearray, memoryview)):
+        return bytes(text)
+    raise RefusedRequest(f"keys and values are bytes or text, and not {type(text).__name__}: {text!r:.60}")
