@@ -20,7 +20,7 @@ from millstream.service.messages import Change
 from millstream.service.stores.base import Pinned
 from millstream.service.stores.cached import CachedStore, cached
 from millstream.service.stores.counters import CounterStore, counters, pack_number, unpack_number
-from millstream.service.stores.lmdb import lmdb
+from millstream.service.stores.lmdb_store import lmdb
 from millstream.service.stores.memory import DictStore, SharedMemory, memory
 
 PAIR = struct.Struct(">Qq")
