@@ -91,6 +91,21 @@ def test_every_pinned_epoch_is_what_a_dictionary_holds(tmp_path_factory, seed: i
     run(main)
 
 
+def test_on_a_folder_a_question_sees_what_was_committed_before_it_however_far_that_is(tmp_path):
+    world = Checkpoint(4, storage=LocalStorage(tmp_path / "c"))
+    world.some()
+
+    async def main() -> None:
+        async with served(world.storage, replicas=tmp_path / "live") as live:
+            for act in "ekelekllek":
+                for _ in range(3 if act == "k" else 1):
+                    world.leap() if act == "l" else world.some()
+                assert await scanned(live) == (world.epoch, world.rows_at(world.epoch)), "the next manifest may be collected already"
+                assert live.lookout.follower.is_newest()
+
+    run(main)
+
+
 @settings(max_examples=some(40), deadline=None, database=None)
 @given(st.integers(0, 2**32), st.binary(max_size=2), st.binary(max_size=2), st.binary(max_size=2), st.integers(0, 6))
 def test_ranges_prefixes_and_limits(tmp_path_factory, seed: int, one: bytes, two: bytes, prefix: bytes, limit: int) -> None:
