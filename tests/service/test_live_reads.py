@@ -20,6 +20,7 @@ from millstream.service.live.history import ChangeHistory
 from millstream.service.proto import service_pb2 as pb
 from millstream.state.manifest import manifest_name
 from millstream.state.memory import MemoryStorage
+from millstream.state.reader import CommittedState
 from millstream.state.storage import LocalStorage
 
 
@@ -83,6 +84,12 @@ def test_every_pinned_epoch_is_what_a_dictionary_holds(tmp_path_factory, seed: i
                     for gone in {"C", "D", "E"} - set(world.as_of[pinned]):
                         with pytest.raises(RefusedRequest, match="It has: C"):
                             await got(live, "00", table=gone, level=pb.AS_OF, as_of=pinned)
+                newest = CommittedState(world.log).newest()
+                taken = live.epochs.take(newest.epoch)
+                for name in newest.computations if taken is not None else ():
+                    assert list(taken.rows(name)) == list(newest.rows(name)), "as the reader has it"
+                if taken is not None:
+                    taken.close()
                 reply = await got(live, *[f"{k:02d}" for k in range(31)])
                 rows = world.rows_at(reply.at.epoch)
                 assert list(reply.values) == [rows.get(b"%02d" % k, b"") for k in range(31)]
