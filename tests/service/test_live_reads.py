@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -18,7 +19,7 @@ from millstream.service.live.epochs import PinnedEpochs
 from millstream.service.live.follow import Follower
 from millstream.service.live.history import ChangeHistory
 from millstream.service.proto import service_pb2 as pb
-from millstream.state.manifest import manifest_name
+from millstream.state.manifest import ManifestLog, manifest_name
 from millstream.state.memory import MemoryStorage
 from millstream.state.reader import CommittedState
 from millstream.state.storage import LocalStorage
@@ -141,6 +142,42 @@ def test_ranges_prefixes_and_limits(tmp_path_factory, seed: int, one: bytes, two
                 assert keys == [k for k, _ in wanted[: limit or None]]
 
     run(main)
+
+
+class FarStorage:
+    """An object store: nothing but the contract, and each question counted."""
+
+    def __init__(self, storage: MemoryStorage) -> None:
+        self._storage = storage
+        self.url = "far"
+        self.asked: list[str] = []
+
+    def __getattr__(self, name: str) -> Any:
+        self.asked.append(name)
+        return getattr(self._storage, name)
+
+
+def test_an_object_store_is_asked_for_the_next_manifest_and_listed_now_and_then(tmp_path):
+    world, clock = Checkpoint(4), [0.0]
+    far = FarStorage(world.storage)
+    epochs = PinnedEpochs(tmp_path, clock=lambda: clock[0])
+    follower = Follower(ManifestLog(far), epochs, ChangeHistory(), clock=lambda: clock[0])
+    world.some()
+    assert follower.look() and not follower.is_near and not follower.is_newest()
+    far.asked.clear()
+    for _ in range(200):
+        clock[0] += 0.2
+        assert not follower.look()
+    assert far.asked.count("exists") > 180 and far.asked.count("list") <= 5
+    assert epochs.newest is not None and epochs.newest.age(clock[0]) == 0
+    world.some()
+    assert follower.look() and epochs.pinned[-1] == 1
+    world.leap()
+    assert follower.look(sure=True) and epochs.pinned[-1] == world.epoch, "who must be sure has it listed"
+    world.leap()
+    clock[0] += 11
+    assert follower.look() and epochs.pinned[-1] == world.epoch, "and once in a while it is listed anyway"
+    epochs.close()
 
 
 # --- one epoch over all keys and computations
