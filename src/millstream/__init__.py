@@ -1,6 +1,6 @@
 """Millstream: MillWheel's model of stream processing on Spark, from Python."""
 
-from millstream import connector, errors, sinks, sources, testing, views
+from millstream import connector, errors, service, sinks, sources, testing, views
 from millstream.core import watermark as watermarks
 from millstream.core.computation import Computation
 from millstream.core.dedup import dedup
@@ -65,6 +65,7 @@ __all__ = [
     "max",
     "mean",
     "min",
+    "service",
     "sinks",
     "sources",
     "stats",

@@ -20,7 +20,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from millstream import faults as _faults
 from millstream.core.guards import ALL_GUARDS, Guards
@@ -35,12 +35,33 @@ from millstream.reducers.laws import assert_reducer
 from millstream.simulation import readings
 from millstream.simulation.local import Emitted, LocalEngine, SimulatedCrash
 
-__all__ = ["Emitted", "LocalRunner", "SimulatedCrash", "SparkFaults", "assert_exactly_once", "assert_reducer", "assert_same_in_any_epochs"]
+if TYPE_CHECKING:
+    from millstream.service.checks import check_log, check_store
+
+__all__ = [
+    "Emitted",
+    "LocalRunner",
+    "SimulatedCrash",
+    "SparkFaults",
+    "assert_exactly_once",
+    "assert_reducer",
+    "assert_same_in_any_epochs",
+    "check_log",
+    "check_store",
+]
 
 CRASH_POINTS = _faults.POINTS
 
 Expressions = Mapping[str, Callable[[dict[str, Any]], Any]]  # by SQL text: what it means for a row
 _CUTS = 25  # seeds of assert_exactly_once that are also cut in other ways
+
+
+def __getattr__(name: str) -> Any:
+    if name in ("check_log", "check_store"):  # contracts of the state service, for whoever writes a log or a store of its own
+        from millstream.service import checks
+
+        return getattr(checks, name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 
 def _program(pipeline: Pipeline, expressions: Expressions | None) -> Program:

@@ -41,6 +41,14 @@ def storage(request: pytest.FixtureRequest, tmp_path: Path) -> Storage:
     return open_storage(server.url(), server.options)
 
 
+def test_folders_are_those_directly_in_a_folder(storage: Storage) -> None:
+    for name in ("top", "a/one", "a/b/two", "a/c/d/three", "ab/four"):
+        storage.put(name, b"x")
+    assert storage.folders("") == ["a", "ab"]
+    assert storage.folders("a") == ["a/b", "a/c"]
+    assert storage.folders("a/b") == [] == storage.folders("nowhere")
+
+
 def at_once(count: int, what: Callable[[int], Any]) -> list[Any]:
     """What comes of several threads that begin together: results, or the errors. They take turns as often as they can."""
     barrier = threading.Barrier(count)

@@ -1,7 +1,7 @@
 """What can be done from the command line? The program `millstream`.
 
     entry        the parser, and what errors come to
-    files        a pipeline in a Python file, for `run` and `check-view`
+    files        a pipeline, or tables, in a Python file: for `run`, `check-view` and `serve`
     run          `millstream run`
     check_view   `millstream check-view`
     views        `millstream status` and `millstream state`
@@ -9,6 +9,10 @@
     sink         `millstream sink` and `millstream sink-read`
     push         `millstream push`
     demo         `millstream demo`
+    serve        `millstream serve`
+    kv           `millstream kv`
+    partitions   `millstream partitions`
+    upload       `millstream upload`
     arguments    what several commands share
 
 Rules

@@ -79,3 +79,9 @@ def show(what: RenderableType) -> None:
 def print_json(value: Any) -> None:
     """Prints JSON for people and programs."""
     print(msgspec.json.format(msgspec.json.encode(value), indent=2).decode())
+
+
+def without_action(parser: argparse.ArgumentParser, args: argparse.Namespace) -> int:
+    """What a command with actions does when none is named."""
+    parser.print_help(sys.stderr)
+    return 2

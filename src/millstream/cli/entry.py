@@ -7,7 +7,7 @@ import os
 import sys
 
 from millstream import __version__
-from millstream.cli import check_view, demo, push, run, sink, tables, views
+from millstream.cli import check_view, demo, kv, partitions, push, run, serve, sink, tables, upload, views
 from millstream.cli.arguments import failed
 from millstream.errors import MillstreamError
 
@@ -58,4 +58,8 @@ def parser() -> argparse.ArgumentParser:
     check_view.add_command(commands)
     sink.add_commands(commands)
     push.add_command(commands)
+    serve.add_command(commands)
+    kv.add_command(commands)
+    partitions.add_command(commands)
+    upload.add_command(commands)
     return found

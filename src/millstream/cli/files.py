@@ -1,4 +1,4 @@
-"""A pipeline in a Python file, for the commands that are given one.
+"""A pipeline, or tables, in a Python file, for the commands that are given one.
 
 Rule: the file is executed once, here. Its classes and functions travel to the workers by value, so the workers never execute it; modules beside it are
 imported by the workers, which get its folder as a path.
@@ -15,6 +15,7 @@ from types import ModuleType
 
 from millstream.errors import DefinitionError, MillstreamError
 from millstream.pipeline import Pipeline
+from millstream.service.table import Table
 
 MODULE = "__millstream_main__"
 _NO_SESSION = (
@@ -28,6 +29,13 @@ def load(file: Path) -> ModuleType:
     """Executes a pipeline's file as a module whose content is sent to workers by value."""
     from pyspark import cloudpickle
 
+    module = execute(file)
+    cloudpickle.register_pickle_by_value(module)
+    return module
+
+
+def execute(file: Path) -> ModuleType:
+    """Executes a file as a module."""
     folder = str(file.resolve().parent)
     sys.path.insert(0, folder)
     os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [folder, os.environ.get("PYTHONPATH")]))
@@ -52,8 +60,25 @@ def load(file: Path) -> ModuleType:
         raise DefinitionError(
             f"{file} cannot be executed\n" + "".join(traceback.format_exception(type(error), error, here)).rstrip() + hint
         ) from error
-    cloudpickle.register_pickle_by_value(module)
     return module
+
+
+def tables_in(module: ModuleType, name: str | None, file: Path) -> list[Table]:
+    """The table, or the list of tables, of that name; without a name all tables that the file's variables hold."""
+    held = vars(module)
+    if name is not None:
+        found = held.get(name)
+        found = [found] if isinstance(found, Table) else found
+        if not isinstance(found, (list, tuple)) or not found or not all(isinstance(one, Table) for one in found):
+            known = ", ".join(sorted(variable for variable, value in held.items() if isinstance(value, Table)))
+            raise DefinitionError(
+                f"{file} has no table, and no list of tables, in a variable {name!r}. It has the tables: {known or 'none'}."
+            )
+        return list(found)
+    every = list({id(value): value for value in held.values() if isinstance(value, Table)}.values())
+    if not every:
+        raise DefinitionError(f"{file} has no table: it needs a variable that holds an ms.service.Table.")
+    return every
 
 
 def pipeline_in(module: ModuleType, name: str | None, file: Path) -> Pipeline:

@@ -3,10 +3,13 @@
 A transaction is called LABEL|FENCE|NUMBER|ATTEMPT: whose it is, of which run, which of its epochs, and which try at it.
 
 Rules
-1. Staged rows are entries that nobody sees. `decide` with "commit" makes all of them visible at one position; with "drop" they go.
+0. `decide` names a transaction and says what is to become of it, and in which fence that is said: "commit 7". A run may so commit what a run before it
+   has staged.
+1. Staged rows are entries that nobody sees. "commit" makes all of them visible at one position; with "drop" they go; "check" says how many there are.
 2. Numbers of a label are committed in ascending order. To commit again what was committed is harmless, and says so.
 3. A fence never goes back: who comes with a lower one than the label has seen is refused. So neither a zombie task nor a replaced driver stages or decides.
-4. "sweep" drops what is staged under a label below a number: what attempts that failed have left behind.
+4. "sweep" drops what is staged below a number under all labels that begin with one, but not the transactions that follow: what attempts that failed
+   have left behind.
 """
 
 from __future__ import annotations
@@ -18,7 +21,7 @@ import msgspec
 from millstream.errors import RefusedRequest
 from millstream.service.messages import LEDGER, STAGED
 
-COMMIT, DROP, SWEEP = b"commit", b"drop", b"sweep"
+CHECK, COMMIT, DROP, SWEEP = "check", "commit", "drop", "sweep"
 
 
 class Txn(NamedTuple):
@@ -65,6 +68,19 @@ def parse_txn(text: str) -> Txn:
     if len(parts) != 4 or not parts[0] or "\0" in text or not parts[1].isdecimal() or not parts[2].isdecimal():
         raise RefusedRequest(f"a transaction is called LABEL|FENCE|NUMBER|ATTEMPT, and not {text!r}")
     return Txn(parts[0], int(parts[1]), int(parts[2]), parts[3])
+
+
+def parse_decision(argument: bytes) -> tuple[str, int, list[str]]:
+    """What is decided, in which fence, and what is to stay.
+
+    >>> parse_decision(b"commit 7")
+    ('commit', 7, [])
+    """
+    how, _, rest = argument.decode("utf-8", "replace").partition(" ")
+    fence, _, keep = rest.partition(" ")
+    if how not in (CHECK, COMMIT, DROP, SWEEP) or not fence.isdecimal():
+        raise RefusedRequest(f"decide takes check, commit, drop or sweep, and a fence, and not {argument[:40]!r}")
+    return how, int(fence), keep.split("\n") if keep else []
 
 
 def staged_prefix(txn: str) -> bytes:

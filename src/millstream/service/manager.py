@@ -23,8 +23,9 @@ import msgspec
 from millstream.errors import DamageError, Fenced, MillstreamError, NotReady, RefusedRequest
 from millstream.service.logs.base import LogKind, SharedLog
 from millstream.service.messages import Descriptor
-from millstream.service.partition import ADDING, FOREIGN, SERVING, CrashPoints, Partition
+from millstream.service.partition import ADDING, FOREIGN, SERVING, Partition
 from millstream.service.plan import Add, Del, PartitionOp, Update, plan
+from millstream.service.points import CrashPoints
 from millstream.service.registries.base import (
     Desired,
     NodeEntry,

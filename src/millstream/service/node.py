@@ -271,7 +271,7 @@ class Node:
                     break
                 left -= 1
                 value = b"" if request.keys_only else raw[8:]
-                shown = partition.shown(value) if value else value
+                shown = partition.table.shown(value)
                 if size + len(entry) + len(shown) > _PAGE and size:
                     yield reply
                     reply, size = pb.ScanReply(at=at), 0
@@ -379,7 +379,7 @@ def _watched(kind: Any, at: pb.Position, rows: Sequence[tuple[bytes, bytes, int]
         kind=kind,
         at=at,
         keys=[row[0] for row in rows],
-        values=[partition.shown(row[1]) if row[1] else b"" for row in rows],
+        values=[partition.table.shown(row[1]) for row in rows],
         versions=[row[2] for row in rows],
     )
 

@@ -28,7 +28,6 @@ from collections.abc import Awaitable, Callable, Iterable, Sequence
 from functools import partial
 from typing import Any
 
-from millstream import faults
 from millstream.core.keyspace import after
 from millstream.errors import (
     BadNode,
@@ -44,7 +43,8 @@ from millstream.errors import (
 )
 from millstream.service.clock import PartitionClock
 from millstream.service.logs.base import Log
-from millstream.service.messages import ENTRY, LIMIT, SESSION, Answer, Change, Descriptor, Level, LogRecord, Op, Request
+from millstream.service.messages import ENTRY, LIMIT, SESSION, Answer, Change, Descriptor, Level, LogRecord, Request
+from millstream.service.points import CrashPoints
 from millstream.service.routes import point_of
 from millstream.service.sessions import AHEAD, FORGOTTEN, Sessions, check_name
 from millstream.service.stores.base import KeyStore, Pinned
@@ -58,19 +58,6 @@ _BYTES_UNDER_WAY = 16 << 20
 _EARLY = 4096  # writes of all sessions that wait for their elders
 
 ADDING, SERVING, STOPPED, LEAVING, FOREIGN = "adding", "serving", "stopped", "leaving", "foreign"
-
-
-class CrashPoints:
-    """Counts the passages of each point, and has the process killed where a test wants it (`millstream.faults`)."""
-
-    def __init__(self, spec: str) -> None:
-        self._spec = spec
-        self._seen: dict[str, int] = {}
-
-    def __call__(self, name: str) -> None:
-        if self._spec:
-            self._seen[name] = count = self._seen.get(name, 0) + 1
-            faults.point(name, count, self._spec)
 
 
 class Partition:
@@ -151,15 +138,6 @@ class Partition:
     def covers(self, key: bytes) -> bool:
         """Whether a key is this partition's."""
         return self.descriptor.covers(point_of(self.descriptor.point, key))
-
-    def shown(self, value: bytes) -> bytes:
-        """A value as scans and watches give it: sanitized as reads are."""
-        if not self.table.after:
-            return value
-        answer, asked = Answer(values=[value], versions=[1]), Request(Op.GET, [b""])
-        for sanitize in self.table.after:
-            answer = sanitize(asked, answer)
-        return answer.values[0]
 
     # --- reading
 

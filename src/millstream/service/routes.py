@@ -18,6 +18,7 @@ from millstream.errors import DefinitionError
 from millstream.service.messages import Descriptor
 
 KEY, HASH = "key", "hash"
+LIVE = "live"  # the live state of a pipeline: one partition, whoever serves it
 
 
 def point_of(kind: str, key: bytes) -> bytes:
@@ -26,7 +27,7 @@ def point_of(kind: str, key: bytes) -> bytes:
     >>> point_of(KEY, b"tea"), point_of(HASH, b"tea").hex()
     (b'tea', 'ba6587c1bb84c490')
     """
-    return key if kind == KEY else blake2b(key, digest_size=8).digest()
+    return blake2b(key, digest_size=8).digest() if kind == HASH else key
 
 
 def check_point(kind: str) -> str:
@@ -85,7 +86,7 @@ class RangeMap(Generic[_P]):
 
     def find(self, key: bytes) -> _P | None:
         """Who has a key."""
-        point = key if self.point == KEY else blake2b(key, digest_size=8).digest()
+        point = blake2b(key, digest_size=8).digest() if self.point == HASH else key
         at = bisect_right(self._starts, point)
         if not at:
             return None

@@ -86,6 +86,17 @@ class Table:
                 f"Use store=ms.service.stores.lmdb(durable=True), or a log."
             )
 
+    def shown(self, value: bytes) -> bytes:
+        """A value as scans and watches give it: sanitized as reads are."""
+        if not self.after or not value:
+            return value
+        from millstream.service.messages import Answer, Op, Request
+
+        answer, asked = Answer(values=[value], versions=[1]), Request(Op.GET, [b""])
+        for sanitize in self.after:
+            answer = sanitize(asked, answer)
+        return answer.values[0]
+
     def ranges(self) -> list[tuple[bytes, bytes]]:
         """Those of the partitions that a new table gets."""
         return even_ranges(self.partitions) if self.partitions else []

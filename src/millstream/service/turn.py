@@ -26,6 +26,7 @@ from millstream.service.stores.base import KeyStore
 CLOCK = MEMORY + b"clock"
 _RESULT = 64 << 10  # bytes of a call's result, which is kept with the session
 _ABSENT = object()
+NO_POSITION = 0  # of an answer to a request that changed nothing
 
 
 class Turn:
@@ -203,6 +204,9 @@ class KeyValue:
             answer = error
             if not session:
                 return error
+        if not session and answer.lsn == NO_POSITION:  # type: ignore[union-attr]
+            answer.lsn = self.lsn  # type: ignore[union-attr]
+            return answer
         self.lsn = lsn
         if session:
             self.sessions.note(session, request.seq, request.done, time, answer, lsn)
@@ -304,56 +308,65 @@ class KeyValue:
 
     # --- staged rows
 
-    def _ledger(self, txn: ledger.Txn) -> ledger.LedgerEntry:
+    def _ledger(self, txn: ledger.Txn, fence: int) -> ledger.LedgerEntry:
         raw = self.raw(ledger.ledger_key(txn.label))
         entry = ledger.LedgerEntry() if raw is None else ledger.decode_ledger(raw)
-        if txn.fence < entry.fence:
-            raise Denied(f"transaction {txn.text!r}: a newer run (fence {entry.fence}) writes as {txn.label!r} now; this one must stop")
+        if fence < entry.fence:
+            raise Denied(
+                f"transaction {txn.text!r}: a newer run (fence {entry.fence}) writes as {txn.label!r} now; this one (fence {fence}) must stop"
+            )
         return entry
 
-    def _note_ledger(self, txn: ledger.Txn, entry: ledger.LedgerEntry) -> None:
-        entry.fence = max(entry.fence, txn.fence)
+    def _note_ledger(self, txn: ledger.Txn, fence: int, entry: ledger.LedgerEntry) -> None:
+        entry.fence = max(entry.fence, fence)
         self._pending[ledger.ledger_key(txn.label)] = ledger.encode_ledger(entry)
 
     def _staged(self, request: Request) -> Answer:
         txn = ledger.parse_txn(request.txn)
-        entry = self._ledger(txn)
+        entry = self._ledger(txn, txn.fence)
         if txn.number <= entry.number:
             raise Denied(f"transaction {txn.text!r}: number {entry.number} of {txn.label!r} is committed already")
         prefix, version = ledger.staged_prefix(request.txn), request.lsn.to_bytes(8, "big")
         values: Sequence[bytes | None] = request.values or [None] * len(request.keys)
         for place, (key, value) in enumerate(zip(request.keys, values, strict=True)):
             self._pending[prefix + version + place.to_bytes(4, "big")] = ledger.encode_staged(ledger.StagedRow(key, value))
-        self._note_ledger(txn, entry)
+        self._note_ledger(txn, txn.fence, entry)
         return Answer(request.lsn)
 
     def _decided(self, request: Request) -> Answer:
         txn = ledger.parse_txn(request.keys[0].decode("utf-8", "replace"))
-        entry, how = self._ledger(txn), request.argument
+        how, fence, keep = ledger.parse_decision(request.argument)
+        if how == ledger.SWEEP:
+            return self._swept(request, txn, keep)
+        entry = self._ledger(txn, fence)
         prefix = ledger.staged_prefix(txn.text)
+        rows = self.range(prefix, after(prefix))
         if how == ledger.COMMIT:
             if txn.number <= entry.number:
                 if txn.number == entry.number and txn.text != entry.txn:
                     raise RefusedRequest(f"transaction {txn.text!r}: {entry.txn!r} was committed in its place")
-                return Answer(request.lsn, result=b"again")
-            rows = self.range(prefix, after(prefix))
+                return Answer(NO_POSITION, result=b"again")
             if not rows:
                 raise RefusedRequest(f"transaction {txn.text!r} is not staged here")
             self._promote(txn.text, rows, request.lsn)
             entry.number, entry.txn = txn.number, txn.text
-            self._note_ledger(txn, entry)
-            return Answer(request.lsn, result=str(len(rows)).encode())
-        if how == ledger.DROP:
-            found = [staged for staged, _ in self.range(prefix, after(prefix))]
-        elif how == ledger.SWEEP:
-            start = STAGED + f"{txn.label}|".encode()
-            found = [staged for staged, _ in self.range(start, after(start)) if ledger.parse_txn(_txn_in(staged)).number < txn.number]
-        else:
-            raise RefusedRequest(f"decide takes commit, drop or sweep, and not {how[:40]!r}")
-        for staged in found:
-            self._pending[staged] = None
-        self._note_ledger(txn, entry)
-        return Answer(request.lsn, result=str(len(found)).encode())
+        elif how == ledger.DROP:
+            for staged, _ in rows:
+                self._pending[staged] = None
+        elif fence <= entry.fence:
+            return Answer(NO_POSITION, result=str(len(rows)).encode())
+        self._note_ledger(txn, fence, entry)
+        return Answer(request.lsn, result=str(len(rows)).encode())
+
+    def _swept(self, request: Request, below: ledger.Txn, keep: Sequence[str]) -> Answer:
+        start = STAGED + below.label.encode()
+        kept, found = set(keep), 0
+        for staged, _ in self.range(start, after(start)):
+            name = _txn_in(staged)
+            if name not in kept and ledger.parse_txn(name).number < below.number:
+                self._pending[staged] = None
+                found += 1
+        return Answer(request.lsn if found else NO_POSITION, result=str(found).encode())
 
     def _promote(self, txn: str, rows: Sequence[tuple[bytes, bytes]], lsn: int) -> None:
         """The rows become visible. The log gets the transaction's name only, if whoever follows it has the rows from earlier records."""

@@ -16,6 +16,7 @@ from millstream.renamed import renamed
 from millstream.sinks.base import DriverContext, IdentifiedRow, Part, Sink, SinkRow, TaskContext
 from millstream.sinks.epochs import EachEpoch, MemorySink, each_epoch, memory
 from millstream.sinks.files import FileSink, files
+from millstream.sinks.service import ServiceSink, service
 from millstream.sinks.two_phase import TwoPhaseSink, connector
 
 __all__ = [
@@ -25,6 +26,7 @@ __all__ = [
     "IdentifiedRow",
     "MemorySink",
     "Part",
+    "ServiceSink",
     "Sink",
     "SinkRow",
     "TaskContext",
@@ -33,6 +35,7 @@ __all__ = [
     "each_epoch",
     "files",
     "memory",
+    "service",
 ]
 
 __getattr__ = renamed(__name__, {"Files": "FileSink", "Memory": "MemorySink", "Connector": "TwoPhaseSink"})

@@ -7,6 +7,7 @@
     framing                        frames of a log on disk: a torn end, or damage
     parcel, part                   stored productions; what a task has staged at a sink
     manifest, runs                 what makes an epoch exist, and who may write it
+    longkeys                       keys that are longer than LMDB's
     replica, folding               LMDB that follows the log; deltas into snapshots, and collection
     reader, rows                   committed state as of an epoch, and what it is made of
     stats, alive                   what parts say of themselves; a driver's signs of life

@@ -37,6 +37,11 @@ class MemoryStorage:
     def exists(self, name: str) -> bool:
         return name in self.objects
 
+    def folders(self, prefix: str) -> list[str]:
+        start = prefix + "/" if prefix else ""
+        rest = (name[len(start) :] for name in tuple(self.objects) if name.startswith(start))
+        return sorted({start + name.split("/", 1)[0] for name in rest if "/" in name})
+
     def list(self, prefix: str) -> list[str]:
         start = prefix + "/" if prefix else ""
         return sorted(name for name in tuple(self.objects) if name.startswith(start) and "/" not in name[len(start) :])

@@ -27,6 +27,10 @@ class PrefixedStorage:
     def exists(self, name: str) -> bool:
         return self._storage.exists(self._prefix + name)
 
+    def folders(self, prefix: str) -> list[str]:
+        cut = len(self._prefix)
+        return [name[cut:] for name in self._storage.folders((self._prefix + prefix).rstrip("/"))]
+
     def list(self, prefix: str) -> list[str]:
         cut = len(self._prefix)
         return [name[cut:] for name in self._storage.list((self._prefix + prefix).rstrip("/"))]

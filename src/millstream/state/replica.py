@@ -20,11 +20,9 @@ from __future__ import annotations
 
 import os
 import shutil
-import struct
 import threading
 import weakref
 from collections.abc import Callable, Iterator, Sequence
-from hashlib import blake2b
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -32,6 +30,7 @@ from typing import Any
 import lmdb
 import msgspec
 
+from millstream.state.longkeys import LONG, scan_entries, stored_entry, stored_key, value_of
 from millstream.state.manifest import Manifest
 from millstream.state.segment import SegmentRef, read_blocks
 from millstream.state.stats import ReplicaStats
@@ -40,19 +39,11 @@ from millstream.state.storage import Storage
 _MARKER = b"\0marker"
 _MAP_SIZE = 1 << 30
 READERS_MAP_SIZE = 1 << 38
-_LONG = 500  # LMDB's keys end at 511 bytes
-_HEAD = _LONG - 16
-_LEN = struct.Struct(">I")
 _CHUNK = 256  # how many entries of a scan are read at a time where threads share a transaction
 
 
 class _Busy(Exception):
     """The map must move, and somebody holds an epoch."""
-
-
-def _stored(key: bytes) -> bytes:
-    """The key under which LMDB keeps an entry: itself, or for a long one its beginning and a digest. A scan sorts what shares a beginning."""
-    return key if len(key) < _LONG else key[:_HEAD] + blake2b(key, digest_size=16).digest()
 
 
 class ReplicaView:
@@ -64,41 +55,10 @@ class ReplicaView:
         self._get: Callable[[bytes], bytes | None] = transaction.get  # type: ignore[assignment]
 
     def get(self, key: bytes) -> bytes | None:
-        if len(key) < _LONG:
-            return self._get(key)
-        packed = self._get(_stored(key))
-        return None if packed is None else packed[_LEN.size + len(key) :]
+        return self._get(key) if len(key) < LONG else value_of(key, self._get(stored_key(key)))
 
     def scan(self, start: bytes, stop: bytes, reverse: bool = False) -> Iterator[tuple[bytes, bytes]]:
-        low, high = start[:_HEAD], stop if len(stop) <= _HEAD else stop[:_HEAD] + b"\xff" * 17
-        with self._transaction.cursor() as cursor:
-            if reverse:
-                found = cursor.prev() if cursor.set_range(high) else cursor.last()
-                moves: Any = cursor.iterprev()
-            else:
-                found = cursor.set_range(low)
-                moves = cursor.iternext()
-            if not found:
-                return
-            alike: list[tuple[bytes, bytes]] = []  # entries with one beginning, which LMDB keeps in the order of their digests
-            beginning = b""
-            for key, value in moves:
-                if key < low or key >= high:
-                    break
-                if alike and not key.startswith(beginning):
-                    yield from sorted(alike, reverse=reverse)
-                    alike = []
-                if len(key) == _LONG:
-                    (length,) = _LEN.unpack_from(value)
-                    key, value = value[_LEN.size : _LEN.size + length], value[_LEN.size + length :]
-                if not start <= key < stop or key == _MARKER:
-                    continue
-                if len(key) >= _HEAD:
-                    beginning = key[:_HEAD]
-                    alike.append((key, value))
-                else:
-                    yield key, value
-            yield from sorted(alike, reverse=reverse)
+        return scan_entries(self._transaction, start, stop, reverse, _MARKER)
 
     def keys(self, start: bytes, stop: bytes) -> Iterator[bytes]:
         """Entries with start <= key < stop, in order, without their values. For short keys only."""
@@ -241,11 +201,8 @@ class Replica:
         delete = transaction.delete
         with transaction.cursor() as cursor:
             for keys, values in read_blocks(storage, ref):
-                if any(len(key) >= _LONG for key in keys):
-                    pairs: list[Any] = [
-                        (_stored(k), v if v is None or len(k) < _LONG else _LEN.pack(len(k)) + k + v)
-                        for k, v in zip(keys, values, strict=True)
-                    ]
+                if any(len(key) >= LONG for key in keys):
+                    pairs: list[Any] = [stored_entry(key, value) for key, value in zip(keys, values, strict=True)]
                     append = False
                 else:
                     pairs = list(zip(keys, values, strict=True))

@@ -4,7 +4,7 @@ Contract, the same for both, and for the one in memory (`tests/unit/test_storage
 1. `create` makes an object that was not there, whole or not at all, durable when it returns; it says no if the name is taken.
 2. `put` writes an object under a name that nobody else uses; whole or not at all, durable when it returns.
 3. `publish` moves an object to a name a reader may see, whole. Doing it again does nothing.
-4. `read`, `list`, `delete` do what they say; deleting what is not there is no error.
+4. `read`, `list`, `folders`, `delete` do what they say; deleting what is not there is no error.
 
 Local disk: bytes go to a hidden file, fsync, then `link` (create) or `rename`, then fsync of the folder. obstore's own local
 store is not used, because it does not fsync.
@@ -40,6 +40,9 @@ class Storage(Protocol):
 
     def exists(self, name: str) -> bool:
         """Whether there is such an object."""
+
+    def folders(self, prefix: str) -> list[str]:
+        """The names of the folders directly in a folder, sorted: those with objects in them. A local one may be empty."""
 
     def list(self, prefix: str) -> list[str]:
         """The names of all objects directly in a folder, sorted."""
@@ -108,6 +111,14 @@ class LocalStorage:
 
     def exists(self, name: str) -> bool:
         return (self.root / name).exists()
+
+    def folders(self, prefix: str) -> list[str]:
+        try:
+            with os.scandir(self.root / prefix) as entries:
+                names = [e.name for e in entries if e.is_dir() and not e.name.startswith(".")]
+        except (FileNotFoundError, NotADirectoryError):
+            return []
+        return sorted(f"{prefix}/{name}" if prefix else name for name in names)
 
     def list(self, prefix: str) -> list[str]:
         try:
@@ -205,14 +216,19 @@ class ObjectStorage:
             raise StorageError(f"cannot look at {self.url}/{name}: {error}") from error
         return True
 
+    def folders(self, prefix: str) -> list[str]:
+        return sorted(str(path).rstrip("/") for path in self._listed(prefix)["common_prefixes"])
+
     def list(self, prefix: str) -> list[str]:
+        return sorted(str(entry["path"]) for entry in self._listed(prefix)["objects"])
+
+    def _listed(self, prefix: str) -> Any:
         import obstore
 
         try:
-            found = obstore.list_with_delimiter(self._store, prefix=prefix or None)
+            return obstore.list_with_delimiter(self._store, prefix=prefix or None)
         except Exception as error:
             raise StorageError(f"cannot list {self.url}/{prefix}: {error}") from error
-        return sorted(str(entry["path"]) for entry in found["objects"])
 
     def delete(self, names: Iterable[str]) -> None:
         import obstore

@@ -31,6 +31,7 @@ from millstream.service.live.history import LIMIT, ChangeHistory
 from millstream.service.live.portions import LARGEST, Portions
 from millstream.service.live.watch import Watch, version_of
 from millstream.service.proto import service_pb2 as pb
+from millstream.service.routes import LIVE
 from millstream.state.manifest import ManifestLog
 from millstream.state.storage import Storage, open_storage
 
@@ -127,7 +128,7 @@ class LivePipeline:
         with self._newest() as cut:
             self.computation(cut, request.table)
             one = pb.Partition(
-                id=_WHOLE, table=request.table, term=_WHOLE, primary=self.address, state="serving", lsn=cut.epoch, point="key"
+                id=_WHOLE, table=request.table, term=_WHOLE, primary=self.address, state="serving", lsn=cut.epoch, point=LIVE
             )
         return pb.PartitionList(partitions=[one], version=1)
 

@@ -9,3 +9,9 @@
 
 It must not know partitions, tables or gRPC.
 """
+
+from millstream.service.logs.disk import disk
+from millstream.service.logs.none import none
+from millstream.service.logs.objects import objects
+
+__all__ = ["disk", "none", "objects"]

@@ -77,10 +77,13 @@ class SharedLog(Protocol):
 class LogKind(Protocol):
     """A log as a table asks for it (`log=`)."""
 
-    #: Whether another node can read it, and so take over.
-    shared: bool
-    #: Whether the records are kept. If not, the store must be durable by itself.
-    keeps: bool
+    @property
+    def shared(self) -> bool:
+        """Whether another node can read it, and so take over."""
+
+    @property
+    def keeps(self) -> bool:
+        """Whether the records are kept. If not, the store must be durable by itself."""
 
     def open(self, folder: Path, crash: str = "") -> SharedLog:
         """Makes it ready in a node's folder. crash: see `millstream.faults`."""

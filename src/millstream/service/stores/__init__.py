@@ -3,9 +3,35 @@
     base        the contract, S1 to S4
     memory      a dict
     counters    a dict of numbers, for counts and sums
-    lmdb        one LMDB environment per node
+    lmdb_store  one LMDB environment per node
     cached      a fast store over a slow one, which decides
     snapshots   a store's entries as of one position, as objects; any kind of store can be restored from them
 
 It must not know logs, partitions or gRPC.
 """
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from millstream.service.stores.cached import cached
+from millstream.service.stores.counters import counters
+from millstream.service.stores.memory import memory
+
+if TYPE_CHECKING:
+    from millstream.service.stores.base import StoreKind
+
+__all__ = ["cached", "counters", "lmdb", "memory"]
+
+
+def lmdb(durable: bool = False, map_size: int = 1 << 38) -> StoreKind:
+    """A store on a disk of the node, for more than fits into memory: one LMDB environment for all its partitions.
+
+    durable: every change is on the disk before it counts, so that no log is needed (`log=ms.service.logs.none()`). map_size: the most that it may hold.
+
+    >>> lmdb().describe()
+    'lmdb'
+    """
+    from millstream.service.stores.lmdb_store import lmdb as made
+
+    return made(durable, map_size)

@@ -79,7 +79,9 @@ class SharedStore(Protocol):
 class StoreKind(Protocol):
     """A store as a table asks for it (`store=`)."""
 
-    durable: bool
+    @property
+    def durable(self) -> bool:
+        """S4."""
 
     def open(self, folder: Path) -> SharedStore:
         """Makes it ready in a node's folder."""

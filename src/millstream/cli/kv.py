@@ -1,0 +1,220 @@
+"""`millstream kv`: ask tables, and the live state of a pipeline, by hand."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import os
+import sys
+from collections.abc import Awaitable, Callable
+from functools import partial
+from typing import Any
+
+import msgspec
+
+from millstream.cli.arguments import a_duration, at_least_one, failed, without_action
+from millstream.core.keys import key_bytes, key_of
+from millstream.errors import RefusedRequest
+from millstream.network import Tls
+from millstream.status.inspect import keys_of
+
+_LEVELS = ("linearizable", "session", "bounded")
+
+
+def add_command(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    """Adds it to a parser's subcommands."""
+    kv = commands.add_parser(
+        "kv", help="ask a table, or a pipeline's live state", description="Reads and writes keys of the state service."
+    )
+    kv.set_defaults(command=partial(without_action, kv))
+    actions = kv.add_subparsers(metavar="ACTION")
+
+    get = _action(actions, "get", "the values of keys; of live state, their rows", _get)
+    get.add_argument("keys", metavar="KEY", nargs="+")
+    get.add_argument("--level", choices=_LEVELS, default="linearizable", help="what the read is promised (linearizable)")
+    get.add_argument("--max-age", metavar="TIME", type=a_duration, default="1s", help="with --level bounded: how old it may be (1s)")
+    _live(get)
+    get.add_argument("--complete-to", metavar="MS", type=int, help="live state: wait until the low watermark is at this event time")
+
+    put = _action(actions, "put", "write a key", _put)
+    put.add_argument("key", metavar="KEY")
+    put.add_argument("value", metavar="VALUE", help="text; - reads it from standard input")
+    put.add_argument("--expect", metavar="VERSION", type=int, help="only if the key has this version; 0: only if it is not there")
+
+    rm = _action(actions, "rm", "remove keys", _rm)
+    rm.add_argument("keys", metavar="KEY", nargs="+")
+
+    scan = _action(actions, "scan", "entries, in the order of their keys", _scan)
+    scan.add_argument("--prefix", metavar="TEXT", default="", help="those whose keys begin with this")
+    scan.add_argument("--from", dest="start", metavar="KEY", default="", help="from this key on")
+    scan.add_argument("--to", dest="end", metavar="KEY", default="", help="up to this key, which is not in it")
+    scan.add_argument("--limit", metavar="N", type=at_least_one, default=100, help="how many (100)")
+    scan.add_argument("--part", metavar="PART", default="", help="live state: timers, holds, or map:FIELD with --prefix KEY")
+    _live(scan)
+
+    watch = _action(actions, "watch", "what is there, then every change", _watch)
+    watch.add_argument("--prefix", metavar="TEXT", default="", help="keys that begin with this")
+    watch.add_argument("--changes", metavar="N", type=int, default=0, help="end after so many changes (0: never)")
+
+    call = _action(actions, "call", "run a function of the table on a key", _call)
+    call.add_argument("function", metavar="FUNCTION")
+    call.add_argument("key", metavar="KEY")
+    call.add_argument("argument", metavar="ARGUMENT", nargs="?", default="")
+
+
+def _action(actions: Any, name: str, what: str, call: Callable[[Any, argparse.Namespace], Awaitable[int]]) -> argparse.ArgumentParser:
+    one: argparse.ArgumentParser = actions.add_parser(name, help=what, description=what[0].upper() + what[1:] + ".")
+    one.add_argument("table", metavar="TABLE", help="the table; of live state, the computation")
+    one.add_argument("--at", metavar="HOST:PORT", default="127.0.0.1:7400", help="a node's data plane (127.0.0.1:7400)")
+    one.add_argument("--cookie", metavar="C", help="its cookie, or in MILLSTREAM_COOKIE, which others cannot see")
+    one.add_argument("--tls-ca", metavar="FILE", help="TLS: the CA that signed the node's certificate")
+    one.add_argument("--tls-cert", metavar="FILE", help="and our own certificate")
+    one.add_argument("--tls-key", metavar="FILE", help="with its key")
+    one.add_argument("--timeout", metavar="TIME", type=a_duration, default="10s", help="for an answer, with retries (10s)")
+    one.add_argument("--json", action="store_true", help="a JSON object per line")
+    one.set_defaults(command=lambda args: asyncio.run(_connected(args, call)))
+    return one
+
+
+def _live(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--as-of", metavar="EPOCH", type=int, help="live state: as of this epoch, if it is still pinned")
+
+
+async def _connected(args: argparse.Namespace, call: Callable[[Any, argparse.Namespace], Awaitable[int]]) -> int:
+    from millstream.service.client import AsyncClient
+
+    tls = None if not (args.tls_ca or args.tls_cert) else Tls(args.tls_cert, args.tls_key, args.tls_ca)
+    cookie = args.cookie if args.cookie is not None else os.environ.get("MILLSTREAM_COOKIE", "")
+    async with AsyncClient(args.at, args.table, cookie=cookie, tls=tls, timeout=args.timeout) as client:
+        return await call(client, args)
+
+
+async def _get(client: Any, args: argparse.Namespace) -> int:
+    from millstream.service.messages import Level
+
+    live = await client.is_live()
+    missing = 0
+    for text in args.keys:
+        wanted = [key_bytes(key) for key in keys_of(text)] if live else [text.encode()]
+        if live:
+            how = {"as_of": args.as_of, "complete_to": args.complete_to, "as_json": True}
+        elif args.as_of is not None or args.complete_to is not None:
+            raise RefusedRequest(f"--as-of and --complete-to are for live state, and {args.table!r} is a table")
+        else:
+            how = {"level": Level[args.level.upper()], "max_age": args.max_age if args.level == "bounded" else 0}
+        found = await client.find(wanted, **how)
+        one = next((one for one in found if one.value is not None), found[0])
+        missing += one.value is None
+        _show(one, live, args.json, text)
+    if missing:
+        return failed(f"{missing} of {len(args.keys)} keys are not there")
+    return 0
+
+
+async def _put(client: Any, args: argparse.Namespace) -> int:
+    value = sys.stdin.buffer.read() if args.value == "-" else args.value.encode()
+    version = await client.put(args.key, value, expect=args.expect)
+    print(msgspec.json.encode({"key": args.key, "version": version}).decode() if args.json else f"{args.key}: written, version {version}")
+    return 0
+
+
+async def _rm(client: Any, args: argparse.Namespace) -> int:
+    for key in args.keys:
+        lsn = await client.remove(key)
+        print(msgspec.json.encode({"key": key, "lsn": lsn}).decode() if args.json else f"{key}: removed, at position {lsn}")
+    return 0
+
+
+async def _scan(client: Any, args: argparse.Namespace) -> int:
+    live = await client.is_live()
+    what = {"start": args.start, "end": args.end, "prefix": args.prefix, "limit": args.limit}
+    if live:
+        what |= {"part": args.part, "as_of": args.as_of, "as_json": True}
+    count = 0
+    async for one in client.scan(**what):
+        _show(one, live, args.json)
+        count += 1
+    if not args.json:
+        print(
+            f"{count} entr{'y' if count == 1 else 'ies'}{' (there may be more: --limit)' if count == args.limit else ''}", file=sys.stderr
+        )
+    return 0
+
+
+async def _watch(client: Any, args: argparse.Namespace) -> int:
+    live = await client.is_live()
+    seen = 0
+    async for told in client.watch(prefix=args.prefix, as_json=live):
+        if args.json:
+            rows = [[_key(key, live), None if value is None else _value(value, live), version] for key, value, version in told.rows]
+            line = {
+                "kind": told.kind,
+                "partition": told.partition,
+                "lsn": told.lsn,
+                "epoch": told.epoch,
+                "low_watermark": told.low_watermark,
+            }
+            print(msgspec.json.encode({**line, "rows": rows}).decode(), flush=True)
+        else:
+            if told.kind == "reset":
+                print("what was before is no longer known; all that is there follows", flush=True)
+            for key, value, version in told.rows:
+                said = "is gone" if value is None else f"= {_text(value)}"
+                print(f"{_key(key, live)} {said}  ({'epoch' if live else 'version'} {version or told.lsn})", flush=True)
+        if told.kind == "changes":
+            seen += len(told.rows)
+            if args.changes and seen >= args.changes:
+                return 0
+    return 0
+
+
+async def _call(client: Any, args: argparse.Namespace) -> int:
+    result = await client.call(args.function, args.key, args.argument)
+    print(msgspec.json.encode({"key": args.key, "result": _plain(result)}).decode() if args.json else _text(result))
+    return 0
+
+
+def _show(one: Any, live: bool, as_json: bool, asked: str = "") -> None:
+    key = asked if one.value is None and asked else _key(one.key, live)
+    if as_json:
+        about = {"epoch": one.epoch, "low_watermark": one.low_watermark} if live else {"version": one.version, "partition": one.partition}
+        value = None if one.value is None else _value(one.value, live)
+        print(msgspec.json.encode({"key": key, "value": value, **about, "age_ms": one.age}).decode(), flush=True)
+    elif one.value is None:
+        print(f"{key} is not there", file=sys.stderr)
+    else:
+        at = f"epoch {one.epoch}, {one.age} ms old" if live else f"version {one.version}"
+        print(f"{key} = {_text(one.value)}  ({at})", flush=True)
+
+
+def _key(key: bytes, live: bool) -> Any:
+    if not live:
+        return _text(key)
+    try:
+        found = key_of(key.decode())
+    except (UnicodeDecodeError, ValueError, IndexError):
+        return _text(key)
+    return list(found) if isinstance(found, tuple) else found if isinstance(found, (str, int)) else _text(key)
+
+
+def _value(value: bytes, live: bool) -> Any:
+    return msgspec.Raw(value) if live else _plain(value)
+
+
+def _plain(value: bytes) -> Any:
+    """Bytes for JSON: text if they are, or base64."""
+    try:
+        return value.decode()
+    except UnicodeDecodeError:
+        return {"base64": msgspec.to_builtins(value)}
+
+
+def _text(value: bytes) -> str:
+    """Bytes for people: text if it can be shown, a number if it is one of 8 bytes, or hex."""
+    try:
+        text = value.decode()
+        if all(letter.isprintable() or letter in "\t\n" for letter in text):
+            return text
+    except UnicodeDecodeError:
+        pass
+    return str(int.from_bytes(value, "big", signed=True)) if len(value) == 8 else f"hex:{value.hex()}"

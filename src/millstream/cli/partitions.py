@@ -1,0 +1,222 @@
+"""`millstream partitions`: what a node's partitions are, and how they are changed. It talks to the control plane."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import os
+import time
+from collections.abc import Awaitable, Callable
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from rich.table import Table as Grid
+
+from millstream.cli.arguments import print_json, show, without_action
+from millstream.errors import Busy, DefinitionError, ServiceError
+from millstream.network import Tls
+
+_PATIENCE = 30.0  # seconds until a partition serves, or is gone
+
+
+def add_command(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    """Adds it to a parser's subcommands."""
+    partitions = commands.add_parser(
+        "partitions",
+        help="list and change the partitions of a node",
+        description="Talks to the control plane of a node of the state service.",
+    )
+    partitions.set_defaults(command=partial(without_action, partitions))
+    actions = partitions.add_subparsers(metavar="ACTION")
+
+    listed = _action(actions, "list", "which partitions there are", _list)
+    listed.add_argument("table", metavar="TABLE", nargs="?", default="")
+
+    add = _action(actions, "add", "a new partition, on this node", _add)
+    add.add_argument("table", metavar="TABLE")
+    add.add_argument("--id", type=int, help="its id (by default the next one)")
+    _range(add)
+
+    remove = _action(actions, "remove", "a partition is to be no more; its data are kept aside for an hour", _remove)
+    remove.add_argument("table", metavar="TABLE")
+    remove.add_argument("--id", type=int, help="by its id; or by its exact range:")
+    _range(remove)
+
+    for name, what, call in (
+        ("snapshot", "write a partition's entries to a place", _snapshot),
+        ("restore", "replace a partition's entries by a snapshot's", _restore),
+    ):
+        one = _action(actions, name, what, call)
+        one.add_argument("id", metavar="ID", type=int)
+        one.add_argument("path", metavar="PATH", help="a directory on the node, or an s3:// URL")
+
+
+def _action(actions: Any, name: str, what: str, call: Callable[[Any, argparse.Namespace], Awaitable[int]]) -> argparse.ArgumentParser:
+    one: argparse.ArgumentParser = actions.add_parser(name, help=what, description=what[0].upper() + what[1:] + ".")
+    one.add_argument(
+        "--control", metavar="ADDRESS", default="unix:n1-data/control.sock", help="the control plane (unix:n1-data/control.sock)"
+    )
+    one.add_argument("--tls-ca", metavar="FILE", help="TLS: the CA that signed the node's certificate")
+    one.add_argument("--tls-cert", metavar="FILE", help="and our own certificate")
+    one.add_argument("--tls-key", metavar="FILE", help="with its key")
+    one.add_argument("--json", action="store_true", help="as JSON")
+    one.set_defaults(command=lambda args: asyncio.run(_connected(args, call)))
+    return one
+
+
+def _range(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--from", dest="start", metavar="KEY", default="", help="the first point (text, or hex:...); by default the beginning"
+    )
+    parser.add_argument("--to", dest="end", metavar="KEY", default="", help="the first point that is not in it; by default there is no end")
+
+
+async def _connected(args: argparse.Namespace, call: Callable[[Any, argparse.Namespace], Awaitable[int]]) -> int:
+    from millstream.service.calls import Channel
+
+    if args.control.startswith("unix:") and not Path(args.control.removeprefix("unix:")).exists():
+        raise DefinitionError(f"there is no control plane at {args.control}: say --control unix:DIR/control.sock, with the node's --dir")
+    tls = None if not (args.tls_ca or args.tls_cert) else Tls(args.tls_cert, args.tls_key, args.tls_ca)
+    channel = Channel(args.control, tls=tls, cookie=os.environ.get("MILLSTREAM_CONTROL_COOKIE", ""))
+    try:
+        return await call(channel, args)
+    finally:
+        await channel.close()
+
+
+async def _ask(channel: Any, name: str, request: Any, timeout: float = 600) -> Any:
+    """A call that waits for its turn where the plane limits calls."""
+    until = time.monotonic() + _PATIENCE
+    while True:
+        try:
+            return await channel.ask(name, request, timeout)
+        except Busy as busy:
+            if time.monotonic() + busy.retry_after > until:
+                raise
+            await asyncio.sleep(busy.retry_after)
+
+
+async def _list(channel: Any, args: argparse.Namespace) -> int:
+    from millstream.service.proto import service_pb2 as pb
+
+    found = (await _ask(channel, "ListPartitions", pb.ListPartitionsRequest(table=args.table))).partitions
+    if args.json:
+        print_json([_plain(one) for one in found])
+        return 0
+    grid = Grid(box=None, header_style="dim")
+    for column in ("id", "table", "from", "to", "node", "address", "term", "state", "position"):
+        grid.add_column(column)
+    for one in found:
+        state = f"{one.state}: {one.reason}" if one.reason else one.state
+        grid.add_row(str(one.id), one.table, _shown(one.start), _shown(one.end), one.node, one.primary, str(one.term), state, str(one.lsn))
+    show(grid if found else "there are no partitions")
+    return 0
+
+
+async def _add(channel: Any, args: argparse.Namespace) -> int:
+    from millstream.service.proto import service_pb2 as pb
+
+    made = await _ask(
+        channel, "AddPartition", pb.AddPartitionRequest(table=args.table, id=args.id, start=_point(args.start), end=_point(args.end))
+    )
+    found = await _until(channel, made, lambda one: one is not None and one.state == "serving")
+    _tell(args, found, f"partition {made.id} of {made.table!r} serves from {_shown(made.start)} to {_shown(made.end)} on {made.primary}")
+    return 0
+
+
+async def _remove(channel: Any, args: argparse.Namespace) -> int:
+    from millstream.service.proto import service_pb2 as pb
+
+    request = pb.RemovePartitionRequest(table=args.table, id=args.id, start=_point(args.start), end=_point(args.end))
+    gone = await _ask(channel, "RemovePartition", request)
+    await _until(channel, gone, lambda one: one is None)
+    _tell(args, gone, f"partition {gone.id} of {gone.table!r} is gone; its node keeps its entries aside for an hour")
+    return 0
+
+
+async def _snapshot(channel: Any, args: argparse.Namespace) -> int:
+    from millstream.service.proto import service_pb2 as pb
+
+    done = await _ask(channel, "Snapshot", pb.SnapshotRequest(partition=args.id, path=_place(args.path)))
+    what = {"partition": args.id, "path": done.path, "rows": done.rows, "bytes": done.bytes, "lsn": done.at.lsn}
+    if args.json:
+        print_json(what)
+    else:
+        print(f"partition {args.id} as of position {done.at.lsn}: {done.rows:,} rows in {done.path}")
+    return 0
+
+
+async def _restore(channel: Any, args: argparse.Namespace) -> int:
+    from millstream.service.proto import service_pb2 as pb
+
+    done = await _ask(channel, "Restore", pb.RestoreRequest(partition=args.id, path=_place(args.path)))
+    if args.json:
+        print_json({"partition": args.id, "rows": done.rows, "lsn": done.at.lsn})
+    else:
+        print(f"partition {args.id} has the {done.rows:,} rows of {args.path}, at position {done.at.lsn}")
+    return 0
+
+
+async def _until(channel: Any, which: Any, holds: Callable[[Any], bool]) -> Any:
+    """The node carries out what is desired; this waits for it."""
+    from millstream.service.proto import service_pb2 as pb
+
+    until = time.monotonic() + _PATIENCE
+    while True:
+        listed = await _ask(channel, "ListPartitions", pb.ListPartitionsRequest(table=which.table))
+        found = next((one for one in listed.partitions if one.id == which.id), None)
+        if holds(found):
+            return found
+        if time.monotonic() > until:
+            state = "gone" if found is None else f"{found.state} {found.reason}".rstrip()
+            raise ServiceError(
+                f"partition {which.id} is desired so, and is {state} after {_PATIENCE:.0f} s; `millstream partitions list` says how it goes on"
+            )
+        await asyncio.sleep(0.05)
+
+
+def _tell(args: argparse.Namespace, found: Any, text: str) -> None:
+    if args.json:
+        print_json(_plain(found))
+    else:
+        print(text)
+
+
+def _plain(one: Any) -> dict[str, Any]:
+    return {
+        "id": one.id,
+        "table": one.table,
+        "start": _shown(one.start),
+        "end": _shown(one.end),
+        "term": one.term,
+        "node": one.node,
+        "address": one.primary,
+        "point": one.point,
+        "state": one.state,
+        "reason": one.reason,
+        "lsn": one.lsn,
+    }
+
+
+def _point(text: str) -> bytes:
+    """A point that an option names."""
+    if text.startswith("hex:"):
+        try:
+            return bytes.fromhex(text[4:])
+        except ValueError as error:
+            raise DefinitionError(f"{text!r} is no hex: {error}") from error
+    return text.encode()
+
+
+def _shown(point: bytes) -> str:
+    """A point as an option would name it."""
+    try:
+        text = point.decode()
+    except UnicodeDecodeError:
+        return f"hex:{point.hex()}"
+    return text if text.isprintable() and not text.startswith("hex:") else f"hex:{point.hex()}"
+
+
+def _place(path: str) -> str:
+    return path if "://" in path else str(Path(path).absolute())

@@ -1,0 +1,147 @@
+"""The client for programs without asyncio: the same calls, which wait.
+
+Rules
+1. An event loop of its own, in a thread of its own, does the work. It is made when it is first needed, in the process that needs it: after a fork
+   (Spark forks its Python workers) a client begins anew, with sessions of its own.
+2. A client can be pickled; what arrives is its settings.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import threading
+from collections.abc import AsyncIterator, Coroutine, Iterable, Iterator, Mapping, Sequence
+from typing import Any, TypeVar
+
+from millstream.network import Tls
+from millstream.service.client import AsyncClient
+from millstream.service.found import KeyFound, Text, WatchedChange
+from millstream.service.messages import Level
+
+_T = TypeVar("_T")
+_END = object()
+
+
+class Client:
+    """A client of one table. See `AsyncClient`, whose calls these are.
+
+    >>> client = Client("127.0.0.1:7400", "history")
+    >>> client
+    Client('history' at 127.0.0.1:7400)
+    """
+
+    def __init__(
+        self, addresses: str | Sequence[str], table: str, *, cookie: str = "", tls: Tls | None = None, timeout: str | int = "10s"
+    ) -> None:
+        self._settings: dict[str, Any] = {"addresses": addresses, "table": table, "cookie": cookie, "tls": tls, "timeout": timeout}
+        self._begin()
+
+    def _begin(self) -> None:
+        self._pid = 0
+        self._lock = threading.Lock()
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._client: AsyncClient | None = None
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {"_settings": self._settings}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self._settings = state["_settings"]
+        self._begin()
+
+    def __repr__(self) -> str:
+        return f"Client({self._settings['table']!r} at {self._settings['addresses']})"
+
+    def __enter__(self) -> Client:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Ends its connections and its thread. It may be used again."""
+        if self._pid == os.getpid() and self._loop is not None and self._client is not None:
+            self._wait(self._client.close())
+            self._loop.call_soon_threadsafe(self._loop.stop)
+        self._begin()
+
+    def get(self, key: Text, *, level: Level = Level.LINEARIZABLE, max_age: str | int = 0) -> bytes | None:
+        """The value of a key; None if it is not there."""
+        return self._wait(self._ready().get(key, level=level, max_age=max_age))
+
+    def find(self, keys: Iterable[Text], **how: Any) -> list[KeyFound]:
+        """The values and versions of keys, in their order. Those of one partition are as of one position."""
+        return self._wait(self._ready().find(keys, **how))
+
+    def put(self, key: Text, value: Text, *, expect: int | None = None) -> int:
+        """Writes a key, once; its version. expect: only if it has this version (0: only if it is not there), or `Conflict`."""
+        return self._wait(self._ready().put(key, value, expect=expect))
+
+    def put_many(self, rows: Mapping[Text, Text] | Iterable[tuple[Text, Text]], *, txn: str = "") -> int:
+        """Writes many keys: batches by partition, each whole or not at all, several at once; how many rows."""
+        return self._wait(self._ready().put_many(rows, txn=txn))
+
+    def remove(self, key: Text, *, expect: int | None = None) -> int:
+        """Removes a key, once; the position of that."""
+        return self._wait(self._ready().remove(key, expect=expect))
+
+    def call(self, function: str, key: Text, argument: Text = b"") -> bytes:
+        """Runs a function of the table on a key, once; its result."""
+        return self._wait(self._ready().call(function, key, argument))
+
+    def decide(self, partition: int, txn: str, how: str, fence: int = 0, keep: Sequence[str] = ()) -> bytes:
+        """Decides a staged transaction in one partition: commit, drop or sweep."""
+        return self._wait(self._ready().decide(partition, txn, how, fence, keep))
+
+    def partitions(self) -> list[int]:
+        """The ids of the table's partitions, in the order of their points."""
+        return self._wait(self._ready().partitions())
+
+    def stage(self, rows: Iterable[tuple[bytes, bytes | None]], txn: str) -> dict[int, int]:
+        """Stages rows (a value of None removes the key) under a transaction; how many in each partition."""
+        return self._wait(self._ready().stage(list(rows), txn))
+
+    def scan(self, **what: Any) -> Iterator[KeyFound]:
+        """Entries in the order of their keys. Those of one partition are as of one position."""
+        return self._each(self._ready().scan(**what))
+
+    def watch(self, **what: Any) -> Iterator[WatchedChange]:
+        """What is there, then every change, of all partitions. after: by partition, the position to go on from."""
+        return self._each(self._ready().watch(**what))
+
+    # --- the loop
+
+    def _ready(self) -> AsyncClient:
+        """Rule 1."""
+        if self._pid != os.getpid():
+            self._lock = threading.Lock()
+            self._pid, self._client, self._loop = os.getpid(), None, None
+        with self._lock:
+            if self._client is None or self._loop is None:
+                loop = asyncio.new_event_loop()
+                threading.Thread(target=loop.run_forever, name="millstream-client", daemon=True).start()
+                self._loop = loop
+                self._client = AsyncClient(**self._settings)
+        return self._client
+
+    def _wait(self, what: Coroutine[Any, Any, _T]) -> _T:
+        assert self._loop is not None
+        future = asyncio.run_coroutine_threadsafe(what, self._loop)
+        try:
+            return future.result()
+        except BaseException:
+            future.cancel()
+            raise
+
+    def _each(self, stream: AsyncIterator[_T]) -> Iterator[_T]:
+        async def one() -> Any:
+            async for found in stream:
+                return found
+            return _END
+
+        try:
+            while (found := self._wait(one())) is not _END:
+                yield found
+        finally:
+            self._wait(stream.aclose())  # type: ignore[attr-defined]

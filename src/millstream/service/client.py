@@ -1,0 +1,478 @@
+"""The client: keys to nodes, writes that count once, reads of any level. `AsyncClient` for asyncio, `Client` for everybody else (`blocking.py`).
+
+Rules
+1. The way to a key is remembered, and learnt from the nodes themselves: BAD_NODE says who has it. The registry is never asked.
+2. A write has a session and a number per partition, and keeps them however often it is sent. When it is not known whether a write was done, it is sent again
+   with the same number until the deadline; a refusal is final.
+3. When a deadline passes and nobody knows, `UnknownOutcome` is raised, and that session is not used any more: a number that nobody answered would
+   keep its successors waiting.
+4. BUSY, NOT_READY and nodes that are away are tried again, with pauses that grow and are never the same for two clients.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
+from typing import Any
+
+from millstream.core.time import duration
+from millstream.errors import (
+    BadNode,
+    Busy,
+    DefinitionError,
+    MillstreamError,
+    NotReady,
+    RefusedRequest,
+    ServiceError,
+    SessionExpired,
+    TooLarge,
+    UnknownOutcome,
+)
+from millstream.network import Tls
+from millstream.service.calls import Channel, Unreachable
+from millstream.service.found import KeyFound, Owner, Text, WatchedChange, as_bytes, limits_of, merged, watched_change
+from millstream.service.messages import LIMIT, Level
+from millstream.service.proto import service_pb2 as pb
+from millstream.service.routes import HASH, KEY, LIVE, RangeMap
+from millstream.service.writing import Pause, WriteSession
+
+_ATTEMPT = 5.0  # seconds for one try
+_BATCH = LIMIT // 2
+
+
+class AsyncClient:
+    """A client of one table, for asyncio. addresses: of one node or several; others are learnt.
+
+    timeout: how long a call may take in all, with its retries. cookie, tls: as the nodes want them.
+    """
+
+    def __init__(
+        self, addresses: str | Sequence[str], table: str, *, cookie: str = "", tls: Tls | None = None, timeout: str | int = "10s"
+    ) -> None:
+        self._given = [addresses] if isinstance(addresses, str) else list(addresses)
+        if not self._given:
+            raise DefinitionError("give the address of a node, such as 127.0.0.1:7400")
+        self.table = table
+        self._cookie, self._tls = cookie, tls
+        self._timeout = duration(timeout) / 1000
+        self._channels: dict[str, Channel] = {}
+        self._routes: RangeMap[Owner] = RangeMap()
+        self._sessions: dict[int, WriteSession] = {}
+        self._seen: dict[int, int] = {}
+        self._turn = 0
+
+    async def __aenter__(self) -> AsyncClient:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.close()
+
+    async def close(self) -> None:
+        """Ends its connections."""
+        channels, self._channels = list(self._channels.values()), {}
+        await asyncio.gather(*(channel.close() for channel in channels))
+
+    # --- what can be asked
+
+    async def get(self, key: Text, *, level: Level = Level.LINEARIZABLE, max_age: str | int = 0) -> bytes | None:
+        """The value of a key; None if it is not there."""
+        return (await self.find([key], level=level, max_age=max_age))[0].value
+
+    async def find(
+        self,
+        keys: Iterable[Text],
+        *,
+        level: Level = Level.LINEARIZABLE,
+        max_age: str | int = 0,
+        as_of: int | None = None,
+        complete_to: int | None = None,
+        as_json: bool = False,
+    ) -> list[KeyFound]:
+        """The values and versions of keys, in their order. Those of one partition are as of one position.
+
+        as_of, complete_to, as_json: for live state, the epoch to read (level AS_OF), the event time to wait for, and rows as JSON.
+        """
+        wanted = [as_bytes(key) for key in keys]
+        found: list[KeyFound | None] = [None] * len(wanted)
+
+        async def read(places: list[int], owner: Owner | None, left: float) -> None:
+            header = self._header(owner)
+            header.level = int(level)  # type: ignore[assignment]
+            header.max_age_ms = duration(max_age) if max_age else 0
+            header.form = pb.JSON if as_json else pb.BYTES
+            if as_of is not None:
+                header.as_of, header.level = as_of, pb.AS_OF
+            if complete_to is not None:
+                header.complete_to = complete_to
+            if level == Level.SESSION and owner is not None:
+                header.seen = self._seen.get(owner.descriptor.id, 0)
+                session = self._sessions.get(owner.descriptor.id)
+                header.session = session.name if session else b""
+            request = pb.GetRequest(header=header, keys=[wanted[place] for place in places])
+            reply = await self._channel(owner).ask("Get", request, left if complete_to is not None else min(left, _ATTEMPT))
+            self._note(reply.at)
+            for place, value, version in zip(places, reply.values, reply.versions, strict=True):
+                at = reply.at
+                found[place] = KeyFound(
+                    wanted[place], value if version else None, version, at.partition, at.lsn, at.age_ms, at.epoch, at.low_watermark
+                )
+
+        await self._spread(wanted, read)
+        return [one for one in found if one is not None]
+
+    async def put(self, key: Text, value: Text, *, expect: int | None = None) -> int:
+        """Writes a key, once; its version. expect: only if it has this version (0: only if it is not there), or `Conflict`."""
+        asked = pb.UpsertRequest(keys=[as_bytes(key)], values=[as_bytes(value)], expect=[] if expect is None else [expect])
+        return int((await self._write("Upsert", asked, as_bytes(key))).at.lsn)
+
+    async def put_many(self, rows: Mapping[Text, Text] | Iterable[tuple[Text, Text]], *, txn: str = "") -> int:
+        """Writes many keys: batches by partition, each whole or not at all, several at once; how many rows. txn: stages them instead."""
+        pairs = [(as_bytes(key), as_bytes(value)) for key, value in (rows.items() if isinstance(rows, Mapping) else rows)]
+        await self._many([key for key, _ in pairs], [value for _, value in pairs], txn)
+        return len(pairs)
+
+    async def stage(self, rows: Sequence[tuple[bytes, bytes | None]], txn: str) -> dict[int, int]:
+        """Stages rows (a value of None removes the key) under a transaction, which `decide` ends; how many in each partition."""
+        found: dict[int, int] = {}
+        puts = [(key, value) for key, value in rows if value is not None]
+        gone = [key for key, value in rows if value is None]
+        counts = [await self._many([key for key, _ in puts], [value for _, value in puts], txn), await self._many(gone, None, txn)]
+        for count in counts:
+            for partition, many in count.items():
+                found[partition] = found.get(partition, 0) + many
+        return found
+
+    async def remove(self, key: Text, *, expect: int | None = None) -> int:
+        """Removes a key, once; the position of that. To remove what is not there is no error."""
+        asked = pb.RemoveRequest(keys=[as_bytes(key)], expect=[] if expect is None else [expect])
+        return int((await self._write("Remove", asked, as_bytes(key))).at.lsn)
+
+    async def call(self, function: str, key: Text, argument: Text = b"") -> bytes:
+        """Runs a function of the table on a key, once; its result."""
+        asked = pb.CallRequest(function=function, key=as_bytes(key), argument=as_bytes(argument))
+        return bytes((await self._write("Call", asked, as_bytes(key))).result)
+
+    async def decide(self, partition: int, txn: str, how: str, fence: int = 0, keep: Sequence[str] = ()) -> bytes:
+        """Decides a staged transaction in one partition: check, commit, drop or sweep (`ledger.py`). Doing it again is harmless."""
+        deadline, pause = time.monotonic() + self._timeout, Pause()
+        argument = f"{how} {fence}{' ' if keep else ''}{chr(10).join(keep)}"
+        while True:
+            owner = next((one for one in self._routes.all() if one.descriptor.id == partition), None)
+            if owner is None:
+                await self._learn_all()
+                owner = next((one for one in self._routes.all() if one.descriptor.id == partition), None)
+                if owner is None:
+                    raise RefusedRequest(f"table {self.table!r} has no partition {partition}")
+            asked = pb.CallRequest(header=self._header(owner), function="decide", key=txn.encode(), argument=argument.encode())
+            try:
+                return bytes((await self._channel(owner).ask("Call", asked, _ATTEMPT)).result)
+            except (BadNode, Busy, NotReady, UnknownOutcome, Unreachable) as error:
+                self._learn(error)
+                await pause.after(error, deadline)
+
+    async def scan(
+        self,
+        *,
+        start: Text = b"",
+        end: Text = b"",
+        prefix: Text = b"",
+        limit: int = 0,
+        keys_only: bool = False,
+        part: str = "",
+        as_of: int | None = None,
+        as_json: bool = False,
+    ) -> AsyncIterator[KeyFound]:
+        """Entries in the order of their keys. Those of one partition are as of one position.
+
+        part, as_of, as_json: for live state, what to scan ("timers", "holds", "map:FIELD"), the epoch to read, and rows as JSON.
+        """
+        owners = await self._partitions()
+        asked = pb.ScanRequest(
+            start=as_bytes(start), end=as_bytes(end), prefix=as_bytes(prefix), limit=limit, keys_only=keys_only, part=part
+        )
+        asked.header.form = pb.JSON if as_json else pb.BYTES
+        if as_of is not None:
+            asked.header.as_of, asked.header.level = as_of, pb.AS_OF
+        given = 0
+        if self._routes.point != HASH or len(owners) == 1:
+            low, high = limits_of(asked)
+            for owner in owners:
+                here = owner.descriptor
+                if self._routes.point == KEY and ((here.end and here.end <= low) or (high and high <= here.start)):
+                    continue
+                async for found in self._scan_one(owner, asked):
+                    yield found
+                    given += 1
+                    if limit and given >= limit:
+                        return
+            return
+        async for found in merged([self._scan_one(owner, asked) for owner in owners]):
+            yield found
+            given += 1
+            if limit and given >= limit:
+                return
+
+    async def watch(
+        self, *, keys: Iterable[Text] = (), prefix: Text = b"", after: Mapping[int, int] | None = None, as_json: bool = False
+    ) -> AsyncIterator[WatchedChange]:
+        """What is there, then every change, of all partitions. after: by partition, the position to go on from."""
+        queue: asyncio.Queue[WatchedChange | BaseException] = asyncio.Queue(maxsize=64)
+        wanted = [as_bytes(key) for key in keys]
+
+        async def follow(owner: Owner, mine: list[bytes]) -> None:
+            try:
+                asked = pb.WatchRequest(header=self._header(owner), keys=mine, prefix=as_bytes(prefix))
+                asked.header.form = pb.JSON if as_json else pb.BYTES
+                if after is not None and owner.descriptor.id in after:
+                    asked.after = after[owner.descriptor.id]
+                async for reply in self._channel(owner).stream("Watch", asked):
+                    await queue.put(watched_change(reply))
+            except BaseException as error:
+                await queue.put(error)
+
+        owners = await self._partitions()
+        tasks = []
+        for owner in owners:
+            mine = [key for key in wanted if self._routes.find(key) is owner]
+            if mine or not wanted:
+                tasks.append(asyncio.ensure_future(follow(owner, mine)))
+        try:
+            while True:
+                told = await queue.get()
+                if isinstance(told, BaseException):
+                    raise told
+                yield told
+        finally:
+            for task in tasks:
+                task.cancel()
+
+    async def is_live(self) -> bool:
+        """Whether this is the live state of a pipeline, and not a table."""
+        await self._learn_all()
+        return self._routes.point == LIVE
+
+    async def partitions(self) -> list[int]:
+        """The ids of the table's partitions, in the order of their points."""
+        return [owner.descriptor.id for owner in await self._partitions()]
+
+    async def partition_of(self, key: Text) -> int:
+        """The id of the partition that has a key."""
+        found = self._routes.find(as_bytes(key))
+        if found is None:
+            await self._learn_all()
+            found = self._routes.find(as_bytes(key))
+        if found is None:
+            raise BadNode(f"no partition of table {self.table!r} has key {as_bytes(key)[:60]!r}")
+        return found.descriptor.id
+
+    # --- ways and means
+
+    def _channel(self, owner: Owner | None) -> Channel:
+        if owner is not None and owner.address:
+            address = owner.address
+        else:
+            address = self._given[self._turn % len(self._given)]
+        found = self._channels.get(address)
+        if found is None:
+            found = self._channels[address] = Channel(address, tls=self._tls, cookie=self._cookie)
+        return found
+
+    def _header(self, owner: Owner | None) -> Any:
+        if owner is None:
+            return pb.Header(table=self.table)
+        return pb.Header(table=self.table, partition=owner.descriptor.id, term=owner.descriptor.term)
+
+    def _note(self, at: Any) -> None:
+        if at.lsn > self._seen.get(at.partition, 0):
+            self._seen[at.partition] = at.lsn
+
+    def _learn(self, error: BaseException, owner: Owner | None = None) -> None:
+        """Rule 1."""
+        if isinstance(error, BadNode):
+            if owner is not None:
+                self._routes.remove(owner)
+            for told in error.owners:
+                self._remember(told)
+        elif isinstance(error, Unreachable):
+            self._turn += 1
+            if owner is not None:
+                self._routes.remove(owner)
+
+    def _remember(self, told: pb.Partition) -> None:
+        if told.table == self.table:
+            self._routes.point = told.point or KEY
+            self._routes.add(Owner(told))
+
+    async def _learn_all(self) -> None:
+        deadline, pause = time.monotonic() + self._timeout, Pause()
+        start = b""
+        while True:
+            try:
+                request = pb.RouteRequest(table=self.table, start=start)
+                reply = await self._channel(None).ask("Route", request, _ATTEMPT)
+            except (Busy, NotReady, Unreachable, BadNode) as error:
+                self._learn(error)
+                await pause.after(error, deadline)
+                continue
+            for told in reply.partitions:
+                self._remember(told)
+            if not reply.partitions or not reply.partitions[-1].end:
+                return
+            start = reply.partitions[-1].end
+
+    async def _partitions(self) -> list[Owner]:
+        await self._learn_all()
+        return self._routes.all()
+
+    async def _spread(self, keys: Sequence[bytes], read: Any) -> None:
+        """Has keys read by those who have them, until all are."""
+        left, deadline, pause = list(range(len(keys))), time.monotonic() + self._timeout, Pause()
+        while left:
+            groups: dict[int, tuple[Owner | None, list[int]]] = {}
+            for place in left:
+                owner = self._routes.find(keys[place])
+                groups.setdefault(0 if owner is None else owner.descriptor.id, (owner, []))[1].append(place)
+            jobs = [(owner, places[at : at + 2000]) for owner, places in groups.values() for at in range(0, len(places), 2000)]
+            done = await asyncio.gather(
+                *(read(places, owner, deadline - time.monotonic()) for owner, places in jobs), return_exceptions=True
+            )
+            left, again = [], None
+            for (owner, places), error in zip(jobs, done, strict=True):
+                if error is None:
+                    continue
+                if not isinstance(error, (BadNode, Busy, NotReady, Unreachable)) or (isinstance(error, BadNode) and not error.owners):
+                    raise error
+                self._learn(error, owner)
+                left += places
+                again = error
+            if again is not None:
+                await pause.after(again, deadline)
+
+    async def _scan_one(self, owner: Owner, asked: Any) -> AsyncIterator[KeyFound]:
+        request = pb.ScanRequest()
+        request.CopyFrom(asked)
+        request.header.MergeFrom(self._header(owner))
+        async for reply in self._channel(owner).stream("Scan", request, self._timeout * 6):
+            at = reply.at
+            values = reply.values if reply.values else [b""] * len(reply.keys)
+            for key, value, version in zip(reply.keys, values, reply.versions, strict=True):
+                yield KeyFound(key, value, version, at.partition, at.lsn, at.age_ms, at.epoch, at.low_watermark)
+
+    async def _many(self, keys: list[bytes], values: list[bytes] | None, txn: str) -> dict[int, int]:
+        """Batches by partition; how many rows went to each."""
+        if keys and self._routes.split(keys) is None:
+            await self._learn_all()
+        split = self._routes.split(keys)
+        if split is None:
+            lost = next(key for key in keys if self._routes.find(key) is None)
+            raise BadNode(f"no partition of table {self.table!r} has key {lost[:60]!r}")
+        jobs = []
+        for places in split.values():
+            batch: list[int] = []
+            size = 0
+            for place in places:
+                own = len(keys[place]) + (0 if values is None else len(values[place]))
+                if batch and size + own > _BATCH:
+                    jobs.append(batch)
+                    batch, size = [], 0
+                batch.append(place)
+                size += own
+            jobs.append(batch)
+
+        async def send(places: list[int]) -> tuple[int, int]:
+            mine = [keys[place] for place in places]
+            if values is None:
+                reply = await self._write("Remove", pb.RemoveRequest(keys=mine, txn=txn), mine[0])
+            else:
+                asked = pb.UpsertRequest(keys=mine, values=[values[place] for place in places], txn=txn)
+                reply = await self._write("Upsert", asked, mine[0])
+            return reply.at.partition, len(places)
+
+        counts: dict[int, int] = {}
+        for partition, rows in await asyncio.gather(*(send(places) for places in jobs if places)):
+            counts[partition] = counts.get(partition, 0) + rows
+        return counts
+
+    # --- writes that count once
+
+    async def _write(self, name: str, asked: Any, key: bytes) -> Any:
+        """Rules 2 to 4."""
+        if asked.ByteSize() > LIMIT + (32 << 10):
+            raise TooLarge(f"key {key[:60]!r}: {asked.ByteSize():,} bytes are too much for one request; {LIMIT:,} are allowed")
+        deadline, pause = time.monotonic() + self._timeout, Pause()
+        while True:
+            owner = self._routes.find(key)
+            if owner is None:
+                await self._learn_all()
+                owner = self._routes.find(key)
+                if owner is None:
+                    raise BadNode(f"no partition of table {self.table!r} has key {key[:60]!r}")
+            id = owner.descriptor.id
+            session = self._sessions.get(id)
+            if session is None:
+                session = self._sessions[id] = WriteSession(time.time_ns() // 1_000_000)
+            async with session.room:
+                if self._sessions.get(id) is not session:
+                    continue  # given up meanwhile
+                reply = await self._numbered(name, asked, key, id, session, deadline, pause)
+            if reply is not None:
+                return reply
+
+    async def _numbered(self, name: str, asked: Any, key: bytes, id: int, session: WriteSession, deadline: float, pause: Pause) -> Any:
+        """One write under one number; None if it was certainly not done and must be numbered anew, for another partition or session."""
+        seq, unsure = session.take(), False
+        try:
+            while True:
+                owner = self._routes.find(key)
+                if owner is None or owner.descriptor.id != id:
+                    if unsure:
+                        raise UnknownOutcome(f"key {key[:60]!r}: the partition that may have done the write is gone")
+                    self._give_up(id, session)
+                    return None
+                asked.header.CopyFrom(self._header(owner))
+                asked.header.session, asked.header.seq, asked.header.done = session.name, seq, session.done
+                left = deadline - time.monotonic()
+                try:
+                    if left <= 0:
+                        raise Unreachable(f"key {key[:60]!r}: no answer in time", sent=False)
+                    reply = await self._channel(owner).ask(name, asked, min(left, _ATTEMPT))
+                    self._note(reply.at)
+                    return reply
+                except SessionExpired as error:
+                    self._give_up(id, session)
+                    if unsure:
+                        raise
+                    if error.known_after:
+                        self._sessions[id] = WriteSession(max(time.time_ns() // 1_000_000, error.known_after + 1))
+                    return None
+                except BadNode as error:
+                    self._learn(error, owner)
+                    if not error.owners:
+                        await self._learn_all()
+                    await self._patiently(error, pause, deadline, unsure, id, session)
+                except (Busy, NotReady, UnknownOutcome, Unreachable) as error:
+                    unsure = unsure or isinstance(error, UnknownOutcome) or (isinstance(error, Unreachable) and error.sent)
+                    if isinstance(error, Unreachable) and not error.sent:
+                        self._turn += 1
+                    await self._patiently(error, pause, deadline, unsure, id, session)
+        except (MillstreamError, asyncio.CancelledError) as error:
+            if unsure or isinstance(error, asyncio.CancelledError):
+                self._give_up(id, session)
+            raise
+        finally:
+            session.answered(seq)
+
+    async def _patiently(self, error: ServiceError, pause: Pause, deadline: float, unsure: bool, id: int, session: WriteSession) -> None:
+        """Waits, or rule 3."""
+        try:
+            await pause.after(error, deadline)
+        except ServiceError:
+            self._give_up(id, session)
+            if unsure:
+                raise UnknownOutcome(f"nobody said in time whether the write was done. The last word: {error}") from error
+            raise
+
+    def _give_up(self, id: int, session: WriteSession) -> None:
+        if self._sessions.get(id) is session:
+            del self._sessions[id]

@@ -1,0 +1,312 @@
+"""The store in LMDB: one environment per node, for what does not fit in memory or must outlive the process.
+
+    FOLDER/lmdb/durable          what is synced with every apply
+    FOLDER/lmdb/<boot of the host>    what is not
+
+    8 bytes of partition, then the key of an entry; all ones, then 8 bytes of partition: the position that was applied
+
+Rules
+1. `applied` is written in the transaction of what was applied. So after kill -9 the store goes on from there.
+2. Without syncs a power cut can tear the file. So its folder is named after the boot of the host: another boot begins afresh, from snapshot and log.
+3. A pin is a read transaction. While it is open LMDB uses no page again that it can see: whoever pins for long makes the file grow.
+4. A partition without `applied` has no entries: what a removal that was killed has left of it goes when the partition is opened.
+"""
+
+from __future__ import annotations
+
+import shutil
+import struct
+import threading
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import islice
+from pathlib import Path
+
+import lmdb as _lmdb
+
+from millstream.errors import StorageError
+from millstream.service.messages import Change
+from millstream.service.stores.base import Pinned
+from millstream.state.longkeys import LONG, scan_entries, stored_entry, stored_key, value_of
+from millstream.state.replica import boot_id
+
+_NUMBER = struct.Struct(">Q")
+_APPLIED = b"\xff" * _NUMBER.size
+_SHORT = LONG - _NUMBER.size
+_PINS = 4096
+_CHUNK = 10_000
+MAP_SIZE = 1 << 38
+
+
+def _behind(prefix: bytes) -> bytes:
+    return _NUMBER.pack(_NUMBER.unpack(prefix)[0] + 1)
+
+
+def _found(transaction: _lmdb.Transaction, prefix: bytes, key: bytes) -> bytes | None:
+    full = prefix + key
+    if len(full) < LONG:
+        found: bytes | None = transaction.get(full)  # type: ignore[assignment]
+        return found
+    return value_of(full, transaction.get(stored_key(full)))  # type: ignore[arg-type]
+
+
+def _scanned(transaction: _lmdb.Transaction, prefix: bytes, start: bytes, stop: bytes | None) -> Iterator[tuple[bytes, bytes]]:
+    cut = len(prefix)
+    for key, value in scan_entries(transaction, prefix + start, _behind(prefix) if stop is None else prefix + stop):
+        yield key[cut:], value
+
+
+class LmdbPin:
+    """The entries as of one position: a read transaction."""
+
+    def __init__(self, transaction: _lmdb.Transaction, prefix: bytes) -> None:
+        self._transaction = transaction
+        self._prefix = prefix
+        self.applied = _applied(transaction, prefix)
+
+    def get(self, key: bytes) -> bytes | None:
+        return _found(self._transaction, self._prefix, key)
+
+    def scan(self, start: bytes, stop: bytes) -> Iterator[tuple[bytes, bytes]]:
+        return _scanned(self._transaction, self._prefix, start, stop)
+
+    def entries(self) -> Iterator[tuple[bytes, bytes]]:
+        return _scanned(self._transaction, self._prefix, b"", None)
+
+    def close(self) -> None:
+        self._transaction.abort()
+
+
+def _applied(transaction: _lmdb.Transaction, prefix: bytes) -> int:
+    found = transaction.get(_APPLIED + prefix)
+    return 0 if found is None else int(_NUMBER.unpack(found)[0])
+
+
+class LmdbStore:
+    """The entries of one partition, in the environment of its node."""
+
+    def __init__(self, shared: SharedLmdb, partition: int) -> None:
+        self.durable = shared.durable
+        self._shared = shared
+        self._prefix = _NUMBER.pack(partition)
+        with shared.reading() as transaction:
+            self.applied = _applied(transaction, self._prefix)
+            leftover = self.applied == 0 and next(_scanned(transaction, self._prefix, b"", None), None) is not None
+        if leftover:
+            shared.clear(self._prefix)
+
+    def get(self, key: bytes) -> bytes | None:
+        return _found(self._shared.reader(), self._prefix, key)
+
+    def scan(self, start: bytes, stop: bytes) -> Iterator[tuple[bytes, bytes]]:
+        with self._shared.reading() as transaction:
+            yield from _scanned(transaction, self._prefix, start, stop)
+
+    def apply(self, changes: Sequence[Change], upto: int) -> None:
+        with self._shared.writing() as transaction:
+            self._put(transaction, changes)
+            transaction.put(_APPLIED + self._prefix, _NUMBER.pack(upto))
+        self.applied = upto
+
+    def _put(self, transaction: _lmdb.Transaction, changes: Iterable[Change]) -> None:
+        prefix = self._prefix
+        last = dict(changes)
+        if any(len(key) >= _SHORT for key in last):
+            pairs = [stored_entry(prefix + key, value) for key, value in last.items()]
+        else:
+            pairs = [(prefix + key, value) for key, value in last.items()]
+        if None in last.values():
+            for key, value in pairs:
+                if value is None:
+                    transaction.delete(key)
+            pairs = [pair for pair in pairs if pair[1] is not None]
+        with transaction.cursor() as cursor:
+            cursor.putmulti(pairs)  # type: ignore[arg-type]
+
+    def pin(self) -> Pinned:
+        return LmdbPin(self._shared.reading(), self._prefix)
+
+    def replace(self, entries: Iterable[tuple[bytes, bytes]], upto: int) -> None:
+        moves = iter(entries)
+        with self._shared.writing() as transaction:
+            _delete_all(transaction, self._prefix, None)
+            while chunk := list(islice(moves, _CHUNK)):
+                self._put(transaction, chunk)
+            transaction.put(_APPLIED + self._prefix, _NUMBER.pack(upto))
+        self.applied = upto
+
+    def close(self) -> None:
+        """Nothing of its own is open."""
+
+
+def _delete_all(transaction: _lmdb.Transaction, prefix: bytes, limit: int | None) -> bool:
+    """Deletes entries of a partition, at most so many. Whether there may be more."""
+    done = 0
+    with transaction.cursor() as cursor:
+        found = cursor.set_range(prefix)
+        while found and bytes(cursor.key()).startswith(prefix):
+            if limit is not None and done >= limit:
+                return True
+            found = cursor.delete() and bool(cursor.key())
+            done += 1
+    return False
+
+
+class _Writing:
+    """A write transaction: all of it, or nothing and a StorageError."""
+
+    def __init__(self, shared: SharedLmdb) -> None:
+        self._shared = shared
+
+    def __enter__(self) -> _lmdb.Transaction:
+        self._shared.let_go()
+        try:
+            self._transaction = self._shared.env.begin(write=True)
+        except _lmdb.Error as error:
+            raise self._failed(error) from error
+        return self._transaction
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> None:
+        if error is None:
+            try:
+                self._transaction.commit()
+                return
+            except _lmdb.Error as failed:
+                raise self._failed(failed) from failed
+        self._transaction.abort()
+        if isinstance(error, _lmdb.Error):
+            raise self._failed(error) from error
+
+    def _failed(self, error: Exception) -> StorageError:
+        hint = (
+            "Open it with a larger map_size."
+            if isinstance(error, _lmdb.MapFullError)
+            else "Make room or repair the disk, then start again."
+        )
+        return StorageError(f"cannot write {self._shared.folder}: {error}. Nothing of it was applied. {hint}")
+
+
+class SharedLmdb:
+    """The environment that the partitions of a node share. It is opened once per process, as LMDB demands."""
+
+    def __init__(self, folder: Path, durable: bool, map_size: int) -> None:
+        self.folder, self.durable = folder, durable
+        self._users = 0
+        self._stores: dict[int, LmdbStore] = {}
+        self._reader: _lmdb.Transaction | None = None
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            self.env = _lmdb.open(
+                str(folder), map_size=map_size, sync=durable, metasync=durable, readahead=False, max_readers=_PINS, max_spare_txns=8
+            )
+        except (_lmdb.Error, OSError) as error:
+            raise StorageError(f"cannot open the store {folder}: {error}") from error
+
+    def reading(self) -> _lmdb.Transaction:
+        """What is there now, for as long as the transaction is open."""
+        try:
+            return self.env.begin()
+        except _lmdb.ReadersFullError as error:
+            raise StorageError(f"{_PINS} snapshots, scans and watches read {self.folder} at once, and there can be no more") from error
+
+    def reader(self) -> _lmdb.Transaction:
+        """What is there now, for a get: a transaction that is used again until something is written."""
+        reader = self._reader
+        if reader is None:
+            reader = self._reader = self.reading()
+        return reader
+
+    def let_go(self) -> None:
+        """Something is about to be written: a reader of what was before would keep its pages."""
+        if self._reader is not None:
+            self._reader.abort()
+            self._reader = None
+
+    def writing(self) -> _Writing:
+        """One change of the environment."""
+        return _Writing(self)
+
+    def clear(self, prefix: bytes) -> None:
+        """Rule 4: first what makes the entries count, then the entries, in portions."""
+        with self.writing() as transaction:
+            transaction.delete(_APPLIED + prefix)
+        more = True
+        while more:
+            with self.writing() as transaction:
+                more = _delete_all(transaction, prefix, _CHUNK)
+
+    def of(self, partition: int) -> LmdbStore:
+        """A small object."""
+        found = self._stores.get(partition)
+        if found is None:
+            found = self._stores[partition] = LmdbStore(self, partition)
+        return found
+
+    def forget(self, partition: int) -> None:
+        """Its entries go."""
+        self._stores.pop(partition, None)
+        self.clear(_NUMBER.pack(partition))
+
+    def close(self) -> None:
+        """Closes the environment, when nobody in this process uses it any more."""
+        with _OPENING:
+            self._users -= 1
+            if self._users:
+                return
+            _OPEN.pop(self.folder, None)
+        self.let_go()
+        self._stores.clear()
+        self.env.close()
+
+
+_OPEN: dict[Path, SharedLmdb] = {}
+_OPENING = threading.Lock()
+
+
+def _folder(root: Path, durable: bool) -> Path:
+    """Rule 2."""
+    if durable:
+        return root / "durable"
+    boot = boot_id()
+    for other in root.glob("*") if root.is_dir() else ():
+        if other.name != "durable" and (other.name != boot or boot == "unknown") and other not in _OPEN:
+            shutil.rmtree(other, ignore_errors=True)
+    return root / boot
+
+
+@dataclass(frozen=True)
+class LmdbKind:
+    """See `lmdb`."""
+
+    durable: bool = False
+    map_size: int = MAP_SIZE
+
+    def open(self, folder: Path) -> SharedLmdb:
+        with _OPENING:
+            place = _folder(folder.absolute() / "lmdb", self.durable)
+            found = _OPEN.get(place)
+            if found is None:
+                found = _OPEN[place] = SharedLmdb(place, self.durable, self.map_size)
+            found._users += 1
+        return found
+
+    def describe(self) -> str:
+        return "LMDB, durable" if self.durable else "LMDB"
+
+
+def lmdb(durable: bool = False, map_size: int = MAP_SIZE) -> LmdbKind:
+    """A store on the node's disk, for more than fits in memory. After a restart it goes on where it was.
+
+    durable: what was applied is there after a power cut, so a table with it needs no log. map_size: the most bytes that it can have; it costs addresses only.
+
+    >>> import tempfile
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     shared = lmdb().open(Path(folder))
+    ...     shared.of(1).apply([(b"Ka", b"1")], upto=7)
+    ...     shared.close()
+    ...     again = lmdb().open(Path(folder))
+    ...     print(again.of(1).get(b"Ka"), again.of(1).applied)
+    ...     again.close()
+    b'1' 7
+    """
+    return LmdbKind(durable, map_size)

@@ -1,0 +1,207 @@
+"""Snapshots: a store's entries as of one position, as objects. Any kind of store can be restored from them, in a folder or an object store.
+
+    <name>/part-00000      frames (`state/framing.py`), each with up to 1,024 entries: msgpack, keys and values in turn; at most 8 MB of them
+    <name>/snapshot.json   the position, and names, sizes, rows and checksums of the parts
+
+Rules
+1. `snapshot.json` comes last, and makes the snapshot whole. Without it there is none: what a crash has left is written over.
+2. Beside the turns: the event loop gets its turn after every 1,024 entries at the latest, and a part is written in a thread.
+3. A reader checks every frame and every part, so what is restored is what was saved; anything else is a DamageError that names the object and the place.
+4. To drop a snapshot its `snapshot.json` goes first.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Iterator, Mapping
+from zlib import crc32
+
+import msgspec
+
+from millstream.errors import DamageError, StorageError
+from millstream.service.stores.base import Pinned
+from millstream.state.framing import frame, framed_at
+from millstream.state.storage import LocalStorage, Storage
+
+WHOLE = "snapshot.json"
+PART = 8 << 20
+_BLOCK = 1024  # entries of a frame at most
+_BYTES = 1 << 18  # bytes after which a frame ends, if it has fewer
+_FORMAT = 1
+
+
+class SnapshotPart(msgspec.Struct, frozen=True):
+    """One of a snapshot's objects."""
+
+    name: str
+    rows: int
+    bytes: int
+    crc: int
+
+
+class Snapshot(msgspec.Struct, frozen=True):
+    """A snapshot that is whole. bytes: of its parts. about: what whoever wrote it wanted to say."""
+
+    name: str
+    lsn: int
+    rows: int
+    bytes: int
+    parts: list[SnapshotPart] = []
+    about: dict[str, str] = {}
+    format: int = _FORMAT
+
+
+_encode = msgspec.msgpack.Encoder().encode
+_decode = msgspec.msgpack.Decoder(list[bytes]).decode
+
+
+async def write_snapshot(
+    pinned: Pinned, storage: Storage, name: str, *, about: Mapping[str, str] | None = None, part_bytes: int = PART
+) -> Snapshot:
+    """Saves what is pinned under a name, beside the turns. The caller closes the pin. A name that has this position already is left as it is.
+
+    >>> from pathlib import Path
+    >>> from millstream.service.stores.memory import memory
+    >>> from millstream.state.memory import MemoryStorage
+    >>> store, storage = memory().open(Path("unused")).of(1), MemoryStorage()
+    >>> store.apply([(b"Ka", b"1")], upto=7)
+    >>> asyncio.run(write_snapshot(store.pin(), storage, "snapshots/7")).rows
+    1
+    >>> found, entries = read_snapshot(storage, "snapshots/7")
+    >>> found.lsn, list(entries)
+    (7, [(b'Ka', b'1')])
+    """
+    found = await asyncio.to_thread(_whole, storage, name)
+    if found is not None:
+        if found.lsn == pinned.applied:
+            return found
+        raise StorageError(f"{storage.url}/{name} holds a snapshot of position {found.lsn} already: choose another name")
+    parts: list[SnapshotPart] = []
+    frames: list[bytes] = []
+    block: list[bytes] = []
+    size = rows = weight = 0
+
+    async def end_part() -> None:
+        nonlocal frames, size, rows
+        data = b"".join(frames)
+        part = SnapshotPart(f"part-{len(parts):05d}", rows, len(data), crc32(data))
+        await asyncio.to_thread(storage.put, f"{name}/{part.name}", data)
+        parts.append(part)
+        frames, size, rows = [], 0, 0
+
+    async def end_block() -> None:
+        nonlocal block, size, rows, weight
+        data = frame(_encode(block))
+        if frames and size + len(data) > part_bytes:
+            await end_part()
+        frames.append(data)
+        size, rows = size + len(data), rows + len(block) // 2
+        block, weight = [], 0
+        await asyncio.sleep(0)
+
+    for key, value in pinned.entries():
+        block.append(key)
+        block.append(value)
+        weight += len(key) + len(value)
+        if len(block) >= 2 * _BLOCK or weight >= _BYTES:
+            await end_block()
+    if block:
+        await end_block()
+    if frames:
+        await end_part()
+    whole = Snapshot(name, pinned.applied, sum(part.rows for part in parts), sum(part.bytes for part in parts), parts, dict(about or {}))
+    await asyncio.to_thread(storage.put, f"{name}/{WHOLE}", msgspec.json.format(msgspec.json.encode(whole)))
+    return whole
+
+
+def _whole(storage: Storage, name: str) -> Snapshot | None:
+    return describe_snapshot(storage, name) if storage.exists(f"{name}/{WHOLE}") else None
+
+
+def describe_snapshot(storage: Storage, name: str) -> Snapshot:
+    """What `snapshot.json` says. The name is the one by which it was found: a copy may have another."""
+    try:
+        data = storage.read(f"{name}/{WHOLE}")
+    except DamageError:
+        raise DamageError(f"{storage.url}/{name} is no snapshot, or was never finished: it has no {WHOLE}") from None
+    try:
+        found = msgspec.json.decode(data, type=Snapshot)
+    except msgspec.MsgspecError as error:
+        raise _damaged(storage, f"{name}/{WHOLE}", f"it cannot be read: {error}") from None
+    if found.format != _FORMAT:
+        raise _damaged(storage, f"{name}/{WHOLE}", f"it has format {found.format}, and this Millstream knows {_FORMAT}")
+    return msgspec.structs.replace(found, name=name)
+
+
+def read_snapshot(storage: Storage, name: str) -> tuple[Snapshot, Iterator[tuple[bytes, bytes]]]:
+    """A snapshot and its entries, which are read part by part. DamageError if it is not what was saved."""
+    found = describe_snapshot(storage, name)
+    return found, _entries(storage, found)
+
+
+def _entries(storage: Storage, snapshot: Snapshot) -> Iterator[tuple[bytes, bytes]]:
+    for part in snapshot.parts:
+        name = f"{snapshot.name}/{part.name}"
+        data = storage.read(name)
+        if len(data) != part.bytes:
+            raise _damaged(storage, name, f"it has {len(data)} bytes instead of {part.bytes}")
+        at = rows = 0
+        while at < len(data):
+            found = framed_at(data, at)
+            if found.defect is not None:
+                raise _damaged(storage, name, f"at byte {at}: {found.defect.value}")
+            try:
+                block = _decode(data[found.start : found.stop])
+            except msgspec.MsgspecError as error:
+                raise _damaged(storage, name, f"at byte {at}: {error}") from None
+            rows += len(block) // 2
+            moves = iter(block)
+            yield from zip(moves, moves, strict=True)
+            at = found.end
+        if rows != part.rows or crc32(data) != part.crc:
+            raise _damaged(storage, name, f"it has {rows} rows instead of {part.rows}, or is the part of another snapshot")
+
+
+def _damaged(storage: Storage, name: str, what: str) -> DamageError:
+    error = DamageError(f"{storage.url}/{name} is damaged: {what}. Use another snapshot.")
+    error.object = name
+    return error
+
+
+def list_snapshots(storage: Storage, prefix: str) -> list[Snapshot]:
+    """The whole snapshots directly under a prefix, oldest position first."""
+    found = [whole for name in storage.folders(prefix) if (whole := _whole(storage, name)) is not None]
+    return sorted(found, key=lambda snapshot: (snapshot.lsn, snapshot.name))
+
+
+def newest_snapshot(storage: Storage, prefix: str) -> Snapshot | None:
+    """The whole snapshot with the highest position under a prefix."""
+    found = list_snapshots(storage, prefix)
+    return found[-1] if found else None
+
+
+def drop_older(storage: Storage, prefix: str, keep: str) -> list[str]:
+    """Removes what is older than the snapshot `keep` under the same prefix, also what was never finished. Returns the names. Rule 4.
+
+    What has a higher position, or no position yet and a later name, is left: it is somebody else's, who is at it.
+    """
+    newest = describe_snapshot(storage, keep)
+    gone = []
+    for name in storage.folders(prefix):
+        if name == keep:
+            continue
+        whole = _whole(storage, name)
+        if (whole.lsn < newest.lsn) if whole is not None else (name < keep):
+            drop_snapshot(storage, name)
+            gone.append(name)
+    return gone
+
+
+def drop_snapshot(storage: Storage, name: str) -> None:
+    """Removes a snapshot. Rule 4."""
+    storage.delete([f"{name}/{WHOLE}"])
+    storage.delete(storage.list(name))
+    if isinstance(storage, LocalStorage):  # object stores have no folders
+        with contextlib.suppress(OSError):
+            (storage.root / name).rmdir()

@@ -1,0 +1,205 @@
+"""A sink into a table of the state service: one value for each key, exactly once.
+
+Rules
+1. A task stages its rows under a transaction of its own: durable at the nodes, and seen by nobody. Of several rows with one key the last counts.
+2. Before the manifest the driver asks every partition whether what the tasks staged is there, in its own fence: a replaced run stages and decides nothing
+   from then on.
+3. After the manifest it decides: in each partition all rows of an epoch become visible at one position. To decide again is harmless, so after a crash
+   the next run does so.
+4. What attempts that failed have left is swept now and then.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from millstream.core.keys import key_bytes
+from millstream.core.time import duration
+from millstream.errors import DamageError, DefinitionError, Denied, ServiceError, SinkError
+from millstream.sinks.base import DriverContext, Part, Sink, SinkRow, TaskContext
+from millstream.sinks.files import check_numbers, plain
+from millstream.state.runs import run_number
+
+if TYPE_CHECKING:
+    from millstream.network import Tls
+    from millstream.service.blocking import Client
+
+_SWEEP_EVERY = 64  # epochs
+_ROW = 1 << 19  # bytes of a key and its value
+
+#: The clients of this process: tasks that follow each other use one connection.
+_clients: dict[tuple[int, bytes], Client] = {}
+
+
+class ServiceSinkStats(msgspec.Struct):
+    """What a driver has made visible since the start of the run."""
+
+    epochs: int = 0
+    rows: int = 0
+    decisions: int = 0
+
+
+class ServiceSink(Sink):
+    """See `service`."""
+
+    def __init__(
+        self,
+        addresses: Sequence[str],
+        table: str,
+        cookie: str,
+        tls: Tls | None,
+        encode: Callable[[SinkRow], tuple[bytes, bytes | None]] | None,
+        timeout: str | int,
+    ) -> None:
+        self.addresses = list(addresses)
+        self.table = table
+        self.cookie = cookie
+        self.tls = tls
+        self.encode = encode
+        self.timeout = timeout
+        self._swept = -_SWEEP_EVERY
+        self._stats = ServiceSinkStats()
+
+    def stats(self) -> ServiceSinkStats:
+        return msgspec.structs.replace(self._stats)
+
+    def describe(self) -> str:
+        return f"table {self.table!r} at {', '.join(self.addresses)}"
+
+    def check(self) -> None:
+        try:
+            if not self._client().partitions():
+                raise SinkError(f"{self.describe()} has no partitions: add one (millstream partitions add)")
+        except ServiceError as error:
+            raise SinkError(f"{self.describe()} cannot be reached: {error}") from error
+
+    def _client(self) -> Client:
+        from millstream.service.blocking import Client
+
+        settings = {"addresses": self.addresses, "table": self.table, "cookie": self.cookie, "tls": self.tls, "timeout": self.timeout}
+        name = (os.getpid(), msgspec.json.encode(settings))
+        if name not in _clients:
+            _clients[name] = Client(**settings)  # type: ignore[arg-type]
+        return _clients[name]
+
+    def stage(self, context: TaskContext, rows: Sequence[SinkRow]) -> Part:
+        label = label_of(context.pipeline, context.emission, context.shard)
+        txn = f"{label}|{run_number(context.token)}|{context.epoch}|{context.attempt}"
+        entries = self._encoded(rows, context)
+        try:
+            counts = self._client().stage(entries.items(), txn)
+        except (ServiceError, DamageError) as error:
+            raise SinkError(f"stream {context.emission!r} into {self.describe()}: {self._explained(error)}") from error
+        return Part(rows=len(rows), staged=txn, own={"txn": txn, "partitions": {str(id): count for id, count in counts.items()}})
+
+    def _encoded(self, rows: Sequence[SinkRow], context: TaskContext) -> dict[bytes, bytes | None]:
+        encode, found = self.encode or entry_of, {}
+        for row in rows:
+            try:
+                key, value = encode(row)
+                if len(key) + len(value or b"") > _ROW:
+                    raise ValueError(f"it comes to {len(key) + len(value or b''):,} bytes, and {_ROW:,} are allowed")
+            except Exception as error:
+                raise SinkError(
+                    f"stream {context.emission!r} into {self.describe()}: key {row.key!r}: value {row.value!r:.200} cannot be written: {error}"
+                ) from error
+            found[key] = value
+        return found
+
+    def prepare(self, context: DriverContext, epoch: int, parts: Sequence[Part]) -> None:
+        for part in parts:
+            for partition, count in part["partitions"].items():
+                found = int(self._decide(context, int(partition), part["txn"], "check"))
+                if found != count:
+                    raise SinkError(
+                        f"stream {context.emission!r} into {self.describe()}: {count} rows were staged in partition {partition} as {part['txn']!r}, "
+                        f"and {found} are there. Epoch {epoch} was not committed; run again."
+                    )
+
+    def commit(self, context: DriverContext, epoch: int, parts: Sequence[Part]) -> None:
+        for part in parts:
+            for partition in part["partitions"]:
+                try:
+                    done = self._decide(context, int(partition), part["txn"], "commit")
+                except SinkError as error:
+                    raise SinkError(
+                        f"{error} Epoch {epoch} is committed; its rows wait at the sink, and the next run decides them there."
+                    ) from error
+                self._stats.decisions += 1
+                self._stats.rows += int(done) if done != b"again" else 0
+        self._stats.epochs += 1
+
+    def sweep(self, context: DriverContext, before_epoch: int, keep: Sequence[str]) -> None:
+        if before_epoch < 0 or before_epoch - self._swept < _SWEEP_EVERY:
+            return
+        self._swept = before_epoch
+        below = f"{context.pipeline}/{context.emission}/|{run_number(context.token)}|{before_epoch}|"
+        for partition in self._client().partitions():
+            self._decide(context, partition, below, "sweep", keep)
+
+    def _decide(self, context: DriverContext, partition: int, txn: str, how: str, keep: Sequence[str] = ()) -> bytes:
+        try:
+            return self._client().decide(partition, txn, how, run_number(context.token), keep)
+        except (ServiceError, DamageError) as error:
+            raise SinkError(f"stream {context.emission!r} into {self.describe()}: {self._explained(error)}") from error
+
+    def _explained(self, error: Exception) -> str:
+        if isinstance(error, Denied):
+            return (
+                f"{error}. A newer run, or another checkpoint of a pipeline with this name, writes there: a table takes one history of a stream. Give a new "
+                f"checkpoint a table of its own, or another name to the pipeline."
+            )
+        return f"{error}."
+
+
+def label_of(pipeline: str, emission: str, shard: int) -> str:
+    """Whose transactions these are, at the table.
+
+    >>> label_of("zeitgeist", "counts", 3)
+    'zeitgeist/counts/3'
+    """
+    return f"{pipeline}/{emission}/{shard}"
+
+
+_encoder = msgspec.json.Encoder(enc_hook=plain)
+
+
+def entry_of(row: SinkRow) -> tuple[bytes, bytes | None]:
+    """What a row becomes unless told otherwise: the key's text, and the value as JSON; a value of None removes the key.
+
+    >>> entry_of(SinkRow("tea", 0, {"count": 3})), entry_of(SinkRow("tea", 0, None))
+    ((b'tea', b'{"count":3}'), (b'tea', None))
+    """
+    if row.value is None:
+        return key_bytes(row.key), None
+    data = _encoder.encode(row.value)
+    check_numbers(data, row.value)
+    return key_bytes(row.key), data
+
+
+def service(
+    address: str | Sequence[str],
+    table: str,
+    *,
+    cookie: str = "",
+    tls: Tls | None = None,
+    encode: Callable[[SinkRow], tuple[bytes, bytes | None]] | None = None,
+    timeout: str | int = "30s",
+) -> ServiceSink:
+    """A sink into a table of the state service (`millstream serve`): the last value of each key, exactly once.
+
+    encode: what a row becomes, a key and a value as bytes (None removes the key); by default the key's text and the value as JSON. timeout: how long to try
+    while nodes are away, before the epoch fails. The nodes must be reachable from every worker and from the driver. docs/service.md tells more.
+
+    >>> service("127.0.0.1:7400", "counts").describe()
+    "table 'counts' at 127.0.0.1:7400"
+    """
+    addresses = [address] if isinstance(address, str) else list(address)
+    if not addresses:
+        raise DefinitionError("give the address of a node, such as 127.0.0.1:7400")
+    duration(timeout)
+    return ServiceSink(addresses, table, cookie, tls, encode, timeout)
