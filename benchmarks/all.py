@@ -11,7 +11,7 @@ import sys
 import tempfile
 from pathlib import Path
 
-PARTS = ("throughput", "views", "epoch", "guarantees", "latency", "growth", "lookahead", "filters", "connector")
+PARTS = ("throughput", "views", "epoch", "guarantees", "latency", "growth", "lookahead", "filters", "connector", "live")
 
 
 def main() -> None:

@@ -242,7 +242,7 @@ def test_a_long_scan_gives_way_to_others(tmp_path):
     async def main() -> None:
         async with served(world.storage, replicas=tmp_path) as live:
             await got(live, "000000")
-            scan = asyncio.ensure_future(scanned(live))
+            scan = asyncio.ensure_future(scanned(live, level=pb.SESSION))
             turns = 0
             while not scan.done():
                 await got(live, "000001", level=pb.SESSION)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -17,8 +19,9 @@ from millstream.service.live.epochs import PinnedEpochs
 from millstream.service.live.follow import Follower
 from millstream.service.live.history import ChangeHistory
 from millstream.service.proto import service_pb2 as pb
-from millstream.state.manifest import manifest_name
+from millstream.state.manifest import ManifestLog, manifest_name
 from millstream.state.memory import MemoryStorage
+from millstream.state.reader import CommittedState
 from millstream.state.storage import LocalStorage
 
 
@@ -82,6 +85,12 @@ def test_every_pinned_epoch_is_what_a_dictionary_holds(tmp_path_factory, seed: i
                     for gone in {"C", "D", "E"} - set(world.as_of[pinned]):
                         with pytest.raises(RefusedRequest, match="It has: C"):
                             await got(live, "00", table=gone, level=pb.AS_OF, as_of=pinned)
+                newest = CommittedState(world.log).newest()
+                taken = live.epochs.take(newest.epoch)
+                for name in newest.computations if taken is not None else ():
+                    assert list(taken.rows(name)) == list(newest.rows(name)), "as the reader has it"
+                if taken is not None:
+                    taken.close()
                 reply = await got(live, *[f"{k:02d}" for k in range(31)])
                 rows = world.rows_at(reply.at.epoch)
                 assert list(reply.values) == [rows.get(b"%02d" % k, b"") for k in range(31)]
@@ -89,6 +98,29 @@ def test_every_pinned_epoch_is_what_a_dictionary_holds(tmp_path_factory, seed: i
             assert len(live.epochs.pinned) <= 8 and set(seen) <= set(world.as_of)
 
     run(main)
+
+
+def test_on_a_folder_a_look_finds_what_is_newest_however_far_that_is(tmp_path):
+    world = Checkpoint(4, storage=LocalStorage(tmp_path / "c"))
+    epochs = PinnedEpochs(tmp_path / "live")
+    follower = Follower(world.log, epochs, ChangeHistory())
+    world.some()
+    folder = tmp_path / "c" / "manifests"
+    for act in "eleklek":
+        before = folder.stat().st_mtime_ns
+        for _ in range(3 if act == "k" else 1):
+            world.leap() if act == "l" else world.some()
+        if act == "l":
+            assert not world.log.exists(epochs.pinned[-1] + 1), "the next one has been collected: that it is absent proves nothing"
+        else:
+            os.utime(folder, ns=(before, before))  # a clock with coarse ticks: that the folder looks the same proves nothing
+        assert not follower.is_newest()
+        assert follower.look() and epochs.pinned[-1] == world.epoch and follower.is_newest()
+        assert not follower.look()
+        taken = epochs.take()
+        assert taken is not None and dict(taken.scan("C", b"R", b"S")) == world.as_of[world.epoch]["C"]
+        taken.close()
+    epochs.close()
 
 
 @settings(max_examples=some(40), deadline=None, database=None)
@@ -110,6 +142,42 @@ def test_ranges_prefixes_and_limits(tmp_path_factory, seed: int, one: bytes, two
                 assert keys == [k for k, _ in wanted[: limit or None]]
 
     run(main)
+
+
+class FarStorage:
+    """An object store: nothing but the contract, and each question counted."""
+
+    def __init__(self, storage: MemoryStorage) -> None:
+        self._storage = storage
+        self.url = "far"
+        self.asked: list[str] = []
+
+    def __getattr__(self, name: str) -> Any:
+        self.asked.append(name)
+        return getattr(self._storage, name)
+
+
+def test_an_object_store_is_asked_for_the_next_manifest_and_listed_now_and_then(tmp_path):
+    world, clock = Checkpoint(4), [0.0]
+    far = FarStorage(world.storage)
+    epochs = PinnedEpochs(tmp_path, clock=lambda: clock[0])
+    follower = Follower(ManifestLog(far), epochs, ChangeHistory(), clock=lambda: clock[0])
+    world.some()
+    assert follower.look() and not follower.is_near and not follower.is_newest()
+    far.asked.clear()
+    for _ in range(200):
+        clock[0] += 0.2
+        assert not follower.look()
+    assert far.asked.count("exists") > 180 and far.asked.count("list") <= 5
+    assert epochs.newest is not None and epochs.newest.age(clock[0]) == 0
+    world.some()
+    assert follower.look() and epochs.pinned[-1] == 1
+    world.leap()
+    assert follower.look(sure=True) and epochs.pinned[-1] == world.epoch, "who must be sure has it listed"
+    world.leap()
+    clock[0] += 11
+    assert follower.look() and epochs.pinned[-1] == world.epoch, "and once in a while it is listed anyway"
+    epochs.close()
 
 
 # --- one epoch over all keys and computations

@@ -12,6 +12,7 @@ from typing import Any
 import grpc
 import grpc.aio
 import pytest
+from grpc_health.v1 import health_pb2, health_pb2_grpc
 from livekit import Checkpoint, header, run
 
 import job
@@ -59,6 +60,10 @@ def test_over_grpc(tmp_path):
                 assert {b"%02d" % k: v for k, v in enumerate(found.values) if v} == world.rows_at(0)
                 replies = [reply async for reply in ask.scan(pb.ScanRequest(header=header("p/C")))]
                 assert {k: v for r in replies for k, v in zip(r.keys, r.values, strict=True)} == world.rows_at(0)
+                health = health_pb2_grpc.HealthStub(channel)
+                for name in ("", "C"):
+                    said = await health.Check(health_pb2.HealthCheckRequest(service=name))
+                    assert said.status == health_pb2.HealthCheckResponse.SERVING, name
                 watching = ask.watch(pb.WatchRequest(header=header()))
                 assert [(await watching.read()).kind for _ in range(2)] == [pb.WatchReply.SNAPSHOT, pb.WatchReply.MARK]
                 world.put(C={"x": b"1"})

@@ -180,7 +180,7 @@ def test_a_slow_watcher_is_told_where_to_go_on_and_a_quick_one_beside_it_is_not(
             slow.connect(live)
             slow.kinds.clear()
             await slow.upto(19)
-            assert slow.rows == quick.rows and RESET not in slow.kinds
+            assert slow.rows == quick.rows and slow.kinds == [RESET, SNAPSHOT, MARK], "the log has more than may be held at once"
             for one in (slow, quick):
                 await one.leave()
 
@@ -228,6 +228,51 @@ def test_a_computation_that_is_renamed_ends_one_that_begins_anew_resets(tmp_path
             assert one.kinds == [SNAPSHOT, MARK, RESET, SNAPSHOT, MARK]
             with pytest.raises(RefusedRequest, match=r"'D' is gone since epoch 1\. There are: C, E"):
                 await two.upto(1)
+            await one.leave()
+
+    run(main)
+
+
+@pytest.mark.parametrize("far", [False, True])
+def test_who_comes_back_to_a_name_that_another_has_taken_is_reset(tmp_path, far: bool):
+    world = Checkpoint(1)
+    world.put(C={"a": b"0", "b": b"0"})
+
+    async def main() -> None:
+        async with served(world.storage, replicas=tmp_path) as live:
+            one = Replayed(world)
+            one.connect(live)
+            await one.upto(0)
+            await one.leave()
+            world.tables.pop("C")
+            world.add("C")
+            for number in range(12 if far else 1):
+                world.put(C={"a": b"%d" % number})
+                await got(live, "a")
+            assert (0 in live.epochs.pinned) != far
+            one.kinds.clear()
+            one.connect(live)
+            await one.upto(world.epoch)
+            assert one.kinds == [RESET, SNAPSHOT, MARK]
+            await one.leave()
+
+    run(main)
+
+
+def test_an_epoch_that_changes_more_than_the_buffer_may_hold_is_a_reset(tmp_path):
+    world = Checkpoint(1)
+    world.put(C={"a": b"0"})
+
+    async def main() -> None:
+        async with served(world.storage, replicas=tmp_path, buffer=1000) as live:
+            one = Replayed(world)
+            one.connect(live)
+            await one.upto(0)
+            world.put(C={"b": bytes(2000), "a": None})
+            await one.upto(1)
+            world.put(C={"c": b"1"})
+            await one.upto(2)
+            assert one.kinds == [SNAPSHOT, MARK, RESET, SNAPSHOT, MARK, CHANGES, MARK]
             await one.leave()
 
     run(main)

@@ -38,17 +38,21 @@ _TRIES = 20
 
 
 class Remembering:
-    """A storage of which each part is read once: what is applied and what is told of an epoch are the same bytes."""
+    """A storage of which each part is read once, as far as there is room: what is told of an epoch is applied too. room: bytes."""
 
-    def __init__(self, storage: Storage) -> None:
+    def __init__(self, storage: Storage, room: int) -> None:
         self._storage = storage
+        self._room = room
         self._read: dict[tuple[str, int, int | None], bytes] = {}
         self.url = storage.url
 
     def read(self, name: str, offset: int = 0, length: int | None = None) -> bytes:
         found = self._read.get((name, offset, length))
         if found is None:
-            found = self._read[name, offset, length] = self._storage.read(name, offset, length)
+            found = self._storage.read(name, offset, length)
+            if len(found) <= self._room:
+                self._room -= len(found)
+                self._read[name, offset, length] = found
         return found
 
 
@@ -160,12 +164,12 @@ class Follower:
             self.pipeline = identity.pipeline
             self.epochs.open(identity.id)
         watched = self.history.watched if known is not None else frozenset()
-        storage: Storage = Remembering(self.log.storage) if watched else self.log.storage  # type: ignore[assignment]
+        storage: Storage = Remembering(self.log.storage, self.history.limit) if watched else self.log.storage  # type: ignore[assignment]
         told: list[tuple[str, ChangeSet]] = []
         for name, state in manifest.computations.items():
             lineage = state.lineage or name
             if lineage in watched and known is not None:
-                changes = read_changes(storage, name, manifest, known.epoch)
+                changes = read_changes(storage, name, manifest, known.epoch, self.history.limit)
                 if changes is not None:
                     told.append((lineage, changes))
         pin = self.epochs.prepare(storage, manifest)

@@ -70,7 +70,7 @@ class ChangeHistory:
     """The buffer. `watched`: lineages of what is watched now."""
 
     def __init__(self, limit: int = LIMIT) -> None:
-        self._limit = limit
+        self.limit = limit
         self._lock = threading.Lock()
         self._watchers: Counter[str] = Counter()
         self._sets: dict[str, deque[ChangeSet]] = {}
@@ -100,7 +100,7 @@ class ChangeHistory:
             self._sets.setdefault(lineage, deque()).append(changes)
             self._order.append(lineage)
             self.bytes += changes.size
-            while self.bytes > self._limit and len(self._order) > 1:
+            while self.bytes > self.limit and len(self._order) > 1:
                 oldest = self._order.popleft()
                 gone = self._sets[oldest].popleft()
                 self.bytes -= gone.size
@@ -131,9 +131,11 @@ class ChangeHistory:
             self.bytes = 0
 
 
-def read_changes(storage: Storage, name: str, manifest: Manifest, epoch: int) -> ChangeSet | None:
-    """What the log says that a computation changed between an epoch and a manifest's; None where it does not say (rule 3)."""
+def read_changes(storage: Storage, name: str, manifest: Manifest, epoch: int, limit: int = LIMIT) -> ChangeSet | None:
+    """What the log says that a computation changed between an epoch and a manifest's; None where it does not say (rule 3), or says more than can be held."""
     state: ComputationState = manifest.computations[name]
+    if sum(ref.length for shard in state.shards for ref in shard.segments if ref.last > epoch) > limit:
+        return None
     rows: dict[bytes, bytes | None] = {}
     touched: set[bytes] = set()
     first = epoch + 1

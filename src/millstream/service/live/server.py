@@ -101,7 +101,13 @@ async def serve_checkpoint(
 
 
 class ServingThread:
-    """A live server in a thread with an event loop of its own. It listens when this returns; what stands in the way is raised."""
+    """A live server in a thread with an event loop of its own. It listens when this returns; what stands in the way is raised.
+
+    >>> server = ServingThread("nowhere", "127.0.0.1:0")
+    >>> server.address.startswith("127.0.0.1:")
+    True
+    >>> server.stop()
+    """
 
     def __init__(self, checkpoint: str | os.PathLike[str] | Storage, address: str, **options: Any) -> None:
         self.address = ""

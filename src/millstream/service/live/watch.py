@@ -7,7 +7,8 @@ Rules
    watched) come as one, with the first of them.
 3. A watcher takes what it is sent at its own pace, out of one buffer for all (`history.py`). One whose next epoch has left the buffer meanwhile is too
    slow: the stream ends with `Stale`, which names the epoch to go on after.
-4. Whoever comes back is given what the buffer has, else what the log has, else a reset and a snapshot.
+4. Whoever comes back is given what the buffer has, else what the log has, else a reset and a snapshot. So it is where an epoch changed more than the
+   buffer may hold.
 5. A computation that begins anew under its name, or a checkpoint that was restored, is a reset. One that is gone ends the stream.
 6. As JSON rows are shown as of the newest epoch, so epochs that came meanwhile are merged; rows whose MapStates changed are among them; and a view that
    shows another generation is a reset. A join cannot be watched as JSON: it shows rows by keys that it does not keep them by.
@@ -67,6 +68,8 @@ class Watch:
                     yield reply
             else:
                 self._last = self._after
+                if not self._is_same_as_then(self._after, cut):
+                    self._origin = ()
         except BaseException:
             self._stop()
             raise
@@ -113,6 +116,17 @@ class Watch:
         build = cut.manifest.builds.get(self._name) if self._as_json else None
         return cut.generation, state.lineage or self._name, None if build is None else build.active
 
+    def _is_same_as_then(self, epoch: int, cut: PinnedEpoch) -> bool:
+        """Whether changes lead from what a watcher knows to what is here: as far as can be told, from that epoch if it is pinned, or from where the
+        state began."""
+        then = self._live.epochs.take(epoch)
+        if then is not None:
+            with then:
+                return self._name in then.manifest.computations and self._origin_in(then) == self._origin
+        began = self._lineage.partition("-")[0]
+        is_rebuilt = self._as_json and self._name in cut.manifest.builds  # it may have been switched since
+        return not is_rebuilt and (not began.isdigit() or int(began) <= epoch)
+
     async def _go_on(self, cut: PinnedEpoch, is_back: bool) -> AsyncIterator[pb.WatchReply]:
         """From the last epoch that was told to one that is pinned."""
         found = self._live.history.since(self._lineage, self._last, cut.epoch) if self._origin == self._origin_in(cut) else None
@@ -139,7 +153,8 @@ class Watch:
 
     async def _from_log(self, cut: PinnedEpoch) -> list[ChangeSet] | None:
         try:
-            found = await asyncio.to_thread(read_changes, self._live.log.storage, self._name, cut.manifest, self._last)
+            storage, limit = self._live.log.storage, self._live.history.limit
+            found = await asyncio.to_thread(read_changes, storage, self._name, cut.manifest, self._last, limit)
         except DamageError:
             return None  # collected meanwhile: what is pinned is here
         return None if found is None else [found]
