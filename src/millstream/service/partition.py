@@ -412,6 +412,8 @@ class Partition:
         under_way = [request for _, writes, _ in self._under_way.values() for request in writes]
         self._under_way.clear()
         self._bytes = 0
+        self.machine.lsn = self.store.applied  # nothing comes behind it any more, so no read waits for it
+        self._session_lsn.clear()
         outcome = UnknownOutcome(f"the write may have been done: {error}")
         self._answer_all(under_way, outcome)
         waiting = self._inbox.take(1 << 62)
