@@ -6,7 +6,7 @@ STAMP := $(VENV)/.installed
 DEMO_STAMP := $(VENV)/.installed-demo
 ARGS ?=
 
-.PHONY: setup demo demo-views test quick check bench bench-quick soak java clean
+.PHONY: setup demo demo-views demo-service test quick check bench bench-quick soak java clean
 
 setup: java $(STAMP)
 	@echo "ready: . $(VENV)/bin/activate for the millstream command, or make demo"
@@ -29,6 +29,9 @@ demo: java $(DEMO_STAMP)
 
 demo-views: java $(DEMO_STAMP)
 	@$(BIN)/millstream demo-views --output demo-views-output $(ARGS)
+
+demo-service: java $(DEMO_STAMP)
+	@$(BIN)/millstream demo-service --output demo-service-output $(ARGS)
 
 check: $(STAMP)
 	$(BIN)/ruff check src tests benchmarks examples scripts
@@ -53,4 +56,4 @@ bench-quick: setup
 	$(BIN)/python -m benchmarks.throughput --quick
 
 clean:
-	rm -rf $(VENV) demo-output demo-views-output .mypy_cache .ruff_cache .pytest_cache
+	rm -rf $(VENV) demo-output demo-views-output demo-service-output .mypy_cache .ruff_cache .pytest_cache

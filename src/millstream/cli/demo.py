@@ -1,4 +1,4 @@
-"""`millstream demo`, the Zeitgeist demo, and `millstream demo-views`."""
+"""`millstream demo`, the Zeitgeist demo, `millstream demo-views` and `millstream demo-service`."""
 
 from __future__ import annotations
 
@@ -26,6 +26,22 @@ def add_command(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -
     people.add_argument("--seed", metavar="N", type=int, default=7, help="another seed is another world (7)")
     people.add_argument("--small", action="store_true", help="a fifth of the users")
     people.set_defaults(command=_people)
+
+    asked = commands.add_parser(
+        "demo-service",
+        help="run the demo of live state",
+        description="Runs the Zeitgeist pipeline, serves its state, and asks for it: while it runs and after its driver was killed.",
+    )
+    asked.add_argument("--output", metavar="DIR", type=Path, default=Path("asked"), help="where everything goes (asked)")
+    asked.add_argument("--seed", metavar="N", type=int, default=7, help="another seed is another world (7)")
+    asked.add_argument("--small", action="store_true", help="a fifth of the queries")
+    asked.set_defaults(command=_asked)
+
+
+def _asked(args: argparse.Namespace) -> int:
+    from millstream.demo.asked.run import run
+
+    return run(output=args.output, seed=args.seed, small=args.small)
 
 
 def _people(args: argparse.Namespace) -> int:

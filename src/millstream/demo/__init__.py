@@ -11,6 +11,7 @@
     report       what was found against what was injected: precision, recall, delay
     picture      actual and predicted traffic of some terms, with both kinds of marks
     run          all of it, from nothing to the picture
+    asked/       the same pipeline, served and asked while it runs
 
 A day of the demo is a minute of event time, so that ten days of traffic pass in ten minutes of event time. Generator and model know that
 much of the world in common, and no more. What a person sees of time is in seconds of the demo: of event time since the traffic began.

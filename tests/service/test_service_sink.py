@@ -1,0 +1,166 @@
+"""`ms.sinks.service`: staged in tasks, decided after the manifest; each value of a key is seen once, whoever is killed."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import os
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from servicekit import SRC, NodeProcess
+
+import millstream as ms
+from millstream.errors import SinkError, StorageError
+from millstream.service import HASH, Client, Node, Table
+from millstream.sinks import DriverContext, Sink, SinkRow, TaskContext
+from millstream.state.storage import LocalStorage
+
+HERE = Path(__file__).parent
+
+
+@contextlib.contextmanager
+def node(folder: Path, partitions: int = 3) -> Iterator[str]:
+    """A node in a thread; where it listens."""
+    loop = asyncio.new_event_loop()
+    threading.Thread(target=loop.run_forever, daemon=True).start()
+
+    def wait(what: object) -> object:
+        return asyncio.run_coroutine_threadsafe(what, loop).result(30)  # type: ignore[arg-type]
+
+    async def made() -> Node:
+        one = Node([Table("t", point=HASH, partitions=partitions)], folder=folder)
+        await one.start()
+        return one
+
+    one = wait(made())
+    try:
+        yield one.data.address  # type: ignore[attr-defined]
+    finally:
+        wait(one.stop())  # type: ignore[attr-defined]
+        loop.call_soon_threadsafe(loop.stop)
+
+
+def task(work: Path, epoch: int, shard: int = 0, attempt: str = "a", token: str = "1-x") -> TaskContext:
+    return TaskContext(LocalStorage(work), "sums", epoch, f"p-sums-{shard}", attempt, token, "p", shard)
+
+
+def driver(work: Path, token: str = "1-x") -> DriverContext:
+    return DriverContext(LocalStorage(work), "p", "sums", token=token)
+
+
+def rows(**values: int | None) -> list[SinkRow]:
+    return [SinkRow(key, 0, value) for key, value in values.items()]
+
+
+def there(address: str) -> dict[str, object]:
+    with Client(address, "t") as client:
+        return {found.key.decode(): json.loads(found.value or b"null") for found in client.scan()}
+
+
+def test_rows_are_seen_when_their_epoch_is_decided_and_deciding_again_is_harmless(tmp_path: Path) -> None:
+    with node(tmp_path / "n") as address:
+        sink: Sink = ms.sinks.service(address, "t")
+        sink.check()
+        parts = [sink.stage(task(tmp_path, 0, shard), rows(**{f"k{shard}{n}": n for n in range(20)})) for shard in (0, 1)]
+        lost = sink.stage(task(tmp_path, 0, 0, attempt="b"), rows(k00=99))  # an attempt that no manifest names
+        assert there(address) == {}
+        sink.prepare(driver(tmp_path), 0, parts)
+        sink.commit(driver(tmp_path), 0, parts)
+        expected = {f"k{shard}{n}": n for shard in (0, 1) for n in range(20)}
+        assert there(address) == expected
+        sink.commit(driver(tmp_path), 0, parts)
+        part = sink.stage(task(tmp_path, 1), [*rows(k00=5, k01=None), SinkRow("k00", 1, 6)])
+        sink.prepare(driver(tmp_path), 1, [part])
+        sink.commit(driver(tmp_path), 1, [part])
+        sink.commit(driver(tmp_path), 0, parts)  # a late one must not bring the old back
+        del expected["k01"]
+        assert there(address) == {**expected, "k00": 6}
+        sink.sweep(driver(tmp_path), 100, [])
+        with pytest.raises(SinkError, match="were staged in partition"):
+            sink.prepare(driver(tmp_path), 2, [lost])
+
+
+def test_a_replaced_run_is_refused_and_its_successor_decides_what_it_committed(tmp_path: Path) -> None:
+    with node(tmp_path / "n") as address:
+        sink: Sink = ms.sinks.service(address, "t")
+        old = sink.stage(task(tmp_path, 0), rows(a=1))
+        sink.prepare(driver(tmp_path), 0, [old])
+        new = sink.stage(task(tmp_path, 0, token="2-y"), rows(a=1))
+        with pytest.raises(SinkError, match="a newer run"):
+            sink.stage(task(tmp_path, 1), rows(a=2))
+        sink.commit(driver(tmp_path, "2-y"), 0, [old])  # the old run's manifest had won
+        assert there(address) == {"a": 1}
+        with pytest.raises(SinkError, match="in its place"):
+            sink.commit(driver(tmp_path, "2-y"), 0, [new])
+
+
+def test_what_cannot_be_written_is_named(tmp_path: Path) -> None:
+    with node(tmp_path / "n") as address:
+        sink: Sink = ms.sinks.service(address, "t")
+        with pytest.raises(SinkError, match=r"stream 'sums' into table 't' at .*: key 'a': value nan cannot be written"):
+            sink.stage(task(tmp_path, 0), [SinkRow("a", 0, float("nan"))])
+        with pytest.raises(SinkError, match="524,288 are allowed"):
+            sink.stage(task(tmp_path, 0), [SinkRow("a", 0, "x" * 600_000)])
+        with pytest.raises(SinkError, match="there is no table 'other'"):
+            ms.sinks.service(address, "other").check()
+    with pytest.raises(SinkError, match="cannot be reached"):
+        ms.sinks.service("127.0.0.1:1", "t", timeout="1s").check()
+
+
+def test_a_second_node_on_a_folder_is_refused(tmp_path: Path) -> None:
+    with node(tmp_path / "n"), pytest.raises(StorageError, match="in use by another node"), node(tmp_path / "n"):
+        pass
+
+
+def write(work: Path, number: int) -> None:
+    (work / "in").mkdir(parents=True, exist_ok=True)
+    hidden = work / "in" / f".{number}"
+    hidden.write_text("".join(json.dumps({"k": key, "n": number + 1, "at": 1_000 + number}) + "\n" for key in "abcde"))
+    os.utime(hidden, (1_000 + number, 1_000 + number))
+    hidden.rename(work / "in" / f"{number}.json")
+
+
+@pytest.mark.spark
+@pytest.mark.crash
+def test_a_pipeline_into_a_table_counts_each_value_once_over_kills_of_driver_and_node(tmp_path: Path) -> None:
+    for number in range(4):
+        write(tmp_path, number)
+    with NodeProcess(tmp_path / "nodes", options="point=ms.service.HASH, partitions=2") as serving:
+
+        def job(crash: str = "") -> int:
+            environment = {**os.environ, "MILLSTREAM_CRASH": crash, "PYTHONPATH": SRC}
+            return subprocess.run(
+                [sys.executable, str(HERE / "sinkjob_service.py"), str(tmp_path), serving.address], env=environment, timeout=180
+            ).returncode
+
+        assert job("epoch.6-committed@1") == -9
+        serving.kill()  # with rows of epoch 1 that are staged, committed and not decided
+        serving.start()
+        told: dict[str, list[int]] = {}
+        ready, done = threading.Event(), threading.Event()
+
+        def watch() -> None:
+            with Client(serving.address, "t") as client:
+                marks = 0
+                for change in client.watch():
+                    marks += change.kind == "mark"
+                    if marks == 2:
+                        ready.set()
+                    for key, value, _ in change.rows:
+                        told.setdefault(key.decode(), []).append(int(value or b"-1"))
+                    if all(told.get(key, [0])[-1] == 10 for key in "abcde"):
+                        done.set()
+                        return
+
+        threading.Thread(target=watch, daemon=True).start()
+        assert ready.wait(30)
+        assert job() == 0
+        assert done.wait(30)
+        assert told == {key: [1, 3, 6, 10] for key in "abcde"}
+        assert there(serving.address) == dict.fromkeys("abcde", 10)
