@@ -198,7 +198,9 @@ class _LogCheck:
         there = [record for record in records if record.last <= end]
         for record, outcome in zip(records, outcomes, strict=False):
             if outcome is None and record not in there:
-                self._fail("L1", f"an append of term {record.term} was confirmed behind seal({self._term}), which says that {end} is the end")
+                self._fail(
+                    "L1", f"an append of term {record.term} was confirmed behind seal({self._term}), which says that {end} is the end"
+                )
             if isinstance(outcome, Fenced) and record in there:
                 self._fail("L1", f"position {record.first} was refused, and is there")
             if outcome is not None and not isinstance(outcome, (Fenced, UnknownOutcome)):
