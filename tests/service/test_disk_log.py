@@ -72,7 +72,7 @@ def test_records_that_wait_go_into_one_frame_with_one_sync(tmp_path: Path) -> No
         syncs[0] += 1
         if syncs[0] == 3:  # the first is the file's, the second the seal's
             blocked.set()
-            gate.wait()
+            gate.wait(20)
         os.fdatasync(fd)
 
     async def work() -> None:
@@ -296,7 +296,7 @@ def test_what_waits_when_the_disk_fails_is_told_so(tmp_path: Path) -> None:
     def sync(fd: int) -> None:
         if armed[0]:
             blocked.set()
-            gate.wait()
+            gate.wait(20)
             raise OSError(errno.EIO, "Input/output error")
         os.fdatasync(fd)
 

@@ -49,7 +49,7 @@ class Faulty(MemoryStorage):
         self.creates.append(name)
         if self.gate is not None:
             self.waiting.set()
-            self.gate.wait()
+            self.gate.wait(20)
         if self.lose_before:
             self.lose_before -= 1
             raise StorageError("the connection broke")
@@ -160,7 +160,7 @@ def test_without_the_guards_the_contract_is_broken(twin: type[ObjectsLog]) -> No
             if name.endswith("1/" + slot_name(1)) and not OneWaits.is_used:
                 OneWaits.is_used = True
                 self.waiting.set()
-                self.gate.wait()
+                self.gate.wait(20)
             return super().create(name, data)
 
     storage = OneWaits()
@@ -271,7 +271,7 @@ def test_an_owner_that_wakes_up_after_a_trim_is_fenced_all_the_same() -> None:
         assert await third.of(1).seal(3) == 9
         await third.of(1).append(record(10, 3))
         assert await positions(third.of(1), 9) == [10]
-        with pytest.raises(DamageError, match="begins with position 9.*trimmed"):
+        with pytest.raises(DamageError, match=r"begins with position 9.*trimmed"):
             await positions(third.of(1), 3)
 
     run(work)
