@@ -3,7 +3,7 @@
     base        the contract, S1 to S4
     memory      a dict
     counters    a dict of numbers, for counts and sums
-    lmdb        one LMDB environment per node
+    lmdb_store  one LMDB environment per node
     cached      a fast store over a slow one, which decides
     snapshots   a store's entries as of one position, as objects; any kind of store can be restored from them
 
