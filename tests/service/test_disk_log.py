@@ -168,6 +168,23 @@ def test_a_changed_byte_anywhere_else_is_damage_with_file_and_place(tmp_path: Pa
     assert run(lambda: found(tmp_path)) == [1, 2, 3]  # a failed open has let go of the folder
 
 
+def test_damage_that_comes_later_is_found_by_whoever_reads(tmp_path: Path) -> None:
+    path, at = written(tmp_path)
+
+    async def work() -> None:
+        shared = SharedDiskLog(tmp_path, SMALL)
+        with open(path, "r+b") as handle:
+            handle.seek(at[3] + 30)
+            handle.write(b"?")
+        log, seen = shared.of(1), []  # type: tuple[DiskLog, list[int]]
+        with pytest.raises(DamageError, match=f"{path} is damaged at byte {at[3]}"):
+            seen = await positions(log)
+        assert seen == [] and await positions(log, 2) == [3]
+        await shared.close()
+
+    run(work)
+
+
 def test_something_in_the_zeros_behind_is_damage_unless_it_can_be_a_torn_end(tmp_path: Path) -> None:
     path, at = written(tmp_path)
     whole = path.read_bytes()
@@ -479,10 +496,6 @@ def test_a_thousand_partitions_share_one_thread_and_few_files(tmp_path: Path) ->
         await shared.close()
 
     run(work)
-
-
-class Cut(RuntimeError):
-    """The power is gone."""
 
 
 @pytest.mark.parametrize("seed", range(some(30)))
