@@ -41,7 +41,7 @@ def test_objects_in_a_folder(tmp_path: Path) -> None:
 
 def test_objects_in_memory() -> None:
     storage = MemoryStorage()
-    check(lambda: SharedObjectsLog(storage), 8, shared=True, steps=60)
+    check(lambda: SharedObjectsLog(storage), 5, shared=True, steps=60)
 
 
 def test_objects_in_s3(server: S3Server, tmp_path: Path) -> None:

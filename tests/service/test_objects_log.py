@@ -441,7 +441,7 @@ def test_a_thousand_idle_partitions_have_no_task_and_no_thread() -> None:
         before = threading.active_count()
         shared = SharedObjectsLog(MemoryStorage())
         logs = [shared.of(partition) for partition in range(1000)]
-        assert len(logs) == 1000 and len(asyncio.all_tasks()) == 1 and threading.active_count() == before
+        assert len(logs) == 1000 and len(asyncio.all_tasks()) == 1 and threading.active_count() <= before
         await shared.close()
 
     run(work)
