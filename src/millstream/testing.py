@@ -11,6 +11,9 @@ ms.testing.assert_exactly_once(pipeline, records, seeds=range(200))     # crashe
 
 faults = ms.testing.SparkFaults("my_job.py", "checkpoint")              # kill -9 at a named point, on Spark
 faults.kill_at("epoch.6-committed", epoch=3)
+
+ms.testing.check_store(open_store)                                      # the contracts of the state service, against your own store or log
+asyncio.run(ms.testing.check_log(open_log))
 """
 
 from __future__ import annotations

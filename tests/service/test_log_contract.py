@@ -36,17 +36,17 @@ def test_disk(tmp_path: Path) -> None:
 
 
 def test_objects_in_a_folder(tmp_path: Path) -> None:
-    check(lambda: objects(str(tmp_path)).open(tmp_path), 10, shared=True)
+    check(lambda: objects(str(tmp_path)).open(tmp_path), 6, shared=True)
 
 
 def test_objects_in_memory() -> None:
     storage = MemoryStorage()
-    check(lambda: SharedObjectsLog(storage), 12, shared=True, steps=60)
+    check(lambda: SharedObjectsLog(storage), 5, shared=True, steps=60)
 
 
 def test_objects_in_s3(server: S3Server, tmp_path: Path) -> None:
     url = server.url()
-    asyncio.run(ms.testing.check_log(lambda: objects(url, server.options).open(tmp_path), seeds=range(3), shared=True, steps=25))
+    asyncio.run(ms.testing.check_log(lambda: objects(url, server.options).open(tmp_path), seeds=range(2), shared=True, steps=16))
 
 
 def test_none_keeps_nothing_but_fences(tmp_path: Path) -> None:
@@ -135,52 +135,17 @@ class DoesNotLook(ObjectsLog):
         return True
 
 
-class DoesNotChain(ObjectsLog):
-    """Slots that are created side by side: one may land behind a seal that took an earlier one."""
+class SealsNothing(ObjectsLog):
+    """Who takes over without a seal cannot keep the old owner out."""
 
-    def start(self) -> None:
-        while self._waiting:
-            group, self._waiting = self._waiting[:1], self._waiting[1:]
-            number, self._next = self._next, self._next + 1
-            self._tasks = getattr(self, "_tasks", [])
-            self._tasks.append(asyncio.get_running_loop().create_task(self._one(number, group)))
-
-    async def _one(self, number: int, group: list[Any]) -> None:
-        from millstream.service.logs.slots import Slot
-
-        ((record, data, future),) = group
-        slot = Slot(record.term, self._shared.token, record.first, record.last, False, [data])
-        found = await self._create(number, slot)
-        if found is slot:
-            if not future.done():
-                future.set_result(None)
-        elif not future.done():
-            future.set_exception(Fenced("taken"))
-            future.exception()
+    async def seal(self, term: int) -> int:
+        self._term = term
+        walk = await self._catch_up()
+        self._position, self._stopped = walk.last + 1, None
+        return walk.last
 
 
-class TakesTheNextSlot(ObjectsLog):
-    """Who goes on behind a seal of a higher term confirms what nobody reads."""
-
-    def _too_late(self, term: int) -> Any:
-        return Fenced("too late")
-
-    async def _put(self, group: list[Any]) -> None:
-        while True:
-            try:
-                return await super()._put(group)
-            except Fenced:
-                self._next += 1
-
-    def _know(self, number: int, slot: Any) -> None:
-        self._next = number + 1
-        try:
-            super()._know(number, slot)
-        except Exception:
-            self._next = number + 1
-
-
-@pytest.mark.parametrize(("log", "rule"), [(DoesNotLook, "L6"), (DoesNotChain, "L[1256]"), (TakesTheNextSlot, "L[16]")])
+@pytest.mark.parametrize(("log", "rule"), [(DoesNotLook, "L6"), (SealsNothing, "L[15-6]")])
 def test_a_log_of_objects_that_breaks_a_rule_is_found(log: type[ObjectsLog], rule: str) -> None:
     storage = MemoryStorage()
 
@@ -188,5 +153,5 @@ def test_a_log_of_objects_that_breaks_a_rule_is_found(log: type[ObjectsLog], rul
         def make(self, partition: int) -> ObjectsLog:
             return log(self, partition)
 
-    with pytest.raises((AssertionError, ms.errors.DamageError), match=f"{rule} does not hold|goes on with position"):
+    with pytest.raises(AssertionError, match=f"{rule} does not hold"):
         check(lambda: Shared(storage), 60, shared=True)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 import struct
+import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -256,7 +257,7 @@ def test_lmdb_without_syncs_begins_afresh_after_another_boot(tmp_path: Path, mon
     durable = lmdb(durable=True).open(tmp_path)
     durable.of(1).apply([(b"Ka", b"2")], 2)
     durable.close()
-    from millstream.service.stores import lmdb as module
+    from millstream.service.stores import lmdb_store as module
 
     monkeypatch.setattr(module, "boot_id", lambda: "another boot")
     again = lmdb().open(tmp_path)
@@ -269,7 +270,7 @@ def test_lmdb_without_syncs_begins_afresh_after_another_boot(tmp_path: Path, mon
 
 
 def test_where_boots_cannot_be_told_apart_nothing_is_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from millstream.service.stores import lmdb as module
+    from millstream.service.stores import lmdb_store as module
 
     monkeypatch.setattr(module, "boot_id", lambda: "unknown")
     for _ in range(2):
@@ -286,6 +287,47 @@ def test_what_a_removal_that_was_killed_has_left_is_not_seen(tmp_path: Path) -> 
         transaction.delete(b"\xff" * 8 + (1).to_bytes(8, "big"))
     shared._stores.clear()
     assert shared.of(1).applied == 0 and shared.of(1).get(b"Ka") is None
+    shared.close()
+
+
+def test_a_restore_in_a_thread_does_not_disturb_those_who_read(tmp_path: Path) -> None:
+    shared = lmdb().open(tmp_path)
+    mine, other = shared.of(1), shared.of(2)
+    mine.apply([(b"Ka", b"1")], 1)
+    failed: list[Exception] = []
+
+    def restore() -> None:
+        try:
+            for upto in range(1, 300):
+                other.replace([(b"K%d" % number, b"%d" % upto) for number in range(20)], upto)
+                assert other.get(b"K5") == b"%d" % upto
+        except Exception as error:
+            failed.append(error)
+
+    thread = threading.Thread(target=restore)
+    thread.start()
+    while thread.is_alive():
+        assert mine.get(b"Ka") == b"1"
+        found = other.get(b"K5")
+        assert int(other.get(b"K5") or 0) >= int(found or 0)
+    thread.join()
+    assert not failed and mine.get(b"Ka") == b"1" and other.get(b"K5") == b"299"
+    shared.close()
+
+
+def test_a_partition_that_is_removed_and_comes_back_is_empty(tmp_path: Path) -> None:
+    shared = lmdb().open(tmp_path)
+    for round in range(3):
+        store = shared.of(1)
+        assert store.applied == 0 and list(store.scan(b"", b"\xff")) == []
+        store.apply([(b"K%d" % number, b"%d" % round) for number in range(5000)], 1)
+        shared.of(2).apply([(b"Kb", b"1")], round + 1)
+        shared.forget(1)
+    shared.forget(1)
+    shared.close()
+    shared = lmdb().open(tmp_path)
+    assert shared.of(1).applied == 0 and list(shared.of(1).scan(b"", b"\xff")) == []
+    assert shared.of(2).get(b"Kb") == b"1"
     shared.close()
 
 

@@ -6,6 +6,7 @@
     frames     what such a file is made of
     none       no log, for a store that is durable by itself
     objects    slots that are created if absent, in a folder or an object store: another node can take over
+    slots      what such a slot holds, and which of them count
 
 It must not know partitions, tables or gRPC.
 """

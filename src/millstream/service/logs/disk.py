@@ -337,8 +337,8 @@ class SharedDiskLog:
                 if not failed:
                     try:
                         tell: tuple[Any, ...] = (self._done, *self._wal.keep(group, self._logs), group)
-                    except OSError as error:
-                        failed = f"{error.strerror or error} ({self._wal.path(self._wal.file)})"
+                    except Exception as error:  # whatever it is: nobody waits for ever
+                        failed = f"{getattr(error, 'strerror', None) or error} ({self._wal.path(self._wal.file)})"
                 if failed:
                     tell = (self._gave_up, failed, group)
                 assert self._loop is not None

@@ -136,16 +136,43 @@ class ObjectsLog:
         if self._task is not None:
             await asyncio.wait([self._task])
         walk = await self._catch_up()
-        while True:
+        is_mine = False
+        while not is_mine:
             if walk.term > term:
                 raise self._too_late(walk.term)
-            slot = Slot(term, self._shared.token, walk.last + 1, walk.last, seals=True)
-            found = await self._create(self._next, slot)
-            self._know(self._next, found)
-            if found is slot:
-                break
+            passed, is_mine = await self._shared.call(self._chase, term, walk.term, walk.last)
+            for slot in passed:
+                self._know(self._next, slot)
+            if not passed:  # no answer: look what became of it
+                slot = Slot(term, self._shared.token, walk.last + 1, walk.last, seals=True)
+                found = await self._create(self._next, slot)
+                self._know(self._next, found)
+                is_mine = found is slot
         self._position, self._stopped = walk.last + 1, None
         return walk.last
+
+    def _chase(self, term: int, highest: int, last: int) -> tuple[list[Slot], bool]:
+        """Tries slot after slot for a seal: what is in those that were passed, and whether the last one is mine. In one go, in a thread: who appends
+        without a pause would be ahead for ever of a seal that waits for the event loop in between."""
+        passed: list[Slot] = []
+        number = self._next
+        try:
+            while highest <= term:
+                slot = Slot(term, self._shared.token, last + 1, last, seals=True)
+                data = encode_slot(slot)
+                there = data if self._storage.create(slot_name(number), data) else self._read(number)
+                if there is None:
+                    break
+                if there == data:
+                    return [*passed, slot], True
+                other = decode_slot(there, self._where(number))
+                passed.append(other)
+                if other.term >= highest:
+                    highest, last = other.term, other.last
+                number += 1
+        except StorageError:
+            pass  # whatever was done is looked at again
+        return passed, False
 
     def _too_late(self, term: int) -> Fenced:
         return Fenced(f"the log {self._storage.url} is in term {term}: another node has taken it over from term {self._term}")

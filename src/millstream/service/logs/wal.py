@@ -52,7 +52,8 @@ class WalFiles:
         self.stands: dict[int, tuple[int, int]] = {}  # by partition: term and last position, as written
         try:
             self._folder.mkdir(parents=True, exist_ok=True)
-            _sync_folder(folder)
+            for above in (folder, folder.absolute().parent):
+                _sync_folder(above)
             self._lock = lock_folder(folder, "log.lock")
         except OSError as error:
             raise StorageError(f"cannot use {folder} for a log: {error.strerror or error}") from error

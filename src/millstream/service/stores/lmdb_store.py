@@ -9,7 +9,9 @@ Rules
 1. `applied` is written in the transaction of what was applied. So after kill -9 the store goes on from there.
 2. Without syncs a power cut can tear the file. So its folder is named after the boot of the host: another boot begins afresh, from snapshot and log.
 3. A pin is a read transaction. While it is open LMDB uses no page again that it can see: whoever pins for long makes the file grow.
-4. A partition without `applied` has no entries: what a removal that was killed has left of it goes when the partition is opened.
+4. Gets of the thread that opened the store (the event loop's) share one read transaction; it ends with the next write, since it would keep old pages.
+   Another thread may write (a restore): the owner sees that and begins anew. LMDB lets in one writer at a time.
+5. A partition without `applied` has no entries: what a removal that was killed has left of it goes when the partition is opened.
 """
 
 from __future__ import annotations
@@ -35,6 +37,7 @@ _APPLIED = b"\xff" * _NUMBER.size
 _SHORT = LONG - _NUMBER.size
 _PINS = 4096
 _CHUNK = 10_000
+_PORTION = 1_000  # entries that are deleted at once, while others may want to write
 MAP_SIZE = 1 << 38
 
 
@@ -170,6 +173,7 @@ class _Writing:
         if error is None:
             try:
                 self._transaction.commit()
+                self._shared.wrote()
                 return
             except _lmdb.Error as failed:
                 raise self._failed(failed) from failed
@@ -194,6 +198,10 @@ class SharedLmdb:
         self._users = 0
         self._stores: dict[int, LmdbStore] = {}
         self._reader: _lmdb.Transaction | None = None
+        self._owner = threading.get_ident()
+        self._version = self._seen = 0
+        self._clearing: list[threading.Thread] = []
+        self._is_closing = False
         try:
             folder.mkdir(parents=True, exist_ok=True)
             self.env = _lmdb.open(
@@ -210,30 +218,38 @@ class SharedLmdb:
             raise StorageError(f"{_PINS} snapshots, scans and watches read {self.folder} at once, and there can be no more") from error
 
     def reader(self) -> _lmdb.Transaction:
-        """What is there now, for a get: a transaction that is used again until something is written."""
+        """What is there now, for a get. Rule 4."""
+        if self._owner != threading.get_ident():
+            return self.reading()  # it ends with its last user
         reader = self._reader
-        if reader is None:
-            reader = self._reader = self.reading()
+        if reader is not None:
+            if self._seen == self._version:
+                return reader
+            reader.abort()
+        self._seen = self._version
+        reader = self._reader = self.reading()
         return reader
 
     def let_go(self) -> None:
         """Something is about to be written: a reader of what was before would keep its pages."""
-        if self._reader is not None:
+        if self._reader is not None and self._owner == threading.get_ident():
             self._reader.abort()
             self._reader = None
+
+    def wrote(self) -> None:
+        """Something was written: readers of what was before are old."""
+        self._version += 1
 
     def writing(self) -> _Writing:
         """One change of the environment."""
         return _Writing(self)
 
     def clear(self, prefix: bytes) -> None:
-        """Rule 4: first what makes the entries count, then the entries, in portions."""
-        with self.writing() as transaction:
-            transaction.delete(_APPLIED + prefix)
+        """Rule 5: the entries of a partition without `applied` go, in portions."""
         more = True
-        while more:
+        while more and not self._is_closing:
             with self.writing() as transaction:
-                more = _delete_all(transaction, prefix, _CHUNK)
+                more = _applied(transaction, prefix) == 0 and _delete_all(transaction, prefix, _PORTION)
 
     def of(self, partition: int) -> LmdbStore:
         """A small object."""
@@ -243,9 +259,14 @@ class SharedLmdb:
         return found
 
     def forget(self, partition: int) -> None:
-        """Its entries go."""
+        """Its entries do not count from now on, and go one after the other beside the event loop."""
         self._stores.pop(partition, None)
-        self.clear(_NUMBER.pack(partition))
+        prefix = _NUMBER.pack(partition)
+        with self.writing() as transaction:
+            transaction.delete(_APPLIED + prefix)
+        thread = threading.Thread(target=self.clear, args=(prefix,), name=f"clears partition {partition}", daemon=True)
+        self._clearing = [other for other in self._clearing if other.is_alive()] + [thread]
+        thread.start()
 
     def close(self) -> None:
         """Closes the environment, when nobody in this process uses it any more."""
@@ -254,7 +275,10 @@ class SharedLmdb:
             if self._users:
                 return
             _OPEN.pop(self.folder, None)
-        self.let_go()
+        self._is_closing = True
+        for thread in self._clearing:
+            thread.join()
+        self._reader = None
         self._stores.clear()
         self.env.close()
 
@@ -291,7 +315,7 @@ class LmdbKind:
         return found
 
     def describe(self) -> str:
-        return "LMDB, durable" if self.durable else "LMDB"
+        return "lmdb, durable" if self.durable else "lmdb"
 
 
 def lmdb(durable: bool = False, map_size: int = MAP_SIZE) -> LmdbKind:

@@ -84,10 +84,7 @@ async def write_snapshot(
 
     async def end_part() -> None:
         nonlocal frames, size, rows
-        data = b"".join(frames)
-        part = SnapshotPart(f"part-{len(parts):05d}", rows, len(data), crc32(data))
-        await asyncio.to_thread(storage.put, f"{name}/{part.name}", data)
-        parts.append(part)
+        parts.append(await asyncio.to_thread(_put_part, storage, name, f"part-{len(parts):05d}", frames, rows))
         frames, size, rows = [], 0, 0
 
     async def end_block() -> None:
@@ -113,6 +110,12 @@ async def write_snapshot(
     whole = Snapshot(name, pinned.applied, sum(part.rows for part in parts), sum(part.bytes for part in parts), parts, dict(about or {}))
     await asyncio.to_thread(storage.put, f"{name}/{WHOLE}", msgspec.json.format(msgspec.json.encode(whole)))
     return whole
+
+
+def _put_part(storage: Storage, name: str, part: str, frames: list[bytes], rows: int) -> SnapshotPart:
+    data = b"".join(frames)
+    storage.put(f"{name}/{part}", data)
+    return SnapshotPart(part, rows, len(data), crc32(data))
 
 
 def _whole(storage: Storage, name: str) -> Snapshot | None:
