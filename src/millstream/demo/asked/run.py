@@ -8,7 +8,6 @@ Rules
 
 from __future__ import annotations
 
-import shlex
 import shutil
 import time
 from pathlib import Path
