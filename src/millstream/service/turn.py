@@ -116,6 +116,9 @@ class KeyValue:
         self._before = before
         self._after = after
         self._covers = covers
+        self._check_changes: Callable[[Sequence[Change]], None] | None = getattr(
+            store, "check", None
+        )  # a store that does not take every value
         self._overlay: dict[bytes, tuple[int, bytes | None]] = {}
         self._pending: dict[bytes, bytes | None] = {}
         self._promoted: list[tuple[str, int]] = []
@@ -223,6 +226,8 @@ class KeyValue:
             if request.expect:
                 self._check_versions(request)
             version, pending = request.lsn.to_bytes(8, "big"), self._pending
+            if self._check_changes is not None:
+                self._check_changes([(ENTRY + key, version + value) for key, value in zip(request.keys, request.values, strict=True)])
             for key, value in zip(request.keys, request.values, strict=True):
                 pending[ENTRY + key] = version + value
             answer = Answer(request.lsn)
@@ -328,6 +333,8 @@ class KeyValue:
             raise Denied(f"transaction {txn.text!r}: number {entry.number} of {txn.label!r} is committed already")
         prefix, version = ledger.staged_prefix(request.txn), request.lsn.to_bytes(8, "big")
         values: Sequence[bytes | None] = request.values or [None] * len(request.keys)
+        if self._check_changes is not None:
+            self._check_changes([(ENTRY + key, value and version + value) for key, value in zip(request.keys, values, strict=True)])
         for place, (key, value) in enumerate(zip(request.keys, values, strict=True)):
             self._pending[prefix + version + place.to_bytes(4, "big")] = ledger.encode_staged(ledger.StagedRow(key, value))
         self._note_ledger(txn, txn.fence, entry)
