@@ -302,13 +302,15 @@ class KeyValue:
             raise TooLarge(f"function {request.function!r} of key {key[:60]!r} returned {len(result):,} bytes; {_RESULT:,} are allowed")
         if sum(len(name) + len(value or b"") for name, value in changed.items()) > LIMIT:
             raise TooLarge(f"function {request.function!r} of key {key[:60]!r} wrote more than {LIMIT:,} bytes in one turn")
+        wrong = next((name for name, value in changed.items() if value is not None and not isinstance(value, bytes)), None)
+        if wrong is not None:
+            kind = type(changed[wrong]).__name__
+            raise RefusedRequest(f"function {request.function!r} put a {kind} under key {wrong[:60]!r}: values are bytes")
         version = request.lsn.to_bytes(8, "big")
-        for name, value in changed.items():
-            if value is not None and not isinstance(value, bytes):
-                raise RefusedRequest(
-                    f"function {request.function!r} put a {type(value).__name__} under key {name[:60]!r}: values are bytes"
-                )
-            self._pending[ENTRY + name] = None if value is None else version + value
+        changes = [(ENTRY + name, None if value is None else version + value) for name, value in changed.items()]
+        if self._check_changes is not None:
+            self._check_changes(changes)
+        self._pending.update(changes)
         return Answer(request.lsn, result=result)
 
     # --- staged rows
@@ -334,7 +336,9 @@ class KeyValue:
         prefix, version = ledger.staged_prefix(request.txn), request.lsn.to_bytes(8, "big")
         values: Sequence[bytes | None] = request.values or [None] * len(request.keys)
         if self._check_changes is not None:
-            self._check_changes([(ENTRY + key, value and version + value) for key, value in zip(request.keys, values, strict=True)])
+            self._check_changes(
+                [(ENTRY + key, None if value is None else version + value) for key, value in zip(request.keys, values, strict=True)]
+            )
         for place, (key, value) in enumerate(zip(request.keys, values, strict=True)):
             self._pending[prefix + version + place.to_bytes(4, "big")] = ledger.encode_staged(ledger.StagedRow(key, value))
         self._note_ledger(txn, txn.fence, entry)
