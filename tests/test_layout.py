@@ -206,7 +206,7 @@ def test_the_rooms_of_the_connector_know_only_those_that_they_may(own: str) -> N
 
 def test_every_folder_says_which_question_it_answers_and_names_its_tenants() -> None:
     wrong = []
-    for path in [*(ROOT / "connector").rglob("__init__.py"), ROOT / "cli" / "__init__.py"]:
+    for path in [*(ROOT / "connector").rglob("__init__.py"), *(ROOT / "service").rglob("__init__.py"), ROOT / "cli" / "__init__.py"]:
         said = ast.get_docstring(ast.parse(path.read_text())) or ""
         tenants = {other.stem for other in path.parent.glob("*.py")} - {"__init__", "__main__"} | {
             f"{other.parent.name}/" for other in path.parent.glob("*/__init__.py")
@@ -232,8 +232,35 @@ def test_only_the_spark_engine_imports_pyspark() -> None:
     assert not wrong
 
 
+def test_only_the_state_service_imports_grpc() -> None:
+    wrong = [
+        str(path.relative_to(ROOT))
+        for path in modules()
+        if any(name.split(".")[0] in ("grpc", "grpc_health", "grpc_reflection", "google") for name in imported(path))
+        and not path.is_relative_to(ROOT / "service")
+    ]
+    assert not wrong
+
+
+#: Modules of the state service that decide. They know each other, the contracts of logs and stores, and no gRPC.
+PURE_SERVICE = ("messages", "clock", "window", "dispatch", "sessions", "ledger", "turn", "transforms", "functions", "routes", "plan")
+
+
+@pytest.mark.parametrize("module", PURE_SERVICE)
+def test_what_decides_in_the_state_service_is_pure(module: str) -> None:
+    allowed = {*PURE_SERVICE, "stores"}
+    wrong = []
+    for name in imported(ROOT / "service" / f"{module}.py"):
+        if name.split(".")[0] in IMPURE | {"ssl", "grpc", "google", "time"}:
+            wrong.append(name)
+        parts = name.split(".")
+        if parts[:2] == ["millstream", "service"] and len(parts) > 2 and parts[2] not in allowed:
+            wrong.append(name)
+    assert not wrong
+
+
 def test_importing_millstream_does_not_import_spark() -> None:
-    code = "import sys, millstream; print([m for m in ('pyspark', 'pyarrow', 'lmdb', 'obstore', 'rich') if m in sys.modules])"
+    code = "import sys, millstream; print([m for m in ('pyspark', 'pyarrow', 'lmdb', 'obstore', 'rich', 'grpc') if m in sys.modules])"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"
 

@@ -40,6 +40,7 @@ from millstream.simulation.local import Emitted, LocalEngine, SimulatedCrash
 
 if TYPE_CHECKING:
     from millstream.service.checks import check_log, check_store
+    from millstream.service.trial import serving
 
 __all__ = [
     "Emitted",
@@ -51,6 +52,7 @@ __all__ = [
     "assert_same_in_any_epochs",
     "check_log",
     "check_store",
+    "serving",
 ]
 
 CRASH_POINTS = _faults.POINTS
@@ -64,6 +66,10 @@ def __getattr__(name: str) -> Any:
         from millstream.service import checks
 
         return getattr(checks, name)
+    if name == "serving":  # a node of the state service, for whoever tests tables and functions
+        from millstream.service import trial
+
+        return trial.serving
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 

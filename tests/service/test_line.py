@@ -369,3 +369,21 @@ def test_fenced_is_what_a_log_says_to_an_old_term() -> None:
             await partition(log)
 
     asyncio.run(main())
+
+
+def test_a_store_of_counters_refuses_other_values_in_the_turn_and_goes_on() -> None:
+    from millstream.service import stores
+
+    async def main() -> None:
+        log = HandLog()
+        one = await partition(log, table(store=stores.counters()), store=stores.counters().open(None).of(1))  # type: ignore[arg-type]
+        with pytest.raises(RefusedRequest, match="b'a'"):
+            await one.write(upsert(b"a", b"text", session=session(1), seq=1))
+        with pytest.raises(RefusedRequest):
+            await one.write(call("swap", b"a", b"text", session=session(1), seq=2))
+        with pytest.raises(RefusedRequest):
+            await one.write(Request(Op.STAGE, [b"a"], [b"text"], txn="p|1|1|x", size=5))
+        assert (await one.write(call("add", b"a", b"7", session=session(1), seq=3))).result == b"7"
+        assert not any(entry == b"Ka" for record in log.records[:-1] for entry, _ in record.changes)
+
+    asyncio.run(main())

@@ -35,6 +35,7 @@ A partition is a state machine over a log. The log decides: store, watchers and 
     blocking     a client for everybody else
     checks       the contracts of logs and stores, to run against your own
     upload       copies snapshots elsewhere
+    trial        a node for tests
     live/        the live state of a pipeline
     proto/       service.proto
 

@@ -46,8 +46,8 @@ class Control:
 
     async def snapshot(self, request: pb.SnapshotRequest) -> pb.SnapshotReply:
         partition = self._here(request.partition)
-        saved, rows = await snapshot_to(partition, request.path)
-        return pb.SnapshotReply(at=position(partition.descriptor, saved.lsn), path=request.path, rows=rows, bytes=saved.bytes)
+        saved = await snapshot_to(partition, request.path)
+        return pb.SnapshotReply(at=position(partition.descriptor, saved.lsn), path=request.path, rows=saved.rows, bytes=saved.bytes)
 
     async def restore(self, request: pb.RestoreRequest) -> pb.RestoreReply:
         partition = self._here(request.partition)

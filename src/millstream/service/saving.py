@@ -13,10 +13,11 @@ import asyncio
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
+from millstream.core.keyspace import after
 from millstream.errors import RefusedRequest
 from millstream.service.messages import ENTRY
 from millstream.service.partition import Partition
-from millstream.service.stores.base import KeyStore
+from millstream.service.stores.base import KeyStore, Pinned
 from millstream.service.stores.snapshots import Snapshot, drop_older, newest_snapshot, read_snapshot, write_snapshot
 from millstream.state.storage import Storage, open_storage
 
@@ -39,6 +40,21 @@ class Listed:
 
     def close(self) -> None:
         """Nothing is held."""
+
+
+class UsersEntries:
+    """The users' entries of what is pinned, and no others. Implements `Pinned`, as far as a snapshot needs it."""
+
+    def __init__(self, pinned: Pinned) -> None:
+        self._pinned = pinned
+        self.applied = pinned.applied
+        self.get, self.close = pinned.get, pinned.close
+
+    def scan(self, start: bytes, stop: bytes) -> Iterator[tuple[bytes, bytes]]:
+        return self._pinned.scan(max(start, ENTRY), min(stop, after(ENTRY)))
+
+    def entries(self) -> Iterator[tuple[bytes, bytes]]:
+        return (entry for entry in self._pinned.entries() if entry[0][:1] == ENTRY)
 
 
 def folder_of(partition: int) -> str:
@@ -72,17 +88,16 @@ async def save(partition: Partition, home: Storage) -> None:
     partition.unsaved = max(0, partition.unsaved - before)
 
 
-async def snapshot_to(partition: Partition, place: str) -> tuple[Snapshot, int]:
-    """A snapshot of users' entries for an operator, into a folder or under a URL; and how many rows it has."""
+async def snapshot_to(partition: Partition, place: str) -> Snapshot:
+    """A snapshot of users' entries for an operator, into a folder or under a URL."""
     storage, name = _place(place)
-    pinned = partition.store.pin()
+    pinned = UsersEntries(partition.store.pin())
     try:
         if _exists(storage, name):
             raise RefusedRequest(f"{place} holds a snapshot already: choose another path")
-        saved = await write_snapshot(pinned, storage, name)
+        return await write_snapshot(pinned, storage, name)
     finally:
         pinned.close()
-    return saved, saved.rows
 
 
 async def restore_from(partition: Partition, place: str, home: Storage) -> tuple[int, int]:

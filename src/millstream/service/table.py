@@ -34,7 +34,7 @@ class Table:
 
     >>> from millstream.service import Table, functions
     >>> Table("history", functions=[functions.add])
-    Table('history': memory store, disk log, linear)
+    Table('history': memory, disk, linear)
     """
 
     def __init__(

@@ -116,6 +116,9 @@ class KeyValue:
         self._before = before
         self._after = after
         self._covers = covers
+        self._check_changes: Callable[[Sequence[Change]], None] | None = getattr(
+            store, "check", None
+        )  # a store that does not take every value
         self._overlay: dict[bytes, tuple[int, bytes | None]] = {}
         self._pending: dict[bytes, bytes | None] = {}
         self._promoted: list[tuple[str, int]] = []
@@ -223,6 +226,8 @@ class KeyValue:
             if request.expect:
                 self._check_versions(request)
             version, pending = request.lsn.to_bytes(8, "big"), self._pending
+            if self._check_changes is not None:
+                self._check_changes([(ENTRY + key, version + value) for key, value in zip(request.keys, request.values, strict=True)])
             for key, value in zip(request.keys, request.values, strict=True):
                 pending[ENTRY + key] = version + value
             answer = Answer(request.lsn)
@@ -297,13 +302,15 @@ class KeyValue:
             raise TooLarge(f"function {request.function!r} of key {key[:60]!r} returned {len(result):,} bytes; {_RESULT:,} are allowed")
         if sum(len(name) + len(value or b"") for name, value in changed.items()) > LIMIT:
             raise TooLarge(f"function {request.function!r} of key {key[:60]!r} wrote more than {LIMIT:,} bytes in one turn")
+        wrong = next((name for name, value in changed.items() if value is not None and not isinstance(value, bytes)), None)
+        if wrong is not None:
+            kind = type(changed[wrong]).__name__
+            raise RefusedRequest(f"function {request.function!r} put a {kind} under key {wrong[:60]!r}: values are bytes")
         version = request.lsn.to_bytes(8, "big")
-        for name, value in changed.items():
-            if value is not None and not isinstance(value, bytes):
-                raise RefusedRequest(
-                    f"function {request.function!r} put a {type(value).__name__} under key {name[:60]!r}: values are bytes"
-                )
-            self._pending[ENTRY + name] = None if value is None else version + value
+        changes = [(ENTRY + name, None if value is None else version + value) for name, value in changed.items()]
+        if self._check_changes is not None:
+            self._check_changes(changes)
+        self._pending.update(changes)
         return Answer(request.lsn, result=result)
 
     # --- staged rows
@@ -328,6 +335,10 @@ class KeyValue:
             raise Denied(f"transaction {txn.text!r}: number {entry.number} of {txn.label!r} is committed already")
         prefix, version = ledger.staged_prefix(request.txn), request.lsn.to_bytes(8, "big")
         values: Sequence[bytes | None] = request.values or [None] * len(request.keys)
+        if self._check_changes is not None:
+            self._check_changes(
+                [(ENTRY + key, None if value is None else version + value) for key, value in zip(request.keys, values, strict=True)]
+            )
         for place, (key, value) in enumerate(zip(request.keys, values, strict=True)):
             self._pending[prefix + version + place.to_bytes(4, "big")] = ledger.encode_staged(ledger.StagedRow(key, value))
         self._note_ledger(txn, txn.fence, entry)

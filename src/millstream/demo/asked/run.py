@@ -8,7 +8,6 @@ Rules
 
 from __future__ import annotations
 
-import shlex
 import shutil
 import time
 from pathlib import Path
@@ -166,7 +165,8 @@ class _Asked:
         if early:
             self.judge.wrong.append(f"complete_to={wanted} was answered at the low watermark {one.low_watermark}")
         self._say(
-            f"{key!r} when second {(wanted - self.traffic.begin) // BUCKET} is complete: asked at epoch {before.epoch}, answered {waited:.1f} s later at epoch {one.epoch}"
+            f"{key!r} when second {(wanted - self.traffic.begin) // BUCKET} is complete: asked at epoch {before.epoch}, "
+            f"answered {waited:.1f} s later at epoch {one.epoch}"
         )
         if same is not None:
             self._show(one, same and not early)

@@ -6,6 +6,9 @@ S3  What is pinned does not change, whatever is applied meanwhile.
 S4  A store that says `durable` has what it applied after a power cut. Any other may lose its end, or all of it, and knows: `applied` says how far it is.
     It may not keep a part of what `apply` was given.
 
+A store that does not take every value has a method `check(changes)` besides, which raises `RefusedRequest`: it is called in the turn, before the log has
+anything, so that what the log has can always be applied.
+
 `millstream.testing.check_store` runs the contract against a store.
 """
 

@@ -1,0 +1,153 @@
+"""The commands of the state service, as a user types them; and the code that is generated from service.proto."""
+
+from __future__ import annotations
+
+import io
+import json
+import subprocess
+import sys
+import threading
+from pathlib import Path
+from typing import Any
+
+import pytest
+from servicekit import APP, SRC, NodeProcess
+
+import millstream as ms
+from millstream.cli import main
+from millstream.service import Client, Table, functions
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def said(capsys: pytest.CaptureFixture[str], *command: str, code: int = 0) -> str:
+    """What a command prints."""
+    found = main(list(command))
+    out = capsys.readouterr()
+    assert found == code, out.err
+    return out.out + out.err
+
+
+def test_keys_are_put_got_scanned_called_and_removed(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    with ms.testing.serving(Table("t", functions=[functions.add])) as address:
+        at = ("--at", address)
+        assert said(capsys, "kv", "put", "t", "tea", "green", *at) == "tea: written, version 1\n"
+        assert said(capsys, "kv", "get", "t", "tea", *at) == "tea = green  (version 1)\n"
+        assert "has version 1, not 7" in said(capsys, "kv", "put", "t", "tea", "x", "--expect", "7", *at, code=1)
+        assert json.loads(said(capsys, "kv", "put", "t", "tea", "black", "--expect", "1", "--json", *at)) == {"key": "tea", "version": 3}
+        monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(b"\xff\x00")))
+        said(capsys, "kv", "put", "t", "raw", "-", *at)
+        assert said(capsys, "kv", "call", "t", "add", "n", "5", *at) == "5\n"
+        assert said(capsys, "kv", "scan", "t", *at).splitlines() == [
+            "n = 5  (version 5)",
+            "raw = hex:ff00  (version 4)",
+            "tea = black  (version 3)",
+            "3 entries",
+        ]
+        found = json.loads(said(capsys, "kv", "get", "t", "tea", "--json", "--level", "bounded", *at))
+        assert found == {"key": "tea", "value": "black", "version": 3, "partition": 1, "age_ms": 0}
+        assert said(capsys, "kv", "rm", "t", "tea", *at) == "tea: removed, at position 6\n"
+        assert "1 of 1 keys are not there" in said(capsys, "kv", "get", "t", "tea", *at, code=1)
+        assert "there is no table 'other'; this node has: t" in said(capsys, "kv", "get", "other", "tea", *at, code=1)
+        assert "are for live state" in said(capsys, "kv", "get", "t", "n", "--as-of", "3", *at, code=1)
+        assert "this table has no function 'nope'" in said(capsys, "kv", "call", "t", "nope", "n", *at, code=1)
+    assert "127.0.0.1:1" in said(capsys, "kv", "get", "t", "tea", "--at", "127.0.0.1:1", "--timeout", "300ms", code=1)
+    assert said(capsys, "kv", code=2).startswith("usage: millstream kv")
+
+
+def test_a_watch_shows_what_is_there_and_then_changes(capsys: pytest.CaptureFixture[str]) -> None:
+    with ms.testing.serving(Table("t")) as address, Client(address, "t") as client:
+        client.put("a", "1")
+        writing = threading.Timer(0.5, lambda: (client.put("a", "2"), client.remove("a")))
+        writing.start()
+        found = said(capsys, "kv", "watch", "t", "--changes", "2", "--at", address)
+        writing.join()
+    assert found.splitlines() == ["a = 1  (version 1)", "a = 2  (version 2)", "a is gone  (version 3)"]
+
+
+def test_partitions_are_listed_added_removed_saved_and_restored(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    from millstream.service import limits
+
+    folder = tmp_path / "n"
+    with (
+        ms.testing.serving(Table("t"), folder=folder, control_limits=limits.off(limits.CONTROL)) as address,
+        Client(address, "t") as client,
+    ):
+        control = ("--control", f"unix:{folder}/control.sock")
+        client.put("a", "1")
+        assert "serving" in said(capsys, "partitions", "list", *control)
+        assert "as of position 1: 1 rows in" in said(capsys, "partitions", "snapshot", "1", "saved", *control)
+        assert "holds a snapshot already" in said(capsys, "partitions", "snapshot", "1", "saved", *control, code=1)
+        client.put("a", "2")
+        assert "1 rows of saved" in said(capsys, "partitions", "restore", "1", "saved", *control)
+        assert client.get("a") == b"1"
+        assert "has points of that range already" in said(capsys, "partitions", "add", "t", "--from", "m", *control, code=1)
+        assert "no partition of table 't' has exactly" in said(capsys, "partitions", "remove", "t", "--to", "m", *control, code=1)
+        assert "is gone" in said(capsys, "partitions", "remove", "t", "--id", "1", *control)
+        assert "serves from" in said(capsys, "partitions", "add", "t", "--to", "m", *control)
+        assert "serves from" in said(capsys, "partitions", "add", "t", "--from", "m", "--id", "9", *control)
+        found = json.loads(said(capsys, "partitions", "list", "t", "--json", *control))
+        assert [(one["id"], one["start"], one["end"], one["state"]) for one in found] == [(2, "", "m", "serving"), (9, "m", "", "serving")]
+        assert client.get("a") is None
+        client.put_many({"a": "x", "z": "y"})
+        assert [one.key for one in client.scan()] == [b"a", b"z"]
+        assert "does not cover" in said(capsys, "partitions", "restore", "9", "saved", *control, code=1)
+        assert list((folder / "aside").glob("t-1-*/snapshot.json"))
+        said(capsys, "upload", "--watch", str(folder / "aside"), "--to", str(tmp_path / "far"), "--once")
+        assert list((tmp_path / "far").glob("t-1-*/snapshot.json"))
+    assert "there is no control plane" in said(capsys, "partitions", "list", *control, code=1)
+
+
+@pytest.mark.crash
+def test_serve_says_what_it_does_and_refuses_what_makes_no_sense(tmp_path: Path) -> None:
+    def served(*arguments: str) -> str:
+        done = subprocess.run(
+            [sys.executable, "-m", "millstream.cli", "serve", *arguments],
+            capture_output=True,
+            text=True,
+            timeout=60,
+            cwd=tmp_path,
+            env={"PYTHONPATH": SRC, "PATH": ""},
+        )
+        assert done.returncode == 1
+        return done.stderr
+
+    (tmp_path / "app.py").write_text(APP.format(options=""))
+    (tmp_path / "empty.py").write_text("x = 1")
+    assert "say what to serve" in served()
+    assert "has no table" in served("empty.py")
+    assert "no table, and no list of tables, in a variable 'nope'" in served("app.py:nope")
+    assert "without a cookie" in served("app.py", "--data", "0.0.0.0:0")
+    assert "would be open to every user of this machine" in served("app.py", "--data", "127.0.0.1:0", "--control", "127.0.0.1:0")
+    with NodeProcess(tmp_path / "node") as node:
+        assert "in use by another node" in served("app.py", "--data", "127.0.0.1:0", "--dir", str(node.folder / "n1"))
+        assert "cannot listen" in served("app.py", "--data", node.address, "--dir", "other")
+        assert node.process is not None
+        node.process.terminate()
+        assert node.process.stdout is not None
+        assert "serve: stopped; what was answered is kept in" in node.process.stdout.read()
+        assert node.process.wait() == 0
+
+
+def test_what_is_generated_from_the_proto_is_what_is_in_git(tmp_path: Path) -> None:
+    subprocess.run(["sh", str(ROOT / "scripts" / "protos.sh"), sys.executable, str(tmp_path)], check=True)
+    for name in ("service_pb2.py", "service_pb2.pyi"):
+        made, kept = tmp_path / "millstream/service/proto" / name, ROOT / "src/millstream/service/proto" / name
+        assert made.read_text() == kept.read_text(), "run scripts/protos.sh"
+
+
+def test_options_of_a_table_are_checked() -> None:
+    def refused(**options: Any) -> str:
+        with pytest.raises(ms.errors.DefinitionError) as error:
+            Table(**{"name": "t", **options})
+        return str(error.value)
+
+    assert "cannot be called 'a b'" in refused(name="a b")
+    assert "need point=ms.service.HASH" in refused(partitions=3)
+    assert "KEY (itself) or ms.service.HASH" in refused(point="other")
+    assert "must be durable by itself, and memory is not" in refused(log=ms.service.logs.none())
+    assert "no function with a name" in refused(functions=[lambda turn, key, argument: b""])
+    assert "there is a function 'add' already" in refused(functions=[functions.add, functions.add])
