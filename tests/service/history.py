@@ -117,7 +117,7 @@ def _real_time(what: str, points: list[tuple[int, int | None, int | None, bool, 
             if end is not None:
                 events.append((end, False, position, writes, one))
     highest, by, floors = -1, None, {}
-    for _, begins, position, writes, one in sorted(events, key=lambda event: event[0]):
+    for _, begins, position, _, one in sorted(events, key=lambda event: event[0]):
         if begins:
             floors[id(one)] = (highest, by)
         elif position > highest:

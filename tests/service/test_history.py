@@ -5,10 +5,11 @@ from __future__ import annotations
 import copy
 
 import pytest
-from effort import some
 from history import OK, REFUSED, UNKNOWN, History, Operation, problems
 from hypothesis import given, settings
 from hypothesis import strategies as st
+
+from effort import some
 
 
 class Perfect:
@@ -93,7 +94,13 @@ def ruin(history: History, how: str, pick: int) -> bool:
     """Makes a good history bad; False if there is nothing in it to ruin in this way."""
     done, writes = history.answered(), last_writes(history)
     if how == "stale read":
-        found = [one for one in done if one.kind == "get" and one.version and any(w.version == one.version and w.end and w.end < one.begin for w in done if w.writes and w.key == one.key)]
+        found = [
+            one
+            for one in done
+            if one.kind == "get"
+            and one.version
+            and any(w.version == one.version and w.end and w.end < one.begin for w in done if w.writes and w.key == one.key)
+        ]
         if not found:
             return False
         one = found[pick % len(found)]
@@ -134,13 +141,22 @@ def ruin(history: History, how: str, pick: int) -> bool:
         one.version, one.value = 0, None
         history.operations.append(one)
     elif how == "two answers":
-        reads = [one for one in done if one.kind == "get" and one.version and any(w.version == one.version and w.key == one.key for w in done if w.writes)]
+        reads = [
+            one
+            for one in done
+            if one.kind == "get" and one.version and any(w.version == one.version and w.key == one.key for w in done if w.writes)
+        ]
         if not reads:
             return False
         one = reads[pick % len(reads)]
         one.value = one.value + 1 if isinstance(one.value, int) else b"other"
     elif how == "reordered":
-        pairs = [(a, b) for a in done for b in done if a.writes and b.writes and (a.end or 0) < b.begin and a.key == b.key and a.kind == b.kind == "put"]
+        pairs = [
+            (a, b)
+            for a in done
+            for b in done
+            if a.writes and b.writes and (a.end or 0) < b.begin and a.key == b.key and a.kind == b.kind == "put"
+        ]
         if not pairs:
             return False
         first, second = pairs[pick % len(pairs)]
@@ -152,7 +168,11 @@ def ruin(history: History, how: str, pick: int) -> bool:
             return False
         two[pick % len(two)].lsn = two[pick % len(two) - 1].lsn
     elif how == "refused and seen":
-        found = [one for one in writes if one.kind == "put" and any(o.version == one.version and o.kind == "get" for o in done if o.key == one.key)]
+        found = [
+            one
+            for one in writes
+            if one.kind == "put" and any(o.version == one.version and o.kind == "get" for o in done if o.key == one.key)
+        ]
         if not found:
             return False
         found[pick % len(found)].outcome = REFUSED
