@@ -20,24 +20,26 @@ from millstream.core.time import duration
 from millstream.errors import (
     BadNode,
     Busy,
+    Conflict,
     DefinitionError,
     MillstreamError,
     NotReady,
     RefusedRequest,
     ServiceError,
     SessionExpired,
-    TooLarge,
     UnknownOutcome,
 )
 from millstream.network import Tls
 from millstream.service.calls import Channel, Unreachable
 from millstream.service.found import KeyFound, Owner, Text, WatchedChange, as_bytes, limits_of, merged, watched_change
+from millstream.service.limits import check_message
 from millstream.service.messages import LIMIT, Level
 from millstream.service.proto import service_pb2 as pb
-from millstream.service.routes import HASH, KEY, LIVE, RangeMap
+from millstream.service.routes import HASH, KEY, LIVE, RangeMap, point_of
 from millstream.service.writing import Pause, WriteSession
 
 _ATTEMPT = 5.0  # seconds for one try
+_LOOK = 1.0
 _BATCH = LIMIT // 2
 
 
@@ -60,6 +62,7 @@ class AsyncClient:
         self._routes: RangeMap[Owner] = RangeMap()
         self._sessions: dict[int, WriteSession] = {}
         self._seen: dict[int, int] = {}
+        self._terms: dict[int, int] = {}  # the highest that is known of each partition
         self._turn = 0
 
     async def __aenter__(self) -> AsyncClient:
@@ -300,9 +303,21 @@ class AsyncClient:
                 self._routes.remove(owner)
 
     def _remember(self, told: pb.Partition) -> None:
-        if told.table == self.table:
+        if told.table == self.table and told.term >= self._terms.get(told.id, 0):  # a node that was replaced may not know it yet
+            self._terms[told.id] = told.term
             self._routes.point = told.point or KEY
             self._routes.add(Owner(told))
+
+    async def _look_around(self, key: bytes) -> None:
+        """Asks one node, and each time another of those that were given, who has a key."""
+        self._turn += 1
+        start = point_of(self._routes.point, key)
+        try:
+            reply = await self._channel(None).ask("Route", pb.RouteRequest(table=self.table, start=start, limit=1), _LOOK)
+        except MillstreamError:
+            return
+        for told in reply.partitions:
+            self._remember(told)
 
     async def _learn_all(self) -> None:
         deadline, pause = time.monotonic() + self._timeout, Pause()
@@ -341,9 +356,13 @@ class AsyncClient:
             for (owner, places), error in zip(jobs, done, strict=True):
                 if error is None:
                     continue
-                if not isinstance(error, (BadNode, Busy, NotReady, Unreachable)) or (isinstance(error, BadNode) and not error.owners):
+                if not isinstance(error, (BadNode, Busy, NotReady, Unreachable)):
                     raise error
                 self._learn(error, owner)
+                if isinstance(error, BadNode) and not error.owners:
+                    await self._look_around(keys[places[0]])
+                    if self._routes.find(keys[places[0]]) is None:
+                        raise error
                 left += places
                 again = error
             if again is not None:
@@ -398,8 +417,7 @@ class AsyncClient:
 
     async def _write(self, name: str, asked: Any, key: bytes) -> Any:
         """Rules 2 to 4."""
-        if asked.ByteSize() > LIMIT + (32 << 10):
-            raise TooLarge(f"key {key[:60]!r}: {asked.ByteSize():,} bytes are too much for one request; {LIMIT:,} are allowed")
+        check_message(asked)  # before it has a number: one that the node refuses unseen would keep its successors waiting
         deadline, pause = time.monotonic() + self._timeout, Pause()
         while True:
             owner = self._routes.find(key)
@@ -449,15 +467,15 @@ class AsyncClient:
                 except BadNode as error:
                     self._learn(error, owner)
                     if not error.owners:
-                        await self._learn_all()
+                        await self._look_around(key)
                     await self._patiently(error, pause, deadline, unsure, id, session)
                 except (Busy, NotReady, UnknownOutcome, Unreachable) as error:
                     unsure = unsure or isinstance(error, UnknownOutcome) or (isinstance(error, Unreachable) and error.sent)
-                    if isinstance(error, Unreachable) and not error.sent:
-                        self._turn += 1
+                    if isinstance(error, Unreachable):
+                        await self._look_around(key)  # somebody else may have the partition now, and what was done in it
                     await self._patiently(error, pause, deadline, unsure, id, session)
         except (MillstreamError, asyncio.CancelledError) as error:
-            if unsure or isinstance(error, asyncio.CancelledError):
+            if unsure or not isinstance(error, (Conflict, RefusedRequest)):
                 self._give_up(id, session)
             raise
         finally:

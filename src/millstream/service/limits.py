@@ -7,12 +7,16 @@ Rules
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from typing import Any
+
 import msgspec
 
-from millstream.errors import Busy
+from millstream.errors import Busy, RefusedRequest, TooLarge
 from millstream.service.messages import LIMIT
 
 FRAME = 64 << 10  # bytes that a message may have besides its keys and values
+_KEY = 4096  # bytes of one key
 
 
 class Limits(msgspec.Struct, frozen=True):
@@ -63,3 +67,32 @@ class Bucket:
             wait = (1 - self._tokens) / self._rate
             raise Busy(f"more than {self._rate:g} call a second; come back in {wait:.1f} s", wait)
         self._tokens -= 1
+
+
+def check_size(keys: Sequence[bytes], values: Sequence[bytes]) -> int:
+    """The bytes of a write, which may not be too many. Clients look before they number a write, nodes before they do anything.
+
+    >>> check_size([b"tea"], [b"7"])
+    4
+    """
+    if not keys:
+        raise RefusedRequest("no key was given")
+    longest = max(map(len, keys))
+    if longest > _KEY:
+        raise TooLarge(f"a key has {longest:,} bytes; {_KEY:,} are allowed")
+    size = sum(map(len, keys)) + sum(map(len, values))
+    if size > LIMIT:
+        raise TooLarge(f"keys and values come to {size:,} bytes; {LIMIT:,} are allowed in one request: send them in several")
+    return size
+
+
+def check_message(asked: Any) -> None:
+    """The same, for a write as it travels: also what it has besides keys and values must not be too much."""
+    if hasattr(asked, "argument"):
+        check_size([asked.key], [asked.argument])
+    else:
+        check_size(asked.keys, getattr(asked, "values", ()))
+    if asked.ByteSize() > LIMIT + FRAME // 2:
+        raise TooLarge(
+            f"{len(getattr(asked, 'keys', ())):,} keys make a message of {asked.ByteSize():,} bytes: send them in several requests"
+        )

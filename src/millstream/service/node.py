@@ -22,12 +22,12 @@ from pathlib import Path
 from typing import Any
 
 from millstream.core.keyspace import after
-from millstream.errors import BadNode, DefinitionError, MillstreamError, RefusedRequest, StorageError, TooLarge
+from millstream.errors import BadNode, DefinitionError, MillstreamError, RefusedRequest, StorageError
 from millstream.network import Tls
 from millstream.service.control import Control
-from millstream.service.limits import CONTROL, DATA, Limits
+from millstream.service.limits import CONTROL, DATA, Limits, check_size
 from millstream.service.manager import Manager
-from millstream.service.messages import ENTRY, LIMIT, Answer, Descriptor, Level, Op, Request
+from millstream.service.messages import ENTRY, Answer, Descriptor, Level, Op, Request
 from millstream.service.partition import Partition
 from millstream.service.planes import ControlPlane, DataPlane
 from millstream.service.proto import service_pb2 as pb
@@ -39,7 +39,6 @@ from millstream.service.wire import described, position
 from millstream.state.storage import open_storage
 
 _OWNERS = 3 << 10  # bytes of descriptors in an error: metadata has little room
-_KEYS = 4096  # bytes of one key
 _PAGE = 1 << 20  # bytes of one reply of a scan
 _LOOK_EVERY = 1.0  # seconds between two looks at the registry
 
@@ -229,14 +228,14 @@ class Node:
         keys, values = list(request.keys), list(request.values)
         if len(keys) != len(values):
             raise RefusedRequest(f"{len(keys)} keys and {len(values)} values: give one value for each key")
-        size = _size(keys, values)
+        size = check_size(keys, values)
         op = Op.STAGE if request.txn else Op.UPSERT
         return await self._write(request.header, Request(op, keys, values, list(request.expect), txn=request.txn, size=size))
 
     async def remove(self, request: pb.RemoveRequest) -> pb.WriteReply:
         keys = list(request.keys)
         op = Op.STAGE if request.txn else Op.REMOVE
-        return await self._write(request.header, Request(op, keys, [], list(request.expect), txn=request.txn, size=_size(keys, ())))
+        return await self._write(request.header, Request(op, keys, [], list(request.expect), txn=request.txn, size=check_size(keys, ())))
 
     async def _write(self, header: pb.Header, asked: Request) -> pb.WriteReply:
         partition = self._find(header, asked.keys)
@@ -246,7 +245,7 @@ class Node:
 
     async def call(self, request: pb.CallRequest) -> pb.CallReply:
         header = request.header
-        size = _size([request.key], [request.argument])
+        size = check_size([request.key], [request.argument])
         asked = Request(Op.CALL, [request.key], function=request.function, argument=request.argument, size=size)
         partition = self._by_id(header) if request.function == "decide" else self._find(header, asked.keys)
         asked.session, asked.seq, asked.done = header.session, header.seq, header.done
@@ -382,19 +381,6 @@ def _watched(kind: Any, at: pb.Position, rows: Sequence[tuple[bytes, bytes, int]
         values=[partition.table.shown(row[1]) for row in rows],
         versions=[row[2] for row in rows],
     )
-
-
-def _size(keys: Sequence[bytes], values: Sequence[bytes]) -> int:
-    """Rule 2."""
-    if not keys:
-        raise RefusedRequest("no key was given")
-    longest = max(map(len, keys))
-    if longest > _KEYS:
-        raise TooLarge(f"a key has {longest:,} bytes; {_KEYS:,} are allowed")
-    size = sum(map(len, keys)) + sum(map(len, values))
-    if size > LIMIT:
-        raise TooLarge(f"keys and values come to {size:,} bytes; {LIMIT:,} are allowed in one request: send them in several")
-    return size
 
 
 def _locked(folder: Path) -> int:
