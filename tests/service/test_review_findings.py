@@ -3,16 +3,30 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 from pathlib import Path
 from typing import Any
 
 import pytest
 from servicekit import HandLog, call, get, partition, session, upsert
 
-from millstream.errors import MillstreamError, NotReady, RefusedRequest, ServiceError, StorageError, UnknownOutcome
-from millstream.service import Table, stores
+from millstream.errors import (
+    Conflict,
+    Denied,
+    MillstreamError,
+    NotReady,
+    RefusedRequest,
+    ServiceError,
+    StorageError,
+    TooLarge,
+    UnknownOutcome,
+)
+from millstream.service import AsyncClient, Client, Node, Table, logs, stores
+from millstream.service import client as client_module
 from millstream.service.messages import Op, Request
+from millstream.service.proto import service_pb2 as pb
 from millstream.service.transforms import drop_fields
+from millstream.service.trial import serving
 from millstream.service.turn import Turn
 
 
@@ -272,5 +286,102 @@ def test_a_restore_of_what_the_store_does_not_take_is_refused_and_changes_nothin
             await one.replace([(b"Kz", bytes(8) + b"no number")], keep)
         assert not log.records
         assert (await soon(one.write(upsert(b"a", bytes(8))))).lsn == 1
+
+    asyncio.run(main())
+
+
+# --- the client
+
+
+def test_a_write_that_was_refused_for_its_size_does_not_keep_later_ones_waiting() -> None:
+    with serving(Table("t")) as address, Client(address, "t", timeout="8s") as client:
+        client.put("a", "1")
+        for key, value in ((b"k" * 5000, b""), (b"a", bytes(1 << 20))):
+            with pytest.raises(TooLarge):
+                client.put(key, value)
+        assert client.put("a", "2") == 2
+
+
+def test_a_number_that_the_node_did_not_count_ends_its_session(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(client_module, "check_size", lambda asked: None)  # another client, which does not look at sizes
+    with serving(Table("t")) as address, Client(address, "t", timeout="8s") as client:
+        client.put("a", "1")
+        with pytest.raises(TooLarge):
+            client.put(b"k" * 5000, b"")
+        with pytest.raises(Conflict):
+            client.put("a", "2", expect=7)
+        assert client.put("a", "3") == 3
+
+
+def test_many_large_values_are_found_and_all_keys_of_a_prefix() -> None:
+    with serving(Table("t")) as address, Client(address, "t") as client:
+        rows = {b"k%05d" % number: bytes(2500) for number in range(2000)}
+        client.put_many(rows)
+        assert {found.key: found.value for found in client.find(list(rows))} == rows
+        client.put(b"\xff\xff\xff\1", b"last")
+        assert [found.key for found in client.scan(prefix=b"\xff")] == [b"\xff\xff\xff\1"]
+
+
+def test_a_node_that_starts_says_so_and_a_write_waits_for_it(tmp_path: Path) -> None:
+    async def main() -> None:
+        first = Node([Table("t")], folder=tmp_path / "n1")
+        await first.start()
+        address = first.data.address
+        client = AsyncClient(address, "t")
+        await client.put("a", "1")
+        await first.stop()
+        node = Node([Table("t")], folder=tmp_path / "n1", data=address)
+        read, go = node.manager.registry.read, threading.Event()
+
+        def slow() -> Any:
+            go.wait(10)
+            return read()
+
+        node.manager.registry.read = slow  # type: ignore[method-assign]
+        starting = asyncio.ensure_future(node.start())
+        while node.data._server is None:
+            await asyncio.sleep(0.01)
+        with pytest.raises(NotReady, match="is starting"):
+            await node.route(pb.RouteRequest(table="t"))
+        writing = asyncio.ensure_future(client.put("a", "2"))
+        await asyncio.sleep(0)
+        go.set()
+        assert await writing == 2
+        await starting
+        await client.close()
+        await node.stop()
+
+    asyncio.run(main())
+
+
+def test_a_client_that_only_writes_finds_the_node_that_took_over(tmp_path: Path) -> None:
+    async def main() -> None:
+        def node(name: str, **more: Any) -> Node:
+            table = Table("t", log=logs.objects(str(tmp_path / "log")))
+            return Node([table], name=name, folder=tmp_path / name, registry=str(tmp_path / "registry"), **more)
+
+        first, second = node("n1"), node("n2")
+        await first.start()
+        await second.start()
+        there = second.data.address
+        await second.stop()
+        client = AsyncClient([first.data.address, there], "t")
+        assert await client.put("a", "1") == 1
+        await first.stop()
+        second = node("n2", data=there, take_over="n1")
+        await second.start()
+        assert await client.put("a", "2") == 2
+        await client.close()
+        await second.stop()
+
+    asyncio.run(main())
+
+
+def test_a_newer_run_keeps_an_older_one_from_sweeping() -> None:
+    async def main() -> None:
+        one = await partition(HandLog())
+        await soon(one.write(stage([b"a"], [b"1"], "p/e/0|2|5|x")))
+        assert isinstance(await soon(one.write(call("decide", b"p/e/|1|9|", b"sweep 1"))), Denied)
+        assert (await soon(one.write(call("decide", b"p/e/|2|9|", b"sweep 2")))).result == b"1"
 
     asyncio.run(main())

@@ -35,7 +35,7 @@ from millstream.service.found import KeyFound, Owner, Text, WatchedChange, as_by
 from millstream.service.messages import LIMIT, Level
 from millstream.service.proto import service_pb2 as pb
 from millstream.service.routes import HASH, KEY, LIVE, RangeMap
-from millstream.service.writing import Pause, WriteSession
+from millstream.service.writing import Pause, WriteSession, check_size
 
 _ATTEMPT = 5.0  # seconds for one try
 _BATCH = LIMIT // 2
@@ -89,7 +89,7 @@ class AsyncClient:
         complete_to: int | None = None,
         as_json: bool = False,
     ) -> list[KeyFound]:
-        """The values and versions of keys, in their order. Those of one partition are as of one position.
+        """The values and versions of keys, in their order. Those of one partition are as of one position, up to 2,000 keys and 1 MiB of values.
 
         as_of, complete_to, as_json: for live state, the epoch to read (level AS_OF), the event time to wait for, and rows as JSON.
         """
@@ -228,7 +228,7 @@ class AsyncClient:
                     asked.after = after[owner.descriptor.id]
                 async for reply in self._channel(owner).stream("Watch", asked):
                     await queue.put(watched_change(reply))
-            except BaseException as error:
+            except Exception as error:
                 await queue.put(error)
 
         owners = await self._partitions()
@@ -301,8 +301,11 @@ class AsyncClient:
 
     def _remember(self, told: pb.Partition) -> None:
         if told.table == self.table:
+            new = Owner(told)
             self._routes.point = told.point or KEY
-            self._routes.add(Owner(told))
+            here = self._routes.overlapping(new.descriptor)
+            if not any(one.descriptor.id == told.id and one.descriptor.term > told.term for one in here):
+                self._routes.add(new)
 
     async def _learn_all(self) -> None:
         deadline, pause = time.monotonic() + self._timeout, Pause()
@@ -321,25 +324,40 @@ class AsyncClient:
                 return
             start = reply.partitions[-1].end
 
+    async def _ask_others(self, owner: Owner, deadline: float) -> None:
+        """An owner is away: somebody else may know that another one has its partition now."""
+        self._turn += 1
+        left = deadline - time.monotonic()
+        try:
+            request = pb.RouteRequest(table=self.table, start=owner.descriptor.start, limit=1)
+            for told in (await self._channel(None).ask("Route", request, max(0.1, min(left, 1.0)))).partitions:
+                self._remember(told)
+        except MillstreamError:
+            pass  # nobody knows better
+
     async def _partitions(self) -> list[Owner]:
         await self._learn_all()
         return self._routes.all()
 
     async def _spread(self, keys: Sequence[bytes], read: Any) -> None:
         """Has keys read by those who have them, until all are."""
-        left, deadline, pause = list(range(len(keys))), time.monotonic() + self._timeout, Pause()
+        left, deadline, pause, most = list(range(len(keys))), time.monotonic() + self._timeout, Pause(), 2000
         while left:
             groups: dict[int, tuple[Owner | None, list[int]]] = {}
             for place in left:
                 owner = self._routes.find(keys[place])
                 groups.setdefault(0 if owner is None else owner.descriptor.id, (owner, []))[1].append(place)
-            jobs = [(owner, places[at : at + 2000]) for owner, places in groups.values() for at in range(0, len(places), 2000)]
+            jobs = [(owner, places[at : at + most]) for owner, places in groups.values() for at in range(0, len(places), most)]
             done = await asyncio.gather(
                 *(read(places, owner, deadline - time.monotonic()) for owner, places in jobs), return_exceptions=True
             )
             left, again = [], None
             for (owner, places), error in zip(jobs, done, strict=True):
                 if error is None:
+                    continue
+                if isinstance(error, TooLarge) and len(places) > 1:  # the answer would be: ask for fewer at once
+                    most = min(most, len(places) // 2)
+                    left += places
                     continue
                 if not isinstance(error, (BadNode, Busy, NotReady, Unreachable)) or (isinstance(error, BadNode) and not error.owners):
                     raise error
@@ -398,8 +416,7 @@ class AsyncClient:
 
     async def _write(self, name: str, asked: Any, key: bytes) -> Any:
         """Rules 2 to 4."""
-        if asked.ByteSize() > LIMIT + (32 << 10):
-            raise TooLarge(f"key {key[:60]!r}: {asked.ByteSize():,} bytes are too much for one request; {LIMIT:,} are allowed")
+        check_size(asked)
         deadline, pause = time.monotonic() + self._timeout, Pause()
         while True:
             owner = self._routes.find(key)
@@ -453,12 +470,15 @@ class AsyncClient:
                     await self._patiently(error, pause, deadline, unsure, id, session)
                 except (Busy, NotReady, UnknownOutcome, Unreachable) as error:
                     unsure = unsure or isinstance(error, UnknownOutcome) or (isinstance(error, Unreachable) and error.sent)
-                    if isinstance(error, Unreachable) and not error.sent:
-                        self._turn += 1
+                    if isinstance(error, Unreachable):
+                        await self._ask_others(owner, deadline)
                     await self._patiently(error, pause, deadline, unsure, id, session)
         except (MillstreamError, asyncio.CancelledError) as error:
-            if unsure or isinstance(error, asyncio.CancelledError):
-                self._give_up(id, session)
+            if isinstance(error, ServiceError) and error.counted:
+                raise
+            self._give_up(id, session)
+            if unsure and not isinstance(error, (UnknownOutcome, SessionExpired, asyncio.CancelledError)):
+                raise UnknownOutcome(f"the write may have been done before it was refused: {error}") from error
             raise
         finally:
             session.answered(seq)

@@ -26,6 +26,7 @@ KEPT = 128
 AHEAD = 128  # how far a write may be ahead of its elder
 _KEPT_BYTES = 256 << 10
 _MOST = 100_000
+MOST_VERSIONS = 1024  # of a conflict: they travel in metadata, and are kept with the session
 _FUTURE = 24 * 3600 * 1000  # milliseconds that a client's clock may be ahead
 FORGOTTEN = MEMORY + b"forgotten"
 
@@ -121,7 +122,8 @@ class Sessions:
         if done and answers and answers[0].seq <= done:
             answers = found.answers = [kept for kept in answers if kept.seq > done]
         if isinstance(answer, ServiceError):
-            versions = answer.versions if isinstance(answer, Conflict) else []
+            answer.counted = True
+            versions = answer.versions[:MOST_VERSIONS] if isinstance(answer, Conflict) else []
             answers.append(KeptAnswer(seq, lsn, b"", answer.reason, str(answer), versions))
         else:
             answers.append(KeptAnswer(seq, lsn, answer.result))
@@ -169,4 +171,6 @@ def check_name(session: bytes, seq: int) -> None:
 
 def _refusal(kept: KeptAnswer) -> ServiceError:
     kind = BY_REASON.get(kept.reason, RefusedRequest)
-    return Conflict(kept.text, kept.versions) if kind is Conflict else kind(kept.text)
+    refusal = Conflict(kept.text, kept.versions) if kind is Conflict else kind(kept.text)
+    refusal.counted = True
+    return refusal

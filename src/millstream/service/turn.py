@@ -290,12 +290,18 @@ class KeyValue:
         """Keys as they are committed. Not in a turn: whoever asks decides when."""
         get = self.store.get
         values, versions = [], []
+        size = 0
         for key in request.keys:
             raw = get(ENTRY + key)
             if raw is None:
                 values.append(b"")
                 versions.append(0)
             else:
+                size += len(raw) + len(key)
+                if size > 2 * LIMIT and len(values):
+                    raise TooLarge(
+                        f"the values of these {len(request.keys):,} keys come to more than {2 * LIMIT:,} bytes: ask for fewer keys at once"
+                    )
                 values.append(raw[8:])
                 versions.append(int.from_bytes(raw[:8], "big"))
         answer = Answer(self.store.applied, values, versions)

@@ -3,6 +3,7 @@
 Rules
 1. A session's writes to a partition are numbered without holes, and at most `AT_ONCE` are under way.
 2. Pauses grow from try to try, and are never the same for two clients.
+3. What a node would refuse for its size gets no number: a number that the node never counts would keep its successors waiting.
 """
 
 from __future__ import annotations
@@ -11,10 +12,24 @@ import asyncio
 import random
 import secrets
 import time
+from typing import Any
 
-from millstream.errors import Busy
+from millstream.errors import Busy, TooLarge
+from millstream.service.messages import LIMIT, LONGEST_KEY
 
 AT_ONCE = 48
+
+
+def check_size(asked: Any) -> None:
+    """Rule 3."""
+    keys = asked.keys if hasattr(asked, "keys") else [asked.key]
+    longest = max(keys, key=len, default=b"")
+    if len(longest) > LONGEST_KEY:
+        raise TooLarge(f"key {longest[:60]!r}... has {len(longest):,} bytes; {LONGEST_KEY:,} are allowed")
+    values = asked.values if hasattr(asked, "values") else [asked.argument] if hasattr(asked, "argument") else ()
+    size = sum(map(len, keys)) + sum(map(len, values))
+    if size > LIMIT or asked.ByteSize() > LIMIT + (32 << 10):
+        raise TooLarge(f"key {longest[:60]!r}: {size:,} bytes of keys and values are too much for one request; {LIMIT:,} are allowed")
 
 
 class WriteSession:
