@@ -62,11 +62,11 @@ class _Map:
                 else:
                     entries[key] = value
             return
-        for key, value in changes:
-            if value is None:
+        changes = list(changes)
+        entries.update(changes)
+        for key in [key for key, value in changes if value is None]:  # what counts is the last change of a key
+            if entries.get(key) is None:
                 entries.pop(key, None)
-            else:
-                entries[key] = value
 
     def _order(self, first: bytes) -> list[bytes]:
         order = self.orders.get(first)
