@@ -31,7 +31,6 @@ from typing import Any
 from millstream.core.keyspace import after
 from millstream.errors import (
     BadNode,
-    Busy,
     DamageError,
     Fenced,
     MillstreamError,
@@ -42,11 +41,12 @@ from millstream.errors import (
     UnknownOutcome,
 )
 from millstream.service.clock import PartitionClock
+from millstream.service.elders import Elders
 from millstream.service.logs.base import Log
 from millstream.service.messages import ENTRY, LIMIT, SESSION, Answer, Change, Descriptor, Level, LogRecord, Request
 from millstream.service.points import CrashPoints
 from millstream.service.routes import point_of
-from millstream.service.sessions import AHEAD, FORGOTTEN, Sessions, check_name
+from millstream.service.sessions import FORGOTTEN, Sessions, check_name
 from millstream.service.stores.base import KeyStore, Pinned
 from millstream.service.table import Table
 from millstream.service.turn import CLOCK, KeyValue, Turned, expanded_from
@@ -55,7 +55,6 @@ from millstream.service.window import Window
 
 UNDER_WAY = 64  # records
 _BYTES_UNDER_WAY = 16 << 20
-_EARLY = 4096  # writes of all sessions that wait for their elders
 
 ADDING, SERVING, STOPPED, LEAVING, FOREIGN = "adding", "serving", "stopped", "leaving", "foreign"
 
@@ -95,8 +94,7 @@ class Partition:
         self._unconfirmed: list[Request] = []
         self._confirming: asyncio.Task[None] | None = None
         self._session_lsn: dict[bytes, int] = {}  # of sessions with writes under way
-        self._early: dict[bytes, Window[Request]] = {}
-        self._early_count = 0
+        self._early = Elders(lambda session: self.machine.sessions.last(session), self._inbox.put)
         self._scheduled = False
         self._held = False  # no turns: all entries are being replaced
         self._confirmed_at = time.monotonic()
@@ -202,31 +200,10 @@ class Partition:
 
     def _order(self, request: Request) -> None:
         """A session's writes go into the inbox in the order of their numbers."""
-        session, seq = request.session, request.seq
-        check_name(session, seq)
-        window = self._early.get(session)
-        if window is None:
-            last = self.machine.sessions.last(session)
-            if not last:
-                self.machine.sessions.check(session, seq)
-            if seq <= last + 1:
-                self._inbox.put(request)
-                if seq == last + 1:
-                    self._early[session] = Window(seq + 1, AHEAD)
-                return
-            window = self._early[session] = Window(last + 1, AHEAD)
-        if seq < window.next:
-            self._inbox.put(request)
-        elif seq == window.next:
-            self._inbox.put(request)
-            for later in window.arrive(seq, request)[1:]:
-                self._early_count -= 1
-                self._inbox.put(later, force=True)
-        else:
-            if not window.has_room(seq) or self._early_count >= _EARLY:
-                raise Busy(f"write {seq} of this session is too far ahead of write {window.next}, which has not come yet", 0.1)
-            self._early_count += 1
-            window.arrive(seq, request)
+        check_name(request.session, request.seq)
+        if request.session not in self._early and not self.machine.sessions.last(request.session):
+            self.machine.sessions.check(request.session, request.seq)
+        self._early.take(request)
 
     # --- the turn
 
@@ -253,11 +230,9 @@ class Partition:
     def _take_turn(self, writes: list[Request]) -> None:
         turned = self.machine.turn(writes, self._wall())
         self._crash("request.3-turned")
-        sessions = self.machine.sessions
         for request in writes:
-            window = self._early.get(request.session)
-            if window is not None and not len(window) and window.next <= sessions.last(request.session) + 1:
-                del self._early[request.session]
+            if request.session:
+                self._early.settle(request.session)
         record = turned.record
         if record is None and not self._under_way:
             self._finish(writes, turned.answers)
@@ -377,10 +352,15 @@ class Partition:
                 asked = time.monotonic()
                 try:
                     await self.log.confirm(self.descriptor.term)
-                except MillstreamError as error:
+                except Fenced as error:
                     self._unconfirmed = requests + self._unconfirmed
                     self._fail(error)
                     return
+                except Exception as error:  # whether another node has taken over cannot be told now; the next read asks again
+                    self._answer_all(
+                        requests, NotReady(f"partition {self.descriptor.id} cannot confirm that it still has its log: {error}")
+                    )
+                    continue
                 self._confirmed_at = asked
                 self._finish(requests, answers)
         finally:
@@ -393,7 +373,7 @@ class Partition:
 
     def _unready(self) -> MillstreamError:
         if self.damage is not None:
-            return self.damage
+            return DamageError(str(self.damage))  # a new one each time: one that is raised again and again keeps all that raised it
         if self.state is FOREIGN:
             return BadNode(self.reason)
         who = f"partition {self.descriptor.id} of table {self.descriptor.table!r}"
@@ -417,9 +397,7 @@ class Partition:
         outcome = UnknownOutcome(f"the write may have been done: {error}")
         self._answer_all(under_way, outcome)
         waiting = self._inbox.take(1 << 62)
-        early = [request for window in self._early.values() for request in window.waiting()]
-        self._early.clear()
-        self._early_count = 0
+        early = self._early.clear()
         self._answer_all([request for request in [*waiting, *early] if request.writes], self._unready())
         reads = [request for _, request in self._reads] + [request for request in waiting if not request.writes]
         self._reads = []
@@ -452,9 +430,7 @@ class Partition:
         if self.state is SERVING:
             await self.drain()
         self.state, self.reason = LEAVING, "it was removed from this node"
-        early = [request for window in self._early.values() for request in window.waiting()]
-        waiting = [*self._inbox.take(1 << 62), *early, *(request for _, request in self._reads)]
-        self._early.clear()
+        waiting = [*self._inbox.take(1 << 62), *self._early.clear(), *(request for _, request in self._reads)]
         self._answer_all(waiting, BadNode(f"partition {self.descriptor.id} was removed"))
         self.watchers.close("the partition was removed")
         await self.log.close()

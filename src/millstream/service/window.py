@@ -49,9 +49,13 @@ class Window(Generic[_T]):
         """What has arrived early, in order."""
         return [self._early[number] for number in sorted(self._early)]
 
-    def withdraw(self, number: int) -> None:
-        """What arrived early is not wanted any more."""
-        self._early.pop(number, None)
+    def has(self, number: int) -> bool:
+        """Whether it has arrived early, and waits."""
+        return number in self._early
+
+    def withdraw(self, number: int) -> bool:
+        """What arrived early is not wanted any more; whether it was still here."""
+        return self._early.pop(number, None) is not None
 
     def __len__(self) -> int:
         return len(self._early)
