@@ -242,7 +242,7 @@ async def bulk(args: argparse.Namespace) -> dict[str, float]:
             session = (time.time_ns() // 1_000_000).to_bytes(8, "big") + os.urandom(8)
             seq = 0
 
-            async def send(n: int) -> None:
+            async def send(n: int, channel: Channel = channel, session: bytes = session) -> None:
                 nonlocal seq
                 seq += 1
                 header = pb.Header(table="t", session=session, seq=seq, done=max(0, seq - 16))
@@ -356,10 +356,8 @@ async def idle(args: argparse.Namespace) -> dict[str, float]:
         before, begun = cpu(many), time.perf_counter()
         await asyncio.sleep(5)
         share = (cpu(many) - before) / (time.perf_counter() - begun)
-        print(
-            f"idle         1,000 partitions: {memory:.0f} MB more than 1, {handles} file handles more, {share:.1%} of a core; started in {node['seconds']:.1f} s",
-            flush=True,
-        )
+        print(f"idle         1,000 partitions: {memory:.0f} MB more than 1, {handles} file handles more, {share:.1%} of a core", flush=True)
+        print(f"             started in {node['seconds']:.1f} s", flush=True)
     return {"idle_mb": memory, "idle_cpu": share, "idle_handles": handles, "idle_start_s": node["seconds"]}
 
 

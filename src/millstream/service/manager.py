@@ -31,9 +31,9 @@ from millstream.service.registries.base import (
     Desired,
     NodeEntry,
     NodeJoined,
-    PartitionAdded,
     PartitionMoved,
     PartitionRemoved,
+    PartitionsAdded,
     Registry,
     RegistryChange,
 )
@@ -103,9 +103,8 @@ class Manager:
         if take_over is not None and take_over != self.node:
             await self._take_over(take_over)
         for table in self.tables.values():
-            if not self.desired.of_table(table.name):
-                for start, end in table.ranges():
-                    await self.add(table.name, None, start, end)
+            if not self.desired.of_table(table.name) and table.partitions:
+                await self._first_partitions(table)
         await self.reconcile()
         self._forget_aside()
 
@@ -137,11 +136,14 @@ class Manager:
 
     # --- the desired state (rule 1)
 
-    async def make_desired(self, change: Callable[[Desired], RegistryChange]) -> RegistryChange:
-        """Makes a change by compare-and-set; made anew from what others have changed meanwhile."""
+    async def make_desired(self, change: Callable[[Desired], RegistryChange | None]) -> RegistryChange | None:
+        """Makes a change by compare-and-set; made anew from what others have changed meanwhile. None: there is nothing to change."""
         for _ in range(_TRIES):
             desired = await asyncio.to_thread(self.registry.read)
             one = change(desired)
+            if one is None:
+                self.desired = desired
+                return None
             if await asyncio.to_thread(self.registry.change, one, desired.version):
                 self.desired = await asyncio.to_thread(self.registry.read)
                 self.on_change()
@@ -156,10 +158,28 @@ class Manager:
         if id == 0:
             raise RefusedRequest("ids of partitions begin with 1: leave it out to get the next one")
         made = await self.make_desired(
-            lambda desired: PartitionAdded(Descriptor(desired.next_id if id is None else id, table, start, end, 1, self.node, found.point))
+            lambda desired: PartitionsAdded(
+                [Descriptor(desired.next_id if id is None else id, table, start, end, 1, self.node, found.point)]
+            )
         )
-        assert isinstance(made, PartitionAdded)
-        return made.partition
+        assert isinstance(made, PartitionsAdded)
+        return made.partitions[0]
+
+    async def _first_partitions(self, table: Table) -> None:
+        """A new table gets all of them in one change; none if another node has been faster."""
+
+        def change(desired: Desired) -> RegistryChange | None:
+            if desired.of_table(table.name):
+                return None
+            first = desired.next_id
+            return PartitionsAdded(
+                [
+                    Descriptor(first + at, table.name, start, end, 1, self.node, table.point)
+                    for at, (start, end) in enumerate(table.ranges())
+                ]
+            )
+
+        await self.make_desired(change)
 
     async def remove(self, table: str, id: int | None, start: bytes, end: bytes) -> Descriptor:
         """A partition is to be no more: by its id, or by its exact range."""

@@ -296,7 +296,7 @@ class Partition:
             changes = [change for record, expanded in records for part in (expanded, record.changes) for change in part]
         self.store.apply(changes, records[-1][0].last)
         for record, expanded in records:
-            self.machine.applied(record, expanded)
+            self.machine.applied(record)
             self.watchers.tell(record.last, (expanded, record.changes))
 
     def _finish(self, writes: Sequence[Request], answers: Sequence[Answer | ServiceError]) -> None:

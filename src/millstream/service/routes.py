@@ -64,6 +64,7 @@ class RangeMap(Generic[_P]):
         self.point = point
         self._starts: list[bytes] = []
         self._by_start: dict[bytes, _P] = {}
+        self._only: _P | None = None  # the one that has all points: nobody need compute any
 
     def add(self, one: _P) -> None:
         """Puts it on the map; whatever it overlaps goes (rule 3)."""
@@ -72,6 +73,7 @@ class RangeMap(Generic[_P]):
         start = one.descriptor.start
         insort(self._starts, start)
         self._by_start[start] = one
+        self._only = one if not start and not one.descriptor.end else None
 
     def remove(self, one: _P) -> None:
         """Takes it off the map."""
@@ -79,6 +81,7 @@ class RangeMap(Generic[_P]):
         if self._by_start.get(start) is one:
             del self._by_start[start]
             self._starts.remove(start)
+            self._only = None
 
     def overlapping(self, descriptor: Descriptor) -> list[_P]:
         """Those that have points in common with a range."""
@@ -86,6 +89,8 @@ class RangeMap(Generic[_P]):
 
     def find(self, key: bytes) -> _P | None:
         """Who has a key."""
+        if self._only is not None:
+            return self._only
         point = blake2b(key, digest_size=8).digest() if self.point == HASH else key
         at = bisect_right(self._starts, point)
         if not at:

@@ -11,6 +11,7 @@ Rules
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 
 import msgspec
@@ -119,10 +120,12 @@ class KeyValue:
         self._check_changes: Callable[[Sequence[Change]], None] | None = getattr(
             store, "check", None
         )  # a store that does not take every value
-        self._overlay: dict[bytes, tuple[int, bytes | None]] = {}
+        self._overlay: deque[tuple[int, dict[bytes, bytes | None]]] = (
+            deque()
+        )  # of records under way: the last position of each, and what it changed
         self._pending: dict[bytes, bytes | None] = {}
         self._promoted: list[tuple[str, int]] = []
-        self._expanded: list[Change] = []
+        self._expanded: dict[bytes, bytes | None] = {}
 
     # --- what is seen (rule 1)
 
@@ -131,21 +134,20 @@ class KeyValue:
         found = self._pending.get(entry, _ABSENT)
         if found is not _ABSENT:
             return found  # type: ignore[return-value]
-        if self._overlay:
-            over = self._overlay.get(entry)
-            if over is not None:
-                return over[1]
+        if self._expanded and entry in self._expanded:
+            return self._expanded[entry]
+        for _, layer in reversed(self._overlay):
+            if entry in layer:
+                return layer[entry]
         return self.store.get(entry)
 
     def range(self, start: bytes, stop: bytes) -> list[tuple[bytes, bytes]]:
         """The entries of a range as this turn sees them."""
         seen: dict[bytes, bytes | None] = dict(self.store.scan(start, stop))
-        for entry, (_, value) in self._overlay.items():
-            if start <= entry < stop:
-                seen[entry] = value
-        for entry, value in self._pending.items():
-            if start <= entry < stop:
-                seen[entry] = value
+        for layer in (*(layer for _, layer in self._overlay), self._expanded, self._pending):
+            for entry, value in layer.items():
+                if start <= entry < stop:
+                    seen[entry] = value
         return sorted((entry, value) for entry, value in seen.items() if value is not None)
 
     def check_key(self, key: bytes) -> None:
@@ -168,26 +170,15 @@ class KeyValue:
         pending[CLOCK] = now.to_bytes(8, "big")
         record = LogRecord(self.partition, self.term, first, self.lsn, now, list(pending.items()), self._promoted)
         expanded = self._expanded
-        last, overlay = self.lsn, self._overlay
-        for entry, value in expanded:
-            overlay[entry] = (last, value)
-        for entry, value in pending.items():
-            overlay[entry] = (last, value)
-        self._pending, self._promoted, self._expanded = {}, [], []
-        return Turned(record, answers, expanded)
+        self._overlay.append((self.lsn, {**expanded, **pending} if expanded else pending))
+        self._pending, self._promoted, self._expanded = {}, [], {}
+        return Turned(record, answers, list(expanded.items()))
 
-    def applied(self, record: LogRecord, expanded: Sequence[Change]) -> None:
+    def applied(self, record: LogRecord) -> None:
         """The store has a record: what it covered is not needed any more."""
-        overlay = self._overlay
-        if record.last == self.lsn:
-            overlay.clear()
-            return
-        last = record.last
-        for changes in (expanded, record.changes):
-            for entry, _ in changes:
-                over = overlay.get(entry)
-                if over is not None and over[0] <= last:
-                    del overlay[entry]
+        overlay, last = self._overlay, record.last
+        while overlay and overlay[0][0] <= last:
+            overlay.popleft()
 
     def _write(self, request: Request, wall: int) -> Answer | ServiceError:
         session = request.session
@@ -386,10 +377,9 @@ class KeyValue:
             self._pending.update(changes)
             return
         self._promoted.append((txn, lsn))
-        self._expanded += changes
-        for entry, value in changes:
+        self._expanded.update(changes)
+        for entry, _ in changes:
             self._pending.pop(entry, None)  # an older write of this turn; a younger one comes into the record, which is applied after these
-            self._overlay[entry] = (lsn, value)
 
 
 def promoted(rows: Sequence[tuple[bytes, bytes]], lsn: int) -> list[Change]:

@@ -10,6 +10,7 @@ Rules
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Protocol
 
 import msgspec
@@ -26,10 +27,10 @@ class NodeEntry(msgspec.Struct, frozen=True):
     identity: str
 
 
-class PartitionAdded(msgspec.Struct, frozen=True, tag="added"):
-    """A partition is to be."""
+class PartitionsAdded(msgspec.Struct, frozen=True, tag="added"):
+    """Partitions are to be: one, or all of a new table at once."""
 
-    partition: Descriptor
+    partitions: list[Descriptor]
 
 
 class PartitionRemoved(msgspec.Struct, frozen=True, tag="removed"):
@@ -53,7 +54,7 @@ class NodeJoined(msgspec.Struct, frozen=True, tag="node"):
     instead: bool = False
 
 
-RegistryChange = PartitionAdded | PartitionRemoved | PartitionMoved | NodeJoined
+RegistryChange = PartitionsAdded | PartitionRemoved | PartitionMoved | NodeJoined
 
 
 class Desired(msgspec.Struct):
@@ -70,18 +71,13 @@ class Desired(msgspec.Struct):
 
     def check(self, change: RegistryChange) -> None:
         """Rules 1 to 4: raises if the change may not be made to this version."""
-        if isinstance(change, PartitionAdded):
-            new = change.partition
-            if new.id < self.next_id:
-                raise RefusedRequest(f"id {new.id} was given out before: leave it out, or use {self.next_id} or more")
-            if new.end and new.start >= new.end:
-                raise RefusedRequest(f"the range from {new.start!r} to {new.end!r} is empty")
-            for other in self.partitions.values():
-                if other.overlaps(new):
-                    raise RefusedRequest(
-                        f"partition {other.id} of table {other.table!r} has points of that range already (it has {_range(other)}): remove it first, "
-                        f"or choose another range"
-                    )
+        if isinstance(change, PartitionsAdded):
+            there = list(self.partitions.values())
+            free = self.next_id
+            for new in change.partitions:
+                self._check_new(new, free, [one for one in there if one.table == new.table])
+                there.append(new)
+                free = new.id + 1
         elif isinstance(change, (PartitionRemoved, PartitionMoved)):
             found = self.partitions.get(change.id)
             if found is None:
@@ -96,11 +92,24 @@ class Desired(msgspec.Struct):
                     f"own (--node), or if the other is gone for good, take its place (--take-over {change.node.name})."
                 )
 
+    def _check_new(self, new: Descriptor, free: int, there: Sequence[Descriptor]) -> None:
+        if new.id < free:
+            raise RefusedRequest(f"id {new.id} was given out before: leave it out, or use {free} or more")
+        if new.end and new.start >= new.end:
+            raise RefusedRequest(f"the range from {new.start!r} to {new.end!r} is empty")
+        for other in there:
+            if other.overlaps(new):
+                raise RefusedRequest(
+                    f"partition {other.id} of table {other.table!r} has points of that range already (it has {_range(other)}): remove it first, "
+                    f"or choose another range"
+                )
+
     def apply(self, change: RegistryChange) -> None:
         """Makes it the next version."""
-        if isinstance(change, PartitionAdded):
-            self.partitions[change.partition.id] = change.partition
-            self.next_id = change.partition.id + 1
+        if isinstance(change, PartitionsAdded):
+            for new in change.partitions:
+                self.partitions[new.id] = new
+                self.next_id = new.id + 1
         elif isinstance(change, PartitionRemoved):
             del self.partitions[change.id]
         elif isinstance(change, PartitionMoved):
