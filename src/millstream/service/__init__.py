@@ -9,6 +9,7 @@ A partition is a state machine over a log. The log decides: store, watchers and 
     points       its crash points, for tests
     elders       writes that came before their elders
     dispatch     in which order requests get their turn
+    elders       writes that came before their elders
     turn         the state machine: what a request does
     sessions     every write counts once
     ledger       staged rows, for sinks that write in two phases

@@ -1,8 +1,9 @@
 """The client for programs without asyncio: the same calls, which wait.
 
 Rules
-1. An event loop of its own, in a thread of its own, does the work. It is made when it is first needed, in the process that needs it: after a fork
-   (Spark forks its Python workers) a client begins anew, with sessions of its own.
+1. An event loop of its own, in a thread of its own, does the work. It is made when it is first needed, in the process that needs it. So a client that was
+   not used yet may be taken through a fork, and begins on both sides, with sessions of its own. One that was used is refused there: gRPC does not
+   survive a fork. (Spark's Python workers are forked from a process that uses none.)
 2. A client can be pickled; what arrives is its settings.
 """
 
@@ -21,6 +22,7 @@ from millstream.service.messages import Level
 
 _T = TypeVar("_T")
 _END = object()
+_LEFT_BEHIND: list[Any] = []  # of the process that forked this one: gRPC's objects cannot be freed here, where their threads are not
 
 
 class Client:
@@ -115,6 +117,7 @@ class Client:
     def _ready(self) -> AsyncClient:
         """Rule 1."""
         if self._pid != os.getpid():
+            _LEFT_BEHIND.append((self._client, self._loop))
             self._lock = threading.Lock()
             self._pid, self._client, self._loop = os.getpid(), None, None
         with self._lock:

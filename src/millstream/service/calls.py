@@ -1,7 +1,7 @@
 """How a client speaks: channels, one per address and made in the process that uses them; and errors made whole again.
 
 Rules
-1. A channel is made when it is first needed. After a fork there are none: gRPC does not survive one.
+1. A channel is made when it is first needed, in the process that needs it. gRPC does not survive a fork: who has used it and forks is told so.
 2. What a node says in the trailing metadata becomes the error that the node raised, of the same class and with what it carried.
 """
 
@@ -28,7 +28,7 @@ from millstream.errors import (
 from millstream.network import Tls
 from millstream.service.limits import FRAME
 from millstream.service.messages import LIMIT
-from millstream.service.planes import CONTROL_CALLS, CONTROL_SERVICE, COOKIE, DATA_CALLS, DATA_SERVICE, ERRORS
+from millstream.service.planes import CONTROL_CALLS, CONTROL_SERVICE, COOKIE, DATA_CALLS, DATA_SERVICE, ERRORS, claim_grpc
 from millstream.service.proto import service_pb2 as pb
 
 
@@ -47,6 +47,7 @@ class Channel:
 
     def __init__(self, address: str, *, tls: Tls | None = None, cookie: str = "") -> None:
         self.address = address
+        claim_grpc()
         options = [
             ("grpc.max_receive_message_length", 2 * (LIMIT + FRAME)),
             ("grpc.max_metadata_size", 16 << 10),

@@ -22,6 +22,7 @@ import msgspec
 
 from millstream.errors import DamageError, Fenced, MillstreamError, NotReady, RefusedRequest
 from millstream.service.logs.base import LogKind, SharedLog
+from millstream.service.logs.none import NoLog
 from millstream.service.messages import Descriptor
 from millstream.service.partition import ADDING, FOREIGN, SERVING, Partition
 from millstream.service.plan import Add, Del, PartitionOp, Update, plan
@@ -38,6 +39,7 @@ from millstream.service.registries.base import (
 )
 from millstream.service.saving import begin_from_snapshot, save
 from millstream.service.stores.base import SharedStore, StoreKind
+from millstream.service.stores.memory import memory
 from millstream.service.stores.snapshots import write_snapshot
 from millstream.service.table import Table
 from millstream.state.storage import LocalStorage, Storage
@@ -241,7 +243,13 @@ class Manager:
             return
         name = _file_of(descriptor.id)
         await asyncio.to_thread(self._files.put, name, msgspec.json.encode(descriptor))
-        partition = self._made(descriptor, table)
+        try:
+            partition = self._made(descriptor, table)
+        except (MillstreamError, OSError) as error:  # of the log or the store of all such tables
+            partition = Partition(descriptor, table, NoLog(descriptor.id), memory().open(self.folder).of(descriptor.id))
+            self.partitions[descriptor.id] = partition
+            self._cannot(partition, error)
+            return
         self.partitions[descriptor.id] = partition
         await self._begin(partition)
 
@@ -257,11 +265,14 @@ class Manager:
                 await asyncio.to_thread(begin_from_snapshot, partition.store, home, partition.descriptor.id)
             await partition.open()
         except (MillstreamError, OSError) as error:
-            partition.state = FOREIGN if isinstance(error, Fenced) else ADDING
-            partition.reason = str(error)
-            if isinstance(error, DamageError):
-                partition.damage = error
-            _log.error("partition %d of table %r cannot be opened: %s", partition.descriptor.id, partition.descriptor.table, error)
+            self._cannot(partition, error)
+
+    def _cannot(self, partition: Partition, error: Exception) -> None:
+        partition.state = FOREIGN if isinstance(error, Fenced) else ADDING
+        partition.reason = str(error)
+        if isinstance(error, DamageError):
+            partition.damage = error
+        _log.error("partition %d of table %r cannot be opened: %s", partition.descriptor.id, partition.descriptor.table, error)
 
     async def _close(self, descriptor: Descriptor, moved: bool) -> None:
         """Rule 3."""

@@ -236,7 +236,6 @@ class Partition:
             self._answer_all(writes, self._unready())
             return
         self._crash("request.3-turned")
-        sessions = self.machine.sessions
         for request in writes:
             if request.session in self._early:
                 self._early.turned(request.session, sessions.last(request.session))
@@ -378,7 +377,7 @@ class Partition:
 
     def _unready(self) -> MillstreamError:
         if self.damage is not None:
-            return self.damage
+            return DamageError(str(self.damage))  # a new one each time: one that is raised again and again keeps all that raised it
         if self.state is FOREIGN:
             return BadNode(self.reason)
         who = f"partition {self.descriptor.id} of table {self.descriptor.table!r}"

@@ -78,6 +78,18 @@ CONTROL_CALLS = (
 )
 
 _log = logging.getLogger("millstream.service")
+_process = 0  # the one that uses gRPC
+
+
+def claim_grpc() -> None:
+    """gRPC does not survive a fork: in a process that was forked from one that had used it, calls would hang for ever. So they are refused."""
+    global _process
+    _process = _process or os.getpid()
+    if _process != os.getpid():
+        raise DefinitionError(
+            f"this process was forked from process {_process}, which had used gRPC, and gRPC does not survive that. Fork before a client or node is first "
+            f"used, or begin processes anew (multiprocessing.get_context('spawn')). Spark's workers do."
+        )
 
 
 class Plane:
@@ -96,6 +108,7 @@ class Plane:
 
     async def start(self) -> None:
         """Listens."""
+        claim_grpc()
         options = [
             ("grpc.max_receive_message_length", self._limits.message),
             ("grpc.max_send_message_length", 2 * self._limits.message),

@@ -17,7 +17,7 @@ from millstream.errors import Stale
 from millstream.service.messages import ENTRY, Change
 
 KEPT = 8 << 20
-BEHIND = 8 << 20
+BEHIND = 4 << 20  # less than what is kept, so that who is told where to go on can go on there
 
 #: One record's changes of users' entries: its last position, (key, value, version), and their size.
 ToldChange = tuple[int, list[tuple[bytes, bytes, int]], int]
