@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import importlib
 import threading
 from collections.abc import Callable, Coroutine, Iterable
 from pathlib import Path
@@ -11,12 +12,13 @@ from typing import Any
 import pytest
 
 from millstream.errors import DamageError, Fenced, NotReady, StorageError, UnknownOutcome
-from millstream.service.logs import objects as module
 from millstream.service.logs.objects import ObjectsLog, SharedObjectsLog, objects
 from millstream.service.logs.slots import Slot, decode_slot, encode_slot, slot_name
 from millstream.service.messages import LogRecord, encode_record
 from millstream.state.memory import MemoryStorage
 from millstream.state.storage import LocalStorage
+
+module = importlib.import_module("millstream.service.logs.objects")  # the package has a function of that name
 
 
 def run(work: Callable[[], Coroutine[Any, Any, Any]]) -> Any:
