@@ -16,11 +16,12 @@ import secrets
 from collections.abc import Iterator
 from pathlib import Path
 
+from millstream.core.keyspace import after
 from millstream.errors import MillstreamError, RefusedRequest
 from millstream.service.messages import ENTRY
 from millstream.service.partition import Partition
 from millstream.service.replay import Restored
-from millstream.service.stores.base import KeyStore
+from millstream.service.stores.base import KeyStore, Pinned
 from millstream.service.stores.snapshots import Snapshot, drop_older, drop_snapshot, newest_snapshot, read_snapshot, write_snapshot
 from millstream.state.storage import Storage, open_storage
 
@@ -45,6 +46,26 @@ class Listed:
 
     def close(self) -> None:
         """Nothing is held."""
+
+
+class UsersOnly:
+    """Users' entries of what is pinned: no sessions, nothing that is staged. Implements `Pinned`."""
+
+    def __init__(self, pinned: Pinned) -> None:
+        self._pinned = pinned
+        self.applied = pinned.applied
+
+    def get(self, key: bytes) -> bytes | None:
+        return self._pinned.get(key) if key[:1] == ENTRY else None
+
+    def scan(self, start: bytes, stop: bytes) -> Iterator[tuple[bytes, bytes]]:
+        return self._pinned.scan(max(start, ENTRY), min(stop, after(ENTRY)))
+
+    def entries(self) -> Iterator[tuple[bytes, bytes]]:
+        return self.scan(b"", b"\xff")
+
+    def close(self) -> None:
+        self._pinned.close()
 
 
 def folder_of(partition: int) -> str:
@@ -99,7 +120,7 @@ async def snapshot_to(partition: Partition, place: str) -> tuple[Snapshot, int]:
     try:
         if await asyncio.to_thread(_exists, storage, name):
             raise RefusedRequest(f"{place} holds a snapshot already: choose another path")
-        saved = await write_snapshot(pinned, storage, name)
+        saved = await write_snapshot(UsersOnly(pinned), storage, name)
     finally:
         pinned.close()
     return saved, saved.rows
