@@ -335,6 +335,18 @@ def test_a_restore_of_what_the_store_does_not_take_is_refused_and_changes_nothin
     asyncio.run(main())
 
 
+def test_a_partition_knows_after_a_restart_how_much_no_snapshot_has() -> None:
+    async def main() -> None:
+        log = HandLog()
+        one = await partition(log)
+        for _ in range(10):
+            await one.write(upsert(b"a", bytes(1000)))
+        again = await partition(log)
+        assert again.unsaved >= one.unsaved > 10_000
+
+    asyncio.run(main())
+
+
 # --- the manager
 
 
