@@ -364,7 +364,7 @@ def test_a_partition_that_could_not_be_opened_is_opened_when_it_can(tmp_path: Pa
         assert "away" in one.reason
         monkeypatch.setattr(DiskLog, "seal", seal)
         await node.manager.tend()
-        assert one.state == "serving"
+        assert [one.state for one in node.manager.partitions.values()] == ["serving"]
         async with AsyncClient(node.data.address, "t") as client:
             assert await client.put("a", "1") == 1
         await node.stop()
