@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import random
 import threading
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +13,7 @@ import pytest
 from servicekit import HandLog, call, get, partition, session, upsert
 
 from millstream.errors import (
+    Busy,
     Conflict,
     Denied,
     Fenced,
@@ -22,14 +25,15 @@ from millstream.errors import (
     TooLarge,
     UnknownOutcome,
 )
-from millstream.service import AsyncClient, Client, Node, Table, logs, stores
+from millstream.service import AsyncClient, Client, Node, Table, functions, logs, stores
 from millstream.service import client as client_module
+from millstream.service.calls import Channel, Unreachable
 from millstream.service.logs.disk import DiskLog
 from millstream.service.manager import Manager
 from millstream.service.messages import Descriptor, Op, Request
 from millstream.service.partition import Partition
 from millstream.service.proto import service_pb2 as pb
-from millstream.service.saving import begin_from_snapshot, restore_from, restored_in
+from millstream.service.saving import begin_from_snapshot, restore_from, restored_in, snapshot_to
 from millstream.service.stores.memory import memory
 from millstream.service.stores.snapshots import write_snapshot
 from millstream.service.transforms import drop_fields
@@ -331,6 +335,18 @@ def test_a_restore_of_what_the_store_does_not_take_is_refused_and_changes_nothin
     asyncio.run(main())
 
 
+def test_a_partition_knows_after_a_restart_how_much_no_snapshot_has() -> None:
+    async def main() -> None:
+        log = HandLog()
+        one = await partition(log)
+        for _ in range(10):
+            await one.write(upsert(b"a", bytes(1000)))
+        again = await partition(log)
+        assert again.unsaved >= one.unsaved > 10_000
+
+    asyncio.run(main())
+
+
 # --- the manager
 
 
@@ -348,7 +364,7 @@ def test_a_partition_that_could_not_be_opened_is_opened_when_it_can(tmp_path: Pa
         assert "away" in one.reason
         monkeypatch.setattr(DiskLog, "seal", seal)
         await node.manager.tend()
-        assert one.state == "serving"
+        assert [one.state for one in node.manager.partitions.values()] == ["serving"]
         async with AsyncClient(node.data.address, "t") as client:
             assert await client.put("a", "1") == 1
         await node.stop()
@@ -486,5 +502,70 @@ def test_a_newer_run_keeps_an_older_one_from_sweeping() -> None:
         await soon(one.write(stage([b"a"], [b"1"], "p/e/0|2|5|x")))
         assert isinstance(await soon(one.write(call("decide", b"p/e/|1|9|", b"sweep 1"))), Denied)
         assert (await soon(one.write(call("decide", b"p/e/|2|9|", b"sweep 2")))).result == b"1"
+
+    asyncio.run(main())
+
+
+class Shaky:
+    """Calls whose requests and answers are lost, late, or turned away."""
+
+    def __init__(self, seed: int) -> None:
+        self._random = random.Random(seed)
+        self._ask = Channel.ask
+
+    async def ask(self, channel: Channel, name: str, request: Any, timeout: float) -> Any:
+        asked, dice = type(request)(), self._random.random()
+        asked.CopyFrom(request)
+        if name == "Route" or dice > 0.4:
+            return await self._ask(channel, name, asked, timeout)
+        if dice < 0.13:
+            raise self._random.choice([Busy("busy", 0.01), NotReady("not now"), Unreachable("no way", sent=False)])
+        if dice < 0.17:
+            raise Unreachable("the request is lost")
+        if dice < 0.23:
+            await self._ask(channel, name, asked, timeout)
+            raise Unreachable("the answer is lost")
+        await asyncio.sleep(dice / 10)
+        return await self._ask(channel, name, asked, timeout)
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_a_cancelled_write_costs_no_other_and_nothing_counts_twice(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, seed: int) -> None:
+    async def main() -> None:
+        node = Node([Table("t", functions=[functions.append])], folder=tmp_path / "n1")
+        await node.start()
+        shaky, chosen, told = Shaky(seed), random.Random(seed), dict.fromkeys(range(120), "cancelled")
+        async with AsyncClient(node.data.address, "t") as client:
+
+            async def write(number: int) -> None:
+                await client.call("append", "k", b"%d," % number)
+                told[number] = "done"
+
+            with monkeypatch.context() as patched:
+                patched.setattr(Channel, "ask", lambda *args: shaky.ask(*args))
+                tasks = [asyncio.ensure_future(write(number)) for number in told]
+                for task in tasks[::20]:
+                    asyncio.get_running_loop().call_later(chosen.random() / 10, task.cancel)
+                for result in await asyncio.gather(*tasks, return_exceptions=True):
+                    assert result is None or isinstance(result, asyncio.CancelledError), result
+                while client._left:
+                    await asyncio.wait(set(client._left))
+            found = Counter((await client.get("k") or b"").decode().strip(",").split(","))
+        assert set(found.values()) == {1}
+        assert {str(number) for number, what in told.items() if what == "done"} <= set(found)
+        (one,) = node.manager.partitions.values()
+        assert not len(one._early)
+        await node.stop()
+
+    asyncio.run(main())
+
+
+def test_a_snapshot_for_an_operator_has_the_rows_of_users_only(tmp_path: Path) -> None:
+    async def main() -> None:
+        one = await partition(HandLog())
+        await one.write(upsert(b"a", b"1", session=session(), seq=1))
+        await one.write(stage([b"b"], [b"2"], "l|1|1|x"))
+        saved, rows = await snapshot_to(one, str(tmp_path / "monday"))
+        assert rows == saved.rows == 1
 
     asyncio.run(main())

@@ -36,7 +36,7 @@ from millstream.service.limits import check_message
 from millstream.service.messages import LIMIT, Level
 from millstream.service.proto import service_pb2 as pb
 from millstream.service.routes import HASH, KEY, LIVE, RangeMap, point_of
-from millstream.service.writing import Pause, WriteSession
+from millstream.service.writing import Pause, WriteSession, finished
 
 _ATTEMPT = 5.0  # seconds for one try
 _LOOK = 1.0
@@ -63,6 +63,7 @@ class AsyncClient:
         self._sessions: dict[int, WriteSession] = {}
         self._seen: dict[int, int] = {}
         self._terms: dict[int, int] = {}  # the highest that is known of each partition
+        self._left: set[asyncio.Task[Any]] = set()
         self._turn = 0
 
     async def __aenter__(self) -> AsyncClient:
@@ -73,10 +74,10 @@ class AsyncClient:
 
     async def close(self) -> None:
         """Ends its connections."""
+        for task in self._left:
+            task.cancel()
         channels, self._channels = list(self._channels.values()), {}
         await asyncio.gather(*(channel.close() for channel in channels))
-
-    # --- what can be asked
 
     async def get(self, key: Text, *, level: Level = Level.LINEARIZABLE, max_age: str | int = 0) -> bytes | None:
         """The value of a key; None if it is not there."""
@@ -132,8 +133,7 @@ class AsyncClient:
     async def put_many(self, rows: Mapping[Text, Text] | Iterable[tuple[Text, Text]], *, txn: str = "") -> int:
         """Writes many keys: batches by partition, each whole or not at all, several at once; how many rows. txn: stages them instead."""
         pairs = [(as_bytes(key), as_bytes(value)) for key, value in (rows.items() if isinstance(rows, Mapping) else rows)]
-        await self._many([key for key, _ in pairs], [value for _, value in pairs], txn)
-        return len(pairs)
+        return sum((await self._many([key for key, _ in pairs], [value for _, value in pairs], txn)).values())
 
     async def stage(self, rows: Sequence[tuple[bytes, bytes | None]], txn: str) -> dict[int, int]:
         """Stages rows (a value of None removes the key) under a transaction, which `decide` ends; how many in each partition."""
@@ -417,8 +417,6 @@ class AsyncClient:
             counts[partition] = counts.get(partition, 0) + rows
         return counts
 
-    # --- writes that count once
-
     async def _write(self, name: str, asked: Any, key: bytes) -> Any:
         """Rules 2 to 4."""
         check_message(asked)  # before it has a number: one that the node refuses unseen would keep its successors waiting
@@ -437,7 +435,8 @@ class AsyncClient:
             async with session.room:
                 if self._sessions.get(id) is not session:
                     continue  # given up meanwhile
-                reply = await self._numbered(name, asked, key, id, session, deadline, pause)
+                work = asyncio.ensure_future(self._numbered(name, asked, key, id, session, deadline, pause))
+                reply = await finished(work, self._left)
             if reply is not None:
                 return reply
 
@@ -452,6 +451,8 @@ class AsyncClient:
                         raise UnknownOutcome(f"key {key[:60]!r}: the partition that may have done the write is gone")
                     self._give_up(id, session)
                     return None
+                if not unsure and self._sessions.get(id) is not session:
+                    return None  # an elder was given up, so this number would wait for ever
                 asked.header.CopyFrom(self._header(owner))
                 asked.header.session, asked.header.seq, asked.header.done = session.name, seq, session.done
                 left = deadline - time.monotonic()

@@ -363,7 +363,8 @@ class Manager:
             async with self._reconciling:
                 for one in list(self.partitions.values()):
                     if one.state == ADDING and one.reason and one.damage is None:
-                        await self._begin(one)
+                        await self._open(one.descriptor)  # made anew: what could not be opened may have no log and no store
+                self.on_change()
 
     async def stop(self) -> None:
         """Answers what was taken in, and closes everything. What is desired stays desired."""

@@ -46,7 +46,7 @@ from millstream.service.elders import EarlyWrites
 from millstream.service.logs.base import Log
 from millstream.service.messages import LIMIT, SESSION, Answer, Change, Descriptor, Level, LogRecord, Request
 from millstream.service.points import CrashPoints
-from millstream.service.replay import Restored, bring_up, put_instead
+from millstream.service.replay import RECORD, Restored, bring_up, put_instead
 from millstream.service.routes import point_of
 from millstream.service.sessions import FORGOTTEN, Sessions, check_name
 from millstream.service.stores.base import KeyStore, Pinned
@@ -118,7 +118,9 @@ class Partition:
                 raise NotReady(
                     f"partition {descriptor.id} of {descriptor.table!r}: its store is at {store.applied}, ahead of its log at {last}"
                 )
-            self.restores += await bring_up(store, self.log.read(store.applied), restored)
+            replayed = await bring_up(store, self.log.read(store.applied), restored)
+            self.restores += replayed.restores
+            self.unsaved += replayed.size
         clock = store.get(CLOCK)
         forgotten = store.get(FORGOTTEN)
         sessions = Sessions(
@@ -255,7 +257,7 @@ class Partition:
         if record is None:  # only answers from before: they wait for the records that they belong to
             self._left(self._window.arrive(number, number))
             return
-        self.unsaved += size
+        self.unsaved += size + RECORD
         logged = asyncio.ensure_future(self.log.append(record))
         self._crash("request.4-logged")
         logged.add_done_callback(partial(self._logged, number))

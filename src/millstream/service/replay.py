@@ -10,6 +10,8 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Callable, Iterable
 
+import msgspec
+
 from millstream.errors import DamageError
 from millstream.service.messages import ENTRY, LogRecord
 from millstream.service.stores.base import KeyStore
@@ -19,18 +21,29 @@ from millstream.service.turn import expanded_from
 Restored = Callable[[str], list[tuple[bytes, bytes]]]
 
 
-async def bring_up(store: KeyStore, records: AsyncIterator[LogRecord], restored: Restored | None) -> list[str]:
-    """Rule 1; the names of the restores that were among the records."""
-    names: list[str] = []
+RECORD = 512  # bytes that a record has besides what users wrote, about
+
+
+class Replayed(msgspec.Struct):
+    """What was among the records: the names of restores; and about how many bytes they have, for whoever decides when to save."""
+
+    restores: list[str] = []
+    size: int = 0
+
+
+async def bring_up(store: KeyStore, records: AsyncIterator[LogRecord], restored: Restored | None) -> Replayed:
+    """Rule 1."""
+    found = Replayed()
     async for record in records:
         if record.restored:
             if restored is None:
                 raise DamageError(f"position {record.last} of partition {record.partition} is a restore, and nobody knows where it lies")
             put_instead(store, await asyncio.to_thread(restored, record.restored), record.last)
-            names.append(record.restored)
+            found.restores.append(record.restored)
         else:
             store.apply([*expanded_from(store, record), *record.changes], record.last)
-    return names
+        found.size += RECORD + sum(len(key) + len(value or b"") for key, value in record.changes)
+    return found
 
 
 def put_instead(store: KeyStore, entries: Iterable[tuple[bytes, bytes]], lsn: int) -> None:
