@@ -422,7 +422,7 @@ def test_a_write_that_was_refused_for_its_size_does_not_keep_later_ones_waiting(
 
 
 def test_a_number_that_the_node_did_not_count_ends_its_session(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(client_module, "check_message", lambda asked: None)  # another client, which does not look at sizes
+    monkeypatch.setattr(client_module, "check_message", lambda asked, together: None)  # another client, which does not look at sizes
     with serving(Table("t")) as address, Client(address, "t", timeout="8s") as client:
         client.put("a", "1")
         with pytest.raises(TooLarge):

@@ -122,9 +122,15 @@ class AsyncClient:
         return int((await self._write("Upsert", asked, as_bytes(key))).at.lsn)
 
     async def put_many(self, rows: Mapping[Text, Text] | Iterable[tuple[Text, Text]], *, txn: str = "") -> int:
-        """Writes many keys: batches by partition, each whole or not at all, several at once; how many rows. txn: stages them instead."""
-        pairs = [(as_bytes(key), as_bytes(value)) for key, value in (rows.items() if isinstance(rows, Mapping) else rows)]
-        return sum((await self._many([key for key, _ in pairs], [value for _, value in pairs], txn)).values())
+        """Writes many keys: batches by partition, each whole or not at all, several at once; how many rows. Of pairs with one key the last counts.
+
+        txn: stages them instead.
+        """
+        given = rows if isinstance(rows, Mapping) else dict(rows)
+        keys = [key if type(key) is bytes else as_bytes(key) for key in given]
+        values = [value if type(value) is bytes else as_bytes(value) for value in given.values()]
+        await self._many(keys, values, txn)
+        return len(keys)
 
     async def stage(self, rows: Sequence[tuple[bytes, bytes | None]], txn: str) -> dict[int, int]:
         """Stages rows (a value of None removes the key) under a transaction, which `decide` ends; how many in each partition."""
@@ -346,7 +352,7 @@ class AsyncClient:
                 owner = self._ways.routes.find(key)
                 if owner is None:
                     raise BadNode(f"no partition of table {self.table!r} has key {key[:60]!r}")
-            if together and any(self._ways.routes.find(one) is not owner for one in together):
+            if together and len(self._ways.routes.split(together) or ()) != 1:
                 raise Scattered
             id = owner.descriptor.id
             session = self._sessions.get(id)
