@@ -108,9 +108,10 @@ class RemoteProtocolError(ProtocolError):
 
 
 class ServiceError(MillstreamError):
-    """The state service said no, or could not be asked. `reason` is the word for it in service.proto."""
+    """The state service said no, or could not be asked. `reason` is the word for it in service.proto. counted: it is a session's answer to a write."""
 
     reason = "NONE"
+    counted = False
 
 
 class BadNode(ServiceError):

@@ -270,7 +270,7 @@ def test_early_writes_that_nobody_waits_for_any_more_are_forgotten(tmp_path: Pat
             for write in waiting:
                 write.cancel()
             await asyncio.sleep(0)
-        assert len(one._early) == 0 and one._early.waiting == 0
+        assert len(one._early) == 0 and one._early.count == 0
         kept = one.write(upsert(b"a", b"2", session=session(9, 99), seq=2))
         first = one.write(upsert(b"a", b"1", session=session(9, 99), seq=1))
         assert [(await first).lsn, (await kept).lsn] == [1, 2]

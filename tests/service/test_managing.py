@@ -20,7 +20,7 @@ from millstream.service.client import AsyncClient
 from millstream.service.messages import Descriptor
 from millstream.service.plan import Add, Del, Update, plan
 from millstream.service.proto import service_pb2 as pb
-from millstream.service.registries.base import Desired, NodeEntry, NodeJoined, PartitionAdded, PartitionMoved, PartitionRemoved, Registry
+from millstream.service.registries.base import Desired, NodeEntry, NodeJoined, PartitionMoved, PartitionRemoved, PartitionsAdded, Registry
 from millstream.service.registries.storage import EVERY, StorageRegistry
 from millstream.state.storage import open_storage
 from s3server import S3Server
@@ -153,7 +153,7 @@ def test_many_hands_change_a_registry_by_compare_and_set(registry: Callable[[], 
                 desired = mine.read()
                 one = Descriptor(desired.next_id, "t", start, end, 1, f"n{number}")
                 try:
-                    if mine.change(PartitionAdded(one), desired.version):
+                    if mine.change(PartitionsAdded([one]), desired.version):
                         made.append(one)
                         break
                     lost.append(number)
@@ -179,13 +179,13 @@ def test_a_change_to_an_old_version_is_not_made(registry: Callable[[], Registry]
 
 def test_rules_of_the_desired_state() -> None:
     desired = Desired()
-    for change in (PartitionAdded(Descriptor(1, "t", b"", b"m", node="n1")), PartitionAdded(Descriptor(2, "t", b"m", node="n1"))):
+    for change in (PartitionsAdded([Descriptor(1, "t", b"", b"m", node="n1")]), PartitionsAdded([Descriptor(2, "t", b"m", node="n1")])):
         desired.check(change)
         desired.apply(change)
     for wrong in (
-        PartitionAdded(Descriptor(3, "t", b"l", b"n")),
-        PartitionAdded(Descriptor(2, "u")),
-        PartitionAdded(Descriptor(4, "u", b"b", b"a")),
+        PartitionsAdded([Descriptor(3, "t", b"l", b"n")]),
+        PartitionsAdded([Descriptor(2, "u")]),
+        PartitionsAdded([Descriptor(4, "u", b"b", b"a")]),
         PartitionRemoved(9),
         PartitionMoved(1, "n2", 1),
     ):
@@ -193,7 +193,7 @@ def test_rules_of_the_desired_state() -> None:
             desired.check(wrong)
     desired.apply(PartitionRemoved(2))
     with pytest.raises(RefusedRequest, match="given out before"):
-        desired.check(PartitionAdded(Descriptor(2, "t", b"m")))
+        desired.check(PartitionsAdded([Descriptor(2, "t", b"m")]))
 
 
 def test_a_registry_is_condensed_while_others_read_it(tmp_path: Path) -> None:
@@ -294,7 +294,7 @@ def test_a_node_that_is_killed_between_what_is_desired_and_what_is_done_carries_
             node.kill()
             registry = StorageRegistry(open_storage(str(tmp_path / "n1" / "registry")))
             registry.change(PartitionRemoved(new.id), registry.read().version)
-            registry.change(PartitionAdded(Descriptor(50, "t", b"c", b"", 1, "n1")), registry.read().version)
+            registry.change(PartitionsAdded([Descriptor(50, "t", b"c", b"", 1, "n1")]), registry.read().version)
             await asyncio.to_thread(node.start)
             assert [(one.id, one.state) for one in await listed(control)] == [(50, "serving")]
             async with AsyncClient(node.address, "t", timeout="2s") as client:

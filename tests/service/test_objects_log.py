@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import sys
 import threading
 from collections.abc import Callable, Coroutine, Iterable
 from pathlib import Path
@@ -11,7 +12,6 @@ from typing import Any
 import pytest
 
 from millstream.errors import DamageError, Fenced, NotReady, StorageError, UnknownOutcome
-from millstream.service.logs import objects as module
 from millstream.service.logs.objects import ObjectsLog, SharedObjectsLog, objects
 from millstream.service.logs.slots import Slot, decode_slot, encode_slot, slot_name
 from millstream.service.messages import LogRecord, encode_record
@@ -224,7 +224,7 @@ def test_an_answer_that_was_lost_is_looked_up() -> None:
 
 @pytest.mark.parametrize("arrives", [True, False])
 def test_an_unknown_outcome_is_settled_by_the_next_seal(monkeypatch: pytest.MonkeyPatch, arrives: bool) -> None:
-    monkeypatch.setattr(module, "_PAUSE", 0.0)
+    monkeypatch.setattr(sys.modules["millstream.service.logs.objects"], "_PAUSE", 0.0)
     storage = Faulty()
 
     async def work() -> None:

@@ -7,7 +7,6 @@ Rules
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
@@ -103,14 +102,19 @@ def failure(error: Any, address: str) -> MillstreamError:
             if "larger than max" in said:
                 return BY_REASON["TOO_LARGE"](f"{address}: {said}")
             return Busy(f"{address}: {said or 'too many calls at once'}", 0.1)
-        if code is grpc.StatusCode.CANCELLED:
-            raise asyncio.CancelledError
         if code is grpc.StatusCode.UNIMPLEMENTED:
             return DefinitionError(f"{address} is no state service of Millstream, or the other plane of one: {said}")
         if code is grpc.StatusCode.INTERNAL and "internal error" in said:
             return ServiceError(f"{address}: {said}")
         return Unreachable(f"{address}: {code.name.lower().replace('_', ' ')}: {said}", sent=_may_have_arrived(said))
     told = pb.Error.FromString(raw)
+    found = _told(told, error, address)
+    if isinstance(found, ServiceError):
+        found.counted = told.counted
+    return found
+
+
+def _told(told: pb.Error, error: Any, address: str) -> MillstreamError:
     if error.code() is grpc.StatusCode.DEADLINE_EXCEEDED:
         return Unreachable(f"{address}: {told.text}")
     name = pb.Reason.Name(told.reason)

@@ -20,13 +20,13 @@ from millstream.core.time import duration
 from millstream.errors import (
     BadNode,
     Busy,
-    Conflict,
     DefinitionError,
     MillstreamError,
     NotReady,
     RefusedRequest,
     ServiceError,
     SessionExpired,
+    TooLarge,
     UnknownOutcome,
 )
 from millstream.network import Tls
@@ -92,7 +92,7 @@ class AsyncClient:
         complete_to: int | None = None,
         as_json: bool = False,
     ) -> list[KeyFound]:
-        """The values and versions of keys, in their order. Those of one partition are as of one position.
+        """The values and versions of keys, in their order. Those of one partition are as of one position, up to 2,000 keys and 1 MiB of values.
 
         as_of, complete_to, as_json: for live state, the epoch to read (level AS_OF), the event time to wait for, and rows as JSON.
         """
@@ -231,7 +231,7 @@ class AsyncClient:
                     asked.after = after[owner.descriptor.id]
                 async for reply in self._channel(owner).stream("Watch", asked):
                     await queue.put(watched_change(reply))
-            except BaseException as error:
+            except Exception as error:
                 await queue.put(error)
 
         owners = await self._partitions()
@@ -342,19 +342,23 @@ class AsyncClient:
 
     async def _spread(self, keys: Sequence[bytes], read: Any) -> None:
         """Has keys read by those who have them, until all are."""
-        left, deadline, pause = list(range(len(keys))), time.monotonic() + self._timeout, Pause()
+        left, deadline, pause, most = list(range(len(keys))), time.monotonic() + self._timeout, Pause(), 2000
         while left:
             groups: dict[int, tuple[Owner | None, list[int]]] = {}
             for place in left:
                 owner = self._routes.find(keys[place])
                 groups.setdefault(0 if owner is None else owner.descriptor.id, (owner, []))[1].append(place)
-            jobs = [(owner, places[at : at + 2000]) for owner, places in groups.values() for at in range(0, len(places), 2000)]
+            jobs = [(owner, places[at : at + most]) for owner, places in groups.values() for at in range(0, len(places), most)]
             done = await asyncio.gather(
                 *(read(places, owner, deadline - time.monotonic()) for owner, places in jobs), return_exceptions=True
             )
             left, again = [], None
             for (owner, places), error in zip(jobs, done, strict=True):
                 if error is None:
+                    continue
+                if isinstance(error, TooLarge) and len(places) > 1:  # the answer would be: ask for fewer at once
+                    most = min(most, len(places) // 2)
+                    left += places
                     continue
                 if not isinstance(error, (BadNode, Busy, NotReady, Unreachable)):
                     raise error
@@ -475,8 +479,11 @@ class AsyncClient:
                         await self._look_around(key)  # somebody else may have the partition now, and what was done in it
                     await self._patiently(error, pause, deadline, unsure, id, session)
         except (MillstreamError, asyncio.CancelledError) as error:
-            if unsure or not isinstance(error, (Conflict, RefusedRequest)):
-                self._give_up(id, session)
+            if isinstance(error, ServiceError) and error.counted:
+                raise
+            self._give_up(id, session)
+            if unsure and not isinstance(error, (UnknownOutcome, SessionExpired, asyncio.CancelledError)):
+                raise UnknownOutcome(f"the write may have been done before it was refused: {error}") from error
             raise
         finally:
             session.answered(seq)

@@ -1,33 +1,33 @@
-"""Writes that came before their elders: a session's writes go on in the order of their numbers, whatever the order of their coming.
+"""Writes that came before their elders: a session's writes go into the inbox in the order of their numbers.
 
 Rules
-1. A write that is too early waits until its elders are here. There is room for so many of one session, and for so many of all; one more is told to come back.
-2. Nothing is kept for a session of which nothing waits and nothing is under way, nor for a write whose sender has gone. So sessions that nobody goes on
-   with cost nothing.
+1. A write whose number is next goes on, and with it those that waited for it. One that was there before goes on too: its turn knows its answer.
+2. What waits is bounded, in writes and in bytes; one more is refused with a hint (`Busy`).
+3. A write that nobody waits for any more waits no longer. If its sender sends it again, the younger one counts, and the older is told so.
 """
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
-from functools import partial
-from typing import Any
 
 from millstream.errors import Busy
 from millstream.service.messages import Request
-from millstream.service.sessions import AHEAD
+from millstream.service.sessions import AHEAD, Sessions
 from millstream.service.window import Window
 
-_MOST = 4096  # writes of all sessions
+_EARLY = 4096  # writes of all sessions
+_ROOM = 32 << 20  # bytes of them
 
 
-class Elders:
-    """Who waits for whom. last: the last number of a session that had its turn. put: takes a request into the inbox; Busy if it is full."""
+class EarlyWrites:
+    """Those of one partition. put: takes a write into the inbox."""
 
-    def __init__(self, last: Callable[[bytes], int], put: Callable[..., None]) -> None:
-        self._last, self._put = last, put
+    def __init__(self, put: Callable[..., None]) -> None:
+        self._put = put
         self._windows: dict[bytes, Window[Request]] = {}
-        self.waiting = 0
+        self._room = _ROOM
+        self.count = 0
 
     def __contains__(self, session: bytes) -> bool:
         return session in self._windows
@@ -35,45 +35,66 @@ class Elders:
     def __len__(self) -> int:
         return len(self._windows)
 
-    def take(self, request: Request) -> None:
-        """Into the inbox, with those that have waited for it; or rule 1."""
+    def take(self, request: Request, sessions: Sessions) -> None:
+        """Rule 1, and rule 2. Raises what is to be answered instead."""
         session, seq = request.session, request.seq
         window = self._windows.get(session)
         if window is None:
-            window = Window(self._last(session) + 1, AHEAD)
+            last = sessions.last(session)
+            if not last:
+                sessions.check_new(session)
+            if seq <= last + 1:
+                self._put(request)
+                if seq == last + 1:
+                    self._windows[session] = Window(seq + 1, AHEAD)
+                return
+            window = Window(last + 1, AHEAD)
         if seq < window.next:
             self._put(request)
         elif seq == window.next:
             self._put(request)
-            self._windows[session] = window
             for later in window.arrive(seq, request)[1:]:
-                self.waiting -= 1
+                self._is_gone(later)
                 self._put(later, force=True)
         else:
-            if not window.has_room(seq) or self.waiting >= _MOST:
+            if not window.has_room(seq) or self.count >= _EARLY or self._room < request.size:
                 raise Busy(f"write {seq} of this session is too far ahead of write {window.next}, which has not come yet", 0.1)
-            if window.has(seq):
-                raise Busy(f"write {seq} of this session is here already, and waits for write {window.next}", 0.02)
             self._windows[session] = window
-            self.waiting += 1
-            window.arrive(seq, request)
-            request.future.add_done_callback(partial(self._withdraw, session, seq))
+            self._wait(window, request)
 
-    def _withdraw(self, session: bytes, seq: int, future: asyncio.Future[Any]) -> None:
-        window = self._windows.get(session)
-        if future.cancelled() and window is not None and window.withdraw(seq):
-            self.waiting -= 1
-            self.settle(session)
+    def _wait(self, window: Window[Request], request: Request) -> None:
+        older = window.withdraw(request.seq)
+        if older is not None:
+            self._is_gone(older)
+            if not older.future.done():
+                older.future.set_exception(Busy(f"write {request.seq} of this session was sent again while it waited for its elder", 0.02))
+        self.count += 1
+        self._room -= request.size
+        window.arrive(request.seq, request)
 
-    def settle(self, session: bytes) -> None:
-        """Rule 2, after a turn."""
+        def unwanted(future: asyncio.Future[object]) -> None:
+            """Rule 3."""
+            if future.cancelled() and window.holds(request.seq, request):
+                window.withdraw(request.seq)
+                self._is_gone(request)
+                if not len(window) and not window.moved and self._windows.get(request.session) is window:
+                    del self._windows[request.session]
+
+        request.future.add_done_callback(unwanted)
+
+    def _is_gone(self, request: Request) -> None:
+        self.count -= 1
+        self._room += request.size
+
+    def turned(self, session: bytes, last: int) -> None:
+        """A turn has done a session's writes up to a number."""
         window = self._windows.get(session)
-        if window is not None and not len(window) and window.next <= self._last(session) + 1:
+        if window is not None and not len(window) and window.next <= last + 1:
             del self._windows[session]
 
-    def clear(self) -> list[Request]:
-        """Nobody waits any more; who did."""
+    def end(self) -> list[Request]:
+        """All that wait, which wait here no longer."""
         found = [request for window in self._windows.values() for request in window.waiting()]
         self._windows.clear()
-        self.waiting = 0
+        self.count, self._room = 0, _ROOM
         return found

@@ -8,10 +8,10 @@ from typing import Any
 
 import msgspec
 
-from millstream.core.keyspace import after
 from millstream.errors import RefusedRequest
 from millstream.service.messages import Descriptor
 from millstream.service.proto import service_pb2 as pb
+from millstream.service.routes import prefix_end
 from millstream.service.wire import descriptor
 
 Text = str | bytes
@@ -81,8 +81,8 @@ def limits_of(asked: Any) -> tuple[bytes, bytes]:
     """The range of keys that a scan asks for; an empty end is none."""
     low, high = asked.start, asked.end
     if asked.prefix:
-        low = max(low, asked.prefix)
-        high = min(high, after(asked.prefix)) if high else after(asked.prefix)
+        low, end = max(low, asked.prefix), prefix_end(asked.prefix)
+        high = min(high, end) if high and end else high or end
     return low, high
 
 

@@ -21,6 +21,8 @@ import msgspec
 from millstream.errors import RefusedRequest
 from millstream.service.messages import LEDGER, STAGED
 
+_LONGEST = 1024  # letters of a transaction's name, which every staged row has in its key
+
 CHECK, COMMIT, DROP, SWEEP = "check", "commit", "drop", "sweep"
 
 
@@ -58,14 +60,21 @@ encode_ledger = msgspec.msgpack.Encoder().encode
 decode_ledger = msgspec.msgpack.Decoder(LedgerEntry).decode
 
 
+def _is_number(text: str) -> bool:
+    """Whether it is a number that fits into 8 bytes."""
+    return text.isdecimal() and len(text) < 19
+
+
 def parse_txn(text: str) -> Txn:
     """Takes a name apart.
 
     >>> parse_txn("names-counts-3|7|41|a1").number
     41
     """
+    if len(text) > _LONGEST:
+        raise RefusedRequest(f"a transaction's name has {len(text):,} letters, and {_LONGEST:,} are allowed: {text[:60]!r}...")
     parts = text.rsplit("|", 3)
-    if len(parts) != 4 or not parts[0] or "\0" in text or not parts[1].isdecimal() or not parts[2].isdecimal():
+    if len(parts) != 4 or not parts[0] or "\0" in text or not _is_number(parts[1]) or not _is_number(parts[2]):
         raise RefusedRequest(f"a transaction is called LABEL|FENCE|NUMBER|ATTEMPT, and not {text!r}")
     return Txn(parts[0], int(parts[1]), int(parts[2]), parts[3])
 
@@ -78,7 +87,7 @@ def parse_decision(argument: bytes) -> tuple[str, int, list[str]]:
     """
     how, _, rest = argument.decode("utf-8", "replace").partition(" ")
     fence, _, keep = rest.partition(" ")
-    if how not in (CHECK, COMMIT, DROP, SWEEP) or not fence.isdecimal():
+    if how not in (CHECK, COMMIT, DROP, SWEEP) or not _is_number(fence):
         raise RefusedRequest(f"decide takes check, commit, drop or sweep, and a fence, and not {argument[:40]!r}")
     return how, int(fence), keep.split("\n") if keep else []
 

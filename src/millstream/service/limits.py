@@ -13,10 +13,9 @@ from typing import Any
 import msgspec
 
 from millstream.errors import Busy, RefusedRequest, TooLarge
-from millstream.service.messages import LIMIT
+from millstream.service.messages import LIMIT, LONGEST_KEY
 
 FRAME = 64 << 10  # bytes that a message may have besides its keys and values
-_KEY = 4096  # bytes of one key
 
 
 class Limits(msgspec.Struct, frozen=True):
@@ -78,8 +77,8 @@ def check_size(keys: Sequence[bytes], values: Sequence[bytes]) -> int:
     if not keys:
         raise RefusedRequest("no key was given")
     longest = max(map(len, keys))
-    if longest > _KEY:
-        raise TooLarge(f"a key has {longest:,} bytes; {_KEY:,} are allowed")
+    if longest > LONGEST_KEY:
+        raise TooLarge(f"a key has {longest:,} bytes; {LONGEST_KEY:,} are allowed")
     size = sum(map(len, keys)) + sum(map(len, values))
     if size > LIMIT:
         raise TooLarge(f"keys and values come to {size:,} bytes; {LIMIT:,} are allowed in one request: send them in several")

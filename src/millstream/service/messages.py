@@ -24,6 +24,8 @@ import msgspec
 
 LIMIT = 1 << 20  # bytes of keys and values in one request, and of changes in one turn
 
+LONGEST_KEY = 4096  # bytes
+
 ENTRY = b"K"
 SESSION = b"S"
 STAGED = b"T"

@@ -22,9 +22,10 @@ from pathlib import Path
 from typing import Any
 
 from millstream.core.keyspace import after
-from millstream.errors import BadNode, DefinitionError, MillstreamError, RefusedRequest, StorageError
+from millstream.errors import BadNode, DefinitionError, MillstreamError, NotReady, RefusedRequest, StorageError
 from millstream.network import Tls
 from millstream.service.control import Control
+from millstream.service.found import limits_of
 from millstream.service.limits import CONTROL, DATA, Limits, check_size
 from millstream.service.manager import Manager
 from millstream.service.messages import ENTRY, Answer, Descriptor, Level, Op, Request
@@ -33,7 +34,7 @@ from millstream.service.planes import ControlPlane, DataPlane
 from millstream.service.proto import service_pb2 as pb
 from millstream.service.registries.base import Registry
 from millstream.service.registries.storage import StorageRegistry
-from millstream.service.routes import KEY, RangeMap
+from millstream.service.routes import KEY, RangeMap, prefix_end
 from millstream.service.table import Table
 from millstream.service.wire import described, position
 from millstream.state.storage import open_storage
@@ -97,6 +98,7 @@ class Node:
         self._take_over = take_over
         self._advertise = advertise
         self._tending: asyncio.Task[None] | None = None
+        self._is_started = False
         self._lock: Any = None
 
     # --- the process
@@ -108,6 +110,7 @@ class Node:
             self.manager.on_change = self._remap
             await self.data.start()
             await self.manager.start(self._advertise or self.data.address, self._take_over)
+            self._is_started = True
             await self.control.start()
         except BaseException:
             await self.stop()
@@ -139,6 +142,8 @@ class Node:
                 await self.manager.tend()
             except (MillstreamError, OSError) as error:
                 _log.warning("the registry or a log cannot be looked at: %s", error)
+            except Exception:  # the one task must not end
+                _log.exception("the partitions cannot be looked after")
 
     def tables(self) -> list[str]:
         return sorted(self._tables)
@@ -160,7 +165,7 @@ class Node:
     def _find(self, header: pb.Header, keys: Sequence[bytes]) -> Partition:
         """The partition that has all of the keys."""
         known = self._maps.get(header.table)
-        if known is None:
+        if known is None or not self._is_started:
             raise self._unknown_table(header.table)
         if not keys:
             raise RefusedRequest("no key was given")
@@ -180,6 +185,8 @@ class Node:
         return found
 
     def _unknown_table(self, name: str) -> MillstreamError:
+        if not self._is_started:
+            return NotReady(f"node {self.name!r} is starting: its partitions are being opened")
         if name in self._owners:
             return self._bad_node_of(name, [one.descriptor for one in self._owners[name].all()], f"table {name!r} is not on this node")
         return RefusedRequest(f"there is no table {name!r}; this node has: {', '.join(self.tables()) or 'none'}")
@@ -218,7 +225,7 @@ class Node:
         header = request.header
         keys = list(request.keys)
         partition = self._find(header, keys)
-        asked = Request(Op.GET, keys, session=header.session, level=Level(header.level), seen=header.seen)
+        asked = Request(Op.GET, keys, session=header.session, level=_level(header), seen=header.seen)
         answer = partition.read_now(asked)
         if answer is None:
             answer = await partition.read(asked)
@@ -256,11 +263,11 @@ class Node:
         header = request.header
         start, end = request.start, request.end
         if request.prefix:
-            start, end = max(start, request.prefix), min(end or after(request.prefix), after(request.prefix))
+            start, end = limits_of(request)
         if request.part:
             raise RefusedRequest(f"part={request.part!r} is for the live state of a pipeline")
         partition = self._one(header, start, end)
-        asked = Request(Op.GET, [], session=header.session, level=Level(header.level), seen=header.seen)
+        asked = Request(Op.GET, [], session=header.session, level=_level(header), seen=header.seen)
         pinned = await partition.pinned(asked)
         at = self._at(partition, Answer(pinned.applied), header)
         try:
@@ -290,7 +297,7 @@ class Node:
         keys = set(request.keys)
         if keys and prefix:
             raise RefusedRequest("watch some keys, or a prefix, not both")
-        partition = self._find(header, list(keys)) if keys else self._one(header, prefix, after(prefix) if prefix else b"")
+        partition = self._find(header, list(keys)) if keys else self._one(header, prefix, prefix_end(prefix))
         wants = keys.__contains__ if keys else lambda key: key.startswith(prefix)
         since = request.after if request.HasField("after") else None
         await partition.read(Request(Op.GET, [], session=header.session, level=Level.LINEARIZABLE))
@@ -320,7 +327,7 @@ class Node:
 
     async def route(self, request: pb.RouteRequest) -> pb.PartitionList:
         owners = self._owners.get(request.table)
-        if owners is None:
+        if owners is None or not self._is_started:
             raise self._unknown_table(request.table)
         found = [one.descriptor for one in owners.all() if not one.descriptor.end or one.descriptor.end > request.start]
         limit = min(request.limit or 1000, 1000)
@@ -328,6 +335,8 @@ class Node:
 
     def _by_id(self, header: pb.Header) -> Partition:
         found = self.manager.partitions.get(header.partition)
+        if not self._is_started:
+            raise self._unknown_table(header.table)
         if found is None or found.descriptor.table != header.table:
             desired = self.manager.desired.partitions.get(header.partition)
             if desired is not None and desired.table == header.table:
@@ -338,7 +347,7 @@ class Node:
 
     def _one(self, header: pb.Header, start: bytes, end: bytes) -> Partition:
         """The partition that a range of keys lies in."""
-        if header.table not in self._maps:
+        if header.table not in self._maps or not self._is_started:
             raise self._unknown_table(header.table)
         if header.partition:
             return self._by_id(header)
@@ -381,6 +390,13 @@ def _watched(kind: Any, at: pb.Position, rows: Sequence[tuple[bytes, bytes, int]
         values=[partition.table.shown(row[1]) for row in rows],
         versions=[row[2] for row in rows],
     )
+
+
+def _level(header: pb.Header) -> Level:
+    try:
+        return Level(header.level)
+    except ValueError:
+        raise RefusedRequest(f"there is no level {header.level}: see Level in service.proto") from None
 
 
 def _locked(folder: Path) -> int:

@@ -23,6 +23,7 @@ Rules
 from __future__ import annotations
 
 import asyncio
+import logging
 import time
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from functools import partial
@@ -41,7 +42,7 @@ from millstream.errors import (
     UnknownOutcome,
 )
 from millstream.service.clock import PartitionClock
-from millstream.service.elders import Elders
+from millstream.service.elders import EarlyWrites
 from millstream.service.logs.base import Log
 from millstream.service.messages import ENTRY, LIMIT, SESSION, Answer, Change, Descriptor, Level, LogRecord, Request
 from millstream.service.points import CrashPoints
@@ -52,6 +53,8 @@ from millstream.service.table import Table
 from millstream.service.turn import CLOCK, KeyValue, Turned, expanded_from
 from millstream.service.watching import Watchers
 from millstream.service.window import Window
+
+_log = logging.getLogger("millstream.service")
 
 UNDER_WAY = 64  # records
 _BYTES_UNDER_WAY = 16 << 20
@@ -94,11 +97,12 @@ class Partition:
         self._unconfirmed: list[Request] = []
         self._confirming: asyncio.Task[None] | None = None
         self._session_lsn: dict[bytes, int] = {}  # of sessions with writes under way
-        self._early = Elders(lambda session: self.machine.sessions.last(session), self._inbox.put)
+        self._early = EarlyWrites(self._inbox.put)
         self._scheduled = False
         self._held = False  # no turns: all entries are being replaced
         self._confirmed_at = time.monotonic()
         self._idle: asyncio.Future[None] | None = None
+        self._replacing: asyncio.Task[int] | None = None
         self.machine: KeyValue
 
     # --- beginning
@@ -191,19 +195,15 @@ class Partition:
             raise self._unready()
         request.future = asyncio.get_running_loop().create_future()
         if request.session:
-            self._order(request)
+            sessions = self.machine.sessions
+            check_name(request.session, request.seq)
+            sessions.check_time(request.session, self._wall())
+            self._early.take(request, sessions)
         else:
             self._inbox.put(request)
         self._crash("request.2-queued")
         self._schedule()
         return request.future  # type: ignore[no-any-return]
-
-    def _order(self, request: Request) -> None:
-        """A session's writes go into the inbox in the order of their numbers."""
-        check_name(request.session, request.seq)
-        if request.session not in self._early and not self.machine.sessions.last(request.session):
-            self.machine.sessions.check(request.session, request.seq)
-        self._early.take(request)
 
     # --- the turn
 
@@ -228,11 +228,18 @@ class Partition:
         self._schedule()
 
     def _take_turn(self, writes: list[Request]) -> None:
-        turned = self.machine.turn(writes, self._wall())
+        try:
+            turned = self.machine.turn(writes, self._wall())
+        except Exception as error:  # of ours: what the machine has done half must not go on, and nobody waits for ever
+            _log.exception("a turn of partition %d failed", self.descriptor.id)
+            self._fail(ServiceError(f"internal error in a turn ({type(error).__name__}: {error}); the log of the node says more"))
+            self._answer_all(writes, self._unready())
+            return
         self._crash("request.3-turned")
+        sessions = self.machine.sessions
         for request in writes:
-            if request.session:
-                self._early.settle(request.session)
+            if request.session in self._early:
+                self._early.turned(request.session, sessions.last(request.session))
         record = turned.record
         if record is None and not self._under_way:
             self._finish(writes, turned.answers)
@@ -356,10 +363,8 @@ class Partition:
                     self._unconfirmed = requests + self._unconfirmed
                     self._fail(error)
                     return
-                except Exception as error:  # whether another node has taken over cannot be told now; the next read asks again
-                    self._answer_all(
-                        requests, NotReady(f"partition {self.descriptor.id} cannot confirm that it still has its log: {error}")
-                    )
+                except Exception as error:  # nobody said no: who asks again may be answered
+                    self._answer_all(requests, NotReady(f"partition {self.descriptor.id}: a read cannot be confirmed: {error}"))
                     continue
                 self._confirmed_at = asked
                 self._finish(requests, answers)
@@ -391,14 +396,14 @@ class Partition:
             self.reason = str(error)
         under_way = [request for _, writes, _ in self._under_way.values() for request in writes]
         self._under_way.clear()
+        self._window = Window(self._number + 1, UNDER_WAY)
         self._bytes = 0
         self.machine.lsn = self.store.applied  # nothing comes behind it any more, so no read waits for it
         self._session_lsn.clear()
         outcome = UnknownOutcome(f"the write may have been done: {error}")
         self._answer_all(under_way, outcome)
         waiting = self._inbox.take(1 << 62)
-        early = self._early.clear()
-        self._answer_all([request for request in [*waiting, *early] if request.writes], self._unready())
+        self._answer_all([request for request in [*waiting, *self._early.end()] if request.writes], self._unready())
         reads = [request for _, request in self._reads] + [request for request in waiting if not request.writes]
         self._reads = []
         if fenced or not readable:
@@ -427,10 +432,14 @@ class Partition:
 
     async def leave(self) -> None:
         """Takes no more requests, and ends when those that it has are answered."""
+        if self._replacing is not None:
+            await asyncio.wait([self._replacing])
         if self.state is SERVING:
             await self.drain()
         self.state, self.reason = LEAVING, "it was removed from this node"
-        waiting = [*self._inbox.take(1 << 62), *self._early.clear(), *(request for _, request in self._reads)]
+        reads = [*(request for _, request in self._reads), *self._unconfirmed]
+        waiting = [*self._inbox.take(1 << 62), *self._early.end(), *reads]
+        self._reads, self._unconfirmed = [], []
         self._answer_all(waiting, BadNode(f"partition {self.descriptor.id} was removed"))
         self.watchers.close("the partition was removed")
         await self.log.close()
@@ -438,12 +447,26 @@ class Partition:
     async def replace(
         self, entries: Sequence[tuple[bytes, bytes]], keep: Callable[[Iterable[tuple[bytes, bytes]], int], Awaitable[None]]
     ) -> int:
-        """Other users' entries instead of those that are there (`saving.py`, rule 3); the position of the change. Sessions, clock and ledger stay."""
+        """Other users' entries instead of those that are there (`saving.py`, rule 3); the position of the change. Sessions, clock and ledger stay.
+
+        Once begun it ends, also if whoever asked waits no longer: the log has it, so it must be seen.
+        """
         if self.state is not SERVING or self._held:
-            raise self._unready()
+            raise self._unready() if self.state is not SERVING else NotReady(f"partition {self.descriptor.id} is being restored already")
+        check = getattr(self.store, "check", None)
+        if check is not None:
+            check(entries)
         self._held = True
+        self._replacing = asyncio.ensure_future(self._replace(entries, keep))
+        return await asyncio.shield(self._replacing)
+
+    async def _replace(
+        self, entries: Sequence[tuple[bytes, bytes]], keep: Callable[[Iterable[tuple[bytes, bytes]], int], Awaitable[None]]
+    ) -> int:
         try:
             await self.drain()
+            if self.state is not SERVING:
+                raise self._unready()
             lsn = self.machine.lsn = self.machine.lsn + 1
             version = lsn.to_bytes(8, "big")
             own = [(key, value) for key, value in self.store.scan(b"", b"\xff") if key[:1] != ENTRY]
@@ -452,8 +475,9 @@ class Partition:
             if self.table.log.keeps:
                 await keep(everything, lsn)
             self.store.replace(everything, lsn)
-        except MillstreamError as error:
-            self._fail(error)
+        except BaseException as error:
+            if self.state is SERVING:
+                self._fail(error)
             raise
         finally:
             self._held = False

@@ -39,6 +39,7 @@ from millstream.network import Tls, check_listening, is_loopback, parse_address,
 from millstream.service.backend import ControlBackend, DataBackend
 from millstream.service.limits import CONTROL, DATA, Bucket, Limits
 from millstream.service.proto import service_pb2 as pb
+from millstream.service.sessions import MOST_VERSIONS
 
 ERRORS = "millstream-error-bin"
 COOKIE = "millstream-cookie"
@@ -305,7 +306,7 @@ async def _refuse(context: Any, error: BaseException) -> None:
     """Rule 2."""
     details = pb.Error(text=str(error)[:4096])
     if isinstance(error, ServiceError):
-        details.reason = pb.Reason.Value(error.reason)
+        details.reason, details.counted = pb.Reason.Value(error.reason), error.counted
     elif isinstance(error, DamageError):
         details.reason = pb.DAMAGED
     elif isinstance(error, asyncio.TimeoutError):
@@ -320,7 +321,7 @@ async def _refuse(context: Any, error: BaseException) -> None:
     elif isinstance(error, Busy):
         details.retry_after_ms = max(1, int(error.retry_after * 1000))
     elif isinstance(error, Conflict):
-        details.versions.extend(error.versions[:4096])
+        details.versions.extend(error.versions[:MOST_VERSIONS])
     elif isinstance(error, SessionExpired):
         details.versions.append(error.known_after)
     code = _CODES.get(pb.Reason.Name(details.reason), grpc.StatusCode.INTERNAL)

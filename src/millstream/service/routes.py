@@ -14,6 +14,7 @@ from collections.abc import Iterable
 from hashlib import blake2b
 from typing import Generic, Protocol, TypeVar
 
+from millstream.core.keyspace import after
 from millstream.errors import DefinitionError
 from millstream.service.messages import Descriptor
 
@@ -45,6 +46,15 @@ def even_ranges(count: int) -> list[tuple[bytes, bytes]]:
     """
     cuts = [b""] + [(at * 2**64 // count).to_bytes(8, "big") for at in range(1, count)]
     return list(zip(cuts, [*cuts[1:], b""], strict=True))
+
+
+def prefix_end(prefix: bytes) -> bytes:
+    """Where the keys with a prefix end; empty if all that follow have it.
+
+    >>> prefix_end(b"tea"), prefix_end(b"a\\xff"), prefix_end(b"\\xff\\xff")
+    (b'teb', b'b', b'')
+    """
+    return after(prefix) if prefix.rstrip(b"\xff") else b""
 
 
 class HasRange(Protocol):

@@ -26,6 +26,8 @@ KEPT = 128
 AHEAD = 128  # how far a write may be ahead of its elder
 _KEPT_BYTES = 256 << 10
 _MOST = 100_000
+MOST_VERSIONS = 1024  # of a conflict: they travel in metadata, and are kept with the session
+_FUTURE = 24 * 3600 * 1000  # milliseconds that a client's clock may be ahead
 FORGOTTEN = MEMORY + b"forgotten"
 
 
@@ -71,20 +73,34 @@ class Sessions:
         found = self._known.get(session)
         return 0 if found is None else found.last
 
+    def check_new(self, session: bytes) -> None:
+        """Rule 3, for a session that is not known: whether it may begin."""
+        if began(session) <= self._forgotten:
+            raise SessionExpired(
+                "this partition has forgotten sessions as old as this one: whether the write was done cannot be told, and it was not done now. "
+                "Begin a new session.",
+                self._forgotten,
+            )
+        if len(self._known) >= _MOST:
+            raise Busy(f"{_MOST:,} sessions have written here within the horizon; use fewer clients, or keep them", 1.0)
+
+    def check_time(self, session: bytes, wall: int) -> None:
+        """A session of the far future is refused: once forgotten (rule 3) it would shut out all that began before."""
+        if session not in self._known and began(session) > max(wall + _FUTURE, self._forgotten + 1):
+            raise RefusedRequest(
+                f"a session's name begins with the time in milliseconds, and this one's is {began(session) - wall:,} ms ahead of the node's clock: "
+                f"set the clock, or begin the session with {wall}"
+            )
+
     def check(self, session: bytes, seq: int) -> Answer | None:
         """Rule 1, for a write that is not too early: None, it is to be done now; or its first answer, which is raised if it was a refusal."""
         found = self._known.get(session)
         if found is None:
-            if began(session) <= self._forgotten:
-                raise SessionExpired(
-                    "this partition has forgotten sessions as old as this one: whether the write was done cannot be told, and it was not done now. "
-                    "Begin a new session.",
-                    self._forgotten,
-                )
-            if len(self._known) >= _MOST:
-                raise Busy(f"{_MOST:,} sessions have written here within the horizon; use fewer clients, or keep them", 1.0)
-            return None
-        if seq > found.last:
+            self.check_new(session)
+        last = 0 if found is None else found.last
+        if found is None or seq > last:
+            if seq > last + 1:  # its elder was turned away meanwhile
+                raise Busy(f"write {seq} of this session comes before write {last + 1}", 0.02)
             return None
         for kept in found.answers:
             if kept.seq == seq:
@@ -106,7 +122,8 @@ class Sessions:
         if done and answers and answers[0].seq <= done:
             answers = found.answers = [kept for kept in answers if kept.seq > done]
         if isinstance(answer, ServiceError):
-            versions = answer.versions if isinstance(answer, Conflict) else []
+            answer.counted = True
+            versions = answer.versions[:MOST_VERSIONS] if isinstance(answer, Conflict) else []
             answers.append(KeptAnswer(seq, lsn, b"", answer.reason, str(answer), versions))
         else:
             answers.append(KeptAnswer(seq, lsn, answer.result))
@@ -154,4 +171,6 @@ def check_name(session: bytes, seq: int) -> None:
 
 def _refusal(kept: KeptAnswer) -> ServiceError:
     kind = BY_REASON.get(kept.reason, RefusedRequest)
-    return Conflict(kept.text, kept.versions) if kind is Conflict else kind(kept.text)
+    refusal = Conflict(kept.text, kept.versions) if kind is Conflict else kind(kept.text)
+    refusal.counted = True
+    return refusal

@@ -39,7 +39,7 @@ def enrich(change: Callable[[bytes, bytes, Turn], bytes]) -> Before:
     """An enricher: every value that is put is replaced by what `change(key, value, turn)` makes of it."""
 
     def transform(request: Request, turn: Turn) -> Request:
-        if request.op is Op.UPSERT or request.op is Op.STAGE:
+        if request.values and (request.op is Op.UPSERT or request.op is Op.STAGE):
             request.values = [change(key, value, turn) for key, value in zip(request.keys, request.values, strict=True)]
         return request
 

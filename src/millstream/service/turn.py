@@ -6,7 +6,7 @@ Rules
 2. Every write has a position of its own, and its keys have it as their version. A write that is refused and belongs to a session has one too: its
    refusal is in the log, so that a retry gets it again.
 3. A request changes all that it says, or nothing.
-4. A function that raises is told to whoever called it, by its name, and has changed nothing.
+4. Whatever a function or a transform raises is told to whoever asked, by its name, and has changed nothing.
 """
 
 from __future__ import annotations
@@ -207,53 +207,96 @@ class KeyValue:
         return answer
 
     def _done(self, request: Request) -> Answer:
+        """Rule 3: nothing is changed before nothing can go wrong any more."""
         turn = None
         if self._before:
             turn = self._turn_of(request)
-            for transform in self._before:
-                request = transform(request, turn)
+            request = self._transformed(request, turn)
         op = request.op
+        rows: Sequence[tuple[bytes, bytes]] = ()
+        changes: list[Change]
         if op is Op.UPSERT:
             if request.expect:
                 self._check_versions(request)
-            version, pending = request.lsn.to_bytes(8, "big"), self._pending
+            version = request.lsn.to_bytes(8, "big")
+            changes = [(ENTRY + key, version + value) for key, value in zip(request.keys, request.values, strict=True)]
             if self._check_changes is not None:
-                self._check_changes([(ENTRY + key, version + value) for key, value in zip(request.keys, request.values, strict=True)])
-            for key, value in zip(request.keys, request.values, strict=True):
-                pending[ENTRY + key] = version + value
+                self._check_changes(changes)
             answer = Answer(request.lsn)
         elif op is Op.REMOVE:
             if request.expect:
                 self._check_versions(request)
-            for key in request.keys:
-                self._pending[ENTRY + key] = None
+            changes = [(ENTRY + key, None) for key in request.keys]
             answer = Answer(request.lsn)
         elif op is Op.STAGE:
-            answer = self._staged(request)
+            answer, changes = self._staged(request)
         elif request.function == "decide":
-            answer = self._decided(request)
+            answer, changes, rows = self._decided(request)
         else:
-            answer = self._called(request, turn)
-        for sanitize in self._after:
-            answer = sanitize(request, answer)
+            answer, changes = self._called(request, turn)
+        if self._after:
+            answer = self._sanitized(request, answer)
+        if rows:
+            self._promote(ledger.parse_txn(request.keys[0].decode("utf-8", "replace")).text, rows, request.lsn)
+        self._pending.update(changes)
+        return answer
+
+    def _transformed(self, request: Request, turn: Turn) -> Request:
+        """What the table's transforms make of a write. Whatever they raise is told to whoever wrote."""
+        keys = request.keys
+        try:
+            for transform in self._before:
+                request = transform(request, turn)
+            if request.keys is not keys:
+                for key in request.keys:
+                    self.check_key(key)
+            if not all(isinstance(value, bytes) for value in request.values):
+                raise TypeError("a value is no bytes")
+            if len(request.values) != len(request.keys) and (request.op is Op.UPSERT or request.values):
+                raise ValueError(f"{len(request.keys)} keys and {len(request.values)} values")
+        except ServiceError:
+            raise
+        except Exception as error:
+            raise RefusedRequest(
+                f"a transform of this table (before=) cannot do with key {keys[0][:60]!r}: {type(error).__name__}: {error}"
+            ) from error
+        return request
+
+    def _sanitized(self, request: Request, answer: Answer) -> Answer:
+        try:
+            for sanitize in self._after:
+                answer = sanitize(request, answer)
+            if not isinstance(answer, Answer):
+                raise TypeError(f"it gave a {type(answer).__name__} and no answer")
+        except ServiceError:
+            raise
+        except Exception as error:
+            where = f" of key {request.keys[0][:60]!r}" if request.keys else ""
+            raise RefusedRequest(
+                f"a transform of this table (after=) cannot do with the answer{where}: {type(error).__name__}: {error}"
+            ) from error
         return answer
 
     def read(self, request: Request) -> Answer:
         """Keys as they are committed. Not in a turn: whoever asks decides when."""
         get = self.store.get
         values, versions = [], []
+        size = 0
         for key in request.keys:
             raw = get(ENTRY + key)
             if raw is None:
                 values.append(b"")
                 versions.append(0)
             else:
+                size += len(raw) + len(key)
+                if size > 2 * LIMIT and len(values):
+                    raise TooLarge(
+                        f"the values of these {len(request.keys):,} keys come to more than {2 * LIMIT:,} bytes: ask for fewer keys at once"
+                    )
                 values.append(raw[8:])
                 versions.append(int.from_bytes(raw[:8], "big"))
         answer = Answer(self.store.applied, values, versions)
-        for sanitize in self._after:
-            answer = sanitize(request, answer)
-        return answer
+        return self._sanitized(request, answer) if self._after else answer
 
     def _turn_of(self, request: Request) -> Turn:
         turn = Turn(self)
@@ -273,7 +316,7 @@ class KeyValue:
                 f"key {request.keys[place][:60]!r} has version {found[place]}, not {request.expect[place]}: nothing was written", found
             )
 
-    def _called(self, request: Request, turn: Turn | None) -> Answer:
+    def _called(self, request: Request, turn: Turn | None) -> tuple[Answer, list[Change]]:
         function = self._functions.get(request.function)
         if function is None:
             known = ", ".join(sorted(self._functions)) or "none"
@@ -291,18 +334,20 @@ class KeyValue:
         changed = turn._changed
         if len(result) > _RESULT:
             raise TooLarge(f"function {request.function!r} of key {key[:60]!r} returned {len(result):,} bytes; {_RESULT:,} are allowed")
-        if sum(len(name) + len(value or b"") for name, value in changed.items()) > LIMIT:
+        version, size = request.lsn.to_bytes(8, "big"), 0
+        changes: list[Change] = []
+        for name, value in changed.items():
+            if value is not None and not isinstance(value, bytes):
+                raise RefusedRequest(
+                    f"function {request.function!r} put a {type(value).__name__} under key {name[:60]!r}: values are bytes"
+                )
+            size += len(name) + len(value or b"")
+            changes.append((ENTRY + name, None if value is None else version + value))
+        if size > LIMIT:
             raise TooLarge(f"function {request.function!r} of key {key[:60]!r} wrote more than {LIMIT:,} bytes in one turn")
-        wrong = next((name for name, value in changed.items() if value is not None and not isinstance(value, bytes)), None)
-        if wrong is not None:
-            kind = type(changed[wrong]).__name__
-            raise RefusedRequest(f"function {request.function!r} put a {kind} under key {wrong[:60]!r}: values are bytes")
-        version = request.lsn.to_bytes(8, "big")
-        changes = [(ENTRY + name, None if value is None else version + value) for name, value in changed.items()]
         if self._check_changes is not None:
             self._check_changes(changes)
-        self._pending.update(changes)
-        return Answer(request.lsn, result=result)
+        return Answer(request.lsn, result=result), changes
 
     # --- staged rows
 
@@ -315,60 +360,72 @@ class KeyValue:
             )
         return entry
 
-    def _note_ledger(self, txn: ledger.Txn, fence: int, entry: ledger.LedgerEntry) -> None:
+    @staticmethod
+    def _noted(txn: ledger.Txn, fence: int, entry: ledger.LedgerEntry) -> Change:
         entry.fence = max(entry.fence, fence)
-        self._pending[ledger.ledger_key(txn.label)] = ledger.encode_ledger(entry)
+        return ledger.ledger_key(txn.label), ledger.encode_ledger(entry)
 
-    def _staged(self, request: Request) -> Answer:
+    def _staged(self, request: Request) -> tuple[Answer, list[Change]]:
         txn = ledger.parse_txn(request.txn)
+        if request.expect:
+            raise RefusedRequest(
+                f"transaction {txn.text!r}: staged rows cannot expect versions, since others may write before it is decided"
+            )
         entry = self._ledger(txn, txn.fence)
         if txn.number <= entry.number:
             raise Denied(f"transaction {txn.text!r}: number {entry.number} of {txn.label!r} is committed already")
         prefix, version = ledger.staged_prefix(request.txn), request.lsn.to_bytes(8, "big")
         values: Sequence[bytes | None] = request.values or [None] * len(request.keys)
+        rows = list(zip(request.keys, values, strict=True))
         if self._check_changes is not None:
-            self._check_changes(
-                [(ENTRY + key, None if value is None else version + value) for key, value in zip(request.keys, values, strict=True)]
-            )
-        for place, (key, value) in enumerate(zip(request.keys, values, strict=True)):
-            self._pending[prefix + version + place.to_bytes(4, "big")] = ledger.encode_staged(ledger.StagedRow(key, value))
-        self._note_ledger(txn, txn.fence, entry)
-        return Answer(request.lsn)
+            self._check_changes([(ENTRY + key, None if value is None else version + value) for key, value in rows])
+        changes: list[Change] = [
+            (prefix + version + place.to_bytes(4, "big"), ledger.encode_staged(ledger.StagedRow(key, value)))
+            for place, (key, value) in enumerate(rows)
+        ]
+        return Answer(request.lsn), [*changes, self._noted(txn, txn.fence, entry)]
 
-    def _decided(self, request: Request) -> Answer:
+    def _decided(self, request: Request) -> tuple[Answer, list[Change], Sequence[tuple[bytes, bytes]]]:
+        """The answer, what changes, and the rows that become visible."""
         txn = ledger.parse_txn(request.keys[0].decode("utf-8", "replace"))
         how, fence, keep = ledger.parse_decision(request.argument)
         if how == ledger.SWEEP:
-            return self._swept(request, txn, keep)
+            return self._swept(request, txn, fence, keep)
         entry = self._ledger(txn, fence)
         prefix = ledger.staged_prefix(txn.text)
         rows = self.range(prefix, after(prefix))
+        answer = Answer(request.lsn, result=str(len(rows)).encode())
         if how == ledger.COMMIT:
             if txn.number <= entry.number:
                 if txn.number == entry.number and txn.text != entry.txn:
                     raise RefusedRequest(f"transaction {txn.text!r}: {entry.txn!r} was committed in its place")
-                return Answer(NO_POSITION, result=b"again")
+                return Answer(NO_POSITION, result=b"again"), [], ()
             if not rows:
                 raise RefusedRequest(f"transaction {txn.text!r} is not staged here")
-            self._promote(txn.text, rows, request.lsn)
             entry.number, entry.txn = txn.number, txn.text
-        elif how == ledger.DROP:
-            for staged, _ in rows:
-                self._pending[staged] = None
-        elif fence <= entry.fence:
-            return Answer(NO_POSITION, result=str(len(rows)).encode())
-        self._note_ledger(txn, fence, entry)
-        return Answer(request.lsn, result=str(len(rows)).encode())
+            return answer, [self._noted(txn, fence, entry)], rows
+        if how == ledger.DROP:
+            return answer, [*((staged, None) for staged, _ in rows), self._noted(txn, fence, entry)], ()
+        if fence <= entry.fence:
+            answer.lsn = NO_POSITION
+            return answer, [], ()
+        return answer, [self._noted(txn, fence, entry)], ()
 
-    def _swept(self, request: Request, below: ledger.Txn, keep: Sequence[str]) -> Answer:
+    def _swept(
+        self, request: Request, below: ledger.Txn, fence: int, keep: Sequence[str]
+    ) -> tuple[Answer, list[Change], Sequence[tuple[bytes, bytes]]]:
         start = STAGED + below.label.encode()
-        kept, found = set(keep), 0
+        kept = set(keep)
+        changes: list[Change] = []
+        checked: set[str] = set()
         for staged, _ in self.range(start, after(start)):
-            name = _txn_in(staged)
-            if name not in kept and ledger.parse_txn(name).number < below.number:
-                self._pending[staged] = None
-                found += 1
-        return Answer(request.lsn if found else NO_POSITION, result=str(found).encode())
+            txn = ledger.parse_txn(_txn_in(staged))
+            if txn.label not in checked:
+                self._ledger(txn, fence)
+                checked.add(txn.label)
+            if txn.text not in kept and txn.number < below.number:
+                changes.append((staged, None))
+        return Answer(request.lsn if changes else NO_POSITION, result=str(len(changes)).encode()), changes, ()
 
     def _promote(self, txn: str, rows: Sequence[tuple[bytes, bytes]], lsn: int) -> None:
         """The rows become visible. The log gets the transaction's name only, if whoever follows it has the rows from earlier records."""

@@ -23,7 +23,7 @@ class Window(Generic[_T]):
     """
 
     def __init__(self, first: int, size: int) -> None:
-        self.next = first
+        self.next = self._first = first
         self.size = size
         self._early: dict[int, _T] = {}
 
@@ -49,13 +49,18 @@ class Window(Generic[_T]):
         """What has arrived early, in order."""
         return [self._early[number] for number in sorted(self._early)]
 
-    def has(self, number: int) -> bool:
-        """Whether it has arrived early, and waits."""
-        return number in self._early
+    def holds(self, number: int, what: _T) -> bool:
+        """Whether this is what has arrived early under a number."""
+        return self._early.get(number) is what
 
-    def withdraw(self, number: int) -> bool:
-        """What arrived early is not wanted any more; whether it was still here."""
-        return self._early.pop(number, None) is not None
+    def withdraw(self, number: int) -> _T | None:
+        """What arrived early is not wanted any more."""
+        return self._early.pop(number, None)
+
+    @property
+    def moved(self) -> bool:
+        """Whether anything has left."""
+        return self.next > self._first
 
     def __len__(self) -> int:
         return len(self._early)

@@ -3,6 +3,7 @@
 Rules
 1. A session's writes to a partition are numbered without holes, and at most `AT_ONCE` are under way.
 2. Pauses grow from try to try, and are never the same for two clients.
+3. What a node would refuse for its size gets no number (`limits.check_message`): a number that the node never counts would keep its successors waiting.
 """
 
 from __future__ import annotations

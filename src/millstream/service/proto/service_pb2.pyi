@@ -353,15 +353,17 @@ class RestoreReply(_message.Message):
     def __init__(self, at: _Optional[_Union[Position, _Mapping]] = ..., rows: _Optional[int] = ...) -> None: ...
 
 class Error(_message.Message):
-    __slots__ = ("reason", "owners", "retry_after_ms", "versions", "text")
+    __slots__ = ("reason", "owners", "retry_after_ms", "versions", "text", "counted")
     REASON_FIELD_NUMBER: _ClassVar[int]
     OWNERS_FIELD_NUMBER: _ClassVar[int]
     RETRY_AFTER_MS_FIELD_NUMBER: _ClassVar[int]
     VERSIONS_FIELD_NUMBER: _ClassVar[int]
     TEXT_FIELD_NUMBER: _ClassVar[int]
+    COUNTED_FIELD_NUMBER: _ClassVar[int]
     reason: Reason
     owners: _containers.RepeatedCompositeFieldContainer[Partition]
     retry_after_ms: int
     versions: _containers.RepeatedScalarFieldContainer[int]
     text: str
-    def __init__(self, reason: _Optional[_Union[Reason, str]] = ..., owners: _Optional[_Iterable[_Union[Partition, _Mapping]]] = ..., retry_after_ms: _Optional[int] = ..., versions: _Optional[_Iterable[int]] = ..., text: _Optional[str] = ...) -> None: ...
+    counted: bool
+    def __init__(self, reason: _Optional[_Union[Reason, str]] = ..., owners: _Optional[_Iterable[_Union[Partition, _Mapping]]] = ..., retry_after_ms: _Optional[int] = ..., versions: _Optional[_Iterable[int]] = ..., text: _Optional[str] = ..., counted: bool = ...) -> None: ...

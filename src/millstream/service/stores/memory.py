@@ -22,6 +22,7 @@ from millstream.service.stores.base import KeyStore, Pinned
 _FEW = 64  # keys that are put in place one by one, however few there are
 _SOME = 4096  # and however many there are: each moves half of the list
 _CHUNK = 4096
+_LITTLE = 512  # of all entries, which somebody goes through beside turns
 
 #: Makes the bytes of a value again that is kept in another form.
 Unpack = Callable[[bytes, Any], bytes]
@@ -61,11 +62,11 @@ class _Map:
                 else:
                     entries[key] = value
             return
-        for key, value in changes:
-            if value is None:
+        changes = list(changes)
+        entries.update(changes)
+        for key in [key for key, value in changes if value is None]:  # what counts is the last change of a key
+            if entries.get(key) is None:
                 entries.pop(key, None)
-            else:
-                entries[key] = value
 
     def _order(self, first: bytes) -> list[bytes]:
         order = self.orders.get(first)
@@ -185,8 +186,8 @@ class DictPin:
         entries = self._map.entries
         keys = list(entries)
         keys.extend({key for old in self._notes() for key in old if key not in entries})
-        for at in range(0, len(keys), _CHUNK):
-            yield from self._found(keys[at : at + _CHUNK])
+        for at in range(0, len(keys), _LITTLE):
+            yield from self._found(keys[at : at + _LITTLE])
 
     def close(self) -> None:
         if self._is_closed:

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import time
 from collections.abc import Iterator, Mapping
 from zlib import crc32
 
@@ -26,9 +27,10 @@ from millstream.state.storage import LocalStorage, Storage
 
 WHOLE = "snapshot.json"
 PART = 8 << 20
-_BLOCK = 1024  # entries of a frame at most
+_BLOCK = 512  # entries of a frame at most
 _BYTES = 1 << 18  # bytes after which a frame ends, if it has fewer
 _FORMAT = 1
+_REST = 2.0  # how long others have the event loop after each block, as a multiple of what the block took
 
 
 class SnapshotPart(msgspec.Struct, frozen=True):
@@ -81,6 +83,7 @@ async def write_snapshot(
     frames: list[bytes] = []
     block: list[bytes] = []
     size = rows = weight = 0
+    began = time.perf_counter()
 
     async def end_part() -> None:
         nonlocal frames, size, rows
@@ -88,14 +91,15 @@ async def write_snapshot(
         frames, size, rows = [], 0, 0
 
     async def end_block() -> None:
-        nonlocal block, size, rows, weight
+        nonlocal block, size, rows, weight, began
         data = frame(_encode(block))
         if frames and size + len(data) > part_bytes:
             await end_part()
         frames.append(data)
         size, rows = size + len(data), rows + len(block) // 2
         block, weight = [], 0
-        await asyncio.sleep(0)
+        await asyncio.sleep(_REST * min(0.1, time.perf_counter() - began))
+        began = time.perf_counter()
 
     for key, value in pinned.entries():
         block.append(key)
