@@ -20,6 +20,7 @@ from millstream.service.logs.frames import decode_file
 from millstream.service.messages import LIMIT
 from millstream.service.node import Node
 from millstream.service.proto import service_pb2 as pb
+from millstream.service.watching import Watchers
 
 
 def put(key: bytes, value: bytes, **header: Any) -> pb.UpsertRequest:
@@ -251,6 +252,27 @@ def test_a_slow_watcher_is_told_where_to_go_on_and_goes_on_without_a_hole(tmp_pa
         assert {key: value.split(b"x")[0] for key, value in seen.items()} == {b"k%d" % (n % 7): b"%d" % n for n in range(53, 60)}
         await channel.close()
         await node.stop()
+
+    asyncio.run(main())
+
+
+def test_a_watcher_that_fell_behind_can_go_on_where_it_was_told_to() -> None:
+    """What is kept for those who come back is more than what a slow one may be behind: or else every one of them had to begin anew."""
+
+    async def main() -> None:
+        watchers = Watchers()
+        slow, _ = watchers.join(lambda key: True, 0, None)
+        quick, _ = watchers.join(lambda key: True, 0, None)
+        seen = []
+        for lsn in range(1, 61):
+            watchers.tell(lsn, [[(b"Kk%d" % lsn, lsn.to_bytes(8, "big") + b"x" * 100_000)]])
+            seen.append((await quick.next())[0])
+        with pytest.raises(Stale, match="after position") as told:
+            await slow.next()
+        after = int(str(told.value).rsplit(" ", 1)[1])
+        again, goes_on = watchers.join(lambda key: True, 60, after)
+        assert goes_on
+        assert [(await again.next())[0] for _ in range(60 - after)] == list(range(after + 1, 61)) and seen == list(range(1, 61))
 
     asyncio.run(main())
 
