@@ -366,3 +366,33 @@ def test_a_read_that_cannot_be_confirmed_is_refused_and_the_partition_goes_on(tm
         await one.write(upsert(b"a", b"2"))
 
     asyncio.run(main())
+
+
+def test_a_storage_that_was_away_for_a_while_is_used_again_and_nothing_that_was_answered_is_missing(tmp_path: Path) -> None:
+    """The folder of the log is a file for a while. The write under way has an unknown outcome; then the partition seals its log anew."""
+    place, away = tmp_path / "log", tmp_path / "away"
+
+    async def main() -> None:
+        node = Node([Table("t", log=logs.objects(str(place)), functions=[functions.add])], folder=tmp_path / "n1")
+        await node.start()
+        channel, client = Channel(node.data.address), AsyncClient(node.data.address, "t", timeout="30s")
+        try:
+            assert await client.call("add", "sum", "1") == b"1"
+            place.rename(away)
+            place.write_text("")
+            with pytest.raises(UnknownOutcome):
+                await channel.ask("Upsert", put(b"a", b"1", session=session(1, 10**12), seq=1), 10)
+            adding = asyncio.ensure_future(client.call("add", "sum", "1"))
+            with pytest.raises(NotReady):
+                await value_of(channel, b"sum")
+            place.unlink()
+            away.rename(place)
+            assert await adding == b"2"
+            again = await channel.ask("Upsert", put(b"a", b"1", session=session(1, 10**12), seq=1), 10)
+            assert await value_of(channel, b"a") == b"1" and again.at.lsn > 0
+        finally:
+            await client.close()
+            await channel.close()
+            await node.stop()
+
+    asyncio.run(main())

@@ -24,7 +24,7 @@ from millstream.errors import DamageError, Fenced, MillstreamError, NotReady, Re
 from millstream.service.logs.base import LogKind, SharedLog
 from millstream.service.logs.none import NoLog
 from millstream.service.messages import Descriptor
-from millstream.service.partition import ADDING, FOREIGN, SERVING, Partition
+from millstream.service.partition import ADDING, FOREIGN, SERVING, STOPPED, Partition
 from millstream.service.plan import Add, Del, PartitionOp, Update, plan
 from millstream.service.points import CrashPoints
 from millstream.service.registries.base import (
@@ -333,7 +333,18 @@ class Manager:
                 _log.warning("partition %d cannot be saved: %s", id, error)
             finally:
                 self._saving.discard(id)
+        await self._try_again()
         self._forget_aside()
+
+    async def _try_again(self) -> None:
+        """A log that others can read lies on a storage that may be away for a while. A partition that stopped for it seals its log anew, which settles what
+        became of its last writes. (A disk of ours that has failed is not asked again: it may say yes, and have lost what it could not write.)"""
+        async with self._reconciling:
+            for id, one in list(self.partitions.items()):
+                lost = one.state is STOPPED or (one.state is ADDING and one.reason and one.damage is None)
+                if lost and one.table.log.shared and self.desired.partitions.get(id) == one.descriptor:
+                    await self._carry_out(Update(one.descriptor, one.descriptor))
+                    self.on_change()
 
     async def stop(self) -> None:
         """Answers what was taken in, and closes everything. What is desired stays desired."""
