@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import random
 import threading
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -11,8 +13,10 @@ import pytest
 from servicekit import HandLog, call, get, partition, session, upsert
 
 from millstream.errors import (
+    Busy,
     Conflict,
     Denied,
+    Fenced,
     MillstreamError,
     NotReady,
     RefusedRequest,
@@ -21,13 +25,22 @@ from millstream.errors import (
     TooLarge,
     UnknownOutcome,
 )
-from millstream.service import AsyncClient, Client, Node, Table, logs, stores
+from millstream.service import AsyncClient, Client, Node, Table, functions, logs, stores
 from millstream.service import client as client_module
-from millstream.service.messages import Op, Request
+from millstream.service.calls import Channel, Unreachable
+from millstream.service.logs.disk import DiskLog
+from millstream.service.manager import Manager
+from millstream.service.messages import Descriptor, Op, Request
+from millstream.service.partition import Partition
 from millstream.service.proto import service_pb2 as pb
+from millstream.service.saving import begin_from_snapshot, restore_from, restored_in, snapshot_to
+from millstream.service.stores.memory import memory
+from millstream.service.stores.snapshots import write_snapshot
 from millstream.service.transforms import drop_fields
 from millstream.service.trial import serving
 from millstream.service.turn import Turn
+from millstream.state.memory import MemoryStorage
+from millstream.state.storage import LocalStorage
 
 
 async def soon(future: Any) -> Any:
@@ -249,24 +262,26 @@ def test_a_read_that_waits_is_not_answered_from_a_store_that_was_given_away() ->
 # --- restores
 
 
+async def backup(storage: Any) -> None:
+    """A snapshot of another time."""
+    before = await partition(HandLog())
+    await before.write(upsert(b"z", b"as it was"))
+    await write_snapshot(before.store.pin(), storage, "monday")
+
+
 def test_a_restore_that_its_caller_does_not_wait_for_is_done_whole() -> None:
     async def main() -> None:
         log = HandLog()
         one = await partition(log)
         await one.write(upsert(b"a", b"1"))
-        kept: list[int] = []
-        go = asyncio.Event()
-
-        async def keep(entries: Any, lsn: int) -> None:
-            kept.append(lsn)
-            await go.wait()
-
-        restoring = asyncio.ensure_future(one.replace([(b"Kz", bytes(8) + b"restored")], keep))
-        while not kept:
+        log.at_once = False
+        restoring = asyncio.ensure_future(one.replace([(b"Kz", bytes(8) + b"restored")], "name"))
+        while not log.waiting:
             await asyncio.sleep(0)
         restoring.cancel()
         await asyncio.sleep(0)
-        go.set()
+        log.at_once = True
+        log.complete(0)
         assert (await soon(one.read(get(b"z")))).values == [b"restored"]
         assert (await soon(one.read(get(b"a")))).versions == [0]
         assert (await soon(one.write(upsert(b"b", b"2")))).lsn == 3
@@ -274,18 +289,122 @@ def test_a_restore_that_its_caller_does_not_wait_for_is_done_whole() -> None:
     asyncio.run(main())
 
 
-def test_a_restore_of_what_the_store_does_not_take_is_refused_and_changes_nothing() -> None:
+@pytest.mark.parametrize("moment", ["before the log", "behind the log", "saved"])
+def test_whoever_takes_over_during_a_restore_has_it_if_the_log_has_it(tmp_path: Path, moment: str) -> None:
     async def main() -> None:
+        storage, home, log = LocalStorage(tmp_path), MemoryStorage(), HandLog()
+        await backup(storage)
+        old = await partition(log)
+        await old.write(upsert(b"a", b"1", session=session(), seq=1))
+        log.at_once = False
+        restoring = asyncio.ensure_future(restore_from(old, str(tmp_path / "monday"), home))
+        while not log.waiting:
+            await asyncio.sleep(0.001)
+        log.at_once = True
+        if moment == "before the log":
+            log.waiting.pop()[1].set_exception(Fenced("another has taken over"))
+        else:
+            log.complete(0)
+        if moment == "saved":
+            await restoring
+            assert not log.records and not home.list("restores")
+            await old.write(upsert(b"c", b"3"))
+        new = Partition(Descriptor(1, "t", term=2), old.table, log, memory().open(Path("unused")).of(1))
+        begin_from_snapshot(new.store, home, 1)
+        await new.open(restored_in(home, 1))
+        done = await soon(restoring)
+        assert isinstance(done, MillstreamError) == (moment == "before the log")
+        is_restored = moment != "before the log"
+        assert new.machine.read(get(b"z")).versions == [2 if is_restored else 0]
+        assert new.machine.read(get(b"a")).versions == [0 if is_restored else 1]
+        assert (await soon(new.write(upsert(b"a", b"1", session=session(), seq=1)))).again
+
+    asyncio.run(main())
+
+
+def test_a_restore_of_what_the_store_does_not_take_is_refused_and_changes_nothing(tmp_path: Path) -> None:
+    async def main() -> None:
+        await backup(LocalStorage(tmp_path))
         log = HandLog()
         one = await partition(log, Table("t", store=stores.counters()), store=stores.counters().open(Path("unused")).of(1))
-
-        async def keep(entries: Any, lsn: int) -> None:
-            raise AssertionError("nothing may be kept")
-
         with pytest.raises(RefusedRequest):
-            await one.replace([(b"Kz", bytes(8) + b"no number")], keep)
+            await restore_from(one, str(tmp_path / "monday"), MemoryStorage())
         assert not log.records
         assert (await soon(one.write(upsert(b"a", bytes(8))))).lsn == 1
+
+    asyncio.run(main())
+
+
+def test_a_partition_knows_after_a_restart_how_much_no_snapshot_has() -> None:
+    async def main() -> None:
+        log = HandLog()
+        one = await partition(log)
+        for _ in range(10):
+            await one.write(upsert(b"a", bytes(1000)))
+        again = await partition(log)
+        assert again.unsaved >= one.unsaved > 10_000
+
+    asyncio.run(main())
+
+
+# --- the manager
+
+
+def test_a_partition_that_could_not_be_opened_is_opened_when_it_can(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def main() -> None:
+        seal = DiskLog.seal
+
+        async def away(log: DiskLog, term: int) -> int:
+            raise StorageError("the storage is away")
+
+        monkeypatch.setattr(DiskLog, "seal", away)
+        node = Node([Table("t")], folder=tmp_path / "n1")
+        await node.start()
+        (one,) = node.manager.partitions.values()
+        assert "away" in one.reason
+        monkeypatch.setattr(DiskLog, "seal", seal)
+        await node.manager.tend()
+        assert [one.state for one in node.manager.partitions.values()] == ["serving"]
+        async with AsyncClient(node.data.address, "t") as client:
+            assert await client.put("a", "1") == 1
+        await node.stop()
+
+    asyncio.run(main())
+
+
+def test_what_is_desired_is_tried_again_until_it_is_done(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def main() -> None:
+        node = Node([Table("t", partitions=0)], folder=tmp_path / "n1")
+        await node.start()
+        with monkeypatch.context() as broken:
+
+            async def away(*_: Any) -> None:
+                raise StorageError("the disk is full")
+
+            broken.setattr(Manager, "_open", away)
+            await node.manager.add("t", None, b"", b"")
+            with pytest.raises(StorageError):
+                await node.manager.reconcile()
+        await node.manager.look()
+        assert [one.state for one in node.manager.partitions.values()] == ["serving"]
+        with pytest.raises(RefusedRequest, match="too large"):
+            await node.manager.add("t", 2**64 - 1, b"", b"")
+        await node.stop()
+
+    asyncio.run(main())
+
+
+def test_a_partition_that_stopped_and_is_removed_is_kept_aside(tmp_path: Path) -> None:
+    async def main() -> None:
+        node = Node([Table("t")], folder=tmp_path / "n1")
+        await node.start()
+        (one,) = node.manager.partitions.values()
+        await one.write(upsert(b"a", b"1"))
+        one._fail(UnknownOutcome("the disk is full"))
+        await node.manager.remove("t", one.descriptor.id, b"", b"")
+        await node.manager.reconcile()
+        assert len(list((tmp_path / "n1" / "aside").glob("t-1-*"))) == 1
+        await node.stop()
 
     asyncio.run(main())
 
@@ -383,5 +502,70 @@ def test_a_newer_run_keeps_an_older_one_from_sweeping() -> None:
         await soon(one.write(stage([b"a"], [b"1"], "p/e/0|2|5|x")))
         assert isinstance(await soon(one.write(call("decide", b"p/e/|1|9|", b"sweep 1"))), Denied)
         assert (await soon(one.write(call("decide", b"p/e/|2|9|", b"sweep 2")))).result == b"1"
+
+    asyncio.run(main())
+
+
+class Shaky:
+    """Calls whose requests and answers are lost, late, or turned away."""
+
+    def __init__(self, seed: int) -> None:
+        self._random = random.Random(seed)
+        self._ask = Channel.ask
+
+    async def ask(self, channel: Channel, name: str, request: Any, timeout: float) -> Any:
+        asked, dice = type(request)(), self._random.random()
+        asked.CopyFrom(request)
+        if name == "Route" or dice > 0.4:
+            return await self._ask(channel, name, asked, timeout)
+        if dice < 0.13:
+            raise self._random.choice([Busy("busy", 0.01), NotReady("not now"), Unreachable("no way", sent=False)])
+        if dice < 0.17:
+            raise Unreachable("the request is lost")
+        if dice < 0.23:
+            await self._ask(channel, name, asked, timeout)
+            raise Unreachable("the answer is lost")
+        await asyncio.sleep(dice / 10)
+        return await self._ask(channel, name, asked, timeout)
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_a_cancelled_write_costs_no_other_and_nothing_counts_twice(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, seed: int) -> None:
+    async def main() -> None:
+        node = Node([Table("t", functions=[functions.append])], folder=tmp_path / "n1")
+        await node.start()
+        shaky, chosen, told = Shaky(seed), random.Random(seed), dict.fromkeys(range(120), "cancelled")
+        async with AsyncClient(node.data.address, "t") as client:
+
+            async def write(number: int) -> None:
+                await client.call("append", "k", b"%d," % number)
+                told[number] = "done"
+
+            with monkeypatch.context() as patched:
+                patched.setattr(Channel, "ask", lambda *args: shaky.ask(*args))
+                tasks = [asyncio.ensure_future(write(number)) for number in told]
+                for task in tasks[::20]:
+                    asyncio.get_running_loop().call_later(chosen.random() / 10, task.cancel)
+                for result in await asyncio.gather(*tasks, return_exceptions=True):
+                    assert result is None or isinstance(result, asyncio.CancelledError), result
+                while client._left:
+                    await asyncio.wait(set(client._left))
+            found = Counter((await client.get("k") or b"").decode().strip(",").split(","))
+        assert set(found.values()) == {1}
+        assert {str(number) for number, what in told.items() if what == "done"} <= set(found)
+        (one,) = node.manager.partitions.values()
+        assert not len(one._early)
+        await node.stop()
+
+    asyncio.run(main())
+
+
+def test_a_snapshot_for_an_operator_has_the_rows_of_users_only(tmp_path: Path) -> None:
+    async def main() -> None:
+        one = await partition(HandLog())
+        await one.write(upsert(b"a", b"1", session=session(), seq=1))
+        await one.write(stage([b"b"], [b"2"], "l|1|1|x"))
+        saved, rows = await snapshot_to(one, str(tmp_path / "monday"))
+        assert rows == saved.rows == 1
 
     asyncio.run(main())

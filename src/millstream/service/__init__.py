@@ -17,6 +17,7 @@ A partition is a state machine over a log. The log decides: store, watchers and 
     clock        a time that never goes back
     window       the line monitor: order over asynchronous parts
     watching     who watches a partition
+    replay       how a store follows its log
     logs/        how a write is made durable: disk, none, objects
     stores/      where entries are kept: memory, counters, lmdb, cached; snapshots
     saving       snapshots beside the log, for operators, and restores

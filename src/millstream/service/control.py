@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 
 from millstream.errors import RefusedRequest
 from millstream.service.manager import Manager
@@ -10,6 +11,8 @@ from millstream.service.partition import SERVING, Partition
 from millstream.service.proto import service_pb2 as pb
 from millstream.service.saving import restore_from, snapshot_to
 from millstream.service.wire import described, position
+
+_log = logging.getLogger("millstream.service")
 
 
 class Control:
@@ -72,4 +75,9 @@ class Control:
         """The manager carries out what is desired, beside this call."""
         task = asyncio.ensure_future(self._manager.reconcile())
         self._carrying_out.add(task)
-        task.add_done_callback(self._carrying_out.discard)
+        task.add_done_callback(self._carried_out)
+
+    def _carried_out(self, task: asyncio.Task[None]) -> None:
+        self._carrying_out.discard(task)
+        if not task.cancelled() and task.exception() is not None:
+            _log.warning("what is desired cannot be carried out yet, and is tried again: %s", task.exception())

@@ -60,9 +60,9 @@ class EarlyWrites:
             if not window.has_room(seq) or self.count >= _EARLY or self._room < request.size:
                 raise Busy(f"write {seq} of this session is too far ahead of write {window.next}, which has not come yet", 0.1)
             self._windows[session] = window
-            self._wait(window, request)
+            self._wait(window, request, sessions)
 
-    def _wait(self, window: Window[Request], request: Request) -> None:
+    def _wait(self, window: Window[Request], request: Request, sessions: Sessions) -> None:
         older = window.withdraw(request.seq)
         if older is not None:
             self._is_gone(older)
@@ -77,8 +77,8 @@ class EarlyWrites:
             if future.cancelled() and window.holds(request.seq, request):
                 window.withdraw(request.seq)
                 self._is_gone(request)
-                if not len(window) and not window.moved and self._windows.get(request.session) is window:
-                    del self._windows[request.session]
+                if not len(window) and window.next <= sessions.last(request.session) + 1:
+                    self._windows.pop(request.session, None)
 
         request.future.add_done_callback(unwanted)
 
@@ -87,9 +87,9 @@ class EarlyWrites:
         self._room += request.size
 
     def turned(self, session: bytes, last: int) -> None:
-        """A turn has done a session's writes up to a number."""
+        """A turn has done a session's writes up to a number; 0: its first was refused, or it was forgotten."""
         window = self._windows.get(session)
-        if window is not None and not len(window) and window.next <= last + 1:
+        if window is not None and not len(window) and (window.next <= last + 1 or not last):
             del self._windows[session]
 
     def end(self) -> list[Request]:

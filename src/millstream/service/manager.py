@@ -37,16 +37,18 @@ from millstream.service.registries.base import (
     Registry,
     RegistryChange,
 )
-from millstream.service.saving import begin_from_snapshot, save
+from millstream.service.saving import begin_from_snapshot, folder_of, restored_in, save
 from millstream.service.stores.base import SharedStore, StoreKind
 from millstream.service.stores.memory import memory
-from millstream.service.stores.snapshots import write_snapshot
+from millstream.service.stores.snapshots import newest_snapshot, write_snapshot
 from millstream.service.table import Table
 from millstream.state.storage import LocalStorage, Storage
 
 KEPT_ASIDE = 3600  # seconds
 _TRIES = 50
 _AT_ONCE = 64
+_BEGINNINGS = 5
+_LARGEST = 1 << 48  # ids: they travel, and are packed, as 8 bytes
 _SAVE_AFTER = 64 << 20  # bytes in the log
 
 _log = logging.getLogger("millstream.service")
@@ -69,6 +71,7 @@ class Manager:
         self._logs: dict[str, SharedLog] = {}
         self._stores: dict[str, SharedStore] = {}
         self._reconciling = asyncio.Lock()
+        self._carried_out = -1  # the version of the desired state that this node stands for
         self._saving: set[int] = set()
 
     # --- what a table is kept with
@@ -157,6 +160,8 @@ class Manager:
             raise RefusedRequest(f"this node has no table {table!r}; it has: {', '.join(sorted(self.tables)) or 'none'}")
         if id == 0:
             raise RefusedRequest("ids of partitions begin with 1: leave it out to get the next one")
+        if id is not None and id >= _LARGEST:
+            raise RefusedRequest(f"id {id} is too large: ids grow from the largest that was given out; leave it out to get the next one")
         made = await self.make_desired(
             lambda desired: PartitionsAdded(
                 [Descriptor(desired.next_id if id is None else id, table, start, end, 1, self.node, found.point)]
@@ -222,6 +227,7 @@ class Manager:
             standing = [one for one in standing if self.desired.partitions[one.id].node == self.node]
             await self._open_all([*standing, *coming])
             self.on_change()
+            self._carried_out = self.desired.version
 
     async def _open_all(self, descriptors: list[Descriptor]) -> None:
         for at in range(0, len(descriptors), _AT_ONCE):
@@ -261,18 +267,34 @@ class Manager:
         """Rule 4."""
         try:
             if partition.table.log.keeps:
-                home = self.home_of(partition)
-                await asyncio.to_thread(begin_from_snapshot, partition.store, home, partition.descriptor.id)
-            await partition.open()
+                await self._follow(partition)
+            else:
+                await partition.open()
         except (MillstreamError, OSError) as error:
             self._cannot(partition, error)
 
     def _cannot(self, partition: Partition, error: Exception) -> None:
+        is_new = partition.reason != str(error)
         partition.state = FOREIGN if isinstance(error, Fenced) else ADDING
         partition.reason = str(error)
         if isinstance(error, DamageError):
             partition.damage = error
-        _log.error("partition %d of table %r cannot be opened: %s", partition.descriptor.id, partition.descriptor.table, error)
+        if is_new:
+            _log.error("partition %d of table %r cannot be opened: %s", partition.descriptor.id, partition.descriptor.table, error)
+
+    async def _follow(self, partition: Partition) -> None:
+        """Snapshot, then log. An old owner that is not yet aware of us may save and trim meanwhile: then there is a newer snapshot to begin with."""
+        home, id = self.home_of(partition), partition.descriptor.id
+        for attempt in range(_BEGINNINGS):
+            before = partition.store.applied
+            try:
+                await asyncio.to_thread(begin_from_snapshot, partition.store, home, id)
+                await partition.open(restored_in(home, id))
+                return
+            except DamageError:
+                newest = await asyncio.to_thread(newest_snapshot, home, folder_of(id))
+                if attempt + 1 == _BEGINNINGS or newest is None or newest.lsn <= max(before, partition.store.applied):
+                    raise
 
     async def _close(self, descriptor: Descriptor, moved: bool) -> None:
         """Rule 3."""
@@ -284,9 +306,9 @@ class Manager:
                 partition = self._made(descriptor, table)
                 if not moved:
                     await self._begin(partition)
-            serving = partition.state == SERVING
+            has_data = partition.state in (SERVING, STOPPED)
             await partition.leave()
-            if serving and not moved:
+            if has_data and not moved:
                 await self._keep_aside(partition)
             self.store_of(table.store).forget(descriptor.id)
             if not moved:
@@ -313,12 +335,12 @@ class Manager:
     async def look(self) -> None:
         """Looks whether the desired state has changed, and carries that out."""
         desired = await asyncio.to_thread(self.registry.read)
-        if desired.version != self.desired.version:
-            self.desired = desired
+        if desired.version != self._carried_out:
             await self.reconcile()
 
     async def tend(self) -> None:
         """Saves partitions whose logs have grown, and those that keep old records of a shared log from being removed. One call serves all partitions."""
+        await self._open_again()
         due = {id for id, one in self.partitions.items() if one.unsaved > _SAVE_AFTER}
         for log in self._logs.values():
             due.update(id for id in log.pressing() if id in self.partitions)
@@ -333,18 +355,26 @@ class Manager:
                 _log.warning("partition %d cannot be saved: %s", id, error)
             finally:
                 self._saving.discard(id)
-        await self._try_again()
+        await self._seal_again()
         self._forget_aside()
 
-    async def _try_again(self) -> None:
+    async def _seal_again(self) -> None:
         """A log that others can read lies on a storage that may be away for a while. A partition that stopped for it seals its log anew, which settles what
         became of its last writes. (A disk of ours that has failed is not asked again: it may say yes, and have lost what it could not write.)"""
         async with self._reconciling:
             for id, one in list(self.partitions.items()):
-                lost = one.state is STOPPED or (one.state is ADDING and one.reason and one.damage is None)
-                if lost and one.table.log.shared and self.desired.partitions.get(id) == one.descriptor:
+                if one.state == STOPPED and one.table.log.shared and self.desired.partitions.get(id) == one.descriptor:
                     await self._carry_out(Update(one.descriptor, one.descriptor))
                     self.on_change()
+
+    async def _open_again(self) -> None:
+        """Partitions that could not be opened, for another reason than damage: a storage that was away may be back."""
+        if any(one.state == ADDING and one.reason and one.damage is None for one in self.partitions.values()):
+            async with self._reconciling:
+                for one in list(self.partitions.values()):
+                    if one.state == ADDING and one.reason and one.damage is None:
+                        await self._open(one.descriptor)  # made anew: what could not be opened may have no log and no store
+                self.on_change()
 
     async def stop(self) -> None:
         """Answers what was taken in, and closes everything. What is desired stays desired."""

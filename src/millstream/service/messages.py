@@ -101,6 +101,7 @@ class LogRecord(msgspec.Struct, gc=False, array_like=True):
     """What one turn changed: positions first to last of a partition, written by the owner of a term. Rules 3 and 4.
 
     promoted: transactions whose staged rows became visible, with the position of each; their rows are in the store already, and not repeated here.
+    restored: the name of a restore, whose entries lie beside the log (`saving.py`) and replace those of users.
     """
 
     partition: int
@@ -110,6 +111,7 @@ class LogRecord(msgspec.Struct, gc=False, array_like=True):
     time: int
     changes: list[tuple[bytes, bytes | None]] = []
     promoted: list[tuple[str, int]] = []
+    restored: str = ""
 
 
 class Descriptor(msgspec.Struct, frozen=True, omit_defaults=True):

@@ -25,7 +25,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Awaitable, Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
@@ -44,13 +44,14 @@ from millstream.errors import (
 from millstream.service.clock import PartitionClock
 from millstream.service.elders import EarlyWrites
 from millstream.service.logs.base import Log
-from millstream.service.messages import ENTRY, LIMIT, SESSION, Answer, Change, Descriptor, Level, LogRecord, Request
+from millstream.service.messages import LIMIT, SESSION, Answer, Change, Descriptor, Level, LogRecord, Request
 from millstream.service.points import CrashPoints
+from millstream.service.replay import RECORD, Restored, bring_up, put_instead
 from millstream.service.routes import point_of
 from millstream.service.sessions import FORGOTTEN, Sessions, check_name
 from millstream.service.stores.base import KeyStore, Pinned
 from millstream.service.table import Table
-from millstream.service.turn import CLOCK, KeyValue, Turned, expanded_from
+from millstream.service.turn import CLOCK, KeyValue, Turned
 from millstream.service.watching import Watchers
 from millstream.service.window import Window
 
@@ -84,6 +85,7 @@ class Partition:
         self.store = store
         self.watchers = Watchers()
         self.unsaved = 0  # bytes that the log has and no snapshot
+        self.restores: list[str] = []  # that the log has and no snapshot
         self._wall = wall
         self._crash = crash or CrashPoints("")
         self._inbox = table.dispatch.make()
@@ -107,8 +109,8 @@ class Partition:
 
     # --- beginning
 
-    async def open(self) -> None:
-        """Seals the log, brings the store up to it, and serves. The store may have been restored from a snapshot before."""
+    async def open(self, restored: Restored | None = None) -> None:
+        """Seals the log, brings the store up to it, and serves. The store may begin with a snapshot. restored: gives the entries of a restore."""
         descriptor, store = self.descriptor, self.store
         last = await self.log.seal(descriptor.term)
         if self.table.log.keeps:
@@ -116,8 +118,9 @@ class Partition:
                 raise NotReady(
                     f"partition {descriptor.id} of {descriptor.table!r}: its store is at {store.applied}, ahead of its log at {last}"
                 )
-            async for record in self.log.read(store.applied):
-                store.apply([*expanded_from(store, record), *record.changes], record.last)
+            replayed = await bring_up(store, self.log.read(store.applied), restored)
+            self.restores += replayed.restores
+            self.unsaved += replayed.size
         clock = store.get(CLOCK)
         forgotten = store.get(FORGOTTEN)
         sessions = Sessions(
@@ -135,7 +138,7 @@ class Partition:
             covers=self.covers,
         )
         self.machine.term = descriptor.term
-        self.state = SERVING
+        self.state, self.reason = SERVING, ""
 
     def covers(self, key: bytes) -> bool:
         """Whether a key is this partition's."""
@@ -239,7 +242,7 @@ class Partition:
         sessions = self.machine.sessions
         for request in writes:
             if request.session in self._early:
-                self._early.turned(request.session, sessions.last(request.session))
+                self._early.turned(request.session, self.machine.sessions.last(request.session))
         record = turned.record
         if record is None and not self._under_way:
             self._finish(writes, turned.answers)
@@ -255,7 +258,7 @@ class Partition:
         if record is None:  # only answers from before: they wait for the records that they belong to
             self._left(self._window.arrive(number, number))
             return
-        self.unsaved += size
+        self.unsaved += size + RECORD
         logged = asyncio.ensure_future(self.log.append(record))
         self._crash("request.4-logged")
         logged.add_done_callback(partial(self._logged, number))
@@ -444,37 +447,25 @@ class Partition:
         self.watchers.close("the partition was removed")
         await self.log.close()
 
-    async def replace(
-        self, entries: Sequence[tuple[bytes, bytes]], keep: Callable[[Iterable[tuple[bytes, bytes]], int], Awaitable[None]]
-    ) -> int:
-        """Other users' entries instead of those that are there (`saving.py`, rule 3); the position of the change. Sessions, clock and ledger stay.
-
-        Once begun it ends, also if whoever asked waits no longer: the log has it, so it must be seen.
-        """
+    async def replace(self, entries: Sequence[tuple[bytes, bytes]], name: str) -> int:
+        """Other users' entries instead of those that are there (`saving.py`, rule 3); the position of the change. name: where whoever replays the log
+        finds them. Once begun it ends, also if whoever asked waits no longer: the log has it, so it must be seen."""
         if self.state is not SERVING or self._held:
             raise self._unready() if self.state is not SERVING else NotReady(f"partition {self.descriptor.id} is being restored already")
-        check = getattr(self.store, "check", None)
-        if check is not None:
-            check(entries)
         self._held = True
-        self._replacing = asyncio.ensure_future(self._replace(entries, keep))
+        self._replacing = asyncio.ensure_future(self._replace(entries, name))
         return await asyncio.shield(self._replacing)
 
-    async def _replace(
-        self, entries: Sequence[tuple[bytes, bytes]], keep: Callable[[Iterable[tuple[bytes, bytes]], int], Awaitable[None]]
-    ) -> int:
+    async def _replace(self, entries: Sequence[tuple[bytes, bytes]], name: str) -> int:
         try:
             await self.drain()
             if self.state is not SERVING:
                 raise self._unready()
             lsn = self.machine.lsn = self.machine.lsn + 1
-            version = lsn.to_bytes(8, "big")
-            own = [(key, value) for key, value in self.store.scan(b"", b"\xff") if key[:1] != ENTRY]
-            everything = [*own, *((key, version + value[8:]) for key, value in entries)]
-            await self.log.append(LogRecord(self.descriptor.id, self.descriptor.term, lsn, lsn, self.machine.clock.next(self._wall())))
-            if self.table.log.keeps:
-                await keep(everything, lsn)
-            self.store.replace(everything, lsn)
+            now = self.machine.clock.next(self._wall())
+            await self.log.append(LogRecord(self.descriptor.id, self.descriptor.term, lsn, lsn, now, restored=name))
+            self.restores.append(name)
+            put_instead(self.store, entries, lsn)
         except BaseException as error:
             if self.state is SERVING:
                 self._fail(error)

@@ -3,23 +3,29 @@
 Rules
 1. A snapshot beside the log (`home`) covers the log up to its position, so the log may be trimmed there. It is whole before anything is trimmed.
 2. A store that is behind the newest snapshot of its home begins with that snapshot; then comes the log.
-3. A restore is decided by the log, then written as a snapshot beside it, then seen. Killed in between, a partition comes back as it was before, or
-   restored; never half, and never seen and then gone.
+3. A restore lies beside the log under a name of its own first; then the log decides, with a record that names it; then it is seen. Killed in between, a
+   partition comes back as it was before, or restored; never half, and never seen and then gone. Whoever was replaced meanwhile has restored nothing.
+   It goes when a snapshot covers its record.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable, Iterator
+import logging
+import secrets
+from collections.abc import Iterator
 from pathlib import Path
 
 from millstream.core.keyspace import after
-from millstream.errors import RefusedRequest
+from millstream.errors import MillstreamError, RefusedRequest
 from millstream.service.messages import ENTRY
 from millstream.service.partition import Partition
+from millstream.service.replay import Restored
 from millstream.service.stores.base import KeyStore, Pinned
-from millstream.service.stores.snapshots import Snapshot, drop_older, newest_snapshot, read_snapshot, write_snapshot
+from millstream.service.stores.snapshots import Snapshot, drop_older, drop_snapshot, newest_snapshot, read_snapshot, write_snapshot
 from millstream.state.storage import Storage, open_storage
+
+_log = logging.getLogger("millstream.service")
 
 
 class Listed:
@@ -75,9 +81,19 @@ def begin_from_snapshot(store: KeyStore, home: Storage, partition: int) -> None:
         store.replace(entries, about.lsn)
 
 
+def restore_name(partition: int, name: str) -> str:
+    """Where a restore lies in the home."""
+    return f"restores/{partition}/{name}"
+
+
+def restored_in(home: Storage, partition: int) -> Restored:
+    """Gives the entries of a restore that lies in a home."""
+    return lambda name: list(read_snapshot(home, restore_name(partition, name))[1])
+
+
 async def save(partition: Partition, home: Storage) -> None:
     """Rule 1."""
-    id, before = partition.descriptor.id, partition.unsaved
+    id, before, restores = partition.descriptor.id, partition.unsaved, list(partition.restores)
     pinned = partition.store.pin()
     try:
         saved = await write_snapshot(pinned, home, name_of(id, pinned.applied))
@@ -86,6 +102,10 @@ async def save(partition: Partition, home: Storage) -> None:
     await partition.log.trim(saved.lsn)
     await asyncio.to_thread(drop_older, home, folder_of(id), saved.name)
     partition.unsaved = max(0, partition.unsaved - before)
+    for name in restores:
+        await asyncio.to_thread(drop_snapshot, home, restore_name(id, name))
+        if name in partition.restores:
+            partition.restores.remove(name)
 
 
 async def snapshot_to(partition: Partition, place: str) -> Snapshot:
@@ -93,7 +113,7 @@ async def snapshot_to(partition: Partition, place: str) -> Snapshot:
     storage, name = _place(place)
     pinned = UsersEntries(partition.store.pin())
     try:
-        if _exists(storage, name):
+        if await asyncio.to_thread(_exists, storage, name):
             raise RefusedRequest(f"{place} holds a snapshot already: choose another path")
         return await write_snapshot(pinned, storage, name)
     finally:
@@ -115,12 +135,18 @@ async def restore_from(partition: Partition, place: str, home: Storage) -> tuple
             f"the snapshot {place} has key {foreign[1:61]!r}, which partition {point.id} does not cover: it is another partition's"
         )
 
-    async def keep(everything: Iterable[tuple[bytes, bytes]], lsn: int) -> None:
-        saved = await write_snapshot(Listed(list(everything), lsn), home, name_of(point.id, lsn))
-        await asyncio.to_thread(drop_older, home, folder_of(point.id), saved.name)
-
-    lsn = await partition.replace(entries, keep)
-    await partition.log.trim(lsn)
+    check = getattr(partition.store, "check", None)
+    if check is not None:
+        check(entries)
+    name = secrets.token_hex(8)
+    if partition.table.log.keeps:
+        await write_snapshot(Listed(entries, 0), home, restore_name(point.id, name))
+    lsn = await partition.replace(entries, name)
+    if partition.table.log.keeps:
+        try:
+            await save(partition, home)
+        except MillstreamError as error:  # it is restored; the log is as long as before
+            _log.warning("partition %d was restored, and cannot be saved: %s", point.id, error)
     return lsn, len(entries)
 
 

@@ -124,7 +124,7 @@ class Sessions:
         if isinstance(answer, ServiceError):
             answer.counted = True
             versions = answer.versions[:MOST_VERSIONS] if isinstance(answer, Conflict) else []
-            answers.append(KeptAnswer(seq, lsn, b"", answer.reason, str(answer), versions))
+            answers.append(KeptAnswer(seq, lsn, b"", answer.reason, str(answer)[:4096], versions))
         else:
             answers.append(KeptAnswer(seq, lsn, answer.result))
         if len(answers) > KEPT or (answer.result if isinstance(answer, Answer) else b""):

@@ -23,7 +23,7 @@ class Window(Generic[_T]):
     """
 
     def __init__(self, first: int, size: int) -> None:
-        self.next = self._first = first
+        self.next = first
         self.size = size
         self._early: dict[int, _T] = {}
 
@@ -56,11 +56,6 @@ class Window(Generic[_T]):
     def withdraw(self, number: int) -> _T | None:
         """What arrived early is not wanted any more."""
         return self._early.pop(number, None)
-
-    @property
-    def moved(self) -> bool:
-        """Whether anything has left."""
-        return self.next > self._first
 
     def __len__(self) -> int:
         return len(self._early)

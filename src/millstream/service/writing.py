@@ -4,6 +4,7 @@ Rules
 1. A session's writes to a partition are numbered without holes, and at most `AT_ONCE` are under way.
 2. Pauses grow from try to try, and are never the same for two clients.
 3. What a node would refuse for its size gets no number (`limits.check_message`): a number that the node never counts would keep its successors waiting.
+4. A write that has a number is brought to its end, also if its caller waits no longer: the writes behind it wait for it.
 """
 
 from __future__ import annotations
@@ -12,10 +13,12 @@ import asyncio
 import random
 import secrets
 import time
+from typing import Any, TypeVar
 
 from millstream.errors import Busy
 
 AT_ONCE = 48
+_T = TypeVar("_T")
 
 
 class WriteSession:
@@ -42,6 +45,18 @@ class WriteSession:
     def done(self) -> int:
         """Every write up to this one has been answered."""
         return min(self._open) - 1 if self._open else self._next - 1
+
+
+async def finished(work: asyncio.Task[_T], left: set[asyncio.Task[Any]]) -> _T:
+    """Rule 4. left: the writes that nobody waits for any more."""
+    try:
+        return await asyncio.shield(work)
+    except asyncio.CancelledError:
+        if not work.done():
+            left.add(work)
+            work.add_done_callback(left.discard)
+            work.add_done_callback(lambda work: work.cancelled() or work.exception())
+        raise
 
 
 class Pause:
