@@ -565,7 +565,6 @@ def test_a_snapshot_for_an_operator_has_the_rows_of_users_only(tmp_path: Path) -
         one = await partition(HandLog())
         await one.write(upsert(b"a", b"1", session=session(), seq=1))
         await one.write(stage([b"b"], [b"2"], "l|1|1|x"))
-        saved, rows = await snapshot_to(one, str(tmp_path / "monday"))
-        assert rows == saved.rows == 1
+        assert (await snapshot_to(one, str(tmp_path / "monday"))).rows == 1
 
     asyncio.run(main())

@@ -10,6 +10,7 @@ A partition is a state machine over a log. The log decides: store, watchers and 
     elders       writes that came before their elders
     dispatch     in which order requests get their turn
     turn         the state machine: what a request does
+    elders       writes that came too early
     sessions     every write counts once
     ledger       staged rows, for sinks that write in two phases
     transforms   filters, enrichers, sanitizers
@@ -20,6 +21,7 @@ A partition is a state machine over a log. The log decides: store, watchers and 
     replay       how a store follows its log
     logs/        how a write is made durable: disk, none, objects
     stores/      where entries are kept: memory, counters, lmdb, cached; snapshots
+    replay       from the log into a store
     saving       snapshots beside the log, for operators, and restores
     registries/  which partitions are desired
     plan         from what is there to what is desired
@@ -32,7 +34,8 @@ A partition is a state machine over a log. The log decides: store, watchers and 
     routes       from a key to its partition
     calls        how a client speaks
     client       a client for asyncio
-    writing      its numbers and pauses
+    ways         which node it asks
+    writing      its numbers, batches and pauses
     found        what it is answered
     blocking     a client for everybody else
     checks       the contracts of logs and stores, to run against your own

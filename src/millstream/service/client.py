@@ -20,7 +20,6 @@ from millstream.core.time import duration
 from millstream.errors import (
     BadNode,
     Busy,
-    DefinitionError,
     MillstreamError,
     NotReady,
     RefusedRequest,
@@ -30,16 +29,15 @@ from millstream.errors import (
     UnknownOutcome,
 )
 from millstream.network import Tls
-from millstream.service.calls import Channel, Unreachable
+from millstream.service.calls import Unreachable
 from millstream.service.found import KeyFound, Owner, Text, WatchedChange, as_bytes, limits_of, merged, watched_change
 from millstream.service.limits import check_message
 from millstream.service.messages import LIMIT, Level
 from millstream.service.proto import service_pb2 as pb
-from millstream.service.routes import HASH, KEY, LIVE, RangeMap, point_of
-from millstream.service.writing import Pause, WriteSession
+from millstream.service.routes import HASH, KEY, LIVE
+from millstream.service.ways import ATTEMPT, Ways
+from millstream.service.writing import Pause, Scattered, WriteSession, batches, finished
 
-_ATTEMPT = 5.0  # seconds for one try
-_LOOK = 1.0
 _BATCH = LIMIT // 2
 
 
@@ -52,18 +50,13 @@ class AsyncClient:
     def __init__(
         self, addresses: str | Sequence[str], table: str, *, cookie: str = "", tls: Tls | None = None, timeout: str | int = "10s"
     ) -> None:
-        self._given = [addresses] if isinstance(addresses, str) else list(addresses)
-        if not self._given:
-            raise DefinitionError("give the address of a node, such as 127.0.0.1:7400")
+        given = [addresses] if isinstance(addresses, str) else list(addresses)
         self.table = table
-        self._cookie, self._tls = cookie, tls
         self._timeout = duration(timeout) / 1000
-        self._channels: dict[str, Channel] = {}
-        self._routes: RangeMap[Owner] = RangeMap()
+        self._ways = Ways(given, table, cookie, tls, self._timeout)
         self._sessions: dict[int, WriteSession] = {}
         self._seen: dict[int, int] = {}
-        self._terms: dict[int, int] = {}  # the highest that is known of each partition
-        self._turn = 0
+        self._left: set[asyncio.Task[Any]] = set()
 
     async def __aenter__(self) -> AsyncClient:
         return self
@@ -73,10 +66,9 @@ class AsyncClient:
 
     async def close(self) -> None:
         """Ends its connections."""
-        channels, self._channels = list(self._channels.values()), {}
-        await asyncio.gather(*(channel.close() for channel in channels))
-
-    # --- what can be asked
+        for task in self._left:
+            task.cancel()
+        await self._ways.close()
 
     async def get(self, key: Text, *, level: Level = Level.LINEARIZABLE, max_age: str | int = 0) -> bytes | None:
         """The value of a key; None if it is not there."""
@@ -100,7 +92,7 @@ class AsyncClient:
         found: list[KeyFound | None] = [None] * len(wanted)
 
         async def read(places: list[int], owner: Owner | None, left: float) -> None:
-            header = self._header(owner)
+            header = self._ways.header(owner)
             header.level = int(level)  # type: ignore[assignment]
             header.max_age_ms = duration(max_age) if max_age else 0
             header.form = pb.JSON if as_json else pb.BYTES
@@ -113,7 +105,7 @@ class AsyncClient:
                 session = self._sessions.get(owner.descriptor.id)
                 header.session = session.name if session else b""
             request = pb.GetRequest(header=header, keys=[wanted[place] for place in places])
-            reply = await self._channel(owner).ask("Get", request, left if complete_to is not None else min(left, _ATTEMPT))
+            reply = await self._ways.channel(owner).ask("Get", request, left if complete_to is not None else min(left, ATTEMPT))
             self._note(reply.at)
             for place, value, version in zip(places, reply.values, reply.versions, strict=True):
                 at = reply.at
@@ -132,8 +124,7 @@ class AsyncClient:
     async def put_many(self, rows: Mapping[Text, Text] | Iterable[tuple[Text, Text]], *, txn: str = "") -> int:
         """Writes many keys: batches by partition, each whole or not at all, several at once; how many rows. txn: stages them instead."""
         pairs = [(as_bytes(key), as_bytes(value)) for key, value in (rows.items() if isinstance(rows, Mapping) else rows)]
-        await self._many([key for key, _ in pairs], [value for _, value in pairs], txn)
-        return len(pairs)
+        return sum((await self._many([key for key, _ in pairs], [value for _, value in pairs], txn)).values())
 
     async def stage(self, rows: Sequence[tuple[bytes, bytes | None]], txn: str) -> dict[int, int]:
         """Stages rows (a value of None removes the key) under a transaction, which `decide` ends; how many in each partition."""
@@ -161,17 +152,17 @@ class AsyncClient:
         deadline, pause = time.monotonic() + self._timeout, Pause()
         argument = f"{how} {fence}{' ' if keep else ''}{chr(10).join(keep)}"
         while True:
-            owner = next((one for one in self._routes.all() if one.descriptor.id == partition), None)
+            owner = next((one for one in self._ways.routes.all() if one.descriptor.id == partition), None)
             if owner is None:
-                await self._learn_all()
-                owner = next((one for one in self._routes.all() if one.descriptor.id == partition), None)
+                await self._ways.learn_all()
+                owner = next((one for one in self._ways.routes.all() if one.descriptor.id == partition), None)
                 if owner is None:
                     raise RefusedRequest(f"table {self.table!r} has no partition {partition}")
-            asked = pb.CallRequest(header=self._header(owner), function="decide", key=txn.encode(), argument=argument.encode())
+            asked = pb.CallRequest(header=self._ways.header(owner), function="decide", key=txn.encode(), argument=argument.encode())
             try:
-                return bytes((await self._channel(owner).ask("Call", asked, _ATTEMPT)).result)
+                return bytes((await self._ways.channel(owner).ask("Call", asked, ATTEMPT)).result)
             except (BadNode, Busy, NotReady, UnknownOutcome, Unreachable) as error:
-                self._learn(error)
+                self._ways.learn(error)
                 await pause.after(error, deadline)
 
     async def scan(
@@ -190,7 +181,7 @@ class AsyncClient:
 
         part, as_of, as_json: for live state, what to scan ("timers", "holds", "map:FIELD"), the epoch to read, and rows as JSON.
         """
-        owners = await self._partitions()
+        owners = await self._ways.learn_all()
         asked = pb.ScanRequest(
             start=as_bytes(start), end=as_bytes(end), prefix=as_bytes(prefix), limit=limit, keys_only=keys_only, part=part
         )
@@ -198,11 +189,11 @@ class AsyncClient:
         if as_of is not None:
             asked.header.as_of, asked.header.level = as_of, pb.AS_OF
         given = 0
-        if self._routes.point != HASH or len(owners) == 1:
+        if self._ways.routes.point != HASH or len(owners) == 1:
             low, high = limits_of(asked)
             for owner in owners:
                 here = owner.descriptor
-                if self._routes.point == KEY and ((here.end and here.end <= low) or (high and high <= here.start)):
+                if self._ways.routes.point == KEY and ((here.end and here.end <= low) or (high and high <= here.start)):
                     continue
                 async for found in self._scan_one(owner, asked):
                     yield found
@@ -225,19 +216,19 @@ class AsyncClient:
 
         async def follow(owner: Owner, mine: list[bytes]) -> None:
             try:
-                asked = pb.WatchRequest(header=self._header(owner), keys=mine, prefix=as_bytes(prefix))
+                asked = pb.WatchRequest(header=self._ways.header(owner), keys=mine, prefix=as_bytes(prefix))
                 asked.header.form = pb.JSON if as_json else pb.BYTES
                 if after is not None and owner.descriptor.id in after:
                     asked.after = after[owner.descriptor.id]
-                async for reply in self._channel(owner).stream("Watch", asked):
+                async for reply in self._ways.channel(owner).stream("Watch", asked):
                     await queue.put(watched_change(reply))
             except Exception as error:
                 await queue.put(error)
 
-        owners = await self._partitions()
+        owners = await self._ways.learn_all()
         tasks = []
         for owner in owners:
-            mine = [key for key in wanted if self._routes.find(key) is owner]
+            mine = [key for key in wanted if self._ways.routes.find(key) is owner]
             if mine or not wanted:
                 tasks.append(asyncio.ensure_future(follow(owner, mine)))
         try:
@@ -252,93 +243,28 @@ class AsyncClient:
 
     async def is_live(self) -> bool:
         """Whether this is the live state of a pipeline, and not a table."""
-        await self._learn_all()
-        return self._routes.point == LIVE
+        await self._ways.learn_all()
+        return self._ways.routes.point == LIVE
 
     async def partitions(self) -> list[int]:
         """The ids of the table's partitions, in the order of their points."""
-        return [owner.descriptor.id for owner in await self._partitions()]
+        return [owner.descriptor.id for owner in await self._ways.learn_all()]
 
     async def partition_of(self, key: Text) -> int:
         """The id of the partition that has a key."""
-        found = self._routes.find(as_bytes(key))
+        found = self._ways.routes.find(as_bytes(key))
         if found is None:
-            await self._learn_all()
-            found = self._routes.find(as_bytes(key))
+            await self._ways.learn_all()
+            found = self._ways.routes.find(as_bytes(key))
         if found is None:
             raise BadNode(f"no partition of table {self.table!r} has key {as_bytes(key)[:60]!r}")
         return found.descriptor.id
 
     # --- ways and means
 
-    def _channel(self, owner: Owner | None) -> Channel:
-        if owner is not None and owner.address:
-            address = owner.address
-        else:
-            address = self._given[self._turn % len(self._given)]
-        found = self._channels.get(address)
-        if found is None:
-            found = self._channels[address] = Channel(address, tls=self._tls, cookie=self._cookie)
-        return found
-
-    def _header(self, owner: Owner | None) -> Any:
-        if owner is None:
-            return pb.Header(table=self.table)
-        return pb.Header(table=self.table, partition=owner.descriptor.id, term=owner.descriptor.term)
-
     def _note(self, at: Any) -> None:
         if at.lsn > self._seen.get(at.partition, 0):
             self._seen[at.partition] = at.lsn
-
-    def _learn(self, error: BaseException, owner: Owner | None = None) -> None:
-        """Rule 1."""
-        if isinstance(error, BadNode):
-            if owner is not None:
-                self._routes.remove(owner)
-            for told in error.owners:
-                self._remember(told)
-        elif isinstance(error, Unreachable):
-            self._turn += 1
-            if owner is not None:
-                self._routes.remove(owner)
-
-    def _remember(self, told: pb.Partition) -> None:
-        if told.table == self.table and told.term >= self._terms.get(told.id, 0):  # a node that was replaced may not know it yet
-            self._terms[told.id] = told.term
-            self._routes.point = told.point or KEY
-            self._routes.add(Owner(told))
-
-    async def _look_around(self, key: bytes) -> None:
-        """Asks one node, and each time another of those that were given, who has a key."""
-        self._turn += 1
-        start = point_of(self._routes.point, key)
-        try:
-            reply = await self._channel(None).ask("Route", pb.RouteRequest(table=self.table, start=start, limit=1), _LOOK)
-        except MillstreamError:
-            return
-        for told in reply.partitions:
-            self._remember(told)
-
-    async def _learn_all(self) -> None:
-        deadline, pause = time.monotonic() + self._timeout, Pause()
-        start = b""
-        while True:
-            try:
-                request = pb.RouteRequest(table=self.table, start=start)
-                reply = await self._channel(None).ask("Route", request, _ATTEMPT)
-            except (Busy, NotReady, Unreachable, BadNode) as error:
-                self._learn(error)
-                await pause.after(error, deadline)
-                continue
-            for told in reply.partitions:
-                self._remember(told)
-            if not reply.partitions or not reply.partitions[-1].end:
-                return
-            start = reply.partitions[-1].end
-
-    async def _partitions(self) -> list[Owner]:
-        await self._learn_all()
-        return self._routes.all()
 
     async def _spread(self, keys: Sequence[bytes], read: Any) -> None:
         """Has keys read by those who have them, until all are."""
@@ -346,7 +272,7 @@ class AsyncClient:
         while left:
             groups: dict[int, tuple[Owner | None, list[int]]] = {}
             for place in left:
-                owner = self._routes.find(keys[place])
+                owner = self._ways.routes.find(keys[place])
                 groups.setdefault(0 if owner is None else owner.descriptor.id, (owner, []))[1].append(place)
             jobs = [(owner, places[at : at + most]) for owner, places in groups.values() for at in range(0, len(places), most)]
             done = await asyncio.gather(
@@ -362,10 +288,10 @@ class AsyncClient:
                     continue
                 if not isinstance(error, (BadNode, Busy, NotReady, Unreachable)):
                     raise error
-                self._learn(error, owner)
+                self._ways.learn(error, owner)
                 if isinstance(error, BadNode) and not error.owners:
-                    await self._look_around(keys[places[0]])
-                    if self._routes.find(keys[places[0]]) is None:
+                    await self._ways.look_around(keys[places[0]])
+                    if self._ways.routes.find(keys[places[0]]) is None:
                         raise error
                 left += places
                 again = error
@@ -375,8 +301,8 @@ class AsyncClient:
     async def _scan_one(self, owner: Owner, asked: Any) -> AsyncIterator[KeyFound]:
         request = pb.ScanRequest()
         request.CopyFrom(asked)
-        request.header.MergeFrom(self._header(owner))
-        async for reply in self._channel(owner).stream("Scan", request, self._timeout * 6):
+        request.header.MergeFrom(self._ways.header(owner))
+        async for reply in self._ways.channel(owner).stream("Scan", request, self._timeout * 6):
             at = reply.at
             values = reply.values if reply.values else [b""] * len(reply.keys)
             for key, value, version in zip(reply.keys, values, reply.versions, strict=True):
@@ -384,52 +310,44 @@ class AsyncClient:
 
     async def _many(self, keys: list[bytes], values: list[bytes] | None, txn: str) -> dict[int, int]:
         """Batches by partition; how many rows went to each."""
-        if keys and self._routes.split(keys) is None:
-            await self._learn_all()
-        split = self._routes.split(keys)
+        routes = self._ways.routes
+        split = routes.split(keys)
         if split is None:
-            lost = next(key for key in keys if self._routes.find(key) is None)
+            await self._ways.learn_all()
+            split = routes.split(keys)
+        if split is None:
+            lost = next(key for key in keys if routes.find(key) is None)
             raise BadNode(f"no partition of table {self.table!r} has key {lost[:60]!r}")
-        jobs = []
-        for places in split.values():
-            batch: list[int] = []
-            size = 0
-            for place in places:
-                own = len(keys[place]) + (0 if values is None else len(values[place]))
-                if batch and size + own > _BATCH:
-                    jobs.append(batch)
-                    batch, size = [], 0
-                batch.append(place)
-                size += own
-            jobs.append(batch)
 
-        async def send(places: list[int]) -> tuple[int, int]:
-            mine = [keys[place] for place in places]
-            if values is None:
-                reply = await self._write("Remove", pb.RemoveRequest(keys=mine, txn=txn), mine[0])
-            else:
-                asked = pb.UpsertRequest(keys=mine, values=[values[place] for place in places], txn=txn)
-                reply = await self._write("Upsert", asked, mine[0])
-            return reply.at.partition, len(places)
+        async def send(mine: list[bytes], theirs: list[bytes] | None) -> dict[int, int]:
+            try:
+                if theirs is None:
+                    reply = await self._write("Remove", pb.RemoveRequest(keys=mine, txn=txn), mine[0], mine)
+                else:
+                    reply = await self._write("Upsert", pb.UpsertRequest(keys=mine, values=theirs, txn=txn), mine[0], mine)
+            except Scattered:  # they were one partition's when they were put together
+                return await self._many(mine, theirs, txn)
+            return {reply.at.partition: len(mine)}
 
         counts: dict[int, int] = {}
-        for partition, rows in await asyncio.gather(*(send(places) for places in jobs if places)):
-            counts[partition] = counts.get(partition, 0) + rows
+        for found in await asyncio.gather(*(send(*batch) for batch in batches(split.values(), keys, values, _BATCH))):
+            for partition, rows in found.items():
+                counts[partition] = counts.get(partition, 0) + rows
         return counts
 
-    # --- writes that count once
-
-    async def _write(self, name: str, asked: Any, key: bytes) -> Any:
+    async def _write(self, name: str, asked: Any, key: bytes, together: Sequence[bytes] = ()) -> Any:
         """Rules 2 to 4."""
-        check_message(asked)  # before it has a number: one that the node refuses unseen would keep its successors waiting
+        check_message(asked, together)  # before it has a number: one that the node refuses unseen would keep its successors waiting
         deadline, pause = time.monotonic() + self._timeout, Pause()
         while True:
-            owner = self._routes.find(key)
+            owner = self._ways.routes.find(key)
             if owner is None:
-                await self._learn_all()
-                owner = self._routes.find(key)
+                await self._ways.learn_all()
+                owner = self._ways.routes.find(key)
                 if owner is None:
                     raise BadNode(f"no partition of table {self.table!r} has key {key[:60]!r}")
+            if together and any(self._ways.routes.find(one) is not owner for one in together):
+                raise Scattered
             id = owner.descriptor.id
             session = self._sessions.get(id)
             if session is None:
@@ -437,28 +355,33 @@ class AsyncClient:
             async with session.room:
                 if self._sessions.get(id) is not session:
                     continue  # given up meanwhile
-                reply = await self._numbered(name, asked, key, id, session, deadline, pause)
+                work = asyncio.ensure_future(self._numbered(name, asked, key, together, id, session, deadline, pause))
+                reply = await finished(work, self._left)
             if reply is not None:
                 return reply
 
-    async def _numbered(self, name: str, asked: Any, key: bytes, id: int, session: WriteSession, deadline: float, pause: Pause) -> Any:
+    async def _numbered(
+        self, name: str, asked: Any, key: bytes, together: Sequence[bytes], id: int, session: WriteSession, deadline: float, pause: Pause
+    ) -> Any:
         """One write under one number; None if it was certainly not done and must be numbered anew, for another partition or session."""
         seq, unsure = session.take(), False
         try:
             while True:
-                owner = self._routes.find(key)
+                owner = self._ways.routes.find(key)
                 if owner is None or owner.descriptor.id != id:
                     if unsure:
                         raise UnknownOutcome(f"key {key[:60]!r}: the partition that may have done the write is gone")
                     self._give_up(id, session)
                     return None
-                asked.header.CopyFrom(self._header(owner))
+                if not unsure and self._sessions.get(id) is not session:
+                    return None  # an elder was given up, so this number would wait for ever
+                asked.header.CopyFrom(self._ways.header(owner))
                 asked.header.session, asked.header.seq, asked.header.done = session.name, seq, session.done
                 left = deadline - time.monotonic()
                 try:
                     if left <= 0:
                         raise Unreachable(f"key {key[:60]!r}: no answer in time", sent=False)
-                    reply = await self._channel(owner).ask(name, asked, min(left, _ATTEMPT))
+                    reply = await self._ways.channel(owner).ask(name, asked, min(left, ATTEMPT))
                     self._note(reply.at)
                     return reply
                 except SessionExpired as error:
@@ -469,14 +392,17 @@ class AsyncClient:
                         self._sessions[id] = WriteSession(max(time.time_ns() // 1_000_000, error.known_after + 1))
                     return None
                 except BadNode as error:
-                    self._learn(error, owner)
+                    self._ways.learn(error, owner)
                     if not error.owners:
-                        await self._look_around(key)
+                        await self._ways.look_around(key)
                     await self._patiently(error, pause, deadline, unsure, id, session)
+                    if together and not unsure:
+                        self._give_up(id, session)
+                        return None
                 except (Busy, NotReady, UnknownOutcome, Unreachable) as error:
                     unsure = unsure or isinstance(error, UnknownOutcome) or (isinstance(error, Unreachable) and error.sent)
                     if isinstance(error, Unreachable):
-                        await self._look_around(key)  # somebody else may have the partition now, and what was done in it
+                        await self._ways.look_around(key)  # somebody else may have the partition now, and what was done in it
                     await self._patiently(error, pause, deadline, unsure, id, session)
         except (MillstreamError, asyncio.CancelledError) as error:
             if isinstance(error, ServiceError) and error.counted:

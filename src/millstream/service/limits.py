@@ -85,9 +85,11 @@ def check_size(keys: Sequence[bytes], values: Sequence[bytes]) -> int:
     return size
 
 
-def check_message(asked: Any) -> None:
-    """The same, for a write as it travels: also what it has besides keys and values must not be too much."""
-    if hasattr(asked, "argument"):
+def check_message(asked: Any, together: Sequence[bytes] = ()) -> None:
+    """The same, for a write as it travels: also what it has besides keys and values must not be too much. together: its keys, if it was cut to fit."""
+    if together:
+        check_size(together, ())
+    elif hasattr(asked, "argument"):
         check_size([asked.key], [asked.argument])
     else:
         check_size(asked.keys, getattr(asked, "values", ()))

@@ -239,7 +239,6 @@ class Partition:
             self._answer_all(writes, self._unready())
             return
         self._crash("request.3-turned")
-        sessions = self.machine.sessions
         for request in writes:
             if request.session in self._early:
                 self._early.turned(request.session, self.machine.sessions.last(request.session))

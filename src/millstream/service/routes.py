@@ -10,7 +10,7 @@ Rules
 from __future__ import annotations
 
 from bisect import bisect_right, insort
-from collections.abc import Iterable
+from collections.abc import Mapping, Sequence
 from hashlib import blake2b
 from typing import Generic, Protocol, TypeVar
 
@@ -109,15 +109,17 @@ class RangeMap(Generic[_P]):
         end = found.descriptor.end
         return found if not end or point < end else None
 
-    def split(self, keys: Iterable[bytes]) -> dict[int, list[int]] | None:
+    def split(self, keys: Sequence[bytes]) -> Mapping[int, Sequence[int]] | None:
         """Which keys (by their places) belong to which partition; None if one belongs to nobody that is known."""
+        if self._only is not None:
+            return {self._only.descriptor.id: range(len(keys))} if keys else {}
         found: dict[int, list[int]] = {}
         for place, key in enumerate(keys):
             one = self.find(key)
             if one is None:
                 return None
             found.setdefault(one.descriptor.id, []).append(place)
-        return found
+        return dict(found)
 
     def all(self) -> list[_P]:
         """In the order of their points."""

@@ -13,6 +13,8 @@ import asyncio
 import random
 import secrets
 import time
+from collections.abc import Iterable, Iterator, Sequence
+from operator import add
 from typing import Any, TypeVar
 
 from millstream.errors import Busy
@@ -71,3 +73,35 @@ class Pause:
         if time.monotonic() + wait >= deadline:
             raise error
         await asyncio.sleep(wait)
+
+
+class Scattered(Exception):
+    """Keys that were put together belong to several partitions now."""
+
+
+def batches(
+    groups: Iterable[Sequence[int]], keys: Sequence[bytes], values: Sequence[bytes] | None, most: int
+) -> Iterator[tuple[list[bytes], list[bytes] | None]]:
+    """Keys and values by their places, cut so that none has more bytes than `most`, or than one row has.
+
+    >>> list(batches([[0, 2], [1]], [b"a", b"b", b"c"], [b"11", b"22", b"33"], 100))
+    [([b'a', b'c'], [b'11', b'33']), ([b'b'], [b'22'])]
+    >>> [len(mine) for mine, _ in batches([range(5)], [b"a"] * 5, None, 2)]
+    [2, 2, 1]
+    """
+    sizes = list(map(len, keys)) if values is None else list(map(add, map(len, keys), map(len, values)))
+    for places in groups:
+        first = size = 0
+        for at, place in enumerate(places):
+            if size and size + sizes[place] > most:
+                yield _chosen(places[first:at], keys), None if values is None else _chosen(places[first:at], values)
+                first, size = at, 0
+            size += sizes[place]
+        if len(places) > first:
+            yield _chosen(places[first:], keys), None if values is None else _chosen(places[first:], values)
+
+
+def _chosen(places: Sequence[int], of: Sequence[bytes]) -> list[bytes]:
+    if isinstance(places, range):
+        return list(of[places.start : places.stop])
+    return [of[place] for place in places]
