@@ -20,6 +20,7 @@ from millstream.service.logs.frames import decode_file
 from millstream.service.messages import LIMIT
 from millstream.service.node import Node
 from millstream.service.proto import service_pb2 as pb
+from millstream.service.watching import Watchers
 
 
 def put(key: bytes, value: bytes, **header: Any) -> pb.UpsertRequest:
@@ -255,6 +256,27 @@ def test_a_slow_watcher_is_told_where_to_go_on_and_goes_on_without_a_hole(tmp_pa
     asyncio.run(main())
 
 
+def test_a_watcher_that_fell_behind_can_go_on_where_it_was_told_to() -> None:
+    """What is kept for those who come back is more than what a slow one may be behind: or else every one of them had to begin anew."""
+
+    async def main() -> None:
+        watchers = Watchers()
+        slow, _ = watchers.join(lambda key: True, 0, None)
+        quick, _ = watchers.join(lambda key: True, 0, None)
+        seen = []
+        for lsn in range(1, 61):
+            watchers.tell(lsn, [[(b"Kk%d" % lsn, lsn.to_bytes(8, "big") + b"x" * 100_000)]])
+            seen.append((await quick.next())[0])
+        with pytest.raises(Stale, match="after position") as told:
+            await slow.next()
+        after = int(str(told.value).rsplit(" ", 1)[1])
+        again, goes_on = watchers.join(lambda key: True, 60, after)
+        assert goes_on
+        assert [(await again.next())[0] for _ in range(60 - after)] == list(range(after + 1, 61)) and seen == list(range(1, 61))
+
+    asyncio.run(main())
+
+
 # --- writes that come before their elders
 
 
@@ -342,5 +364,35 @@ def test_a_read_that_cannot_be_confirmed_is_refused_and_the_partition_goes_on(tm
         log.is_away = False
         assert (await one.read(get(b"a"))).values == [b"1"]
         await one.write(upsert(b"a", b"2"))
+
+    asyncio.run(main())
+
+
+def test_a_storage_that_was_away_for_a_while_is_used_again_and_nothing_that_was_answered_is_missing(tmp_path: Path) -> None:
+    """The folder of the log is a file for a while. The write under way has an unknown outcome; then the partition seals its log anew."""
+    place, away = tmp_path / "log", tmp_path / "away"
+
+    async def main() -> None:
+        node = Node([Table("t", log=logs.objects(str(place)), functions=[functions.add])], folder=tmp_path / "n1")
+        await node.start()
+        channel, client = Channel(node.data.address), AsyncClient(node.data.address, "t", timeout="30s")
+        try:
+            assert await client.call("add", "sum", "1") == b"1"
+            place.rename(away)
+            place.write_text("")
+            with pytest.raises(UnknownOutcome):
+                await channel.ask("Upsert", put(b"a", b"1", session=session(1, 10**12), seq=1), 10)
+            adding = asyncio.ensure_future(client.call("add", "sum", "1"))
+            with pytest.raises(NotReady):
+                await value_of(channel, b"sum")
+            place.unlink()
+            away.rename(place)
+            assert await adding == b"2"
+            again = await channel.ask("Upsert", put(b"a", b"1", session=session(1, 10**12), seq=1), 10)
+            assert await value_of(channel, b"a") == b"1" and again.at.lsn > 0
+        finally:
+            await client.close()
+            await channel.close()
+            await node.stop()
 
     asyncio.run(main())

@@ -22,6 +22,7 @@ from millstream.service.plan import Add, Del, Update, plan
 from millstream.service.proto import service_pb2 as pb
 from millstream.service.registries.base import Desired, NodeEntry, NodeJoined, PartitionMoved, PartitionRemoved, PartitionsAdded, Registry
 from millstream.service.registries.storage import EVERY, StorageRegistry
+from millstream.state.memory import MemoryStorage
 from millstream.state.storage import open_storage
 from s3server import S3Server
 
@@ -113,11 +114,14 @@ def s3() -> Iterator[Callable[[], S3Server]]:
         _moto.pop().stop()
 
 
-@pytest.fixture(params=["folder", "s3"])
+@pytest.fixture(params=["folder", "memory", "s3"])
 def registry(request: pytest.FixtureRequest, tmp_path: Path, s3: Callable[[], S3Server]) -> Callable[[], Registry]:
     """Opens the same registry again and again, as different processes do."""
     if request.param == "folder":
         return lambda: StorageRegistry(open_storage(str(tmp_path / "registry")))
+    if request.param == "memory":
+        storage = MemoryStorage()
+        return lambda: StorageRegistry(storage)
     server = s3()
     url = server.url()
     return lambda: StorageRegistry(open_storage(url, server.options))

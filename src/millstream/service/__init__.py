@@ -9,7 +9,6 @@ A partition is a state machine over a log. The log decides: store, watchers and 
     points       its crash points, for tests
     elders       writes that came before their elders
     dispatch     in which order requests get their turn
-    elders       writes that came before their elders
     turn         the state machine: what a request does
     elders       writes that came too early
     sessions     every write counts once

@@ -355,7 +355,17 @@ class Manager:
                 _log.warning("partition %d cannot be saved: %s", id, error)
             finally:
                 self._saving.discard(id)
+        await self._seal_again()
         self._forget_aside()
+
+    async def _seal_again(self) -> None:
+        """A log that others can read lies on a storage that may be away for a while. A partition that stopped for it seals its log anew, which settles what
+        became of its last writes. (A disk of ours that has failed is not asked again: it may say yes, and have lost what it could not write.)"""
+        async with self._reconciling:
+            for id, one in list(self.partitions.items()):
+                if one.state == STOPPED and one.table.log.shared and self.desired.partitions.get(id) == one.descriptor:
+                    await self._carry_out(Update(one.descriptor, one.descriptor))
+                    self.on_change()
 
     async def _open_again(self) -> None:
         """Partitions that could not be opened, for another reason than damage: a storage that was away may be back."""

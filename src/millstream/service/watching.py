@@ -50,6 +50,12 @@ class Watching:
             self._waiting.append((position, wanted, size))
         self._told.set()
 
+    def catch_up(self, position: int, rows: list[tuple[bytes, bytes, int]]) -> None:
+        """What was kept for it. That it has not taken this yet is not held against it, or who fell behind could never go on."""
+        wanted = [row for row in rows if self._wants(row[0])]
+        if wanted:
+            self._waiting.append((position, wanted, 0))
+
     def end(self, error: Stale) -> None:
         """Nothing more will come."""
         self._over = self._over or error
@@ -88,7 +94,7 @@ class Watchers:
         if goes_on and after is not None:
             for position, rows, _ in self._kept:
                 if position > after:
-                    one.tell(position, [row for row in rows if row[2] > after or position > after])
+                    one.catch_up(position, rows)
         self._all.add(one)
         return one, goes_on
 
