@@ -47,6 +47,7 @@ from millstream.state.storage import LocalStorage, Storage
 KEPT_ASIDE = 3600  # seconds
 _TRIES = 50
 _AT_ONCE = 64
+_LAST = 10.0  # seconds
 _BEGINNINGS = 5
 _LARGEST = 1 << 48  # ids: they travel, and are packed, as 8 bytes
 _SAVE_AFTER = 64 << 20  # bytes in the log
@@ -64,6 +65,7 @@ class Manager:
         self.tables = tables
         self.desired = Desired()
         self.partitions: dict[int, Partition] = {}
+        self.started = False  # what was desired at the start is there
         self.on_change: Callable[[], None] = lambda: None  # told after partitions came or went
         self._files = LocalStorage(folder)
         self._crash = crash
@@ -109,6 +111,7 @@ class Manager:
             if not self.desired.of_table(table.name) and table.partitions:
                 await self._first_partitions(table)
         await self.reconcile()
+        self.started = True
         self._forget_aside()
 
     def _identity(self) -> str:
@@ -378,7 +381,11 @@ class Manager:
 
     async def stop(self) -> None:
         """Answers what was taken in, and closes everything. What is desired stays desired."""
-        await asyncio.gather(*(one.drain() for one in self.partitions.values() if one.state == SERVING))
+        drains = [asyncio.ensure_future(one.drain()) for one in self.partitions.values() if one.state == SERVING]
+        if drains:
+            await asyncio.wait(drains, timeout=_LAST)  # a log that hangs is not waited for
+        for drain in drains:
+            drain.cancel()
         for one in self.partitions.values():
             await one.log.close()
             one.store.close()

@@ -29,7 +29,7 @@ from millstream.service.found import limits_of
 from millstream.service.limits import CONTROL, DATA, Limits, check_size
 from millstream.service.manager import Manager
 from millstream.service.messages import ENTRY, Answer, Descriptor, Level, Op, Request
-from millstream.service.partition import Partition
+from millstream.service.partition import SERVING, Partition
 from millstream.service.planes import ControlPlane, DataPlane
 from millstream.service.proto import service_pb2 as pb
 from millstream.service.registries.base import Registry
@@ -100,6 +100,7 @@ class Node:
         self._tending: asyncio.Task[None] | None = None
         self._is_started = False
         self._lock: Any = None
+        self._healthy: dict[str, bool] = {}
 
     # --- the process
 
@@ -109,9 +110,11 @@ class Node:
         try:
             self.manager.on_change = self._remap
             await self.data.start()
+            await self._tell_health()
             await self.manager.start(self._advertise or self.data.address, self._take_over)
             self._is_started = True
             await self.control.start()
+            await self._tell_health()
         except BaseException:
             await self.stop()
             raise
@@ -140,10 +143,22 @@ class Node:
             try:
                 await self.manager.look()
                 await self.manager.tend()
+                await self._tell_health()
             except (MillstreamError, OSError) as error:
                 _log.warning("the registry or a log cannot be looked at: %s", error)
             except Exception:  # the one task must not end
                 _log.exception("the partitions cannot be looked after")
+
+    async def _tell_health(self) -> None:
+        """A table is well if all of its partitions here serve; the node, if all tables are."""
+        ill = {one.descriptor.table for one in self.manager.partitions.values() if one.state != SERVING}
+        if not self.manager.started:
+            ill = set(self._tables)
+        for name in ("", *self._tables):
+            well = not ill if not name else name not in ill
+            if self._healthy.get(name) is not well:
+                self._healthy[name] = well
+                await self.data.say_health(name, well)
 
     def tables(self) -> list[str]:
         return sorted(self._tables)
@@ -225,7 +240,7 @@ class Node:
         header = request.header
         keys = list(request.keys)
         partition = self._find(header, keys)
-        asked = Request(Op.GET, keys, session=header.session, level=_level(header), seen=header.seen)
+        asked = Request(Op.GET, keys, session=header.session, level=_level(header, partition), seen=header.seen)
         answer = partition.read_now(asked)
         if answer is None:
             answer = await partition.read(asked)
@@ -267,7 +282,7 @@ class Node:
         if request.part:
             raise RefusedRequest(f"part={request.part!r} is for the live state of a pipeline")
         partition = self._one(header, start, end)
-        asked = Request(Op.GET, [], session=header.session, level=_level(header), seen=header.seen)
+        asked = Request(Op.GET, [], session=header.session, level=_level(header, partition), seen=header.seen)
         pinned = await partition.pinned(asked)
         at = self._at(partition, Answer(pinned.applied), header)
         try:
@@ -392,9 +407,12 @@ def _watched(kind: Any, at: pb.Position, rows: Sequence[tuple[bytes, bytes, int]
     )
 
 
-def _level(header: pb.Header) -> Level:
+def _level(header: pb.Header, partition: Partition) -> Level:
     try:
-        return Level(header.level)
+        found = Level(header.level)
+        return (
+            Level.LINEARIZABLE if found == Level.BOUNDED and partition.age() > header.max_age_ms else found
+        )  # too old: it is confirmed first
     except ValueError:
         raise RefusedRequest(f"there is no level {header.level}: see Level in service.proto") from None
 

@@ -150,6 +150,8 @@ class Partition:
         """The answer of a read, if it need not wait for anything."""
         if self.state is not SERVING and not self._can_read():
             raise self._unready()
+        if request.level == Level.BOUNDED:
+            return self.machine.read(request)
         if not self._alone or (self._orders_reads and len(self._inbox)):
             return None
         if self._required(request) > self.store.applied or (request.session and request.session in self._early):

@@ -78,6 +78,7 @@ CONTROL_CALLS = (
 )
 
 _log = logging.getLogger("millstream.service")
+_STREAM = 600.0  # seconds, for a scan
 _process = 0  # the one that uses gRPC
 
 
@@ -221,9 +222,12 @@ class Plane:
 
     def _streaming(self, method: Callable[[Any], AsyncIterator[Any]], name: str) -> Callable[[Any, Any], Any]:
         async def handle(request: Any, context: Any) -> AsyncIterator[Any]:
-            replies = None
+            replies, ending = None, None
             try:
                 self._admit(context)
+                task = asyncio.current_task()
+                if name != "Watch" and task is not None:  # rule 3: who does not take what it asked for keeps entries pinned
+                    ending = asyncio.get_running_loop().call_later(_STREAM, task.cancel)
                 replies = method(request)
                 async for reply in replies:
                     yield reply
@@ -235,6 +239,8 @@ class Plane:
                 _log.exception("%s failed", name)
                 await _refuse(context, error)
             finally:
+                if ending is not None:
+                    ending.cancel()
                 if replies is not None and hasattr(replies, "aclose"):
                     await replies.aclose()
 

@@ -2,14 +2,15 @@
 
 Rules
 1. Changes are told in the order of their records, after the store has them. A watcher hears of every record behind the position that it began with.
-2. The last changes are kept while somebody watches, in `KEPT` bytes at most, so that a watcher who was cut off goes on where it was. Where that is not
-   possible it is told to forget what it has (`RESET`), and gets all that is there.
+2. The last changes are kept while somebody watches and for `PATIENCE` after, in `KEPT` bytes at most, so that a watcher who was cut off goes on where it
+   was. Where that is not possible it is told to forget what it has (`RESET`), and gets all that is there.
 3. A watcher that does not keep up is not waited for: when what it has not taken comes to `BEHIND` bytes, its stream ends and says where to go on.
 """
 
 from __future__ import annotations
 
 import asyncio
+import time
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 
@@ -18,6 +19,7 @@ from millstream.service.messages import ENTRY, Change
 
 KEPT = 8 << 20
 BEHIND = 4 << 20  # less than what is kept, so that who is told where to go on can go on there
+PATIENCE = 600.0  # seconds
 
 #: One record's changes of users' entries: its last position, (key, value, version), and their size.
 ToldChange = tuple[int, list[tuple[bytes, bytes, int]], int]
@@ -81,6 +83,7 @@ class Watchers:
         self._kept: deque[ToldChange] = deque()
         self._kept_size = 0
         self._since = -1  # every change behind this position is kept; -1: nothing is
+        self._left = 0.0  # when the last watcher left
 
     def __len__(self) -> int:
         return len(self._all)
@@ -101,10 +104,14 @@ class Watchers:
     def leave(self, one: Watching) -> None:
         """It does not listen any more."""
         self._all.discard(one)
+        self._left = time.monotonic()
 
     def tell(self, position: int, changes: Iterable[Sequence[Change]]) -> None:
         """A record was applied. Costs nothing if nobody ever watched."""
         if self._since < 0:
+            return
+        if not self._all and time.monotonic() - self._left > PATIENCE:
+            self._forget()
             return
         rows: list[tuple[bytes, bytes, int]] = []
         for part in changes:
@@ -127,5 +134,8 @@ class Watchers:
         for one in self._all:
             one.end(Stale(why))
         self._all.clear()
+        self._forget()
+
+    def _forget(self) -> None:
         self._kept.clear()
         self._kept_size, self._since = 0, -1
