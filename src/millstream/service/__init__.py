@@ -7,7 +7,6 @@ A partition is a state machine over a log. The log decides: store, watchers and 
     node         a process: finds the partition of a request
     partition    inbox, turn, log, store, answer: the life of a request
     points       its crash points, for tests
-    elders       writes that came before their elders
     dispatch     in which order requests get their turn
     turn         the state machine: what a request does
     elders       writes that came too early
