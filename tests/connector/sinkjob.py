@@ -1,4 +1,7 @@
-"""A pipeline from files into a connector sink, as a program: `python sinkjob.py WORK SINK`. Processes what is there and ends."""
+"""A pipeline from files into a sink, as a program: `python sinkjob.py WORK SINK`. Processes what is there and ends.
+
+SINK is the address of a connector sink, or table:ADDRESS for the table t of a node of the state service.
+"""
 
 from __future__ import annotations
 
@@ -27,6 +30,7 @@ def pipeline(work: Path, sink: ms.sinks.Sink) -> ms.Pipeline:
 
 if __name__ == "__main__":
     place = Path(sys.argv[1])
-    pipeline(place, ms.sinks.connector(sys.argv[2])).run(
-        checkpoint=place / "checkpoint", available_now=True, drain=False, shards=2
-    ).await_termination()
+    address = sys.argv[2]
+    table = address.removeprefix("table:")
+    sink = ms.sinks.connector(address) if table == address else ms.sinks.service(table, "t", timeout="60s")
+    pipeline(place, sink).run(checkpoint=place / "checkpoint", available_now=True, drain=False, shards=2).await_termination()

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import json
 import os
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -17,33 +15,16 @@ from servicekit import SRC, NodeProcess
 
 import millstream as ms
 from millstream.errors import SinkError, StorageError
-from millstream.service import HASH, Client, Node, Table
+from millstream.service import HASH, Client, Table
 from millstream.sinks import DriverContext, Sink, SinkRow, TaskContext
 from millstream.state.storage import LocalStorage
 
-HERE = Path(__file__).parent
+JOB = Path(__file__).resolve().parents[1] / "connector" / "sinkjob.py"
 
 
-@contextlib.contextmanager
-def node(folder: Path, partitions: int = 3) -> Iterator[str]:
+def node(folder: Path) -> contextlib.AbstractContextManager[str]:
     """A node in a thread; where it listens."""
-    loop = asyncio.new_event_loop()
-    threading.Thread(target=loop.run_forever, daemon=True).start()
-
-    def wait(what: object) -> object:
-        return asyncio.run_coroutine_threadsafe(what, loop).result(30)  # type: ignore[arg-type]
-
-    async def made() -> Node:
-        one = Node([Table("t", point=HASH, partitions=partitions)], folder=folder)
-        await one.start()
-        return one
-
-    one = wait(made())
-    try:
-        yield one.data.address  # type: ignore[attr-defined]
-    finally:
-        wait(one.stop())  # type: ignore[attr-defined]
-        loop.call_soon_threadsafe(loop.stop)
+    return ms.testing.serving(Table("t", point=HASH, partitions=3), folder=folder)
 
 
 def task(work: Path, epoch: int, shard: int = 0, attempt: str = "a", token: str = "1-x") -> TaskContext:
@@ -136,7 +117,7 @@ def test_a_pipeline_into_a_table_counts_each_value_once_over_kills_of_driver_and
         def job(crash: str = "") -> int:
             environment = {**os.environ, "MILLSTREAM_CRASH": crash, "PYTHONPATH": SRC}
             return subprocess.run(
-                [sys.executable, str(HERE / "sinkjob_service.py"), str(tmp_path), serving.address], env=environment, timeout=180
+                [sys.executable, str(JOB), str(tmp_path), f"table:{serving.address}"], env=environment, timeout=180
             ).returncode
 
         assert job("epoch.6-committed@1") == -9

@@ -10,6 +10,7 @@
     look, live   what is seen of a run from outside, and what a person sees of that
     report       what was found against what was injected: precision, recall, delay
     picture      actual and predicted traffic of some terms, with both kinds of marks
+    place        a demo's directory
     run          all of it, from nothing to the picture
     asked/       the same pipeline, served and asked while it runs
 

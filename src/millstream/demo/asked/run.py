@@ -16,7 +16,7 @@ from typing import Any
 import msgspec
 from rich.console import Console
 
-from millstream.demo import BUCKET
+from millstream.demo import BUCKET, place
 from millstream.demo.asked.judge import AnswerJudge
 from millstream.demo.driver import CHECKPOINT
 from millstream.demo.model import Model
@@ -37,20 +37,8 @@ _KEYS = 3
 def run(output: Path, seed: int = 7, small: bool = False, console: Console | None = None) -> int:
     """Runs the demo in a directory. Returns 0; 1 if an answer differs or something fails; 130 if it was interrupted."""
     console = console or Console()
-    strange = [name for name in _MADE if (output / name).exists()] if not (output / MARK).exists() else []
-    if strange:
-        console.print(
-            f"{output} has {', '.join(strange)}, which this demo has not made. Give another directory with --output.", style="red"
-        )
+    if not place.take(output, _MADE, MARK, console):
         return 1
-    output.mkdir(parents=True, exist_ok=True)
-    (output / MARK).touch()
-    for name in _MADE:
-        path = output / name
-        if path.is_dir():
-            shutil.rmtree(path, ignore_errors=True)
-        else:
-            path.unlink(missing_ok=True)
     try:
         return _Asked(output, msgspec.structs.replace(SMALL if small else FULL, seed=seed), console).run()
     except KeyboardInterrupt:

@@ -19,6 +19,7 @@ from rich.console import Console
 from rich.table import Table
 
 from millstream import faults
+from millstream.demo import place
 from millstream.demo.people import picture
 from millstream.demo.people.judge import differences, published
 from millstream.demo.people.tree import TreeSight, TreeWatcher
@@ -36,30 +37,13 @@ def run(output: Path, seed: int = 7, small: bool = False, console: Console | Non
     """Runs the demo in a directory. Returns 0; 1 if something differs or fails; 130 if it was interrupted."""
     console = console or Console()
     world = msgspec.structs.replace(SMALL if small else PeopleWorld(), seed=seed)
-    strange = [name for name in _MADE if (output / name).exists()] if not (output / MARK).exists() else []
-    if strange:
-        console.print(
-            f"{output} has {', '.join(strange)}, which this demo has not made. Give another directory with --output.", style="red"
-        )
+    if not place.take(output, _MADE, MARK, console):
         return 1
-    output.mkdir(parents=True, exist_ok=True)
-    (output / MARK).touch()
-    clear(output)
     try:
         return _Demo(output, world, console).run()
     except KeyboardInterrupt:
         console.print("interrupted: its processes are killed. The same command begins anew.", highlight=False)
         return 130
-
-
-def clear(output: Path) -> None:
-    """Removes what an earlier demo has made, by name."""
-    for name in _MADE:
-        path = output / name
-        if path.is_dir():
-            shutil.rmtree(path, ignore_errors=True)
-        else:
-            path.unlink(missing_ok=True)
 
 
 class _Demo:
