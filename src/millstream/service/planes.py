@@ -106,6 +106,7 @@ class Plane:
         self._health: Any = None
         self._force = force
         self._socket: Path | None = None
+        self._under_way = self._streams = 0  # calls; gRPC's own limit costs a tenth of a call
 
     async def start(self) -> None:
         """Listens."""
@@ -119,7 +120,7 @@ class Plane:
             ("grpc.http2.min_ping_interval_without_data_ms", 5000),
             ("grpc.max_metadata_size", 8 << 10),
         ]
-        self._server = grpc.aio.server(options=options, maximum_concurrent_rpcs=self._limits.at_once or None)
+        self._server = grpc.aio.server(options=options)
         self._add_handlers()
         self._add_health()
         self._listen()
@@ -202,10 +203,15 @@ class Plane:
 
     def _unary(self, method: Callable[[Any], Any], name: str) -> Callable[[Any, Any], Any]:
         longest, deadline = self._limits.longest, self._limits.deadline
+        most, admit = self._limits.at_once or 1 << 62, self._admit if self._cookie or self._limits.rate else None
 
         async def handle(request: Any, context: Any) -> Any:
+            self._under_way += 1
             try:
-                self._admit(context)
+                if self._under_way > most:
+                    raise Busy(f"{most:,} calls are under way already", 0.05)
+                if admit is not None:
+                    admit(context)
                 left = context.time_remaining()
                 if left is not None and left <= longest:
                     return await method(request)
@@ -217,13 +223,18 @@ class Plane:
             except Exception as error:
                 _log.exception("%s failed", name)
                 await _refuse(context, error)
+            finally:
+                self._under_way -= 1
 
         return handle
 
     def _streaming(self, method: Callable[[Any], AsyncIterator[Any]], name: str) -> Callable[[Any, Any], Any]:
         async def handle(request: Any, context: Any) -> AsyncIterator[Any]:
             replies, ending = None, None
+            self._streams += 1
             try:
+                if self._streams > (self._limits.at_once or 1 << 62):
+                    raise Busy(f"{self._limits.at_once:,} scans and watches are under way already", 1.0)
                 self._admit(context)
                 task = asyncio.current_task()
                 if name != "Watch" and task is not None:  # rule 3: who does not take what it asked for keeps entries pinned
@@ -239,6 +250,7 @@ class Plane:
                 _log.exception("%s failed", name)
                 await _refuse(context, error)
             finally:
+                self._streams -= 1
                 if ending is not None:
                     ending.cancel()
                 if replies is not None and hasattr(replies, "aclose"):
