@@ -27,6 +27,7 @@
     │   ├── SessionExpired         whoever asks: whether the write was done cannot be told any more; it was not done now
     │   ├── Denied                 whoever asks: no cookie, no right, or an old owner
     │   ├── RefusedRequest         whoever asks: the request makes no sense, or a filter or a function said no
+    │   ├── Unreachable            whoever asks: nobody answers there. A write was certainly not done
     │   └── UnknownOutcome         whoever asks: it may have been done. Ask again with the same session and seq
     └── EpochAbandoned         nobody: attempts of an epoch did not fit together; it is run again
 
@@ -188,6 +189,16 @@ class UnknownOutcome(ServiceError):
     """A write that may have been done. The same session and seq ask what became of it."""
 
     reason = "UNKNOWN_OUTCOME"
+
+
+class Unreachable(ServiceError):
+    """Nobody answered in time. `sent`: what was asked may have arrived. A write that may have been done is an `UnknownOutcome` instead."""
+
+    reason = "UNREACHABLE"
+
+    def __init__(self, text: str, sent: bool = True) -> None:
+        super().__init__(text)
+        self.sent = sent
 
 
 class EpochAbandoned(MillstreamError):

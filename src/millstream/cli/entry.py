@@ -14,6 +14,7 @@ from millstream.errors import MillstreamError
 
 def main(argv: list[str] | None = None) -> int:
     """Runs one command and returns its exit code."""
+    os.environ.setdefault("GRPC_VERBOSITY", "NONE")  # what gRPC would say to the terminal, our errors say
     known = parser()
     try:
         args = _parsed(known, argv)

@@ -14,7 +14,7 @@ import msgspec
 
 from millstream.cli.arguments import a_duration, at_least_one, failed, without_action
 from millstream.core.keys import key_bytes, key_of
-from millstream.errors import RefusedRequest
+from millstream.errors import DefinitionError, Denied, RefusedRequest
 from millstream.network import Tls
 from millstream.status.inspect import keys_of
 
@@ -49,7 +49,7 @@ def add_command(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -
     scan.add_argument("--from", dest="start", metavar="KEY", default="", help="from this key on")
     scan.add_argument("--to", dest="end", metavar="KEY", default="", help="up to this key, which is not in it")
     scan.add_argument("--limit", metavar="N", type=at_least_one, default=100, help="how many (100)")
-    scan.add_argument("--part", metavar="PART", default="", help="live state: timers, holds, or map:FIELD with --prefix KEY")
+    scan.add_argument("--part", metavar="PART", default="", help="live state: timers, holds, epochs, or map:FIELD with --prefix KEY")
     _live(scan)
 
     watch = _action(actions, "watch", "what is there, then every change", _watch)
@@ -83,10 +83,15 @@ def _live(parser: argparse.ArgumentParser) -> None:
 async def _connected(args: argparse.Namespace, call: Callable[[Any, argparse.Namespace], Awaitable[int]]) -> int:
     from millstream.service.client import AsyncClient
 
+    if "/" in args.at or ":" not in args.at:
+        raise DefinitionError(f"--at {args.at}: give HOST:PORT, such as 127.0.0.1:7400")
     tls = None if not (args.tls_ca or args.tls_cert) else Tls(args.tls_cert, args.tls_key, args.tls_ca)
     cookie = args.cookie if args.cookie is not None else os.environ.get("MILLSTREAM_COOKIE", "")
     async with AsyncClient(args.at, args.table, cookie=cookie, tls=tls, timeout=args.timeout) as client:
-        return await call(client, args)
+        try:
+            return await call(client, args)
+        except Denied as error:
+            raise Denied(f"{error}" if cookie else "the node wants a cookie: say --cookie, or set MILLSTREAM_COOKIE") from error
 
 
 async def _get(client: Any, args: argparse.Namespace) -> int:
@@ -127,9 +132,9 @@ async def _rm(client: Any, args: argparse.Namespace) -> int:
 
 async def _scan(client: Any, args: argparse.Namespace) -> int:
     live = await client.is_live()
-    what = {"start": args.start, "end": args.end, "prefix": args.prefix, "limit": args.limit}
+    what = {"start": args.start, "end": args.end, "prefix": args.prefix, "limit": args.limit, "part": args.part}
     if live:
-        what |= {"part": args.part, "as_of": args.as_of, "as_json": True}
+        what |= {"as_of": args.as_of, "as_json": True}
     count = 0
     async for one in client.scan(**what):
         _show(one, live, args.json)
@@ -202,7 +207,15 @@ def _value(value: bytes, live: bool) -> Any:
 
 
 def _plain(value: bytes) -> Any:
-    """Bytes for JSON: text if they are, or base64."""
+    """Bytes for JSON: text if it can be shown, a number if it is one of 8 bytes, or base64."""
+    try:
+        text = value.decode()
+        if len(value) != 8 or all(letter.isprintable() or letter in "\t\n" for letter in text):
+            return text
+    except UnicodeDecodeError:
+        pass
+    if len(value) == 8:
+        return int.from_bytes(value, "big", signed=True)
     try:
         return value.decode()
     except UnicodeDecodeError:

@@ -75,6 +75,8 @@ def _range(parser: argparse.ArgumentParser) -> None:
 async def _connected(args: argparse.Namespace, call: Callable[[Any, argparse.Namespace], Awaitable[int]]) -> int:
     from millstream.service.calls import Channel
 
+    if "/" in args.control and not args.control.startswith("unix:"):
+        args.control = f"unix:{args.control}"
     if args.control.startswith("unix:") and not Path(args.control.removeprefix("unix:")).exists():
         raise DefinitionError(f"there is no control plane at {args.control}: say --control unix:DIR/control.sock, with the node's --dir")
     tls = None if not (args.tls_ca or args.tls_cert) else Tls(args.tls_cert, args.tls_key, args.tls_ca)
@@ -121,7 +123,7 @@ async def _add(channel: Any, args: argparse.Namespace) -> int:
         channel, "AddPartition", pb.AddPartitionRequest(table=args.table, id=args.id, start=_point(args.start), end=_point(args.end))
     )
     found = await _until(channel, made, lambda one: one is not None and one.state == "serving")
-    _tell(args, found, f"partition {made.id} of {made.table!r} serves from {_shown(made.start)} to {_shown(made.end)} on {made.primary}")
+    _tell(args, found, f"partition {made.id} of {made.table!r} serves {_from_to(made)} on {made.primary}")
     return 0
 
 
@@ -216,6 +218,14 @@ def _shown(point: bytes) -> str:
     except UnicodeDecodeError:
         return f"hex:{point.hex()}"
     return text if text.isprintable() and not text.startswith("hex:") else f"hex:{point.hex()}"
+
+
+def _from_to(one: Any) -> str:
+    """A range in words."""
+    start, end = _shown(one.start), _shown(one.end)
+    if not start and not end:
+        return "all keys"
+    return f"from {start or 'the beginning'} {f'to {end}' if end else 'on'}"
 
 
 def _place(path: str) -> str:

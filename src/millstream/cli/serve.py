@@ -15,6 +15,7 @@ from millstream.cli.arguments import storage_option
 from millstream.cli.files import execute, file_and_name, tables_in
 from millstream.errors import DefinitionError
 from millstream.network import Tls
+from millstream.state.storage import open_storage
 
 
 def add_command(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -65,7 +66,9 @@ def add_command(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -
 
 def _serve(args: argparse.Namespace) -> int:
     logging.basicConfig(level=logging.WARNING, format="millstream serve: %(message)s")
-    if (args.file is None) == (args.checkpoint is None):
+    if args.file is not None and args.checkpoint is not None:
+        raise DefinitionError("say one of FILE and --checkpoint: tables and live state are served by two processes")
+    if args.file is None and args.checkpoint is None:
         raise DefinitionError("say what to serve: a FILE with tables, or --checkpoint DIR of a pipeline")
     if args.checkpoint is not None:
         return asyncio.run(_serve_checkpoint(args))
@@ -152,6 +155,8 @@ async def _serve_checkpoint(args: argparse.Namespace) -> int:
     stopping = _until_told()
     await server.start()
     print(f"serve: the live state of {args.checkpoint}, {secured_by(args)}; listening on {server.address}", flush=True)
+    if not open_storage(args.checkpoint, dict(args.storage_option) or None).exists("identity.json"):
+        print(f"serve: there is no checkpoint at {args.checkpoint} yet; questions are answered when there is", file=sys.stderr, flush=True)
     try:
         await stopping.wait()
     finally:

@@ -50,6 +50,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from millstream.core.keys import key_bytes as live_key
 from millstream.service import functions, logs, stores
 from millstream.service.dispatch import Dispatcher, linear, split
 from millstream.service.logs.base import Log, LogKind
@@ -90,6 +91,7 @@ __all__ = [
     "hide_fields",
     "keep_if",
     "linear",
+    "live_key",
     "logs",
     "split",
     "stores",

@@ -68,13 +68,27 @@ class Client:
             self._loop.call_soon_threadsafe(self._loop.stop)
         self._begin()
 
-    def get(self, key: Text, *, level: Level = Level.LINEARIZABLE, max_age: str | int = 0) -> bytes | None:
+    def get(self, key: Text, *, level: Level | str = Level.LINEARIZABLE, max_age: str | int = 0) -> bytes | None:
         """The value of a key; None if it is not there."""
         return self._wait(self._ready().get(key, level=level, max_age=max_age))
 
-    def find(self, keys: Iterable[Text], **how: Any) -> list[KeyFound]:
-        """The values and versions of keys, in their order. Those of one partition are as of one position."""
-        return self._wait(self._ready().find(keys, **how))
+    def find(
+        self,
+        keys: Iterable[Text],
+        *,
+        level: Level | str = Level.LINEARIZABLE,
+        max_age: str | int = 0,
+        as_of: int | None = None,
+        complete_to: int | None = None,
+        as_json: bool = False,
+    ) -> list[KeyFound]:
+        """The values and versions of keys, in their order. Those of one partition are as of one position.
+
+        level: by its name, or as ms.service.Level. max_age: for level "bounded". as_of, complete_to, as_json: for live state, the epoch to read, the
+        event time (milliseconds) to wait for, as long as the client's timeout, and rows as JSON text instead of what the pipeline keeps.
+        """
+        ready = self._ready()
+        return self._wait(ready.find(keys, level=level, max_age=max_age, as_of=as_of, complete_to=complete_to, as_json=as_json))
 
     def put(self, key: Text, value: Text, *, expect: int | None = None) -> int:
         """Writes a key, once; its version. expect: only if it has this version (0: only if it is not there), or `Conflict`."""
@@ -104,13 +118,30 @@ class Client:
         """Stages rows (a value of None removes the key) under a transaction; how many in each partition."""
         return self._wait(self._ready().stage(list(rows), txn))
 
-    def scan(self, **what: Any) -> Iterator[KeyFound]:
-        """Entries in the order of their keys. Those of one partition are as of one position."""
-        return self._each(self._ready().scan(**what))
+    def scan(
+        self,
+        *,
+        start: Text = b"",
+        end: Text = b"",
+        prefix: Text = b"",
+        limit: int = 0,
+        keys_only: bool = False,
+        part: str = "",
+        as_of: int | None = None,
+        as_json: bool = False,
+    ) -> Iterator[KeyFound]:
+        """Entries with start <= key < end, or that begin with a prefix, in the order of their keys. Those of one partition are as of one position.
 
-    def watch(self, **what: Any) -> Iterator[WatchedChange]:
-        """What is there, then every change, of all partitions. after: by partition, the position to go on from."""
-        return self._each(self._ready().watch(**what))
+        part, as_of, as_json: for live state, what to scan ("timers", "holds", "epochs", "map:FIELD" with the key as prefix), the epoch, and rows as JSON.
+        """
+        what = {"start": start, "end": end, "prefix": prefix, "limit": limit, "keys_only": keys_only}
+        return self._each(self._ready().scan(**what, part=part, as_of=as_of, as_json=as_json))  # type: ignore[arg-type]
+
+    def watch(
+        self, *, keys: Iterable[Text] = (), prefix: Text = b"", after: Mapping[int, int] | None = None, as_json: bool = False
+    ) -> Iterator[WatchedChange]:
+        """What is there, then every change, of all partitions. after: by partition (of live state: 1), the position or epoch to go on from."""
+        return self._each(self._ready().watch(keys=keys, prefix=prefix, after=after, as_json=as_json))
 
     # --- the loop
 

@@ -24,22 +24,13 @@ from millstream.errors import (
     MillstreamError,
     ServiceError,
     SessionExpired,
+    Unreachable,
 )
 from millstream.network import Tls
 from millstream.service.limits import FRAME
 from millstream.service.messages import LIMIT
 from millstream.service.planes import CONTROL_CALLS, CONTROL_SERVICE, COOKIE, DATA_CALLS, DATA_SERVICE, ERRORS, claim_grpc
 from millstream.service.proto import service_pb2 as pb
-
-
-class Unreachable(ServiceError):
-    """Nobody answered. `sent`: what was asked may have arrived, and been done."""
-
-    reason = "UNREACHABLE"
-
-    def __init__(self, text: str, sent: bool = True) -> None:
-        super().__init__(text)
-        self.sent = sent
 
 
 class Channel:

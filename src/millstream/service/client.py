@@ -25,14 +25,15 @@ from millstream.errors import (
     RefusedRequest,
     ServiceError,
     SessionExpired,
+    Stale,
     TooLarge,
     UnknownOutcome,
+    Unreachable,
 )
 from millstream.network import Tls
-from millstream.service.calls import Unreachable
 from millstream.service.found import KeyFound, Owner, Text, WatchedChange, as_bytes, limits_of, merged, watched_change
 from millstream.service.limits import check_message
-from millstream.service.messages import LIMIT, Level
+from millstream.service.messages import LIMIT, Level, level_of
 from millstream.service.proto import service_pb2 as pb
 from millstream.service.routes import HASH, KEY, LIVE
 from millstream.service.ways import ATTEMPT, Ways
@@ -70,7 +71,7 @@ class AsyncClient:
             task.cancel()
         await self._ways.close()
 
-    async def get(self, key: Text, *, level: Level = Level.LINEARIZABLE, max_age: str | int = 0) -> bytes | None:
+    async def get(self, key: Text, *, level: Level | str = Level.LINEARIZABLE, max_age: str | int = 0) -> bytes | None:
         """The value of a key; None if it is not there."""
         return (await self.find([key], level=level, max_age=max_age))[0].value
 
@@ -78,7 +79,7 @@ class AsyncClient:
         self,
         keys: Iterable[Text],
         *,
-        level: Level = Level.LINEARIZABLE,
+        level: Level | str = Level.LINEARIZABLE,
         max_age: str | int = 0,
         as_of: int | None = None,
         complete_to: int | None = None,
@@ -86,8 +87,10 @@ class AsyncClient:
     ) -> list[KeyFound]:
         """The values and versions of keys, in their order. Those of one partition are as of one position, up to 2,000 keys and 1 MiB of values.
 
-        as_of, complete_to, as_json: for live state, the epoch to read (level AS_OF), the event time to wait for, and rows as JSON.
+        level: by its name, or as ms.service.Level. max_age: for level "bounded". as_of, complete_to, as_json: for live state, the epoch to read, the
+        event time (milliseconds) to wait for, as long as the client's timeout, and rows as JSON text instead of what the pipeline keeps.
         """
+        level = level_of(level)
         wanted = [as_bytes(key) for key in keys]
         found: list[KeyFound | None] = [None] * len(wanted)
 
@@ -113,7 +116,16 @@ class AsyncClient:
                     wanted[place], value if version else None, version, at.partition, at.lsn, at.age_ms, at.epoch, at.low_watermark
                 )
 
-        await self._spread(wanted, read)
+        try:
+            await self._spread(wanted, read)
+        except Unreachable:
+            if complete_to is None:
+                raise
+            now = (await self.find(wanted[:1], as_json=as_json))[0]
+            raise Stale(
+                f"{self.table!r} is complete to {now.low_watermark} (its low watermark in epoch {now.epoch}), and {complete_to} was asked for: it did not "
+                f"come within {self._timeout:g} s"
+            ) from None
         return [one for one in found if one is not None]
 
     async def put(self, key: Text, value: Text, *, expect: int | None = None) -> int:
@@ -311,7 +323,8 @@ class AsyncClient:
         async for reply in self._ways.channel(owner).stream("Scan", request, self._timeout * 6):
             at = reply.at
             values = reply.values if reply.values else [b""] * len(reply.keys)
-            for key, value, version in zip(reply.keys, values, reply.versions, strict=True):
+            versions = reply.versions if reply.versions else [at.lsn] * len(reply.keys)
+            for key, value, version in zip(reply.keys, values, versions, strict=True):
                 yield KeyFound(key, value, version, at.partition, at.lsn, at.age_ms, at.epoch, at.low_watermark)
 
     async def _many(self, keys: list[bytes], values: list[bytes] | None, txn: str) -> dict[int, int]:

@@ -26,7 +26,8 @@ class Owner:
 
 
 class KeyFound(msgspec.Struct, frozen=True):
-    """What a key has. version: 0 if it is not there. lsn: the position of the partition that answered, age: how old that may be, in milliseconds."""
+    """What a key has. version: 0 if it is not there. lsn: the position of the partition that answered; of live state, the epoch. age: how old that may be,
+    and low_watermark: how far event time is complete (live state); both in milliseconds."""
 
     key: bytes
     value: bytes | None
@@ -92,4 +93,5 @@ def as_bytes(text: Text) -> bytes:
         return text.encode()
     if isinstance(text, (bytes, bytearray, memoryview)):
         return bytes(text)
-    raise RefusedRequest(f"keys and values are bytes or text, and not {type(text).__name__}: {text!r:.60}")
+    hint = ": for a key of a pipeline's live state, use ms.service.live_key" if isinstance(text, (int, tuple)) else ""
+    raise RefusedRequest(f"keys and values are bytes or text, and not {type(text).__name__}, as {text!r:.60} is{hint}")

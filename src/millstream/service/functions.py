@@ -27,6 +27,8 @@ def number(raw: bytes) -> int:
 def add(turn: Turn, key: bytes, argument: bytes) -> bytes:
     """Adds a number to the one that is there (0 if there is none); the sum, as decimal text, is the result. It is kept as 8 bytes."""
     before = turn.get(key)
+    if before is not None and len(before) != 8:
+        raise RefusedRequest(f"key {key[:60]!r} holds {len(before)} bytes, and add keeps a number as 8 bytes, signed and big-endian")
     total = (0 if before is None else int.from_bytes(before, "big", signed=True)) + number(argument)
     try:
         turn.put(key, total.to_bytes(8, "big", signed=True))

@@ -5,7 +5,8 @@ A transaction is called LABEL|FENCE|NUMBER|ATTEMPT: whose it is, of which run, w
 Rules
 0. `decide` names a transaction and says what is to become of it, and in which fence that is said: "commit 7". A run may so commit what a run before it
    has staged.
-1. Staged rows are entries that nobody sees. "commit" makes all of them visible at one position; with "drop" they go; "check" says how many there are.
+1. Staged rows are entries that nobody sees. "commit" makes all of them visible at one position, and takes several transactions
+   (names with line ends between them), which become visible together; with "drop" they go; "check" says how many there are.
 2. Numbers of a label are committed in ascending order. To commit again what was committed is harmless, and says so.
 3. A fence never goes back: who comes with a lower one than the label has seen is refused. So neither a zombie task nor a replaced driver stages or decides.
 4. "sweep" drops what is staged below a number under all labels that begin with one, but not the transactions that follow: what attempts that failed

@@ -108,7 +108,7 @@ class Manager:
         if take_over is not None and take_over != self.node:
             await self._take_over(take_over)
         for table in self.tables.values():
-            if not self.desired.of_table(table.name) and table.partitions:
+            if table.name not in self.desired.tables and table.partitions:
                 await self._first_partitions(table)
         await self.reconcile()
         self.started = True
@@ -177,7 +177,7 @@ class Manager:
         """A new table gets all of them in one change; none if another node has been faster."""
 
         def change(desired: Desired) -> RegistryChange | None:
-            if desired.of_table(table.name):
+            if table.name in desired.tables:
                 return None
             first = desired.next_id
             return PartitionsAdded(

@@ -22,6 +22,8 @@ from typing import Any
 
 import msgspec
 
+from millstream.errors import RefusedRequest
+
 LIMIT = 1 << 20  # bytes of keys and values in one request, and of changes in one turn
 
 LONGEST_KEY = 4096  # bytes
@@ -54,6 +56,20 @@ class Level(enum.IntEnum):
     SESSION = 1
     BOUNDED = 2
     AS_OF = 3
+
+
+def level_of(level: Level | str) -> Level:
+    """A level by its name.
+
+    >>> level_of("session").name
+    'SESSION'
+    """
+    if isinstance(level, Level):
+        return level
+    found = Level.__members__.get(str(level).upper())
+    if found is None:
+        raise RefusedRequest(f"there is no level {level!r}; there are: {', '.join(name.lower() for name in Level.__members__)}")
+    return found
 
 
 class Request(msgspec.Struct, gc=False):

@@ -204,6 +204,8 @@ class Node:
             return NotReady(f"node {self.name!r} is starting: its partitions are being opened")
         if name in self._owners:
             return self._bad_node_of(name, [one.descriptor for one in self._owners[name].all()], f"table {name!r} is not on this node")
+        if name in self._tables:
+            return BadNode(f"table {name!r} has no partitions: add one (millstream partitions add)")
         return RefusedRequest(f"there is no table {name!r}; this node has: {', '.join(self.tables()) or 'none'}")
 
     def _bad_node(self, table: str, keys: Sequence[bytes]) -> MillstreamError:

@@ -5,6 +5,7 @@ history = ms.service.Table("history", before=[ms.service.drop_fields("ssn")], st
 
 from __future__ import annotations
 
+import inspect
 import re
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
@@ -60,8 +61,8 @@ class Table:
             raise DefinitionError(f"table {name!r}: partitions={partitions!r} is no number of partitions")
         if partitions > 1 and point != HASH:
             raise DefinitionError(
-                f"table {name!r}: {partitions} partitions need point=ms.service.HASH. With point=ms.service.KEY only you know where to cut: "
-                f"add partitions by range with `millstream partitions add`."
+                f"table {name!r}: {partitions} partitions need point=ms.service.HASH. With point=ms.service.KEY only you know where to cut: say partitions=0, "
+                f"and add them by range with `millstream partitions add`."
             )
         self.name = name
         self.point = check_point(point)
@@ -72,11 +73,20 @@ class Table:
         self.log: LogKind = log if log is not None else disk()
         self.dispatch = dispatch if dispatch is not None else dispatching.linear()
         self.horizon = duration(horizon)
+        for what, part, method in (("store", self.store, "open"), ("log", self.log, "open"), ("dispatch", self.dispatch, "make")):
+            if not hasattr(part, method):
+                raise DefinitionError(
+                    f"table {name!r}: {what}={part!r} is none: use one of ms.service.{'' if what == 'dispatch' else what + 's.'}...()"
+                )
         self.functions_by_name: dict[str, Function] = {}
         for function in functions:
             called = getattr(function, "__name__", "")
             if not callable(function) or not called or called == "<lambda>":
                 raise DefinitionError(f"table {name!r}: {function!r} is no function with a name")
+            if inspect.iscoroutinefunction(function) or not _takes_three(function):
+                raise DefinitionError(
+                    f"table {name!r}: function {called!r} must take three arguments (turn, key, argument), and not be async"
+                )
             if called == "decide" or called in self.functions_by_name:
                 raise DefinitionError(f"table {name!r}: there is a function {called!r} already")
             self.functions_by_name[called] = function
@@ -103,3 +113,13 @@ class Table:
 
     def __repr__(self) -> str:
         return f"Table({self.name!r}: {self.store.describe()}, {self.log.describe()}, {self.dispatch.describe()})"
+
+
+def _takes_three(function: object) -> bool:
+    try:
+        inspect.signature(function).bind(None, None, None)  # type: ignore[arg-type]
+    except TypeError:
+        return False
+    except ValueError:
+        pass  # it does not say
+    return True

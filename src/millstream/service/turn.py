@@ -82,6 +82,9 @@ class Turn:
 
 Function = Callable[[Turn, bytes, bytes], bytes]
 
+#: A transaction, and its staged rows, which become visible.
+Promotion = tuple[str, Sequence[tuple[bytes, bytes]]]
+
 
 class Turned(msgspec.Struct):
     """What a turn gave. expanded: rows that were staged before, and are visible with this record."""
@@ -213,7 +216,7 @@ class KeyValue:
             turn = self._turn_of(request)
             request = self._transformed(request, turn)
         op = request.op
-        rows: Sequence[tuple[bytes, bytes]] = ()
+        promotions: list[Promotion] = []
         changes: list[Change]
         if op is Op.UPSERT:
             if request.expect:
@@ -231,13 +234,13 @@ class KeyValue:
         elif op is Op.STAGE:
             answer, changes = self._staged(request)
         elif request.function == "decide":
-            answer, changes, rows = self._decided(request)
+            answer, changes, promotions = self._decided(request)
         else:
             answer, changes = self._called(request, turn)
         if self._after:
             answer = self._sanitized(request, answer)
-        if rows:
-            self._promote(ledger.parse_txn(request.keys[0].decode("utf-8", "replace")).text, rows, request.lsn)
+        for txn, rows in promotions:
+            self._promote(txn, rows, request.lsn)
         self._pending.update(changes)
         return answer
 
@@ -385,35 +388,52 @@ class KeyValue:
         ]
         return Answer(request.lsn), [*changes, self._noted(txn, txn.fence, entry)]
 
-    def _decided(self, request: Request) -> tuple[Answer, list[Change], Sequence[tuple[bytes, bytes]]]:
+    def _decided(self, request: Request) -> tuple[Answer, list[Change], list[Promotion]]:
         """The answer, what changes, and the rows that become visible."""
-        txn = ledger.parse_txn(request.keys[0].decode("utf-8", "replace"))
         how, fence, keep = ledger.parse_decision(request.argument)
+        txns = [ledger.parse_txn(name) for name in request.keys[0].decode("utf-8", "replace").split("\n")]
+        if how == ledger.COMMIT:
+            return self._committed(request, txns, fence)
+        if len(txns) > 1:
+            raise RefusedRequest(f"{how} takes one transaction; only commit takes several")
+        (txn,) = txns
         if how == ledger.SWEEP:
             return self._swept(request, txn, fence, keep)
         entry = self._ledger(txn, fence)
         prefix = ledger.staged_prefix(txn.text)
         rows = self.range(prefix, after(prefix))
         answer = Answer(request.lsn, result=str(len(rows)).encode())
-        if how == ledger.COMMIT:
+        if how == ledger.DROP:
+            return answer, [*((staged, None) for staged, _ in rows), self._noted(txn, fence, entry)], []
+        if fence <= entry.fence:
+            answer.lsn = NO_POSITION
+            return answer, [], []
+        return answer, [self._noted(txn, fence, entry)], []
+
+    def _committed(self, request: Request, txns: Sequence[ledger.Txn], fence: int) -> tuple[Answer, list[Change], list[Promotion]]:
+        """All of them at one position. What was committed before stays as it is."""
+        if len({txn.label for txn in txns}) < len(txns):
+            raise RefusedRequest("transactions that are committed together must have different labels")
+        changes: list[Change] = []
+        found: list[Promotion] = []
+        for txn in txns:
+            entry = self._ledger(txn, fence)
             if txn.number <= entry.number:
                 if txn.number == entry.number and txn.text != entry.txn:
                     raise RefusedRequest(f"transaction {txn.text!r}: {entry.txn!r} was committed in its place")
-                return Answer(NO_POSITION, result=b"again"), [], ()
+                continue
+            prefix = ledger.staged_prefix(txn.text)
+            rows = self.range(prefix, after(prefix))
             if not rows:
                 raise RefusedRequest(f"transaction {txn.text!r} is not staged here")
             entry.number, entry.txn = txn.number, txn.text
-            return answer, [self._noted(txn, fence, entry)], rows
-        if how == ledger.DROP:
-            return answer, [*((staged, None) for staged, _ in rows), self._noted(txn, fence, entry)], ()
-        if fence <= entry.fence:
-            answer.lsn = NO_POSITION
-            return answer, [], ()
-        return answer, [self._noted(txn, fence, entry)], ()
+            changes.append(self._noted(txn, fence, entry))
+            found.append((txn.text, rows))
+        if not found:
+            return Answer(NO_POSITION, result=b"again"), [], []
+        return Answer(request.lsn, result=str(sum(len(rows) for _, rows in found)).encode()), changes, found
 
-    def _swept(
-        self, request: Request, below: ledger.Txn, fence: int, keep: Sequence[str]
-    ) -> tuple[Answer, list[Change], Sequence[tuple[bytes, bytes]]]:
+    def _swept(self, request: Request, below: ledger.Txn, fence: int, keep: Sequence[str]) -> tuple[Answer, list[Change], list[Promotion]]:
         start = STAGED + below.label.encode()
         kept = set(keep)
         changes: list[Change] = []
@@ -425,7 +445,7 @@ class KeyValue:
                 checked.add(txn.label)
             if txn.text not in kept and txn.number < below.number:
                 changes.append((staged, None))
-        return Answer(request.lsn if changes else NO_POSITION, result=str(len(changes)).encode()), changes, ()
+        return Answer(request.lsn if changes else NO_POSITION, result=str(len(changes)).encode()), changes, []
 
     def _promote(self, txn: str, rows: Sequence[tuple[bytes, bytes]], lsn: int) -> None:
         """The rows become visible. The log gets the transaction's name only, if whoever follows it has the rows from earlier records."""

@@ -13,9 +13,9 @@ import time
 from collections.abc import Sequence
 from typing import Any
 
-from millstream.errors import BadNode, Busy, DefinitionError, MillstreamError, NotReady
+from millstream.errors import BadNode, Busy, DefinitionError, MillstreamError, NotReady, Unreachable
 from millstream.network import Tls
-from millstream.service.calls import Channel, Unreachable
+from millstream.service.calls import Channel
 from millstream.service.found import Owner
 from millstream.service.proto import service_pb2 as pb
 from millstream.service.routes import KEY, RangeMap, point_of

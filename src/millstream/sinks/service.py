@@ -121,16 +121,19 @@ class ServiceSink(Sink):
                     )
 
     def commit(self, context: DriverContext, epoch: int, parts: Sequence[Part]) -> None:
+        together: dict[int, list[str]] = {}
         for part in parts:
             for partition in part["partitions"]:
-                try:
-                    done = self._decide(context, int(partition), part["txn"], "commit")
-                except SinkError as error:
-                    raise SinkError(
-                        f"{error} Epoch {epoch} is committed; its rows wait at the sink, and the next run decides them there."
-                    ) from error
-                self._stats.decisions += 1
-                self._stats.rows += int(done) if done != b"again" else 0
+                together.setdefault(int(partition), []).append(part["txn"])
+        for partition, txns in together.items():
+            try:
+                done = self._decide(context, partition, "\n".join(txns), "commit")
+            except SinkError as error:
+                raise SinkError(
+                    f"{error} Epoch {epoch} is committed; its rows wait at the sink, and the next run decides them there."
+                ) from error
+            self._stats.decisions += 1
+            self._stats.rows += int(done) if done != b"again" else 0
         self._stats.epochs += 1
 
     def sweep(self, context: DriverContext, before_epoch: int, keep: Sequence[str]) -> None:

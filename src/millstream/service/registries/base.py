@@ -64,6 +64,7 @@ class Desired(msgspec.Struct):
     next_id: int = 1
     partitions: dict[int, Descriptor] = {}
     nodes: dict[str, NodeEntry] = {}
+    tables: dict[str, int] = {}  # those that ever had a partition, and the version in which it came
 
     def of_table(self, table: str) -> list[Descriptor]:
         """The partitions of a table, in the order of their points."""
@@ -110,6 +111,7 @@ class Desired(msgspec.Struct):
             for new in change.partitions:
                 self.partitions[new.id] = new
                 self.next_id = new.id + 1
+                self.tables.setdefault(new.table, self.version + 1)
         elif isinstance(change, PartitionRemoved):
             del self.partitions[change.id]
         elif isinstance(change, PartitionMoved):

@@ -102,7 +102,7 @@ class StorageRegistry:
 
 
 def _copy(found: Desired) -> Desired:
-    return Desired(found.version, found.next_id, dict(found.partitions), dict(found.nodes))
+    return Desired(found.version, found.next_id, dict(found.partitions), dict(found.nodes), dict(found.tables))
 
 
 def _seal(value: object) -> bytes:
