@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import signal
 import subprocess
 import sys
@@ -176,3 +177,35 @@ def test_a_run_serves_its_state_itself(spark, tmp_path):
         handle.stop()
     with pytest.raises(DefinitionError, match="without a cookie"):
         job.pipeline(tmp_path).run(spark, checkpoint=tmp_path / "checkpoint", serve="198.51.100.1:7400", quiet=True)
+
+
+def test_a_client_scans_epochs_and_is_told_why_an_event_time_did_not_come() -> None:
+    from pathlib import Path
+
+    from millstream.errors import Stale
+    from millstream.service.client import AsyncClient
+    from millstream.service.live.server import LiveServer
+    from millstream.state.manifest import ManifestLog
+    from millstream.state.storage import open_storage
+
+    checkpoint = Path(__file__).resolve().parents[1] / "data" / "checkpoint-0.1" / "checkpoint"
+    manifest = ManifestLog(open_storage(checkpoint)).latest()
+    assert manifest is not None
+    name = sorted(manifest.computations)[0]
+
+    async def main() -> None:
+        server = LiveServer(checkpoint)
+        await server.start()
+        try:
+            async with AsyncClient(server.address, name, timeout="1s") as client:
+                assert await client.is_live()
+                assert [found async for found in client.scan(part="epochs", as_json=True)]
+                (first,) = [found async for found in client.scan(limit=1)]
+                beyond = manifest.computations[name].low_watermark + 1
+                if beyond < 2**63 - 1:
+                    with pytest.raises(Stale, match=f"is complete to {beyond - 1} .*and {beyond} was asked for"):
+                        await client.find([first.key], complete_to=beyond)
+        finally:
+            await server.stop()
+
+    asyncio.run(main())

@@ -55,6 +55,33 @@ def test_keys_are_put_got_scanned_called_and_removed(capsys: pytest.CaptureFixtu
     assert said(capsys, "kv", code=2).startswith("usage: millstream kv")
 
 
+def test_a_table_whose_partitions_were_removed_stays_empty_after_a_restart(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with ms.testing.serving(Table("t"), folder=tmp_path / "n") as address:
+        said(capsys, "kv", "put", "t", "a", "1", "--at", address)
+        said(capsys, "partitions", "remove", "t", "--id", "1", "--control", f"{tmp_path}/n/control.sock")
+        refusal = said(capsys, "kv", "get", "t", "a", "--at", address, "--timeout", "300ms", code=1)
+        assert "table 't' has no partitions: add one" in refusal
+    with ms.testing.serving(Table("t"), folder=tmp_path / "n") as address:
+        assert "has no partitions" in said(capsys, "kv", "get", "t", "a", "--at", address, "--timeout", "300ms", code=1)
+
+
+def test_add_refuses_what_is_no_number(capsys: pytest.CaptureFixture[str]) -> None:
+    with ms.testing.serving(Table("t", functions=[functions.add])) as address:
+        said(capsys, "kv", "put", "t", "a", "5", "--at", address)
+        assert "key b'a' holds 1 bytes, and add keeps a number as 8 bytes" in said(
+            capsys, "kv", "call", "t", "add", "a", "1", "--at", address, code=1
+        )
+        said(capsys, "kv", "call", "t", "add", "n", "7", "--at", address)
+        assert json.loads(said(capsys, "kv", "get", "t", "n", "--json", "--at", address))["value"] == 7
+        assert "there is no level 'other'" in refused_level(address)
+
+
+def refused_level(address: str) -> str:
+    with Client(address, "t") as client, pytest.raises(ms.errors.RefusedRequest) as error:
+        client.find(["a"], level="other")
+    return str(error.value)
+
+
 def test_a_watch_shows_what_is_there_and_then_changes(capsys: pytest.CaptureFixture[str]) -> None:
     with ms.testing.serving(Table("t")) as address, Client(address, "t") as client:
         client.put("a", "1")
@@ -150,4 +177,6 @@ def test_options_of_a_table_are_checked() -> None:
     assert "KEY (itself) or ms.service.HASH" in refused(point="other")
     assert "must be durable by itself, and memory is not" in refused(log=ms.service.logs.none())
     assert "no function with a name" in refused(functions=[lambda turn, key, argument: b""])
+    assert "store='lmdb' is none" in refused(store="lmdb")
+    assert "must take three arguments" in refused(functions=[functions.number])
     assert "there is a function 'add' already" in refused(functions=[functions.add, functions.add])

@@ -67,6 +67,20 @@ def test_rows_are_seen_when_their_epoch_is_decided_and_deciding_again_is_harmles
             sink.prepare(driver(tmp_path), 2, [lost])
 
 
+def test_all_rows_of_an_epoch_are_there_at_one_position_of_each_partition(tmp_path: Path) -> None:
+    with node(tmp_path / "n") as address, Client(address, "t") as client:
+        sink: Sink = ms.sinks.service(address, "t")
+        parts = [sink.stage(task(tmp_path, 0, shard), rows(**{f"k{shard}{n}": n for n in range(20)})) for shard in range(4)]
+        sink.prepare(driver(tmp_path), 0, parts)
+        sink.commit(driver(tmp_path), 0, parts)
+        positions = {(found.partition, found.version) for found in client.scan()}
+        assert len(positions) == 3
+        more = [sink.stage(task(tmp_path, 1, shard), rows(**{f"k{shard}{n}": n for n in range(20)})) for shard in range(4)]
+        sink.commit(driver(tmp_path), 1, more[:2])  # a crash in between: two of four were decided
+        sink.commit(driver(tmp_path), 1, more)
+        assert len(there(address)) == 80
+
+
 def test_a_replaced_run_is_refused_and_its_successor_decides_what_it_committed(tmp_path: Path) -> None:
     with node(tmp_path / "n") as address:
         sink: Sink = ms.sinks.service(address, "t")
