@@ -250,16 +250,18 @@ class Manager:
         if table is None:
             _log.warning("partition %d belongs to table %r, which this node does not have", descriptor.id, descriptor.table)
             return
-        name = _file_of(descriptor.id)
-        await asyncio.to_thread(self._files.put, name, msgspec.json.encode(descriptor))
+        before = self.partitions.get(descriptor.id)
+        await asyncio.to_thread(self._files.put, _file_of(descriptor.id), msgspec.json.encode(descriptor))
         try:
             partition = self._made(descriptor, table)
         except (MillstreamError, OSError) as error:  # of the log or the store of all such tables
             partition = Partition(descriptor, table, NoLog(descriptor.id), memory().open(self.folder).of(descriptor.id))
             self.partitions[descriptor.id] = partition
+            partition.reason = "" if before is None else before.reason
             self._cannot(partition, error)
             return
         self.partitions[descriptor.id] = partition
+        partition.reason = "" if before is None else before.reason  # what was said before is not said again
         await self._begin(partition)
 
     def _made(self, descriptor: Descriptor, table: Table) -> Partition:
@@ -313,7 +315,8 @@ class Manager:
             await partition.leave()
             if has_data and not moved:
                 await self._keep_aside(partition)
-            self.store_of(table.store).forget(descriptor.id)
+            if not moved or table.log.keeps:  # what another node owns is made anew from the log; a store without a log is all there is
+                self.store_of(table.store).forget(descriptor.id)
             if not moved:
                 self.log_of(table.log).forget(descriptor.id)
             partition.store.close()
