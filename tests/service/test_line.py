@@ -387,3 +387,22 @@ def test_a_store_of_counters_refuses_other_values_in_the_turn_and_goes_on() -> N
         assert not any(entry == b"Ka" for record in log.records[:-1] for entry, _ in record.changes)
 
     asyncio.run(main())
+
+
+def test_a_function_that_keeps_the_node_waiting_is_named(caplog: pytest.LogCaptureFixture) -> None:
+    import time
+
+    from millstream.service import Table
+
+    def slow(turn: object, key: bytes, argument: bytes) -> bytes:
+        time.sleep(0.15)
+        return b""
+
+    async def main() -> None:
+        one = await partition(of=Table("t", functions=[slow]))
+        await one.write(call("slow", b"a"))
+        await one.write(call("slow", b"a"))
+
+    asyncio.run(main())
+    assert [record.message for record in caplog.records if "functions: slow" in record.message and "of table 't'" in record.message]
+    assert len(caplog.records) == 1

@@ -27,7 +27,6 @@ import logging
 import time
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any
 
 from millstream.core.keyspace import after
 from millstream.errors import (
@@ -59,6 +58,7 @@ _log = logging.getLogger("millstream.service")
 
 UNDER_WAY = 64  # records
 _BYTES_UNDER_WAY = 16 << 20
+_SLOW = 0.1  # seconds of a turn
 
 ADDING, SERVING, STOPPED, LEAVING, FOREIGN = "adding", "serving", "stopped", "leaving", "foreign"
 
@@ -103,6 +103,7 @@ class Partition:
         self._scheduled = False
         self._held = False  # no turns: all entries are being replaced
         self._confirmed_at = time.monotonic()
+        self._said_slow = -10.0
         self._idle: asyncio.Future[None] | None = None
         self._replacing: asyncio.Task[int] | None = None
         self.machine: KeyValue
@@ -233,6 +234,7 @@ class Partition:
         self._schedule()
 
     def _take_turn(self, writes: list[Request]) -> None:
+        begun = time.monotonic()
         try:
             turned = self.machine.turn(writes, self._wall())
         except Exception as error:  # of ours: what the machine has done half must not go on, and nobody waits for ever
@@ -241,6 +243,8 @@ class Partition:
             self._answer_all(writes, self._unready())
             return
         self._crash("request.3-turned")
+        if time.monotonic() - begun > _SLOW:
+            self._say_slow(writes, time.monotonic() - begun)
         for request in writes:
             if request.session in self._early:
                 self._early.turned(request.session, self.machine.sessions.last(request.session))
@@ -263,6 +267,20 @@ class Partition:
         logged = asyncio.ensure_future(self.log.append(record))
         self._crash("request.4-logged")
         logged.add_done_callback(partial(self._logged, number))
+
+    def _say_slow(self, writes: Sequence[Request], seconds: float) -> None:
+        """A turn has kept the event loop, and so the whole node. Said at most every ten seconds."""
+        if time.monotonic() - self._said_slow > 10:
+            self._said_slow = time.monotonic()
+            names = sorted({request.function for request in writes if request.function}) or ["none"]
+            _log.warning(
+                "a turn of partition %d of table %r took %.0f ms for %d writes, and all partitions of this node have waited (functions: %s)",
+                self.descriptor.id,
+                self.descriptor.table,
+                seconds * 1000,
+                len(writes),
+                ", ".join(names),
+            )
 
     def _logged(self, number: int, logged: asyncio.Future[None]) -> None:
         error = None if logged.cancelled() else logged.exception()
@@ -476,16 +494,3 @@ class Partition:
         self.watchers.close(f"the partition was restored from a snapshot, at position {lsn}: watch it anew")
         self._schedule()
         return lsn
-
-    def stats(self) -> dict[str, Any]:
-        """How it is doing."""
-        return {
-            "id": self.descriptor.id,
-            "state": self.state,
-            "reason": self.reason,
-            "lsn": self.store.applied if self.state != ADDING else 0,
-            "waiting": len(self._inbox),
-            "under_way": len(self._under_way),
-            "sessions": len(self.machine.sessions) if self.state != ADDING else 0,
-            "watchers": len(self.watchers),
-        }
