@@ -117,6 +117,8 @@ class Manager:
     def _identity(self) -> str:
         import secrets
 
+        for left in (self.folder / "partitions").glob(".tmp-*"):
+            left.unlink(missing_ok=True)  # of a file that a kill has kept from being written; the folder is ours alone
         name = "node.json"
         if not self._files.exists(name):
             self._files.create(name, msgspec.json.encode({"name": self.node, "identity": secrets.token_hex(8)}))
