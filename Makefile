@@ -42,7 +42,7 @@ check: $(STAMP)
 test: setup
 	$(BIN)/pytest -m "not soak" -n 2 --dist loadfile --no-loadscope-reorder
 
-# no Spark, no killed process, and a tenth of the seeds and examples: about a minute
+# no Spark, no killed process, and a tenth of the seeds and examples: about two minutes
 quick: $(STAMP)
 	MILLSTREAM_QUICK=1 $(BIN)/pytest -m "not spark and not crash and not soak and not slow" -n 2 --dist worksteal
 

@@ -406,3 +406,59 @@ def test_a_function_that_keeps_the_node_waiting_is_named(caplog: pytest.LogCaptu
     asyncio.run(main())
     assert [record.message for record in caplog.records if "functions: slow" in record.message and "of table 't'" in record.message]
     assert len(caplog.records) == 1
+
+
+def test_a_value_is_put_only_where_there_is_none() -> None:
+    from millstream.service import Table, functions
+
+    async def main() -> None:
+        one = await partition(of=Table("t", functions=[functions.put_if_absent]))
+        assert (await one.write(call("put_if_absent", b"a", b"1"))).result == b"1"
+        assert (await one.write(call("put_if_absent", b"a", b"2"))).result == b"1"
+        assert (await one.read(get(b"a"))).values == [b"1"]
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize("at_once", [2, 0])
+def test_one_call_more_than_a_plane_takes_at_once_is_refused_and_without_a_limit_none_is(at_once: int) -> None:
+    import msgspec
+
+    from millstream.service.calls import Channel
+    from millstream.service.limits import DATA
+    from millstream.service.planes import DataPlane
+    from millstream.service.proto import service_pb2 as pb
+
+    class Hangs:
+        def __init__(self) -> None:
+            self.go = asyncio.Event()
+            self.here = 0
+
+        def tables(self) -> list[str]:
+            return []
+
+        async def get(self, request: pb.GetRequest) -> pb.GetReply:
+            self.here += 1
+            await self.go.wait()
+            return pb.GetReply()
+
+        upsert = remove = call = scan = watch = route = get
+
+    async def main() -> None:
+        backend = Hangs()
+        plane = DataPlane(backend, "127.0.0.1:0", limits=msgspec.structs.replace(DATA, at_once=at_once))  # type: ignore[arg-type]
+        await plane.start()
+        channel = Channel(plane.address)
+        calls = [asyncio.ensure_future(channel.ask("Get", pb.GetRequest(), 20)) for _ in range(3)]
+        while backend.here < (at_once or 3):
+            await asyncio.sleep(0.005)
+        if at_once:
+            done, _ = await asyncio.wait(calls, return_when=asyncio.FIRST_COMPLETED)
+            assert [type(one.exception()) for one in done] == [Busy]
+        backend.go.set()
+        outcomes = await asyncio.gather(*calls, return_exceptions=True)
+        assert [isinstance(one, Busy) for one in outcomes].count(True) == (1 if at_once else 0)
+        await channel.close()
+        await plane.stop()
+
+    asyncio.run(main())

@@ -170,10 +170,10 @@ class AsyncClient:
         deadline, pause = time.monotonic() + self._timeout, Pause()
         argument = f"{how} {fence}{' ' if keep else ''}{chr(10).join(keep)}"
         while True:
-            owner = next((one for one in self._ways.routes.all() if one.descriptor.id == partition), None)
+            owner = self._ways.by_id(partition)
             if owner is None:
                 await self._ways.learn_all()
-                owner = next((one for one in self._ways.routes.all() if one.descriptor.id == partition), None)
+                owner = self._ways.by_id(partition)
                 if owner is None:
                     raise RefusedRequest(f"table {self.table!r} has no partition {partition}")
             asked = pb.CallRequest(header=self._ways.header(owner), function="decide", key=txn.encode(), argument=argument.encode())
@@ -267,16 +267,6 @@ class AsyncClient:
     async def partitions(self) -> list[int]:
         """The ids of the table's partitions, in the order of their points."""
         return [owner.descriptor.id for owner in await self._ways.learn_all()]
-
-    async def partition_of(self, key: Text) -> int:
-        """The id of the partition that has a key."""
-        found = self._ways.routes.find(as_bytes(key))
-        if found is None:
-            await self._ways.learn_all()
-            found = self._ways.routes.find(as_bytes(key))
-        if found is None:
-            raise BadNode(f"no partition of table {self.table!r} has key {as_bytes(key)[:60]!r}")
-        return found.descriptor.id
 
     # --- ways and means
 

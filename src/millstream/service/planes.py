@@ -183,9 +183,6 @@ class Plane:
     def _add_handlers(self) -> None:
         raise NotImplementedError
 
-    def _services(self) -> list[str]:
-        raise NotImplementedError
-
     def _add_health(self) -> None:
         from grpc_health.v1 import health, health_pb2_grpc
 
@@ -216,13 +213,10 @@ class Plane:
                 if left is not None and left <= longest:
                     return await method(request)
                 return await asyncio.wait_for(method(request), deadline if left is None else longest)
-            except (MillstreamError, asyncio.TimeoutError) as error:
-                await _refuse(context, error)
-            except (asyncio.CancelledError, grpc.aio.AbortError):
+            except grpc.aio.AbortError:
                 raise
             except Exception as error:
-                _log.exception("%s failed", name)
-                await _refuse(context, error)
+                await _failed(context, error, name)
             finally:
                 self._under_way -= 1
 
@@ -242,13 +236,10 @@ class Plane:
                 replies = method(request)
                 async for reply in replies:
                     yield reply
-            except (MillstreamError, asyncio.TimeoutError) as error:
-                await _refuse(context, error)
-            except (asyncio.CancelledError, grpc.aio.AbortError):
+            except grpc.aio.AbortError:
                 raise
             except Exception as error:
-                _log.exception("%s failed", name)
-                await _refuse(context, error)
+                await _failed(context, error, name)
             finally:
                 self._streams -= 1
                 if ending is not None:
@@ -318,6 +309,13 @@ class ControlPlane(Plane):
         self._handlers(CONTROL_SERVICE, CONTROL_CALLS, self._backend)
         names = (CONTROL_SERVICE, DATA_SERVICE, "grpc.health.v1.Health", reflection.SERVICE_NAME)
         reflection.enable_server_reflection(names, self._server)
+
+
+async def _failed(context: Any, error: Exception, name: str) -> None:
+    """What a handler raised. What is no error of ours stands in the node's log."""
+    if not isinstance(error, (MillstreamError, asyncio.TimeoutError)):
+        _log.error("%s failed", name, exc_info=error)
+    await _refuse(context, error)
 
 
 async def _refuse(context: Any, error: BaseException) -> None:
