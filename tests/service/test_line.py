@@ -462,3 +462,36 @@ def test_one_call_more_than_a_plane_takes_at_once_is_refused_and_without_a_limit
         await plane.stop()
 
     asyncio.run(main())
+
+
+def test_a_bounded_read_of_a_shared_log_asks_nobody_and_says_how_old_it_may_be() -> None:
+    async def main() -> None:
+        log = HandLog()
+        log.alone = False
+        one = await partition(log)
+        await one.write(upsert(b"a", b"1"))
+        assert (await one.read(get(b"a", level=Level.BOUNDED))).values == [b"1"] and log.confirmed == 0
+        one._confirmed_at -= 5
+        assert one.age() >= 5000
+        await one.read(get(b"a"))  # linearizable: confirmed, and young again
+        assert log.confirmed == 1 and one.age() < 5000
+
+    asyncio.run(main())
+
+
+def test_changes_that_nobody_watches_any_more_are_let_go() -> None:
+    from millstream.service.watching import PATIENCE, Watchers
+
+    async def main() -> None:
+        watchers = Watchers()
+        one, _ = watchers.join(lambda key: True, 0, None)
+        watchers.tell(1, [[(b"Ka", bytes(8) + b"1")]])
+        watchers.leave(one)
+        watchers.tell(2, [[(b"Ka", bytes(8) + b"2")]])
+        assert watchers.join(lambda key: True, 2, 1)[1]  # goes on where it was
+        watchers._all.clear()
+        watchers._left -= PATIENCE + 1
+        watchers.tell(3, [[(b"Ka", bytes(8) + b"3")]])
+        assert not watchers._kept and not watchers.join(lambda key: True, 3, 1)[1]
+
+    asyncio.run(main())
