@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from effort import some
 from millstream.core.record import ListBatch
-from millstream.engine.spark.arrow import ALL, to_arrivals
+from millstream.engine.columns.arrow import ALL, to_arrivals
 
 rows = st.lists(
     st.tuples(

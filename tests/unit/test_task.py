@@ -30,8 +30,8 @@ from millstream.core.time import BEGINNING
 from millstream.core.topology import Injector, Route
 from millstream.engine.program import Compiled
 from millstream.engine.receipts import EpochOrder, Receipt
-from millstream.engine.spark.arrow import ValueColumn
-from millstream.engine.spark.inputs import ArrowInputs
+from millstream.engine.columns.arrow import ValueColumn
+from millstream.engine.columns.inputs import ArrowInputs
 from millstream.engine.task import Result, Task
 from millstream.errors import StorageError
 from millstream.simulation import cluster

@@ -4,6 +4,7 @@
     files     files of a directory
     rate      numbered rows, for trying things
     pushed    messages that other programs push over TCP
+    planned   the contract of those whose epochs Millstream plans itself
     schema    columns that can be told without Spark
 
 Nothing here knows an epoch. Any streaming DataFrame, or a function that makes one of the session, may stand in the place of a source.

@@ -7,9 +7,12 @@ travels to the tasks.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import msgspec
+
+if TYPE_CHECKING:
+    from millstream.sources.planned import Reader
 
 
 class Source:
@@ -37,6 +40,15 @@ class Source:
     def load(self, spark: Any, unreadable: str | None = None) -> Any:
         """Driver, once per run: the streaming DataFrame. unreadable: a further column, for the text of rows that do not fit the schema, if the source can
         tell them; None: such a row is an error."""
+        raise NotImplementedError
+
+    def unplanned(self) -> str | None:
+        """Driver, once, before anything is written: why only Spark can read this source, for people; None if Millstream plans its epochs itself
+        (`reader`)."""
+        return f"{self.describe()} can only be read by Spark"
+
+    def reader(self, arrow_schema: Callable[[Any], Any], unreadable: str | None = None) -> Reader:
+        """Driver, once per run, of a source that is planned. arrow_schema: makes an Arrow schema of DDL text or a StructType. unreadable: as in `load`."""
         raise NotImplementedError
 
     def acknowledge(self, offset: str) -> None:

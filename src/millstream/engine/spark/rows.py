@@ -1,4 +1,4 @@
-"""Rows on the move: source columns to keyed rows, in the JVM. What becomes of them in a task is in `arrow.py`.
+"""Rows on the move: source columns to keyed rows, in the JVM. What becomes of them in a task is in `columns/arrow.py`; the same without a JVM in `columns/keying.py`.
 
 A row on its way to level L has these columns:
 
@@ -29,10 +29,10 @@ from pyspark.sql import types as T
 
 from millstream.core.time import BEGINNING, END
 from millstream.core.topology import Injector, Route, Topology, is_expression
+from millstream.engine.columns.arrow import BETWEEN, RECEIPT, ValueColumn
 from millstream.errors import DefinitionError
 from millstream.sources import FileSource
 
-from .arrow import BETWEEN, RECEIPT, ValueColumn
 from .reasons import reason
 
 _KEYED = "part int, route int, key string, ts long, id string, ord long"

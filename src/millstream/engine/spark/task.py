@@ -16,6 +16,8 @@ import pyarrow as pa
 from millstream import faults
 from millstream.core.dedup import SpanFilters
 from millstream.core.topology import Route
+from millstream.engine.columns import arrow
+from millstream.engine.columns.inputs import ArrowInputs
 from millstream.engine.program import Compiled, Program
 from millstream.engine.receipts import EpochOrder, encode_receipt
 from millstream.engine.task import Result, Task
@@ -24,8 +26,8 @@ from millstream.state.replica import ReplicaView, open_replica, replica_root
 from millstream.state.segment import SegmentRef
 from millstream.state.storage import Storage, open_storage
 
-from . import arrow, pickling
-from .inputs import ArrowInputs
+from . import pickling
+
 
 _PIECE = 50_000  # rows of one Arrow batch
 
