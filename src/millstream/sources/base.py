@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 if TYPE_CHECKING:
-    from millstream.sources.planned import Reader
+    from millstream.sources.planned import PlannedReader
 
 
 class Source:
@@ -47,7 +47,7 @@ class Source:
         (`reader`)."""
         return f"{self.describe()} can only be read by Spark"
 
-    def reader(self, arrow_schema: Callable[[Any], Any], unreadable: str | None = None) -> Reader:
+    def reader(self, arrow_schema: Callable[[Any], Any], unreadable: str | None = None) -> PlannedReader:
         """Driver, once per run, of a source that is planned. arrow_schema: makes an Arrow schema of DDL text or a StructType. unreadable: as in `load`."""
         raise NotImplementedError
 

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
 
-class Stretch(msgspec.Struct, frozen=True):
+class Take(msgspec.Struct, frozen=True):
     """What one epoch reads of one source, up to the offset `end`.
 
     pieces: what is to be read, each by one task; none if nothing is new. size: about how many bytes that is. names: the files that are read with it
@@ -34,23 +34,23 @@ class Stretch(msgspec.Struct, frozen=True):
     gone: Sequence[str] = ()
 
 
-class Reader:
+class PlannedReader:
     """Plans and reads a planned source. Base of all readers."""
 
     #: The columns of every batch that `read` gives, with Arrow's types for Spark's (as `to_arrow_schema(..., timezone="UTC")` says them).
     schema: pa.Schema
 
     def begin(self, names: Mapping[str, int], bounded: bool) -> None:
-        """Driver, once, at the start of a run, before the first `plan`. names: what all stretches that were committed named and did not take back.
+        """Driver, once, at the start of a run, before the first `plan`. names: what all takes that were committed named and did not take back.
         bounded: only what is there now is to be read."""
 
     def first(self) -> str:
         """Driver, once, for a new checkpoint: the offset to begin at."""
         raise NotImplementedError
 
-    def plan(self, start: str) -> Stretch:
-        """Driver, before every epoch: what it reads, from an offset on; everything there is, or as much as one epoch may have. A stretch that comes
-        back to `start` with no pieces says that nothing is new. May be called again with the same start if the last stretch was not committed."""
+    def plan(self, start: str) -> Take:
+        """Driver, before every epoch: what it reads, from an offset on; everything there is, or as much as one epoch may have. A take that comes
+        back to `start` with no pieces says that nothing is new. May be called again with the same start if the last take was not committed."""
         raise NotImplementedError
 
     def read(self, piece: Any) -> Iterator[pa.RecordBatch]:
@@ -74,13 +74,13 @@ class Reader:
         return {}
 
     def files_read(self) -> set[str]:
-        """Driver, likewise: those (as `files` names them) that some stretch had, be it committed or under way."""
+        """Driver, likewise: those (as `files` names them) that some take had, be it committed or under way."""
         return set()
 
-    def adopt(self, offset: str, folder: str) -> Stretch:
-        """Driver, once, for a checkpoint whose epochs were planned by Spark: what Spark's log says, as a stretch without pieces: the offset in our
+    def adopt(self, offset: str, folder: str) -> Take:
+        """Driver, once, for a checkpoint whose epochs were planned by Spark: what Spark's log says, as a take without pieces: the offset in our
         words, and the names. folder: what Spark kept for this source."""
-        return Stretch(offset)
+        return Take(offset)
 
     def close(self) -> None:
         """Driver, once, at the end of a run. May be called twice."""

@@ -1,0 +1,188 @@
+"""Generations and attempts: who takes part in an epoch of a resident run, and whose frames count. Pure: no socket, no clock of its own.
+
+A *seat* is one resident task: a number from 0 up to the count of tasks, and for ever the same shards. Spark fills it, and fills it again when what sat there is
+lost. A *generation* is one filling of all seats: everybody in it knows everybody's address. An *attempt* is one try at one epoch; its number grows with
+every try of every epoch, and is never used twice in a run.
+
+The driver's side, `Roster`:
+
+| what happens | some seat is empty | all seats are filled |
+| --- | --- | --- |
+| somebody says hello for an empty seat | it sits down; if it was the last, a new generation begins | - |
+| somebody says hello for a taken seat | who sat there is told to go, the newcomer sits down | the same, and a new generation begins |
+| who sits there is lost | the seat is empty | the seat is empty; the generation, and the attempt in it, are over |
+| somebody else is lost (told to go before) | nothing | nothing |
+| an attempt is begun | refused | it gets the next number |
+| an answer comes | dropped | counted, if it names this generation and attempt, once per seat; else dropped |
+
+A task's side, `Inbox`: frames come from other tasks, in any order and at any time.
+
+| a frame's attempt is | what becomes of it |
+| --- | --- |
+| older than the one at work | dropped: it belongs to a try that nobody will commit |
+| the one at work | kept; a level is complete when every seat has sent its frame of that level |
+| newer | kept: the sender has got its order before us |
+
+Rules
+1. Attempts are compared as (generation, number): of two, the greater is the younger, whatever order they come in.
+2. A frame is counted once per sender, level and attempt.
+3. Losses are counted by time. More than `MOST_LOSSES` within `LOSS_WINDOW` are no accident: the run ends, and says who was lost.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Sequence
+from typing import Any
+
+import msgspec
+
+MOST_LOSSES = 5
+LOSS_WINDOW = 60.0  # seconds
+
+
+class Attempt(msgspec.Struct, frozen=True, order=True):
+    """One try at one epoch."""
+
+    generation: int = 0
+    number: int = 0
+
+
+class Seated(msgspec.Struct, frozen=True):
+    """Who sits on a seat. id: of this filling, never used twice; address: where the others reach it."""
+
+    seat: int
+    id: int
+    host: str = ""
+    pid: int = 0
+    address: str = ""
+
+
+class Roster:
+    """The seats of a resident run, as its driver sees them."""
+
+    def __init__(self, seats: int) -> None:
+        self.seats = seats
+        self.generation = 0
+        self.losses = 0
+        self._members: dict[int, Seated] = {}
+        self._attempt = Attempt()
+        self._answered: dict[int, Any] = {}
+        self._recent: deque[tuple[float, str]] = deque(maxlen=MOST_LOSSES + 1)
+
+    @property
+    def members(self) -> list[Seated]:
+        """Who is there, by seat."""
+        return [self._members[seat] for seat in sorted(self._members)]
+
+    @property
+    def missing(self) -> list[int]:
+        """The seats that are empty."""
+        return [seat for seat in range(self.seats) if seat not in self._members]
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether all seats are filled."""
+        return len(self._members) == self.seats
+
+    @property
+    def attempt(self) -> Attempt:
+        """The attempt at work, or the last one."""
+        return self._attempt
+
+    def hello(self, who: Seated) -> Seated | None:
+        """Somebody sits down. Returns who has to go. Afterwards, if the roster is complete, a new generation has begun."""
+        if not 0 <= who.seat < self.seats:
+            raise ValueError(f"there is no seat {who.seat}: there are {self.seats}")
+        before = self._members.get(who.seat)
+        self._members[who.seat] = who
+        if self.is_complete:
+            self.generation += 1
+        self._answered = {}
+        return before
+
+    def lost(self, who: Seated, now: float, why: str = "") -> bool:
+        """Somebody is gone. Returns whether that was a loss: it sat on its seat until now."""
+        if self._members.get(who.seat) != who:
+            return False
+        del self._members[who.seat]
+        self._answered = {}
+        self.losses += 1
+        self._recent.append((now, f"task {who.seat} on {who.host} (process {who.pid}){': ' + why if why else ''}"))
+        return True
+
+    def too_many(self, now: float) -> list[str]:
+        """Rule 3: the last losses, if they are too many; else nothing."""
+        recent = [text for at, text in self._recent if now - at < LOSS_WINDOW]
+        return recent if len(recent) > MOST_LOSSES else []
+
+    def begin(self) -> Attempt:
+        """The next attempt. All seats must be filled."""
+        if not self.is_complete:
+            raise ValueError(f"seats {self.missing} are empty")
+        self._attempt = Attempt(self.generation, self._attempt.number + 1)
+        self._answered = {}
+        return self._attempt
+
+    def is_current(self, attempt: Attempt) -> bool:
+        """Whether an attempt can still be answered."""
+        return self.is_complete and attempt == self._attempt and attempt.generation == self.generation
+
+    def answer(self, who: Seated, attempt: Attempt, what: Any) -> bool:
+        """A member's answer to an attempt. Returns whether it counts."""
+        if not self.is_current(attempt) or self._members.get(who.seat) != who or who.seat in self._answered:
+            return False
+        self._answered[who.seat] = what
+        return True
+
+    @property
+    def answers(self) -> list[Any] | None:
+        """The answers to the attempt at work, by seat, when all are there."""
+        return [self._answered[seat] for seat in range(self.seats)] if len(self._answered) == self.seats else None
+
+
+class Inbox:
+    """What other tasks have sent to one task. trusting: for tests that show what the attempt's number is for: every frame counts."""
+
+    def __init__(self, seats: int, trusting: bool = False) -> None:
+        self.seats = seats
+        self._trusting = trusting
+        self._at = Attempt()
+        self._frames: dict[tuple[Attempt, int], dict[int, Any]] = {}
+
+    @property
+    def attempt(self) -> Attempt:
+        """The attempt at work."""
+        return self._at
+
+    def begin(self, attempt: Attempt) -> None:
+        """Work begins on an attempt. What older ones sent is let go of."""
+        self._at = attempt
+        if not self._trusting:
+            self._frames = {where: frames for where, frames in self._frames.items() if where[0] >= attempt}
+
+    def put(self, sender: int, attempt: Attempt, level: int, what: Any) -> bool:
+        """A frame has come. Returns whether it is kept."""
+        if self._trusting:
+            attempt = max(attempt, self._at)
+        if attempt < self._at:
+            return False
+        frames = self._frames.setdefault((attempt, level), {})
+        if sender in frames:
+            return False
+        frames[sender] = what
+        return True
+
+    def is_complete(self, level: int) -> bool:
+        """Whether every seat has sent its frame of a level."""
+        return len(self._frames.get((self._at, level), ())) == self.seats
+
+    def missing(self, level: int) -> list[int]:
+        """The seats whose frame of a level has not come."""
+        frames = self._frames.get((self._at, level), {})
+        return [seat for seat in range(self.seats) if seat not in frames]
+
+    def take(self, level: int) -> Sequence[Any]:
+        """The frames of a level by sender, which are then let go of."""
+        frames = self._frames.pop((self._at, level), {})
+        return [frames[sender] for sender in sorted(frames)]
