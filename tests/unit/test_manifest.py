@@ -136,8 +136,8 @@ def test_a_manifest_under_another_name_is_noticed(log):
 @pytest.mark.parametrize(
     ("said", "message"),
     [
-        (4, r"manifests/0+4\.json has format 4; this version of Millstream reads 2 to 3: upgrade Millstream\."),
-        (1, r"manifests/0+4\.json has format 1; this version of Millstream reads 2 to 3: run the version"),
+        (5, r"manifests/0+4\.json has format 5; this version of Millstream reads 2 to 4: upgrade Millstream\."),
+        (1, r"manifests/0+4\.json has format 1; this version of Millstream reads 2 to 4: run the version"),
     ],
 )
 def test_another_format_is_told_from_damage(log, said, message):
@@ -151,10 +151,10 @@ def test_another_format_is_told_from_damage(log, said, message):
 
 def test_the_format_is_looked_at_before_the_types(log):
     """A later version may have changed all of them. Nobody is told to restore a copy of what is whole."""
-    log.storage.put(manifest_name(4), manifest_module._seal({"format": 4, "epoch": "four", "runs": {}}))
+    log.storage.put(manifest_name(4), manifest_module._seal({"format": 5, "epoch": "four", "runs": {}}))
     log.storage.put("identity.json", manifest_module._seal({"format": 9}))
     for read in (lambda: log.read(4), log.latest, log.identity, lambda: log.identify("p", None, 1, [])):
-        with pytest.raises(CheckpointError, match=r"has format [49]; .*upgrade") as caught:
+        with pytest.raises(CheckpointError, match=r"has format [59]; .*upgrade") as caught:
             read()
         assert not isinstance(caught.value, DamageError)
 

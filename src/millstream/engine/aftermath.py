@@ -26,7 +26,7 @@ from millstream.engine.plan import Plan, adaptive_edges
 from millstream.engine.program import Program
 from millstream.engine.receipts import Receipt, Work
 from millstream.state.folding import adopt
-from millstream.state.manifest import ComputationState, Manifest, ShardState, edge_name
+from millstream.state.manifest import ComputationState, Manifest, ShardState, Waiting, edge_name
 from millstream.state.part import Part
 
 KEPT_RUNS = 64  # a replica that was last brought up to date by an older run loads anew
@@ -46,10 +46,7 @@ def manifest_after(
     """The manifest that commits an epoch. refused: writes of replaced runs that were found since the last one."""
     topology = program.topology
     computations = {spec.name: _computation(program, spec, plan, before, receipts, token, shards, folded) for spec in topology.computations}
-    sinks: dict[str, list[Part]] = {}
-    for receipt in receipts:
-        for name, part in receipt.parts.items():
-            sinks.setdefault(name, []).append(part)
+    sinks, waiting = _sinks(topology, plan, before, receipts)
     pending = [parcel for receipt in receipts for parcel in receipt.parcels]
     builds = _builds(plan, receipts)
     filled = not any(build.is_filling for build in builds.values())
@@ -77,7 +74,30 @@ def manifest_after(
         outside=_outside(before) + 1 if batch is None else plan.epoch - batch,
         settle=plan.settles,
         builds=builds,
+        sources=dict(before.sources if before is not None else {}) if plan.ranges.positions is None else dict(plan.ranges.positions),
+        waiting=waiting,
     )
+
+
+def _sinks(
+    topology: Topology, plan: Plan, before: Manifest | None, receipts: Sequence[Receipt]
+) -> tuple[dict[str, list[Part]], dict[str, Waiting]]:
+    """What sinks have to publish, and what waits. A sink that rolls publishes when the oldest of its parts has waited long enough, and at any end."""
+    sinks: dict[str, list[Part]] = {}
+    for receipt in receipts:
+        for name, part in receipt.parts.items():
+            sinks.setdefault(name, []).append(part)
+    waiting: dict[str, Waiting] = {}
+    rolls = {emission.name: emission.sink.roll_millis for emission in topology.emissions if emission.sink.roll_millis}
+    known = before.waiting if before is not None else {}
+    for name in [*known, *(name for name in rolls if name not in known)]:
+        old = known.get(name, Waiting(plan.now, []))
+        parts = [*old.parts, *sinks.pop(name, ())]
+        if parts and plan.ranges.batch is not None and not plan.ranges.flush and plan.now - old.since < rolls.get(name, 0):
+            waiting[name] = Waiting(old.since, parts)
+        elif parts:
+            sinks[name] = parts
+    return sinks, waiting
 
 
 def _builds(plan: Plan, receipts: Sequence[Receipt]) -> dict[str, BuildState]:

@@ -47,6 +47,8 @@ MOST_SETTLING = 1000  # epochs
 class Epochs:
     """Runs epochs on one checkpoint, for one run of a pipeline."""
 
+    is_planned = False  # whether Millstream plans all sources itself
+
     def __init__(
         self,
         program: Program,
@@ -113,6 +115,12 @@ class Epochs:
         if not self.ownership.nothing_to_do(epoch, ranges, self.latest):
             assert epoch is not None
             self._run(batch if ranges.may_have_rows else None, epoch, ranges)
+
+    def run_planned(self, frame: Any, ranges: Reading) -> None:
+        """The next epoch, of sources that Millstream plans itself. frame: what `job` gets; None if nothing came in."""
+        epoch = self._next()
+        if not self.ownership.nothing_to_do(epoch, ranges, self.latest):
+            self._run(frame if ranges.may_have_rows else None, epoch, ranges)
 
     def run_outside(self, drain: bool) -> None:
         """One more epoch, outside the query: in a drain event time ends, otherwise only what is due is done."""
@@ -236,9 +244,9 @@ class Epochs:
     # --- before, between and behind the epochs of the query
 
     def resume(self) -> None:
-        """At the start of a run: what the last one committed outside the query and may not have published. Spark asks for all other epochs itself.
+        """At the start of a run: what the last one committed and may not have published. Where Spark plans, it asks itself for epochs of its query.
         A run that was ended while it settled goes on with that."""
-        if self.latest is not None and self.latest.batch is None:
+        if self.latest is not None and (self.is_planned or self.latest.batch is None):
             self._publish(self.latest, redo=True)
         if self.latest is not None and self.latest.settle:
             self.settle(lambda: False)
@@ -255,7 +263,7 @@ class Epochs:
         for _ in range(MOST_SETTLING):
             if self.latest is None or self.latest.ended is not None or stopped():
                 return
-            if not unsettled(self.topology, Position.after(self.latest, self.topology)):
+            if not self.latest.waiting and not unsettled(self.topology, Position.after(self.latest, self.topology)):
                 return
             with self.lock:
                 self.run_outside(drain=False)

@@ -21,7 +21,7 @@ from millstream.core.outcome import Times
 from millstream.core.topology import ADAPTIVE, Topology
 from millstream.core.watermark import Progress, Seen, later
 from millstream.errors import HookError, MillstreamError, SinkError
-from millstream.state.manifest import Manifest, edge_name
+from millstream.state.manifest import Manifest, SourcePosition, edge_name
 
 
 class Range(msgspec.Struct, frozen=True):
@@ -36,13 +36,16 @@ class Reading(msgspec.Struct, frozen=True):
 
     batch: its number in the source's log, None for an epoch outside the query, which reads nothing. planned_at: the wall clock when it was planned,
     where the log says so. ranges: by injector; None where the log cannot be read, so that there may be records. digest: tells one content of a batch
-    from another, None where that cannot be told.
+    from another, None where that cannot be told. positions: where planned sources stand behind it; None: Spark's log says what is read. flush: sinks that
+    roll publish what waits.
     """
 
     batch: int | None = None
     planned_at: int | None = None
     ranges: dict[str, Range] | None = None
     digest: str | None = None
+    positions: dict[str, SourcePosition] | None = None
+    flush: bool = False
 
     @property
     def may_have_rows(self) -> bool:
@@ -193,15 +196,19 @@ def _with_builds(each: Mapping[str, Times], told: BuildOrders) -> dict[str, Time
     }
 
 
-def unsettled(topology: Topology, position: Position) -> bool:
-    """Whether an idle epoch would do anything: something is due, or time has still to reach an injector or a computation."""
+def unsettled(topology: Topology, position: Position, clock: int | None = None, said: Mapping[str, int] | None = None) -> bool:
+    """Whether an idle epoch would do anything: something is due, or time has still to reach an injector or a computation. clock: at that time, if it is
+    later than the last epoch's. said: what sources declare."""
     assert position.now is not None
-    idle = plan(topology, position, clock=position.now)
+    now = position.now if clock is None else max(clock, position.now)
+    ranges = NOTHING if clock is None else Reading(batch=position.epoch + 1, ranges={})
+    idle = plan(topology, position, ranges, clock=now)
     return (
         idle.due
         or any(standing.low != position.standings.get(name, Standing()).low for name, standing in idle.standings.items())
         or any(
-            injector.watermark.advance(position.progress[name], Seen(), position.now).watermark != position.progress[name].watermark
+            injector.watermark.advance(position.progress[name], Seen(), now, (said or {}).get(name)).watermark
+            != position.progress[name].watermark
             for name, injector in topology.injectors.items()
         )
     )

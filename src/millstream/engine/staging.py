@@ -1,7 +1,7 @@
 """Staging: what a task has worked out becomes one unit (deltas and stored productions) and sink parts, under names of its own attempt.
 
 Rules
-1. Nothing that is staged is visible until a manifest names it.
+1. Nothing that is staged is visible until a manifest names it. Shards of one process may share a unit: then whoever has made it writes it, once.
 2. Everything carries the run's token in its name. A task whose run has been replaced stages nothing: it leaves a mark and ends with `Fenced`.
 3. The receipt's `unit` is a digest of all that the task made, so two attempts that did the same have the same.
 """
@@ -32,12 +32,42 @@ from millstream.state.segment import SegmentRef, encode_segment
 from millstream.state.storage import Storage
 
 
+class Unit:
+    """The object into which deltas, stored productions and the parts of sinks that roll go. Written once, when all are in it."""
+
+    def __init__(self, storage: Storage, name: str) -> None:
+        self.name = name
+        self._storage = storage
+        self._pieces: list[bytes] = []
+        self._size = 0
+
+    def add(self, data: bytes) -> int:
+        """Takes a piece in; where it lies."""
+        at = self._size
+        self._pieces.append(data)
+        self._size += len(data)
+        return at
+
+    def write(self) -> None:
+        """Makes all pieces durable."""
+        if self._pieces:
+            self._storage.put(self.name, b"".join(self._pieces))
+
+
 class Staging:
-    """Stages for one task."""
+    """Stages for one task. unit: one that others stage into as well, and that somebody else writes."""
 
     def __init__(
-        self, compiled: Compiled, storage: Storage, order: EpochOrder, group: Group, shard: int, point: Callable[[str], None]
+        self,
+        compiled: Compiled,
+        storage: Storage,
+        order: EpochOrder,
+        group: Group,
+        shard: int,
+        point: Callable[[str], None],
+        unit: Unit | None = None,
     ) -> None:
+        self.unit = unit
         self.compiled = compiled
         self.storage = storage
         self.order = order
@@ -47,12 +77,14 @@ class Staging:
 
     def stage(self, receipt: Receipt, outcomes: Mapping[str, Outcome], out: Departures) -> None:
         """Writes the unit, then the sink parts. Fills the receipt."""
-        self._check_token()
         order = self.order
-        name = unit_name(order.epoch, f"{self.group.level}.{self.group.index}.{self.shard}", order.token)
+        if self.unit is None:
+            check_token(self.storage, order)
+            unit = Unit(self.storage, unit_name(order.epoch, f"{self.group.level}.{self.group.index}.{self.shard}", order.token))
+        else:
+            unit = self.unit
+        name = unit.name
         digest = blake2b(digest_size=8)
-        pieces: list[bytes] = []
-        offset = 0
         for computation, outcome in outcomes.items():
             ref = None
             digest.update(computation.encode())
@@ -60,10 +92,8 @@ class Staging:
                 data = encode_segment(sorted(outcome.delta.items()))
                 digest.update(data)
                 ref = SegmentRef(
-                    name=name, offset=offset, length=len(data), entries=len(outcome.delta), first=order.epoch, last=order.epoch
+                    name=name, offset=unit.add(data), length=len(data), entries=len(outcome.delta), first=order.epoch, last=order.epoch
                 )
-                pieces.append(data)
-                offset += len(data)
             digest.update(msgspec.msgpack.encode(outcome.productions))
             receipt.work[computation] = Work(
                 segment=ref, counts=outcome.counts, produced=len(outcome.productions), dedup=outcome.dedup, millis=outcome.millis
@@ -78,25 +108,20 @@ class Staging:
             )
             for shard, rows in sorted(by_shard.items()):
                 data = encode_slice(rows)
-                parcel.slices[shard] = (offset, len(data), len(rows))
-                pieces.append(data)
-                offset += len(data)
+                parcel.slices[shard] = (unit.add(data), len(data), len(rows))
             receipt.parcels.append(parcel)
-        if pieces:
-            self.storage.put(name, b"".join(pieces))
+        rolls = any(emission.sink.roll_millis for emission in self.compiled.topology.emissions)
+        if self.unit is None and not rolls:
+            unit.write()
         self.point("task.4-staging")
         digest.update(b"%d.%d.%d" % (self.group.level, self.group.index, self.shard))
         receipt.unit = int.from_bytes(digest.digest(), "big", signed=True)
-        self._stage_sinks(receipt, outcomes)
+        self._stage_sinks(receipt, outcomes, unit)
+        if self.unit is None and rolls:
+            unit.write()
         self.point("task.4-staged")
 
-    def _check_token(self) -> None:
-        order = self.order
-        if order.guards.tokens and superseded(self.storage, order.token):
-            refuse(self.storage, order.token)
-            raise Fenced(f"a task of run {order.token} found that a newer run owns {self.storage.url}: it has staged nothing")
-
-    def _stage_sinks(self, receipt: Receipt, outcomes: Mapping[str, Outcome]) -> None:
+    def _stage_sinks(self, receipt: Receipt, outcomes: Mapping[str, Outcome], unit: Unit) -> None:
         decode = self.compiled.decode_value
         attempt = f"{run_number(self.order.token)}.{secrets.token_hex(6)}"
         for emission in self.compiled.topology.emissions:
@@ -120,7 +145,19 @@ class Staging:
                         pipeline=name,
                         shard=self.shard,
                     )
-                    receipt.parts[emission.name] = _part(emission.sink.stage(context, found), emission.sink)
+                    if emission.sink.roll_millis:
+                        data = emission.sink.encode_part(context, found)
+                        own = {"offset": unit.add(data), "length": len(data)}
+                        receipt.parts[emission.name] = Part(rows=len(found), staged=unit.name, in_checkpoint=True, own=own)
+                    else:
+                        receipt.parts[emission.name] = _part(emission.sink.stage(context, found), emission.sink)
+
+
+def check_token(storage: Storage, order: EpochOrder) -> None:
+    """Rule 2."""
+    if order.guards.tokens and superseded(storage, order.token):
+        refuse(storage, order.token)
+        raise Fenced(f"a task of run {order.token} found that a newer run owns {storage.url}: it has staged nothing")
 
 
 def _part(given: Part | Mapping[str, Any], sink: Sink) -> Part:

@@ -31,7 +31,7 @@ from millstream.core.watermark import Seen
 from millstream.engine.departures import Sent, outgoing
 from millstream.engine.program import Compiled
 from millstream.engine.receipts import EpochOrder, Receipt
-from millstream.engine.staging import Staging
+from millstream.engine.staging import Staging, Unit
 from millstream.errors import MillstreamError, travelling_name
 from millstream.state.manifest import ComputationState, Manifest
 from millstream.state.parcel import read_slice
@@ -84,7 +84,7 @@ class _Checked(NamedTuple):
 
 
 class Task:
-    """One attempt at one shard of one group."""
+    """One attempt at one shard of one group. unit: where it stages, if other tasks of its process stage there too."""
 
     def __init__(
         self,
@@ -97,7 +97,9 @@ class Task:
         storage: Storage,
         cache: Cache,
         point: Callable[[str], None],
+        unit: Unit | None = None,
     ) -> None:
+        self.unit = unit
         self.compiled = compiled
         self.order = order
         self.group = group
@@ -113,7 +115,9 @@ class Task:
         try:
             outcomes = self._outcomes(inputs, receipt)
             out = outgoing(self.compiled, outcomes.values(), self.shards, set(self.order.stored))  # g
-            Staging(self.compiled, self.storage, self.order, self.group, self.shard, self.point).stage(receipt, outcomes, out)  # h
+            Staging(self.compiled, self.storage, self.order, self.group, self.shard, self.point, self.unit).stage(
+                receipt, outcomes, out
+            )  # h
         except MillstreamError as error:
             failed = Receipt(self.group.level, self.group.index, self.shard, failure=travelling_name(error), message=str(error))  # i
             return Result(failed, {})

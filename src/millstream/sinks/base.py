@@ -27,6 +27,12 @@ class IdentifiedRow(SinkRow, gc=False):
     id: str
 
 
+def part_bytes(storage: Storage, part: Part) -> bytes:
+    """What `encode_part` gave for a part that waited in the checkpoint."""
+    assert part.staged is not None
+    return storage.read(part.staged, part["offset"], part["length"])
+
+
 class TaskContext(msgspec.Struct):
     """Where a task stages: `label` is unique to pipeline, emission and shard; `attempt` to this attempt; `token` to the run."""
 
@@ -54,6 +60,19 @@ class DriverContext(msgspec.Struct):
 
 class Sink:
     """Base of all sinks."""
+
+    #: For how long (milliseconds) committed parts wait, to be published together; 0: not at all. Parts of a sink that rolls stay in the checkpoint.
+    roll_millis: int = 0
+    #: Whether `commit` runs jobs of Spark's, which need a slot of their own.
+    needs_spark: bool = False
+
+    def encode_part(self, context: TaskContext, rows: Sequence[SinkRow]) -> bytes:
+        """Task, of a sink that rolls, in the place of `stage`: the rows as bytes, which are kept in the task's unit. `commit` then finds them again with
+        `part_bytes`."""
+        raise NotImplementedError
+
+    def by_default(self, roll_millis: int) -> None:
+        """Driver, at the start of a resident run: for how long parts wait if nobody has said it. For sinks that make an object per epoch."""
 
     def check(self) -> None:
         """Driver, at the start of a run: the time to find out that a sink cannot work."""

@@ -46,6 +46,8 @@ def _as_key(key: Any) -> Any:
 class EachEpoch(_Staged):
     """See `each_epoch`."""
 
+    needs_spark = True
+
     def __init__(self, function: Callable[[Any, int], None], schema: Any) -> None:
         self.function = function
         self.schema = schema

@@ -3,6 +3,9 @@
 Parts are staged under `_staging/` (which Spark and globs pass over) and moved to their final name, which follows from pipeline
 stream, epoch and shard, after the manifest. The move is atomic per file; while it goes on, a reader may see some of an epoch's
 files and not yet others.
+
+A sink that rolls keeps the parts of several epochs in the checkpoint, where they are committed, and publishes them as one file, whose name follows from the
+epoch in which that was decided.
 """
 
 from __future__ import annotations
@@ -17,10 +20,12 @@ from typing import Any
 
 import msgspec
 
+from millstream.core.time import Duration, duration
 from millstream.errors import DefinitionError, SinkError
-from millstream.sinks.base import DriverContext, IdentifiedRow, Part, Sink, SinkRow, TaskContext
-from millstream.state.storage import open_storage
+from millstream.sinks.base import DriverContext, IdentifiedRow, Part, Sink, SinkRow, TaskContext, part_bytes
+from millstream.state.storage import Storage, open_storage
 
+ROLLED = 0  # in the place of a shard, in the name of a file that has the rows of all
 _SUFFIX = {"json": "jsonl", "parquet": "parquet"}
 
 
@@ -48,12 +53,20 @@ def _has_no_number(value: Any) -> bool:
 class FileSink(Sink):
     """See `files`."""
 
-    def __init__(self, path: str, format: str, schema: Any, options: dict[str, Any] | None, nan: str = "error") -> None:
+    def __init__(
+        self, path: str, format: str, schema: Any, options: dict[str, Any] | None, nan: str = "error", roll: int | None = None
+    ) -> None:
         self.path = path
         self.format = format
         self.schema = schema
         self.options = options
         self.nan = nan
+        self.roll = roll
+        self.roll_millis = roll or 0
+
+    def by_default(self, roll_millis: int) -> None:
+        if self.roll is None:
+            self.roll_millis = roll_millis
 
     def describe(self) -> str:
         return f"{self.format} files in {self.path}"
@@ -88,8 +101,11 @@ class FileSink(Sink):
         if isinstance(self.schema, str):
             self.schema = arrow_schema(self.schema)
 
+    def encode_part(self, context: TaskContext, rows: Sequence[SinkRow]) -> bytes:
+        return self._json(rows, context) if self.format == "json" else self._parquet(rows, context)
+
     def stage(self, context: TaskContext, rows: Sequence[SinkRow]) -> Part:
-        data = self._json(rows, context) if self.format == "json" else self._parquet(rows, context)
+        data = self.encode_part(context, rows)
         suffix = _SUFFIX[self.format]
         staged = f"_staging/{context.epoch:012d}-{context.label}-{context.attempt}.{suffix}"
         open_storage(self.path, self.options).put(staged, data)
@@ -124,18 +140,36 @@ class FileSink(Sink):
 
     def commit(self, context: DriverContext, epoch: int, parts: Sequence[Part]) -> None:
         storage = open_storage(self.path, self.options)
+        rolled = [part for part in parts if part.in_checkpoint]
+        if rolled:
+            self._roll(storage, context, epoch, rolled)
         for part in parts:
             assert part.staged is not None
+            if part.in_checkpoint:
+                continue
             if not context.redo and not storage.exists(part.staged):
                 raise SinkError(
                     f"{self.path}/{part.staged} was staged by a task but is not there for the driver: the directory must be the same on every host. "
                     f"Epoch {epoch} is committed; copy its files of _staging/ from the hosts that ran its tasks, and run again."
                 )
             if not storage.publish(part.staged, part["final"]):
-                raise SinkError(
-                    f"{self.path}/{part['final']} is there already, and not from this checkpoint: the directory holds another run's output. "
-                    f"Give each checkpoint a directory of its own, or empty it."
-                )
+                raise self._taken(part["final"])
+
+    def _roll(self, storage: Storage, context: DriverContext, epoch: int, parts: Sequence[Part]) -> None:
+        """Parts that waited become one file."""
+        final = f"{context.pipeline}-{context.emission}-{ROLLED:04d}-{epoch:010d}.{_SUFFIX[self.format]}"
+        if context.redo and storage.exists(final):
+            return
+        pieces = [part_bytes(context.checkpoint, part) for part in parts]
+        data = b"".join(pieces) if self.format == "json" else _one_parquet(pieces)
+        if not storage.create(final, data) and storage.read(final) != data:
+            raise self._taken(final)
+
+    def _taken(self, final: str) -> SinkError:
+        return SinkError(
+            f"{self.path}/{final} is there already, and not from this checkpoint: the directory holds another run's output. "
+            f"Give each checkpoint a directory of its own, or empty it."
+        )
 
     def sweep(self, context: DriverContext, before_epoch: int, keep: Sequence[str]) -> None:
         storage = open_storage(self.path, self.options)
@@ -146,6 +180,19 @@ class FileSink(Sink):
             if match and name not in keep and int(match.group(1)) < before_epoch:
                 gone.append(name)
         storage.delete(gone)
+
+
+def _one_parquet(pieces: Sequence[bytes]) -> bytes:
+    """Several Parquet files as one. Where no schema was given, their types may differ: then the wider one is taken."""
+    import pyarrow as pa
+    import pyarrow.parquet
+
+    if len(pieces) == 1:
+        return pieces[0]
+    tables = [pyarrow.parquet.read_table(io.BytesIO(piece)) for piece in pieces]
+    sink = io.BytesIO()
+    pyarrow.parquet.write_table(pa.concat_tables(tables, promote_options="permissive"), sink, compression="zstd")
+    return sink.getvalue()
 
 
 class _Fraction(ValueError):
@@ -194,12 +241,15 @@ def files(
     schema: Any = None,
     storage_options: dict[str, Any] | None = None,
     nan: str = "error",
+    roll: Duration | None = None,
 ) -> FileSink:
     """JSON lines or Parquet files in a directory (or under s3://...), exactly once.
 
     Every row has `key`, `timestamp` and `value`, and `id` with `emit(..., ids=True)`. For Parquet say the schema (`"key string, timestamp
     long, value long"`), or the
     types are taken from each part's values. nan: JSON has no NaN and no infinity, so a row with one is an error; "null" writes null in its place.
+    roll: how long rows that are committed wait, to be published as one file for many epochs, such as "10s"; 0: each epoch has files of its own. By
+    default 0 for micro-batches, and "10s" for resident runs, which have tens of epochs a second.
 
     >>> files("/data/counts").describe()
     'json files in /data/counts'
@@ -208,5 +258,6 @@ def files(
         raise DefinitionError(f"sinks.files(format={format!r}): use 'json' (lines) or 'parquet'")
     if nan not in ("error", "null"):
         raise DefinitionError(f"sinks.files(nan={nan!r}): use 'error' or 'null'")
+    millis = None if roll is None else 0 if roll == 0 else duration(roll)
     text = os.fspath(path)
-    return FileSink(text if "://" in text else os.path.abspath(text), format, schema, storage_options, nan)
+    return FileSink(text if "://" in text else os.path.abspath(text), format, schema, storage_options, nan, millis)

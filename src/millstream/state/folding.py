@@ -98,7 +98,9 @@ def named_by(manifest: Manifest) -> set[str]:
     """The objects that a manifest needs."""
     names = {ref.name for c in manifest.computations.values() for shard in c.shards for ref in shard.segments}
     names.update(parcel.name for parcel in manifest.pending)
-    names.update(part.staged for parts in manifest.sinks.values() for part in parts if part.in_checkpoint and part.staged is not None)
+    for parts in (*manifest.sinks.values(), *(waiting.parts for waiting in manifest.waiting.values())):
+        names.update(part.staged for part in parts if part.in_checkpoint and part.staged is not None)
+    names.update(ref.name for position in manifest.sources.values() for ref in position.names)
     return names
 
 

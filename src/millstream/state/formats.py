@@ -34,7 +34,9 @@ class Format(msgspec.Struct, frozen=True):
         raise CheckpointError(f"{name} has format {found}; this version of Millstream reads {reads}: {what}.")
 
 
-MANIFEST = Format(2, 3)  # 3: what a sink wants to remember of a part is apart from what the engine asks
+MANIFEST = Format(
+    2, 4
+)  # 3: what a sink wants to remember of a part is apart from what the engine asks. 4: how far planned sources are read
 IDENTITY = Format(2, 2)
 CLAIM = Format(1, 1)
 SIGN = Format(1, 1)

@@ -82,6 +82,20 @@ class ComputationState(msgspec.Struct):
     about: dict[str, str] = {}  # what it was defined as; `how` of a join says which rows it shows
 
 
+class SourcePosition(msgspec.Struct):
+    """How far a planned source has been read: the offset in its own words. names: the files that were read, as a chain of segments of their own."""
+
+    offset: str
+    names: list[SegmentRef] = []
+
+
+class Waiting(msgspec.Struct):
+    """Parts of a sink that rolls, which are committed and wait to be published together. since: the wall clock of the epoch that had the first of them."""
+
+    since: int
+    parts: list[Part]
+
+
 class Manifest(msgspec.Struct):
     """An epoch, committed."""
 
@@ -103,6 +117,8 @@ class Manifest(msgspec.Struct):
     settle: bool = False  # run outside the query, at the end of a bounded run: no input, and what the last input made due
     format: int = formats.MANIFEST.newest
     builds: dict[str, BuildState] = {}  # of computations that are derived from others
+    sources: dict[str, SourcePosition] = {}  # by injector, of those whose epochs Millstream plans itself
+    waiting: dict[str, Waiting] = {}  # by emission, of sinks that roll
 
     @property
     def batch(self) -> int | None:
@@ -154,11 +170,12 @@ def _open(data: bytes, name: str, type: Any, known: formats.Format) -> Any:
         raise DamageError(f"{name} is damaged: its checksum does not match. Restore it from a copy, or start with a new checkpoint.")
     said = formats.check_json(body, name, known)
     try:
-        return msgspec.json.decode(body if said == known.newest or type is not Manifest else _from_2(body), type=type)
+        found = msgspec.json.decode(_from_2(body) if said == 2 and type is Manifest else body, type=type)
     except msgspec.MsgspecError as error:
         raise DamageError(
             f"{name} is whole and says a format that is known, but it has another shape: {error}. Restore it from a copy, or start with a new checkpoint."
         ) from error
+    return msgspec.structs.replace(found, format=known.newest) if said != known.newest else found
 
 
 def _from_2(body: bytes) -> bytes:

@@ -1,4 +1,4 @@
-"""Rows on the move: source columns to keyed rows, in the JVM. What becomes of them in a task is in `columns/arrow.py`; the same without a JVM in `columns/keying.py`.
+"""Rows on the move: source columns to keyed rows, in the JVM. What becomes of them in a task is in `columns/arrow.py`; `columns/keying.py` needs no JVM.
 
 A row on its way to level L has these columns:
 

@@ -28,7 +28,6 @@ from millstream.state.storage import Storage, open_storage
 
 from . import pickling
 
-
 _PIECE = 50_000  # rows of one Arrow batch
 
 
