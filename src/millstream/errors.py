@@ -29,6 +29,8 @@
     │   ├── RefusedRequest         whoever asks: the request makes no sense, or a filter or a function said no
     │   ├── Unreachable            whoever asks: nobody answers there. A write was certainly not done
     │   └── UnknownOutcome         whoever asks: it may have been done. Ask again with the same session and seq
+    ├── ClusterError           the operator of the cluster: tasks of a resident run do not come, or are lost again and again. Says which
+    │   └── TaskLost               nobody: a task of a resident run is gone; the epoch is run again
     └── EpochAbandoned         nobody: attempts of an epoch did not fit together; it is run again
 
 An epoch that ends in any of these was not committed, and nothing already committed is touched.
@@ -82,6 +84,14 @@ class StorageError(MillstreamError):
 
 class NetworkError(MillstreamError):
     """A server cannot listen where it is to."""
+
+
+class ClusterError(MillstreamError):
+    """Tasks of a resident run do not come, or are lost again and again. It says which, and never blames a computation."""
+
+
+class TaskLost(ClusterError):
+    """A task of a resident run is gone: its process, its host or the way there. The epoch is run again."""
 
 
 class SinkError(MillstreamError):

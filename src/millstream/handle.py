@@ -93,7 +93,8 @@ class Handle:
 
     @property
     def query(self) -> Any:
-        """Spark's own streaming query, for its id and progress. Stop the run with `stop`, not with the query's."""
+        """Spark's own streaming query, where Spark plans the epochs because it alone can read a source; else None. Stop the run with `stop`, not with
+        the query's."""
         return self._run.query
 
     @property

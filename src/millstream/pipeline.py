@@ -425,7 +425,7 @@ class Pipeline:
         spark: Any = None,
         *,
         checkpoint: str | os.PathLike[str],
-        trigger: Duration = "500ms",
+        trigger: Duration | None = None,
         available_now: bool = False,
         drain: bool = True,
         shards: int | None = None,
@@ -434,6 +434,8 @@ class Pipeline:
         drop: Sequence[str] = (),
         quiet: bool = False,
         serve: str | None = None,
+        resident: bool = False,
+        tasks: int | None = None,
     ) -> Handle:
         """Starts the pipeline on Spark and returns a handle (`await_termination`, `stop`, `status`, `state`, `output`).
 
@@ -442,6 +444,8 @@ class Pipeline:
         shards: fixed when the checkpoint is made, by default one per core. spark_checkpoint: where Spark keeps its own offsets, by
         default inside the checkpoint. drop: names of computations whose state may go although others are new. quiet: say nothing; otherwise a
         run says on stderr what it is doing, at most a line a second, and ends with where the rows are. serve: HOST:PORT where others ask for its state.
+        trigger: how often an epoch begins ("500ms"). resident: one long Spark job keeps its tasks, and epochs commit in tens of milliseconds; trigger is then
+        the least time between two (0). tasks: how many, by default one for every slot of the session. See docs/operations.md for which to choose.
         """
         from millstream.engine.spark.query import start
         from millstream.handle import Handle
@@ -452,12 +456,15 @@ class Pipeline:
             program,
             spark,
             checkpoint=os.fspath(checkpoint),
-            trigger=None if available_now else trigger,
+            trigger=trigger,
+            available_now=available_now,
             drain=drain,
             shards=shards,
             spark_checkpoint=None if spark_checkpoint is None else os.fspath(spark_checkpoint),
             storage_options=storage_options,
             drop=tuple(drop),
+            resident=resident,
+            tasks=tasks,
             say=narrator.say,
         )
         return Handle(program, run, narrator, serve)

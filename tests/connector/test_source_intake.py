@@ -82,7 +82,7 @@ def test_any_changed_byte_of_a_batch_is_noticed(entries: list[IntakeEntry], data
 
 def test_arrow_sees_the_same_messages_as_the_dumb_reader() -> None:
     pytest.importorskip("pyarrow")
-    from millstream.engine.spark.intake_source import to_arrow
+    from millstream.sources.pushed_rows import to_arrow
 
     entries: list[IntakeEntry] = [
         ("a", MESSAGE, 1, -5, b"", b"x"),

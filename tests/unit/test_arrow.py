@@ -59,11 +59,11 @@ def test_oracle_rows_come_in_the_order_of_key_time_id_and_stream(given_rows: lis
 
 FROZEN = """
 import gc
-from millstream.engine.spark import task
+from millstream.engine import process
 before = gc.get_freeze_count()
-task._freeze()
+process.freeze()
 after = gc.get_freeze_count()
-task._freeze()
+process.freeze()
 print(before, after > 10_000, gc.get_freeze_count() == after, len(gc.get_objects()) < 2_000)
 """
 
@@ -75,7 +75,7 @@ def test_what_a_worker_has_loaded_is_searched_for_garbage_only_once() -> None:
 
 
 def test_what_the_driver_says_is_decoded_once_per_process() -> None:
-    from millstream.engine.spark import task
+    from millstream.engine import process
 
     calls: list[bytes] = []
 
@@ -83,6 +83,6 @@ def test_what_the_driver_says_is_decoded_once_per_process() -> None:
         calls.append(data)
         return object()
 
-    first = task._decoded(b"one", decode)
-    assert task._decoded(b"one", decode) is first and len(calls) == 1
-    assert task._decoded(b"two", decode) is not first and len(calls) == 2
+    first = process.decoded(b"one", decode)
+    assert process.decoded(b"one", decode) is first and len(calls) == 1
+    assert process.decoded(b"two", decode) is not first and len(calls) == 2

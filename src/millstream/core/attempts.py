@@ -12,6 +12,8 @@ The driver's side, `Roster`:
 | somebody says hello for a taken seat | who sat there is told to go, the newcomer sits down | the same, and a new generation begins |
 | who sits there is lost | the seat is empty | the seat is empty; the generation, and the attempt in it, are over |
 | somebody else is lost (told to go before) | nothing | nothing |
+| who sits there goes as planned | the seat is empty, which is no loss | the same; the generation, and the attempt in it, are over |
+| somebody cannot reach somebody | nothing | a new generation begins, and the attempt is over; it counts as a loss |
 | an attempt is begun | refused | it gets the next number |
 | an answer comes | dropped | counted, if it names this generation and attempt, once per seat; else dropped |
 
@@ -110,6 +112,25 @@ class Roster:
         self.losses += 1
         self._recent.append((now, f"task {who.seat} on {who.host} (process {who.pid}){': ' + why if why else ''}"))
         return True
+
+    def leave(self, who: Seated) -> None:
+        """Somebody goes as planned: an empty seat, and no loss."""
+        if self._members.get(who.seat) == who:
+            del self._members[who.seat]
+            self._answered = {}
+
+    def renew(self, now: float, why: str) -> None:
+        """Everybody is there, and somebody cannot reach somebody: a new generation begins, and it counts as a loss."""
+        self.losses += 1
+        self._recent.append((now, why))
+        self._answered = {}
+        if self.is_complete:
+            self.generation += 1
+
+    @property
+    def last_losses(self) -> list[str]:
+        """The last losses, for people."""
+        return [text for _, text in self._recent][-2:]
 
     def too_many(self, now: float) -> list[str]:
         """Rule 3: the last losses, if they are too many; else nothing."""

@@ -7,6 +7,8 @@ dedup       a repeated id is dropped
 receipts    consumers must have been fed by the attempts that are committed
 journal     what is pending is delivered again until the commit that consumed it
 markers     a replica is used only for the epoch and run it stands at
+rerun       an epoch of which a resident task was lost is run again; off: it is committed without its rows
+attempts    frames of another attempt are thrown away; off: they count
 acknowledgement
             a source is told that a batch is safe only after the commit
 
@@ -35,6 +37,8 @@ class Guards(msgspec.Struct, frozen=True):
     journal: bool = True
     markers: bool = True
     acknowledgement: bool = True
+    rerun: bool = True
+    attempts: bool = True
     versions: bool = True
     restate: bool = True
     origins: bool = True

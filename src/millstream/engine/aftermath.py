@@ -71,7 +71,7 @@ def manifest_after(
         pending=pending,
         edges=_edges(topology, plan, before, receipts),
         refused=(before.refused if before is not None else 0) + refused,
-        outside=_outside(before) + 1 if batch is None else plan.epoch - batch,
+        outside=outside_of(before) + 1 if batch is None else plan.epoch - batch,
         settle=plan.settles,
         builds=builds,
         sources=dict(before.sources if before is not None else {}) if plan.ranges.positions is None else dict(plan.ranges.positions),
@@ -223,7 +223,7 @@ def _add(total: ComputationState, shard: ShardState, delta: Work) -> None:
     total.dedup.add(delta.dedup)
 
 
-def _outside(before: Manifest | None) -> int:
+def outside_of(before: Manifest | None) -> int:
     """How many epochs so far were outside the query. Drains of version 0.1 did not count themselves."""
     if before is None:
         return 0

@@ -56,7 +56,7 @@ class Epochs:
         log: ManifestLog,
         latest: Manifest | None,
         token: str,
-        planner: Planner,
+        planner: Planner | None,
         folds: Folding,
         guards: Guards,
     ) -> None:
@@ -78,6 +78,7 @@ class Epochs:
         self.error: BaseException | None = None
         self.stopping = False
         self.abandoned = 0
+        self._phases: dict[str, float] = {}  # of the epoch under way: milliseconds
         self.replicas: dict[str, ReplicaStats] = {}  # by computation, over all shards, as the last epoch with tasks found them
         self._began_at = -1 if latest is None else latest.epoch
         self._listened = False  # this run has committed an epoch of its own time: not one that settles at the time of the last run
@@ -110,13 +111,14 @@ class Epochs:
 
     def run(self, batch: Any, number: int) -> None:
         """The epoch of a batch that the source's log has under a number."""
+        assert self.planner is not None
         ranges = self.planner.reading(number)
         epoch = self.ownership.epoch_of(number, self.latest)
         if not self.ownership.nothing_to_do(epoch, ranges, self.latest):
             assert epoch is not None
             self._run(batch if ranges.may_have_rows else None, epoch, ranges)
 
-    def run_planned(self, frame: Any, ranges: Reading) -> None:
+    def run_reading(self, frame: Any, ranges: Reading) -> None:
         """The next epoch, of sources that Millstream plans itself. frame: what `job` gets; None if nothing came in."""
         epoch = self._next()
         if not self.ownership.nothing_to_do(epoch, ranges, self.latest):
@@ -150,7 +152,9 @@ class Epochs:
         if not self.guards.acknowledgement and ranges.batch is not None:
             self.acknowledge(ranges.batch)
         self.point("epoch.5-checked", epoch)
-        refused = self.log.runs.refusals() if epoch % COLLECT_EVERY == 0 or self._began_at == epoch - 1 else []
+        upkeep = self.is_upkeep_due(epoch)
+        refused = self.log.runs.refusals() if upkeep or self._began_at == epoch - 1 else []
+        tasks = self.noted("tasks", began)
         manifest = manifest_after(
             self.program,
             planned,
@@ -166,9 +170,12 @@ class Epochs:
         ours = self.log.commit(manifest, self.guards.exclusive)  # 6
         self.latest = manifest if ours else self.ownership.adopted(epoch)
         self._listened = self._listened or not planned.settles
+        committed = self.noted("commit", tasks)
         self.point("epoch.6-committed", epoch)
         self._publish(self.latest, redo=not ours, instead={} if ours else manifest.sinks)  # 7
-        self._maintain(self.latest, refused)
+        published = self.noted("publish", committed)
+        self._maintain(self.latest, refused, upkeep)
+        self.noted("upkeep", published)
         self._note(planned, receipts, (clock.perf_counter() - began) * 1000)
         self.point("epoch.7-done", epoch)
 
@@ -223,12 +230,16 @@ class Epochs:
         if manifest.batch is not None:
             self.acknowledge(manifest.batch)
 
-    def _maintain(self, manifest: Manifest, refused: Sequence[str]) -> None:
+    def _maintain(self, manifest: Manifest, refused: Sequence[str], upkeep: bool) -> None:
         if refused:
             self.storage.delete(refused)
         self.folds.plan(manifest, self.session())
-        if manifest.epoch % COLLECT_EVERY == 0:
+        if upkeep:
             self.collect(manifest)
+
+    def is_upkeep_due(self, epoch: int) -> bool:
+        """Whether this epoch is followed by a collection. Called once per epoch."""
+        return epoch % COLLECT_EVERY == 0
 
     def collect(self, manifest: Manifest) -> None:
         """Removes what no manifest needs."""
@@ -239,7 +250,18 @@ class Epochs:
         if receipts:
             self.replicas = total_stats(receipts)
         stored = {edge_name(*edge): why for edge, why in planned.storing.items()}
-        self.history.add(EpochStats(planned.epoch, records, millis, job=bool(receipts), stored=stored, at=self.clock()))
+        phases, self._phases = self._phases, {}
+        self.history.add(EpochStats(planned.epoch, records, millis, job=bool(receipts), stored=stored, at=self.clock(), phases=phases))
+
+    def noted(self, phase: str, since: float) -> float:
+        """Notes how long a phase of the epoch under way took; the time now."""
+        now = clock.perf_counter()
+        self.add_phase(phase, (now - since) * 1000)
+        return now
+
+    def add_phase(self, phase: str, millis: float) -> None:
+        """Adds to what a phase of the epoch under way took."""
+        self._phases[phase] = self._phases.get(phase, 0.0) + millis
 
     # --- before, between and behind the epochs of the query
 

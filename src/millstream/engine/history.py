@@ -14,7 +14,8 @@ WINDOW = 60_000  # milliseconds: what is younger is kept
 
 
 class EpochStats(msgspec.Struct):
-    """What one epoch was like. stored: the adaptive edges that stored in it, with the reason. at: the wall clock when it was committed."""
+    """What one epoch was like. stored: the adaptive edges that stored in it, with the reason. at: the wall clock when it was committed. phases: where the
+    milliseconds went."""
 
     epoch: int
     records: int
@@ -22,6 +23,7 @@ class EpochStats(msgspec.Struct):
     job: bool
     stored: dict[str, str] = {}
     at: int = 0
+    phases: dict[str, float] = {}
 
 
 class History:

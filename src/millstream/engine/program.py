@@ -56,6 +56,7 @@ class Compiled:
         self.decode_value = program.codec.decoder(object)
         self._kinds: dict[str, StateKind] = {}
         self._columns: dict[str, dict[str, Kind] | None] = {}
+        self.running: Step | None = None  # the step under way, for whoever looks from another thread
         self.route_keys: dict[int, Callable[[Production], str]] = {
             route.index: route_key(route, self.decode_value)
             for route in self.topology.routes
@@ -131,11 +132,13 @@ class Compiled:
             began = perf_counter()
             step = Step(self._wirings[name], computation, kind, stores[name], times[name], self.encode_value)
             step.visit.guards = guards
+            self.running = step
             outcomes[name] = outcome = step.run(here or Arrivals.none())
             outcome.millis = (perf_counter() - began) * 1000
             for production in outcome.productions:
                 if production.stream in self.topology.same_key_streams:
                     inside.setdefault(production.stream, []).append(production)
+        self.running = None
         return outcomes
 
     def arrival(self, stream: str, text: Any, timestamp: int, id: str, body: bytes) -> Arrival:

@@ -68,8 +68,16 @@ class Publishing:
 
     def collect(self, manifest: Manifest, folds: Folding) -> None:
         """Removes what no manifest needs, in the checkpoint and at the sinks."""
+        self.collect_log(manifest, folds)
+        self.sweep(manifest)
+
+    def collect_log(self, manifest: Manifest, folds: Folding) -> None:
+        """The same in the checkpoint alone."""
         since = folds.since()  # asked before what is done: a fold that ends in between is then in one of the two
         folding.collect(self._log, manifest, folds.in_flight(), since)
+
+    def sweep(self, manifest: Manifest) -> None:
+        """The same at the sinks alone."""
         for name, sink in self._sinks.items():
             keep = [part.staged for part in manifest.sinks.get(name, ()) if part.staged is not None]
             sink.sweep(self._context(name), manifest.epoch - KEEP, keep)

@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from millstream.connector.source.protocol.stats import SourceStats
     from millstream.connector.source.server import SourceServer
     from millstream.network import Tls
+    from millstream.sources.planned import PlannedReader
 
 _SIZE = re.compile(r"^\s*(\d+)\s*([KMG])i?B\s*$", re.IGNORECASE)
 _UNITS = {"K": 1 << 10, "M": 1 << 20, "G": 1 << 30}
@@ -91,6 +92,16 @@ class PushedSource(Source):
         from millstream.engine.spark import intake_source  # stands above: the exception that tests/test_layout.py names
 
         return intake_source.load(spark, self.folder, partitions=self._partitions, messages=self._messages, size=self._size)
+
+    def unplanned(self) -> str | None:
+        return None
+
+    def reader(self, arrow_schema: Any, unreadable: str | None = None) -> PlannedReader:
+        """Starts the server, and plans what is read (driver, once per run)."""
+        from millstream.sources.pushed_reading import IntakeReader
+
+        self.start()
+        return IntakeReader(self, self._messages, self._size, self._partitions)
 
     def require(self, *, key: bool, time: bool) -> None:
         """What the pipeline cannot do without (driver, before the start): a message without a key, or with an impossible event time, is then refused, and

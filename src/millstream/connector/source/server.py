@@ -110,6 +110,7 @@ class SourceServer:
         self._is_paused = False
         self._on_the_way: deque[tuple[Stretch, dict[_Peer, int]]] = deque()  # durable, not committed; in the order of the log
         self._end = self._acknowledged = 0
+        self._on_durable: list[Callable[[], None]] = []
         self._received = self._refused = self._fsyncs = 0
 
     # ---- life: called from any other thread
@@ -151,6 +152,10 @@ class SourceServer:
         """Everything before this position is committed. Clients are told soon after this returns."""
         if self._intake.acknowledge(position):
             self._loop.call_soon_threadsafe(self._tell_committed, position)
+
+    def on_durable(self, call: Callable[[], None]) -> None:
+        """Has a function called, in the server's thread, whenever more has become durable."""
+        self._on_durable.append(call)
 
     def watermark(self, streams: tuple[str, ...] = (), idle: float | None = None) -> int | None:
         """How far event time is complete, as far as the pushers have declared it and their messages are committed."""
@@ -281,6 +286,8 @@ class SourceServer:
         stretches = done.result()
         self._on_the_way.extend(zip(stretches, owners, strict=True))
         self._end = stretches[-1].end
+        for call in self._on_durable:
+            call()
         self._received += sum(stretch.entries for stretch in stretches)
         self._fsyncs += 1
         if stretches[0].end <= self._acknowledged:

@@ -1,6 +1,8 @@
 """How do epochs run on Spark? Only this package imports pyspark (and the command line, to quiet its loggers).
 
-    query, run          from `pipeline.run` to a query that is begun, watched and explained
+    query, run          from `pipeline.run` to a run that is begun, watched and explained; a streaming query, where only Spark can read a source
+    planning, frames    epochs that Millstream plans itself: as micro-batches of batch frames, or resident
+    residents           the long job that resident tasks live in
     session, jvm        a local session that is set up well, and a JVM that starts fast
     epoch               the seven steps as one Spark job per epoch
     rows                in the JVM: from source columns to keyed rows

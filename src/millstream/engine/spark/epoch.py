@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+from collections.abc import Mapping
 from typing import Any
 
 import msgspec
@@ -15,15 +16,19 @@ from millstream import faults
 from millstream.core.guards import Guards
 from millstream.engine.contracts import Stopped
 from millstream.engine.epochs import Epochs
+from millstream.engine.planned import PlannedEpochs
+from millstream.engine.process import RunPlace
 from millstream.engine.program import Program
 from millstream.engine.receipts import EpochOrder, Receipt, decode_receipt
 from millstream.errors import CheckpointError, EpochAbandoned
+from millstream.sources.planned import Take
 from millstream.state.manifest import Manifest, ManifestLog
 
 from . import pickling, rows
 from .folds import Folds
+from .frames import TakeFrames
 from .offsets import SourceFiles, SparkOffsets
-from .task import RunPlace, task_function
+from .task import task_function
 
 GUARDS_OFF = "MILLSTREAM_GUARDS_OFF"  # for tests that show what a guard is for
 
@@ -39,8 +44,8 @@ class SparkEpochs(Epochs):
         latest: Manifest | None,
         token: str,
         value_types: list[T.DataType],
-        offsets: SparkOffsets,
-        files: dict[str, SourceFiles],
+        offsets: SparkOffsets | None = None,
+        files: dict[str, SourceFiles] | None = None,
     ) -> None:
         super().__init__(
             program, place.shards, log, latest, token, offsets, Folds(place, token), Guards.without(os.environ.get(GUARDS_OFF, ""))
@@ -48,7 +53,7 @@ class SparkEpochs(Epochs):
         self.place = place
         self.offsets = offsets
         self.value_types = value_types
-        self.files = files
+        self.files = files or {}
         self.crash = faults.armed()
         self.blob = pickling.dumps(program)
         self.digest = hashlib.blake2b(self.blob, digest_size=16).hexdigest()
@@ -68,6 +73,10 @@ class SparkEpochs(Epochs):
                 self.error = error
                 raise
 
+    def set_session(self, spark: Any) -> None:
+        """The session in which epochs run that come from no query."""
+        self._session = spark
+
     def session(self) -> Any:
         return self._session or _spark()
 
@@ -79,7 +88,7 @@ class SparkEpochs(Epochs):
 
     def acknowledge(self, number: int) -> None:
         told = [injector for injector in self.topology.injectors.values() if injector.source.is_acknowledged]
-        ranges = self.offsets.reading(number).ranges if told else None
+        ranges = self.offsets.reading(number).ranges if told and self.offsets is not None else None
         for injector in told:
             if ranges is None:
                 raise CheckpointError(
@@ -132,6 +141,15 @@ class SparkEpochs(Epochs):
                 raise EpochAbandoned("a stage had to be computed again after its output had been used.") from error
             raise
         return [decode_receipt(body) for body in bodies]
+
+
+class PlannedSparkEpochs(PlannedEpochs, SparkEpochs):
+    """Spark jobs for epochs that Millstream plans. `frames` is set before the first of them."""
+
+    frames: TakeFrames
+
+    def job(self, takes: Mapping[str, Take] | None, order: EpochOrder) -> list[Receipt]:  # type: ignore[override]
+        return SparkEpochs.job(self, self.frames.frame(takes) if takes else None, order)
 
 
 def _spark() -> Any:

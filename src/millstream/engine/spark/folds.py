@@ -13,26 +13,13 @@ from typing import Any
 import msgspec
 
 from millstream.engine.contracts import Folded, FoldStats
-from millstream.state.folding import fold, to_fold
+from millstream.engine.foldorders import FoldOrder, due
+from millstream.engine.process import RunPlace, storage_of
+from millstream.state.folding import fold
 from millstream.state.manifest import Manifest
 from millstream.state.runs import refuse, superseded
-from millstream.state.segment import SegmentRef
-
-from .task import RunPlace, storage_of
 
 _log = logging.getLogger("millstream.folds")
-
-
-class FoldOrder(msgspec.Struct):
-    """One chain to fold, and what came of it."""
-
-    computation: str
-    shard: int
-    epoch: int
-    chosen: list[SegmentRef]
-    is_base: bool
-    token: str
-    made: list[SegmentRef] = []
 
 
 class Folds:
@@ -51,21 +38,7 @@ class Folds:
         """Starts a job if a chain has grown too long and none is under way."""
         if self._thread is not None and self._thread.is_alive():
             return
-        orders = []
-        for name, state in manifest.computations.items():
-            for shard, one in enumerate(state.shards):
-                chosen = to_fold(one.segments)
-                if chosen and (name, shard) not in self._done:
-                    orders.append(
-                        FoldOrder(
-                            computation=name,
-                            shard=shard,
-                            epoch=manifest.epoch,
-                            chosen=list(chosen),
-                            is_base=chosen[0] == one.segments[0],
-                            token=self._token,
-                        )
-                    )
+        orders = [order for order in due(manifest, self._token) if (order.computation, order.shard) not in self._done]
         if orders:
             self._began = manifest.epoch
             self._thread = threading.Thread(target=self._run, args=(spark, orders), name="millstream-folds", daemon=True)

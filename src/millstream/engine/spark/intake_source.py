@@ -4,8 +4,7 @@ Rules
 1. An offset is `{"position": n}`: a position in the intake's log. What is between two of them never changes, so an epoch that Spark runs again has the
    same rows.
 2. The reader runs in processes of its own, on the driver (offsets) and on the executors (rows). It reads the intake's files and talks to nobody.
-3. `read` uses the columns of the files in place, as Arrow batches; small batches are put together.
-4. `commit` does nothing. Spark calls it when the next epoch is planned, which may be long after; Millstream acknowledges right after the commit.
+3. `commit` does nothing. Spark calls it when the next epoch is planned, which may be long after; Millstream acknowledges right after the commit.
 """
 
 from __future__ import annotations
@@ -15,7 +14,6 @@ from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
-import pyarrow.compute as pc
 from pyspark.sql.datasource import DataSource, DataSourceStreamReader, InputPartition
 from pyspark.sql.streaming.datasource import (
     ReadAllAvailable,
@@ -26,25 +24,12 @@ from pyspark.sql.streaming.datasource import (
 )
 
 from millstream.connector.intake import reader as intake_reader
-from millstream.connector.intake.format.batch import Head, columns, decode_marks
-from millstream.connector.intake.format.entries import MESSAGE
 from millstream.errors import DamageError
 from millstream.sources.pushed import PushedSource
+from millstream.sources.pushed_rows import rows_between
 
 NAME = "millstream_intake"
 DDL = PushedSource.schema
-SCHEMA = pa.schema(
-    [
-        ("stream", pa.string()),
-        ("id", pa.int64()),
-        ("event_time", pa.int64()),
-        ("key", pa.string()),
-        ("payload", pa.binary()),
-        ("record_id", pa.string()),
-    ]
-)
-_ROWS = 20_000
-_BYTES = 8 << 20
 
 
 def load(spark: Any, folder: str, *, partitions: int | None, messages: int | None, size: int | None) -> Any:
@@ -124,39 +109,4 @@ class IntakeStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):  
 
     def read(self, partition: IntakeStretch) -> Iterator[pa.RecordBatch]:
         """The rows of a part (executor, once per task)."""
-        held: list[pa.RecordBatch] = []
-        rows = size = 0
-        for head, batch in intake_reader.batches(self._folder, partition.start, partition.end):
-            if head.messages:
-                held.append(to_arrow(head, batch))
-                rows, size = rows + head.messages, size + head.size
-            if rows >= _ROWS or size >= _BYTES:
-                yield _joined(held)
-                held, rows, size = [], 0, 0
-        if held:
-            yield _joined(held)
-
-
-def _joined(held: list[pa.RecordBatch]) -> pa.RecordBatch:
-    return held[0] if len(held) == 1 else pa.Table.from_batches(held, SCHEMA).combine_chunks().to_batches()[0]
-
-
-def to_arrow(head: Head, batch: bytes) -> pa.RecordBatch:
-    """The messages of a batch; declared watermarks and ends of streams are not rows."""
-    at, n, buffer = columns(head), head.entries, pa.py_buffer(batch)
-    ids = pa.Array.from_buffers(pa.int64(), n, [None, buffer.slice(at.ids, 8 * n)])
-    times = pa.Array.from_buffers(pa.int64(), n, [None, buffer.slice(at.times, 8 * n)])
-    keys = pa.Array.from_buffers(pa.string(), n, [None, buffer.slice(at.key_ends, 4 * (n + 1)), buffer.slice(at.keys, head.keys)])
-    payloads = pa.Array.from_buffers(
-        pa.binary(), n, [None, buffer.slice(at.payload_ends, 4 * (n + 1)), buffer.slice(at.payloads, head.payloads)]
-    )
-    numbers = pa.Array.from_buffers(pa.int32(), n, [None, buffer.slice(at.streams, 4 * n)])
-    names = pa.array([mark.name for mark in decode_marks(batch, head)], pa.string())
-    streams = pa.DictionaryArray.from_arrays(numbers, names).dictionary_decode()
-    keys = pc.if_else(pc.equal(pc.binary_length(keys), 0), pa.scalar(None, pa.string()), keys)
-    record_ids = pc.binary_join_element_wise(streams, pc.cast(ids, pa.string()), "/")
-    found = pa.RecordBatch.from_arrays([streams, ids, times, keys, payloads, record_ids], schema=SCHEMA)
-    if head.messages < n:
-        kinds = pa.Array.from_buffers(pa.uint8(), n, [None, buffer.slice(at.kinds, n)])
-        found = found.filter(pc.equal(kinds, MESSAGE))
-    return found
+        return rows_between(self._folder, partition.start, partition.end)

@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
+import msgspec
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 from pyspark.sql import types as T
@@ -16,6 +17,9 @@ from millstream.core.keys import check_shards
 from millstream.core.time import Duration, duration
 from millstream.core.topology import Injector, Topology
 from millstream.engine.checks import check
+from millstream.engine.columns.arrow import ValueColumn
+from millstream.engine.epochs import Epochs
+from millstream.engine.process import RunPlace
 from millstream.engine.program import Compiled, Program
 from millstream.engine.reconcile import reconciled
 from millstream.errors import (
@@ -24,20 +28,63 @@ from millstream.errors import (
     MillstreamError,
 )
 from millstream.sources import FileSource
-from millstream.state.manifest import Manifest, ManifestLog
-from millstream.state.storage import LocalStorage, open_storage
+from millstream.state.manifest import Identity, Manifest, ManifestLog
+from millstream.state.storage import LocalStorage, Storage, open_storage
 
 from . import pickling, rows
 from .epoch import SparkEpochs
 from .jvm import warm_up
 from .offsets import SourceFiles, SparkOffsets
 from .reasons import reason
-from .run import Run
+from .run import QueryRun, Run
 from .session import ARROW, hush, local_session
-from .task import RunPlace
 
 LITTLE = 32 << 20  # bytes of files
+_TRIGGER = 500  # milliseconds
 DISTURBANCE = 60.0  # seconds: for so long a run that has just been replaced may still be at Spark's log
+
+
+class Starting(msgspec.Struct):
+    """What a run is asked for, checked as far as it can be without its sources. trigger: milliseconds between epochs; None: a bounded run."""
+
+    program: Program
+    spark: Any
+    storage: Storage
+    log: ManifestLog
+    spark_folder: str
+    storage_options: dict[str, Any] | None
+    trigger: int | None
+    drain: bool
+    shards: int | None
+    drop: Sequence[str]
+    say: Callable[[str], None]
+
+    def identified(self) -> tuple[Identity, Manifest | None]:
+        """The checkpoint's identity, written now if it is new, and the manifest to go on from."""
+        cores = self.spark.sparkContext.defaultParallelism
+        identity = self.log.identify(self.program.name, self.shards, cores, list(self.program.topology.injectors))
+        return identity, self.latest()
+
+    def latest(self) -> Manifest | None:
+        """The manifest to go on from, as this program has it."""
+        found = self.log.latest()
+        return None if found is None else reconciled(found, self.program, self.drop)
+
+    def place(self, identity: Identity, values: list[list[ValueColumn]]) -> RunPlace:
+        """Where the run keeps its things. values: per injector, how its value travels."""
+        return RunPlace(
+            checkpoint=self.storage.url,
+            checkpoint_id=identity.id,
+            storage_options=self.storage_options,
+            replicas=os.environ.get("MILLSTREAM_REPLICAS"),
+            shards=identity.shards,
+            values=values,
+        )
+
+    def offsets(self) -> SparkOffsets:
+        """Spark's own log, if it is in reach."""
+        folder = None if "://" in self.spark_folder else os.path.join(self.spark_folder, "offsets")
+        return SparkOffsets(folder, list(self.program.topology.injectors))
 
 
 def start(
@@ -46,61 +93,94 @@ def start(
     *,
     checkpoint: str,
     trigger: Duration | None,
+    available_now: bool,
     drain: bool,
     shards: int | None,
     spark_checkpoint: str | None,
     storage_options: dict[str, Any] | None,
     drop: Sequence[str],
+    resident: bool,
+    tasks: int | None,
     say: Callable[[str], None],
 ) -> Run:
     """Checks all that can be checked, and makes a run that can be started. say: tells somebody who waits what is going on."""
+    from . import planning
+
     topology = program.topology
     if shards is not None:
         check_shards(shards)
-    millis = None if trigger is None else duration(trigger)
+    planning.check_tasks(resident, tasks)
+    millis = None if available_now else duration(trigger) if trigger is not None else 0 if resident else _TRIGGER
     storage = open_storage(checkpoint, storage_options)
-    log = ManifestLog(storage)
     _check_pickles(program)
     check(Compiled(program))
-    spark = _session(spark, program, bounded=trigger is None, say=say)
+    foreign = {name: why for name, injector in topology.injectors.items() if (why := injector.source.unplanned()) is not None}
+    if resident:
+        planning.check_planned(foreign)
+        for emission in topology.emissions:
+            emission.sink.by_default(planning.ROLL)
+    spark = _session(spark, program, bounded=millis is None, resident=resident, say=say)
     say(f"reading {', '.join(injector.source.describe() for injector in topology.injectors.values())}; checkpoint {storage.url}")
     ready_sinks(topology)
-    spark_folder = spark_checkpoint or _spark_folder(storage, checkpoint)
+    asked = Starting(
+        program=program,
+        spark=spark,
+        storage=storage,
+        log=ManifestLog(storage),
+        spark_folder=spark_checkpoint or _spark_folder(storage, checkpoint),
+        storage_options=storage_options,
+        trigger=millis,
+        drain=drain,
+        shards=shards,
+        drop=drop,
+        say=say,
+    )
     for injector in topology.injectors.values():
-        _check_source(injector, topology, offsets="://" not in spark_folder)
+        _check_source(injector, topology, offsets=not foreign or "://" not in asked.spark_folder)
+    if resident:
+        return planning.resident_run(asked, tasks)
+    return planning.micro_batch_run(asked) if not foreign else _query_run(asked)
+
+
+def _query_run(asked: Starting) -> Run:
+    """A run whose epochs Spark plans: some source can only be read by Spark."""
+    topology, spark, log = asked.program.topology, asked.spark, asked.log
     sources = [_load(injector, spark, topology) for injector in topology.injectors.values()]
     pairs = list(zip(topology.injectors.values(), sources, strict=True))
     value_types = [rows.value_type(injector, source, topology) for injector, source in pairs]
-    _frame(spark, program, sources, value_types, 1)  # finds unknown columns before anything is written
-    identity = log.identify(program.name, shards, spark.sparkContext.defaultParallelism, list(topology.injectors))
-    latest = _reconciled(log.latest(), program, drop)
-    offsets = SparkOffsets(None if "://" in spark_folder else os.path.join(spark_folder, "offsets"), list(topology.injectors))
-    _check_offsets(offsets, latest, spark_folder, storage.url)
-    place = RunPlace(
-        checkpoint=storage.url,
-        checkpoint_id=identity.id,
-        storage_options=storage_options,
-        replicas=os.environ.get("MILLSTREAM_REPLICAS"),
-        shards=identity.shards,
-        values=[rows.value_layout(injector, source, topology) for injector, source in pairs],
-    )
-    files = _source_files(topology.injectors.values(), spark_folder)
+    _frame(spark, asked.program, sources, value_types, 1)  # finds unknown columns before anything is written
+    identity, latest = asked.identified()
+    _check_never_planned(latest, asked)
+    offsets = asked.offsets()
+    _check_offsets(offsets, latest, asked.spark_folder, asked.storage.url)
+    place = asked.place(identity, [rows.value_layout(injector, source, topology) for injector, source in pairs])
+    files = _source_files(topology.injectors.values(), asked.spark_folder)
     recent = log.runs.last_claim()
     token = log.runs.claim(latest.token if latest is not None else None)
-    latest = _reconciled(log.latest(), program, drop)  # a run that ends may have committed one more before it found the claim
-    epochs = SparkEpochs(program, place, log, latest, token, value_types, offsets, files)
-    frame = _frame(spark, program, sources, value_types, identity.shards)
-    _resume(epochs)
-    writer = frame.writeStream.foreachBatch(_function(epochs)).option("checkpointLocation", spark_folder)
-    writer = writer.trigger(availableNow=True) if millis is None else writer.trigger(processingTime=f"{millis} milliseconds")
-    return Run(
+    latest = asked.latest()  # a run that ends may have committed one more before it found the claim
+    epochs = SparkEpochs(asked.program, place, log, latest, token, value_types, offsets, files)
+    frame = _frame(spark, asked.program, sources, value_types, identity.shards)
+    resume(epochs)
+    writer = frame.writeStream.foreachBatch(_function(epochs)).option("checkpointLocation", asked.spark_folder)
+    writer = writer.trigger(availableNow=True) if asked.trigger is None else writer.trigger(processingTime=f"{asked.trigger} milliseconds")
+    return QueryRun(
         topology,
         epochs,
         lambda: _started(spark, writer),
-        bounded=millis is None,
-        drain=drain,
+        bounded=asked.trigger is None,
+        drain=asked.drain,
         disturbed_until=time.monotonic() + (DISTURBANCE if recent is not None and time.time() - recent < DISTURBANCE else 0.0),
     )
+
+
+def _check_never_planned(latest: Manifest | None, asked: Starting) -> None:
+    """Where Millstream has planned the sources, Spark's log does not know how far they are read."""
+    if latest is not None and latest.sources:
+        names = [name for name, injector in asked.program.topology.injectors.items() if injector.source.unplanned() is not None]
+        raise CheckpointError(
+            f"{asked.storage.url} was read by Millstream's own planner so far, and now Spark is to read injected stream {names[0]!r}: Spark does not know how "
+            f"far the streams were read. Leave the source as it was, or start with a new checkpoint."
+        )
 
 
 def ready_sinks(topology: Topology) -> None:
@@ -110,18 +190,19 @@ def ready_sinks(topology: Topology) -> None:
         emission.sink.resolve(lambda ddl: to_arrow_schema(T.StructType.fromDDL(ddl), timezone="UTC"))
 
 
-def _session(spark: Any, program: Program, bounded: bool, say: Callable[[str], None]) -> Any:
+def _session(spark: Any, program: Program, bounded: bool, resident: bool, say: Callable[[str], None]) -> Any:
     """The user's session, or one of our own."""
     if spark is None:
         say("starting Spark, which takes some seconds")
-        spark = local_session(program.name, short=bounded and _is_little(program.topology))
-        warm_up(spark)
+        spark = local_session(program.name, short=bounded and _is_little(program.topology), resident=resident)
+        if not resident:
+            warm_up(spark)
     _check_session(spark)
     hush(spark)
     return spark
 
 
-def _resume(epochs: SparkEpochs) -> None:
+def resume(epochs: Epochs) -> None:
     """What the last run has left: parts that are committed and not published, what was due, and what no manifest needs."""
     latest = epochs.latest
     try:
@@ -137,10 +218,6 @@ def _is_little(topology: Topology) -> bool:
     """Whether all there is to read is so little that starting Spark takes longer."""
     sizes = [injector.source.size() for injector in topology.injectors.values()]
     return all(size is not None and size < LITTLE for size in sizes)
-
-
-def _reconciled(latest: Manifest | None, program: Program, drop: Sequence[str]) -> Manifest | None:
-    return None if latest is None else reconciled(latest, program, drop)
 
 
 def _source_files(injectors: Iterable[Injector], spark_folder: str) -> dict[str, SourceFiles]:

@@ -87,47 +87,59 @@ def keyed_frame(
     injector: Injector, index: int, source: DataFrame, topology: Topology, shards: int, value_types: list[T.DataType]
 ) -> DataFrame:
     """An injector's DataFrame as keyed rows, one per record and consumer."""
-    who = f"injected stream {injector.name!r}"
-    routes = [route for route in topology.routes if route.stream == injector.name]
-    id_column = F.lit(None).cast("string") if injector.id is None else _column(source, injector.id, f"{who}, id")[0].cast("string")
-    value_column = F.col(f"v{index}")
-    time = _timestamp(source, injector)
-    keys = {route.index: _route_key(source, route, who) for route in routes if not route.spread}
-    rejectable = [
-        time.isNull(),
-        time == F.lit(END),
-        time == F.lit(BEGINNING),
-        *([] if injector.id is None else [id_column.isNull()]),
-        *[key.isNull() for key in keys.values()],
-    ]
-    frame = source.select(
-        _value_struct(injector, source, topology).alias(f"v{index}"),
-        time.alias("ts"),
-        id_column.alias("id"),
-        *[key.alias(f"k{index}") for index, key in keys.items()],
-        *[
-            (_bad(source, injector, rejectable) if name == "bad" else _mark(source, injector, name, kind, who)).alias(name)
-            for name, kind in marks(topology).items()
-        ],
-        _content_hash(source, injector, id_column, any(route.spread for route in routes)).alias("ord"),
-    )
+    return KeyedColumns(injector, index, source, topology, shards, value_types).of(source)
 
-    def target(route: Route) -> Column:
-        key = F.concat(F.lit(_NUL + "i"), F.col("ord").cast("string")) if route.spread else F.col(f"k{route.index}")
-        shard = F.coalesce(F.pmod(F.crc32(key.cast("binary")), F.lit(shards)), F.lit(0)).cast("int")
-        part = (shard + F.lit(route.group * shards) if route.level == 0 else shard).cast("int")
-        order = F.xxhash64(key, F.col("id")) if injector.dedup is not None else F.col("ord")
-        return F.struct(part.alias("part"), F.lit(route.index).cast("int").alias("route"), key.alias("key"), order.alias("ord"))
 
-    if not routes:
-        targets = F.array().cast("array<struct<part:int,route:int,key:string,ord:bigint>>")
-        frame = frame.withColumn("to", F.explode(targets))
-    elif len(routes) == 1:
-        frame = frame.withColumn("to", target(routes[0]))
-    else:
-        frame = frame.withColumn("to", F.explode(F.array(*[target(route) for route in routes])))
-    values = [value_column if at == index else F.lit(None).cast(kind).alias(f"v{at}") for at, kind in enumerate(value_types)]
-    return frame.select("to.part", "to.route", "to.key", "ts", "id", "to.ord", *marks(topology), *values)
+class KeyedColumns:
+    """The columns that make keyed rows of an injector's DataFrame: worked out once, for any frame with the columns of `source`."""
+
+    def __init__(
+        self, injector: Injector, index: int, source: DataFrame, topology: Topology, shards: int, value_types: list[T.DataType]
+    ) -> None:
+        who = f"injected stream {injector.name!r}"
+        routes = [route for route in topology.routes if route.stream == injector.name]
+        id_column = F.lit(None).cast("string") if injector.id is None else _column(source, injector.id, f"{who}, id")[0].cast("string")
+        time = _timestamp(source, injector)
+        keys = {route.index: _route_key(source, route, who) for route in routes if not route.spread}
+        rejectable = [
+            time.isNull(),
+            time == F.lit(END),
+            time == F.lit(BEGINNING),
+            *([] if injector.id is None else [id_column.isNull()]),
+            *[key.isNull() for key in keys.values()],
+        ]
+        self._first = [
+            _value_struct(injector, source, topology).alias(f"v{index}"),
+            time.alias("ts"),
+            id_column.alias("id"),
+            *[key.alias(f"k{index}") for index, key in keys.items()],
+            *[
+                (_bad(source, injector, rejectable) if name == "bad" else _mark(source, injector, name, kind, who)).alias(name)
+                for name, kind in marks(topology).items()
+            ],
+            _content_hash(source, injector, id_column, any(route.spread for route in routes)).alias("ord"),
+        ]
+
+        def target(route: Route) -> Column:
+            key = F.concat(F.lit(_NUL + "i"), F.col("ord").cast("string")) if route.spread else F.col(f"k{route.index}")
+            shard = F.coalesce(F.pmod(F.crc32(key.cast("binary")), F.lit(shards)), F.lit(0)).cast("int")
+            part = (shard + F.lit(route.group * shards) if route.level == 0 else shard).cast("int")
+            order = F.xxhash64(key, F.col("id")) if injector.dedup is not None else F.col("ord")
+            return F.struct(part.alias("part"), F.lit(route.index).cast("int").alias("route"), key.alias("key"), order.alias("ord"))
+
+        if not routes:
+            self._to = F.explode(F.array().cast("array<struct<part:int,route:int,key:string,ord:bigint>>"))
+        elif len(routes) == 1:
+            self._to = target(routes[0])
+        else:
+            self._to = F.explode(F.array(*[target(route) for route in routes]))
+        value = F.col(f"v{index}")
+        values = [value if at == index else F.lit(None).cast(kind).alias(f"v{at}") for at, kind in enumerate(value_types)]
+        self._last = ["to.part", "to.route", "to.key", "ts", "id", "to.ord", *marks(topology), *values]
+
+    def of(self, source: DataFrame) -> DataFrame:
+        """A frame's rows, keyed."""
+        return source.select(*self._first).withColumn("to", self._to).select(*self._last)
 
 
 def value_layout(injector: Injector, source: DataFrame, topology: Topology) -> list[ValueColumn]:

@@ -1,7 +1,7 @@
-"""A run on Spark: its query is begun and watched, what is left at its end is done, and what ended it is explained. The handle above shows it to people.
+"""A run on Spark: its epochs are begun and watched, what is left at its end is done, and what ended it is explained. The handle above shows it to people.
 
 Rules
-1. A run that is disturbed by one that it has replaced starts its query again; one that has been replaced stops.
+1. A run that is disturbed by one that it has replaced starts its query again; one that has been replaced stops. Only a query of Spark's can be disturbed.
 2. Whoever waits for the end is told, whatever happens in it.
 """
 
@@ -13,6 +13,8 @@ from collections.abc import Callable
 from typing import Any
 
 from millstream.core.topology import Topology
+from millstream.engine.pacing import Pacing
+from millstream.engine.planned import PlannedEpochs
 from millstream.errors import MillstreamError
 from millstream.sources import FileSource
 
@@ -23,11 +25,11 @@ _RESTARTS = 6
 
 
 class Run:
-    """One run of a pipeline. begin: starts the query. bounded: it ends with its input; drain: event time ends with it."""
+    """One run of a pipeline. bounded: it ends with its input; drain: event time ends with it."""
 
-    def __init__(
-        self, topology: Topology, epochs: SparkEpochs, begin: Callable[[], Any], *, bounded: bool, drain: bool, disturbed_until: float
-    ) -> None:
+    query: Any = None  # Spark's own, if Spark plans the epochs
+
+    def __init__(self, topology: Topology, epochs: Any, *, bounded: bool, drain: bool) -> None:
         self.epochs = epochs
         self.bounded = bounded
         self.stopping = False
@@ -35,28 +37,39 @@ class Run:
         self.done = threading.Event()
         self._drain = bounded and drain
         self._hints = _hints(topology)
-        self._begin = begin
-        self._disturbed_until = disturbed_until
         self._at_end: Callable[[], None] = lambda: None
-        self.query: Any = None
 
     def start(self, at_end: Callable[[], None]) -> None:
         """Begins. at_end: called when all is done, before those who wait are told."""
         self._at_end = at_end
-        self.query = self._started()
+        self.begin()
         threading.Thread(target=self._supervise, name="millstream-run", daemon=True).start()
+
+    def begin(self) -> None:
+        """What may fail at once."""
+
+    def work(self) -> None:
+        """All epochs, until the input ends or somebody says stop."""
+        raise NotImplementedError
+
+    def halt(self) -> None:
+        """Somebody says stop; the epoch under way has ended."""
 
     def stop(self) -> None:
         """Ends the run between two epochs."""
         self.stopping = self.epochs.stopping = True
+        self.wake()
         with self.epochs.lock:
             pass  # the epoch under way ends; one that comes later is turned away. Holding on would leave Spark waiting for it
-        self.query.stop()
+        self.halt()
         self.done.wait(60)
+
+    def wake(self) -> None:
+        """Somebody says stop."""
 
     def _supervise(self) -> None:
         try:
-            self._await_query()
+            self.work()
             if self._drain and not self.stopping:
                 self.epochs.drain(lambda: self.stopping)
             elif self.bounded and not self.stopping:
@@ -71,11 +84,47 @@ class Run:
             finally:
                 self.done.set()  # whoever waits must not wait for ever, whatever is said last
 
+    def _explained(self, error: BaseException) -> BaseException:
+        """A run that has been replaced, or whose checkpoint has gone, may hear of it from Spark first."""
+        if not isinstance(error, MillstreamError):
+            try:
+                self.epochs.explain(error)
+            except MillstreamError as behind:
+                return behind
+            except Exception:
+                pass  # the checkpoint cannot even be looked at
+        found = translated(error, self._hints)
+        if found is error and not isinstance(error, (MillstreamError, KeyboardInterrupt)):
+            wrapped = MillstreamError(f"Spark has ended the run: {reason(error)}")
+            wrapped.__cause__ = error
+            return wrapped
+        return found
+
+
+class QueryRun(Run):
+    """A run whose epochs Spark plans. start: starts the query."""
+
+    def __init__(
+        self, topology: Topology, epochs: SparkEpochs, start: Callable[[], Any], *, bounded: bool, drain: bool, disturbed_until: float
+    ) -> None:
+        super().__init__(topology, epochs, bounded=bounded, drain=drain)
+        self._start_query = start
+        self._disturbed_until = disturbed_until
+
+    def begin(self) -> None:
+        self.query = self._started()
+
+    def work(self) -> None:
+        self._await_query()
+
+    def halt(self) -> None:
+        self.query.stop()
+
     def _started(self) -> Any:
         """The query, begun; once more where another run, which this one has replaced, has been at Spark's log in the same moment."""
         for left in reversed(range(_RESTARTS)):
             try:
-                return self._begin()
+                return self._start_query()
             except Exception as error:
                 if not left or not self._is_disturbed(error):
                     raise self._explained(error) from error
@@ -102,21 +151,19 @@ class Run:
             return False
         return is_shared_log(error) or time.monotonic() < self._disturbed_until
 
-    def _explained(self, error: BaseException) -> BaseException:
-        """A run that has been replaced, or whose checkpoint has gone, may hear of it from Spark first."""
-        if not isinstance(error, MillstreamError):
-            try:
-                self.epochs.explain(error)
-            except MillstreamError as behind:
-                return behind
-            except Exception:
-                pass  # the checkpoint cannot even be looked at
-        found = translated(error, self._hints)
-        if found is error and not isinstance(error, (MillstreamError, KeyboardInterrupt)):
-            wrapped = MillstreamError(f"Spark has ended the run: {reason(error)}")
-            wrapped.__cause__ = error
-            return wrapped
-        return found
+
+class PlannedRun(Run):
+    """A run whose epochs Millstream plans. every: the least time between two of them, in seconds. eager: an epoch at every turn."""
+
+    def __init__(self, topology: Topology, epochs: PlannedEpochs, *, bounded: bool, drain: bool, every: float, eager: bool) -> None:
+        super().__init__(topology, epochs, bounded=bounded, drain=drain)
+        self._pacing = Pacing(epochs, bounded=bounded, every=every, eager=eager)
+
+    def work(self) -> None:
+        self._pacing.run(lambda: self.stopping)
+
+    def wake(self) -> None:
+        self._pacing.wake()
 
 
 def is_shared_log(error: Exception) -> bool:

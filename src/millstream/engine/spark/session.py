@@ -47,8 +47,13 @@ def settings(cores: int) -> dict[str, str]:
     }
 
 
-def local_session(name: str, *, master: str | None = None, settings: Mapping[str, str] | None = None, short: bool = False) -> Any:
-    """The active session, or a new one. Two tries per task are two tries too few when a worker is killed: local mode is told to retry like a cluster."""
+def local_session(
+    name: str, *, master: str | None = None, settings: Mapping[str, str] | None = None, short: bool = False, resident: bool = False
+) -> Any:
+    """The active session, or a new one. resident: with a slot to spare, and tries without end, for tasks that stay for months.
+
+    Two tries per task are two tries too few when a worker is killed: local mode is told to retry like a cluster.
+    """
     from pyspark.sql import SparkSession
 
     active = SparkSession.getActiveSession()
@@ -57,8 +62,10 @@ def local_session(name: str, *, master: str | None = None, settings: Mapping[str
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
     cores = os.cpu_count() or 2
     local = master is None or master.startswith("local")
-    builder = SparkSession.builder.appName(name).master(master or f"local[{cores},4]")
+    builder = SparkSession.builder.appName(name).master(master or (f"local[{cores + 1},1000]" if resident else f"local[{cores},4]"))
     chosen = {**(_local(cores, short) if local else dict(ARROW)), **(settings or {})}
+    if resident and master is None:
+        chosen["spark.millstream.resident"] = "true"
     for key, value in chosen.items():
         builder = builder.config(key, value)
     _hush_py4j()

@@ -14,80 +14,18 @@ import numpy as np
 import pyarrow as pa
 
 from millstream import faults
-from millstream.core.dedup import SpanFilters
 from millstream.core.topology import Route
 from millstream.engine.columns import arrow
 from millstream.engine.columns.inputs import ArrowInputs
-from millstream.engine.program import Compiled, Program
+from millstream.engine.process import ProcessCache, RunPlace, compiled_of, decoded, freeze, storage_of
 from millstream.engine.receipts import EpochOrder, encode_receipt
 from millstream.engine.task import Result, Task
-from millstream.state.manifest import Manifest
-from millstream.state.replica import ReplicaView, open_replica, replica_root
-from millstream.state.segment import SegmentRef
-from millstream.state.storage import Storage, open_storage
-
-from . import pickling
 
 _PIECE = 50_000  # rows of one Arrow batch
 
 
-class RunPlace(msgspec.Struct):
-    """Where a run keeps its things; the same for every epoch."""
-
-    checkpoint: str
-    checkpoint_id: str
-    storage_options: dict[str, Any] | None
-    replicas: str | None
-    shards: int
-    values: list[list[arrow.ValueColumn]] = []
-
-
-_FREEZE_EVERY = 200  # tasks
-
-_COMPILED: dict[str, Compiled] = {}
-_STORAGE: dict[str, Storage] = {}
-_FILTERS: dict[tuple[str, str, int, str], SpanFilters] = {}  # checkpoint, lineage, shard, stream
-
-
-def _compiled(digest: str, blob: bytes) -> Compiled:
-    found = _COMPILED.get(digest)
-    if found is None:
-        program: Program = pickling.loads(blob)
-        _COMPILED.clear()
-        found = _COMPILED[digest] = Compiled(program)
-    return found
-
-
 _decode_place = msgspec.msgpack.Decoder(RunPlace).decode
 _decode_order = msgspec.msgpack.Decoder(EpochOrder).decode
-_DECODED: dict[Any, tuple[bytes, Any]] = {}
-_tasks = 0
-
-
-def _decoded(data: bytes, decode: Callable[[bytes], Any]) -> Any:
-    """What the driver says to all tasks of an epoch is decoded once per process, not once per shard and group. Nobody changes it."""
-    known = _DECODED.get(decode)
-    if known is None or known[0] != data:
-        known = _DECODED[decode] = (data, decode(data))
-    return known[1]
-
-
-def _freeze() -> None:
-    """PySpark looks for garbage after every task, among all that a worker has loaded: about 40 ms. What is there after the first task (modules, programs,
-    caches) is taken out of that search, and again from time to time what has come to stay since."""
-    global _tasks
-    _tasks += 1
-    if _tasks == 1 or _tasks % _FREEZE_EVERY == 0:
-        gc.collect()
-        gc.freeze()
-
-
-def storage_of(place: RunPlace) -> Storage:
-    """The checkpoint's storage, opened once per process."""
-    found = _STORAGE.get(place.checkpoint)
-    if found is None:
-        found = _STORAGE[place.checkpoint] = open_storage(place.checkpoint, place.storage_options)
-    return found
 
 
 def task_function(
@@ -118,9 +56,9 @@ def run_partition(
     batches: Iterator[Any],
 ) -> Iterator[Any]:
     """One partition of one level: rows in, rows for the next level and receipts out."""
-    compiled = _compiled(digest, blob)
-    place: RunPlace = _decoded(place_bytes, _decode_place)
-    order: EpochOrder = _decoded(order_bytes, _decode_order)
+    compiled = compiled_of(digest, blob)
+    place: RunPlace = decoded(place_bytes, _decode_place)
+    order: EpochOrder = decoded(order_bytes, _decode_order)
     routes = compiled.topology.routes
     layout = Layout(pa.ipc.read_schema(pa.py_buffer(schema_bytes)), routes, level, place.shards)
     shard = partition % place.shards
@@ -142,22 +80,7 @@ def run_partition(
         yield from layout.onward(onward)
     finally:
         gc.enable()
-        _freeze()
-
-
-class ProcessCache:
-    """Replicas in LMDB and filters in memory, of the process that happens to run a shard. Implements the task's Cache."""
-
-    def __init__(self, place: RunPlace) -> None:
-        self._checkpoint_id = place.checkpoint_id
-        self._root = replica_root(place.checkpoint_id, place.replicas)
-        self._storage = storage_of(place)
-
-    def view(self, lineage: str, shard: int, chain: Sequence[SegmentRef], before: Manifest) -> ReplicaView:
-        return open_replica(self._root, lineage, shard).view(self._storage, chain, before)
-
-    def filters(self, lineage: str, shard: int, stream: str) -> SpanFilters:
-        return _FILTERS.setdefault((self._checkpoint_id, lineage, shard, stream), SpanFilters())
+        freeze()
 
 
 def _split(table: Any, routes: Sequence[Route], level: int) -> tuple[Any, Any]:

@@ -1,0 +1,123 @@
+"""When does the next epoch of planned sources begin? One epoch at a time: it takes all that is there when the one before has ended.
+
+Rules
+1. A micro-batch run has an epoch at every trigger. A resident one has none that would do nothing: no rows, nothing due, no watermark that moves, nothing
+   that waits to be published.
+2. What the last epoch has made due is done at once. What only time makes due is done in time: wall-clock timers at their moment, watermarks that follow the
+   clock or a declaration at most once a second.
+3. A source that can wake us does; the others are asked every `POLL` seconds.
+4. A bounded run ends when no source has anything new; it has one epoch at least, so that there is something to drain.
+5. What waits to be published is published before a run is left by `stop`.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+
+import msgspec
+
+from millstream.engine.declared import declared
+from millstream.engine.plan import Position, unsettled
+from millstream.engine.planned import PlannedEpochs
+
+POLL = 0.02  # seconds
+_LOOK = 1.0  # seconds
+
+
+class Pacing:
+    """Runs the epochs of planned sources. every: the least time between two of them, in seconds. eager: an epoch at every turn, also if nothing happens."""
+
+    def __init__(self, epochs: PlannedEpochs, *, bounded: bool, every: float, eager: bool) -> None:
+        self._epochs = epochs
+        self._bounded = bounded
+        self._every = every
+        self._eager = eager
+        self._event = threading.Event()
+        self._looked = 0.0
+        self._polls = not all([reader.wake(self._event.set) for reader in epochs.sources.readers.values()])
+
+    def wake(self) -> None:
+        """There may be something to do, or to stop."""
+        self._event.set()
+
+    def run(self, stopped: Callable[[], bool]) -> None:
+        """Until the input ends, or somebody says stop."""
+        while not stopped():
+            began = time.monotonic()
+            self._event.clear()
+            done = self._turn()
+            if not done and self._bounded:
+                return
+            left = 0.0 if self._bounded else self._every - (time.monotonic() - began)
+            if left > 0:
+                self._sleep(left, stopped)
+            elif not done:
+                self._event.wait(self._patience())
+        self._flush()
+
+    def _sleep(self, seconds: float, stopped: Callable[[], bool]) -> None:
+        until = time.monotonic() + seconds
+        while not stopped() and (left := until - time.monotonic()) > 0:
+            self._event.wait(left)
+            if self._event.is_set() and not stopped():
+                self._event.clear()
+
+    def _turn(self) -> bool:
+        """One epoch, if there is anything to do. Returns whether there was."""
+        epochs = self._epochs
+        with epochs.lock:
+            if epochs.stopping:
+                return False
+            planning = time.perf_counter()
+            ranges, takes = epochs.sources.next(epochs.latest)
+            if not ranges.may_have_rows and not self._is_wanted():
+                return False
+            epochs.run_planned({name: take for name, take in takes.items() if take.pieces}, ranges, planning)
+            return True
+
+    def _is_wanted(self) -> bool:
+        """Whether an epoch without rows is to be run."""
+        latest = self._epochs.latest
+        if latest is None:
+            return True
+        if self._bounded:
+            return False
+        if self._eager:
+            return True
+        now = self._epochs.clock()
+        position = Position.after(latest, self._epochs.topology)
+        if any(at <= now for at in self._due_times(position)):
+            return True
+        if unsettled(self._epochs.topology, position):
+            return True
+        if time.monotonic() - self._looked < _LOOK:
+            return False
+        self._looked = time.monotonic()
+        said = declared(self._epochs.topology, self._epochs.read_files)
+        return unsettled(self._epochs.topology, position, now, said)
+
+    def _due_times(self, position: Position) -> list[int]:
+        """The moments at which something is due whatever comes in."""
+        latest = self._epochs.latest
+        assert latest is not None
+        rolls = {emission.name: emission.sink.roll_millis for emission in self._epochs.topology.emissions}
+        return [*position.next_wall.values(), *(waiting.since + rolls.get(name, 0) for name, waiting in latest.waiting.items())]
+
+    def _patience(self) -> float:
+        """For how long nothing needs to be done."""
+        seconds = POLL if self._polls else _LOOK
+        latest = self._epochs.latest
+        if latest is not None:
+            now = self._epochs.clock()
+            times = self._due_times(Position.after(latest, self._epochs.topology))
+            seconds = min([seconds, *((at - now) / 1000 for at in times)])
+        return max(0.0, seconds)
+
+    def _flush(self) -> None:
+        """Rule 5."""
+        epochs = self._epochs
+        with epochs.lock:
+            if epochs.latest is not None and epochs.latest.waiting:
+                epochs.run_planned({}, msgspec.structs.replace(epochs.sources.nothing(epochs.latest), flush=True), time.perf_counter())

@@ -1,0 +1,83 @@
+"""Epochs of planned sources, whatever runs their tasks: what an epoch reads is decided here, and sources are told what is safe.
+
+Rule: everything that costs time and is not part of the commit (collection, leftovers of replaced runs) is done by time, not by the count of epochs: there
+may be tens of them a second.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Mapping
+
+from millstream.engine.epochs import Epochs
+from millstream.engine.plan import Reading
+from millstream.engine.reading import Sources
+from millstream.sources.planned import Take
+from millstream.state.manifest import Manifest
+
+UPKEEP_EVERY = 2.0  # seconds
+
+
+class PlannedEpochs(Epochs):
+    """Epochs whose sources are all planned by Millstream. `sources` is set before the first of them."""
+
+    is_planned = True
+    sources: Sources
+    _under_way: Reading | None = None
+    _upkeep_at = 0.0
+    _collecting: threading.Thread | None = None
+
+    def run_planned(self, takes: Mapping[str, Take], ranges: Reading, planning: float) -> None:
+        """The next epoch. takes: what it reads, by injector; planning: when it began to be planned."""
+        self._under_way = ranges
+        self.noted("plan", planning)
+        try:
+            super().run_reading(takes, ranges)
+        finally:
+            self._under_way = None
+
+    def read_files(self, injector: str) -> tuple[dict[str, int], set[str]]:
+        reader = self.sources.readers[injector]
+        return dict(reader.files()), reader.files_read()
+
+    def acknowledge(self, number: int) -> None:
+        latest = self.latest
+        if self._under_way is not None and self._under_way.batch == number and (latest is None or latest.batch != number):
+            assert self._under_way.positions is not None
+            self.sources.committed(self._under_way.positions)  # before the commit: only where a guard is off
+        elif latest is not None:
+            self.sources.committed(latest.sources)
+
+    def is_upkeep_due(self, epoch: int) -> bool:
+        if time.monotonic() - self._upkeep_at < UPKEEP_EVERY:
+            return False
+        self._upkeep_at = time.monotonic()
+        return True
+
+    def collect(self, manifest: Manifest) -> None:
+        """Beside the epochs: the log is collected in a thread, one at a time. Sinks are used by one thread only, this one."""
+        self.publishing.sweep(manifest)
+        if self._collecting is None or not self._collecting.is_alive():
+            self._collecting = threading.Thread(target=self._collect, args=(manifest,), name="millstream-collection", daemon=True)
+            self._collecting.start()
+
+    def _collect(self, manifest: Manifest) -> None:
+        try:
+            self.publishing.collect_log(manifest, self.folds)
+        except Exception as error:  # what is left over is collected the next time
+            self.collection_failed(error)
+
+    def collection_failed(self, error: BaseException) -> None:
+        """A collection beside the epochs has failed; the epochs go on."""
+        self.leftovers = str(error)
+
+    leftovers: str = ""
+
+    def close(self) -> None:
+        """Ends what runs on the driver for sources."""
+        if self._collecting is not None:
+            self._collecting.join(10)
+        self.sources.close()
+        for injector in self.topology.injectors.values():
+            injector.source.close()

@@ -1,0 +1,371 @@
+"""The driver's end of a resident run: tasks that come, answer, and are lost. What counts is decided by `core/attempts.Roster`; here are sockets and threads.
+
+Rules
+1. A loss is a connection that closes, or a task of which nothing was heard for `SILENCE`. Spark puts another process on the seat, and says nothing.
+2. A Spark job that ends although the run goes on is begun again: Spark gives a job up when one of its tasks has failed `spark.task.maxFailures` times, and a
+   job of months will get there.
+3. Losses are nobody's fault: they have an error of their own. Too many of them in a short time end the run; so do tasks that do not come within `PATIENCE`.
+4. Tasks are replaced one by one every few hours, by a planned loss: what user code leaks goes with the process.
+"""
+
+from __future__ import annotations
+
+import logging
+import socket
+import ssl
+import threading
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import msgspec
+
+from millstream.core.attempts import LOSS_WINDOW, MOST_LOSSES, Attempt, Roster, Seated
+from millstream.engine.foldorders import FoldOrder
+from millstream.engine.resident import messages, wire
+from millstream.engine.resident.exchange import read_all
+from millstream.engine.resident.messages import Beat, Ending, Generation, SeatFailure, SeatHello, SeatReceipts, decode, encode
+from millstream.errors import BY_NAME, ClusterError, MillstreamError, TaskLost
+from millstream.network import written
+
+PATIENCE = 60.0  # seconds for tasks to come
+SILENCE = 45.0  # seconds without a sign of life
+RECYCLE_EVERY = 6 * 3600.0  # seconds
+_UNEXPECTED = 4  # tries of an epoch whose tasks fail unexpectedly
+
+_log = logging.getLogger("millstream.resident")
+
+
+class SeatStatus(msgspec.Struct):
+    """One task of a resident run, for people. at: what it has been at for longer than a second, and for how long."""
+
+    seat: int
+    host: str
+    pid: int
+    shards: list[int]
+    memory: int = 0
+    at: str = ""
+    millis: int = 0
+
+
+class ClusterStatus(msgspec.Struct):
+    """The tasks of a resident run."""
+
+    generation: int
+    losses: int
+    seats: int
+    tasks: list[SeatStatus] = []
+    missing: list[int] = []
+    jobs: int = 0
+
+
+class _Member:
+    def __init__(self, who: Seated, connection: wire.Connection) -> None:
+        self.who = who
+        self.connection = connection
+        self.heard = time.monotonic()
+        self.since = self.heard
+        self.beat = Beat()
+
+
+class Cluster:
+    """The tasks of a run. begin: runs the Spark job that they live in, until it ends. fold: takes in what a task has folded; gone: hears of lost shards."""
+
+    def __init__(
+        self,
+        seats: int,
+        shards: int,
+        host: str,
+        cookie: bytes,
+        *,
+        begin: Callable[[], None],
+        tls: ssl.SSLContext | None = None,
+        fold: Callable[[FoldOrder], None] = lambda order: None,
+        gone: Callable[..., None] = lambda *shards: None,
+        say: Callable[[str], None] = lambda text: None,
+    ) -> None:
+        self._shards, self._cookie, self._tls, self._begin = shards, cookie, tls, begin
+        self._fold, self._gone, self._say = fold, gone, say
+        self._roster = Roster(seats)
+        self._changed = threading.Condition()
+        self._members: dict[int, _Member] = {}
+        self._next_id = 0
+        self._failure: tuple[Attempt, Seated, SeatFailure] | None = None
+        self._refused: tuple[Attempt, SeatReceipts] | None = None
+        self._jobs = 0
+        self._ended_jobs: list[tuple[float, str]] = []
+        self._is_ending = False
+        self._recycled = time.monotonic()
+        self._listener = wire.listen(host)
+        self.address = written(host, self._listener.getsockname()[1])
+
+    def start(self) -> None:
+        """Has tasks come."""
+        for target in (self._accept, self._keep_job):
+            threading.Thread(target=target, name=f"millstream-cluster{target.__name__}", daemon=True).start()
+
+    # --- what an epoch does
+
+    def gather(self) -> None:
+        """Waits until all seats are filled. Raises ClusterError."""
+        began = said = time.monotonic()
+        with self._changed:
+            while not self._roster.is_complete:
+                self._check()
+                now = time.monotonic()
+                if now - began > PATIENCE:
+                    raise ClusterError(self._who_is_missing(now - began))
+                if now - said > 5.0:
+                    said = now
+                    self._say(f"waiting for tasks {_list(self._roster.missing)} of {self._roster.seats}")
+                self._changed.wait(1.0)
+
+    def run(self, order: Callable[[int], Sequence[Any]]) -> list[SeatReceipts]:
+        """One attempt at an epoch. order: what each seat is told. Raises TaskLost, or what a task failed with."""
+        with self._changed:
+            self._check()
+            if not self._roster.is_complete:
+                raise TaskLost(f"tasks {_list(self._roster.missing)} are not there")
+            attempt = self._roster.begin()
+            self._failure = self._refused = None
+            members = [self._members[seat] for seat in range(self._roster.seats)]
+        for member in members:
+            try:
+                member.connection.send(messages.ORDER, order(member.who.seat), attempt)
+            except OSError as error:
+                self._lose(member, str(error))
+        return self._answers(attempt)
+
+    def _answers(self, attempt: Attempt) -> list[SeatReceipts]:
+        with self._changed:
+            while True:
+                if self._refused is not None:  # one receipt that says no is enough
+                    self._give_up(attempt)
+                    return [self._refused[1]]
+                if self._failure is not None:
+                    self._give_up(attempt)
+                    raise self._failed(*self._failure[1:])
+                if not self._roster.is_current(attempt):
+                    self._give_up(attempt)
+                    raise TaskLost(f"a task was lost: {'; '.join(self._roster.last_losses) or 'its seat was taken over'}")
+                answers = self._roster.answers
+                if answers is not None:
+                    return answers
+                self._look_for_silence()
+                self._changed.wait(1.0)
+
+    def _failed(self, who: Seated, failure: SeatFailure) -> Exception:
+        if failure.lost:
+            self._roster.renew(time.monotonic(), f"task {who.seat} on {who.host} cannot reach tasks {_list(failure.lost)}: {failure.text}")
+            self._announce()
+            return TaskLost(f"task {who.seat} on {who.host} cannot reach tasks {_list(failure.lost)}: {failure.text}")
+        known = BY_NAME.get(failure.error)
+        if known is not None:
+            return known(failure.text)
+        return UnexpectedFailure(
+            f"task {who.seat} on {who.host} failed with something that Millstream does not expect: {failure.error}\n{failure.text}"
+        )
+
+    def send_fold(self, order: FoldOrder) -> bool:
+        """Gives a fold to the task that owns its shard."""
+        with self._changed:
+            member = self._members.get(order.shard % self._roster.seats)
+        try:
+            if member is not None:
+                member.connection.send(messages.FOLD, [encode(order)])
+                return True
+        except OSError:
+            pass
+        return False
+
+    def recycle(self) -> None:
+        """Between two epochs: has the oldest task replaced, if it is time (rule 4)."""
+        now = time.monotonic()
+        if now - self._recycled < RECYCLE_EVERY / self._roster.seats:
+            return
+        self._recycled = now
+        with self._changed:
+            oldest = min(self._members.values(), key=lambda member: member.since, default=None)
+            if oldest is None:
+                return
+            self._roster.leave(oldest.who)
+            del self._members[oldest.who.seat]
+        self._end_member(oldest, recycle=True)
+
+    def stop(self) -> None:
+        """Ends all tasks."""
+        with self._changed:
+            self._is_ending = True
+            members = list(self._members.values())
+            self._changed.notify_all()
+        for member in members:
+            self._end_member(member, recycle=False)
+        self._listener.close()
+
+    def status(self) -> ClusterStatus:
+        """Who is there, and what they are at."""
+        with self._changed:
+            roster = self._roster
+            tasks = [
+                SeatStatus(
+                    seat=seat,
+                    host=member.who.host,
+                    pid=member.who.pid,
+                    shards=list(range(seat, self._shards, roster.seats)),
+                    memory=member.beat.rss,
+                    at=f"computation {member.beat.computation!r}, shard {member.beat.shard}, key {member.beat.key}"
+                    if member.beat.millis > 1000
+                    else "",
+                    millis=member.beat.millis,
+                )
+                for seat, member in sorted(self._members.items())
+            ]
+            return ClusterStatus(roster.generation, roster.losses, roster.seats, tasks, roster.missing, self._jobs)
+
+    # --- below: with the lock
+
+    def _check(self) -> None:
+        now = time.monotonic()
+        losses = self._roster.too_many(now)
+        if losses:
+            raise ClusterError(
+                f"tasks were lost {len(losses)} times within {LOSS_WINDOW:.0f} seconds: {'; '.join(losses)}. Look into the workers' own logs: a process that "
+                f"is killed for its memory, or a library that ends it, looks like this. What was committed stands; run again when the cause is gone."
+            )
+        recent = [text for at, text in self._ended_jobs if now - at < LOSS_WINDOW]
+        if len(recent) > MOST_LOSSES or (recent and not self._roster.generation and len(recent) > 1):
+            raise ClusterError(f"Spark has ended the job of the resident tasks {len(recent)} times. The last time it said: {recent[-1]}")
+
+    def _who_is_missing(self, seconds: float) -> str:
+        return (
+            f"{len(self._roster.missing)} of {self._roster.seats} resident tasks have not come within {seconds:.0f} seconds: {_list(self._roster.missing)}. "
+            f"Each needs a slot of its own for as long as the run lasts: see that the session has {self._roster.seats} that nobody else holds, or say tasks=."
+        )
+
+    def _look_for_silence(self) -> None:
+        now = time.monotonic()
+        for member in list(self._members.values()):
+            if now - member.heard > SILENCE:
+                self._forget(member, f"nothing was heard of it for {now - member.heard:.0f} seconds")
+
+    def _give_up(self, attempt: Attempt) -> None:
+        for member in list(self._members.values()):
+            try:
+                member.connection.send(messages.GIVE_UP, (), attempt)
+            except OSError:
+                pass
+
+    def _announce(self) -> None:
+        """A generation has begun: tells everybody who sits where."""
+        members = self._roster.members
+        for member in list(self._members.values()):
+            try:
+                member.connection.send(messages.GENERATION, [encode(Generation(self._roster.generation, members))])
+            except OSError as error:
+                self._forget(member, str(error))
+
+    def _forget(self, member: _Member, why: str) -> None:
+        if self._roster.lost(member.who, time.monotonic(), why):
+            del self._members[member.who.seat]
+            self._gone(*range(member.who.seat, self._shards, self._roster.seats))
+            _log.info("task %d on %s (process %d) is lost: %s", member.who.seat, member.who.host, member.who.pid, why)
+        member.connection.close()
+        self._changed.notify_all()
+
+    # --- threads
+
+    def _lose(self, member: _Member, why: str) -> None:
+        with self._changed:
+            self._forget(member, why)
+
+    def _accept(self) -> None:
+        while True:
+            try:
+                sock, _ = self._listener.accept()
+            except OSError:
+                return
+            threading.Thread(target=self._hear, args=(sock,), name="millstream-seat", daemon=True).start()
+
+    def _hear(self, sock: socket.socket) -> None:
+        try:
+            connection = wire.accept(sock, self._cookie, self._tls)
+            frame = connection.receive()
+        except (OSError, MillstreamError) as error:
+            _log.info("somebody who is no task of this run was turned away: %s", error)
+            return
+        if frame is None or frame.kind != messages.HELLO:
+            connection.close()
+            return
+        member = self._seated(decode(frame.body, SeatHello), connection)
+        if member is not None:
+            read_all(connection, lambda frame: self._got(member, frame))
+            self._lose(member, "its connection was closed")
+
+    def _seated(self, hello: SeatHello, connection: wire.Connection) -> _Member | None:
+        with self._changed:
+            if self._is_ending:
+                connection.close()
+                return None
+            self._next_id += 1
+            who = Seated(hello.seat, self._next_id, hello.host, hello.pid, hello.address)
+            before = self._members.get(who.seat)
+            self._roster.hello(who)
+            member = self._members[who.seat] = _Member(who, connection)
+            if before is not None:
+                self._gone(*range(who.seat, self._shards, self._roster.seats))
+                before.connection.close()
+            if self._roster.is_complete:
+                self._announce()
+            self._changed.notify_all()
+            return member
+
+    def _got(self, member: _Member, frame: wire.ResidentFrame) -> None:
+        member.heard = time.monotonic()
+        if frame.kind == messages.BEAT:
+            member.beat = decode(frame.body, Beat)
+        elif frame.kind == messages.FOLDED:
+            self._fold(decode(frame.body, FoldOrder))
+        elif frame.kind == messages.RECEIPTS:
+            found = decode(frame.body, SeatReceipts)
+            with self._changed:
+                if self._roster.answer(member.who, frame.attempt, found):
+                    if any(receipt.failure for receipt in found.receipts):
+                        self._refused = (frame.attempt, found)
+                    self._changed.notify_all()
+        elif frame.kind == messages.FAILED:
+            with self._changed:
+                if self._roster.is_current(frame.attempt) and self._members.get(member.who.seat) is member:
+                    self._failure = (frame.attempt, member.who, decode(frame.body, SeatFailure))
+                    self._changed.notify_all()
+
+    def _keep_job(self) -> None:
+        """Rule 2."""
+        while not self._is_ending:
+            self._jobs += 1
+            try:
+                self._begin()
+                why = "it ended"
+            except Exception as error:
+                why = str(error)
+            with self._changed:
+                if self._is_ending:
+                    return
+                self._ended_jobs.append((time.monotonic(), why))
+                del self._ended_jobs[: -MOST_LOSSES - 1]
+                self._changed.notify_all()
+            _log.info("the job of the resident tasks has ended and is begun again: %s", why.splitlines()[0] if why else "")
+            time.sleep(0.2)
+
+    def _end_member(self, member: _Member, recycle: bool) -> None:
+        try:
+            member.connection.send(messages.END, [encode(Ending(recycle))])
+        except OSError:
+            pass
+
+
+class UnexpectedFailure(ClusterError):
+    """A task failed with an error that is none of Millstream's: the epoch is tried again some times, as Spark would."""
+
+
+def _list(seats: Sequence[int]) -> str:
+    return ", ".join(map(str, seats))

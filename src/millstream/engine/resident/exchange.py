@@ -1,0 +1,152 @@
+"""Rows from task to task: every task sends every other one frame per level, also an empty one, so that each knows when its input is complete.
+
+Rules
+1. What counts is decided by `core/attempts.Inbox`; here are the sockets.
+2. A thread reads each connection, so that two tasks that send to each other never wait for each other. What is buffered is at most one epoch: nobody
+   sends for the next one before this one is over.
+3. Who cannot be reached is named: the driver decides what becomes of it.
+"""
+
+from __future__ import annotations
+
+import socket
+import ssl
+import threading
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from millstream.core.attempts import Attempt, Inbox, Seated
+from millstream.engine.resident import messages, wire
+from millstream.errors import MillstreamError
+from millstream.network import parse_address, written
+
+
+class PeerLost(Exception):
+    """A task cannot reach another one."""
+
+    def __init__(self, seats: Sequence[int], why: str) -> None:
+        super().__init__(why)
+        self.seats = list(seats)
+
+
+class GivenUp(Exception):
+    """The attempt at work is over before its end."""
+
+
+class Exchange:
+    """One task's end of the exchange."""
+
+    def __init__(
+        self, seat: int, seats: int, host: str, cookie: bytes, server: ssl.SSLContext | None, client: ssl.SSLContext | None, trusting: bool
+    ) -> None:
+        self._seat, self._cookie, self._server_tls, self._client_tls = seat, cookie, server, client
+        self._inbox = Inbox(seats, trusting)
+        self._changed = threading.Condition()
+        self._given_up = Attempt()
+        self._is_over = False
+        self._members: dict[int, Seated] = {}
+        self._links: dict[int, tuple[Seated, wire.Connection]] = {}
+        self._incoming: list[wire.Connection] = []
+        self._listener = wire.listen(host)
+        self.address = written(host, self._listener.getsockname()[1])
+        threading.Thread(target=self._accept, name="millstream-exchange", daemon=True).start()
+
+    # --- what the driver says
+
+    def generation(self, members: Sequence[Seated]) -> None:
+        """All seats are filled: who sits where."""
+        self._members = {member.seat: member for member in members}
+        for seat, (known, link) in list(self._links.items()):
+            if self._members.get(seat) != known:
+                link.close()
+                del self._links[seat]
+
+    def give_up(self, attempt: Attempt) -> None:
+        """An attempt, and all before it, are over (from the thread that hears the driver)."""
+        with self._changed:
+            self._given_up = max(self._given_up, attempt)
+            self._changed.notify_all()
+
+    def end(self) -> None:
+        """The run is over (from any thread)."""
+        with self._changed:
+            self._is_over = True
+            self._changed.notify_all()
+        self._listener.close()
+        for link in [*(link for _, link in self._links.values()), *self._incoming]:
+            link.close()
+
+    # --- what the task does
+
+    def begin(self, attempt: Attempt) -> None:
+        """Work begins on an attempt."""
+        with self._changed:
+            self._inbox.begin(attempt)
+
+    def send(self, attempt: Attempt, level: int, frames: dict[int, Any]) -> None:
+        """Sends everybody else its frame of a level: bytes by seat; nothing is an empty frame."""
+        for seat in sorted(self._members, key=lambda seat: (seat - self._seat) % len(self._members)):
+            if seat != self._seat:
+                try:
+                    self._link(seat).send(messages.ROWS, [frames.get(seat, b"")], attempt, level, self._seat)
+                except (OSError, MillstreamError) as error:
+                    self._links.pop(seat, None)
+                    raise PeerLost([seat], str(error)) from error
+
+    def own(self, attempt: Attempt, level: int) -> None:
+        """Its own frame, which goes nowhere: what it has for itself it keeps."""
+        with self._changed:
+            self._inbox.put(self._seat, attempt, level, b"")
+
+    def gather(self, attempt: Attempt, level: int) -> list[Any]:
+        """The frames of a level, when all are there. Raises GivenUp."""
+        self.own(attempt, level)
+        with self._changed:
+            while not self._inbox.is_complete(level):
+                if self._given_up >= attempt or self._is_over:
+                    raise GivenUp
+                self._changed.wait()
+            return [data for data in self._inbox.take(level) if len(data)]
+
+    def _link(self, seat: int) -> wire.Connection:
+        found = self._links.get(seat)
+        if found is None:
+            host, port = parse_address(self._members[seat].address)
+            found = self._links[seat] = (self._members[seat], wire.connect(host, port, self._cookie, self._client_tls))
+        return found[1]
+
+    # --- threads
+
+    def _accept(self) -> None:
+        while True:
+            try:
+                sock, _ = self._listener.accept()
+            except OSError:
+                return
+            threading.Thread(target=self._hear, args=(sock,), name="millstream-peer", daemon=True).start()
+
+    def _hear(self, sock: socket.socket) -> None:
+        try:
+            connection = wire.accept(sock, self._cookie, self._server_tls)
+        except (OSError, MillstreamError):
+            return  # whoever it was, it does not belong here
+        self._incoming.append(connection)
+        read_all(connection, self._got)
+        self._incoming.remove(connection)
+
+    def _got(self, frame: wire.ResidentFrame) -> None:
+        if frame.kind == messages.ROWS:
+            with self._changed:
+                if self._inbox.put(frame.sender, frame.attempt, frame.level, frame.body):
+                    self._changed.notify_all()
+
+
+def read_all(connection: wire.Connection, got: Callable[[wire.ResidentFrame], None]) -> None:
+    """Reads a connection to its end."""
+    try:
+        while (frame := connection.receive()) is not None:
+            got(frame)
+    except MillstreamError:
+        pass  # it is no frame: the connection is closed
+    finally:
+        connection.close()

@@ -1,0 +1,93 @@
+"""Folding inside the tasks: the owner of a shard folds its chain in a thread, beside the epochs; the next manifest adopts the result.
+
+A fold reads and writes the log only, so one that is lost with its task is planned again.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+
+import msgspec
+
+from millstream.engine.contracts import Folded, FoldStats
+from millstream.engine.foldorders import FoldOrder, due
+from millstream.state.folding import fold
+from millstream.state.manifest import Manifest
+from millstream.state.runs import refuse, superseded
+from millstream.state.storage import Storage
+
+__all__ = ["FoldOrder", "ResidentFolds", "folded"]
+
+
+class ResidentFolds:
+    """Plans folds, hands them to tasks, and takes in what they made. send: gives an order to the task of a shard; False if it is not there."""
+
+    def __init__(self, token: str, send: Callable[[FoldOrder], bool]) -> None:
+        self._token = token
+        self._send = send
+        self._lock = threading.Lock()
+        self._under_way: dict[tuple[str, int], int] = {}  # computation and shard: since which epoch
+        self._done: dict[tuple[str, int], FoldOrder] = {}
+        self._stats = FoldStats()
+
+    def plan(self, manifest: Manifest, spark: object) -> None:
+        """Hands out what is due and not under way."""
+        for order in due(manifest, self._token):
+            where = (order.computation, order.shard)
+            with self._lock:
+                if where in self._under_way or where in self._done:
+                    continue
+                self._under_way[where] = manifest.epoch
+            if not self._send(order):
+                self.lost(order.shard)
+
+    def came(self, order: FoldOrder) -> None:
+        """A task has folded (from the thread that hears it)."""
+        with self._lock:
+            if self._under_way.pop((order.computation, order.shard), None) is None:
+                return  # it was given up: its task was taken for lost
+            if order.made:
+                self._done[order.computation, order.shard] = order
+            else:
+                self._stats.failed += 1
+
+    def lost(self, *shards: int) -> None:
+        """The folds of some shards are gone with their task."""
+        with self._lock:
+            for where in [where for where in self._under_way if where[1] in shards]:
+                del self._under_way[where]
+                self._stats.failed += 1
+
+    def finished(self) -> dict[tuple[str, int], Folded]:
+        """The folds that have ended, for the next manifest."""
+        with self._lock:
+            done, self._done = self._done, {}
+            self._stats.folded += len(done)
+        return {where: Folded(order.chosen, order.made) for where, order in done.items()}
+
+    def in_flight(self) -> set[str]:
+        """Objects that the next manifest may name."""
+        with self._lock:
+            return {ref.name for order in self._done.values() for ref in order.made}
+
+    def since(self) -> int | None:
+        """The oldest epoch in which a fold under way began."""
+        with self._lock:
+            return min(self._under_way.values(), default=None)
+
+    def stats(self) -> FoldStats:
+        """How folding is doing."""
+        return msgspec.structs.replace(self._stats, since=self.since())
+
+
+def folded(storage: Storage, order: FoldOrder) -> FoldOrder:
+    """In the task: the order with what was made of it; with nothing, if it failed."""
+    try:
+        if superseded(storage, order.token):
+            refuse(storage, order.token)
+        else:
+            order.made = fold(storage, order.chosen, order.is_base, order.epoch, order.token)
+    except Exception:
+        order.made = []
+    return order

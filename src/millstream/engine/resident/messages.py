@@ -1,0 +1,99 @@
+"""What driver and tasks of a resident run say to each other. Plain data; frames and sockets are `wire`.
+
+HELLO       task to driver: which seat, where others reach it
+GENERATION  driver to task: all seats are filled; who sits where
+ORDER       driver to task: an epoch, and what is to be read for it
+RECEIPTS    task to driver: what became of it
+FAILED      task to driver: something that is no receipt: a peer that is gone, an error that nobody expected
+ROWS        task to task: rows for a level; one frame per level and attempt, also if there are none
+FOLD        driver to task; FOLDED: task to driver
+BEAT        task to driver: it is alive, and what it is at
+GIVE_UP     driver to task: an attempt is over before its end
+END         driver to task: the run is over; or (recycle) this process is to be replaced
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+
+from millstream.core.attempts import Seated
+from millstream.engine.receipts import EpochOrder, Receipt
+
+HELLO, GENERATION, ORDER, RECEIPTS, FAILED, ROWS, FOLD, FOLDED, BEAT, GIVE_UP, END, PEER = range(1, 13)
+
+
+class SeatHello(msgspec.Struct):
+    """A task sits down. address: where its peers reach it."""
+
+    seat: int
+    host: str
+    pid: int
+    address: str
+
+
+class Generation(msgspec.Struct):
+    """Who sits where."""
+
+    number: int
+    members: list[Seated]
+
+
+class Reads(msgspec.Struct):
+    """What one task reads of an injector: pieces, pickled by the driver."""
+
+    injector: int
+    pieces: bytes
+
+
+class SeatOrder(msgspec.Struct):
+    """One epoch, for one task. rows: by level, keyed rows that the driver has read for it, as Arrow bytes. reads: what it reads itself; None: nobody reads,
+    so there is nothing to exchange before the first level. cut: whether level 0 has rows from other tasks."""
+
+    order: EpochOrder
+    rows: dict[int, bytes] = {}
+    reads: list[Reads] | None = None
+
+
+class SeatReceipts(msgspec.Struct):
+    """What the shards of one task did, and how long what took (milliseconds)."""
+
+    receipts: list[Receipt]
+    phases: dict[str, float] = {}
+
+
+class SeatFailure(msgspec.Struct):
+    """Why a task could not answer. lost: the seats that it could not reach; error: the class and text of an error that nobody expected."""
+
+    lost: list[int] = []
+    error: str = ""
+    text: str = ""
+
+
+class Beat(msgspec.Struct):
+    """What a task is at. millis: for how long it has been at this key. rss: its memory, in bytes."""
+
+    computation: str = ""
+    shard: int = -1
+    key: str = ""
+    millis: int = 0
+    rss: int = 0
+
+
+class Ending(msgspec.Struct):
+    """The end of a task. recycle: somebody is to take its seat."""
+
+    recycle: bool = False
+
+
+encode = msgspec.msgpack.Encoder().encode
+_DECODERS: dict[Any, Any] = {}
+
+
+def decode(data: Any, kind: Any) -> Any:
+    """A message of a kind."""
+    found = _DECODERS.get(kind)
+    if found is None:
+        found = _DECODERS[kind] = msgspec.msgpack.Decoder(kind)
+    return found.decode(data)

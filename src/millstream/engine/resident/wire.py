@@ -1,0 +1,149 @@
+"""Frames over a socket, and the handshake that comes before them. The same between driver and task, and between tasks.
+
+    frame      head (body length, kind, generation, attempt, level, sender), then the body
+    handshake  each end sends 16 random bytes, then the HMAC of the cookie over both, with its own role in front
+
+Rules
+1. Nobody is believed before the handshake: until then, an end reads a fixed number of bytes within `GREETING` seconds, and no more.
+2. The cookie itself never travels. Both ends must know it: a task does not talk to a driver that cannot prove it, nor the other way round. Proofs are
+   compared in constant time, and name the role, so that one cannot be sent back as the other.
+3. One thread reads a connection; any may send, a frame at a time.
+"""
+
+from __future__ import annotations
+
+import hmac
+import secrets
+import socket
+import ssl
+import struct
+import threading
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from millstream.core.attempts import Attempt
+from millstream.errors import RemoteProtocolError
+from millstream.network import keep_alive
+
+GREETING = 10.0  # seconds
+LARGEST = 1 << 36  # bytes of a body
+
+_HEAD = struct.Struct("<QBIIHH")
+_NONCE = 16
+_PROOF = 32
+_NONE = Attempt()
+_SERVER, _CLIENT = b"millstream resident server", b"millstream resident client"
+
+
+class ResidentFrame(NamedTuple):
+    """What came over a connection."""
+
+    kind: int
+    attempt: Attempt
+    level: int
+    sender: int
+    body: memoryview
+
+
+class Connection:
+    """One end of a connection whose other end has proved that it knows the cookie."""
+
+    def __init__(self, sock: socket.socket, cookie: bytes, *, is_server: bool, compared: bool = True) -> None:
+        """Shakes hands. compared: False lets everybody in, for the test that shows what the comparison is for. Raises RemoteProtocolError."""
+        self._socket = sock
+        self._sending = threading.Lock()
+        keep_alive(sock)
+        sock.settimeout(GREETING)
+        try:
+            self._greet(cookie, is_server, compared)
+        except (OSError, ssl.SSLError) as error:
+            raise RemoteProtocolError(f"the handshake failed: {error}") from error
+        sock.settimeout(None)
+        self.host: str = sock.getsockname()[0]  # of this end
+
+    def _greet(self, cookie: bytes, is_server: bool, compared: bool) -> None:
+        own = secrets.token_bytes(_NONCE)
+        self._socket.sendall(own)
+        other = bytes(self._exactly(_NONCE))
+        nonces = own + other if is_server else other + own
+        roles = (_SERVER, _CLIENT) if is_server else (_CLIENT, _SERVER)
+        self._socket.sendall(hmac.digest(cookie, roles[0] + nonces, "sha256"))
+        if not hmac.compare_digest(hmac.digest(cookie, roles[1] + nonces, "sha256"), bytes(self._exactly(_PROOF))) and compared:
+            raise RemoteProtocolError("the other end does not know the cookie of this run")
+
+    def send(self, kind: int, bodies: Sequence[bytes | memoryview] = (), attempt: Attempt = _NONE, level: int = 0, sender: int = 0) -> None:
+        """Sends a frame; its body may be given in parts. OSError if the other end is gone."""
+        size = sum(map(len, bodies))
+        head = _HEAD.pack(size, kind, attempt.generation, attempt.number, level, sender)
+        with self._sending:
+            if size <= 1 << 16:
+                self._socket.sendall(b"".join([head, *bodies]))
+                return
+            self._socket.sendall(head)
+            for body in bodies:
+                self._socket.sendall(body)
+
+    def receive(self) -> ResidentFrame | None:
+        """The next frame; None when the other end is gone."""
+        try:
+            size, kind, generation, number, level, sender = _HEAD.unpack(self._exactly(_HEAD.size))
+            if size > LARGEST:
+                raise RemoteProtocolError(f"a frame of {size} bytes")
+            return ResidentFrame(kind, Attempt(generation, number), level, sender, self._exactly(size))
+        except OSError:
+            return None
+
+    def _exactly(self, size: int) -> memoryview:
+        data = bytearray(size)
+        view, at = memoryview(data), 0
+        while at < size:
+            count = self._socket.recv_into(view[at:])
+            if not count:
+                raise ConnectionResetError("the other end has closed the connection")
+            at += count
+        return view
+
+    def close(self) -> None:
+        """Closes it; whoever reads is woken up."""
+        try:
+            self._socket.shutdown(socket.SHUT_RDWR)
+        except OSError:
+            pass
+        self._socket.close()
+
+
+def listen(host: str) -> socket.socket:
+    """A listening socket on a free port of one address."""
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    sock = socket.socket(family, socket.SOCK_STREAM)
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    sock.bind((host, 0))
+    sock.listen(256)
+    return sock
+
+
+def connect(host: str, port: int, cookie: bytes, tls: ssl.SSLContext | None = None, patience: float = GREETING) -> Connection:
+    """Connects to whoever listens there. Raises OSError or RemoteProtocolError."""
+    sock = socket.create_connection((host, port), patience)
+    try:
+        if tls is not None:
+            sock = tls.wrap_socket(sock)
+        return Connection(sock, cookie, is_server=False)
+    except BaseException:
+        sock.close()
+        raise
+
+
+def accept(sock: socket.socket, cookie: bytes, tls: ssl.SSLContext | None = None, compared: bool = True) -> Connection:
+    """The other end of that, for a socket that was accepted."""
+    try:
+        if tls is not None:
+            sock.settimeout(GREETING)
+            sock = tls.wrap_socket(sock, server_side=True)
+        return Connection(sock, cookie, is_server=True, compared=compared)
+    except ssl.SSLError as error:
+        sock.close()
+        raise RemoteProtocolError(f"the handshake failed: {error}") from error
+    except BaseException:
+        sock.close()
+        raise

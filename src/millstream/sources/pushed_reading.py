@@ -1,0 +1,87 @@
+"""The intake as a planned source: the server in this process wakes the planner, and says what is durable.
+
+Rules
+1. An offset is `{"position": n}`, as Spark's source writes it too: a position in the intake's log. What is between two of them never changes.
+2. `committed` tells the pushers: everything before is published.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from millstream.connector.intake import reader as intake_reader
+from millstream.errors import CheckpointError, DamageError
+from millstream.sources.planned import PlannedReader, Take
+from millstream.sources.pushed_rows import SCHEMA, rows_between
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+    from millstream.sources.pushed import PushedSource
+
+_PIECE = 256 << 10  # bytes that are worth a task of their own
+
+
+class IntakeReader(PlannedReader):
+    """Plans and reads what was pushed."""
+
+    schema = SCHEMA
+
+    def __init__(self, source: PushedSource, messages: int | None, size: int | None, partitions: int | None) -> None:
+        self._source: PushedSource | None = source
+        self._folder = Path(source.folder)
+        self._messages, self._size, self._partitions = messages, size, partitions or 64
+        self._target: int | None = None
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_source": None}  # the server stays on the driver
+
+    def begin(self, names: Mapping[str, int], bounded: bool) -> None:
+        if bounded:
+            self._target = self._durable()
+
+    def first(self) -> str:
+        return _offset(intake_reader.acknowledged(self._folder).position)
+
+    def plan(self, start: str) -> Take:
+        begin, end = _position(start), self._durable()
+        if begin > end:
+            raise DamageError(
+                f"the checkpoint has read the intake {self._folder} up to {begin}, and it ends at {end}: it is not the one that was read. "
+                f"Restore both from the same copy, or start with a new checkpoint."
+            )
+        if self._target is not None:
+            end = max(begin, min(end, self._target))
+        if begin == end:
+            return Take(start)
+        end = intake_reader.until(self._folder, begin, end, self._messages, self._size)
+        return Take(_offset(end), intake_reader.split(self._folder, begin, end, self._partitions, _PIECE), end - begin)
+
+    def read(self, piece: Any) -> Iterator[pa.RecordBatch]:
+        return rows_between(self._folder, *piece)
+
+    def committed(self, end: str) -> None:
+        if self._source is not None:
+            self._source.acknowledge(end)
+
+    def wake(self, call: Callable[[], None]) -> bool:
+        assert self._source is not None
+        self._source.start().on_durable(call)
+        return True
+
+    def _durable(self) -> int:
+        return intake_reader.durable_end(self._folder) or 0
+
+
+def _offset(position: int) -> str:
+    return json.dumps({"position": position})
+
+
+def _position(offset: str) -> int:
+    try:
+        return int(json.loads(offset)["position"])
+    except (ValueError, TypeError, KeyError):
+        raise CheckpointError(f"{offset!r} is not an offset of what was pushed over the connector") from None
