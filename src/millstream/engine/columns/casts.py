@@ -17,7 +17,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from .hashing import ByteRows, numbers
+from .hashing import ByteRows, numbers, valid
 
 Cast = Callable[[Any], Any]  # an Arrow array to another
 
@@ -148,25 +148,31 @@ def _decimal_text(array: Any) -> Any:
 
 
 def _date_text(array: Any) -> Any:
-    return _dated(array, numbers(array, np.int32).astype("datetime64[D]"), "")
+    return _texts(array, _dates(numbers(array, np.int32)))
 
 
 def _moment_text(array: Any) -> Any:
-    moments = numbers(array, np.int64)
-    days, within = moments // 86_400_000_000, moments % 86_400_000_000
-    seconds, fractions = within // 1_000_000, within % 1_000_000
-    times = [
-        f" {second // 3600:02}:{second // 60 % 60:02}:{second % 60:02}" + (f".{fraction:06}".rstrip("0") if fraction else "")
-        for second, fraction in zip(seconds.tolist(), fractions.tolist(), strict=True)
-    ]
-    return _dated(array, days.astype("datetime64[D]"), times)
-
-
-def _dated(array: Any, days: Any, times: Any) -> Any:
-    """Dates, each with a time behind it. A year beyond 9999 has a sign."""
-    years = days.astype("datetime64[Y]").astype(np.int64) + 1970
+    days, within = np.divmod(numbers(array, np.int64), 86_400_000_000)
+    seconds, fractions = np.divmod(within, 1_000_000)
     found = [
-        ("+" if year > 9999 else "") + day + (times[at] if times else "")
-        for at, (day, year) in enumerate(zip(days.astype(str).tolist(), years.tolist(), strict=True))
+        f"{day} {second // 3600:02}:{second // 60 % 60:02}:{second % 60:02}" + (f".{fraction:06}".rstrip("0") if fraction else "")
+        for day, second, fraction in zip(_dates(days), seconds.tolist(), fractions.tolist(), strict=True)
     ]
-    return pa.array(found, pa.string()) if array.null_count == 0 else pc.if_else(array.is_valid(), pa.array(found, pa.string()), None)
+    return _texts(array, found)
+
+
+def _dates(days: Any) -> list[str]:
+    """Days since 1970 as dates. A year before 0 or beyond 9999 has its sign."""
+    dates = days.astype("datetime64[D]")
+    months = dates.astype("datetime64[M]")
+    of_month = (dates - months).astype(np.int64) + 1
+    years, of_year = np.divmod(months.astype(np.int64), 12)
+    return [
+        f"{'-' if year < -1970 else '+' if year > 8029 else ''}{abs(year + 1970):04}-{month + 1:02}-{day:02}"
+        for year, month, day in zip(years.tolist(), of_year.tolist(), of_month.tolist(), strict=True)
+    ]
+
+
+def _texts(array: Any, found: list[str]) -> Any:
+    """Texts for the rows of a column that are not null."""
+    return pa.array(found, pa.string(), mask=None if array.null_count == 0 else ~valid(array))

@@ -27,7 +27,7 @@ _P1, _P2, _P3, _P4, _P5 = 0x9E3779B185EBCA87, 0xC2B2AE3D27D4EB4F, 0x165667B19E37
 _N1, _N2, _N3, _N4, _N5 = (np.uint64(prime) for prime in (_P1, _P2, _P3, _P4, _P5))
 _MASK = 0xFFFFFFFFFFFFFFFF
 _LOW = np.uint64(0xFFFFFFFF)
-_FEW = 12  # rows: below, one by one
+_FEW = 20  # rows: below, one by one
 _FEW_SHARDS = 300  # the same, where zlib does it
 _BLOCK = 8192  # rows at once: five times as fast as all at once
 _FEW_LONG = 6  # rows that are still not at their end
@@ -273,7 +273,7 @@ def _hash_block(rows: ByteRows, seeds: Any) -> Any:
 
 def _those(mask: Any) -> Any:
     """The places where a mask is true: None for none, a slice for all."""
-    found = np.flatnonzero(mask)
+    found = mask.nonzero()[0]
     return None if not len(found) else slice(None) if len(found) == len(mask) else found
 
 

@@ -30,7 +30,7 @@ _NAMES = {
     pa.date32(): "date",
     pa.timestamp("us"): "timestamp_ntz",
     pa.duration("us"): "interval day to second",
-    pa.time64("ns"): "time(6)",
+    pa.time64("ns"): "time",
 }
 
 
