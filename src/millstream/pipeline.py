@@ -440,12 +440,12 @@ class Pipeline:
         """Starts the pipeline on Spark and returns a handle (`await_termination`, `stop`, `status`, `state`, `output`).
 
         spark: a session; without one, a local session is made. checkpoint: a directory or an s3:// URL that is this pipeline's alone.
-        available_now: process what is there and end; `drain` then moves event time to its end, so that every window closes.
-        shards: fixed when the checkpoint is made, by default one per core. spark_checkpoint: where Spark keeps its own offsets, by
-        default inside the checkpoint. drop: names of computations whose state may go although others are new. quiet: say nothing; otherwise a
-        run says on stderr what it is doing, at most a line a second, and ends with where the rows are. serve: HOST:PORT where others ask for its state.
-        trigger: how often an epoch begins ("500ms"). resident: one long Spark job keeps its tasks, and epochs commit in tens of milliseconds; trigger is then
-        the least time between two (0). tasks: how many, by default one for every slot of the session. See docs/operations.md for which to choose.
+        available_now: process what is there and end; `drain` then moves event time to its end, so that every window closes. trigger: how often an epoch
+        begins ("500ms"). shards: fixed when the checkpoint is made, by default one per core. spark_checkpoint: where Spark keeps its own offsets, by
+        default inside the checkpoint. drop: names of computations whose state may go although others are new. quiet: say nothing; otherwise a run says on
+        stderr what it is doing, at most a line a second, and ends with where the rows are. serve: HOST:PORT where others ask for its state.
+        resident: one long Spark job keeps its tasks, and epochs commit in tens of milliseconds; trigger is then the least time between two (0). tasks: how
+        many, by default one per slot of the session. docs/operations.md says which to choose.
         """
         from millstream.engine.spark.query import start
         from millstream.handle import Handle

@@ -1,28 +1,288 @@
-"""Source columns to keyed rows, in Arrow and numpy: bit by bit what `spark/rows.py` has the JVM do, so that a pipeline may change its way of running."""
+"""Source columns to keyed rows, in Arrow and numpy: bit by bit what `spark/rows.py` has the JVM do, so that a pipeline may change its way of running.
+
+Rules
+1. The columns are those that `spark/rows.py` describes, with the same bits in them: key text, shard, id, `ord`, times, what is to be rejected.
+2. What only Spark can do is refused when the pipeline starts, by name and with a way out; never done in another way.
+3. All that does not depend on the rows is worked out once: an epoch may have a single row, and it must not cost more than that.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
-from millstream.core.topology import Injector
-from millstream.engine.columns.arrow import ValueColumn
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from millstream.core.keys import BadKey
+from millstream.core.keys import key_text as python_key_text
+from millstream.core.time import BEGINNING, END
+from millstream.core.topology import Injector, Route, Topology, is_expression
 from millstream.engine.program import Program
+from millstream.errors import InputError
+from millstream.sources import FileSource
+
+from . import casts, hashing, refusals
+from .arrow import BETWEEN, ValueColumn, to_list, whole
+
+_MANY, _SAMPLE = 2048, 1024  # rows from which on it is worth while to look at how often keys repeat, and of how many
+_TYPES = {"string": pa.string(), "long": pa.int64()}
+
+
+def marks(topology: Topology) -> dict[str, str]:
+    """The columns that watermark policies and rejected records need, with their types."""
+    policies = [injector.watermark for injector in topology.injectors.values()]
+    found = {}
+    if any(isinstance(injector.source, FileSource) for injector in topology.injectors.values()):
+        found["bad"] = "string"
+    if any(policy.sub_column for policy in policies):
+        found["sub"] = "string"
+    if any(policy.mark_column for policy in policies):
+        found["mark"] = "long"
+    return found
+
+
+class SourceRows:
+    """Rows of a source, while they are keyed: each column in one piece, made once."""
+
+    def __init__(self, table: Any, names: Sequence[str]) -> None:
+        self._table = table
+        self._names = names
+        self._columns: dict[str, Any] = {}
+        self._dicts: list[dict[str, Any]] | None = None
+
+    def column(self, name: str) -> Any:
+        found = self._columns.get(name)
+        if found is None:
+            found = self._columns[name] = whole(self._table.column(name))
+        return found
+
+    def dicts(self) -> list[dict[str, Any]]:
+        """As a hook sees them."""
+        if self._dicts is None:
+            columns = [to_list(self.column(name)) for name in self._names]
+            self._dicts = [dict(zip(self._names, row, strict=True)) for row in zip(*columns, strict=True)]
+        return self._dicts
+
+
+Made = Callable[[SourceRows], Any]  # rows to an Arrow array
 
 
 class Keying:
-    """Keys the rows of one injector. Made on the driver and in every task, once.
+    """Keys the rows of one injector. Made on the driver, once; it can be pickled to the tasks, where the topology does not know its sources any longer.
 
     schema: the source's Arrow schema, without the column for unreadable rows; unreadable: the name of that column, if the source has it.
     Raises DefinitionError, with the texts of `spark/rows.py`, for what cannot work; and for what only Spark can do, with the way out.
     """
 
-    def __init__(self, program: Program, injector: Injector, schema: Any, shards: int, unreadable: str | None = None) -> None:
-        raise NotImplementedError
+    #: Where hashes begin. Another one is for tests that show what it is good for.
+    seed = hashing.SEED
 
     #: How the injector's value travels in the rows (`spark/rows.value_layout`).
     layout: list[ValueColumn]
 
+    def __init__(self, program: Program, injector: Injector, schema: Any, shards: int, unreadable: str | None = None) -> None:
+        topology = program.topology
+        self._who = f"injected stream {injector.name!r}"
+        self._expressions = program.expressions
+        self._fields = {field.name: field for field in schema if field.name != unreadable}
+        self._names = list(self._fields)
+        self._unreadable = unreadable
+        self._shards = shards
+        self._routes = [route for route in topology.routes if route.stream == injector.name]
+        self._dedup = injector.dedup is not None
+        self._time = None if injector.timestamp is None else self._millis(injector.timestamp, "timestamp")
+        self._id = None if injector.id is None else self._text(injector.id, "id")
+        self._keys = {route.index: self._key(route) for route in self._routes if not route.spread}
+        self._marks = [(name, _TYPES[kind], self._mark(injector, name)) for name, kind in marks(topology).items()]
+        self._reads_files = isinstance(injector.source, FileSource)
+        self.layout = self._layout(injector)
+        self._sent = [self._fields[column.name] for column in self.layout if not column.carrier]
+        spread = any(route.spread for route in self._routes)
+        self._hashes_ids = spread and injector.id is not None
+        self._hashers = self._content() if injector.id is None else []
+        kind = pa.struct(self._sent or [("nothing", pa.bool_())])
+        columns = [
+            ("part", pa.int32()),
+            ("route", pa.int32()),
+            ("key", pa.string()),
+            ("ts", pa.int64()),
+            ("id", pa.string()),
+            ("ord", pa.int64()),
+        ]
+        columns += [(name, of) for name, of, _ in self._marks]
+        self._schema = pa.schema([*columns, (f"v{list(topology.injectors).index(injector.name)}", kind)])
+
     def keyed(self, table: Any, now: int, origin: str = "") -> Any:
         """A table of source columns as a table of keyed rows, one per record and consumer: the columns that `spark/rows.py` describes, without the values of
         other injectors. now: for an injector without a timestamp. origin: the file that the rows come from, as input_file_name() has it."""
-        raise NotImplementedError
+        count = len(table)
+        if not count or not self._routes:
+            return self._schema.empty_table()
+        rows = SourceRows(table, self._names)
+        times = pa.array(np.full(count, now, np.int64)) if self._time is None else self._time(rows)
+        ids = pa.nulls(count, pa.string()) if self._id is None else self._id(rows)
+        keys = {index: made(rows) for index, made in self._keys.items()}
+        order = self._order(rows, ids, count)
+        others = [
+            self._bad(rows, times, ids, keys, origin, count) if name == "bad" else pa.nulls(count, kind) if made is None else made(rows)
+            for name, kind, made in self._marks
+        ]
+        values = pa.StructArray.from_arrays(
+            [rows.column(field.name) for field in self._sent] or [pa.nulls(count, pa.bool_())], fields=list(self._schema[-1].type)
+        )
+        pieces = []
+        for route in self._routes:
+            key = casts.integer_key(pa.array(order)) if route.spread else keys[route.index]
+            shard, key_hash = self._placed(key)
+            part = shard + np.int32(route.group * self._shards) if route.level == 0 else shard
+            named = order if key_hash is None else hashing.hash_texts(ids, key_hash).view(np.int64)
+            arrays = [pa.array(part), pa.array(np.full(count, route.index, np.int32)), key, times, ids, pa.array(named), *others, values]
+            pieces.append(pa.Table.from_arrays(arrays, schema=self._schema))
+        return pieces[0] if len(pieces) == 1 else pa.concat_tables(pieces)
+
+    def _placed(self, key: Any) -> tuple[Any, Any]:
+        """The shard of each key, and its hash where ids are deduplicated. Keys that come again and again are worked out once."""
+        if len(key) >= _MANY and len(key.slice(0, _SAMPLE).unique()) < _SAMPLE // 2:
+            coded = key.dictionary_encode()
+            codes = hashing.numbers(coded.indices.fill_null(len(coded.dictionary)) if key.null_count else coded.indices, np.int32)
+            shard, key_hash = self._each(coded.dictionary)
+            return np.append(shard, np.int32(0))[codes], None if key_hash is None else np.append(key_hash, np.uint64(self.seed))[codes]
+        return self._each(key)
+
+    def _each(self, key: Any) -> tuple[Any, Any]:
+        shard = hashing.shards_of(key, self._shards)
+        return shard, hashing.hash_texts(key, np.full(len(key), self.seed, np.uint64)) if self._dedup else None
+
+    def _order(self, rows: SourceRows, ids: Any, count: int) -> Any:
+        """A hash of the whole row, or of its id where that is asked for."""
+        if self._hashes_ids:
+            return hashing.hash_texts(ids, np.full(count, self.seed, np.uint64)).view(np.int64)
+        if not self._hashers:
+            return np.zeros(count, np.int64)
+        hashes = np.full(count, self.seed, np.uint64)
+        for name, one in self._hashers:
+            hashes = one(rows.column(name), hashes)
+        return hashes.view(np.int64)
+
+    def _content(self) -> list[tuple[str, hashing.Hasher]]:
+        found = []
+        for name, field in self._fields.items():
+            try:
+                found.append((name, hashing.hasher(field.type)))
+            except hashing.Unhashable:
+                raise refusals.no_hash(self._who, name, refusals.spark_name(field.type)) from None
+        return found
+
+    def _bad(self, rows: SourceRows, times: Any, ids: Any, keys: dict[int, Any], origin: str, count: int) -> Any:
+        """Null for almost every row. For the others the file, and the text if the schema did not fit."""
+        nothing = pa.nulls(count, pa.string())
+        if not self._reads_files:
+            return nothing
+        given = hashing.numbers(times, np.int64)
+        wrong = (given == END) | (given == BEGINNING)
+        for array in (times, *([] if self._id is None else [ids]), *keys.values()):
+            if array.null_count:
+                wrong |= ~hashing.valid(array)
+        texts = None if self._unreadable is None else rows.column(self._unreadable)
+        if texts is not None and texts.null_count < count:
+            wrong |= hashing.valid(texts)
+        if not wrong.any():
+            return nothing
+        said = pc.binary_join_element_wise(origin + BETWEEN, "" if texts is None else texts.fill_null(""), "")
+        return pc.if_else(pa.array(wrong), said, None)
+
+    def _layout(self, injector: Injector) -> list[ValueColumn]:
+        carriers: dict[str, str] = {}
+        for given, kind, carrier in (
+            (self._routes[0].key if len(self._routes) == 1 else None, pa.string(), "key"),
+            (injector.timestamp, pa.int64(), "ts"),
+            (injector.id, pa.string(), "id"),
+        ):
+            if isinstance(given, str) and given in self._fields and self._fields[given].type == kind:
+                carriers.setdefault(given, carrier)
+        if injector.value:
+            self._resolved(injector.value, f"{self._who}, value")
+        return [ValueColumn(name, carriers.get(name, "")) for name in ([injector.value] if injector.value else self._names)]
+
+    def _resolved(self, given: Any, what: str) -> tuple[Any, str]:
+        """The type of a column, None for an expression that we know in Python; and what to call it."""
+        if isinstance(given, str):
+            if given in self._fields:
+                return self._fields[given].type, f"{what} column {given!r}"
+            if given in self._expressions:
+                return None, f"{what} expression"
+            if not is_expression(given):
+                raise refusals.no_column(what, given, self._names)
+        elif not type(given).__module__.startswith("pyspark."):
+            raise refusals.no_column_at_all(what, given)
+        raise refusals.only_spark(what, given)
+
+    def _made(self, given: Any, what: str, cast: Callable[[Any], casts.Cast | None], refusal: Callable[[str, str], Exception]) -> Made:
+        kind, name = self._resolved(given, what)
+        if kind is None:
+            return partial(_worked_out, self._expressions[given], name, cast, refusal)
+        found = cast(kind)
+        if found is None:
+            raise refusal(name, refusals.spark_name(kind))
+        return partial(_column, given, found)
+
+    def _millis(self, given: Any, what: str) -> Made:
+        return self._made(given, f"{self._who}, {what}", casts.millis, refusals.no_time)
+
+    def _text(self, given: Any, what: str) -> Made:
+        return self._made(given, f"{self._who}, {what}", casts.text, refusals.no_text)
+
+    def _key(self, route: Route) -> Made:
+        what = f"{self._who}, key of computation {route.computation!r}"
+        if isinstance(route.key, tuple):
+            return partial(_tuple_key, [self._key_part(part, what) for part in route.key])
+        return self._key_part(route.key, what)
+
+    def _key_part(self, given: Any, what: str) -> Made:
+        if self._resolved(given, what)[0] is None:
+            return partial(_worked_out_key, self._expressions[given], f"{what}, {given}")
+        return self._made(given, what, casts.key_text, refusals.no_key)
+
+    def _mark(self, injector: Injector, name: str) -> Made | None:
+        policy = injector.watermark
+        if name == "sub" and policy.sub_column is not None:
+            return self._text(policy.sub_column, "sub-source")
+        if name == "mark" and policy.mark_column is not None:
+            return self._millis(policy.mark_column, "watermark")
+        return None
+
+
+def _column(name: str, cast: casts.Cast, rows: SourceRows) -> Any:
+    return cast(rows.column(name))
+
+
+def _tuple_key(parts: Sequence[Made], rows: SourceRows) -> Any:
+    return casts.tuple_key([made(rows) for made in parts])
+
+
+def _worked_out(
+    function: Callable[[dict[str, Any]], Any],
+    name: str,
+    cast: Callable[[Any], casts.Cast | None],
+    refusal: Callable[[str, str], Exception],
+    rows: SourceRows,
+) -> Any:
+    """An SQL text whose meaning we know in Python. Its type shows with the values."""
+    found = pa.array([function(row) for row in rows.dicts()])
+    if pa.types.is_null(found.type):
+        found = found.cast(pa.int64())
+    made = cast(found.type)
+    if made is None:
+        raise refusal(name, refusals.spark_name(found.type))
+    return made(found)
+
+
+def _worked_out_key(function: Callable[[dict[str, Any]], Any], name: str, rows: SourceRows) -> Any:
+    keys = [function(row) for row in rows.dicts()]
+    try:
+        return pa.array([None if key is None else python_key_text(key) for key in keys], pa.string())
+    except BadKey as error:
+        raise InputError(f"{name}: {error}") from error

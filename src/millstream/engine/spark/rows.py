@@ -1,4 +1,6 @@
-"""Rows on the move: source columns to keyed rows, in the JVM. What becomes of them in a task is in `columns/arrow.py`; `columns/keying.py` needs no JVM.
+"""Rows on the move: source columns to keyed rows, in the JVM.
+
+What becomes of them in a task is in `columns/arrow.py`; the same without a JVM in `columns/keying.py`.
 
 A row on its way to level L has these columns:
 
@@ -29,7 +31,9 @@ from pyspark.sql import types as T
 
 from millstream.core.time import BEGINNING, END
 from millstream.core.topology import Injector, Route, Topology, is_expression
+from millstream.engine.columns import refusals
 from millstream.engine.columns.arrow import BETWEEN, RECEIPT, ValueColumn
+from millstream.engine.columns.keying import marks
 from millstream.errors import DefinitionError
 from millstream.sources import FileSource
 
@@ -40,19 +44,6 @@ PRODUCED = "body binary, unit long"
 
 _NUL = "\0"
 UNREADABLE = "_millstream_unreadable"  # a column of a source: the text of a row that does not fit the schema
-
-
-def marks(topology: Topology) -> dict[str, str]:
-    """The columns that watermark policies and rejected records need, with their types."""
-    policies = [injector.watermark for injector in topology.injectors.values()]
-    found = {}
-    if any(isinstance(injector.source, FileSource) for injector in topology.injectors.values()):
-        found["bad"] = "string"
-    if any(policy.sub_column for policy in policies):
-        found["sub"] = "string"
-    if any(policy.mark_column for policy in policies):
-        found["mark"] = "long"
-    return found
 
 
 def keyed_columns(topology: Topology) -> str:
@@ -78,9 +69,7 @@ def _text(column: Column, kind: T.DataType, name: str) -> Column:
         return F.when(column, F.lit(_NUL + "b1")).when(~column, F.lit(_NUL + "b0"))
     if isinstance(kind, T.BinaryType):
         return F.concat(F.lit(_NUL + "x"), F.lower(F.hex(column)))
-    raise DefinitionError(
-        f"{name} is a {kind.simpleString()}, which cannot be a key: use a string, an integer, a boolean or binary, or cast it"
-    )
+    raise refusals.no_key(name, kind.simpleString())
 
 
 def keyed_frame(
@@ -213,13 +202,13 @@ def _column(source: DataFrame, given: Any, what: str) -> tuple[Column, T.DataTyp
         if given in _columns(source):
             return _quoted(given), source.schema[given].dataType, f"{what} column {given!r}"
         if not is_expression(given):
-            raise DefinitionError(f"{what}: there is no column {given!r}; the source has: {', '.join(_columns(source))}")
+            raise refusals.no_column(what, given, _columns(source))
         try:
             given = F.expr(given)
         except Exception as error:
             raise DefinitionError(f"{what}: Spark cannot read {given!r} as SQL: {reason(error)}") from error
     if not isinstance(given, Column):
-        raise DefinitionError(f"{what}: give a column name, SQL text or a Spark Column, not a {type(given).__name__}")
+        raise refusals.no_column_at_all(what, given)
     try:
         return given, source.select(given.alias("x")).schema["x"].dataType, f"{what} expression"
     except Exception as error:
@@ -256,7 +245,7 @@ def _millis(source: DataFrame, given: Any, what: str) -> Column:
         return F.unix_millis(column)
     if isinstance(kind, T.TimestampNTZType):
         return F.unix_millis(column.cast("timestamp"))
-    raise DefinitionError(f"{name} is a {kind.simpleString()}: give milliseconds as a long, or a timestamp")
+    raise refusals.no_time(name, kind.simpleString())
 
 
 def _has_map(kind: T.DataType) -> bool:
