@@ -26,7 +26,7 @@ from millstream.engine.plan import Plan, adaptive_edges
 from millstream.engine.program import Program
 from millstream.engine.receipts import Receipt, Work
 from millstream.state.folding import adopt
-from millstream.state.manifest import ComputationState, Manifest, ShardState, Waiting, edge_name
+from millstream.state.manifest import ComputationState, Manifest, ShardState, WaitingParts, edge_name
 from millstream.state.part import Part
 
 KEPT_RUNS = 64  # a replica that was last brought up to date by an older run loads anew
@@ -81,20 +81,20 @@ def manifest_after(
 
 def _sinks(
     topology: Topology, plan: Plan, before: Manifest | None, receipts: Sequence[Receipt]
-) -> tuple[dict[str, list[Part]], dict[str, Waiting]]:
+) -> tuple[dict[str, list[Part]], dict[str, WaitingParts]]:
     """What sinks have to publish, and what waits. A sink that rolls publishes when the oldest of its parts has waited long enough, and at any end."""
     sinks: dict[str, list[Part]] = {}
     for receipt in receipts:
         for name, part in receipt.parts.items():
             sinks.setdefault(name, []).append(part)
-    waiting: dict[str, Waiting] = {}
+    waiting: dict[str, WaitingParts] = {}
     rolls = {emission.name: emission.sink.roll_millis for emission in topology.emissions if emission.sink.roll_millis}
     known = before.waiting if before is not None else {}
     for name in [*known, *(name for name in rolls if name not in known)]:
-        old = known.get(name, Waiting(plan.now, []))
+        old = known.get(name, WaitingParts(plan.now, []))
         parts = [*old.parts, *sinks.pop(name, ())]
         if parts and plan.ranges.batch is not None and not plan.ranges.flush and plan.now - old.since < rolls.get(name, 0):
-            waiting[name] = Waiting(old.since, parts)
+            waiting[name] = WaitingParts(old.since, parts)
         elif parts:
             sinks[name] = parts
     return sinks, waiting

@@ -89,7 +89,7 @@ class SourcePosition(msgspec.Struct):
     names: list[SegmentRef] = []
 
 
-class Waiting(msgspec.Struct):
+class WaitingParts(msgspec.Struct):
     """Parts of a sink that rolls, which are committed and wait to be published together. since: the wall clock of the epoch that had the first of them."""
 
     since: int
@@ -118,7 +118,7 @@ class Manifest(msgspec.Struct):
     format: int = formats.MANIFEST.newest
     builds: dict[str, BuildState] = {}  # of computations that are derived from others
     sources: dict[str, SourcePosition] = {}  # by injector, of those whose epochs Millstream plans itself
-    waiting: dict[str, Waiting] = {}  # by emission, of sinks that roll
+    waiting: dict[str, WaitingParts] = {}  # by emission, of sinks that roll
 
     @property
     def batch(self) -> int | None:

@@ -92,6 +92,7 @@ class Cluster:
         self._next_id = 0
         self._failure: tuple[Attempt, Seated, SeatFailure] | None = None
         self._refused: tuple[Attempt, SeatReceipts] | None = None
+        self._unable = ""
         self._jobs = 0
         self._ended_jobs: list[tuple[float, str]] = []
         self._is_ending = False
@@ -226,6 +227,11 @@ class Cluster:
 
     def _check(self) -> None:
         now = time.monotonic()
+        if self._unable:
+            raise ClusterError(
+                f"a resident task cannot start: {self._unable}. What the pipeline needs must be importable where Spark's workers run: install it there, or ship it "
+                f"(--py-files, spark.submit.pyFiles)."
+            )
         losses = self._roster.too_many(now)
         if losses:
             raise ClusterError(
@@ -293,6 +299,11 @@ class Cluster:
         except (OSError, MillstreamError) as error:
             _log.info("somebody who is no task of this run was turned away: %s", error)
             return
+        if frame is not None and frame.kind == messages.FAILED:
+            failure = decode(frame.body, SeatFailure)
+            with self._changed:
+                self._unable = f"{failure.error}: {failure.text}"
+                self._changed.notify_all()
         if frame is None or frame.kind != messages.HELLO:
             connection.close()
             return

@@ -89,12 +89,29 @@ class ResidentTask:
     def __init__(self, setup: Setup, seat: int) -> None:
         self.seat = seat
         self._setup = setup
+        server, client = certificates.contexts(setup.certificate, setup.private_key)
+        host, port = parse_address(setup.address)
+        self._driver = wire.connect(host, port, setup.cookie, client, patience=60.0)
+        try:
+            self._unpack(setup)
+            trusting = "attempts" in setup.guards_off.split(",")
+            self._exchange = Exchange(seat, setup.seats, self._driver.host, setup.cookie, server, client, trusting)
+        except BaseException as error:  # the driver can say it better than Spark, which would only try again
+            self._failed(Attempt(), SeatFailure(error=type(error).__name__, text=str(error)))
+            self._driver.close()
+            raise
+        self._at: tuple[int, int] | None = None  # level and shard
+        self._mail: queue.SimpleQueue[wire.ResidentFrame | None] = queue.SimpleQueue()
+        self._folds: queue.SimpleQueue[bytes] = queue.SimpleQueue()
+        self._driver.send(messages.HELLO, [encode(SeatHello(seat, socket.gethostname(), os.getpid(), self._exchange.address))])
+
+    def _unpack(self, setup: Setup) -> None:
         self._compiled = compiled_of(setup.digest, setup.program)
         self._place = setup.place
         self._storage = storage_of(setup.place)
         self._cache = ProcessCache(setup.place)
         self._shards = setup.place.shards
-        self._mine = range(seat, self._shards, setup.seats)
+        self._mine = range(self.seat, self._shards, setup.seats)
         topology = self._compiled.topology
         self._ways = Ways(topology.routes, self._shards)
         self._readers: list[PlannedReader] = [pickle.loads(reader) for reader, _, _ in setup.sources]
@@ -102,16 +119,6 @@ class ResidentTask:
             Keying(self._compiled.program, injector, pa.ipc.read_schema(pa.py_buffer(schema)), self._shards, unreadable)
             for injector, (_, schema, unreadable) in zip(topology.injectors.values(), setup.sources, strict=True)
         ]
-        self._at: tuple[int, int] | None = None  # level and shard
-        self._mail: queue.SimpleQueue[wire.ResidentFrame | None] = queue.SimpleQueue()
-        self._folds: queue.SimpleQueue[bytes] = queue.SimpleQueue()
-        server, client = certificates.contexts(setup.certificate, setup.private_key)
-        host, port = parse_address(setup.address)
-        self._driver = wire.connect(host, port, setup.cookie, client, patience=60.0)
-        own = self._driver.host
-        trusting = "attempts" in setup.guards_off.split(",")
-        self._exchange = Exchange(seat, setup.seats, own, setup.cookie, server, client, trusting)
-        self._driver.send(messages.HELLO, [encode(SeatHello(seat, socket.gethostname(), os.getpid(), self._exchange.address))])
 
     def run(self) -> None:
         """Until the driver ends the run, or is gone."""

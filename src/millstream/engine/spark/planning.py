@@ -255,8 +255,8 @@ def _seats(spark: Any, topology: Topology, tasks: int | None) -> int:
             f"stream {greedy[0].stream!r} goes to {greedy[0].sink.describe()}, which runs jobs of Spark's, and {tasks} resident tasks take all {slots} slots "
             f"of this session: say tasks={slots - 1}, or give the session another core."
             if slots > 1
-            else f"stream {greedy[0].stream!r} goes to {greedy[0].sink.describe()}, which runs jobs of Spark's, and this session has one slot, which a resident "
-            f"task takes: give the session another core."
+            else f"stream {greedy[0].stream!r} goes to {greedy[0].sink.describe()}, which runs jobs of Spark's, and this session has one slot, which a "
+            f"resident task takes: give the session another core."
         )
     return tasks
 

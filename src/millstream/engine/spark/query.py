@@ -198,7 +198,7 @@ def _session(spark: Any, program: Program, bounded: bool, resident: bool, say: C
         if not resident:
             warm_up(spark)
     _check_session(spark)
-    hush(spark)
+    hush(spark, resident)
     return spark
 
 

@@ -23,6 +23,7 @@ from . import jvm
 #: exclusive creation here, because the manifest decides who owns an epoch.
 _FILE_MANAGER = "org.apache.spark.sql.execution.streaming.checkpointing.FileSystemBasedCheckpointFileManager"
 
+_LOST_TASKS = ("org.apache.spark.executor.Executor", "org.apache.spark.scheduler.TaskSetManager")
 _FAILED_QUERIES = "org.apache.spark.sql.execution.streaming.runtime.MicroBatchExecution"
 
 #: At any other value Spark asks an Arrow batch for its size after every row. The row cap alone bounds a batch then.
@@ -92,12 +93,14 @@ def _local(cores: int, short: bool) -> dict[str, str]:
     return {**settings(cores), **jvm.options(short)}
 
 
-def hush(spark: Any) -> None:
-    """Keeps Spark and py4j from logging at length the very error that a run is about to end with."""
+def hush(spark: Any, resident: bool = False) -> None:
+    """Keeps Spark and py4j from logging at length the very error that a run is about to end with; and, of a resident run, tasks that are lost, which the
+    driver counts and gets over."""
     _hush_py4j()
     with contextlib.suppress(Exception):
         log4j = spark.sparkContext._jvm.org.apache.logging.log4j
-        log4j.core.config.Configurator.setLevel(_FAILED_QUERIES, log4j.Level.OFF)
+        for name in (_FAILED_QUERIES, *(_LOST_TASKS if resident else ())):
+            log4j.core.config.Configurator.setLevel(name, log4j.Level.OFF)
 
 
 def _hush_py4j() -> None:
