@@ -1,16 +1,21 @@
-"""Files of a directory as a source."""
+"""Files of a directory as a source. Millstream plans and reads them itself, where what comes out is what Spark would read."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+import re
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from millstream.errors import DefinitionError
 from millstream.sources.base import Source
+from millstream.sources.filereading.settings import settings, unread_types
 from millstream.sources.schema import columns
+
+if TYPE_CHECKING:
+    from millstream.sources.planned import Reader
 
 _FEW = 1000  # files that are looked at for their size
 _FORMATS = {".parquet": "parquet", ".json": "json", ".jsonl": "json", ".ndjson": "json", ".csv": "csv"}
@@ -42,6 +47,53 @@ class FileSource(Source):
         for name, value in self.options.items():
             reader = reader.option(name, value)
         return reader.load(self.path)
+
+    def unplanned(self) -> str | None:
+        """None where Millstream reads the files itself; else what about the path, the options or the schema only Spark understands.
+
+        >>> files("queries/", schema="term string", format="json", options={"multiLine": "true"}).unplanned()
+        "files in queries/: only Spark knows the option multiLine='true'"
+        """
+        found = self._unplanned_path()
+        if found is None:
+            format = self.format or self._guess()
+            read = settings(format, self.options)
+            found = read if isinstance(read, str) else unread_types(format, self.schema)
+        return None if found is None else f"{self.describe()}: only Spark knows {found}"
+
+    def _unplanned_path(self) -> str | None:
+        if re.match(r"[A-Za-z][A-Za-z0-9+.-]*:/", self.path):
+            return "places that are not folders of this machine"
+        if re.search(r"[{}\[\]*?\\]", self.path):
+            return "patterns of paths"
+        if os.path.isfile(self.path):
+            return "what to do with a single file in the place of a directory"
+        if os.path.isdir(os.path.join(self.path, "_spark_metadata")):
+            return "folders that Spark wrote (_spark_metadata)"
+        for folder, inner, _ in os.walk(self.path):
+            if any("=" in name and not name.startswith((".", "_")) for name in inner):
+                return f"folders that name a column's value, such as {folder} has"
+        return None
+
+    def reader(self, arrow_schema: Callable[[Any], Any], unreadable: str | None = None) -> Reader:
+        from millstream.sources.filereading.reader import FileReader, nullable
+
+        format = self.format or self._guess()
+        self._check_header(format)
+        read = settings(format, self.options, self.max_files_per_epoch)
+        if isinstance(read, str):
+            raise DefinitionError(f"sources.files({self.path!r}): only Spark knows {read}")
+        if not os.path.isdir(self.path):
+            raise DefinitionError(
+                f"sources.files({self.path!r}): there is no directory {os.path.abspath(self.path)}. Make it, or correct the path."
+            )
+        schema = nullable(arrow_schema(self.schema))
+        forgives = unreadable is not None and format in ("json", "csv") and "mode" not in self.options
+        if forgives:
+            import pyarrow as pa
+
+            schema = schema.append(pa.field(unreadable, pa.string()))
+        return FileReader(self.path, schema, read, unreadable if forgives else None)
 
     def describe(self) -> str:
         return f"files in {self.path}"
