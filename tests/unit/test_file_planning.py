@@ -90,10 +90,10 @@ def walk(steps: list[tuple[str, int, int]], limit: int | None, age: int | None, 
                     committed.extend(name for _, name in model)
                     newest = max([newest or 0, *(at for at, _ in model)]) if model else newest
                     here.committed(offset)
-        if age is not None and newest is not None:
-            assert all(at >= newest - age * HOUR for at in kept.values()), "names that are too old are not kept"
-        else:
-            assert len(kept) == len(committed)
+                    if age is None:
+                        assert len(kept) == len(committed)
+                    elif stretch.names:
+                        assert all(at >= (newest or 0) - age * HOUR for name, at in kept.items() if name not in stretch.names)
         return committed
 
 

@@ -21,6 +21,7 @@ from typing import NamedTuple
 from millstream.errors import InputError
 
 _SETTLED = 2.0  # seconds: changes that are closer together may bear the same time
+_NEVER = 1 << 62
 _TRUSTED = 30.0  # seconds: a clock of another host may be wrong
 
 
@@ -107,6 +108,7 @@ class UnreadFiles:
         self._limit = limit
         self._read: dict[str, int] = {}
         self._newest: int | None = None  # the time of the newest file that was read
+        self._least = _NEVER  # no file in _read is older
         self._planned: NewFiles | None = None  # and not known to be committed
         self._all: dict[str, int] | None = None  # of a bounded run
 
@@ -114,6 +116,7 @@ class UnreadFiles:
         """What has been read. bounded: what is there now is all that will be."""
         self._read = dict(names)
         self._newest = max(names.values(), default=None)
+        self._least = min(names.values(), default=_NEVER)
         self._planned = None
         self._all = dict(self._folder.look()) if bounded else None
 
@@ -124,7 +127,7 @@ class UnreadFiles:
         oldest = self._oldest()
         new = sorted((modified, name) for name, modified in there.items() if name not in self._read and modified >= oldest)[: self._limit]
         gone: list[str] = []
-        if new and (after := max(new[-1][0], self._newest or 0) - self._max_age) > oldest:
+        if new and (after := max(new[-1][0], self._newest or 0) - self._max_age) > self._least:
             gone = [name for name, modified in self._read.items() if modified < after]
         self._planned = NewFiles(start + len(new), {name: modified for modified, name in new}, gone)
         return self._planned
@@ -137,11 +140,12 @@ class UnreadFiles:
         self._read.update(planned.names)
         for name in planned.gone:
             del self._read[name]
+        self._least = min(self._read.values()) if planned.gone else min(self._least, *planned.names.values())
         self._newest = max(*planned.names.values(), self._newest or 0)
         self._planned = None
 
     def _oldest(self) -> int:
-        return -(1 << 62) if self._newest is None else self._newest - self._max_age
+        return -_NEVER if self._newest is None else self._newest - self._max_age
 
     def there(self) -> dict[str, int]:
         """All files that are there, without those that are too old to be read or remembered."""
