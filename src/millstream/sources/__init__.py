@@ -6,6 +6,7 @@
     pushed    messages that other programs push over TCP
     planned   the contract of those whose epochs Millstream plans itself
     schema    columns that can be told without Spark
+    filereading   how the file source is read without Spark
 
 Nothing here knows an epoch. Any streaming DataFrame, or a function that makes one of the session, may stand in the place of a source.
 """

@@ -1,16 +1,21 @@
-"""Files of a directory as a source."""
+"""Files of a directory as a source. Millstream plans and reads them itself, where what comes out is what Spark would read."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+import re
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from millstream.errors import DefinitionError
 from millstream.sources.base import Source
+from millstream.sources.filereading.settings import settings, unread_types
 from millstream.sources.schema import columns
+
+if TYPE_CHECKING:
+    from millstream.sources.planned import PlannedReader
 
 _FEW = 1000  # files that are looked at for their size
 _FORMATS = {".parquet": "parquet", ".json": "json", ".jsonl": "json", ".ndjson": "json", ".csv": "csv"}
@@ -29,19 +34,74 @@ class FileSource(Source):
     def load(self, spark: Any, unreadable: str | None = None) -> Any:
         format = self.format or self._guess()
         self._check_header(format)
+        reader = self._configured(spark.readStream, format, unreadable)
+        if self.max_files_per_epoch:
+            reader = reader.option("maxFilesPerTrigger", self.max_files_per_epoch)
+        return reader.load(self.path)
+
+    def frame(self, spark: Any, files: Sequence[str], unreadable: str | None = None) -> Any:
+        """Driver, once per epoch of a micro-batch run: some files as a DataFrame. unreadable: as in `load`."""
+        return self._configured(spark.read, self.format or self._guess(), unreadable).option("__globPaths__", "false").load(list(files))
+
+    def _configured(self, reader: Any, format: str, unreadable: str | None) -> Any:
         schema = self.schema
         if unreadable is not None and format in ("json", "csv") and "mode" not in self.options:
             schema = f"{schema}, {unreadable} string" if isinstance(schema, str) else _with_column(schema, unreadable)
-        reader = spark.readStream.format(format).schema(schema)
-        if self.max_files_per_epoch:
-            reader = reader.option("maxFilesPerTrigger", self.max_files_per_epoch)
+        reader = reader.format(format).schema(schema)
         if schema is not self.schema:
             reader = reader.option("mode", "PERMISSIVE").option("columnNameOfCorruptRecord", unreadable)
         elif format in ("json", "csv"):
             reader = reader.option("mode", "FAILFAST")  # a value that does not fit is an error, never a silent null
         for name, value in self.options.items():
             reader = reader.option(name, value)
-        return reader.load(self.path)
+        return reader
+
+    def unplanned(self) -> str | None:
+        """None where Millstream reads the files itself; else what about the path, the options or the schema only Spark understands.
+
+        >>> files("queries/", schema="term string", format="json", options={"multiLine": "true"}).unplanned()
+        "files in queries/: only Spark knows the option multiLine='true'"
+        """
+        found = self._unplanned_path()
+        if found is None:
+            format = self.format or self._guess()
+            read = settings(format, self.options)
+            found = read if isinstance(read, str) else unread_types(format, self.schema)
+        return None if found is None else f"{self.describe()}: only Spark knows {found}"
+
+    def _unplanned_path(self) -> str | None:
+        if re.match(r"[A-Za-z][A-Za-z0-9+.-]*:/", self.path):
+            return "places that are not folders of this machine"
+        if re.search(r"[{}\[\]*?\\]", self.path):
+            return "patterns of paths"
+        if os.path.isfile(self.path):
+            return "what to do with a single file in the place of a directory"
+        if os.path.isdir(os.path.join(self.path, "_spark_metadata")):
+            return "folders that Spark wrote (_spark_metadata)"
+        for folder, inner, _ in os.walk(self.path):
+            if any("=" in name and not name.startswith((".", "_")) for name in inner):
+                return f"folders that name a column's value, such as {folder} has"
+        return None
+
+    def reader(self, arrow_schema: Callable[[Any], Any], unreadable: str | None = None) -> PlannedReader:
+        from millstream.sources.filereading.reader import FileReader, nullable
+
+        format = self.format or self._guess()
+        self._check_header(format)
+        read = settings(format, self.options, self.max_files_per_epoch)
+        if isinstance(read, str):
+            raise DefinitionError(f"sources.files({self.path!r}): only Spark knows {read}")
+        if not os.path.isdir(self.path):
+            raise DefinitionError(
+                f"sources.files({self.path!r}): there is no directory {os.path.abspath(self.path)}. Make it, or correct the path."
+            )
+        schema = nullable(arrow_schema(self.schema))
+        forgives = unreadable is not None and format in ("json", "csv") and "mode" not in self.options
+        if forgives:
+            import pyarrow as pa
+
+            schema = schema.append(pa.field(unreadable, pa.string()))
+        return FileReader(self.path, schema, read, unreadable if forgives else None)
 
     def describe(self) -> str:
         return f"files in {self.path}"

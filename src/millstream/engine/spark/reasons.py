@@ -11,6 +11,7 @@ from __future__ import annotations
 import re
 
 from millstream.errors import Fenced, InputError, MillstreamError, StorageError
+from millstream.sources.filereading.refusal import ADVICE
 
 INPUT_SIGNS = (
     "MALFORMED_RECORD_IN_PARSING",
@@ -70,12 +71,7 @@ def translated(error: BaseException, hints: tuple[str, ...] = ()) -> BaseExcepti
             f"another driver runs on the same checkpoint: Spark's log was changed by it. This one has stopped; nothing was committed twice. {reason(error)}"
         )
     elif any(sign in text for sign in INPUT_SIGNS):
-        found = InputError(
-            "an injected stream cannot be read; nothing of this epoch was committed. Fix or remove the file, and run again; or send "
-            "such rows to a stream, with "
-            f"compute(..., on_error=ms.DEAD_LETTER) for every computation that reads it.\n  {_telling(text)}"
-            + "".join(f"\n  {hint}" for hint in hints)
-        )
+        found = InputError(f"{ADVICE}\n  {_telling(text)}" + "".join(f"\n  {hint}" for hint in hints))
     elif "No space left on device" in text:
         found = StorageError(f"the disk is full; nothing of this epoch was committed. Make room and run again. {reason(error)}")
     else:

@@ -1,0 +1,157 @@
+"""Which files of a directory are new.
+
+Rules
+1. A file is read once, by its name; what happens to it later is not looked at. Names that begin with "." are passed over, so are those that begin with "_"
+   unless they hold a "=", and those that end with "._COPYING_": as Spark's source does.
+2. New files come in the order of their time of modification, then of their name. Spark leaves open which of two files of one millisecond comes first.
+3. A file that is older than the newest one that was ever read, by more than `max_age`, is passed over; its name need not be kept. So the set of names does
+   not grow for ever.
+4. A stretch that was planned counts as read only when somebody has said so: by `committed`, or by planning from its end. Else it is planned anew.
+5. A directory whose own time of modification has not changed is not listed again, if it was listed more than 2 seconds after that time (a file system
+   tells times within a second or two apart only), and not longer ago than 30 seconds.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable, Mapping
+from typing import NamedTuple
+
+from millstream.errors import InputError
+
+_SETTLED = 2.0  # seconds: changes that are closer together may bear the same time
+_NEVER = 1 << 62
+_TRUSTED = 30.0  # seconds: a clock of another host may be wrong
+
+
+def is_hidden(name: str) -> bool:
+    """Whether Spark's source passes over a file of this name.
+
+    >>> [name for name in ("a.json", ".a.json", "_a.json", "_k=1.json", "a._COPYING_") if is_hidden(name)]
+    ['.a.json', '_a.json', 'a._COPYING_']
+    """
+    return (
+        name.startswith((".", "_metadata", "_common_metadata")) or (name.startswith("_") and "=" not in name) or name.endswith("._COPYING_")
+    )
+
+
+class NewFiles(NamedTuple):
+    """The files of one stretch. end: how many names were ever read, with these. gone: names that need not be kept."""
+
+    end: int
+    names: dict[str, int]
+    gone: list[str]
+
+
+class Folder:
+    """Names and times of the files in one directory, looked at as seldom as possible."""
+
+    def __init__(self, path: str, accepts: Callable[[str], bool] = lambda name: True) -> None:
+        self.path = path
+        self._accepts = accepts
+        self._known: dict[str, int] = {}
+        self._passed: set[str] = set()  # names that are no files of ours: folders, hidden ones
+        self._changed = -1  # the directory's own time (ns) at the last listing that can be trusted
+        self._listed = 0.0
+
+    def look(self) -> dict[str, int]:
+        """All files that are there, with their times of modification (ms) when they were first seen."""
+        before = os.stat(self.path).st_mtime_ns
+        now = time.time()
+        if before == self._changed and now - self._listed < _TRUSTED:
+            return self._known
+        found: dict[str, int] = {}
+        passed: set[str] = set()
+        with os.scandir(self.path) as entries:
+            for entry in entries:
+                name = entry.name
+                modified = self._known.get(name)
+                if modified is not None:
+                    found[name] = modified
+                elif name in self._passed or is_hidden(name) or not self._accepts(name):
+                    passed.add(name)
+                else:
+                    self._first_look(entry, found)
+        self._known, self._passed, self._listed = found, passed, now
+        self._changed = before if now - before / 1e9 > _SETTLED else -1
+        return found
+
+    def _first_look(self, entry: os.DirEntry[str], found: dict[str, int]) -> None:
+        try:
+            if entry.is_dir():
+                if "=" in entry.name:
+                    raise InputError(
+                        f"{entry.path} is a folder that names a column's value. Millstream reads the files of one directory only: move such folders "
+                        "elsewhere, or give a streaming DataFrame as the source, which Spark reads"
+                    )
+                return
+            modified = entry.stat().st_mtime_ns // 1_000_000
+        except OSError:  # gone meanwhile, or a link to nothing
+            return
+        try:
+            entry.name.encode()
+        except UnicodeEncodeError:
+            raise InputError(f"the name of {os.fsencode(entry.path)!r} is not UTF-8. Rename the file") from None
+        found[entry.name] = modified
+
+
+class UnreadFiles:
+    """The files of a directory that nobody has read yet.
+
+    max_age: in ms. limit: of files in one stretch.
+    """
+
+    def __init__(self, folder: Folder, max_age: int, limit: int | None) -> None:
+        self._folder = folder
+        self._max_age = max_age
+        self._limit = limit
+        self._read: dict[str, int] = {}
+        self._newest: int | None = None  # the time of the newest file that was read
+        self._least = _NEVER  # no file in _read is older
+        self._planned: NewFiles | None = None  # and not known to be committed
+        self._all: dict[str, int] | None = None  # of a bounded run
+
+    def begin(self, names: Mapping[str, int], bounded: bool) -> None:
+        """What has been read. bounded: what is there now is all that will be."""
+        self._read = dict(names)
+        self._newest = max(names.values(), default=None)
+        self._least = min(names.values(), default=_NEVER)
+        self._planned = None
+        self._all = dict(self._folder.look()) if bounded else None
+
+    def plan(self, start: int) -> NewFiles:
+        """What comes after so many names."""
+        self.settle(start)
+        there = self._folder.look() if self._all is None else self._all
+        oldest = self._oldest()
+        new = sorted((modified, name) for name, modified in there.items() if name not in self._read and modified >= oldest)[: self._limit]
+        gone: list[str] = []
+        if new and (after := max(new[-1][0], self._newest or 0) - self._max_age) > self._least:
+            gone = [name for name, modified in self._read.items() if modified < after]
+        self._planned = NewFiles(start + len(new), {name: modified for modified, name in new}, gone)
+        return self._planned
+
+    def settle(self, end: int) -> None:
+        """Everything up to so many names is committed."""
+        planned = self._planned
+        if planned is None or planned.end != end or not planned.names:
+            return
+        self._read.update(planned.names)
+        for name in planned.gone:
+            del self._read[name]
+        self._least = min(self._read.values()) if planned.gone else min(self._least, *planned.names.values())
+        self._newest = max(*planned.names.values(), self._newest or 0)
+        self._planned = None
+
+    def _oldest(self) -> int:
+        return -_NEVER if self._newest is None else self._newest - self._max_age
+
+    def there(self) -> dict[str, int]:
+        """All files that are there, without those that are too old to be read or remembered."""
+        oldest = self._oldest()
+        return {name: modified for name, modified in self._folder.look().items() if modified >= oldest}
+
+    def read(self) -> set[str]:
+        """Those that some stretch had, be it committed or under way."""
+        return {*self._read, *(self._planned.names if self._planned is not None else ())}

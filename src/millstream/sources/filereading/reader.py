@@ -1,0 +1,169 @@
+"""The planner and reader of one directory.
+
+Rules
+1. An offset is {"files": n}: how many files were ever read. Their names stand with the manifests, as absolute paths: another directory has other files,
+   whatever they are called. That is how Spark tells them apart.
+2. A piece is a file, or a range of a large one: bytes of a text, row groups of a Parquet file.
+3. What is wrong with a file is an InputError that names it.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import zlib
+from collections.abc import Iterator, Mapping
+from typing import TYPE_CHECKING, Any, Protocol
+
+import msgspec
+
+from millstream.errors import CheckpointError
+from millstream.sources.filereading import lines, sparklog
+from millstream.sources.filereading.listing import Folder, UnreadFiles
+from millstream.sources.filereading.refusal import address, refusal
+from millstream.sources.filereading.settings import Settings
+from millstream.sources.planned import PlannedReader, Take
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+_PIECE = 16 << 20
+
+
+class FilePiece(msgspec.Struct, frozen=True):
+    """A part of a file: bytes, or row groups of a Parquet file, from `start` up to `end` (None: all that follows)."""
+
+    path: str
+    start: int = 0
+    end: int | None = None
+
+
+class FileFormat(Protocol):
+    """How files of a format are read."""
+
+    def read(self, path: str, start: int, end: int | None) -> Iterator[pa.RecordBatch]:
+        """The rows of a part."""
+
+
+class FileReader(PlannedReader):
+    """Plans and reads the files of a directory. make: of schema and settings, what reads a file; made where it is first needed."""
+
+    def __init__(self, path: str, schema: pa.Schema, settings: Settings, unreadable: str | None) -> None:
+        self.schema = schema
+        self._path = os.path.abspath(path)
+        self._settings = settings
+        self._unreadable = unreadable
+        self._listing: UnreadFiles | None = None
+        self._format: FileFormat | None = None
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_listing": None, "_format": None}
+
+    def _planner(self) -> UnreadFiles:
+        if self._listing is None:
+            self._listing = UnreadFiles(Folder(self._path, self._settings.accepts), self._settings.max_age, self._settings.limit)
+        return self._listing
+
+    def begin(self, names: Mapping[str, int], bounded: bool) -> None:
+        self._planner().begin({name: at for path, at in names.items() if (name := self._inside(path)) is not None}, bounded)
+
+    def first(self) -> str:
+        return _offset(0)
+
+    def plan(self, start: str) -> Take:
+        planned = self._planner().plan(_number(start))
+        paths = [os.path.join(self._path, name) for name in planned.names]
+        sizes = [lines.length(path) for path in paths]
+        return Take(
+            _offset(planned.end),
+            [piece for path, size in zip(paths, sizes, strict=True) for piece in self._pieces(path, size)],
+            sum(sizes),
+            dict(zip(paths, planned.names.values(), strict=True)),
+            [os.path.join(self._path, name) for name in planned.gone],
+        )
+
+    def _pieces(self, path: str, size: int) -> list[FilePiece]:
+        if self._settings.format == "parquet":
+            from millstream.sources.filereading.parquet import groups
+
+            return [FilePiece(path, *part) for part in (groups(path, _PIECE) if size > _PIECE * 3 // 2 else [(0, None)])]
+        return [FilePiece(path, *part) for part in lines.pieces(path, size, _PIECE)]
+
+    def read(self, piece: FilePiece) -> Iterator[pa.RecordBatch]:
+        if self._format is None:
+            self._format = _format(self.schema, self._settings, self._unreadable)
+        try:
+            yield from self._format.read(piece.path, piece.start, piece.end)
+        except FileNotFoundError:
+            raise refusal(
+                piece.path, "there is no such file any longer. Files must stay until the epoch that reads them is committed"
+            ) from None
+        except (OSError, EOFError, zlib.error) as error:
+            raise refusal(piece.path, f"{type(error).__name__}: {error}") from error
+
+    def origin(self, piece: FilePiece) -> str:
+        return address(piece.path)
+
+    def committed(self, end: str) -> None:
+        self._planner().settle(_number(end))
+
+    def files(self) -> Mapping[str, int]:
+        real = os.path.realpath(self._path)
+        return {os.path.join(real, name): modified for name, modified in self._planner().there().items()}
+
+    def files_read(self) -> set[str]:
+        real = os.path.realpath(self._path)
+        return {os.path.join(real, name) for name in self._planner().read()}
+
+    def adopt(self, offset: str, folder: str) -> Take:
+        names = sparklog.names_read(offset, folder)
+        return Take(_offset(len(names)), names=names)
+
+    def _inside(self, path: str) -> str | None:
+        folder, name = os.path.split(path)
+        return name if folder == self._path else None
+
+
+def _offset(number: int) -> str:
+    return f'{{"files":{number}}}'
+
+
+def _number(offset: str) -> int:
+    try:
+        return int(json.loads(offset)["files"])
+    except (ValueError, KeyError, TypeError):
+        raise CheckpointError(f"{offset!r} is not an offset of a directory of files") from None
+
+
+def _format(schema: pa.Schema, settings: Settings, unreadable: str | None) -> FileFormat:
+    if settings.format == "parquet":
+        from millstream.sources.filereading.parquet import ParquetRows
+
+        return ParquetRows(schema)
+    if settings.format == "json":
+        from millstream.sources.filereading.jsonlines import JsonLines
+
+        return JsonLines(schema, unreadable, settings.drops, settings.zone)
+    from millstream.sources.filereading.csvrows import CsvRows
+
+    return CsvRows(schema, unreadable, settings)
+
+
+def nullable(schema: pa.Schema) -> pa.Schema:
+    """A schema in which every value may be null, as Spark's file source has it; a map's keys may not."""
+    import pyarrow as pa
+
+    return pa.schema([_nullable(field) for field in schema])
+
+
+def _nullable(field: pa.Field) -> pa.Field:
+    import pyarrow as pa
+
+    kind = field.type
+    if pa.types.is_struct(kind):
+        kind = pa.struct([_nullable(kind.field(at)) for at in range(kind.num_fields)])
+    elif pa.types.is_map(kind):
+        kind = pa.map_(pa.field(kind.key_field.name, kind.key_type, nullable=False), _nullable(kind.item_field))
+    elif pa.types.is_list(kind):
+        kind = pa.list_(_nullable(kind.value_field))
+    return pa.field(field.name, kind, metadata=field.metadata)
