@@ -1,4 +1,5 @@
-"""What a pipeline does, on the local engine, on a simulated cluster and on Spark: one definition, one expected output, written by hand.
+"""What a pipeline does, on the local engine, on a simulated cluster, and on Spark in micro-batches and resident: one definition, one expected output, written
+by hand.
 
 A behaviour builds its part of a pipeline on a source of its own, says what the source brings in each of four epochs, and what must come of it. The local
 engine and the simulation run each alone. Spark runs all of them as one pipeline, once.
@@ -595,8 +596,16 @@ def kept(manifest: Manifest) -> dict[str, int]:
 
 @pytest.fixture(scope="module")
 def on_spark(spark: Any, tmp_path_factory: pytest.TempPathFactory) -> Outcome:
+    return all_together(spark, tmp_path_factory.mktemp("behaviours"))
+
+
+@pytest.fixture(scope="module")
+def resident(spark: Any, tmp_path_factory: pytest.TempPathFactory) -> Outcome:
+    return all_together(spark, tmp_path_factory.mktemp("resident-behaviours"), resident=True)
+
+
+def all_together(spark: Any, work: Path, **options: Any) -> Outcome:
     """All behaviours, as one pipeline."""
-    work = tmp_path_factory.mktemp("behaviours")
     p = ms.Pipeline("behaviours")
     every = [built(name, p, work) for name in BEHAVIOURS]
     for b in every:
@@ -609,18 +618,20 @@ def on_spark(spark: Any, tmp_path_factory: pytest.TempPathFactory) -> Outcome:
     sinks = {stream: ms.sinks.memory() for b in every for stream in b.expected}
     for stream, sink in sinks.items():
         p.emit(stream, sink, ids=True)
-    p.run(spark, checkpoint=work / "checkpoint", available_now=True, shards=2).await_termination()
+    p.run(spark, checkpoint=work / "checkpoint", available_now=True, shards=2, **options).await_termination()
     end = ManifestLog(open_storage(work / "checkpoint")).latest()
     assert end is not None
     rows = {stream: [(r.key, r.value, r.timestamp, r.id) for r in sink.collected] for stream, sink in sinks.items()}
     return Outcome(rows, kept(end))
 
 
-@pytest.fixture(params=["local", "simulated", pytest.param("spark", marks=pytest.mark.spark)])
+@pytest.fixture(
+    params=["local", "simulated", pytest.param("spark", marks=pytest.mark.spark), pytest.param("resident", marks=pytest.mark.spark)]
+)
 def engine(request: pytest.FixtureRequest) -> Callable[[Behaviour], Outcome]:
     """Runs a behaviour, or finds it among those that were run."""
-    if request.param == "spark":
-        found: Outcome = request.getfixturevalue("on_spark")
+    if request.param in ("spark", "resident"):
+        found: Outcome = request.getfixturevalue("on_spark" if request.param == "spark" else "resident")
         return lambda b: found
     return locally if request.param == "local" else simulated
 

@@ -19,7 +19,7 @@ import millstream as ms
 from effort import some
 from millstream.sources.filereading.listing import UnreadFiles
 from millstream.sources.filereading.reader import FileReader
-from millstream.sources.planned import Stretch
+from millstream.sources.planned import Take
 
 HOUR = 3_600_000
 START = 1_700_000_000_000
@@ -43,7 +43,7 @@ def put(folder: Path, name: str, modified: int, text: str = '{"a":1}\n') -> None
     (folder / f".{name}").rename(folder / name)
 
 
-def paths(stretch: Stretch) -> list[str]:
+def paths(stretch: Take) -> list[str]:
     return [os.path.basename(piece.path) for piece in stretch.pieces]
 
 
@@ -139,7 +139,7 @@ def test_a_bounded_run_has_what_was_there_at_its_beginning(tmp_path: Path) -> No
     put(tmp_path, "d", START - 1)
     first = here.plan('{"files":1}')
     assert (first.end, paths(first)) == ('{"files":3}', ["b", "c"])
-    assert here.plan(first.end) == Stretch(first.end, [], 0, {}, [])
+    assert here.plan(first.end) == Take(first.end, [], 0, {}, [])
 
 
 def test_names_that_spark_passes_over_are_passed_over(tmp_path: Path) -> None:

@@ -229,8 +229,8 @@ class Cluster:
         now = time.monotonic()
         if self._unable:
             raise ClusterError(
-                f"a resident task cannot start: {self._unable}. What the pipeline needs must be importable where Spark's workers run: install it there, or ship it "
-                f"(--py-files, spark.submit.pyFiles)."
+                f"a resident task cannot start: {self._unable}. What the pipeline needs must be importable where Spark's workers run: install it there, or "
+                f"ship it (--py-files, spark.submit.pyFiles)."
             )
         losses = self._roster.too_many(now)
         if losses:
