@@ -45,6 +45,10 @@ EXCEPTIONS = {
         "sources/pushed.py",
         "millstream.engine.spark.intake_source",
     ): "what Spark reads the pushed messages with must be a data source of Spark's",
+    (
+        "sources/data_source.py",
+        "millstream.engine.spark.data_sources",
+    ): "a Python data source is PySpark's: what asks its reader must know it",
     ("views/__init__.py", "millstream.status.tables"): "users look for what reads views, ms.views.read, beside what defines them",
 }
 

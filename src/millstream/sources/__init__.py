@@ -3,6 +3,8 @@
     base      the contract: who calls what, and how often
     files     files of a directory
     rate      numbered rows, for trying things
+    data_source
+              Python data sources of PySpark's
     pushed    messages that other programs push over TCP
     planned   the contract of those whose epochs Millstream plans itself
     schema    columns that can be told without Spark
@@ -13,10 +15,23 @@ Nothing here knows an epoch. Any streaming DataFrame, or a function that makes o
 
 from millstream.renamed import renamed
 from millstream.sources.base import FrameSource, SessionSource, Source
+from millstream.sources.data_source import PythonSource, data_source
 from millstream.sources.files import FileSource, files
 from millstream.sources.pushed import PushedSource, connector
 from millstream.sources.rate import Rate, rate
 
-__all__ = ["FileSource", "FrameSource", "PushedSource", "Rate", "SessionSource", "Source", "connector", "files", "rate"]
+__all__ = [
+    "FileSource",
+    "FrameSource",
+    "PushedSource",
+    "PythonSource",
+    "Rate",
+    "SessionSource",
+    "Source",
+    "connector",
+    "data_source",
+    "files",
+    "rate",
+]
 
 __getattr__ = renamed(__name__, {"Files": "FileSource", "Connector": "PushedSource", "FromSession": "SessionSource"})

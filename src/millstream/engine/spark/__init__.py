@@ -10,6 +10,7 @@
     offsets             what Spark's own log says of a batch
     folds               folding beside the epochs
     pickling, reasons   programs by value; Spark's errors in words
+    data_sources        Python data sources of PySpark's, planned by Millstream
     intake_source       the connector's intake as a Spark data source
 
 It must not know people: what a run shows is the handle's business.
