@@ -21,6 +21,7 @@ from effort import some
 from millstream.core.keys import key_of, key_text, shard_of
 from millstream.core.time import BEGINNING, END
 from millstream.engine.columns.keying import Keying
+from millstream.errors import DefinitionError
 
 pytestmark = pytest.mark.spark
 
@@ -48,6 +49,7 @@ OTHERS = {
     "ll": pa.list_(pa.list_(pa.int64())),
     "lst": pa.list_(pa.struct([("a", pa.decimal128(20, 1)), ("b", pa.date32())])),
 }
+DOCUMENT = pa.struct([("l", pa.int64()), ("s", pa.string()), ("o", pa.bool_())])
 IDS = ["s", "b", "t", "h", "i", "l", "o", "day", "at", "ntz", "d9", "d18", "d19", "d38", "wide", "void"]
 
 
@@ -150,6 +152,13 @@ def pipeline(keys: list[Any], source: Any = None, *, spread: bool = False, later
     return made
 
 
+def changes(key: Any) -> ms.Pipeline:
+    """A table of changes, whose key is SQL that we know in Python."""
+    made = ms.Pipeline("p")
+    made.table("t", Unread(), key=key, change=ms.changes.debezium(), timestamp="ms")
+    return made
+
+
 def cases(count: int, seed: int) -> list[Case]:
     """Every type as key, as id, as time, as sub-source, and in the hash of the row."""
     kinds = {**KEYS, **OTHERS}
@@ -166,6 +175,8 @@ def cases(count: int, seed: int) -> list[Case]:
         Case(pipeline(["s"], files(), timestamp="ms"), rows_of({"s": pa.string(), UNREADABLE: pa.string()}, count, seed + 4), UNREADABLE),
         Case(pipeline(["s"], timestamp="ms", id="l", dedup=None, spread=True), rows_of(KEYS, count, seed + 5)),
         Case(pipeline(["s"], timestamp="ms", id="l", dedup=None), rows_of(KEYS, count, seed + 6)),
+        Case(changes("l"), rows_of({"before": DOCUMENT, "after": DOCUMENT, "op": pa.string()}, count, seed + 7)),
+        Case(changes(["s", "o"]), rows_of({"before": DOCUMENT, "after": DOCUMENT, "op": pa.string()}, count, seed + 8)),
     ]
     for at, id in enumerate(IDS):
         table = rows_of({"s": pa.string(), id: kinds[id]}, count, seed + 10 + at)
@@ -268,3 +279,14 @@ def test_oracle_values_and_files_are_as_the_jvm_has_them(spark: Any, tmp_path: P
             else:
                 assert ours.column(name).equals(theirs.column(name)), name
         assert 0 < ours.column("bad").null_count < len(ours)
+
+
+def test_columns_are_refused_with_the_way_out(spark: Any) -> None:
+    from pyspark.sql import functions as F
+
+    table = rows_of(KEYS, 1, 0)
+    for made in (pipeline([F.col("s")]), pipeline(["s"], timestamp=F.col("l") + 1), pipeline(["s"], id=F.col("s"))):
+        with pytest.raises(
+            DefinitionError, match=r"only Spark can work out a Spark Column: give column names, add .* or run without resident=True"
+        ):
+            Case(made, table).keying()
