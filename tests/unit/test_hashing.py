@@ -127,7 +127,7 @@ def model(value: Any, kind: Any, seed: int) -> int:
         nan = struct.pack("<Q", 0x7FF8000000000000) if code == "<d" else struct.pack("<I", 0x7FC00000)
         return model_bytes(nan if value != value else bits, seed)
     if types.is_decimal(kind):
-        unscaled = int(value.scaleb(kind.scale))
+        unscaled = int(format(value, "f").replace(".", ""))  # exactly: arithmetic would round to 28 digits
         if kind.precision <= 18:
             return model_bytes(struct.pack("<q", unscaled), seed)
         size = next(size for size in range(1, 17) if -(2 ** (8 * size - 1)) <= unscaled < 2 ** (8 * size - 1))
@@ -175,7 +175,7 @@ kinds = st.recursive(
 
 
 @given(st.data())
-@settings(max_examples=some(200), deadline=None)
+@settings(max_examples=some(100), deadline=None)
 def test_oracle_columns_of_any_type_are_hashed_as_the_model_does(data: st.DataObject) -> None:
     of = data.draw(st.lists(kinds, min_size=1, max_size=3))
     count = data.draw(st.sampled_from([1, 3, 25, 40]))
@@ -223,7 +223,7 @@ parts = st.sampled_from([pa.string(), pa.binary(), pa.bool_(), pa.int8(), pa.int
 
 
 @given(st.data())
-@settings(max_examples=some(200), deadline=None)
+@settings(max_examples=some(100), deadline=None)
 def test_oracle_texts_of_keys_are_those_of_the_core(data: st.DataObject) -> None:
     of = data.draw(st.lists(parts, min_size=1, max_size=3))
     rows = data.draw(st.lists(st.tuples(*map(values, of)), min_size=1, max_size=20))

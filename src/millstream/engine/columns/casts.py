@@ -23,6 +23,9 @@ Cast = Callable[[Any], Any]  # an Arrow array to another
 
 _NUL = "\0"
 _BEGINS = pc.MatchSubstringOptions(_NUL)
+_NULLS = pc.JoinOptions("emit_null")
+_EMPTY, _COLON = pa.scalar(""), pa.scalar(":")
+_STRING, _INTEGER, _BINARY, _TUPLE = (pa.scalar(_NUL + letter) for letter in "sixt")
 _BOOLEANS = pa.array([_NUL + "b0", _NUL + "b1"])
 _WORDS = pa.array(["false", "true"])
 _HEX = np.array([f"{byte:02x}".encode() for byte in range(256)], "S2").view(np.uint16)
@@ -89,15 +92,20 @@ def as_it_is(array: Any) -> Any:
 
 def tuple_key(parts: Sequence[Any]) -> Any:
     """The text of keys of several columns, from those of their parts."""
-    pieces: list[Any] = [_NUL + "t"]
+    pieces: list[Any] = [_TUPLE]
     for part in parts:
-        pieces += [pc.utf8_length(part).cast(pa.string()), ":", part]
-    return pc.binary_join_element_wise(*pieces, "")
+        pieces += [pc.utf8_length(part).cast(pa.string()), _COLON, part]
+    return _joined(*pieces)
+
+
+def _joined(*pieces: Any) -> Any:
+    """One text behind the other. Null where one of them is."""
+    return pc.call_function("binary_join_element_wise", [*pieces, _EMPTY], _NULLS)
 
 
 def integer_key(array: Any) -> Any:
     """The key's text of whole numbers."""
-    return pc.binary_join_element_wise(_NUL + "i", array.cast(pa.string()), "")
+    return _joined(_INTEGER, array.cast(pa.string()))
 
 
 def _to_string(array: Any) -> Any:
@@ -123,7 +131,7 @@ def _string_key(array: Any) -> Any:
     begins = pc.call_function("starts_with", [array], _BEGINS)
     if not begins.true_count:
         return array
-    return pc.if_else(begins, pc.binary_join_element_wise(_NUL + "s", array, ""), array)
+    return pc.if_else(begins, _joined(_STRING, array), array)
 
 
 def _binary_key(array: Any) -> Any:
@@ -133,7 +141,7 @@ def _binary_key(array: Any) -> Any:
     where = np.repeat(rows.starts - offsets[:-1] // 2, rows.lengths) + np.arange(offsets[-1] // 2)
     data = _HEX[rows.data[where]]
     hexed = pa.StringArray.from_buffers(len(array), pa.py_buffer(offsets.astype(np.int32)), pa.py_buffer(data))
-    found = pc.binary_join_element_wise(_NUL + "x", hexed, "")
+    found = _joined(_BINARY, hexed)
     return found if array.null_count == 0 else pc.if_else(array.is_valid(), found, None)
 
 

@@ -79,7 +79,7 @@ def no_time(name: str, kind: str) -> DefinitionError:
 
 def only_spark(what: str, given: Any) -> DefinitionError:
     """An expression, where there is no JVM to work it out."""
-    shown = f"the SQL text {given!r}" if isinstance(given, str) else f"a {type(given).__name__}"
+    shown = f"the SQL text {given!r}" if isinstance(given, str) else f"a Spark {type(given).__name__}"
     return DefinitionError(
         f"{what}: only Spark can work out {shown}: give column names, add the column in the source, or run without resident=True"
     )
