@@ -58,8 +58,8 @@ _GRACE = 20.0  # seconds that a hook has when the driver is gone
 
 
 class Setup(msgspec.Struct):
-    """All that a task needs to know before its first order; pickled into the job. sources: per injector its reader (pickled), Arrow schema and the name of
-    the column for unreadable rows."""
+    """All that a task needs to know before its first order; pickled into the job. sources: per injector its reader and its keying, both
+    pickled (a topology that has travelled does not know its sources)."""
 
     address: str
     cookie: bytes
@@ -67,7 +67,7 @@ class Setup(msgspec.Struct):
     digest: str
     program: bytes
     place: RunPlace
-    sources: list[tuple[bytes, bytes, str | None]]
+    sources: list[tuple[bytes, bytes]]
     certificate: bytes = b""
     private_key: bytes = b""
     guards_off: str = ""
@@ -112,13 +112,9 @@ class ResidentTask:
         self._cache = ProcessCache(setup.place)
         self._shards = setup.place.shards
         self._mine = range(self.seat, self._shards, setup.seats)
-        topology = self._compiled.topology
-        self._ways = Ways(topology.routes, self._shards)
-        self._readers: list[PlannedReader] = [pickle.loads(reader) for reader, _, _ in setup.sources]
-        self._keyings = [
-            Keying(self._compiled.program, injector, pa.ipc.read_schema(pa.py_buffer(schema)), self._shards, unreadable)
-            for injector, (_, schema, unreadable) in zip(topology.injectors.values(), setup.sources, strict=True)
-        ]
+        self._ways = Ways(self._compiled.topology.routes, self._shards)
+        self._readers: list[PlannedReader] = [pickle.loads(reader) for reader, _ in setup.sources]
+        self._keyings: list[Keying] = [pickle.loads(keying) for _, keying in setup.sources]
 
     def run(self) -> None:
         """Until the driver ends the run, or is gone."""

@@ -207,7 +207,7 @@ def resident_run(asked: Starting, tasks: int | None) -> Run:
                 digest=hashlib.blake2b(blob, digest_size=16).hexdigest(),
                 program=blob,
                 place=place,
-                sources=[(pickling.dumps(one.reader), one.schema.serialize().to_pybytes(), one.unreadable) for one in planned.values()],
+                sources=[(pickling.dumps(one.reader), pickling.dumps(keyings[name])) for name, one in planned.items()],
                 certificate=certificate,
                 private_key=key,
                 guards_off=off,
