@@ -112,6 +112,7 @@ class Handle:
         found = status_of(self._program.name, self._epochs.latest, self._epochs.history.recent(10))
         found.state = "running" if self.running else self._last_word()
         found.waits_for = self._waits_for()
+        found.mode = self._epochs.mode()
         return found
 
     def _parts(self) -> dict[str, dict[str, Any]]:
@@ -128,7 +129,7 @@ class Handle:
         return msgspec.to_builtins(found)  # type: ignore[no-any-return]
 
     def epochs(self) -> list[dict[str, Any]]:
-        """The last epochs: number, records, milliseconds, whether a Spark job ran."""
+        """The last epochs: number, records, milliseconds, whether tasks ran, and where the milliseconds went (`phases`)."""
         return [msgspec.to_builtins(s) for s in self._epochs.history]
 
     def state(self, computation: str, key: Any = None) -> Any:
@@ -218,6 +219,7 @@ class Handle:
             records_per_second=status.records_per_second,
             epoch_millis=status.epoch_millis,
             waits_for=status.waits_for,
+            mode=status.mode,
         )
         alive.say(epochs.storage, sign)
 

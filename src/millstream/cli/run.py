@@ -39,10 +39,12 @@ def add_command(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -
     run.add_argument("--checkpoint", metavar="DIR", help="a directory or s3:// URL (by default PIPELINE-checkpoint, here)")
     when = run.add_mutually_exclusive_group()
     when.add_argument(
-        "--trigger", metavar="TIME", type=a_duration, default="500ms", help="how often an epoch begins, such as 500ms or 2s (500ms)"
+        "--trigger", metavar="TIME", type=a_duration, help="how often an epoch begins, such as 500ms or 2s (500ms; of a resident run 0)"
     )
     when.add_argument("--available-now", action="store_true", help="process what is there, close every window, and end")
     run.add_argument("--no-drain", action="store_true", help="with --available-now: leave windows open, because more input may follow")
+    run.add_argument("--resident", action="store_true", help="keep tasks alive, so that epochs commit in tens of milliseconds")
+    run.add_argument("--tasks", metavar="N", type=at_least_one, help="with --resident: how many tasks (by default one per slot)")
     run.add_argument("--shards", metavar="N", type=at_least_one, help="how many shards a new checkpoint gets (by default one per core)")
     run.add_argument("--master", metavar="URL", help="Spark's master, such as spark://host:7077 (by default local, with all cores)")
     run.add_argument("--conf", metavar="K=V", type=setting, action="append", default=[], help="a setting of Spark's; may be repeated")
@@ -73,7 +75,7 @@ def _run(args: argparse.Namespace) -> int:
         settings["spark.submit.pyFiles"] = args.py_files
     try:
         handle = pipeline.run(
-            _session(pipeline.name, args.master, settings),
+            _session(pipeline.name, args.master, settings, args.resident),
             quiet=True,
             checkpoint=checkpoint,
             trigger=args.trigger,
@@ -82,6 +84,8 @@ def _run(args: argparse.Namespace) -> int:
             shards=args.shards,
             storage_options=dict(args.storage_option) or None,
             drop=args.drop,
+            resident=args.resident,
+            tasks=args.tasks,
         )
         with _signals(stopping):
             watch(handle, stopping, args.quiet)
@@ -90,13 +94,13 @@ def _run(args: argparse.Namespace) -> int:
     return 0
 
 
-def _session(name: str, master: str | None, settings: dict[str, str]) -> Any:
+def _session(name: str, master: str | None, settings: dict[str, str], resident: bool) -> Any:
     """The session that the options ask for; None leaves it to the run."""
     if not master and not settings:
         return None
     from millstream.engine.spark.session import local_session
 
-    return local_session(name, master=master, settings=settings)
+    return local_session(name, master=master, settings=settings, resident=resident)
 
 
 def watch(handle: Handle, stopping: threading.Event, quiet: bool = False) -> None:

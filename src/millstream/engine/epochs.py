@@ -35,6 +35,7 @@ from millstream.engine.program import Program
 from millstream.engine.publishing import Publishing
 from millstream.engine.receipts import EpochOrder, Receipt, checked, total_stats
 from millstream.errors import CheckpointError, EpochAbandoned, Fenced, HookError, SinkError, StorageError
+from millstream.state.alive import RunMode
 from millstream.state.manifest import Manifest, ManifestLog, edge_name
 from millstream.state.part import Part
 from millstream.state.stats import ReplicaStats
@@ -291,6 +292,10 @@ class Epochs:
                 self.run_outside(drain=False)
 
     # --- what others ask
+
+    def mode(self) -> RunMode:
+        """How epochs are run, and where their time goes."""
+        return RunMode(epochs_per_second=self.history.per_second(), phases=self.history.phases())
 
     @property
     def published(self) -> dict[str, tuple[str, int]]:

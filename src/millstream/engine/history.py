@@ -10,6 +10,7 @@ import msgspec
 
 LEAST = 256  # epochs that are kept, however old they are
 MOST = 10_000  # epochs that are kept, however young
+SPEED = 10_000  # milliseconds over which speeds are told
 WINDOW = 60_000  # milliseconds: what is younger is kept
 
 
@@ -40,6 +41,32 @@ class History:
 
     def __iter__(self) -> Iterator[EpochStats]:
         return iter(list(self._kept))  # a reader in another thread sees a moment
+
+    def _last_seconds(self) -> list[EpochStats]:
+        """The epochs of the last `SPEED` milliseconds before the newest one, newest first; at least that one."""
+        found: list[EpochStats] = []
+        for one in reversed(list(self._kept)):
+            if found and one.at < found[0].at - SPEED:
+                break
+            found.append(one)
+        return found
+
+    def per_second(self) -> float:
+        """How many epochs a second there were lately."""
+        found = self._last_seconds()
+        span = found[0].at - found[-1].at if len(found) > 1 else 0
+        return (len(found) - 1) * 1000 / span if span else 0.0
+
+    def phases(self) -> dict[str, float]:
+        """Where the milliseconds of an epoch with tasks went lately, on average. A phase that is told in parts is left out."""
+        found = [one for one in self._last_seconds() if one.job]
+        total: dict[str, float] = {}
+        for one in found:
+            for name, millis in one.phases.items():
+                total[name] = total.get(name, 0.0) + millis
+        if "orders and receipts" in total:
+            total.pop("tasks", None)
+        return {name: round(millis / len(found), 2) for name, millis in total.items()}
 
     def recent(self, count: int) -> list[EpochStats]:
         """The newest, oldest first."""

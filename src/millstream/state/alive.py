@@ -19,6 +19,32 @@ EVERY = 5.0  # seconds
 _PATIENCE = 4 * EVERY * 1000
 
 
+class TaskSign(msgspec.Struct, frozen=True):
+    """One resident task: its seat, where it is, its shards, its memory (bytes); at: what it has been at for longer than a second, and for how long."""
+
+    seat: int
+    host: str
+    pid: int
+    shards: list[int]
+    memory: int = 0
+    at: str = ""
+    millis: int = 0
+
+
+class RunMode(msgspec.Struct, frozen=True):
+    """How a run runs its epochs: "micro-batch", one Spark job each; or "resident", in tasks that stay. generation: how often all seats were filled; missing:
+    those that are empty; jobs: how often Spark was asked for tasks. phases: where the milliseconds of an epoch go, on average."""
+
+    name: str = "micro-batch"
+    generation: int = 0
+    losses: int = 0
+    tasks: list[TaskSign] = []
+    missing: list[int] = []
+    jobs: int = 0
+    epochs_per_second: float = 0.0
+    phases: dict[str, float] = {}
+
+
 class Alive(msgspec.Struct, frozen=True):
     """What a driver says of itself: its run, when (wall clock, ms), where, whether it is still at work, and how fast."""
 
@@ -31,6 +57,7 @@ class Alive(msgspec.Struct, frozen=True):
     records_per_second: float = 0.0
     epoch_millis: float = 0.0
     waits_for: str = ""
+    mode: RunMode = RunMode()
     format: int = formats.SIGN.newest
 
     def is_alive(self, now: int) -> bool:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from html import escape
 from typing import Any
 
+from millstream.status import modes
 from millstream.status.report import Status
 from millstream.status.view import moment, span
 
@@ -21,7 +22,8 @@ def status(found: Status) -> str:
     if found.epoch < 0:
         return f"<div>{head}: no epoch is committed yet</div>"
     speed = f"{found.records_per_second:,.0f} records/s, {found.epoch_millis:,.0f} ms per epoch"
-    waits = f"<br>waiting for {escape(found.waits_for)}" if found.waits_for else ""
+    mode = f"<br>{escape(modes.words(found.mode))}; {escape(modes.phases(found.mode))}" if found.mode.name == "resident" else ""
+    waits = mode + f"<br>waiting for {escape(found.waits_for)}" * bool(found.waits_for)
     rows = [
         [
             c.name,

@@ -14,6 +14,7 @@ from millstream.core.outcome import LateRecord
 from millstream.core.time import BEGINNING, END
 from millstream.engine.history import EpochStats
 from millstream.engine.plan import standings_of
+from millstream.state.alive import RunMode
 from millstream.state.manifest import Manifest
 
 
@@ -94,6 +95,7 @@ class Status(msgspec.Struct):
     run: str = ""
     refused: int = 0
     fills: list[FillStatus] = []  # views that are being filled beside what they show
+    mode: RunMode = RunMode()
     waits_for: str = ""  # the input that a running pipeline has not had for some seconds
     parts: dict[str, dict[str, Any]] = {}  # while it runs, what its parts say of themselves: sources, sinks, folds, replicas, log
 

@@ -22,6 +22,7 @@ from rich.text import Text
 
 from millstream.core.record import Timer
 from millstream.core.time import BEGINNING, END, LOW_WATERMARK, describe
+from millstream.status import modes
 from millstream.status.inspect import Listing, MapView, Opaque, Overview, RowView
 from millstream.status.report import ComputationStatus, InjectorStatus, Status
 
@@ -52,7 +53,9 @@ def driver(found: Overview) -> str:
     if found.alive:
         waits = f"; it waits for {sign.waits_for}" if sign.waits_for else ""
         speed = f"{sign.records_per_second:,.0f} records/s, {sign.epoch_millis:,.0f} ms per epoch"
-        return f"driver: alive, {where}, last sign of life {_ago(sign.at)}; {speed}{waits}"
+        told = [modes.phases(sign.mode), *(f"{one.capitalize()}" for one in modes.stuck(sign.mode))]
+        more = "".join(f"\n{text}" for text in told if text)
+        return f"driver: alive, {where}, last sign of life {_ago(sign.at)}; {modes.words(sign.mode)}, {speed}{waits}{more}"
     if sign.state == "running":
         return f"driver: silent, {where}, last sign of life {_ago(sign.at)}: it was killed, or its host is gone. The next run goes on from here"
     return f"driver: {sign.state} {_ago(sign.at)} ({where})"
@@ -65,9 +68,11 @@ def progress(status: Status) -> RenderableType:
         return head.append("  waiting for the first epoch" + (f", for {status.waits_for}" if status.waits_for else ""))
     speed = f"{status.records_per_second:,.0f}/s  {status.epoch_millis:,.0f} ms per epoch"
     head.append(f"  epoch {status.epoch}  run {status.run}  {_count(status.records, 'record')}  {speed}{_refused(status)}")
+    if status.mode.name == "resident":
+        head.append(f"\n{modes.words(status.mode)}", style="dim")
     if status.waits_for:
         head.append(f"\nwaiting for {status.waits_for}", style="dim")
-    return Group(head, "", _Computations(status.computations), *_details(status))
+    return Group(head, "", _Computations(status.computations), *_details(status), *modes.details(status.mode))
 
 
 def line(status: Status) -> str:
@@ -96,6 +101,8 @@ def line(status: Status) -> str:
     parts += [f"{waiting:,} waiting"] if waiting else []
     parts += [_count(dead, "dead letter")] if dead else []
     parts += [str(one) for one in status.fills]
+    parts += [modes.words(status.mode)] if status.mode.losses or status.mode.missing else []
+    parts += modes.stuck(status.mode)
     parts += [f"stored: {name}" for name, edge in status.edges.items() if edge.stored]
     return f"{status.pipeline}: " + ", ".join(parts)
 
@@ -109,6 +116,7 @@ def changes(status: Status) -> tuple[Any, ...]:
         tuple((c.low_watermark, c.keys, c.timers, c.records, c.fired, c.produced, c.waiting) for c in status.computations),
         tuple(name for name, edge in status.edges.items() if edge.stored),
         tuple((one.name, one.what, one.rows) for one in status.fills),
+        (status.mode.generation, status.mode.losses, tuple(status.mode.missing), tuple(modes.stuck(status.mode))),
     )
 
 

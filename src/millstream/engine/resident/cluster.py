@@ -18,8 +18,6 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
-import msgspec
-
 from millstream.core.attempts import LOSS_WINDOW, MOST_LOSSES, Attempt, Roster, Seated
 from millstream.engine.foldorders import FoldOrder
 from millstream.engine.resident import messages, wire
@@ -27,36 +25,13 @@ from millstream.engine.resident.exchange import read_all
 from millstream.engine.resident.messages import Beat, Ending, Generation, SeatFailure, SeatHello, SeatReceipts, decode, encode
 from millstream.errors import BY_NAME, ClusterError, MillstreamError, TaskLost
 from millstream.network import written
+from millstream.state.alive import RunMode, TaskSign
 
 PATIENCE = 60.0  # seconds for tasks to come
 SILENCE = 45.0  # seconds without a sign of life
 RECYCLE_EVERY = 6 * 3600.0  # seconds
-_UNEXPECTED = 4  # tries of an epoch whose tasks fail unexpectedly
 
 _log = logging.getLogger("millstream.resident")
-
-
-class SeatStatus(msgspec.Struct):
-    """One task of a resident run, for people. at: what it has been at for longer than a second, and for how long."""
-
-    seat: int
-    host: str
-    pid: int
-    shards: list[int]
-    memory: int = 0
-    at: str = ""
-    millis: int = 0
-
-
-class ClusterStatus(msgspec.Struct):
-    """The tasks of a resident run."""
-
-    generation: int
-    losses: int
-    seats: int
-    tasks: list[SeatStatus] = []
-    missing: list[int] = []
-    jobs: int = 0
 
 
 class _Member:
@@ -203,12 +178,12 @@ class Cluster:
             self._end_member(member, recycle=False)
         self._listener.close()
 
-    def status(self) -> ClusterStatus:
+    def status(self) -> RunMode:
         """Who is there, and what they are at."""
         with self._changed:
             roster = self._roster
             tasks = [
-                SeatStatus(
+                TaskSign(
                     seat=seat,
                     host=member.who.host,
                     pid=member.who.pid,
@@ -221,7 +196,9 @@ class Cluster:
                 )
                 for seat, member in sorted(self._members.items())
             ]
-            return ClusterStatus(roster.generation, roster.losses, roster.seats, tasks, roster.missing, self._jobs)
+            return RunMode(
+                "resident", generation=roster.generation, losses=roster.losses, tasks=tasks, missing=roster.missing, jobs=self._jobs
+            )
 
     # --- below: with the lock
 

@@ -25,6 +25,7 @@ from millstream.engine.resident.messages import Reads, SeatOrder, SeatReceipts, 
 from millstream.engine.resident.tables import Ways, by_seat, joined, to_bytes
 from millstream.errors import MillstreamError, TaskLost
 from millstream.sources.planned import Take
+from millstream.state.alive import RunMode
 from millstream.state.manifest import ComputationState, Manifest, ShardState
 
 LITTLE = 1 << 20  # bytes that are read on the driver
@@ -64,6 +65,9 @@ class ResidentEpochs(PlannedEpochs):
                     raise MillstreamError(str(error)) from error
 
     lost_epochs = 0
+
+    def mode(self) -> RunMode:
+        return msgspec.structs.replace(self.cluster.status(), epochs_per_second=self.history.per_second(), phases=self.history.phases())
 
     def run_planned(self, takes: Mapping[str, Take], ranges: Any, planning: float) -> None:
         self.cluster.recycle()
