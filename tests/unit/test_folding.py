@@ -453,8 +453,8 @@ class FakeSpark:
 def test_collection_leaves_a_fold_alone_that_is_still_under_way(tmp_path):
     """A fold of a large state outlasts many epochs. Its pieces have no name in any manifest until it is adopted."""
 
-    from millstream.engine.spark.folds import Folds
     from millstream.engine.process import RunPlace
+    from millstream.engine.spark.folds import Folds
     from millstream.state.storage import LocalStorage
 
     storage = LocalStorage(tmp_path)

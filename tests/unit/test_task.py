@@ -28,10 +28,10 @@ from millstream.core.keys import key_text, shard_of
 from millstream.core.outcome import Times
 from millstream.core.time import BEGINNING
 from millstream.core.topology import Injector, Route
-from millstream.engine.program import Compiled
-from millstream.engine.receipts import EpochOrder, Receipt
 from millstream.engine.columns.arrow import ValueColumn
 from millstream.engine.columns.inputs import ArrowInputs
+from millstream.engine.program import Compiled
+from millstream.engine.receipts import EpochOrder, Receipt
 from millstream.engine.task import Result, Task
 from millstream.errors import StorageError
 from millstream.simulation import cluster

@@ -47,7 +47,9 @@ class DataSourceReader(PlannedReader):
         self.schema = to_arrow_schema(self._struct, timezone="UTC")
         self._reader: Any = None
         self._is_simple = False
-        self._only: str | None = None  # a bounded run of a reader that cannot tell its target: the end of its one epoch
+        self._only: str | None = (
+            None  # a bounded run of a reader that cannot tell its target: the end of its one epoch, which has all there is
+        )
         self._is_bounded = False
 
     def __getstate__(self) -> dict[str, Any]:
@@ -94,9 +96,8 @@ class DataSourceReader(PlannedReader):
         reader = self._own()
         if not inspect.signature(reader.latestOffset).parameters:
             return self._asked("latestOffset")
-        return self._asked(
-            "latestOffset", start, self._asked("getDefaultReadLimit") if hasattr(reader, "getDefaultReadLimit") else ReadAllAvailable()
-        )
+        everything = self._is_bounded or not hasattr(reader, "getDefaultReadLimit")
+        return self._asked("latestOffset", start, ReadAllAvailable() if everything else self._asked("getDefaultReadLimit"))
 
     def _simple(self, start: str, begin: dict[str, Any]) -> Take:
         found, end = self._asked("read", begin)
