@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from millstream.core.codec import Codec
 from millstream.core.computation import Computation
-from millstream.core.dedup import Dedup, dedup
+from millstream.core.dedup import Dedup
 from millstream.core.outcome import DROP, HOOK
 from millstream.core.record import Record
 from millstream.core.time import Duration, duration
@@ -131,7 +131,7 @@ class Pipeline:
             )
         if not isinstance(watermark or bounded(0), Policy):
             raise DefinitionError(f"inject({name!r}, watermark=...): use one of ms.watermarks, such as ms.watermarks.bounded('2s')")
-        rule = None if dedup is None or id is None else dedup if isinstance(dedup, Dedup) else _dedup(dedup)
+        rule = None if dedup is None or id is None else dedup if isinstance(dedup, Dedup) else dedup_for(dedup)
         self._injectors.append(
             Injector(
                 name=name,
@@ -439,13 +439,11 @@ class Pipeline:
     ) -> Handle:
         """Starts the pipeline on Spark and returns a handle (`await_termination`, `stop`, `status`, `state`, `output`).
 
-        spark: a session; without one, a local session is made. checkpoint: a directory or an s3:// URL that is this pipeline's alone.
-        available_now: process what is there and end; `drain` then moves event time to its end, so that every window closes. trigger: how often an epoch
-        begins ("500ms"). shards: fixed when the checkpoint is made, by default one per core. spark_checkpoint: where Spark keeps its own offsets, by
-        default inside the checkpoint. drop: names of computations whose state may go although others are new. quiet: say nothing; otherwise a run says on
-        stderr what it is doing, at most a line a second, and ends with where the rows are. serve: HOST:PORT where others ask for its state.
-        resident: one long Spark job keeps its tasks, and epochs commit in tens of milliseconds; trigger is then the least time between two (0). tasks: how
-        many, by default one per slot of the session. docs/operations.md says which to choose.
+        spark: a session; without one, a local session is made. checkpoint: a directory or an s3:// URL that is this pipeline's alone. available_now: process
+        what is there and end; `drain` then ends event time, so that every window closes. trigger: how often an epoch begins ("500ms"). shards: fixed when
+        the checkpoint is made, by default one per core. spark_checkpoint: where Spark keeps its own offsets, by default inside the checkpoint. drop:
+        computations whose state may go. quiet: say nothing; otherwise a run says on stderr what it is doing. serve: HOST:PORT where others ask for its
+        state. resident: tasks stay, and epochs commit in tens of milliseconds; trigger is then the least time between two (0); tasks: how many of them.
         """
         from millstream.engine.spark.query import start
         from millstream.handle import Handle
@@ -482,10 +480,6 @@ class Pipeline:
 def dead_letters(computation: str) -> str:
     """The name of a computation's stream of dead letters."""
     return f"{computation}.dead-letters"
-
-
-def _dedup(given: Duration) -> Dedup:
-    return dedup(given)
 
 
 def _production(kind: str, who: str) -> str:

@@ -35,7 +35,7 @@ _log = logging.getLogger("millstream.resident")
 
 
 class _Member:
-    def __init__(self, who: Seated, connection: wire.Connection) -> None:
+    def __init__(self, who: Seated, connection: wire.Link) -> None:
         self.who = who
         self.connection = connection
         self.heard = time.monotonic()
@@ -289,7 +289,7 @@ class Cluster:
             read_all(connection, lambda frame: self._got(member, frame))
             self._lose(member, "its connection was closed")
 
-    def _seated(self, hello: SeatHello, connection: wire.Connection) -> _Member | None:
+    def _seated(self, hello: SeatHello, connection: wire.Link) -> _Member | None:
         with self._changed:
             if self._is_ending:
                 connection.close()

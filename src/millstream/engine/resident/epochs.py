@@ -21,8 +21,8 @@ from millstream.engine.columns.keying import Keying
 from millstream.engine.planned import PlannedEpochs
 from millstream.engine.receipts import EpochOrder, Receipt
 from millstream.engine.resident.cluster import Cluster, UnexpectedFailure
-from millstream.engine.resident.messages import Reads, SeatOrder, SeatReceipts, encode
-from millstream.engine.resident.tables import Ways, by_seat, joined, to_bytes
+from millstream.engine.resident.messages import SeatOrder, SeatReads, SeatReceipts, encode
+from millstream.engine.resident.tables import RouteArrays, by_seat, joined, to_bytes
 from millstream.errors import MillstreamError, TaskLost
 from millstream.sources.planned import Take
 from millstream.state.alive import RunMode
@@ -41,7 +41,7 @@ class ResidentEpochs(PlannedEpochs):
     keyings: Mapping[str, Keying]
     seats: int
     pickled: Callable[[Any], bytes] = staticmethod(pickle.dumps)
-    _ways: Ways | None = None
+    _ways: RouteArrays | None = None
 
     def job(self, takes: Mapping[str, Take] | None, order: EpochOrder) -> list[Receipt]:
         input = _Input()
@@ -80,7 +80,7 @@ class ResidentEpochs(PlannedEpochs):
         if sum(take.size for take in takes.values()) <= LITTLE:
             return _Input(True, self._read(takes, order))
         names = list(self.topology.injectors)
-        reads: list[list[Reads]] = [[] for _ in range(self.seats)]
+        reads: list[list[SeatReads]] = [[] for _ in range(self.seats)]
         turn = 0
         for name, take in takes.items():
             mine: list[list[Any]] = [[] for _ in range(self.seats)]
@@ -89,13 +89,13 @@ class ResidentEpochs(PlannedEpochs):
                 turn += 1
             for seat, pieces in enumerate(mine):
                 if pieces:
-                    reads[seat].append(Reads(names.index(name), self.pickled(pieces)))
+                    reads[seat].append(SeatReads(names.index(name), self.pickled(pieces)))
         return _Input(True, {}, reads)
 
     def _read(self, takes: Mapping[str, Take], order: EpochOrder) -> dict[int, dict[int, Any]]:
         """Rows by seat and level, as bytes."""
         if self._ways is None:
-            self._ways = Ways(self.topology.routes, self.shards)
+            self._ways = RouteArrays(self.topology.routes, self.shards)
         now = next(iter(order.times.values())).now if order.times else 0
         tables: dict[int, list[Any]] = {}
         for name, take in takes.items():
@@ -136,7 +136,7 @@ class _Input(msgspec.Struct):
 
     is_made: bool = False
     rows: dict[int, dict[int, Any]] = {}
-    reads: list[list[Reads]] | None = None
+    reads: list[list[SeatReads]] | None = None
 
 
 def part_of(manifest: Manifest, seat: int, seats: int) -> Manifest:

@@ -40,7 +40,7 @@ class Generation(msgspec.Struct):
     members: list[Seated]
 
 
-class Reads(msgspec.Struct):
+class SeatReads(msgspec.Struct):
     """What one task reads of an injector: pieces, pickled by the driver."""
 
     injector: int
@@ -53,7 +53,7 @@ class SeatOrder(msgspec.Struct):
 
     order: EpochOrder
     rows: dict[int, bytes] = {}
-    reads: list[Reads] | None = None
+    reads: list[SeatReads] | None = None
 
 
 class SeatReceipts(msgspec.Struct):

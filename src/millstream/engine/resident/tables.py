@@ -56,7 +56,7 @@ def joined(tables: Sequence[Any]) -> Any:
     return tables[0] if len(tables) == 1 else pa.concat_tables(tables, promote_options="default")
 
 
-class Ways:
+class RouteArrays:
     """The routes of a topology as arrays: level and group of each."""
 
     def __init__(self, routes: Sequence[Route], shards: int) -> None:

@@ -45,7 +45,7 @@ from millstream.engine.resident.messages import (
     decode,
     encode,
 )
-from millstream.engine.resident.tables import Ways, by_part, by_seat, from_bytes, joined, to_bytes
+from millstream.engine.resident.tables import RouteArrays, by_part, by_seat, from_bytes, joined, to_bytes
 from millstream.engine.staging import Unit, check_token
 from millstream.engine.task import Task
 from millstream.errors import MillstreamError
@@ -112,7 +112,7 @@ class ResidentTask:
         self._cache = ProcessCache(setup.place)
         self._shards = setup.place.shards
         self._mine = range(self.seat, self._shards, setup.seats)
-        self._ways = Ways(self._compiled.topology.routes, self._shards)
+        self._ways = RouteArrays(self._compiled.topology.routes, self._shards)
         self._readers: list[PlannedReader] = [pickle.loads(reader) for reader, _ in setup.sources]
         self._keyings: list[Keying] = [pickle.loads(keying) for _, keying in setup.sources]
 
