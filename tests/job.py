@@ -78,11 +78,11 @@ def group_of(record: ms.Record) -> int:
     return int(record.key[1:]) % 3
 
 
-def pipeline(work: Path, per_epoch: int = 1, production: str = ms.WEAK) -> ms.Pipeline:
-    """The graph. production: of the edge between the first task and the totals."""
+def pipeline(work: Path, per_epoch: int = 1, production: str = ms.WEAK, foreign: bool = False) -> ms.Pipeline:
+    """The graph. production: of the edge between the first task and the totals. foreign: Spark plans what is read."""
     p = ms.Pipeline("crash")
     source = ms.sources.files(work / "queries", schema="term string, at long, id string", format="json", max_files_per_epoch=per_epoch)
-    queries = p.inject("queries", source, timestamp="at", id="id", watermark=ms.watermarks.bounded("2s"))
+    queries = p.inject("queries", source.load if foreign else source, timestamp="at", id="id", watermark=ms.watermarks.bounded("2s"))
     counts = p.compute(BucketCounter, queries, key="term", produces="counts")
     trends = p.compute(Trend, counts, produces="trends")
     totals = p.compute(Totals, counts.via(production), key=group_of, produces="totals")
@@ -100,6 +100,9 @@ def main() -> None:
     parser.add_argument("--trigger")
     parser.add_argument("--production", default=ms.WEAK)
     parser.add_argument("--drain", action="store_true")
+    parser.add_argument("--foreign", action="store_true")
+    parser.add_argument("--resident", action="store_true")
+    parser.add_argument("--tasks", type=int)
     parser.add_argument("--epochs", type=int, default=10**9)
     parser.add_argument("--stall", action="append", default=[], help="ID=SECONDS")
     parser.add_argument("--conf", action="append", default=[])
@@ -127,16 +130,18 @@ def main() -> None:
             .getOrCreate()
         )
         spark.sparkContext.setLogLevel("ERROR")
-    p = pipeline(options.work, production=options.production)
+    p = pipeline(options.work, production=options.production, foreign=options.foreign)
+    mode = {"resident": options.resident, "tasks": options.tasks}
     try:
         if options.trigger:
-            handle = p.run(spark, checkpoint=options.work / "checkpoint", trigger=options.trigger, shards=options.shards)
+            handle = p.run(spark, checkpoint=options.work / "checkpoint", trigger=options.trigger, shards=options.shards, **mode)
             while handle.running and handle.status().epoch < options.epochs:
                 time.sleep(0.05)
             handle.stop()
             handle.await_termination(1)
         else:
-            handle = p.run(spark, checkpoint=options.work / "checkpoint", available_now=True, drain=options.drain, shards=options.shards)
+            checkpoint = options.work / "checkpoint"
+            handle = p.run(spark, checkpoint=checkpoint, available_now=True, drain=options.drain, shards=options.shards, **mode)
             handle.await_termination()
     except ms.errors.MillstreamError as error:
         print(f"{type(error).__name__}: {error}", flush=True)

@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+from millstream.core import dedup as rules_of_ids
 from millstream.core.codec import Codec
 from millstream.core.computation import Computation
 from millstream.core.dedup import Dedup
@@ -23,6 +24,7 @@ from millstream.core.topology import (
     Injector,
     Input,
     Topology,
+    as_key,
 )
 from millstream.core.watermark import Policy, bounded
 from millstream.engine.program import Program
@@ -131,7 +133,7 @@ class Pipeline:
             )
         if not isinstance(watermark or bounded(0), Policy):
             raise DefinitionError(f"inject({name!r}, watermark=...): use one of ms.watermarks, such as ms.watermarks.bounded('2s')")
-        rule = None if dedup is None or id is None else dedup if isinstance(dedup, Dedup) else dedup_for(dedup)
+        rule = None if dedup is None or id is None else dedup if isinstance(dedup, Dedup) else rules_of_ids.dedup(dedup)
         self._injectors.append(
             Injector(
                 name=name,
@@ -234,7 +236,7 @@ class Pipeline:
         return tuple(
             Input(
                 stream=stream,
-                key=_listed(key.get(stream) if isinstance(key, Mapping) else key),
+                key=as_key(key.get(stream) if isinstance(key, Mapping) else key),
                 production=via.production if via else None,
                 slow_after=via.slow_after if via else None,
                 late=lates[stream],
@@ -352,12 +354,12 @@ class Pipeline:
             stream = self._stream_name(given, f"table {table!r}")
         elif isinstance(given, Via):
             stream = self._stream_name(given.stream, f"table {table!r}")
-            return Input(stream, _listed(key), given.production, given.slow_after)
+            return Input(stream, as_key(key), given.production, given.slow_after)
         else:
             self.inject(stream, given, timestamp=timestamp)
         if self._is_injected(stream) and feed.kind != "upserts":
             return Input(stream, self._keyed(key, feed))
-        return Input(stream, _listed(key))
+        return Input(stream, as_key(key))
 
     def _is_injected(self, stream: str) -> bool:
         return any(injector.name == stream for injector in self._injectors)
@@ -486,10 +488,6 @@ def _production(kind: str, who: str) -> str:
     if kind not in PRODUCTIONS:
         raise DefinitionError(f"{who}: production={kind!r}: use ms.WEAK, ms.STRONG or ms.ADAPTIVE")
     return kind
-
-
-def _listed(key: Any) -> Any:
-    return tuple(key) if isinstance(key, list) else key
 
 
 def _checked(name: str, what: str) -> str:

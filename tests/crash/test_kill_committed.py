@@ -18,7 +18,11 @@ FIRST = 4  # by then every sink has something to publish
 
 def test_driver_killed_at_every_boundary_from_the_commit_on_and_spark_forgets_its_last(tmp_path: Path) -> None:
     """With a weak edge inside a task, and a strong one whose productions are stored when the driver dies."""
-    strong = ("--production", ms.STRONG)
+    strong = (
+        "--production",
+        ms.STRONG,
+        "--foreign",
+    )  # Spark plans: an epoch that is committed and that it does not know is asked for again
     files = support.queries(FIRST + len(AFTER) + 2, 60)
     support.write_queries(tmp_path / "queries", files)
     support.kill_at(tmp_path, AFTER, *strong, first=FIRST)

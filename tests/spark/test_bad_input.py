@@ -30,7 +30,10 @@ def counting(work: Path, computation: Callable[[], ms.Computation], sink: ms.sin
         work / "in", schema=options.pop("schema", SCHEMA), format=options.pop("format", "json"), max_files_per_epoch=1
     )
     stream = p.inject(
-        "in", source, timestamp=options.pop("timestamp", "at"), **{k: options.pop(k) for k in ("id", "value") if k in options}
+        "in",
+        source.load if options.pop("foreign", False) else source,
+        timestamp=options.pop("timestamp", "at"),
+        **{k: options.pop(k) for k in ("id", "value") if k in options},
     )
     out = p.compute(computation, stream, key=options.pop("key", "k"), produces="out", **options)
     p.emit(out, sink or ms.sinks.memory())
@@ -275,11 +278,25 @@ def test_output_of_another_run_is_not_overwritten(spark: Any, tmp_path: Path) ->
 def test_spark_offsets_that_do_not_belong_to_the_manifests_are_refused(spark: Any, tmp_path: Path) -> None:
     write(tmp_path / "in", "a.json", good())
     write(tmp_path / "in", "b.json", good(100))
-    run(counting(tmp_path, Sum), spark, tmp_path, drain=False)
+    run(counting(tmp_path, Sum, foreign=True), spark, tmp_path, drain=False)
     folder = tmp_path / "checkpoint" / "spark"
     shutil.rmtree(folder)
     with pytest.raises(ms.errors.CheckpointError, match="do not belong together"):
+        run(counting(tmp_path, Sum, foreign=True), spark, tmp_path, drain=False)
+    with pytest.raises(ms.errors.CheckpointError, match="does not say how far injected stream 'in' was read"):
         run(counting(tmp_path, Sum), spark, tmp_path, drain=False)
+
+
+def test_who_plans_can_be_changed_in_one_direction_only(spark: Any, tmp_path: Path) -> None:
+    """Millstream can read what Spark's log says; Spark does not know what stands in a manifest."""
+    sinks = [ms.sinks.memory() for _ in range(2)]
+    write(tmp_path / "in", "a.json", good())
+    run(counting(tmp_path, Sum, sinks[0], foreign=True), spark, tmp_path, drain=False)
+    write(tmp_path / "in", "b.json", good(100))
+    run(counting(tmp_path, Sum, sinks[1]), spark, tmp_path, drain=False)
+    assert [len(sink.collected) for sink in sinks] == [5, 5], "each file once"
+    with pytest.raises(ms.errors.CheckpointError, match="now Spark is to read injected stream 'in'"):
+        run(counting(tmp_path, Sum, foreign=True), spark, tmp_path, drain=False)
 
 
 def test_a_computation_that_takes_over_a_name_starts_with_nothing(spark: Any, tmp_path: Path) -> None:

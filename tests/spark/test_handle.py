@@ -27,9 +27,10 @@ class Count(ms.Computation):
         self.produce({"n": self.state["n"]})
 
 
-def counting(work: Path, format: str = "json") -> ms.Pipeline:
+def counting(work: Path, format: str = "json", foreign: bool = False) -> ms.Pipeline:
     p = ms.Pipeline("counting")
-    stream = p.inject("in", ms.sources.files(work / "in", schema="k string, at long", format="json"), timestamp="at")
+    source = ms.sources.files(work / "in", schema="k string, at long", format="json")
+    stream = p.inject("in", source.load if foreign else source, timestamp="at")
     p.emit(p.compute(Count, stream, key="k", produces="counts"), ms.sinks.files(work / "counts", format=format))
     return p
 
@@ -101,7 +102,9 @@ def test_the_whole_reason_of_sparks_error_is_told_in_one_message(spark: Any, tmp
 
 def test_sparks_log_has_no_checksum_files_beside_it(spark: Any, tmp_path: Path) -> None:
     write(tmp_path / "in", "a.json", [{"k": "tea", "at": BASE}])
-    counting(tmp_path).run(spark, checkpoint=tmp_path / "checkpoint", available_now=True, quiet=True).await_termination()
+    handle = counting(tmp_path, foreign=True).run(spark, checkpoint=tmp_path / "checkpoint", available_now=True, quiet=True)
+    handle.await_termination()
+    assert handle.query is not None and not handle.query.isActive
     written = [path.name for path in (tmp_path / "checkpoint" / "spark").rglob("*") if path.is_file()]
     assert "metadata" in written and not [name for name in written if name.endswith(".crc")], "each would cost a process"
     assert spark.conf.get("spark.sql.execution.arrow.maxBytesPerBatch") == "2147483647"

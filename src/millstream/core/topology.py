@@ -59,6 +59,11 @@ class Injector(msgspec.Struct, frozen=True):
     dedup: Dedup | None = None
 
 
+def as_key(key: Any) -> Any:
+    """A key as a route has it: several columns are a tuple."""
+    return tuple(key) if isinstance(key, list) else key
+
+
 class Input(msgspec.Struct, frozen=True):
     """One stream into a computation. The key is a column name, a Spark Column, a callable, a list of names, None for the producer's, or PRODUCED for
     that of the production, which may be another.
