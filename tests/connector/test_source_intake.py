@@ -99,6 +99,24 @@ def test_arrow_sees_the_same_messages_as_the_dumb_reader() -> None:
     ]
 
 
+@settings(max_examples=some(100), deadline=None)
+@given(st.lists(ENTRIES, min_size=1, max_size=6), st.booleans())
+def test_batches_that_are_read_together_are_the_same_as_one_by_one(groups: list[list[IntakeEntry]], large: bool) -> None:
+    pa = pytest.importorskip("pyarrow")
+    from millstream.sources import pushed_rows
+
+    held = []
+    for entries in groups:
+        batch, _ = encode_batch(0, [(*entry[:5], entry[5] * (5000 if large else 1)) for entry in entries])
+        head = decode_head(batch, 0)
+        assert head is not None
+        if head.messages:
+            held.append((head, batch))
+    if held:
+        alone = pa.Table.from_batches([pushed_rows.to_arrow(*one) for one in held]).combine_chunks()
+        assert pa.Table.from_batches([pushed_rows._joined(held)]).equals(alone)
+
+
 def test_what_was_written_is_there_after_opening_again(tmp_path: Path) -> None:
     ends = fill(tmp_path, segment_size=200)
     assert len(reader.segments(tmp_path)) > 2

@@ -79,7 +79,8 @@ class Publishing:
     def sweep(self, manifest: Manifest) -> None:
         """The same at the sinks alone."""
         for name, sink in self._sinks.items():
-            keep = [part.staged for part in manifest.sinks.get(name, ()) if part.staged is not None]
+            waiting = manifest.waiting[name].parts if name in manifest.waiting else ()
+            keep = [part.staged for part in (*manifest.sinks.get(name, ()), *waiting) if part.staged is not None]
             sink.sweep(self._context(name), manifest.epoch - KEEP, keep)
 
     def _context(self, emission: str, redo: bool = False, instead: Sequence[Part] = ()) -> DriverContext:

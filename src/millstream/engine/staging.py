@@ -31,6 +31,8 @@ from millstream.state.runs import refuse, run_number, superseded
 from millstream.state.segment import SegmentRef, encode_segment
 from millstream.state.storage import Storage
 
+SMALL = 256 << 10  # bytes of a part that may lie in a unit; the driver copies it from there
+
 
 class Unit:
     """The object into which deltas, stored productions and the parts of sinks that roll go. Written once, when all are in it."""
@@ -110,14 +112,14 @@ class Staging:
                 data = encode_slice(rows)
                 parcel.slices[shard] = (unit.add(data), len(data), len(rows))
             receipt.parcels.append(parcel)
-        rolls = any(emission.sink.roll_millis for emission in self.compiled.topology.emissions)
-        if self.unit is None and not rolls:
+        with_parts = any(emission.sink.in_units for emission in self.compiled.topology.emissions)
+        if self.unit is None and not with_parts:
             unit.write()
         self.point("task.4-staging")
         digest.update(b"%d.%d.%d" % (self.group.level, self.group.index, self.shard))
         receipt.unit = int.from_bytes(digest.digest(), "big", signed=True)
         self._stage_sinks(receipt, outcomes, unit)
-        if self.unit is None and rolls:
+        if self.unit is None and with_parts:
             unit.write()
         self.point("task.4-staged")
 
@@ -145,10 +147,13 @@ class Staging:
                         pipeline=name,
                         shard=self.shard,
                     )
-                    if emission.sink.roll_millis:
+                    if emission.sink.in_units:
                         data = emission.sink.encode_part(context, found)
-                        own = {"offset": unit.add(data), "length": len(data)}
-                        receipt.parts[emission.name] = Part(rows=len(found), staged=unit.name, in_checkpoint=True, own=own)
+                        if len(data) > SMALL:
+                            receipt.parts[emission.name] = emission.sink.stage_encoded(context, data, len(found))
+                        else:
+                            own = {"offset": unit.add(data), "length": len(data)}
+                            receipt.parts[emission.name] = Part(rows=len(found), staged=unit.name, in_checkpoint=True, own=own)
                     else:
                         receipt.parts[emission.name] = _part(emission.sink.stage(context, found), emission.sink)
 

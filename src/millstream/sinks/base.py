@@ -61,18 +61,25 @@ class DriverContext(msgspec.Struct):
 class Sink:
     """Base of all sinks."""
 
-    #: For how long (milliseconds) committed parts wait, to be published together; 0: not at all. Parts of a sink that rolls stay in the checkpoint.
+    #: Whether small parts lie inside the task's unit, in the checkpoint, until they are published: one write instead of two. Such a sink has `encode_part`.
+    in_units: bool = False
+    #: For how long (milliseconds) committed parts wait, to be published together; 0: not at all. Only for a sink whose parts may lie in units.
     roll_millis: int = 0
     #: Whether `commit` runs jobs of Spark's, which need a slot of their own.
     needs_spark: bool = False
 
     def encode_part(self, context: TaskContext, rows: Sequence[SinkRow]) -> bytes:
-        """Task, of a sink that rolls, in the place of `stage`: the rows as bytes, which are kept in the task's unit. `commit` then finds them again with
-        `part_bytes`."""
+        """Task, where `in_units`, in the place of `stage`: the rows as bytes. Few are kept in the task's unit, where `commit` finds them with `part_bytes`;
+        for many, `stage_encoded` is called."""
+        raise NotImplementedError
+
+    def stage_encoded(self, context: TaskContext, data: bytes, rows: int) -> Part:
+        """Task, likewise: makes what `encode_part` gave durable and invisible, as `stage` would."""
         raise NotImplementedError
 
     def by_default(self, roll_millis: int) -> None:
-        """Driver, at the start of a resident run: for how long parts wait if nobody has said it. For sinks that make an object per epoch."""
+        """Driver, at the start of a resident run, whose epochs are many and small: for how long parts wait if nobody has said it. For sinks that make an
+        object per epoch."""
 
     def check(self) -> None:
         """Driver, at the start of a run: the time to find out that a sink cannot work."""

@@ -4,8 +4,8 @@ Parts are staged under `_staging/` (which Spark and globs pass over) and moved t
 stream, epoch and shard, after the manifest. The move is atomic per file; while it goes on, a reader may see some of an epoch's
 files and not yet others.
 
-A sink that rolls keeps the parts of several epochs in the checkpoint, where they are committed, and publishes them as one file, whose name follows from the
-epoch in which that was decided.
+In a resident run small parts lie in the units of the tasks, where they are committed, and are published as one file of the epoch, or of several (`roll`), whose
+name follows from the epoch in which that was decided.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from millstream.errors import DefinitionError, SinkError
 from millstream.sinks.base import DriverContext, IdentifiedRow, Part, Sink, SinkRow, TaskContext, part_bytes
 from millstream.state.storage import Storage, open_storage
 
-ROLLED = 0  # in the place of a shard, in the name of a file that has the rows of all
+ROLLED = 9999  # in the place of a shard, in the name of a file that has the rows of all; no shard has this number
 _SUFFIX = {"json": "jsonl", "parquet": "parquet"}
 
 
@@ -63,8 +63,10 @@ class FileSink(Sink):
         self.nan = nan
         self.roll = roll
         self.roll_millis = roll or 0
+        self.in_units = self.roll_millis > 0
 
     def by_default(self, roll_millis: int) -> None:
+        self.in_units = True
         if self.roll is None:
             self.roll_millis = roll_millis
 
@@ -105,11 +107,13 @@ class FileSink(Sink):
         return self._json(rows, context) if self.format == "json" else self._parquet(rows, context)
 
     def stage(self, context: TaskContext, rows: Sequence[SinkRow]) -> Part:
-        data = self.encode_part(context, rows)
+        return self.stage_encoded(context, self.encode_part(context, rows), len(rows))
+
+    def stage_encoded(self, context: TaskContext, data: bytes, rows: int) -> Part:
         suffix = _SUFFIX[self.format]
         staged = f"_staging/{context.epoch:012d}-{context.label}-{context.attempt}.{suffix}"
         open_storage(self.path, self.options).put(staged, data)
-        return Part(rows=len(rows), staged=staged, own={"final": f"{context.label}-{context.epoch:010d}.{suffix}"})
+        return Part(rows=rows, staged=staged, own={"final": f"{context.label}-{context.epoch:010d}.{suffix}"})
 
     def _json(self, rows: Sequence[SinkRow], context: TaskContext) -> bytes:
         encoder = msgspec.json.Encoder(enc_hook=plain)

@@ -7,7 +7,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
@@ -27,15 +29,16 @@ SCHEMA = pa.schema(
 )
 _ROWS = 20_000
 _BYTES = 8 << 20
+_FEW, _SMALL = 4, 4 << 10  # so many batches of so many bytes are better off as they are
 
 
 def rows_between(folder: Path, start: int, end: int) -> Iterator[pa.RecordBatch]:
     """The messages between two positions."""
-    held: list[pa.RecordBatch] = []
+    held: list[tuple[Head, bytes]] = []
     rows = size = 0
     for head, batch in intake_reader.batches(folder, start, end):
         if head.messages:
-            held.append(to_arrow(head, batch))
+            held.append((head, batch))
             rows, size = rows + head.messages, size + head.size
         if rows >= _ROWS or size >= _BYTES:
             yield _joined(held)
@@ -44,8 +47,42 @@ def rows_between(folder: Path, start: int, end: int) -> Iterator[pa.RecordBatch]
         yield _joined(held)
 
 
-def _joined(held: list[pa.RecordBatch]) -> pa.RecordBatch:
-    return held[0] if len(held) == 1 else pa.Table.from_batches(held, SCHEMA).combine_chunks().to_batches()[0]
+def _joined(held: list[tuple[Head, bytes]]) -> pa.RecordBatch:
+    """Several batches as one. Those of a slow trickle have few rows each: their columns are put together before Arrow sees them."""
+    if len(held) == 1:
+        return to_arrow(*held[0])
+    if len(held) > _FEW and sum(head.size for head, _ in held) > _SMALL * len(held):
+        return pa.Table.from_batches([to_arrow(head, batch) for head, batch in held], SCHEMA).combine_chunks().to_batches()[0]
+    n = sum(head.entries for head, _ in held)
+    ids, times, kinds, keys, payloads = [], [], [], [], []
+    key_sizes, payload_sizes, numbers = [], [], []
+    names: dict[str, int] = {}
+    for head, batch in held:
+        at, count = columns(head), head.entries
+        ids.append(batch[at.ids : at.times])
+        times.append(batch[at.times : at.key_ends])
+        kinds.append(batch[at.kinds : at.keys])
+        keys.append(batch[at.keys : at.payloads])
+        payloads.append(batch[at.payloads : at.payloads + head.payloads])
+        key_sizes.append(np.diff(np.frombuffer(batch, np.int32, count + 1, at.key_ends)))
+        payload_sizes.append(np.diff(np.frombuffer(batch, np.int32, count + 1, at.payload_ends)))
+        own = [names.setdefault(mark.name, len(names)) for mark in decode_marks(batch, head)]
+        streams = np.frombuffer(batch, np.uint32, count, at.streams)
+        numbers.append(np.full(count, own[0], np.int32) if len(own) == 1 else np.array(own, np.int32)[streams])
+    key_lengths = np.concatenate(key_sizes)
+    stream = pa.DictionaryArray.from_arrays(pa.array(np.concatenate(numbers)), pa.array(list(names), pa.string())).dictionary_decode()
+    id = pa.Array.from_buffers(pa.int64(), n, [None, pa.py_buffer(b"".join(ids))])
+    time = pa.Array.from_buffers(pa.int64(), n, [None, pa.py_buffer(b"".join(times))])
+    key = _texts(pa.string(), n, key_lengths, keys, key_lengths != 0)
+    payload = _texts(pa.binary(), n, np.concatenate(payload_sizes), payloads)
+    return _rows(stream, id, time, key, payload, np.frombuffer(b"".join(kinds), np.uint8) == MESSAGE)
+
+
+def _texts(kind: pa.DataType, n: int, lengths: Any, pieces: list[bytes], valid: Any = None) -> pa.Array:
+    ends = np.zeros(n + 1, np.int32)
+    np.cumsum(lengths, out=ends[1:])
+    mask = None if valid is None or valid.all() else pa.py_buffer(np.packbits(valid, bitorder="little").tobytes())
+    return pa.Array.from_buffers(kind, n, [mask, pa.py_buffer(ends.tobytes()), pa.py_buffer(b"".join(pieces))])
 
 
 def to_arrow(head: Head, batch: bytes) -> pa.RecordBatch:
@@ -61,9 +98,11 @@ def to_arrow(head: Head, batch: bytes) -> pa.RecordBatch:
     names = pa.array([mark.name for mark in decode_marks(batch, head)], pa.string())
     streams = pa.DictionaryArray.from_arrays(numbers, names).dictionary_decode()
     keys = pc.if_else(pc.equal(pc.binary_length(keys), 0), pa.scalar(None, pa.string()), keys)
+    messages = None if head.messages == n else np.frombuffer(batch, np.uint8, n, at.kinds) == MESSAGE
+    return _rows(streams, ids, times, keys, payloads, messages)
+
+
+def _rows(streams: pa.Array, ids: pa.Array, times: pa.Array, keys: pa.Array, payloads: pa.Array, messages: Any) -> pa.RecordBatch:
     record_ids = pc.binary_join_element_wise(streams, pc.cast(ids, pa.string()), "/")
     found = pa.RecordBatch.from_arrays([streams, ids, times, keys, payloads, record_ids], schema=SCHEMA)
-    if head.messages < n:
-        kinds = pa.Array.from_buffers(pa.uint8(), n, [None, buffer.slice(at.kinds, n)])
-        found = found.filter(pc.equal(kinds, MESSAGE))
-    return found
+    return found if messages is None or messages.all() else found.filter(pa.array(messages))

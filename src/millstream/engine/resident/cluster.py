@@ -248,7 +248,9 @@ class Cluster:
                 self._forget(member, str(error))
 
     def _forget(self, member: _Member, why: str) -> None:
-        if self._roster.lost(member.who, time.monotonic(), why):
+        if self._is_ending:
+            self._roster.leave(member.who)
+        elif self._roster.lost(member.who, time.monotonic(), why):
             del self._members[member.who.seat]
             self._gone(*range(member.who.seat, self._shards, self._roster.seats))
             _log.info("task %d on %s (process %d) is lost: %s", member.who.seat, member.who.host, member.who.pid, why)
