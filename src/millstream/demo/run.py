@@ -27,7 +27,7 @@ import msgspec
 from rich.console import Console
 
 from millstream.demo import picture, report, undisturbed
-from millstream.demo.driver import CHECKPOINT
+from millstream.demo.driver import CHECKPOINT, LATENCY, Latency
 from millstream.demo.drivers import LOG, SCRATCH, STORY, DriverFailed, Drivers, Story, plan
 from millstream.demo.live import Show
 from millstream.demo.look import UNDISTURBED_LOG, Onlooker
@@ -52,6 +52,7 @@ _MADE = (
     LOG,
     UNDISTURBED_LOG,
     SCRATCH,
+    LATENCY,
     TRUTH,
     f".{TRUTH}.unfinished",
     f"{STORY}.unfinished",
@@ -104,6 +105,14 @@ def _run(output: Path, traffic: Traffic, kills: int, fresh: bool, console: Conso
     shutil.rmtree(output / SCRATCH, ignore_errors=True)
     report.show(found, truth, console)
     console.print(drawn, highlight=False, markup=False, soft_wrap=True)
+    took = Latency.noted(output)
+    if took.epochs:
+        console.print(
+            f"Resident tasks: an epoch of {took.records // took.epochs:,} queries was read, committed and published in {took.median:,.0f} ms "
+            f"(median of {took.epochs}; {took.longest:,.0f} ms at most).",
+            highlight=False,
+            soft_wrap=True,
+        )
     millstream = sys.argv[0] if Path(sys.argv[0]).name == "millstream" else "millstream"
     console.print(f"Look inside: {millstream} status {output / CHECKPOINT}", style="dim", highlight=False, markup=False, soft_wrap=True)
     return _verdict(len(drivers.story.kills), rows, differences, console)

@@ -159,6 +159,6 @@ def build(
     counts = pipeline.compute(partial(BucketCounter, until), arriving, key="term", name="BucketCounter", produces="counts")
     detector = partial(SpikeDetector, tracked=tuple(tracked), until=until)
     anomalies, forecasts = pipeline.compute(detector, counts, name="SpikeDetector", produces=["anomalies", "forecasts"])
-    pipeline.emit(anomalies, ms.sinks.files(os.path.join(output, "anomalies")))
-    pipeline.emit(forecasts, ms.sinks.files(os.path.join(output, "forecasts")))
+    pipeline.emit(anomalies, ms.sinks.files(os.path.join(output, "anomalies"), roll=0))
+    pipeline.emit(forecasts, ms.sinks.files(os.path.join(output, "forecasts"), roll=0))
     return pipeline

@@ -29,6 +29,7 @@ from millstream.state.folding import adopt
 from millstream.state.manifest import ComputationState, Manifest, ShardState, WaitingParts, edge_name
 from millstream.state.part import Part
 
+MOST_WAITING = 512  # parts of a sink that rolls: they stand in every manifest until they are published
 KEPT_RUNS = 64  # a replica that was last brought up to date by an older run loads anew
 
 
@@ -93,7 +94,8 @@ def _sinks(
     for name in [*known, *(name for name in rolls if name not in known)]:
         old = known.get(name, WaitingParts(plan.now, []))
         parts = [*old.parts, *sinks.pop(name, ())]
-        if parts and plan.ranges.batch is not None and not plan.ranges.flush and plan.now - old.since < rolls.get(name, 0):
+        young = plan.now - old.since < rolls.get(name, 0) and len(parts) < MOST_WAITING
+        if parts and young and plan.ranges.batch is not None and not plan.ranges.flush:
             waiting[name] = WaitingParts(old.since, parts)
         elif parts:
             sinks[name] = parts

@@ -286,10 +286,15 @@ class Epochs:
         for _ in range(MOST_SETTLING):
             if self.latest is None or self.latest.ended is not None or stopped():
                 return
-            if not self.latest.waiting and not unsettled(self.topology, Position.after(self.latest, self.topology)):
+            if not self.is_left_open() and not unsettled(self.topology, Position.after(self.latest, self.topology)):
                 return
             with self.lock:
                 self.run_outside(drain=False)
+
+    def is_left_open(self) -> bool:
+        """Whether the last epoch leaves something that the next run would publish: what waits, or what it may have published already. Where Spark plans, its
+        own log knows that."""
+        return self.latest is not None and bool(self.latest.waiting or (self.is_planned and self.latest.sinks))
 
     # --- what others ask
 

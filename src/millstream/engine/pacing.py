@@ -7,7 +7,7 @@ Rules
    clock or a declaration at most once a second.
 3. A source that can wake us does; the others are asked every `POLL` seconds.
 4. A bounded run ends when no source has anything new; it has one epoch at least, so that there is something to drain.
-5. What waits to be published is published before a run is left by `stop`.
+5. A run that is left by `stop` publishes what waits, and ends with an epoch that has nothing to publish: the next run need not publish anything again.
 """
 
 from __future__ import annotations
@@ -119,5 +119,5 @@ class Pacing:
         """Rule 5."""
         epochs = self._epochs
         with epochs.lock:
-            if epochs.latest is not None and epochs.latest.waiting:
+            while epochs.latest is not None and epochs.is_left_open():
                 epochs.run_planned({}, msgspec.structs.replace(epochs.sources.nothing(epochs.latest), flush=True), time.perf_counter())

@@ -252,8 +252,8 @@ def files(
     Every row has `key`, `timestamp` and `value`, and `id` with `emit(..., ids=True)`. For Parquet say the schema (`"key string, timestamp
     long, value long"`), or the
     types are taken from each part's values. nan: JSON has no NaN and no infinity, so a row with one is an error; "null" writes null in its place.
-    roll: how long rows that are committed wait, to be published as one file for many epochs, such as "10s"; 0: each epoch has files of its own. By
-    default 0 for micro-batches, and "10s" for resident runs, which have tens of epochs a second.
+    roll: how long rows that are committed wait, to be published as one file for many epochs, such as "5s"; 0: each epoch has files of its own. By
+    default 0 for micro-batches, and "5s" for resident runs, which have tens of epochs a second.
 
     >>> files("/data/counts").describe()
     'json files in /data/counts'

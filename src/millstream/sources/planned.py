@@ -39,6 +39,8 @@ class PlannedReader:
 
     #: The columns of every batch that `read` gives, with Arrow's types for Spark's (as `to_arrow_schema(..., timezone="UTC")` says them).
     schema: pa.Schema
+    #: How many bytes one epoch may have at most, where nobody has said how much; None: whatever there is. Resident tasks hold an epoch in memory.
+    most: int | None = None
 
     def begin(self, names: Mapping[str, int], bounded: bool) -> None:
         """Driver, once, at the start of a run, before the first `plan`. names: what all takes that were committed named and did not take back.

@@ -57,7 +57,9 @@ class IntakeReader(PlannedReader):
             end = max(begin, min(end, self._target))
         if begin == end:
             return Take(start)
-        end = intake_reader.until(self._folder, begin, end, self._messages, self._size)
+        most = self.most if self._messages is None and self._size is None else self._size
+        if most is None or self._messages is not None or end - begin > most:
+            end = intake_reader.until(self._folder, begin, end, self._messages, most)
         return Take(_offset(end), intake_reader.split(self._folder, begin, end, self._partitions, _PIECE), end - begin)
 
     def read(self, piece: Any) -> Iterator[pa.RecordBatch]:

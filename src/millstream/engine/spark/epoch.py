@@ -60,6 +60,7 @@ class SparkEpochs(Epochs):
         self.place_bytes = msgspec.msgpack.encode(place)
         self._schemas = self._level_schemas()
         self._session: Any = None
+        self._job_session: Any = None
 
     def __call__(self, batch: DataFrame, number: int) -> None:
         """Spark's foreachBatch calls this; an error is kept for the handle, because Spark would only pass on its text."""
@@ -73,9 +74,10 @@ class SparkEpochs(Epochs):
                 self.error = error
                 raise
 
-    def set_session(self, spark: Any) -> None:
-        """The session in which epochs run that come from no query."""
+    def set_session(self, spark: Any, jobs: Any) -> None:
+        """For epochs that come from no query: the user's session, and the one in which jobs run."""
         self._session = spark
+        self._job_session = jobs
 
     def session(self) -> Any:
         return self._session or _spark()
@@ -128,7 +130,7 @@ class SparkEpochs(Epochs):
         for level, groups in enumerate(self.topology.levels):
             partitions = len(groups) * self.shards
             if flow is None:
-                flow = rows.tick_frame(self.session(), partitions, self.topology, self.value_types)
+                flow = rows.tick_frame(self._job_session or self.session(), partitions, self.topology, self.value_types)
             else:
                 flow = flow.repartitionById(partitions, "part")
             schema, arrow = self._schemas[level]

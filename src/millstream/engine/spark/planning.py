@@ -14,6 +14,7 @@ from typing import Any
 
 import msgspec
 import pyarrow as pa
+from pyspark.sql import SparkSession
 from pyspark.sql import types as T
 from pyspark.sql.pandas.types import from_arrow_schema, to_arrow_schema
 
@@ -37,8 +38,10 @@ from .query import Starting, resume
 from .reasons import reason
 from .residents import ResidentJob, SparkResidentEpochs
 from .run import PlannedRun, Run
+from .session import ARROW
 
-ROLL = 10_000  # milliseconds: for how long sinks of files wait in a resident run, if nobody says it
+MOST = 128 << 20  # bytes of one epoch, where nobody says how much
+ROLL = 5_000  # milliseconds: for how long sinks of files wait in a resident run, if nobody says it
 
 
 def check_tasks(resident: bool, tasks: int | None) -> None:
@@ -134,8 +137,9 @@ def micro_batch_run(asked: Starting) -> Run:
         token = asked.log.runs.claim(latest.token if latest is not None else None)
         latest = asked.latest()  # a run that ends may have committed one more before it found the claim
         epochs = PlannedSparkEpochs(asked.program, place, asked.log, latest, token, value_types)
-        epochs.set_session(spark)
-        epochs.frames = TakeFrames(spark, topology, sources, identity.shards, value_types)
+        own = _own_settings(spark)
+        epochs.set_session(spark, own)
+        epochs.frames = TakeFrames(own, topology, sources, identity.shards, value_types)
         epochs.sources = Sources({name: one.reader for name, one in planned.items()}, asked.storage, token)
         _begin(asked, epochs.sources, latest)
         resume(epochs)
@@ -144,6 +148,15 @@ def micro_batch_run(asked: Starting) -> Run:
     except BaseException:
         _close(planned, topology)
         raise
+
+
+def _own_settings(spark: Any) -> Any:
+    """A copy of the user's session, with all that was set in it, and with the settings that a query of ours would have (a query has a copy, too)."""
+    own = SparkSession(spark.sparkContext, spark._jsparkSession.cloneSession())
+    for name, value in ARROW.items():
+        if not spark.sparkContext.getConf().contains(name):
+            own.conf.set(name, value)
+    return own
 
 
 def _close(planned: Mapping[str, _Planned], topology: Topology) -> None:
@@ -213,6 +226,8 @@ def resident_run(asked: Starting, tasks: int | None) -> Run:
                 guards_off=off,
             )
         )
+        for one in planned.values():
+            one.reader.most = MOST
         epochs = SparkResidentEpochs(program, identity.shards, asked.log, latest, token, None, folds, Guards.without(off))
         epochs.spark, epochs.resident_job = spark, job
         epochs.cluster, epochs.keyings, epochs.seats = cluster, keyings, seats

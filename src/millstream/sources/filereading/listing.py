@@ -120,17 +120,31 @@ class UnreadFiles:
         self._planned = None
         self._all = dict(self._folder.look()) if bounded else None
 
-    def plan(self, start: int) -> NewFiles:
-        """What comes after so many names."""
+    def plan(self, start: int, most: int | None = None) -> NewFiles:
+        """What comes after so many names. most: bytes that are enough, once there is one file."""
         self.settle(start)
         there = self._folder.look() if self._all is None else self._all
         oldest = self._oldest()
         new = sorted((modified, name) for name, modified in there.items() if name not in self._read and modified >= oldest)[: self._limit]
+        if most is not None and len(new) > 1:
+            new = new[: self._enough([name for _, name in new], most)]
         gone: list[str] = []
         if new and (after := max(new[-1][0], self._newest or 0) - self._max_age) > self._least:
             gone = [name for name, modified in self._read.items() if modified < after]
         self._planned = NewFiles(start + len(new), {name: modified for modified, name in new}, gone)
         return self._planned
+
+    def _enough(self, names: list[str], most: int) -> int:
+        """How many files are enough."""
+        total = 0
+        for count, name in enumerate(names):
+            try:
+                total += os.stat(os.path.join(self._folder.path, name)).st_size
+            except OSError:
+                continue  # gone meanwhile: whoever reads it says so
+            if total > most:
+                return max(1, count)
+        return len(names)
 
     def settle(self, end: int) -> None:
         """Everything up to so many names is committed."""

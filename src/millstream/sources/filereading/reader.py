@@ -71,7 +71,7 @@ class FileReader(PlannedReader):
         return _offset(0)
 
     def plan(self, start: str) -> Take:
-        planned = self._planner().plan(_number(start))
+        planned = self._planner().plan(_number(start), self.most if self._settings.limit is None else None)
         paths = [os.path.join(self._path, name) for name in planned.names]
         sizes = [lines.length(path) for path in paths]
         return Take(
