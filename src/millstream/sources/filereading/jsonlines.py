@@ -20,10 +20,10 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 import pyarrow.json as pj
 
 from millstream.sources.filereading import texts
+from millstream.sources.filereading.castings import Misfit, cast
 from millstream.sources.filereading.lines import blocks
 from millstream.sources.filereading.refusal import refusal
 from millstream.sources.filereading.tokens import JsonValue, MalformedLine, first_value
@@ -31,19 +31,10 @@ from millstream.sources.filereading.tokens import JsonValue, MalformedLine, firs
 _SMALL = 32 << 10
 _BARE = re.compile(rb"[:\[,][ \t]*-?(?:NaN|Inf(?:inity)?)[ \t]*[,\]}]")
 _QUAD = re.compile(r"[\x00-\x20]*([A-Za-z0-9+/]{4}|[A-Za-z0-9+/]{3}=|[A-Za-z0-9+/]{2}==)")
-_TIMES = r"^[0-9]{4}-[0-9]{2}-[0-9]{2}[T ](?:[01][0-9]|2[0-3]):[0-5][0-9]:[0-5][0-9](?:\.[0-9]{1,6})?"
 _WRAP = 1 << 64
 _NON_NUMERIC = {"NaN": "nan", "+INF": "inf", "INF": "inf", "+Infinity": "inf", "Infinity": "inf", "-INF": "-inf", "-Infinity": "-inf"}
 
 Converter = Callable[[JsonValue, str], Any]
-
-
-class Misfit(Exception):
-    """A value that does not fit its column. what: for people."""
-
-    def __init__(self, what: str) -> None:
-        super().__init__(what)
-        self.what = what
 
 
 class Partial(Exception):
@@ -126,18 +117,9 @@ class JsonLines:
         array = column.combine_chunks() if column.num_chunks != 1 else column.chunk(0)
         if array.type == wanted:
             return array
-        if pa.types.is_timestamp(wanted):
-            suffix = "Z$" if wanted.tz and self._zone != "UTC" else "Z?$" if wanted.tz else "$"
-            if pc.all(pc.match_substring_regex(array, _TIMES + suffix), min_count=0).as_py() is not True:
-                raise Misfit("time")
-            return pc.utf8_rtrim(array, "Z").cast(pa.timestamp("us")).cast(wanted)
-        if pa.types.is_date(wanted):
-            if pc.all(pc.match_substring_regex(array, r"^[0-9]{4}-[0-9]{2}-[0-9]{2}$"), min_count=0).as_py() is not True:
-                raise Misfit("date")
-            return array.cast(wanted)
         if pa.types.is_binary(wanted) or pa.types.is_large_binary(wanted):
             return pa.array([None if text is None else _base64(text) for text in array.to_pylist()], wanted)
-        return array.cast(wanted)
+        return cast(array, wanted, self._zone)
 
     def _slowly(self, block: bytes, path: str, number: int | None) -> pa.RecordBatch:
         rows: list[tuple[Any, ...]] = []

@@ -131,7 +131,7 @@ def _pattern(value: str) -> dict[str, Any] | None:
 def _zone(value: str) -> dict[str, Any] | None:
     try:
         ZoneInfo(value)
-    except (ValueError, OSError):
+    except (ValueError, OSError, KeyError):
         return None
     return {"zone": value}
 
