@@ -9,6 +9,8 @@ Rules
 
 from __future__ import annotations
 
+import decimal
+
 import pyarrow as pa
 import pyarrow.compute as pc
 
@@ -16,6 +18,7 @@ _TIME = r"^[0-9]{4}-[0-9]{2}-[0-9]{2}[T ](?:[01][0-9]|2[0-3]):[0-5][0-9]:[0-5][0
 _DATE = r"^[0-9]{4}-[0-9]{2}-[0-9]{2}$"
 _NUMBER = r"^-?[0-9]{1,300}(?:\.[0-9]{1,300})?(?:[eE][+-]?[0-9]{1,2})?$"
 _INTEGER = r"^-?[0-9]{1,18}$"
+_WIDE = decimal.Context(prec=100)
 
 
 class Misfit(Exception):
@@ -51,7 +54,16 @@ def cast(array: pa.Array, wanted: pa.DataType, zone: str) -> pa.Array:
     if not (t.is_signed_integer(wanted) or t.is_floating(wanted) or t.is_decimal(wanted)):
         raise Misfit
     _check(array, _INTEGER if t.is_signed_integer(wanted) else _NUMBER)
-    return array.cast(wanted)
+    return checked(array.cast(wanted)) if t.is_decimal(wanted) else array.cast(wanted)
+
+
+def checked(array: pa.Array) -> pa.Array:
+    """A column of decimals, none of which has more digits than its type allows. (Arrow does not look when it reads one from JSON.)"""
+    kind = array.type
+    most = pa.scalar(decimal.Decimal(10**kind.precision - 1).scaleb(-kind.scale, _WIDE), kind)
+    if not pc.all(pc.less_equal(pc.abs(array), most), min_count=0).as_py():
+        raise Misfit
+    return array
 
 
 def _check(array: pa.Array, pattern: str) -> None:

@@ -7,7 +7,8 @@ Rules
 3. A block that the quick way refuses is cut into small ones. Those that it refuses again are read line by line, by `csvtokens`.
 4. A line with too many or too few values, or with one that does not fit its column, is an error; or, with a column for it, a row that has its text there,
    and null for what does not fit; or it is left out, if the source's mode says so.
-5. Bytes that are not UTF-8 become U+FFFD.
+5. Quotes that are neither escaped nor in place may be more than `csvtokens` can tell; such a line is a bad one, even where Spark reads something.
+6. Bytes that are not UTF-8 become U+FFFD.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ import pyarrow.csv as pv
 
 from millstream.sources.filereading import castings, texts
 from millstream.sources.filereading.castings import Misfit
-from millstream.sources.filereading.csvtokens import values
+from millstream.sources.filereading.csvtokens import OddQuotes, values
 from millstream.sources.filereading.lines import blocks
 from millstream.sources.filereading.refusal import refusal
 from millstream.sources.filereading.settings import Settings
@@ -129,8 +130,11 @@ class CsvRows:
             if not line.strip(_BLANK):
                 continue
             text = line.decode("utf-8", "replace")
-            found = values(text, given.separator, given.quote, given.escape)
-            wrong = None if len(found) == width else f"it has {len(found)} values, and the schema {width}"
+            try:
+                found = values(text, given.separator, given.quote, given.escape)
+                wrong = None if len(found) == width else f"it has {len(found)} values, and the schema {width}"
+            except OddQuotes:
+                found, wrong = [], "it has quotes and escapes in places where they mean nothing"
             row: list[Any] = [None] * width
             for place, (value, converter) in enumerate(zip(found, self._converters, strict=False)):
                 value = given.empty if value == "" else value

@@ -6,13 +6,16 @@ Rules
 3. In it, the escape before a quote, or before another escape, goes; before anything else it stays. A line that ends inside a quoted value ends it.
 4. A quote that has something else behind it was none: the value is then what stands up to the next separator, with its quotes. Of several in a row that
    end a value, the last one does.
-5. An empty value is null; an empty one in quotes is not.
+5. A quote of rule 4 that has an escape behind it, or blanks and one more quote in the last value of a line, is refused: what Spark's parser makes of it
+   follows no rule.
+6. An empty value is null; an empty one in quotes is not.
 """
 
 from __future__ import annotations
 
-#: A value that is not there, and one that is empty in quotes.
-NOTHING, EMPTY = None, ""
+
+class OddQuotes(Exception):
+    """A line with quotes and escapes in places where they mean nothing."""
 
 
 def values(line: str, separator: str, quote: str, escape: str) -> list[str | None]:
@@ -30,7 +33,7 @@ def values(line: str, separator: str, quote: str, escape: str) -> list[str | Non
         else:
             stop = line.find(separator, at)
             stop = end if stop < 0 else stop
-            found.append(line[at:stop] or NOTHING)
+            found.append(line[at:stop] or None)
             at = stop
         if at >= end:
             return found
@@ -41,6 +44,8 @@ def _quoted(line: str, start: int, separator: str, quote: str, escape: str) -> t
     """A value that begins with a quote, and where it ends: at a separator, or the end of the line."""
     out: list[str] = []
     at, end = start + 1, len(line)
+    if at == end:
+        return quote, end
     while at < end:
         sign = line[at]
         after = line[at + 1] if at + 1 < end else ""
@@ -57,8 +62,11 @@ def _quoted(line: str, start: int, separator: str, quote: str, escape: str) -> t
                 return "".join(out) + quote * (run - at - 1), behind
             stop = line.find(separator, behind)
             stop = end if stop < 0 else stop
+            if line[run] == escape or (behind > run and stop == end and quote in line[behind:]):
+                raise OddQuotes
             return quote + "".join(out) + line[at:stop], stop
         else:
-            out.append(sign)
+            if sign != escape or after:
+                out.append(sign)
             at += 1
     return "".join(out), end

@@ -22,8 +22,8 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.json as pj
 
-from millstream.sources.filereading import texts
-from millstream.sources.filereading.castings import Misfit, cast
+from millstream.sources.filereading import castings, texts
+from millstream.sources.filereading.castings import Misfit
 from millstream.sources.filereading.lines import blocks
 from millstream.sources.filereading.refusal import refusal
 from millstream.sources.filereading.tokens import JsonValue, MalformedLine, first_value
@@ -115,11 +115,13 @@ class JsonLines:
 
     def _fitted(self, column: pa.ChunkedArray, wanted: pa.DataType) -> pa.Array:
         array = column.combine_chunks() if column.num_chunks != 1 else column.chunk(0)
+        if pa.types.is_decimal(wanted) and len(array):
+            return castings.checked(array)
         if array.type == wanted:
             return array
         if pa.types.is_binary(wanted) or pa.types.is_large_binary(wanted):
             return pa.array([None if text is None else _base64(text) for text in array.to_pylist()], wanted)
-        return cast(array, wanted, self._zone)
+        return castings.cast(array, wanted, self._zone)
 
     def _slowly(self, block: bytes, path: str, number: int | None) -> pa.RecordBatch:
         rows: list[tuple[Any, ...]] = []
@@ -206,6 +208,8 @@ def _quick_type(kind: pa.DataType, top: bool) -> pa.DataType | None:
         or t.is_decimal128(kind)
     ):
         return kind
+    if t.is_decimal128(kind):
+        return kind if top else None
     if t.is_list(kind):
         inner = _quick_type(kind.value_type, False)
         return kind if inner is not None else None
