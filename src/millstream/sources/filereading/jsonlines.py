@@ -199,14 +199,7 @@ def _quick_type(kind: pa.DataType, top: bool) -> pa.DataType | None:
     t = pa.types
     if t.is_timestamp(kind) or t.is_date(kind) or t.is_binary(kind) or t.is_large_binary(kind) or t.is_large_string(kind):
         return pa.string() if top else None
-    if (
-        t.is_string(kind)
-        or t.is_boolean(kind)
-        or t.is_signed_integer(kind)
-        or t.is_float64(kind)
-        or t.is_float32(kind)
-        or t.is_decimal128(kind)
-    ):
+    if t.is_string(kind) or t.is_boolean(kind) or t.is_signed_integer(kind) or t.is_float64(kind) or t.is_float32(kind):
         return kind
     if t.is_decimal128(kind):
         return kind if top else None
