@@ -95,7 +95,7 @@ class CsvRows:
                 return None
         nulls = ["", given.null]
         try:
-            table = pv.read_csv(
+            table = pv.open_csv(
                 pa.BufferReader(block),
                 pv.ReadOptions(use_threads=False, block_size=len(block) + 1, column_names=self._names),
                 pv.ParseOptions(
@@ -111,7 +111,7 @@ class CsvRows:
                     strings_can_be_null=True,
                     quoted_strings_can_be_null=True,
                 ),
-            )
+            ).read_all()
             if table.num_rows != block.count(b"\n"):
                 return None
             arrays = [

@@ -13,6 +13,7 @@ Rules
 
 from __future__ import annotations
 
+import bisect
 import os
 import time
 from collections.abc import Callable, Mapping
@@ -56,8 +57,11 @@ class Folder:
         self._listed = 0.0
 
     def look(self) -> dict[str, int]:
-        """All files that are there, with their times of modification (ms) when they were first seen."""
-        before = os.stat(self.path).st_mtime_ns
+        """All files that are there, with their times of modification (ms) when they were first seen. The same object says that nothing has changed."""
+        try:
+            before = os.stat(self.path).st_mtime_ns
+        except FileNotFoundError:
+            raise InputError(f"there is no directory {self.path} any longer. Make it again, or correct the path of the source") from None
         now = time.time()
         if before == self._changed and now - self._listed < _TRUSTED:
             return self._known
@@ -73,9 +77,10 @@ class Folder:
                     passed.add(name)
                 else:
                     self._first_look(entry, found)
-        self._known, self._passed, self._listed = found, passed, now
+        self._known = self._known if found == self._known else found
+        self._passed, self._listed = passed, now
         self._changed = before if now - before / 1e9 > _SETTLED else -1
-        return found
+        return self._known
 
     def _first_look(self, entry: os.DirEntry[str], found: dict[str, int]) -> None:
         try:
@@ -111,6 +116,8 @@ class UnreadFiles:
         self._least = _NEVER  # no file in _read is older
         self._planned: NewFiles | None = None  # and not known to be committed
         self._all: dict[str, int] | None = None  # of a bounded run
+        self._sorted: dict[str, int] | None = None  # the listing that _waiting was made of
+        self._waiting: list[tuple[int, str]] = []  # what is there and not read, in order
 
     def begin(self, names: Mapping[str, int], bounded: bool) -> None:
         """What has been read. bounded: what is there now is all that will be."""
@@ -119,13 +126,17 @@ class UnreadFiles:
         self._least = min(names.values(), default=_NEVER)
         self._planned = None
         self._all = dict(self._folder.look()) if bounded else None
+        self._sorted = None
 
     def plan(self, start: int) -> NewFiles:
         """What comes after so many names."""
         self.settle(start)
         there = self._folder.look() if self._all is None else self._all
-        oldest = self._oldest()
-        new = sorted((modified, name) for name, modified in there.items() if name not in self._read and modified >= oldest)[: self._limit]
+        if there is not self._sorted:
+            self._waiting = sorted((modified, name) for name, modified in there.items() if name not in self._read)
+            self._sorted = there
+        first = bisect.bisect_left(self._waiting, (self._oldest(), ""))
+        new = self._waiting[first : None if self._limit is None else first + self._limit]
         gone: list[str] = []
         if new and (after := max(new[-1][0], self._newest or 0) - self._max_age) > self._least:
             gone = [name for name, modified in self._read.items() if modified < after]
@@ -140,6 +151,7 @@ class UnreadFiles:
         self._read.update(planned.names)
         for name in planned.gone:
             del self._read[name]
+        self._waiting = [one for one in self._waiting if one[1] not in planned.names]
         self._least = min(self._read.values()) if planned.gone else min(self._least, *planned.names.values())
         self._newest = max(*planned.names.values(), self._newest or 0)
         self._planned = None
