@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import decimal
 import json
 import random
 from collections.abc import Callable
 from typing import Any
+
+import pyarrow as pa
 
 #: By type, texts of values as they may stand in JSON. The first few are of the plain form that is read quickly.
 JSON_VALUES: dict[str, tuple[list[str], list[str]]] = {
@@ -396,6 +399,34 @@ def text_file(chance: random.Random, line: Callable[[float], str]) -> bytes:
         text = text.rstrip("\r\n")
     mark = b"\xef\xbb\xbf" if chance.random() < 0.1 else b""
     return mark + text.encode("utf-8", "replace")
+
+
+def arrow_value(chance: random.Random, kind: Any) -> Any:
+    """A value of an Arrow type, or null."""
+    t = pa.types
+    if chance.random() < 0.15:
+        return None
+    if t.is_list(kind):
+        return [arrow_value(chance, kind.value_type) for _ in range(chance.randint(0, 3))]
+    if t.is_map(kind):
+        return [(f"k{at}", arrow_value(chance, kind.item_type)) for at in range(chance.randint(0, 3))]
+    if t.is_struct(kind):
+        return {kind.field(at).name: arrow_value(chance, kind.field(at).type) for at in range(kind.num_fields)}
+    if t.is_string(kind):
+        return chance.choice(["", "x", "ä€😀", "a\0b"])
+    if t.is_binary(kind):
+        return chance.choice([b"", b"\xff\0"])
+    if t.is_boolean(kind):
+        return chance.random() < 0.5
+    if t.is_decimal(kind):
+        return decimal.Decimal(chance.randint(-(10**kind.precision) + 1, 10**kind.precision - 1)).scaleb(-kind.scale)
+    if t.is_floating(kind):
+        return chance.choice([0.0, -0.0, 1.5, float("nan"), float("-inf"), 2.0**-20])
+    if t.is_date(kind):
+        return chance.randint(-700_000, 2_000_000)
+    if t.is_timestamp(kind):
+        return chance.randint(-(10**16), 10**16)
+    return chance.randint(-(1 << kind.bit_width - 1), (1 << kind.bit_width - 1) - 1)
 
 
 def ddl(schema: dict[str, str]) -> str:

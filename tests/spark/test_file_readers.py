@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import bz2
 import datetime
 import decimal
+import gzip
 import itertools
 import os
 import random
+import zlib
 from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
@@ -366,8 +369,6 @@ def test_parquet_columns_are_found_by_name_and_row_groups_are_pieces(spark: Any,
     pq.write_table(pa.table({"other": numbers.slice(0, 3)}), tmp_path / "b.parquet")
     pq.write_table(pa.table({"n": numbers.slice(0, 0)}), tmp_path / "c.parquet")
     (tmp_path / "d.parquet").write_bytes(b"")
-    old = pq.write_table(pa.table({"n": numbers.slice(0, 2)}), tmp_path / "e.parquet", use_deprecated_int96_timestamps=True)
-    assert old is None
     source = ms.sources.files(tmp_path, schema="n long, s struct<y:long,z:string>, missing array<string>", format="parquet")
     theirs = by_spark(spark, tmp_path, source, None)
     ours: dict[str, list[Any]] = {}
@@ -376,6 +377,43 @@ def test_parquet_columns_are_found_by_name_and_row_groups_are_pieces(spark: Any,
         ours.setdefault(origin, []).extend(some)
     assert {origin: some for origin, some in ours.items() if some} == theirs
     assert len(found) > 9
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_parquet(spark: Any, tmp_path: Path, seed: int) -> None:
+    for round_ in range(3):
+        chance = random.Random(f"{seed} {round_}")
+        schema = filecases.json_schema(chance)
+        kinds = arrow(filecases.ddl(schema))
+        folder = tmp_path / f"in {round_}"
+        folder.mkdir()
+        for at in range(20):
+            count = chance.randint(0, 30)
+            there = [field for field in kinds if chance.random() < 0.9] or list(kinds)
+            chance.shuffle(there)
+            columns = {
+                field.name.upper() if chance.random() < 0.3 else field.name: pa.array(
+                    [filecases.arrow_value(chance, field.type) for _ in range(count)], field.type
+                )
+                for field in there
+            }
+            pq.write_table(pa.table(columns), folder / f"{at:02}.parquet", row_group_size=chance.choice([1, 7, 100]))
+        source = ms.sources.files(folder, schema=filecases.ddl(schema), format="parquet")
+        ours = {origin: found for _, origin, found in by_us(source, None) if found}
+        assert ours == by_spark(spark, folder, source, None)
+
+
+def test_compressed_files(spark: Any, tmp_path: Path) -> None:
+    text = "".join(f'{{"a":{at}}}\n' for at in range(1000)).encode()
+    (tmp_path / "a.json.gz").write_bytes(gzip.compress(text) + gzip.compress(b'{"a":-1}'))
+    (tmp_path / "b.json.bz2").write_bytes(bz2.compress(text))
+    (tmp_path / "c.json.deflate").write_bytes(zlib.compress(text))
+    source = ms.sources.files(tmp_path, schema="a long", format="json")
+    assert {origin: found for _, origin, found in by_us(source, None)} == by_spark(spark, tmp_path, source, None)
+    (tmp_path / "a.json.gz").write_bytes(gzip.compress(text)[:-20])
+    assert [os.path.basename(origin) for origin in refused(source, tmp_path)] == ["a.json.gz"]
+    os.rename(tmp_path / "c.json.deflate", tmp_path / "c.json.snappy")
+    assert len(refused(source, tmp_path)) == 2
 
 
 def test_files_that_are_no_parquet_are_named(tmp_path: Path) -> None:
