@@ -111,7 +111,7 @@ def test_every_file_is_committed_once_and_in_order(steps: list[tuple[str, int, i
 def test_a_planner_that_takes_planned_for_committed_is_found_out(monkeypatch: pytest.MonkeyPatch) -> None:
     plan = UnreadFiles.plan
 
-    def hasty(self: UnreadFiles, start: int) -> Any:
+    def hasty(self: UnreadFiles, start: int, most: int | None = None) -> Any:
         found = plan(self, start)
         self.settle(found.end)
         return found

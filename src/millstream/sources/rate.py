@@ -1,12 +1,31 @@
-"""Spark's rate source, for trying things."""
+"""Numbered rows at a steady pace, for trying things.
+
+Rules
+1. Row n belongs to the moment `start + n * 1000 / rows_per_second`, in whole milliseconds, rounded as Spark's rate source rounds. So a row is the same
+   whenever it is read, and whoever reads it.
+2. An offset is {"start": ms, "rows": n}: when the first row was due, and how many there were. Rows are there as soon as they are due, not only once a second.
+"""
 
 from __future__ import annotations
 
+import json
+import os
+import time
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from millstream.errors import DefinitionError
+import msgspec
+
+from millstream.errors import CheckpointError, DefinitionError
 from millstream.sources.base import Source
+from millstream.sources.planned import PlannedReader, Take
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+_ROWS, _MOST = 50_000, 1_000_000  # in a piece, in an epoch: the rest comes with the next
+_BYTES = 16
 
 
 @dataclass(frozen=True)
@@ -19,12 +38,88 @@ class Rate(Source):
     def load(self, spark: Any, unreadable: str | None = None) -> Any:
         return spark.readStream.format("rate").option("rowsPerSecond", self.rows_per_second).load()
 
+    def unplanned(self) -> str | None:
+        return None
+
+    def reader(self, arrow_schema: Callable[[Any], Any], unreadable: str | None = None) -> PlannedReader:
+        return RateReader(self.rows_per_second)
+
     def describe(self) -> str:
         return f"{self.rows_per_second} rows a second"
 
 
+class RatePiece(msgspec.Struct, frozen=True):
+    """Rows from `first` up to `end`, which is not among them. start: when row 0 was due."""
+
+    start: int
+    first: int
+    end: int
+
+
+class RateReader(PlannedReader):
+    """Plans and reads numbered rows. clock: milliseconds since 1970."""
+
+    def __init__(self, rows_per_second: int, clock: Callable[[], int] | None = None) -> None:
+        import pyarrow as pa
+
+        self.schema = pa.schema([("timestamp", pa.timestamp("us", "UTC")), ("value", pa.int64())])
+        self._rows_per_second = rows_per_second
+        self._clock = clock or _now
+        self._until: int | None = None
+
+    def begin(self, names: Mapping[str, int], bounded: bool) -> None:
+        self._until = self._clock() if bounded else None
+
+    def first(self) -> str:
+        return _rate_offset(self._clock(), 0)
+
+    def plan(self, start: str) -> Take:
+        begun, rows = _read_offset(start)
+        now = self._clock() if self._until is None else self._until
+        end = min(max(rows, (now - begun) * self._rows_per_second // 1000), rows + _MOST)
+        pieces = [RatePiece(begun, at, min(at + _ROWS, end)) for at in range(rows, end, _ROWS)]
+        return Take(_rate_offset(begun, end), pieces, (end - rows) * _BYTES)
+
+    def read(self, piece: RatePiece) -> Iterator[pa.RecordBatch]:
+        import numpy as np
+        import pyarrow as pa
+
+        values = np.arange(piece.first, piece.end, dtype=np.int64)
+        pace = self._rows_per_second
+        due = piece.start + (values // pace) * 1000 + ((values % pace) * 2000 + pace) // (2 * pace)
+        yield pa.RecordBatch.from_arrays([pa.array(due * 1000).cast(self.schema.field(0).type), pa.array(values)], schema=self.schema)
+
+    def adopt(self, offset: str, folder: str) -> Take:
+        """Spark's offset is a number of seconds; when it began stands in the first entry of the source's own log."""
+        try:
+            with open(os.path.join(folder, "0"), encoding="utf-8") as handle:
+                return Take(_rate_offset(int(handle.read().split("\n")[1]), int(offset) * self._rows_per_second))
+        except (OSError, ValueError, IndexError) as error:
+            raise CheckpointError(f"Spark's log of the rate source cannot be read: offset {offset!r}, {folder}: {error}") from error
+
+
+def _now() -> int:
+    return time.time_ns() // 1_000_000
+
+
+def _rate_offset(start: int, rows: int) -> str:
+    return f'{{"start":{start},"rows":{rows}}}'
+
+
+def _read_offset(offset: str) -> tuple[int, int]:
+    try:
+        read = json.loads(offset)
+        return int(read["start"]), int(read["rows"])
+    except (ValueError, KeyError, TypeError):
+        raise CheckpointError(f"{offset!r} is not an offset of a rate source") from None
+
+
 def rate(rows_per_second: int = 100) -> Rate:
-    """Numbered rows (`timestamp`, `value`) at a steady pace, for trying things."""
+    """Numbered rows (`timestamp`, `value`) at a steady pace, for trying things.
+
+    >>> rate(10).describe()
+    '10 rows a second'
+    """
     if rows_per_second < 1:
         raise DefinitionError("sources.rate(rows_per_second=...): at least 1")
     return Rate(rows_per_second)

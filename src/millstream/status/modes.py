@@ -15,6 +15,7 @@ _SHOWN = 0.05  # milliseconds
 def words(mode: RunMode) -> str:
     """The mode in a few words.
 
+    >>> from millstream.state.alive import TaskSign
     >>> words(RunMode("resident", generation=2, losses=1, tasks=[TaskSign(0, "host", 7, [0, 1])]))
     'resident, generation 2, 1 task, 1 loss'
     >>> words(RunMode())

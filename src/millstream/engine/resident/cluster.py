@@ -35,7 +35,7 @@ _log = logging.getLogger("millstream.resident")
 
 
 class _Member:
-    def __init__(self, who: Seated, connection: wire.Link) -> None:
+    def __init__(self, who: Seated, connection: wire.SeatLink) -> None:
         self.who = who
         self.connection = connection
         self.heard = time.monotonic()
@@ -291,7 +291,7 @@ class Cluster:
             read_all(connection, lambda frame: self._got(member, frame))
             self._lose(member, "its connection was closed")
 
-    def _seated(self, hello: SeatHello, connection: wire.Link) -> _Member | None:
+    def _seated(self, hello: SeatHello, connection: wire.SeatLink) -> _Member | None:
         with self._changed:
             if self._is_ending:
                 connection.close()

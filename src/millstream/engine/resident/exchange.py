@@ -45,8 +45,8 @@ class Exchange:
         self._given_up = Attempt()
         self._is_over = False
         self._members: dict[int, Seated] = {}
-        self._links: dict[int, tuple[Seated, wire.Link]] = {}
-        self._incoming: list[wire.Link] = []
+        self._links: dict[int, tuple[Seated, wire.SeatLink]] = {}
+        self._incoming: list[wire.SeatLink] = []
         self._listener = wire.listen(host)
         self.address = written(host, self._listener.getsockname()[1])
         threading.Thread(target=self._accept, name="millstream-exchange", daemon=True).start()
@@ -108,7 +108,7 @@ class Exchange:
                 self._changed.wait()
             return [data for data in self._inbox.take(level) if len(data)]
 
-    def _link(self, seat: int) -> wire.Link:
+    def _link(self, seat: int) -> wire.SeatLink:
         found = self._links.get(seat)
         if found is None:
             host, port = parse_address(self._members[seat].address)
@@ -141,7 +141,7 @@ class Exchange:
                     self._changed.notify_all()
 
 
-def read_all(connection: wire.Link, got: Callable[[wire.ResidentFrame], None]) -> None:
+def read_all(connection: wire.SeatLink, got: Callable[[wire.ResidentFrame], None]) -> None:
     """SeatReads a connection to its end."""
     try:
         while (frame := connection.receive()) is not None:

@@ -45,7 +45,7 @@ class ResidentFrame(NamedTuple):
     body: memoryview
 
 
-class Link:
+class SeatLink:
     """One end of a connection whose other end has proved that it knows the cookie."""
 
     def __init__(self, sock: socket.socket, cookie: bytes, *, is_server: bool, compared: bool = True) -> None:
@@ -122,25 +122,25 @@ def listen(host: str) -> socket.socket:
     return sock
 
 
-def connect(host: str, port: int, cookie: bytes, tls: ssl.SSLContext | None = None, patience: float = GREETING) -> Link:
+def connect(host: str, port: int, cookie: bytes, tls: ssl.SSLContext | None = None, patience: float = GREETING) -> SeatLink:
     """Connects to whoever listens there. Raises OSError or RemoteProtocolError."""
     sock = socket.create_connection((host, port), patience)
     try:
         if tls is not None:
             sock = tls.wrap_socket(sock)
-        return Link(sock, cookie, is_server=False)
+        return SeatLink(sock, cookie, is_server=False)
     except BaseException:
         sock.close()
         raise
 
 
-def accept(sock: socket.socket, cookie: bytes, tls: ssl.SSLContext | None = None, compared: bool = True) -> Link:
+def accept(sock: socket.socket, cookie: bytes, tls: ssl.SSLContext | None = None, compared: bool = True) -> SeatLink:
     """The other end of that, for a socket that was accepted."""
     try:
         if tls is not None:
             sock.settimeout(GREETING)
             sock = tls.wrap_socket(sock, server_side=True)
-        return Link(sock, cookie, is_server=True, compared=compared)
+        return SeatLink(sock, cookie, is_server=True, compared=compared)
     except ssl.SSLError as error:
         sock.close()
         raise RemoteProtocolError(f"the handshake failed: {error}") from error

@@ -10,6 +10,8 @@
     tokens      one line of JSON, token by token, by the rules of Spark's parser
     jsonlines   JSON lines: quick where that is certainly the same, line by line elsewhere
     csvrows     CSV likewise
+    csvtokens   one line of CSV, value by value, by the rules of Spark's parser
+    castings    columns of text made columns of another type, where that is certainly the same
     parquet     Parquet files, with their columns fitted to the schema
 
 It must not know Spark's classes, nor an epoch. Its rows are the same that Spark's readers give, or it refuses.

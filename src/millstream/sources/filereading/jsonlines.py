@@ -20,10 +20,10 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 import pyarrow.json as pj
 
-from millstream.sources.filereading import texts
+from millstream.sources.filereading import castings, texts
+from millstream.sources.filereading.castings import Misfit
 from millstream.sources.filereading.lines import blocks
 from millstream.sources.filereading.refusal import refusal
 from millstream.sources.filereading.tokens import JsonValue, MalformedLine, first_value
@@ -31,19 +31,10 @@ from millstream.sources.filereading.tokens import JsonValue, MalformedLine, firs
 _SMALL = 32 << 10
 _BARE = re.compile(rb"[:\[,][ \t]*-?(?:NaN|Inf(?:inity)?)[ \t]*[,\]}]")
 _QUAD = re.compile(r"[\x00-\x20]*([A-Za-z0-9+/]{4}|[A-Za-z0-9+/]{3}=|[A-Za-z0-9+/]{2}==)")
-_TIMES = r"^[0-9]{4}-[0-9]{2}-[0-9]{2}[T ](?:[01][0-9]|2[0-3]):[0-5][0-9]:[0-5][0-9](?:\.[0-9]{1,6})?"
 _WRAP = 1 << 64
 _NON_NUMERIC = {"NaN": "nan", "+INF": "inf", "INF": "inf", "+Infinity": "inf", "Infinity": "inf", "-INF": "-inf", "-Infinity": "-inf"}
 
 Converter = Callable[[JsonValue, str], Any]
-
-
-class Misfit(Exception):
-    """A value that does not fit its column. what: for people."""
-
-    def __init__(self, what: str) -> None:
-        super().__init__(what)
-        self.what = what
 
 
 class Partial(Exception):
@@ -72,29 +63,31 @@ class JsonLines:
         """The rows of a piece."""
         line = 1 if start == 0 else None
         for block in blocks(path, start, end):
-            batch = self._quickly(block)
+            count = block.count(b"\n")
+            batch = self._quickly(block, count)
             if batch is not None:
                 yield batch
             else:
                 yield from self._in_parts(block, path, line)
-            line = None if line is None else line + block.count(b"\n")
+            line = None if line is None else line + count
 
     def _in_parts(self, block: bytes, path: str, line: int | None) -> Iterator[pa.RecordBatch]:
         at = 0
         while at < len(block):
             end = block.find(b"\n", min(at + _SMALL, len(block) - 1)) + 1
             part = block[at:end]
-            batch = self._quickly(part) if len(part) < len(block) else None
+            count = part.count(b"\n")
+            batch = self._quickly(part, count) if len(part) < len(block) else None
             batch = self._slowly(part, path, line) if batch is None else batch
             if batch.num_rows:
                 yield batch
-            line = None if line is None else line + part.count(b"\n")
+            line = None if line is None else line + count
             at = end
 
-    def _quickly(self, block: bytes) -> pa.RecordBatch | None:
+    def _quickly(self, block: bytes, count: int) -> pa.RecordBatch | None:
+        """The rows of so many lines; None if they are not certainly Spark's."""
         if self._quick is None:
             return None
-        count = block.count(b"\n")
         if not _one_object_a_line(block, count):
             block = b"\n".join(stripped for line in block.split(b"\n") if (stripped := line.strip(b" \t"))) + b"\n"
             count = block.count(b"\n")
@@ -108,11 +101,7 @@ class JsonLines:
         if (b"Inf" in block or b"NaN" in block) and _BARE.search(block):
             return None
         try:
-            table = pj.read_json(
-                pa.BufferReader(block),
-                read_options=pj.ReadOptions(use_threads=False, block_size=len(block) + 1),
-                parse_options=pj.ParseOptions(explicit_schema=self._quick, newlines_in_values=False, unexpected_field_behavior="ignore"),
-            )
+            table = _table(block, self._quick)
             if table.num_rows != count:
                 return None
             arrays = [self._fitted(table.column(field.name), field.type) for field in self._columns]
@@ -124,20 +113,13 @@ class JsonLines:
 
     def _fitted(self, column: pa.ChunkedArray, wanted: pa.DataType) -> pa.Array:
         array = column.combine_chunks() if column.num_chunks != 1 else column.chunk(0)
+        if pa.types.is_decimal(wanted) and len(array):
+            return castings.checked(array)
         if array.type == wanted:
             return array
-        if pa.types.is_timestamp(wanted):
-            suffix = "Z$" if wanted.tz and self._zone != "UTC" else "Z?$" if wanted.tz else "$"
-            if pc.all(pc.match_substring_regex(array, _TIMES + suffix), min_count=0).as_py() is not True:
-                raise Misfit("time")
-            return pc.utf8_rtrim(array, "Z").cast(pa.timestamp("us")).cast(wanted)
-        if pa.types.is_date(wanted):
-            if pc.all(pc.match_substring_regex(array, r"^[0-9]{4}-[0-9]{2}-[0-9]{2}$"), min_count=0).as_py() is not True:
-                raise Misfit("date")
-            return array.cast(wanted)
         if pa.types.is_binary(wanted) or pa.types.is_large_binary(wanted):
             return pa.array([None if text is None else _base64(text) for text in array.to_pylist()], wanted)
-        return array.cast(wanted)
+        return castings.cast(array, wanted, self._zone)
 
     def _slowly(self, block: bytes, path: str, number: int | None) -> pa.RecordBatch:
         rows: list[tuple[Any, ...]] = []
@@ -201,6 +183,16 @@ def _one_object_a_line(block: bytes, count: int) -> bool:
     return block.startswith(b"{") and block.endswith(b"}\n") and block.count(b"}\n{") == count - 1
 
 
+def _table(block: bytes, schema: pa.Schema) -> pa.Table:
+    """What Arrow's reader makes of a block. (The one that streams costs a third where there are a few lines only; older versions lack it.)"""
+    file = pa.BufferReader(block)
+    how = pj.ReadOptions(use_threads=False, block_size=len(block) + 1)
+    what = pj.ParseOptions(explicit_schema=schema, newlines_in_values=False, unexpected_field_behavior="ignore")
+    if hasattr(pj, "open_json"):
+        return pj.open_json(file, read_options=how, parse_options=what).read_all()
+    return pj.read_json(file, read_options=how, parse_options=what)
+
+
 def _quick_schema(fields: list[pa.Field]) -> pa.Schema | None:
     """What Arrow's reader is to make of the columns; None if it cannot."""
     types = [_quick_type(field.type, True) for field in fields]
@@ -215,15 +207,10 @@ def _quick_type(kind: pa.DataType, top: bool) -> pa.DataType | None:
     t = pa.types
     if t.is_timestamp(kind) or t.is_date(kind) or t.is_binary(kind) or t.is_large_binary(kind) or t.is_large_string(kind):
         return pa.string() if top else None
-    if (
-        t.is_string(kind)
-        or t.is_boolean(kind)
-        or t.is_signed_integer(kind)
-        or t.is_float64(kind)
-        or t.is_float32(kind)
-        or t.is_decimal128(kind)
-    ):
+    if t.is_string(kind) or t.is_boolean(kind) or t.is_signed_integer(kind) or t.is_float64(kind) or t.is_float32(kind):
         return kind
+    if t.is_decimal128(kind):
+        return kind if top else None
     if t.is_list(kind):
         inner = _quick_type(kind.value_type, False)
         return kind if inner is not None else None

@@ -17,7 +17,7 @@ import zlib
 from collections.abc import Iterator
 from typing import BinaryIO, cast
 
-from millstream.errors import InputError
+from millstream.sources.filereading.refusal import refusal
 
 _BLOCK = 4 << 20
 _MARK = b"\xef\xbb\xbf"
@@ -38,7 +38,7 @@ def _opened(path: str) -> BinaryIO:
         with open(path, "rb") as file:
             return io.BytesIO(zlib.decompress(file.read()))
     if path.endswith(_OTHERS):
-        raise InputError(f"{path} is compressed in a way that only Spark reads. Use .gz, .bz2 or no compression")
+        raise refusal(path, "it is compressed in a way that only Spark reads. Use .gz, .bz2 or no compression")
     return open(path, "rb", buffering=0)
 
 

@@ -6,13 +6,14 @@ Rules
 2. New files come in the order of their time of modification, then of their name. Spark leaves open which of two files of one millisecond comes first.
 3. A file that is older than the newest one that was ever read, by more than `max_age`, is passed over; its name need not be kept. So the set of names does
    not grow for ever.
-4. A stretch that was planned counts as read only when somebody has said so: by `committed`, or by planning from its end. Else it is planned anew.
+4. A take that was planned counts as read only when somebody has said so: by `committed`, or by planning from its end. Else it is planned anew.
 5. A directory whose own time of modification has not changed is not listed again, if it was listed more than 2 seconds after that time (a file system
    tells times within a second or two apart only), and not longer ago than 30 seconds.
 """
 
 from __future__ import annotations
 
+import bisect
 import os
 import time
 from collections.abc import Callable, Mapping
@@ -37,7 +38,7 @@ def is_hidden(name: str) -> bool:
 
 
 class NewFiles(NamedTuple):
-    """The files of one stretch. end: how many names were ever read, with these. gone: names that need not be kept."""
+    """The files of one take. end: how many names were ever read, with these. gone: names that need not be kept."""
 
     end: int
     names: dict[str, int]
@@ -56,8 +57,11 @@ class Folder:
         self._listed = 0.0
 
     def look(self) -> dict[str, int]:
-        """All files that are there, with their times of modification (ms) when they were first seen."""
-        before = os.stat(self.path).st_mtime_ns
+        """All files that are there, with their times of modification (ms) when they were first seen. The same object says that nothing has changed."""
+        try:
+            before = os.stat(self.path).st_mtime_ns
+        except FileNotFoundError:
+            raise InputError(f"there is no directory {self.path} any longer. Make it again, or correct the path of the source") from None
         now = time.time()
         if before == self._changed and now - self._listed < _TRUSTED:
             return self._known
@@ -73,9 +77,10 @@ class Folder:
                     passed.add(name)
                 else:
                     self._first_look(entry, found)
-        self._known, self._passed, self._listed = found, passed, now
+        self._known = self._known if found == self._known else found
+        self._passed, self._listed = passed, now
         self._changed = before if now - before / 1e9 > _SETTLED else -1
-        return found
+        return self._known
 
     def _first_look(self, entry: os.DirEntry[str], found: dict[str, int]) -> None:
         try:
@@ -99,7 +104,7 @@ class Folder:
 class UnreadFiles:
     """The files of a directory that nobody has read yet.
 
-    max_age: in ms. limit: of files in one stretch.
+    max_age: in ms. limit: of files in one take.
     """
 
     def __init__(self, folder: Folder, max_age: int, limit: int | None) -> None:
@@ -111,6 +116,8 @@ class UnreadFiles:
         self._least = _NEVER  # no file in _read is older
         self._planned: NewFiles | None = None  # and not known to be committed
         self._all: dict[str, int] | None = None  # of a bounded run
+        self._sorted: dict[str, int] | None = None  # the listing that _waiting was made of
+        self._waiting: list[tuple[int, str]] = []  # what is there and not read, in order
 
     def begin(self, names: Mapping[str, int], bounded: bool) -> None:
         """What has been read. bounded: what is there now is all that will be."""
@@ -119,13 +126,17 @@ class UnreadFiles:
         self._least = min(names.values(), default=_NEVER)
         self._planned = None
         self._all = dict(self._folder.look()) if bounded else None
+        self._sorted = None
 
     def plan(self, start: int, most: int | None = None) -> NewFiles:
         """What comes after so many names. most: bytes that are enough, once there is one file."""
         self.settle(start)
         there = self._folder.look() if self._all is None else self._all
-        oldest = self._oldest()
-        new = sorted((modified, name) for name, modified in there.items() if name not in self._read and modified >= oldest)[: self._limit]
+        if there is not self._sorted:
+            self._waiting = sorted((modified, name) for name, modified in there.items() if name not in self._read)
+            self._sorted = there
+        first = bisect.bisect_left(self._waiting, (self._oldest(), ""))
+        new = self._waiting[first : None if self._limit is None else first + self._limit]
         if most is not None and len(new) > 1:
             new = new[: self._enough([name for _, name in new], most)]
         gone: list[str] = []
@@ -154,6 +165,7 @@ class UnreadFiles:
         self._read.update(planned.names)
         for name in planned.gone:
             del self._read[name]
+        self._waiting = [one for one in self._waiting if one[1] not in planned.names]
         self._least = min(self._read.values()) if planned.gone else min(self._least, *planned.names.values())
         self._newest = max(*planned.names.values(), self._newest or 0)
         self._planned = None
@@ -167,5 +179,5 @@ class UnreadFiles:
         return {name: modified for name, modified in self._folder.look().items() if modified >= oldest}
 
     def read(self) -> set[str]:
-        """Those that some stretch had, be it committed or under way."""
+        """Those that some take had, be it committed or under way."""
         return {*self._read, *(self._planned.names if self._planned is not None else ())}

@@ -131,7 +131,7 @@ def _pattern(value: str) -> dict[str, Any] | None:
 def _zone(value: str) -> dict[str, Any] | None:
     try:
         ZoneInfo(value)
-    except (ValueError, OSError):
+    except (ValueError, OSError, KeyError):
         return None
     return {"zone": value}
 
@@ -167,10 +167,10 @@ _CSV_ONLY = {"header", "sep", "delimiter", "quote", "escape", "nullvalue", "empt
 def unread_types(format: str, schema: Any) -> str | None:
     """What stands in a schema that these readers do not have; None if all is well."""
     known = columns(schema)
-    if known is None or (
-        isinstance(schema, str) and re.search(r"\b(var)?char\b|\bdefault\b|\bcollate\b|\bgenerated\b", schema, re.IGNORECASE)
-    ):
+    if known is None or re.search(r"char\s*\(", schema if isinstance(schema, str) else schema.simpleString(), re.IGNORECASE):
         return "a type in its schema"
+    if format != "parquet" and "_corrupt_record" in known:
+        return "the column _corrupt_record"
     for name, kind in known.items():
         if format == "csv" and kind.name in ("array", "struct", "map", "binary"):
             return f"the type {kind.name} of column {name!r}"

@@ -172,7 +172,7 @@ def _zone(name: str) -> datetime.tzinfo | int | None:
         return None if total > 18 * 3600 or minutes > 59 or seconds > 59 else -total if sign == "-" else total
     try:
         return zoneinfo.ZoneInfo(name) if re.fullmatch(r"[A-Za-z][A-Za-z0-9~/._+-]+", name) else None
-    except (OSError, ValueError):
+    except (OSError, ValueError, KeyError):
         return None
 
 
