@@ -145,6 +145,58 @@ def test_a_sink_that_runs_jobs_of_sparks_gets_a_slot_or_is_refused(spark: Any, t
     assert got == [("a", 1)]
 
 
+@pytest.mark.parametrize(
+    ("setting", "value", "schema"),
+    [
+        ("session.timeZone", "Asia/Tokyo", "k string, at timestamp"),
+        ("caseSensitive", "true", "k string, at long"),
+        ("files.ignoreCorruptFiles", "true", "k string, at long"),
+    ],
+)
+def test_settings_that_only_spark_follows_are_refused(spark: Any, tmp_path: Path, setting: str, value: str, schema: str) -> None:
+    (tmp_path / "in").mkdir()
+    p = ms.Pipeline("set")
+    rows = p.inject("rows", ms.sources.files(tmp_path / "in", schema=schema, format="json"), timestamp="at")
+    p.emit(p.compute(Tally, rows, key="k", produces="out"), ms.sinks.memory())
+    before = spark.conf.get(f"spark.sql.{setting}")
+    spark.conf.set(f"spark.sql.{setting}", value)
+    try:
+        refused(p, spark, tmp_path, f"'rows'.*spark.sql.{setting}={value}.*without resident=True")
+    finally:
+        spark.conf.set(f"spark.sql.{setting}", before)
+
+
+def test_a_task_is_replaced_by_plan_and_that_is_no_loss(spark: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from millstream.engine.resident import cluster
+
+    handle = simple(tmp_path).run(spark, checkpoint=tmp_path / "checkpoint", resident=True, shards=2, quiet=True)
+    try:
+        write(tmp_path / "in", "0.json", [{"k": "a", "n": 1, "at": BASE}])
+        until(lambda: handle.status().records == 1)
+        before = {task.pid for task in handle.status().mode.tasks}
+        monkeypatch.setattr(cluster, "RECYCLE_EVERY", 0.0)
+        write(tmp_path / "in", "1.json", [{"k": "a", "n": 1, "at": BASE + 1}])
+        until(lambda: handle.status().records == 2)
+        monkeypatch.setattr(cluster, "RECYCLE_EVERY", 3600.0)
+        until(lambda: len(handle.status().mode.tasks) == 2)
+        mode = handle.status().mode
+        assert mode.losses == 0 and mode.generation > 1 and {task.pid for task in mode.tasks} != before
+    finally:
+        handle.stop()
+    assert [value for _, value, _ in handle.output()] == [1, 2]
+
+
+def test_live_state_is_served_beside_a_resident_run(spark: Any, tmp_path: Path) -> None:
+    handle = simple(tmp_path).run(spark, checkpoint=tmp_path / "checkpoint", resident=True, shards=2, quiet=True, serve="127.0.0.1:0")
+    try:
+        write(tmp_path / "in", "0.json", [{"k": "a", "n": 1, "at": BASE}, {"k": "a", "n": 1, "at": BASE + 1}])
+        until(lambda: handle.status().records == 2)
+        with ms.service.Client(handle.serving, "counts") as client:
+            until(lambda: [json.loads(row.value)["state"] for row in client.find(["a"], as_json=True) if row.value] == [2])
+    finally:
+        handle.stop()
+
+
 # --- errors read as in micro-batches
 
 

@@ -28,6 +28,7 @@ from millstream.engine.resident.folds import ResidentFolds
 from millstream.engine.resident.worker import Setup
 from millstream.errors import CheckpointError, DefinitionError, MillstreamError
 from millstream.network import is_loopback
+from millstream.sources import FileSource
 from millstream.sources.planned import PlannedReader, Take
 from millstream.state.manifest import Manifest
 
@@ -183,10 +184,9 @@ def resident_run(asked: Starting, tasks: int | None) -> Run:
     planned = _readers(asked)
     epochs: SparkResidentEpochs | None = None
     try:
-        for name, one in planned.items():
-            Keying(
-                program, topology.injectors[name], one.schema, 1, one.unreadable
-            )  # what only Spark can do is refused before anything is written
+        _check_settings(spark, topology, planned)
+        for name, one in planned.items():  # what only Spark can do is refused before anything is written
+            Keying(program, topology.injectors[name], one.schema, 1, one.unreadable)
         identity, latest = asked.identified()
         keyings = {
             name: Keying(program, topology.injectors[name], one.schema, identity.shards, one.unreadable) for name, one in planned.items()
@@ -274,6 +274,36 @@ def _seats(spark: Any, topology: Topology, tasks: int | None) -> int:
             f"resident task takes: give the session another core."
         )
     return tasks
+
+
+#: Settings of a session that change what Spark's readers of files do, and that ours do not follow: the name, and the values that ours have.
+_OTHERWISE = {
+    "spark.sql.caseSensitive": ("false",),
+    "spark.sql.legacy.timeParserPolicy": ("corrected", "exception"),
+    "spark.sql.files.ignoreCorruptFiles": ("false",),
+}
+_UTC = ("UTC", "Etc/UTC", "Z", "GMT", "Etc/GMT", "+00:00", "UTC+0", "Greenwich", "Universal", "Zulu")
+
+
+def _check_settings(spark: Any, topology: Topology, planned: Mapping[str, _Planned]) -> None:
+    """Rows must be the same in both modes, so settings that only Spark's readers follow are refused where they matter."""
+    zone = spark.conf.get("spark.sql.session.timeZone")
+    for name, one in planned.items():
+        source = topology.injectors[name].source
+        is_text = isinstance(source, FileSource) and source.format != "parquet" and "timeZone" not in source.options
+        for column in one.schema:
+            if pa.types.is_timestamp(column.type) and (is_text or column.type.tz is None) and zone not in _UTC:
+                raise DefinitionError(
+                    f"injected stream {name!r}, column {column.name!r}: this session has spark.sql.session.timeZone={zone}, and a resident run reads times in "
+                    f"UTC. Set it to UTC, or run without resident=True."
+                )
+        for setting, values in _OTHERWISE.items() if isinstance(source, FileSource) else ():
+            said = spark.conf.get(setting, values[0])
+            if said.lower() not in values:
+                raise DefinitionError(
+                    f"injected stream {name!r}: this session has {setting}={said}, which a resident run does not follow when it reads files. Set it to "
+                    f"{values[0]}, or run without resident=True."
+                )
 
 
 OWN_SESSION = "spark.millstream.resident"  # a session that was made for a resident run has a slot to spare
