@@ -17,7 +17,7 @@ from typing import Any
 import millstream as ms
 from benchmarks import cpu, data, jobs
 from benchmarks.latency import TRIGGER, Feeder, latencies, quantiles
-from benchmarks.measure import Measured, best, measured, progress
+from benchmarks.measure import Measured, best, measured
 
 
 class Relay(ms.Computation):
@@ -65,7 +65,7 @@ def run(spark: Any, meter: cpu.Meter, pipeline: ms.Pipeline, work: Path, truth: 
     if truth is not None:
         found = data.read_counts(work / "counts")
         assert found == truth, f"{len(found)} buckets, {len(truth)} expected"
-    return measured(meter, progress(jobs.query_of(handle)), 2)
+    return measured(meter, jobs.epochs_of(handle), 2)
 
 
 def latency(spark: Any, root: Path, name: str, production: str, dedup: str | None, seconds: float) -> float:

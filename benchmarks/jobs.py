@@ -5,7 +5,8 @@ the JVM alone. floor: Millstream's plan with an identity function in place of th
 Millstream's way: its output is checked like Millstream's, and it is compared with it.
 
 Rules
-1. Every way reads the same files at the same pace, one an epoch, and returns its epochs from Spark's own progress (measure.py).
+1. Every way reads the same files at the same pace, one an epoch, and returns its epochs (measure.py): as Spark's own progress tells them, and where Millstream
+   plans, as Millstream does.
 2. A new way is a function with a line in `WAYS`. It runs with `make bench`, and its name can be given to `--only`.
 3. What this module uses of Millstream when it is imported, and in the way `millstream`, exists in every version: `python -m benchmarks.compare`
    runs it with older ones.
@@ -67,17 +68,31 @@ def pipeline(source: Any, output: Path, id: str | None = None, delay: str = "2s"
     return p
 
 
-def query_of(handle: Any) -> Any:
-    """The query of a run, of this version or of an older one that it is compared with."""
-    return handle.query if hasattr(handle, "query") else handle._query
+def epochs_of(handle: Any) -> list[Epoch]:
+    """The epochs of a run that had input: as Millstream tells them, or, of an older version that let Spark plan, as Spark does."""
+    query = handle.query if hasattr(handle, "query") else handle._query
+    if query is not None:
+        return progress(query)
+    return [Epoch(one["records"], one["millis"] / 1000, (one["at"] - one["millis"]) / 1000) for one in handle.epochs() if one["records"]]
 
 
-def millstream(spark: Any, data: Path, work: Path, dedup: str | None = None) -> list[Epoch]:
+def millstream(spark: Any, data: Path, work: Path, dedup: str | None = None, **options: Any) -> list[Epoch]:
     """The job as it is."""
     source = ms.sources.files(data, schema=SCHEMA, format="parquet", max_files_per_epoch=1)
-    handle = pipeline(source, work / "counts", id="id", dedup=dedup).run(spark, checkpoint=work / "checkpoint", available_now=True)
+    job = pipeline(source, work / "counts", id="id", dedup=dedup)
+    handle = job.run(spark, checkpoint=work / "checkpoint", available_now=True, **options)
     handle.await_termination()
-    return progress(query_of(handle))
+    return epochs_of(handle)
+
+
+def millstream_resident(spark: Any, data: Path, work: Path) -> list[Epoch]:
+    """On resident tasks."""
+    return millstream(spark, data, work, resident=True)
+
+
+def millstream_resident_dedup(spark: Any, data: Path, work: Path) -> list[Epoch]:
+    """The same, deduplicating."""
+    return millstream(spark, data, work, "10m", resident=True)
 
 
 def millstream_dedup(spark: Any, data: Path, work: Path) -> list[Epoch]:
@@ -203,6 +218,8 @@ WAYS: dict[str, Callable[[Any, Path, Path], list[Epoch]]] = {
     "sql": sql,
     "millstream": millstream,
     "millstream-dedup": millstream_dedup,
+    "millstream-resident": millstream_resident,
+    "millstream-resident-dedup": millstream_resident_dedup,
     "floor": floor,
     "tws": tws,
 }

@@ -1,7 +1,9 @@
-"""Latency at 1,000 records/s: from the end of a window to its row in the sink, against transformWithState; and the time of an epoch against the
-bare minimum, a foreachBatch with one shuffle and an identity function.
+"""Latency, in two parts.
 
-A feeder writes a small file every 100 ms; every way reads the same kind of feed for the same time, with the same trigger.
+push      from a client's push to the published row, at 1,000 and at 50 records/s: resident, with one and with two levels, micro-batches, and Python's
+          transformWithState over the same intake (push_ways.py)
+windows   at 1,000 records/s in small files: from the end of a window to its row in the sink, against transformWithState; and the time of an epoch against the
+          bare minimum, a foreachBatch with one shuffle and an identity function. Every way reads the same kind of feed for the same time, with the same trigger
 """
 
 from __future__ import annotations
@@ -19,7 +21,7 @@ from typing import Any
 import numpy as np
 
 import millstream as ms
-from benchmarks import jobs
+from benchmarks import cpu, jobs, push_ways
 
 TRIGGER, SPARK_TRIGGER = "100ms", "100 milliseconds"
 
@@ -81,13 +83,54 @@ def quantiles(values: list[float]) -> tuple[float, float]:
 
 
 def main() -> dict[str, float]:
-    parser = argparse.ArgumentParser()
-    parser.add_argument("--seconds", type=float, default=60)
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--seconds", type=float, default=60, help="of the part windows (60)")
+    parser.add_argument("--push-seconds", type=float, default=15, help="of each way of the part push, behind its warm-up (15)")
+    parser.add_argument("--warm-up", type=float, default=15, help="seconds before those (15)")
     parser.add_argument("--rate", type=int, default=1_000)
     parser.add_argument("--keys", type=int, default=10_000)
+    parser.add_argument("--only", default="push,windows", help="parts (push,windows)")
+    parser.add_argument("--ways", default=",".join(push_ways.WAYS), help=f"ways of the part push ({','.join(push_ways.WAYS)})")
     options = parser.parse_args()
     spark = jobs.session()
     spark.conf.set("spark.sql.streaming.numRecentProgressUpdates", "2000")
+    result: dict[str, float] = {}
+    if "push" in options.only.split(","):
+        result.update(pushed(spark, options))
+    if "windows" in options.only.split(","):
+        result.update(windows(spark, options))
+    print(json.dumps(result))
+    return result
+
+
+def pushed(spark: Any, options: argparse.Namespace) -> dict[str, float]:
+    """From push to publication."""
+    found: dict[str, push_ways.Pushed] = {}
+    with tempfile.TemporaryDirectory() as temporary, cpu.meter(spark) as meter:
+        plan = [(name, options.rate) for name in options.ways.split(",")] + ([("resident", 50)] if "resident" in options.ways else [])
+        for name, rate in plan:
+            label = name if rate == options.rate else f"{name} at {rate}/s"
+            print(f"{label}: {rate:,} messages/s for {options.warm_up + options.push_seconds:.0f} s", flush=True)
+            work = jobs.fresh(Path(temporary) / label.replace(" ", "-").replace("/", "-"))
+            found[label] = push_ways.measure(spark, meter, name, work, rate, options.warm_up, options.push_seconds)
+            print(found[label].line(label), flush=True)
+    result: dict[str, float] = {}
+    base = found.get("resident")
+    for name in ("micro", "tws"):
+        if base is not None and name in found:
+            result[f"push_resident_vs_{name}_p50"] = round(base.p50 / found[name].p50, 4)
+            result[f"push_resident_vs_{name}_p99"] = round(base.p99 / found[name].p99, 4)
+            result[f"push_cpu_resident_vs_{name}"] = round(base.cpu.total / found[name].cpu.total, 3)
+    if base is not None and "two-weak" in found:
+        result["push_two_levels_vs_one_p50"] = round(found["two-weak"].p50 / base.p50, 2)
+    for name, one in found.items():
+        result[f"push_{name.replace(' ', '_').replace('/', '_')}_p50_ms"] = round(one.p50, 1)
+        result[f"push_{name.replace(' ', '_').replace('/', '_')}_p99_ms"] = round(one.p99, 1)
+    return result
+
+
+def windows(spark: Any, options: argparse.Namespace) -> dict[str, float]:
+    """From the end of a window to its row."""
     skip = options.seconds / 3
     results: dict[str, tuple[float, float]] = {}
     epochs: dict[str, float] = {}
@@ -108,7 +151,7 @@ def main() -> dict[str, float]:
         time.sleep(3)
         handle.stop()
         results["millstream"] = quantiles(latencies(root / "millstream" / "counts", "*.jsonl", skip, began))
-        epochs["millstream"] = statistics.median(_times(jobs.query_of(handle), skip, began))
+        epochs["millstream"] = statistics.median(epoch.seconds * 1000 for epoch in jobs.epochs_of(handle) if epoch.began > began + skip)
 
         folder, feeder, began = feed("bare")
         query = bare(spark, folder, root / "bare")
@@ -135,12 +178,10 @@ def main() -> dict[str, float]:
         print(f"{name:11s} window end to sink: p50 {p50:8.0f} ms   p95 {p95:8.0f} ms")
     for name, millis in epochs.items():
         print(f"{name:11s} epoch, median: {millis:6.0f} ms")
-    result = {
+    return {
         "latency_p50_vs_tws": round(results["millstream"][0] / results["tws"][0], 2),
         "epoch_vs_bare": round(epochs["millstream"] / epochs["bare"], 2),
     }
-    print(json.dumps(result))
-    return result
 
 
 def bare(spark: Any, folder: Path, work: Path, ahead: bool = False) -> Any:

@@ -1,7 +1,7 @@
 """From a finished query to what it cost: records per second of wall time, and CPU-seconds per million records, over steady epochs.
 
 Rules
-1. Epochs and their bounds are Spark's own, from the query's progress. Epochs without input are none of them.
+1. Epochs and their bounds are Spark's own, from the query's progress, or Millstream's, where it plans. Epochs without input are none of them.
 2. The first epochs are warm-up. The steady ones begin when the last warm-up epoch ends, and end with the last epoch that had input: what happens
    between epochs is part of the cost, and so is what a worker does after it has answered (it falls into the next epoch).
 3. The rate is the records of the steady epochs over the sum of their durations.
@@ -93,4 +93,8 @@ def ratios(found: Mapping[str, Sequence[Measured]]) -> dict[str, float]:
             other, spent = best(found[name])
             result[f"throughput_{label}_vs_millstream"] = round(other / rate, 2)
             result[f"cpu_{label}_vs_millstream"] = round(spent.total / cpu.total, 3)
+    if "millstream-resident" in found and "sql" in found:
+        (other, spent), (rate, cpu) = best(found["sql"]), best(found["millstream-resident"])
+        result["throughput_resident_vs_sql"] = round(rate / other, 2)
+        result["cpu_resident_vs_sql"] = round(cpu.total / spent.total, 3)
     return result

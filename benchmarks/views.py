@@ -32,7 +32,7 @@ import pyarrow.parquet as pq
 
 import millstream as ms
 from benchmarks import cpu, data, jobs
-from benchmarks.measure import Epoch, Measured, measured, progress
+from benchmarks.measure import Epoch, Measured, measured
 
 SCHEMA = "id long, name string, ts long"
 STALE = 0.01
@@ -142,7 +142,7 @@ def run(spark: Any, folder: Path, work: Path, **options: Any) -> tuple[list[Epoc
     """A bounded run of job V."""
     handle = pipeline(folder, **options).run(spark, checkpoint=work / "checkpoint", available_now=True, drain=False, quiet=True)
     handle.await_termination()
-    return progress(handle.query), handle
+    return jobs.epochs_of(handle), handle
 
 
 def _on_spark(options: argparse.Namespace, parts: list[str], root: Path) -> dict[str, float]:
