@@ -15,15 +15,26 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable
+from typing import NamedTuple
 
 import msgspec
 
 from millstream.engine.declared import declared
 from millstream.engine.plan import Position, unsettled
 from millstream.engine.planned import PlannedEpochs
+from millstream.state.manifest import Manifest
 
 POLL = 0.02  # seconds
 _LOOK = 1.0  # seconds
+
+
+class _Idle(NamedTuple):
+    """What follows from a manifest alone. due: moments at which something is due whatever comes in."""
+
+    epoch: int
+    position: Position
+    is_unsettled: bool
+    due: list[int]
 
 
 class Pacing:
@@ -36,6 +47,8 @@ class Pacing:
         self._eager = eager
         self._event = threading.Event()
         self._looked = 0.0
+        self._planning = 0.0  # seconds that the sources took to tell the last time
+        self._idle: _Idle | None = None
         self._polls = not all([reader.wake(self._event.set) for reader in epochs.sources.readers.values()])
 
     def wake(self) -> None:
@@ -72,6 +85,7 @@ class Pacing:
                 return False
             planning = time.perf_counter()
             ranges, takes = epochs.sources.next(epochs.latest)
+            self._planning = time.perf_counter() - planning
             if not ranges.may_have_rows and not self._is_wanted():
                 return False
             epochs.run_planned({name: take for name, take in takes.items() if take.pieces}, ranges, planning)
@@ -86,33 +100,33 @@ class Pacing:
             return False
         if self._eager:
             return True
+        idle = self._idle_after(latest)
         now = self._epochs.clock()
-        position = Position.after(latest, self._epochs.topology)
-        if any(at <= now for at in self._due_times(position)):
-            return True
-        if unsettled(self._epochs.topology, position):
+        if idle.is_unsettled or any(at <= now for at in idle.due):
             return True
         if time.monotonic() - self._looked < _LOOK:
             return False
         self._looked = time.monotonic()
         said = declared(self._epochs.topology, self._epochs.read_files)
-        return unsettled(self._epochs.topology, position, now, said)
+        return unsettled(self._epochs.topology, idle.position, now, said)
 
-    def _due_times(self, position: Position) -> list[int]:
-        """The moments at which something is due whatever comes in."""
-        latest = self._epochs.latest
-        assert latest is not None
-        rolls = {emission.name: emission.sink.roll_millis for emission in self._epochs.topology.emissions}
-        return [*position.next_wall.values(), *(waiting.since + rolls.get(name, 0) for name, waiting in latest.waiting.items())]
+    def _idle_after(self, latest: Manifest) -> _Idle:
+        """What is known of a manifest while nothing comes in: worked out once, and asked for many times a second."""
+        if self._idle is None or self._idle.epoch != latest.epoch:
+            topology = self._epochs.topology
+            position = Position.after(latest, topology)
+            rolls = {emission.name: emission.sink.roll_millis for emission in topology.emissions}
+            due = [*position.next_wall.values(), *(waiting.since + rolls.get(name, 0) for name, waiting in latest.waiting.items())]
+            self._idle = _Idle(latest.epoch, position, unsettled(topology, position), due)
+        return self._idle
 
     def _patience(self) -> float:
-        """For how long nothing needs to be done."""
-        seconds = POLL if self._polls else _LOOK
+        """For how long nothing needs to be done. A source that is slow to tell is asked less often."""
+        seconds = max(POLL, 5 * self._planning) if self._polls else _LOOK
         latest = self._epochs.latest
         if latest is not None:
             now = self._epochs.clock()
-            times = self._due_times(Position.after(latest, self._epochs.topology))
-            seconds = min([seconds, *((at - now) / 1000 for at in times)])
+            seconds = min([seconds, *((at - now) / 1000 for at in self._idle_after(latest).due)])
         return max(0.0, seconds)
 
     def _flush(self) -> None:

@@ -19,6 +19,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from millstream.core.attempts import LOSS_WINDOW, MOST_LOSSES, Attempt, Roster, Seated
+from millstream.engine.contracts import Stopped
 from millstream.engine.foldorders import FoldOrder
 from millstream.engine.resident import messages, wire
 from millstream.engine.resident.exchange import read_all
@@ -30,6 +31,8 @@ from millstream.state.alive import RunMode, TaskSign
 PATIENCE = 60.0  # seconds for tasks to come
 SILENCE = 45.0  # seconds without a sign of life
 RECYCLE_EVERY = 6 * 3600.0  # seconds
+
+_STRANGERS = 256  # connections that have not shaken hands yet
 
 _log = logging.getLogger("millstream.resident")
 
@@ -67,6 +70,7 @@ class Cluster:
         self._next_id = 0
         self._failure: tuple[Attempt, Seated, SeatFailure] | None = None
         self._refused: tuple[Attempt, SeatReceipts] | None = None
+        self._strangers = threading.Semaphore(_STRANGERS)
         self._unable = ""
         self._jobs = 0
         self._ended_jobs: list[tuple[float, str]] = []
@@ -77,17 +81,19 @@ class Cluster:
 
     def start(self) -> None:
         """Has tasks come."""
-        for target in (self._accept, self._keep_job):
+        for target in (self._accept, self._keep_job, self._watch):
             threading.Thread(target=target, name=f"millstream-cluster{target.__name__}", daemon=True).start()
 
     # --- what an epoch does
 
-    def gather(self) -> None:
-        """Waits until all seats are filled. Raises ClusterError."""
+    def gather(self, stopped: Callable[[], bool] = lambda: False) -> None:
+        """Waits until all seats are filled. Raises ClusterError; or Stopped, if somebody says stop meanwhile."""
         began = said = time.monotonic()
         with self._changed:
             while not self._roster.is_complete:
                 self._check()
+                if stopped():
+                    raise Stopped("stopped while resident tasks were waited for; this epoch runs at the next start")
                 now = time.monotonic()
                 if now - began > PATIENCE:
                     raise ClusterError(self._who_is_missing(now - began))
@@ -127,7 +133,6 @@ class Cluster:
                 answers = self._roster.answers
                 if answers is not None:
                     return answers
-                self._look_for_silence()
                 self._changed.wait(1.0)
 
     def _failed(self, who: Seated, failure: SeatFailure) -> Exception:
@@ -226,6 +231,7 @@ class Cluster:
         )
 
     def _look_for_silence(self) -> None:
+        """Rule 1. Closing the connection also frees whoever sends to a process that does not read."""
         now = time.monotonic()
         for member in list(self._members.values()):
             if now - member.heard > SILENCE:
@@ -263,12 +269,21 @@ class Cluster:
         with self._changed:
             self._forget(member, why)
 
+    def _watch(self) -> None:
+        while not self._is_ending:
+            time.sleep(1.0)
+            with self._changed:
+                self._look_for_silence()
+
     def _accept(self) -> None:
         while True:
             try:
                 sock, _ = self._listener.accept()
             except OSError:
                 return
+            if not self._strangers.acquire(blocking=False):
+                sock.close()  # a crowd that does not shake hands
+                continue
             threading.Thread(target=self._hear, args=(sock,), name="millstream-seat", daemon=True).start()
 
     def _hear(self, sock: socket.socket) -> None:
@@ -278,6 +293,8 @@ class Cluster:
         except (OSError, MillstreamError) as error:
             _log.info("somebody who is no task of this run was turned away: %s", error)
             return
+        finally:
+            self._strangers.release()
         if frame is not None and frame.kind == messages.FAILED:
             failure = decode(frame.body, SeatFailure)
             with self._changed:

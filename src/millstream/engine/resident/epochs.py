@@ -47,7 +47,7 @@ class ResidentEpochs(PlannedEpochs):
         input = _Input()
         unexpected = 0
         while True:
-            self.cluster.gather()
+            self.cluster.gather(lambda: self.stopping)
             try:
                 if not input.is_made:
                     input = self._input(takes or {}, order)

@@ -43,6 +43,7 @@ class Exchange:
         self._inbox = Inbox(seats, trusting)
         self._changed = threading.Condition()
         self._given_up = Attempt()
+        self._sending: Attempt | None = None
         self._is_over = False
         self._members: dict[int, Seated] = {}
         self._links: dict[int, tuple[Seated, wire.SeatLink]] = {}
@@ -66,6 +67,10 @@ class Exchange:
         with self._changed:
             self._given_up = max(self._given_up, attempt)
             self._changed.notify_all()
+            stuck = self._sending is not None and self._sending <= attempt
+        if stuck:  # whoever it sends to may not read any more: what is under way is cut off, and made anew when it is needed
+            for _, link in list(self._links.values()):
+                link.close()
 
     def end(self) -> None:
         """The run is over (from any thread)."""
@@ -85,13 +90,22 @@ class Exchange:
 
     def send(self, attempt: Attempt, level: int, frames: dict[int, Any]) -> None:
         """Sends everybody else its frame of a level: bytes by seat; nothing is an empty frame."""
-        for seat in sorted(self._members, key=lambda seat: (seat - self._seat) % len(self._members)):
-            if seat != self._seat:
-                try:
-                    self._link(seat).send(messages.ROWS, [frames.get(seat, b"")], attempt, level, self._seat)
-                except (OSError, MillstreamError) as error:
-                    self._links.pop(seat, None)
-                    raise PeerLost([seat], str(error)) from error
+        self._sending = attempt
+        try:
+            for seat in sorted(self._members, key=lambda seat: (seat - self._seat) % len(self._members)):
+                if seat != self._seat:
+                    self._send(seat, attempt, level, frames.get(seat, b""))
+        finally:
+            self._sending = None
+
+    def _send(self, seat: int, attempt: Attempt, level: int, data: Any) -> None:
+        try:
+            self._link(seat).send(messages.ROWS, [data], attempt, level, self._seat)
+        except (OSError, MillstreamError) as error:
+            self._links.pop(seat, None)
+            if self._given_up >= attempt:
+                raise GivenUp from error
+            raise PeerLost([seat], str(error)) from error
 
     def own(self, attempt: Attempt, level: int) -> None:
         """Its own frame, which goes nowhere: what it has for itself it keeps."""
