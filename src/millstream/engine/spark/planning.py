@@ -136,7 +136,7 @@ def micro_batch_run(asked: Starting) -> Run:
         epochs = PlannedSparkEpochs(asked.program, place, asked.log, latest, token, value_types)
         epochs.set_session(spark)
         epochs.frames = TakeFrames(spark, topology, sources, identity.shards, value_types)
-        epochs.sources = Sources({name: one.reader for name, one in planned.items()}, asked.storage, token)
+        epochs.sources = Sources({name: one.reader for name, one in planned.items()}, asked.storage, token, epochs.guards)
         _begin(asked, epochs.sources, latest)
         resume(epochs)
         every = 0.0 if asked.trigger is None else asked.trigger / 1000
@@ -217,7 +217,7 @@ def resident_run(asked: Starting, tasks: int | None) -> Run:
         epochs.spark, epochs.resident_job = spark, job
         epochs.cluster, epochs.keyings, epochs.seats = cluster, keyings, seats
         epochs.pickled = pickling.dumps
-        epochs.sources = Sources({name: one.reader for name, one in planned.items()}, asked.storage, token)
+        epochs.sources = Sources({name: one.reader for name, one in planned.items()}, asked.storage, token, epochs.guards)
         _begin(asked, epochs.sources, latest)
         asked.say(f"starting {seats} resident task{'s' if seats > 1 else ''}")
         cluster.start()
