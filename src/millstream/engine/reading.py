@@ -37,9 +37,11 @@ class Sources:
         self._guards = guards
         self._adopted: dict[str, Take] = {}
         self._starts: dict[str, str] = {}
+        self._bounded = False
 
     def begin(self, latest: Manifest | None, bounded: bool, spark: Callable[[str, PlannedReader], Take | None]) -> None:
         """At the start of a run. spark: what Spark's log says of an injector that no manifest of ours knows yet; None if nothing."""
+        self._bounded = bounded
         for name, reader in self.readers.items():
             position = latest.sources.get(name) if latest is not None else None
             if position is None:
@@ -50,6 +52,12 @@ class Sources:
                 reader.begin(taken.names if taken is not None else {}, bounded)
             else:
                 reader.begin(names_read(self._storage, position), bounded)
+
+    def renew(self, manifest: Manifest) -> None:
+        """A run before this one has committed one more epoch: what it read, readers have not heard of."""
+        for name, position in manifest.sources.items():
+            if name in self.readers:
+                self.readers[name].begin(names_read(self._storage, position), self._bounded)
 
     def next(self, latest: Manifest | None) -> tuple[Reading, dict[str, Take]]:
         """What the next epoch reads."""

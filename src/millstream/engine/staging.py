@@ -144,6 +144,7 @@ class Staging:
                         token=self.order.token,
                         pipeline=name,
                         shard=self.shard,
+                        tries=self.order.tries,
                     )
                     if emission.sink.roll_millis:
                         data = emission.sink.encode_part(context, found)

@@ -83,10 +83,11 @@ class Acknowledgement(msgspec.Struct, frozen=True):
 
 
 class InputPlan(msgspec.Struct):
-    """What the source brings in each epoch, and when."""
+    """What the source brings in each epoch, and when. idle: by epoch, how many in which nothing happened came before it."""
 
     epochs: list[list[tuple[str, dict[str, Any]]]]
     clock: list[int]
+    idle: dict[int, int] = {}
 
 
 class SimulatedFolds:

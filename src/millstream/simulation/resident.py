@@ -44,7 +44,13 @@ from millstream.state.storage import Storage
 RESIDENT_KINDS = ("crash", "pause", "repeat", "fold", "forget", "lose", "stale", "rejoin", "replan")
 COMMITTING = "epoch.6-committing"  # behind the last look at the claims
 BEFORE_COMMIT = ("epoch.1-looked", "epoch.2-read", "task.3-shuffled", "task.4-staging", "task.4-staged", "epoch.5-checked", COMMITTING)
-_WAKES = ("epoch.1-looked", "epoch.2-read", "epoch.5-checked")  # of the successor, at which a driver that was about to commit wakes up
+_STARTED = "started"
+_WAKES = (
+    _STARTED,
+    "epoch.1-looked",
+    "epoch.2-read",
+    "epoch.5-checked",
+)  # of the successor, at which a driver that was about to commit wakes up
 _COLLECT_EVERY = 3
 _MOST_DRAINING = 1000  # epochs
 
@@ -143,7 +149,7 @@ class ResidentDriver(PlannedEpochs):
             self.simulation.attempts += 1
             self.simulation.generations = max(self.simulation.generations, self.tasks.roster.generation)
             try:
-                return self.tasks.run(input, order)
+                return self.tasks.run(input, self.next_try(order))
             except TaskLost:
                 if not self.guards.rerun:
                     input = EpochInput()
@@ -229,10 +235,15 @@ class ResidentSimulation(Simulation):
         """What was read by the epochs that were committed, without what came again (rule 2)."""
         epochs: list[list[tuple[str, dict[str, Any]]]] = []
         clock: list[int] = []
+        idle: dict[int, int] = {}
+        outside = 0
         ends = dict.fromkeys(self.program.topology.injectors, 0)
         for _, manifest in sorted(self.committed.items()):
             if manifest.drain:
                 break
+            if manifest.outside > outside:
+                outside, idle[len(epochs)] = manifest.outside, idle.get(len(epochs), 0) + 1
+                continue
             rows: list[tuple[str, dict[str, Any]]] = []
             for name, position in manifest.sources.items():
                 mine = [one for one in self.arrivals if one.stream == name]
@@ -246,7 +257,7 @@ class ResidentSimulation(Simulation):
             there = sum(1 for one in self.arrivals if one.stream == name)
             if end != there:
                 raise Violation(f"stream {name!r} was read up to row {end} of {there}")
-        return InputPlan(epochs, clock)
+        return InputPlan(epochs, clock, idle)
 
     # --- faults
 
@@ -263,17 +274,21 @@ class ResidentSimulation(Simulation):
         here = threading.current_thread()
         if here in self._woken:  # it has been replaced: nothing more happens to it
             return
-        for thread, where in list(self._about_to_commit.items()):
-            if thread is not here and where == (epoch, name):
-                self._go_on(next(entry for entry in self.paused if entry[2] is thread))
+        self._wake_at(epoch, name)
         for fault in self.schedule:
             if fault.kind == "pause" and fault.epoch == epoch and fault.point == name and fault not in self.used:
                 if self.dice("replanned", epoch, name).random() < 0.6:
                     self._replan(fault)
-                if name == COMMITTING and fault.later < len(_WAKES):
-                    self._about_to_commit[here] = (epoch, _WAKES[fault.later])
+                if name == COMMITTING:
+                    self._about_to_commit[here] = (epoch, _WAKES[fault.later % len(_WAKES)])
                 break
         super().at(driver, name, epoch)
+
+    def _wake_at(self, epoch: int, name: str) -> None:
+        """A driver that was about to commit may wake up when its successor is here."""
+        for entry in list(self.paused):
+            if entry[2] is not threading.current_thread() and self._about_to_commit.get(entry[2]) == (epoch, name):
+                self._go_on(entry)
 
     def _go_on(self, entry: Any) -> None:
         self._about_to_commit.pop(entry[2], None)
@@ -292,6 +307,7 @@ class ResidentSimulation(Simulation):
             raise
 
     def _drive(self, driver: ResidentDriver) -> None:
+        self._wake_at(self._index, _STARTED)
         driver.resume()
         while _index(driver.latest) < len(self.plan.epochs) or not self._is_all_read(driver.latest):
             index = self._index = _index(driver.latest)
