@@ -15,7 +15,7 @@ from millstream.simulation.schedules import make_plan
 from millstream.state.manifest import Manifest
 
 SOURCE = ms.sources.files("nowhere", schema="k string, n long, at long, id string", format="json")
-ROWS = [{"k": "abcde"[i * 7 % 5], "n": i % 6, "at": 1_000 + 10 * i + 35 * (i % 3), "id": str(i)} for i in range(24)]
+ROWS = [{"k": "abcde"[i * 7 % 5], "n": i % 6, "at": 1_000 + 10 * i + 35 * (i % 3), "id": str(i)} for i in range(20)]
 
 
 class Windows(ms.Computation):

@@ -36,7 +36,7 @@ def drawn(seed: int) -> list[Fault]:
 
 
 def test_what_is_published_is_what_manifests_name() -> None:
-    assert {seed: found for seed in range(some(150)) if (found := differs(seed, drawn(seed)))} == {}
+    assert {seed: found for seed in range(some(100)) if (found := differs(seed, drawn(seed)))} == {}
 
 
 @pytest.mark.soak
@@ -57,7 +57,7 @@ def overtaken(seed: int, wakes: int) -> str | None:
 
 
 def test_a_driver_that_is_about_to_commit_is_shut_out_before_anything_is_taken_back() -> None:
-    assert [found for seed in range(some(30)) for wakes in range(4) if (found := overtaken(seed, wakes))] == []
+    assert [found for seed in range(some(15)) for wakes in range(4) if (found := overtaken(seed, wakes))] == []
 
 
 def test_negative_twin_if_it_is_not_shut_out_rows_are_taken_back_that_it_commits(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -71,7 +71,7 @@ def joined_again(seed: int) -> str | None:
 
 
 def test_a_task_that_was_sent_away_takes_nothing_back() -> None:
-    assert [found for seed in range(some(40)) if (found := joined_again(seed))] == []
+    assert [found for seed in range(some(25)) if (found := joined_again(seed))] == []
 
 
 def test_negative_twin_if_fences_do_not_grow_with_tries_it_does(monkeypatch: pytest.MonkeyPatch) -> None:
