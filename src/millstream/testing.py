@@ -295,6 +295,7 @@ def assert_exactly_once(
     epochs: str = "any",
     expressions: Expressions | None = None,
     then: Pipeline | None = None,
+    resident: bool = False,
 ) -> None:
     """Runs a pipeline under simulated faults, once per seed, and compares outputs, state, timers and low watermarks with an undisturbed run.
 
@@ -306,6 +307,8 @@ def assert_exactly_once(
     epochs: "any" first does what `assert_same_in_any_epochs` does, with the first seeds; "same" does not, for a pipeline whose result may depend
     on how input falls into epochs. Of tables, views and joins, after every committed epoch each view is also compared with a recomputation, as `check`
     does. then: another version of the pipeline, as which it is restarted in the middle of the records: a view may be new in it, or changed.
+    resident: as `run(resident=True)` would, with tasks that stay. The faults are then "crash", "pause", "repeat", "fold", "forget", "lose", "stale",
+    "rejoin" and "replan"; after "replan" an epoch has other rows, so the undisturbed run is one of the epochs that were committed.
     Raises AssertionError with the seed, the shortest schedule that fails, and the first difference.
 
     >>> import millstream as ms
@@ -319,17 +322,20 @@ def assert_exactly_once(
     >>> counts = pipeline.compute(Count, words, key="word")
     >>> rows = [{"word": "tea", "at": at, "id": str(at)} for at in range(10)]
     >>> ms.testing.assert_exactly_once(pipeline, rows, seeds=range(5))
+    >>> ms.testing.assert_exactly_once(pipeline, rows, seeds=range(5), resident=True)
     """
-    from millstream.simulation.schedules import KINDS, may_repeat, trial  # they load pyarrow and lmdb
+    from millstream.simulation.schedules import KINDS, RESIDENT_KINDS, may_repeat, trial  # they load pyarrow and lmdb
 
     program = _program(pipeline, expressions)
     rows = _rows(pipeline, records)
     numbers = _seeds(seeds)
     check_shards(shards)
-    kinds = tuple(faults) if faults is not None else KINDS
-    unknown = sorted(set(kinds) - set(KINDS))
+    known = RESIDENT_KINDS if resident else KINDS
+    kinds = tuple(faults) if faults is not None else known
+    unknown = sorted(set(kinds) - set(known))
     if unknown:
-        raise DefinitionError(f"faults={unknown}: there are {', '.join(KINDS)}")
+        hint = "; the others are for resident=True" if not resident and set(unknown) <= set(RESIDENT_KINDS) else ""
+        raise DefinitionError(f"faults={unknown}: there are {', '.join(known)}{hint}")
     if epochs not in ("any", "same"):
         raise DefinitionError(
             f"epochs={epochs!r}: there are 'any' (the result must not depend on how input falls into epochs) and 'same' (it may)"
@@ -341,7 +347,7 @@ def assert_exactly_once(
     if faults is None and not any(may_repeat(program, stream) for stream in program.topology.injectors):
         kinds = tuple(kind for kind in kinds if kind != "repeat")
     for seed in numbers:
-        found = trial(program, rows, seed, kinds, shards, guards, None if then is None else _program(then, expressions))
+        found = trial(program, rows, seed, kinds, shards, guards, None if then is None else _program(then, expressions), resident)
         if found is not None:
             raise AssertionError(f"pipeline {pipeline.name!r} is not exactly once. {found}")
 

@@ -9,6 +9,7 @@ journal     what is pending is delivered again until the commit that consumed it
 markers     a replica is used only for the epoch and run it stands at
 rerun       an epoch of which a resident task was lost is run again; off: it is committed without its rows
 attempts    frames of another attempt are thrown away; off: they count
+offsets     an epoch begins where the last manifest says; off: where the last one that was planned ended, be it committed or not
 acknowledgement
             a source is told that a batch is safe only after the commit
 
@@ -39,6 +40,7 @@ class Guards(msgspec.Struct, frozen=True):
     acknowledgement: bool = True
     rerun: bool = True
     attempts: bool = True
+    offsets: bool = True
     versions: bool = True
     restate: bool = True
     origins: bool = True

@@ -225,6 +225,19 @@ def _add(total: ComputationState, shard: ShardState, delta: Work) -> None:
     total.dedup.add(delta.dedup)
 
 
+def idle_after(before: Manifest, token: str) -> Manifest:
+    """The manifest of an epoch in which nothing happens, outside the query: all is as it was, and belongs to this run."""
+    return msgspec.structs.replace(
+        before,
+        epoch=before.epoch + 1,
+        token=token,
+        runs=_runs(before, before.epoch + 1, token),
+        sinks={},
+        offsets=None,
+        outside=outside_of(before) + 1,
+    )
+
+
 def outside_of(before: Manifest | None) -> int:
     """How many epochs so far were outside the query. Drains of version 0.1 did not count themselves."""
     if before is None:

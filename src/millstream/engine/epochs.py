@@ -25,7 +25,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from millstream.core.guards import Guards
-from millstream.engine.aftermath import manifest_after
+from millstream.engine.aftermath import idle_after, manifest_after
 from millstream.engine.contracts import Folding, Planner
 from millstream.engine.declared import declared
 from millstream.engine.history import EpochStats, History
@@ -38,6 +38,7 @@ from millstream.errors import CheckpointError, EpochAbandoned, Fenced, HookError
 from millstream.state.alive import RunMode
 from millstream.state.manifest import Manifest, ManifestLog, edge_name
 from millstream.state.part import Part
+from millstream.state.runs import run_number
 from millstream.state.stats import ReplicaStats
 
 TRIES = 5
@@ -104,6 +105,9 @@ class Epochs:
     def acknowledge(self, number: int) -> None:
         """Tells sources what is safe: a batch is committed and published. Called in step 7, at least once for every batch."""
 
+    def took_over(self, manifest: Manifest) -> None:
+        """An outgoing run has committed one more epoch, which stands. Called before it is published."""
+
     def clock(self) -> int:
         """The wall clock, where the source's log does not say."""
         return int(clock.time() * 1000)
@@ -169,7 +173,7 @@ class Epochs:
         self.publishing.prepare(manifest)
         self.ownership.check_commit(epoch)
         ours = self.log.commit(manifest, self.guards.exclusive)  # 6
-        self.latest = manifest if ours else self.ownership.adopted(epoch)
+        self.latest = manifest if ours else self._adopted(epoch)
         self._listened = self._listened or not planned.settles
         committed = self.noted("commit", tasks)
         self.point("epoch.6-committed", epoch)
@@ -271,8 +275,33 @@ class Epochs:
         A run that was ended while it settled goes on with that."""
         if self.latest is not None and (self.is_planned or self.latest.batch is None):
             self._publish(self.latest, redo=True)
+        if self.is_planned and run_number(self.token) > 1 and any(emission.sink.takes_back for emission in self.topology.emissions):
+            self._shut_out()
         if self.latest is not None and self.latest.settle:
             self.settle(lambda: False)
+
+    def _shut_out(self) -> None:
+        """Commits an epoch in which nothing happens, before anything is staged: a run before this one, which may have looked at the claims before we came
+        and be about to commit, finds it taken. If it was faster, its epoch stands and is published: nobody has taken back what it prepared."""
+        while True:
+            before = self.latest
+            if before is not None:
+                manifest = idle_after(before, self.token)
+            else:
+                planned = self._plan(None, NOTHING, False)
+                manifest = manifest_after(self.program, planned, None, [], token=self.token, shards=self.shards, folded={})
+                manifest.settle = False
+            self.ownership.check_commit(manifest.epoch)
+            if self.log.commit(manifest, self.guards.exclusive):
+                self.latest = manifest
+                return
+            self.latest = self._adopted(manifest.epoch)
+            self._publish(self.latest, redo=True)
+
+    def _adopted(self, epoch: int) -> Manifest:
+        found = self.ownership.adopted(epoch)
+        self.took_over(found)
+        return found
 
     def drain(self, stopped: Callable[[], bool]) -> None:
         """Ends event time: epochs until no low-watermark timer and no stored production is left, or somebody says stop."""

@@ -10,9 +10,12 @@ import threading
 import time
 from collections.abc import Mapping
 
+import msgspec
+
 from millstream.engine.epochs import Epochs
 from millstream.engine.plan import Reading
 from millstream.engine.reading import Sources
+from millstream.engine.receipts import EpochOrder
 from millstream.sources.planned import Take
 from millstream.state.manifest import Manifest
 
@@ -27,6 +30,7 @@ class PlannedEpochs(Epochs):
     _under_way: Reading | None = None
     _upkeep_at = 0.0
     _collecting: threading.Thread | None = None
+    _tried = (-1, 0)  # epoch, and tries of it
 
     def run_planned(self, takes: Mapping[str, Take], ranges: Reading, planning: float) -> None:
         """The next epoch. takes: what it reads, by injector; planning: when it began to be planned."""
@@ -37,9 +41,17 @@ class PlannedEpochs(Epochs):
         finally:
             self._under_way = None
 
+    def next_try(self, order: EpochOrder) -> EpochOrder:
+        """An order to resident tasks, with the number of tries of its epoch so far."""
+        self._tried = (order.epoch, self._tried[1] + 1 if self._tried[0] == order.epoch else 0)
+        return msgspec.structs.replace(order, tries=self._tried[1])
+
     def read_files(self, injector: str) -> tuple[dict[str, int], set[str]]:
         reader = self.sources.readers[injector]
         return dict(reader.files()), reader.files_read()
+
+    def took_over(self, manifest: Manifest) -> None:
+        self.sources.renew(manifest)
 
     def acknowledge(self, number: int) -> None:
         latest = self.latest

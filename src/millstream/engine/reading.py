@@ -14,6 +14,7 @@ from collections.abc import Callable, Mapping
 
 import msgspec
 
+from millstream.core.guards import ALL_GUARDS, Guards
 from millstream.engine.aftermath import outside_of
 from millstream.engine.plan import Range, Reading
 from millstream.sources.planned import PlannedReader, Take
@@ -29,15 +30,18 @@ _number = msgspec.msgpack.Decoder(int).decode
 class Sources:
     """The readers of a run, by injector."""
 
-    def __init__(self, readers: Mapping[str, PlannedReader], storage: Storage, token: str) -> None:
+    def __init__(self, readers: Mapping[str, PlannedReader], storage: Storage, token: str, guards: Guards = ALL_GUARDS) -> None:
         self.readers = dict(readers)
         self._storage = storage
         self._token = token
+        self._guards = guards
         self._adopted: dict[str, Take] = {}
         self._starts: dict[str, str] = {}
+        self._bounded = False
 
     def begin(self, latest: Manifest | None, bounded: bool, spark: Callable[[str, PlannedReader], Take | None]) -> None:
         """At the start of a run. spark: what Spark's log says of an injector that no manifest of ours knows yet; None if nothing."""
+        self._bounded = bounded
         for name, reader in self.readers.items():
             position = latest.sources.get(name) if latest is not None else None
             if position is None:
@@ -49,6 +53,12 @@ class Sources:
             else:
                 reader.begin(names_read(self._storage, position), bounded)
 
+    def renew(self, manifest: Manifest) -> None:
+        """A run before this one has committed one more epoch: what it read, readers have not heard of."""
+        for name, position in manifest.sources.items():
+            if name in self.readers:
+                self.readers[name].begin(names_read(self._storage, position), self._bounded)
+
     def next(self, latest: Manifest | None) -> tuple[Reading, dict[str, Take]]:
         """What the next epoch reads."""
         before, takes, ranges, positions = outside_of(latest), {}, {}, {}
@@ -58,10 +68,17 @@ class Sources:
             start = known.offset if known is not None else self._starts.get(name)
             if start is None:
                 start = self._starts[name] = reader.first()
-            take = takes[name] = reader.plan(start)
+            take = takes[name] = reader.plan(start if self._guards.offsets else self._last_planned(name, start))
             ranges[name] = Range(start, take.end)
             positions[name] = SourcePosition(take.end, self._chain(name, known, take, epoch))
         return Reading(batch=epoch - before, ranges=ranges, positions=positions), takes
+
+    def _last_planned(self, name: str, start: str) -> str:
+        """For tests that show what manifests are for: where an epoch ends is written down when it is planned, and the next one begins there."""
+        known = f"planned-{name}"
+        begin = self._storage.read(known).decode() if self._storage.exists(known) else start
+        self._storage.put(known, self.readers[name].plan(begin).end.encode())
+        return begin
 
     def nothing(self, latest: Manifest) -> Reading:
         """An epoch that reads nothing: all sources stay where they are."""

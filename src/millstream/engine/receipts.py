@@ -20,7 +20,8 @@ from millstream.state.stats import ReplicaStats
 
 
 class EpochOrder(msgspec.Struct):
-    """What the driver tells the tasks of one epoch. stored: the adaptive edges (stream, consumer) that store in it."""
+    """What the driver tells the tasks of one epoch. stored: the adaptive edges (stream, consumer) that store in it. tries: how often this run has told it
+    to resident tasks before; of two tasks that are at the same work, the one that was told later is right."""
 
     epoch: int
     token: str
@@ -30,6 +31,7 @@ class EpochOrder(msgspec.Struct):
     driver: int
     crash: str
     guards: Guards = ALL_GUARDS
+    tries: int = 0
 
 
 class Work(msgspec.Struct):

@@ -146,6 +146,7 @@ class Staging:
                         token=self.order.token,
                         pipeline=name,
                         shard=self.shard,
+                        tries=self.order.tries,
                     )
                     if emission.sink.in_units:
                         data = emission.sink.encode_part(context, found)

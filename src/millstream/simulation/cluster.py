@@ -24,6 +24,7 @@ from __future__ import annotations
 import random
 import threading
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import msgspec
@@ -63,6 +64,10 @@ class Fault(msgspec.Struct, frozen=True):
             "pause": f"{self.point}, for {self.later} epochs",
             "zombie": f"task {self.task}, for {self.later} epochs",
             "repeat": f"record {self.later}",
+            "replan": f"{self.point}, and planned anew with {'fewer' if self.later % 2 else 'more'} rows",
+            "lose": f"task {self.task}, after {self.later} steps",
+            "stale": f"task {self.task}, after {self.later} steps, and its frames come later",
+            "rejoin": f"task {self.task}, after {self.later} steps, and who sat there goes on",
             "forget": "",
             "fold": "",
         }.get(self.kind, f"task {self.task}")
@@ -78,13 +83,14 @@ class Acknowledgement(msgspec.Struct, frozen=True):
 
 
 class InputPlan(msgspec.Struct):
-    """What the source brings in each epoch, and when."""
+    """What the source brings in each epoch, and when. idle: by epoch, how many in which nothing happened came before it."""
 
     epochs: list[list[tuple[str, dict[str, Any]]]]
     clock: list[int]
+    idle: dict[int, int] = {}
 
 
-class _Folds:
+class SimulatedFolds:
     """Folds at once; the next manifest adopts the result."""
 
     def __init__(self, simulation: Simulation, token: str) -> None:
@@ -121,18 +127,23 @@ class _Folds:
         return FoldStats()
 
 
+def claimed(log: ManifestLog) -> str:
+    """The token of a run that begins."""
+    latest = log.latest()
+    return log.runs.claim(latest.token if latest is not None else None)
+
+
 class Driver(Epochs):
     """The real protocol, with simulated tasks."""
 
     def __init__(self, simulation: Simulation) -> None:
         log = ManifestLog(simulation.storage)
-        latest = log.latest()
-        token = log.runs.claim(latest.token if latest is not None else None)
+        token = claimed(log)
         self.compiled = simulation.compiled_at(simulation.done + 1)
         program = self.compiled.program
         latest = log.latest()
         latest = None if latest is None else reconciled(latest, program)
-        super().__init__(program, simulation.shards, log, latest, token, simulation, _Folds(simulation, token), simulation.guards)
+        super().__init__(program, simulation.shards, log, latest, token, simulation, SimulatedFolds(simulation, token), simulation.guards)
         self.simulation = simulation
         self.hosts = [Host() for _ in range(simulation.dice("hosts", token.split("-")[0]).randint(1, 4))]
         if self.latest is not None:
@@ -273,11 +284,14 @@ class Simulation:
     def _emitting(self, program: Program) -> Compiled:
         """A program all of whose streams go to sinks, ready to run."""
         streams = [stream for spec in program.topology.computations for stream in spec.streams]
-        emissions = [Emission(s, s, self.ledgers.setdefault(s, PublishedRows(self.storage)), ids=True) for s in streams]
+        emissions = [Emission(s, s, self.ledgers.setdefault(s, self._ledger()), ids=True) for s in streams]
         topology = Topology(list(program.topology.injectors.values()), program.topology.computations, emissions)
         emitting = Program(program.name, topology, program.codec)
         emitting.expressions = program.expressions
         return Compiled(emitting, all_ids=True)
+
+    def _ledger(self) -> PublishedRows:
+        return PublishedRows(self.storage)
 
     def compiled_at(self, epoch: int) -> Compiled:
         """What it runs as in an epoch."""
@@ -311,7 +325,7 @@ class Simulation:
                 self.used.add(fault)
                 raise Killed(name)
 
-    def at(self, driver: Driver, name: str, epoch: int) -> None:
+    def at(self, driver: Any, name: str, epoch: int) -> None:
         """A point in the driver."""
         if name == "epoch.6-committed" and driver.latest is not None:
             self._look(driver.compiled, driver.latest)
@@ -364,9 +378,8 @@ class Simulation:
     def run(self) -> Manifest:
         """From the first epoch to the end of event time, through all faults; returns the last manifest."""
         for _ in range(1000):
-            driver = Driver(self)
             try:
-                self._drive(driver)
+                self._begin()
                 break
             except Killed:
                 continue
@@ -379,13 +392,15 @@ class Simulation:
         assert latest is not None
         return latest
 
-    def _drive(self, driver: Driver) -> None:
+    def _begin(self) -> None:
+        """A driver's whole life, or what there is of it."""
+        driver = Driver(self)
         driver.resume()
         while self.done + 1 < len(self.plan.epochs):
             epoch = self.done + 1
             if self.compiled_at(epoch) is not driver.compiled:
                 raise Killed("stopped, to be started as another program")
-            self._epoch(driver, epoch)
+            self._epoch(epoch, partial(driver.run, self._rows(epoch), epoch))
             self.done = epoch
             self._wake(epoch)
             self._resume(epoch)
@@ -396,11 +411,10 @@ class Simulation:
             driver.run_outside(drain=True)
             self._wake(epoch)
 
-    def _epoch(self, driver: Driver, epoch: int) -> None:
+    def _epoch(self, epoch: int, run: Callable[[], None]) -> None:
         """One epoch of a driver; in a thread of its own where it is going to stall."""
-        rows = self._rows(epoch)
         if not any(f.kind == "pause" and f.epoch == epoch and f not in self.used for f in self.schedule):
-            driver.run(rows, epoch)
+            run()
             return
         go_on, raised = threading.Event(), list[BaseException]()
         self._turn = threading.Event()
@@ -408,7 +422,7 @@ class Simulation:
 
         def body() -> None:
             try:
-                driver.run(rows, epoch)
+                run()
             except BaseException as error:
                 raised.append(error)
             finally:
@@ -435,12 +449,15 @@ class Simulation:
     def _resume(self, epoch: int) -> None:
         """Stalled drivers that have slept long enough go on; each must find that it was replaced."""
         for entry in [p for p in self.paused if 0 <= p[0] <= epoch]:
-            self.paused.remove(entry)
-            _, go_on, thread, raised = entry
             self._turn = threading.Event()
-            go_on.set()
-            thread.join()
-            if not raised:
-                raise Violation("a driver that had been replaced went on as if nothing had happened")
-            if not isinstance(raised[0], Fenced):
-                raise raised[0]
+            self._go_on(entry)
+
+    def _go_on(self, entry: tuple[int, threading.Event, threading.Thread, list[BaseException]]) -> None:
+        self.paused.remove(entry)
+        _, go_on, thread, raised = entry
+        go_on.set()
+        thread.join()
+        if not raised:
+            raise Violation("a driver that had been replaced went on as if nothing had happened")
+        if not isinstance(raised[0], Fenced):
+            raise raised[0]

@@ -89,9 +89,11 @@ def undisturbed(
     for epoch, (rows, now) in enumerate(zip(plan.epochs, plan.clock, strict=True)):
         if then is not None and epoch == then[0]:
             engine.become(then[1])
+        engine.epoch += plan.idle.get(epoch, 0)
         engine.now = now
         for stream, row in rows:
             engine.push(stream, row)
         engine.run_epoch()
+    engine.epoch += plan.idle.get(len(plan.epochs), 0)
     engine.drain()
     return engine

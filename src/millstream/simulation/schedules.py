@@ -15,14 +15,20 @@ from millstream.simulation.cluster import Fault, InputPlan, Simulation
 from millstream.simulation.cuts import Rows
 from millstream.simulation.differences import cut_short
 from millstream.simulation.findings import WRONG
+from millstream.simulation.local import LocalEngine
 from millstream.simulation.models import Violation
 from millstream.simulation.oracle import compare, undisturbed
 from millstream.simulation.readings import EpochJudge
 from millstream.simulation.refined import only_refined
+from millstream.simulation.resident import BEFORE_COMMIT, COMMITTING, RESIDENT_KINDS, ResidentSimulation
+
+__all__ = ["KINDS", "RESIDENT_KINDS", "Counterexample", "make_plan", "make_schedule", "may_repeat", "repeated", "shrink", "trial"]
 
 KINDS = ("crash", "pause", "retry", "recompute", "zombie", "repeat", "fold", "forget")
 START = 1_700_000_000_000
 _PAUSES = ("epoch.2-read", "epoch.5-checked", "epoch.6-committed")
+_RESIDENT_PAUSES = (*_PAUSES, COMMITTING)
+_STEPS = 14  # of a task in one epoch, about
 _MOST = 5  # faults in one schedule
 
 
@@ -41,7 +47,13 @@ def make_plan(records: Rows, seed: int) -> InputPlan:
 
 
 def make_schedule(
-    program: Program, plan: InputPlan, seed: int, kinds: Collection[str], shards: int, then: Program | None = None
+    program: Program,
+    plan: InputPlan,
+    seed: int,
+    kinds: Collection[str],
+    shards: int,
+    then: Program | None = None,
+    resident: bool = False,
 ) -> list[Fault]:
     """One to five faults. then: what the program is restarted as, which may have more tasks."""
     dice = random.Random(f"schedule {seed}")
@@ -57,7 +69,12 @@ def make_schedule(
             point = dice.choice(POINTS)
             found.append(Fault(kind, epoch, point, task=dice.randrange(tasks) if point.startswith("task.") else 0))
         elif kind == "pause":
-            found.append(Fault(kind, epoch, dice.choice(_PAUSES), later=dice.randint(0, 3)))
+            found.append(Fault(kind, epoch, dice.choice(_RESIDENT_PAUSES if resident else _PAUSES), later=dice.randint(0, 3)))
+        elif kind == "replan":
+            point = dice.choice(BEFORE_COMMIT)
+            found.append(Fault(kind, epoch, point, dice.randrange(tasks) if point.startswith("task.") else 0, dice.randint(0, 1)))
+        elif kind in ("lose", "stale", "rejoin"):
+            found.append(Fault(kind, epoch, task=dice.randrange(3), later=dice.randint(0, _STEPS)))
         elif kind == "repeat":
             if repeatable:
                 found.append(Fault(kind, epoch, later=dice.choice(repeatable)))
@@ -121,23 +138,36 @@ def trial(
     shards: int = 2,
     guards: Guards = ALL_GUARDS,
     then: Program | None = None,
+    resident: bool = False,
 ) -> Counterexample | None:
-    """Runs one seed; None if the run ends as the undisturbed one does. then: what it is restarted as in the middle."""
+    """Runs one seed; None if the run ends as the undisturbed one does. then: what it is restarted as in the middle. resident: with tasks that stay, and
+    epochs that are planned by Millstream; then the undisturbed run is one of the epochs that were committed."""
     plan = make_plan(records, seed)
     after = None if then is None else (random.Random(f"then {seed}").randrange(1, len(plan.epochs)), then)
     judge = EpochJudge()
     try:
-        oracle = undisturbed(program, plan, shards, then=after, judge=judge)
+        oracle = undisturbed(program, plan, shards, then=after, judge=judge) if not resident else None
     except Violation as violation:
         return Counterexample(seed, (), str(violation), wrong=True)
-    schedule = make_schedule(program, plan, seed, kinds, shards, then)
+    schedule = make_schedule(program, plan, seed, kinds, shards, then, resident)
+
+    def expected(simulation: Simulation) -> LocalEngine:
+        if isinstance(simulation, ResidentSimulation):
+            return undisturbed(program, simulation.committed_plan(), shards, then=after)
+        assert oracle is not None
+        return oracle
 
     def differs(faults: Sequence[Fault]) -> str | None:
-        simulation = Simulation(program, repeated(plan, faults), faults, seed, shards, guards, then=after, judge=judge)
+        simulation: Simulation
+        if resident:
+            simulation = ResidentSimulation(program, plan, faults, seed, shards, guards, then=after, judge=judge)
+        else:
+            simulation = Simulation(program, repeated(plan, faults), faults, seed, shards, guards, then=after, judge=judge)
         dropped = all(injector.dedup is not None for injector in program.topology.injectors.values())
         try:
             exact = dropped or not any(fault.kind == "repeat" for fault in faults) or not only_refined(program)
-            return compare(simulation, simulation.run(), oracle, exact)
+            end = simulation.run()
+            return compare(simulation, end, expected(simulation), exact)
         except Violation as violation:
             return str(violation)
         except MillstreamError as error:

@@ -34,7 +34,8 @@ def part_bytes(storage: Storage, part: Part) -> bytes:
 
 
 class TaskContext(msgspec.Struct):
-    """Where a task stages: `label` is unique to pipeline, emission and shard; `attempt` to this attempt; `token` to the run."""
+    """Where a task stages: `label` is unique to pipeline, emission and shard; `attempt` to this attempt; `token` to the run. `tries` grows when a resident
+    run tries an epoch again, so that a task that was given up can be told from the one that counts."""
 
     checkpoint: Storage
     emission: str
@@ -44,6 +45,7 @@ class TaskContext(msgspec.Struct):
     token: str = "0-"
     pipeline: str = ""
     shard: int = 0
+    tries: int = 0
 
 
 class DriverContext(msgspec.Struct):
@@ -67,6 +69,8 @@ class Sink:
     roll_millis: int = 0
     #: Whether `commit` runs jobs of Spark's, which need a slot of their own.
     needs_spark: bool = False
+    #: Whether `stage` takes back what an earlier run has staged, also if that run still commits it: then such runs are shut out first.
+    takes_back: bool = False
 
     def encode_part(self, context: TaskContext, rows: Sequence[SinkRow]) -> bytes:
         """Task, where `in_units`, in the place of `stage`: the rows as bytes. Few are kept in the task's unit, where `commit` finds them with `part_bytes`;

@@ -9,7 +9,9 @@ Rules
    comes later can take it back, because the driver's fence is higher than the tasks'.
 3. After the manifest the driver sends phase two, and waits until it is carried out. After a crash the next run does so: what the manifest names is
    committed, anything else that is found open is rolled back.
-4. Fences grow with the run and the epoch, so neither a zombie task nor a replaced driver gets hold of a name.
+4. Fences grow with the run, the epoch and the tries of a resident epoch, so neither a zombie task nor a replaced driver gets hold of a name.
+5. What a run has prepared is rolled back by the tasks of the next one, which may have planned the epoch with other rows. So an older run must be unable to
+   commit by then: `takes_back`.
 """
 
 from __future__ import annotations
@@ -30,11 +32,18 @@ if TYPE_CHECKING:
     from millstream.connector import WorkerClient
     from millstream.network import Tls
 
-_EPOCHS = 1 << 40  # per run
+_TRIES = 1 << 6  # per epoch; the last one is the driver's
+_EPOCHS = 1 << 34  # per run
 
 
-def _fence(token: str, epoch: int, driver: bool) -> int:
-    return run_number(token) * _EPOCHS + 2 * epoch + driver
+def _fence(token: str, epoch: int, driver: bool, tries: int = 0) -> int:
+    """Rule 4.
+
+    >>> fences = [_fence("2-a", 5, False), _fence("2-a", 5, False, 1), _fence("2-a", 5, True), _fence("2-a", 6, False), _fence("3-b", 5, False)]
+    >>> sorted(fences) == fences
+    True
+    """
+    return (run_number(token) * _EPOCHS + epoch) * _TRIES + (_TRIES - 1 if driver else min(tries, _TRIES - 2))
 
 
 class TwoPhaseStats(msgspec.Struct):
@@ -48,6 +57,8 @@ class TwoPhaseStats(msgspec.Struct):
 
 class TwoPhaseSink(Sink):
     """See `connector`."""
+
+    takes_back = True
 
     def __init__(
         self, address: str, cookie: str, tls: Tls | None, encode: Callable[[SinkRow], bytes] | None, timeout: float, patience: float
@@ -76,7 +87,7 @@ class TwoPhaseSink(Sink):
 
         parse_address(self.address)
 
-    def _connect(self, worker: str, token: str, epoch: int, driver: bool) -> WorkerClient:
+    def _connect(self, worker: str, token: str, epoch: int, driver: bool, tries: int = 0) -> WorkerClient:
         from millstream.connector import WorkerClient
         from millstream.connector.wire import refusals
 
@@ -87,7 +98,7 @@ class TwoPhaseSink(Sink):
                 cookie=self.cookie,
                 tls=self.tls,
                 program=f"millstream-{worker.split('-w-')[0]}",
-                fence=_fence(token, epoch, driver),
+                fence=_fence(token, epoch, driver, tries),
                 timeout=self.timeout,
                 patience=self.patience,
             )
@@ -103,7 +114,7 @@ class TwoPhaseSink(Sink):
     def stage(self, context: TaskContext, rows: Sequence[SinkRow]) -> Part:
         worker = worker_name(context.pipeline, context.emission, context.shard)
         data = self._encoded(rows, context)
-        with self._connect(worker, context.token, context.epoch, driver=False) as client:
+        with self._connect(worker, context.token, context.epoch, driver=False, tries=context.tries) as client:
             while client.uncommitted:
                 client.resolve(client.uncommitted[0], commit=False)
             client.write(data)

@@ -43,8 +43,8 @@ class PlannedReader:
     most: int | None = None
 
     def begin(self, names: Mapping[str, int], bounded: bool) -> None:
-        """Driver, once, at the start of a run, before the first `plan`. names: what all takes that were committed named and did not take back.
-        bounded: only what is there now is to be read."""
+        """Driver, at the start of a run, before the first `plan`; and again if a run that was being replaced has committed one more epoch.
+        names: what all takes that were committed named and did not take back. bounded: only what is there now is to be read."""
 
     def first(self) -> str:
         """Driver, once, for a new checkpoint: the offset to begin at."""

@@ -52,7 +52,7 @@ class ResidentEpochs(PlannedEpochs):
                 if not input.is_made:
                     input = self._input(takes or {}, order)
                 began = time.perf_counter()
-                answers = self.cluster.run(partial(self._encoded, order, input))
+                answers = self.cluster.run(partial(self._encoded, self.next_try(order), input))
                 self._note_answers(answers, began)
                 return [receipt for answer in answers for receipt in answer.receipts]
             except TaskLost:

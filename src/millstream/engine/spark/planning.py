@@ -141,7 +141,7 @@ def micro_batch_run(asked: Starting) -> Run:
         own = _own_settings(spark)
         epochs.set_session(spark, own)
         epochs.frames = TakeFrames(own, topology, sources, identity.shards, value_types)
-        epochs.sources = Sources({name: one.reader for name, one in planned.items()}, asked.storage, token)
+        epochs.sources = Sources({name: one.reader for name, one in planned.items()}, asked.storage, token, epochs.guards)
         _begin(asked, epochs.sources, latest)
         resume(epochs)
         every = 0.0 if asked.trigger is None else asked.trigger / 1000
@@ -232,7 +232,7 @@ def resident_run(asked: Starting, tasks: int | None) -> Run:
         epochs.spark, epochs.resident_job = spark, job
         epochs.cluster, epochs.keyings, epochs.seats = cluster, keyings, seats
         epochs.pickled = pickling.dumps
-        epochs.sources = Sources({name: one.reader for name, one in planned.items()}, asked.storage, token)
+        epochs.sources = Sources({name: one.reader for name, one in planned.items()}, asked.storage, token, epochs.guards)
         _begin(asked, epochs.sources, latest)
         asked.say(f"starting {seats} resident task{'s' if seats > 1 else ''}")
         cluster.start()

@@ -1,0 +1,85 @@
+"""A run that goes on from an epoch which another one has committed behind its back: its readers hear what that epoch read."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pyarrow as pa
+
+import millstream as ms
+from millstream.engine.reading import Sources
+from millstream.sources.planned import PlannedReader, Take
+from millstream.state.manifest import Manifest
+from millstream.state.memory import MemoryStorage
+
+SCHEMA = pa.schema([("k", pa.string())])
+
+
+def run(folder: Path, storage: MemoryStorage, token: str, latest: Manifest | None) -> Sources:
+    reader = ms.sources.files(folder, schema="k string", format="json").reader(lambda given: SCHEMA, None)
+    sources = Sources({"in": reader}, storage, token)
+    sources.begin(latest, False, lambda name, reader: None)
+    return sources
+
+
+def put(folder: Path, name: str, at: int) -> None:
+    (folder / name).write_text('{"k": "a"}\n')
+    os.utime(folder / name, (at, at))
+
+
+def planned(sources: Sources, token: str, latest: Manifest | None) -> tuple[Manifest, list[str]]:
+    """The manifest of what is planned next, and the files that it reads."""
+    reading, takes = sources.next(latest)
+    assert reading.positions is not None
+    epoch = 0 if latest is None else latest.epoch + 1
+    manifest = Manifest(epoch=epoch, token=token, now=0, runs=[(0, token)], sources=dict(reading.positions))
+    return manifest, sorted(Path(name).name for name in takes["in"].names)
+
+
+def overtaken(tmp_path: Path) -> tuple[Sources, Manifest]:
+    """The old run has planned one file, the new one two; the old one commits."""
+    storage = MemoryStorage()
+    put(tmp_path, "a.json", 1_700_000_000)
+    old = run(tmp_path, storage, "1-a", None)
+    committed, files = planned(old, "1-a", None)
+    assert files == ["a.json"]
+    new = run(tmp_path, storage, "2-b", None)
+    put(tmp_path, "b.json", 1_700_000_001)
+    assert planned(new, "2-b", None)[1] == ["a.json", "b.json"]
+    return new, committed
+
+
+def test_files_that_an_outgoing_run_has_read_are_not_read_again(tmp_path: Path) -> None:
+    new, committed = overtaken(tmp_path)
+    new.renew(committed)
+    assert planned(new, "2-b", committed)[1] == ["b.json"]
+
+
+def test_negative_twin_a_reader_that_hears_nothing_reads_them_again(tmp_path: Path) -> None:
+    new, committed = overtaken(tmp_path)
+    assert planned(new, "2-b", committed)[1] == ["a.json", "b.json"]
+
+
+class Numbers(PlannedReader):
+    """As many rows as it is told there are; it remembers what it was asked to begin with."""
+
+    def __init__(self) -> None:
+        self.there = 0
+
+    def first(self) -> str:
+        return "0"
+
+    def plan(self, start: str) -> Take:
+        return Take(str(self.there), [(int(start), self.there)] if self.there > int(start) else [])
+
+
+def test_an_epoch_begins_where_the_last_manifest_says_whatever_was_planned_since() -> None:
+    """Twice the same start: what was planned and not committed has left nothing behind."""
+    reader, storage = Numbers(), MemoryStorage()
+    for token, there in (("1-a", 3), ("2-b", 7)):
+        sources = Sources({"in": reader}, storage, token)
+        sources.begin(None, False, lambda name, reader: None)
+        reader.there = there
+        assert sources.next(None)[1]["in"].pieces == [(0, there)]
+    assert storage.objects == {}
