@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 import millstream as ms
 from effort import some
+from millstream.core import dedup as dedup_module
 from millstream.core.dedup import Dedup, Filter, SpanFilters, check, dedup
 from millstream.simulation.inputs import ListIds
 from millstream.state.memory import MemoryStore
@@ -46,8 +47,18 @@ def test_oracle_a_record_is_dropped_exactly_while_its_id_is_held(data: Any) -> N
     bits = data.draw(st.sampled_from([2, 6, 64]))
     store, filters, held, now = MemoryStore(), SpanFilters(), dict[bytes, int](), 0
     total = 0
+    merged = data.draw(st.sampled_from([2, 3, dedup_module.MERGED]))  # entries that become one
+    pace = data.draw(st.sampled_from([2, 30]))
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(dedup_module, "MERGED", merged)
+        _compare(data, rule, bits, store, filters, held, now, total, pace)
+
+
+def _compare(
+    data: Any, rule: Dedup, bits: int, store: Any, filters: SpanFilters, held: dict[bytes, int], now: int, total: int, pace: int
+) -> None:
     for epoch in range(data.draw(st.integers(1, 12))):
-        now += data.draw(st.integers(0, 30))
+        now += data.draw(st.integers(0, pace))
         names = [b"%d" % n for n in data.draw(st.lists(st.integers(0, 25), max_size=12))]
         held = {name: span for name, span in held.items() if not rule.is_over(span, now)}
         expected = []
@@ -61,6 +72,22 @@ def test_oracle_a_record_is_dropped_exactly_while_its_id_is_held(data: Any) -> N
         total += counts.held
         assert (counts.checked, counts.dropped, total) == (len(names), expected.count(False), len(held))
         assert counts.filtered <= counts.checked
+
+
+def test_a_span_has_few_entries_however_many_epochs_it_lasts() -> None:
+    """And nothing is forgotten: all that came is still known, also to a worker that comes anew."""
+    rule, store, filters = dedup("10m"), MemoryStore(), SpanFilters()
+    names = [[b"%d-%d" % (epoch, i) for i in range(1 + epoch % 40)] for epoch in range(3_000)]
+    most = 0
+    for epoch, came in enumerate(names):
+        keep, _ = run(rule, store, filters, came, 20 * epoch, epoch)
+        assert all(keep)
+        most = max(most, len(store.entries))
+    assert most < 2 * 5 * dedup_module.MERGED, "one entry for the hashes and one for the ids; without merging there would be 6,000"
+    for known in (filters, SpanFilters()):
+        for epoch in (0, 1, 777, 2_999):
+            keep, _ = run(rule, MemoryStore(dict(store.entries)), known, names[epoch], 60_001, 3_000)
+            assert not any(keep)
 
 
 def test_spans_are_dropped_whole_and_ids_never_pile_up() -> None:

@@ -2,7 +2,7 @@
 
 A record is (stream, key, id). Ids are kept per shard and consumer, in spans of arrival time:
 
-    D <stream> 0 <end of the span> <epoch> h      → the hashes of the ids that came in this epoch, ascending, 8 bytes each
+    D <stream> 0 <end of the span> <epoch> h      → the hashes of the ids that came up to this epoch, ascending, 8 bytes each
     D <stream> 0 <end of the span> <epoch> i      → the ids themselves, in the same order
 
 Rules
@@ -11,7 +11,10 @@ Rules
 2. Of several with one id in one epoch, the first in canonical order stays.
 3. Arrival time is the epoch's wall clock, the same on every retry. A span is dropped whole once it ended longer ago than
    horizon and slack, so ids never pile up; until then every one of its ids is held.
-4. The filter lives in the worker's memory and follows from the stored hashes: losing it costs time only.
+4. The filter lives in the worker's memory and follows from the stored hashes: losing it costs time only. It covers at least what is stored, and is made
+   anew for every run, because only within a run an entry of a name has one content.
+5. An epoch adds an entry. `MERGED` small entries of about one size become one, under the name of the youngest, so that a span has few, however many epochs
+   it lasts: at tens of epochs a second there would be thousands to look at. An id is written again a few times in all; large entries stay as they are.
 """
 
 from __future__ import annotations
@@ -31,6 +34,8 @@ _WHEN = struct.Struct(">QQ")
 _SPANS = 10  # per horizon
 _BITS = 24  # per id
 _SMALLEST = 12  # a filter begins with 2**12 words
+MERGED = 16  # entries of about one size that become one
+_SMALL = 1 << 16  # ids of an entry that may be written again
 
 
 class Packed:
@@ -47,6 +52,16 @@ class Packed:
 
     def __getitem__(self, at: int) -> bytes:
         return bytes(self._data[self._offsets[at] : self._offsets[at + 1]])
+
+    @property
+    def lengths(self) -> Any:
+        """How long each of them is."""
+        return np.diff(self._offsets)
+
+    @property
+    def data(self) -> memoryview:
+        """All of them."""
+        return self._data[: int(self._offsets[-1])]
 
 
 def packed(offsets: Any, data: bytes | memoryview) -> bytes:
@@ -187,10 +202,16 @@ class SpanFilters:
     def __init__(self) -> None:
         self._filters: dict[int, Filter] = {}
         self._known: dict[int, set[bytes]] = {}
+        self._run = ""
+        self.sizes: dict[bytes, int] = {}  # how many ids an entry has
 
-    def follow(self, store: IdStore, entries: Mapping[int, Sequence[bytes]]) -> None:
-        """Makes the filters cover exactly the entries that the store has."""
-        for span in [span for span in self._filters if span not in entries or not self._known[span] <= set(entries[span])]:
+    def follow(self, store: IdStore, entries: Mapping[int, Sequence[bytes]], run: str = "") -> None:
+        """Makes the filters cover the entries that the store has. Rule 4: whoever knows an entry knows all that were merged into it under its name."""
+        if run != self._run:
+            self._filters, self._known, self._run, self.sizes = {}, {}, run, {}
+        for span in [span for span in self._filters if span not in entries]:
+            for key in self._known[span]:
+                self.sizes.pop(key, None)
             del self._filters[span], self._known[span]
         for span, keys in entries.items():
             known = self._known.setdefault(span, set())
@@ -198,15 +219,16 @@ class SpanFilters:
             if not missing:
                 continue
             hashes = [_hashes(store, key) for key in missing]
+            self.sizes.update(zip(missing, map(len, hashes), strict=True))
             more = sum(len(h) for h in hashes)
             filter = self._filters.get(span)
             if filter is None or filter.count + more > filter.capacity:
-                old = [_hashes(store, key) for key in known]
+                old = [_hashes(store, key) for key in keys if key in known]
                 filter = self._filters[span] = Filter(2 * (sum(len(h) for h in old) + more))
                 hashes = [*old, *hashes]
             for each in hashes:
                 filter.add(each)
-            known.update(missing)
+            self._known[span] = set(keys)
 
     def may_have(self, span: int, hashes: Any) -> Any:
         """What the filter of a span says."""
@@ -237,10 +259,11 @@ def check(
     names: Names,
     now: int,
     epoch: int,
+    run: str = "",
 ) -> tuple[Any, dict[bytes, bytes | None], DedupCounts]:
     """Which records of one stream stay (a mask), what changes in the store, and the counts.
 
-    hashes: one uint64 per record.
+    hashes: one uint64 per record. run: whose epoch it is.
     """
     prefix = _prefix(stream)
     delta: dict[bytes, bytes | None] = {}
@@ -258,7 +281,7 @@ def check(
     keep = np.ones(len(hashes), bool)
     if not len(hashes):
         return keep, delta, counts
-    filters.follow(store, entries)
+    filters.follow(store, entries, run)
     doubtful = np.zeros(len(hashes), bool)
     for span in entries:
         maybe = filters.may_have(span, hashes)
@@ -276,11 +299,40 @@ def check(
         sorted_at = sorted_at[keep[sorted_at]]
     counts.dropped = int(len(hashes) - len(sorted_at))
     if len(sorted_at):
+        _merge(store, entries.get(rule.span_of(now), ()), filters.sizes, delta)
         key = prefix + _WHEN.pack(rule.span_of(now), epoch)
         delta[key + b"h"] = hashes[sorted_at].tobytes()
         delta[key + b"i"] = names.packed(sorted_at)
         counts.held += len(sorted_at)
     return keep, delta, counts
+
+
+def _merge(store: IdStore, keys: Sequence[bytes], sizes: dict[bytes, int], delta: dict[bytes, bytes | None]) -> None:
+    """Rule 5. Which epoch an id came in does not matter within its span, so any entries may become one."""
+    if len(keys) < MERGED:
+        return
+    alike: dict[int, list[bytes]] = {}
+    for key in keys:
+        if sizes[key] <= _SMALL:
+            alike.setdefault((sizes[key].bit_length() - 1) // 4, []).append(key)
+    chosen = next((some for _, some in sorted(alike.items()) if len(some) >= MERGED), [])[::-1]  # the youngest first
+    if not chosen:
+        return
+    hashes = [_hashes(store, key) for key in chosen]
+    ids = [Packed(store.get(key[:-1] + b"i") or pack([])) for key in chosen]
+    joined = np.concatenate(hashes)
+    order = np.argsort(joined, kind="stable")
+    lengths = np.concatenate([one.lengths for one in ids])
+    starts = np.concatenate(([0], np.cumsum(lengths)[:-1]))
+    offsets = np.zeros(len(order) + 1, np.int32)
+    np.cumsum(lengths[order], out=offsets[1:])
+    data = np.frombuffer(b"".join([bytes(one.data) for one in ids]), np.uint8)
+    moved = data[np.repeat(starts[order] - offsets[:-1], lengths[order]) + np.arange(int(offsets[-1]))]
+    for key in chosen[1:]:
+        delta[key] = delta[key[:-1] + b"i"] = None
+    sizes[chosen[0]] = len(order)
+    delta[chosen[0]] = joined[order].tobytes()
+    delta[chosen[0][:-1] + b"i"] = packed(offsets, moved.tobytes())
 
 
 def _drop_held(keep: Any, asked: Any, hashes: Any, names: Names, store: IdStore, entries: Iterable[bytes]) -> None:

@@ -184,7 +184,7 @@ class Task:
             rows = inputs.ids(computation, stream)
             filters = self.cache.filters(known.lineage if known is not None else "", self.shard, stream)
             keep, delta, counts = dedup.check(
-                rule, stream, view, filters, rows.hashes, rows, self.order.times[computation].now, self.order.epoch
+                rule, stream, view, filters, rows.hashes, rows, self.order.times[computation].now, self.order.epoch, self.order.token
             )
             checked.delta.update(delta)
             checked.counts.add(counts)

@@ -203,9 +203,8 @@ class Cluster:
                 )
                 for seat, member in sorted(self._members.items())
             ]
-            return RunMode(
-                "resident", generation=roster.generation, losses=roster.losses, tasks=tasks, missing=roster.missing, jobs=self._jobs
-            )
+            missing = [] if self._is_ending else roster.missing
+            return RunMode("resident", generation=roster.generation, losses=roster.losses, tasks=tasks, missing=missing, jobs=self._jobs)
 
     # --- below: with the lock
 
@@ -258,6 +257,7 @@ class Cluster:
     def _forget(self, member: _Member, why: str) -> None:
         if self._is_ending:
             self._roster.leave(member.who)
+            self._members.pop(member.who.seat, None)
         elif self._roster.lost(member.who, time.monotonic(), why):
             del self._members[member.who.seat]
             self._gone(*range(member.who.seat, self._shards, self._roster.seats))
