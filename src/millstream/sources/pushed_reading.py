@@ -2,12 +2,14 @@
 
 Rules
 1. An offset is `{"position": n}`, as Spark's source writes it too: a position in the intake's log. What is between two of them never changes.
-2. `committed` tells the pushers: everything before is published.
+2. `committed` tells the pushers: everything before is published. It writes that down, which takes a disk a moment, so a thread does it beside the epochs: only
+   the last position counts. What it could not write is raised where the next epoch is planned.
 """
 
 from __future__ import annotations
 
 import json
+import threading
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -35,9 +37,10 @@ class IntakeReader(PlannedReader):
         self._folder = Path(source.folder)
         self._messages, self._size, self._partitions = messages, size, partitions or 64
         self._target: int | None = None
+        self._telling: _Telling | None = None
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_source": None}  # the server stays on the driver
+        return {**self.__dict__, "_source": None, "_telling": None}  # the server stays on the driver
 
     def begin(self, names: Mapping[str, int], bounded: bool) -> None:
         if bounded:
@@ -47,6 +50,8 @@ class IntakeReader(PlannedReader):
         return _offset(intake_reader.acknowledged(self._folder).position)
 
     def plan(self, start: str) -> Take:
+        if self._telling is not None:
+            self._telling.check()
         begin, end = _position(start), self._durable()
         if begin > end:
             raise DamageError(
@@ -66,8 +71,16 @@ class IntakeReader(PlannedReader):
         return rows_between(self._folder, *piece)
 
     def committed(self, end: str) -> None:
-        if self._source is not None:
-            self._source.acknowledge(end)
+        if self._source is None:
+            return
+        if self._telling is None:
+            self._telling = _Telling(self._source.acknowledge)
+        self._telling.tell(end)
+
+    def close(self) -> None:
+        telling, self._telling = self._telling, None
+        if telling is not None:
+            telling.close()
 
     def wake(self, call: Callable[[], None]) -> bool:
         assert self._source is not None
@@ -76,6 +89,48 @@ class IntakeReader(PlannedReader):
 
     def _durable(self) -> int:
         return intake_reader.durable_end(self._folder) or 0
+
+
+class _Telling:
+    """Says the last of what it is told, in a thread of its own."""
+
+    def __init__(self, say: Callable[[str], None]) -> None:
+        self._say = say
+        self._changed = threading.Condition()
+        self._next: str | None = None
+        self._is_over = False
+        self._error: BaseException | None = None
+        self._thread = threading.Thread(target=self._run, name="millstream-acknowledgements", daemon=True)
+        self._thread.start()
+
+    def tell(self, what: str) -> None:
+        with self._changed:
+            self._next = what
+            self._changed.notify()
+
+    def check(self) -> None:
+        if self._error is not None:
+            raise self._error
+
+    def close(self) -> None:
+        """When all is said."""
+        with self._changed:
+            self._is_over = True
+            self._changed.notify()
+        self._thread.join(30)
+
+    def _run(self) -> None:
+        while True:
+            with self._changed:
+                while self._next is None and not self._is_over:
+                    self._changed.wait()
+                what, self._next = self._next, None
+            if what is None:
+                return
+            try:
+                self._say(what)
+            except BaseException as error:
+                self._error = error
 
 
 def _offset(position: int) -> str:
