@@ -10,7 +10,8 @@ The driver's side, `Roster`:
 | --- | --- | --- |
 | somebody says hello for an empty seat | it sits down; if it was the last, a new generation begins | - |
 | somebody says hello for a taken seat | who sat there is told to go, the newcomer sits down | the same, and a new generation begins |
-| who sits there is lost | the seat is empty | the seat is empty; the generation, and the attempt in it, are over |
+| who sits there is lost | the seat is empty; it counts as a loss | the same; the generation, and the attempt in it, are over |
+| the same, and others have said that they cannot reach it | the same, but it is the loss that was counted then | the same |
 | somebody else is lost (told to go before) | nothing | nothing |
 | who sits there goes as planned | the seat is empty, which is no loss | the same; the generation, and the attempt in it, are over |
 | somebody cannot reach somebody | nothing | a new generation begins, and the attempt is over; it counts as a loss |
@@ -28,7 +29,9 @@ A task's side, `Inbox`: frames come from other tasks, in any order and at any ti
 Rules
 1. Attempts are compared as (generation, number): of two, the greater is the younger, whatever order they come in.
 2. A frame is counted once per sender, level and attempt.
-3. Losses are counted by time. More than `MOST_LOSSES` within `LOSS_WINDOW` are no accident: the run ends, and says who was lost.
+3. What was taken is over: a frame that comes again, or from a seat that does not exist, is dropped.
+4. Losses are counted by time, and each once: a task that dies is often missed by its peers before its own connection closes.
+   More than `MOST_LOSSES` within `LOSS_WINDOW` are no accident: the run ends, and says who was lost.
 """
 
 from __future__ import annotations
@@ -71,6 +74,7 @@ class Roster:
         self._attempt = Attempt()
         self._answered: dict[int, Any] = {}
         self._recent: deque[tuple[float, str]] = deque(maxlen=MOST_LOSSES + 1)
+        self._missed: set[int] = set()  # ids of members that somebody could not reach, and that have not answered since
 
     @property
     def members(self) -> list[Seated]:
@@ -109,9 +113,14 @@ class Roster:
             return False
         del self._members[who.seat]
         self._answered = {}
-        self.losses += 1
-        self._recent.append((now, f"task {who.seat} on {who.host} (process {who.pid}){': ' + why if why else ''}"))
+        if who.id not in self._missed:
+            self._lose(now, f"task {who.seat} on {who.host} (process {who.pid}){': ' + why if why else ''}")
+        self._missed.discard(who.id)
         return True
+
+    def _lose(self, now: float, what: str) -> None:
+        self.losses += 1
+        self._recent.append((now, what))
 
     def leave(self, who: Seated) -> None:
         """Somebody goes as planned: an empty seat, and no loss."""
@@ -119,13 +128,15 @@ class Roster:
             del self._members[who.seat]
             self._answered = {}
 
-    def renew(self, now: float, why: str) -> None:
-        """Everybody is there, and somebody cannot reach somebody: a new generation begins, and it counts as a loss."""
-        self.losses += 1
-        self._recent.append((now, why))
+    def renew(self, now: float, why: str, missed: Sequence[int] = ()) -> None:
+        """Everybody is there, and somebody cannot reach somebody: a new generation begins, and it counts as a loss. missed: the seats that cannot be
+        reached."""
+        if not self.is_complete:
+            return
+        self._lose(now, why)
+        self._missed |= {self._members[seat].id for seat in missed if seat in self._members}
         self._answered = {}
-        if self.is_complete:
-            self.generation += 1
+        self.generation += 1
 
     @property
     def last_losses(self) -> list[str]:
@@ -133,7 +144,7 @@ class Roster:
         return [text for _, text in self._recent][-2:]
 
     def too_many(self, now: float) -> list[str]:
-        """Rule 3: the last losses, if they are too many; else nothing."""
+        """Rule 4: the last losses, if they are too many; else nothing."""
         recent = [text for at, text in self._recent if now - at < LOSS_WINDOW]
         return recent if len(recent) > MOST_LOSSES else []
 
@@ -154,6 +165,7 @@ class Roster:
         if not self.is_current(attempt) or self._members.get(who.seat) != who or who.seat in self._answered:
             return False
         self._answered[who.seat] = what
+        self._missed.discard(who.id)
         return True
 
     @property
@@ -163,13 +175,14 @@ class Roster:
 
 
 class Inbox:
-    """What other tasks have sent to one task. trusting: for tests that show what the attempt's number is for: every frame counts."""
+    """What other tasks have sent to one task. trusting: for tests that show what the attempt's number is for: nobody looks at it."""
 
     def __init__(self, seats: int, trusting: bool = False) -> None:
         self.seats = seats
         self._trusting = trusting
         self._at = Attempt()
         self._frames: dict[tuple[Attempt, int], dict[int, Any]] = {}
+        self._taken: set[int] = set()  # levels of the attempt at work
 
     @property
     def attempt(self) -> Attempt:
@@ -178,32 +191,37 @@ class Inbox:
 
     def begin(self, attempt: Attempt) -> None:
         """Work begins on an attempt. What older ones sent is let go of."""
+        if attempt < self._at:
+            raise ValueError(f"{attempt} is older than {self._at}, which is at work")
         self._at = attempt
+        self._taken = set()
         if not self._trusting:
             self._frames = {where: frames for where, frames in self._frames.items() if where[0] >= attempt}
 
     def put(self, sender: int, attempt: Attempt, level: int, what: Any) -> bool:
         """A frame has come. Returns whether it is kept."""
-        if self._trusting:
-            attempt = max(attempt, self._at)
-        if attempt < self._at:
+        if not self._trusting and (attempt < self._at or (attempt == self._at and level in self._taken)):
             return False
-        frames = self._frames.setdefault((attempt, level), {})
-        if sender in frames:
+        frames = self._frames.setdefault(self._place(attempt, level), {})
+        if sender in frames or not 0 <= sender < self.seats:
             return False
         frames[sender] = what
         return True
 
+    def _place(self, attempt: Attempt, level: int) -> tuple[Attempt, int]:
+        return (Attempt() if self._trusting else attempt), level
+
     def is_complete(self, level: int) -> bool:
         """Whether every seat has sent its frame of a level."""
-        return len(self._frames.get((self._at, level), ())) == self.seats
+        return not self.missing(level)
 
     def missing(self, level: int) -> list[int]:
         """The seats whose frame of a level has not come."""
-        frames = self._frames.get((self._at, level), {})
+        frames = self._frames.get(self._place(self._at, level), {})
         return [seat for seat in range(self.seats) if seat not in frames]
 
     def take(self, level: int) -> Sequence[Any]:
         """The frames of a level by sender, which are then let go of."""
-        frames = self._frames.pop((self._at, level), {})
+        self._taken.add(level)
+        frames = self._frames.pop(self._place(self._at, level), {})
         return [frames[sender] for sender in sorted(frames)]

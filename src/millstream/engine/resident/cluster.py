@@ -136,9 +136,11 @@ class Cluster:
 
     def _failed(self, who: Seated, failure: SeatFailure) -> Exception:
         if failure.lost:
-            self._roster.renew(time.monotonic(), f"task {who.seat} on {who.host} cannot reach tasks {_list(failure.lost)}: {failure.text}")
-            self._announce()
-            return TaskLost(f"task {who.seat} on {who.host} cannot reach tasks {_list(failure.lost)}: {failure.text}")
+            why = f"task {who.seat} on {who.host} cannot reach tasks {_list(failure.lost)}: {failure.text}"
+            self._roster.renew(time.monotonic(), why, failure.lost)
+            if self._roster.is_complete:
+                self._announce()
+            return TaskLost(why)
         known = BY_NAME.get(failure.error)
         if known is not None:
             return known(failure.text)
