@@ -46,6 +46,7 @@ class _Member:
         self.heard = time.monotonic()
         self.since = self.heard
         self.beat = Beat()
+        self.why = ""  # it was hung up on
 
 
 class Cluster:
@@ -249,6 +250,7 @@ class Cluster:
                 self._forget(member, str(error))
 
     def _forget(self, member: _Member, why: str) -> None:
+        why = member.why or why
         if self._is_ending:
             self._roster.leave(member.who)
         elif self._roster.lost(member.who, time.monotonic(), why):
@@ -275,8 +277,9 @@ class Cluster:
                 if late > _LOOK:
                     member.heard = min(now, member.heard + late)
                 elif now - member.heard > SILENCE:
+                    member.why = f"nothing was heard of it for {now - member.heard:.0f} seconds"
                     member.connection.close()
-                    self._lose(member, f"nothing was heard of it for {now - member.heard:.0f} seconds")
+                    self._lose(member, "")
 
     def _accept(self) -> None:
         while True:
