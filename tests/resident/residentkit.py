@@ -227,6 +227,15 @@ def task(setup: bytes, seat: int) -> None:
         os._exit(1)  # what Spark would log
 
 
+def served(setup: bytes, seat: int) -> int:
+    """The same in a thread of this process."""
+    try:
+        worker.serve(setup, seat)
+        return 0
+    except Exception:
+        return 1
+
+
 class Nursery:
     """Runs a process per seat, as a job of Spark's does: one that fails is started again, `tries` times in all. holds: seats that it leaves empty."""
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import socket
 import threading
 import time
 from pathlib import Path
@@ -205,3 +206,35 @@ def test_losses_again_and_again_end_the_run_and_are_named(tmp_path: Path) -> Non
     with kit.ResidentRun(tmp_path, rows=[row | {"do": ""} for row in rows]) as run:
         run.turn()
     assert kit.faults_of(tmp_path, rows) == {}
+
+
+def test_a_task_that_the_driver_hangs_up_on_while_it_is_idle_makes_room_for_another(tmp_path: Path) -> None:
+    """Its seat must not stay empty: a task that ends well is not started again by Spark."""
+    rows = kit.numbered(40)
+    with kit.ResidentRun(tmp_path) as run:
+        run.turn(*rows[:20])
+        idle = run.pid(1)
+        run.cluster._members[1].connection.close()
+        kit.until(lambda: any(sign.seat == 1 and sign.pid != idle for sign in run.mode.tasks))
+        run.turn(*rows[20:])
+        assert (1, 1) in run.nursery.ended and run.mode.losses == 1
+    assert kit.faults_of(tmp_path, rows) == {}
+
+
+def test_when_a_run_has_ended_nothing_of_it_is_left_in_the_processes_that_it_used(tmp_path: Path) -> None:
+    """Spark keeps a worker for the next task that comes: here all tasks, and the driver, are threads of one process."""
+    before = {thread.name for thread in threading.enumerate()}
+    rows = kit.numbered(60)
+    for end in (30, 60):
+        nursery = kit.Nursery(2)
+        nursery.once = lambda seat, nursery=nursery: kit.served(nursery.setup, seat)  # type: ignore[method-assign,misc]
+        with kit.ResidentRun(tmp_path, rows=rows[:end], nursery=nursery) as run:
+            run.turn()
+            address = run.cluster.address
+    assert kit.faults_of(tmp_path, rows) == {}
+    kit.until(
+        lambda: {thread.name for thread in threading.enumerate() if "millstream" in thread.name} <= before,
+        said=lambda: str(threading.enumerate()),
+    )
+    with pytest.raises(OSError):
+        socket.create_connection(("127.0.0.1", int(address.rsplit(":", 1)[1])), 1.0)
