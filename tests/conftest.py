@@ -27,11 +27,19 @@ def _replicas(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathF
     # many short-lived JVMs: the quick compiler alone starts in half the time
     os.environ["JDK_JAVA_OPTIONS"] = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
     here = Path(__file__).parent  # the workers import the test modules that hold the computations
-    folders = [here, here / "spark", here / "crash", here / "connector", here / "views", os.environ.get("PYTHONPATH", "")]
+    folders = [
+        here,
+        here / "spark",
+        here / "crash",
+        here / "connector",
+        here / "resident",
+        here / "views",
+        os.environ.get("PYTHONPATH", ""),
+    ]
     os.environ["PYTHONPATH"] = os.pathsep.join(str(folder) for folder in folders)
     os.environ["MILLSTREAM_CACHE"] = os.path.join(os.devnull, "none")
     making = None
-    if any(item.get_closest_marker("crash") for item in request.session.items):
+    if any(item.get_closest_marker("crash") and item.get_closest_marker("spark") for item in request.session.items):
         making = _have_classes(Path(request.config.cache.mkdir("spark-classes")), tmp_path_factory)
     yield
     if making is not None:

@@ -1,10 +1,12 @@
 """The driver's end of a resident run: tasks that come, answer, and are lost. What counts is decided by `core/attempts.Roster`; here are sockets and threads.
 
 Rules
-1. A loss is a connection that closes, or a task of which nothing was heard for `SILENCE`. Spark puts another process on the seat, and says nothing.
+1. A loss is a connection that closes, or a task of which nothing was heard for `SILENCE`. Spark puts another process on the seat, and says nothing. Time in
+   which the driver itself did not run is no silence.
 2. A Spark job that ends although the run goes on is begun again: Spark gives a job up when one of its tasks has failed `spark.task.maxFailures` times, and a
    job of months will get there.
-3. Losses are nobody's fault: they have an error of their own. Too many of them in a short time end the run; so do tasks that do not come within `PATIENCE`.
+3. Losses are nobody's fault: they have an error of their own. Too many of them in a short time end the run; so do tasks that do not come within `PATIENCE`,
+   or do not come again within `RETURN`.
 4. Tasks are replaced one by one every few hours, by a planned loss: what user code leaks goes with the process.
 """
 
@@ -29,10 +31,12 @@ from millstream.network import written
 from millstream.state.alive import RunMode, TaskSign
 
 PATIENCE = 60.0  # seconds for tasks to come
+RETURN = 300.0  # seconds for a lost one to come again: of a host that is gone, Spark hears after its spark.network.timeout, which is 120
 SILENCE = 45.0  # seconds without a sign of life
 RECYCLE_EVERY = 6 * 3600.0  # seconds
 
 _STRANGERS = 256  # connections that have not shaken hands yet
+_LOOK = 0.5  # seconds
 
 _log = logging.getLogger("millstream.resident")
 
@@ -44,6 +48,7 @@ class _Member:
         self.heard = time.monotonic()
         self.since = self.heard
         self.beat = Beat()
+        self.why = ""  # it was hung up on
 
 
 class Cluster:
@@ -95,7 +100,7 @@ class Cluster:
                 if stopped():
                     raise Stopped("stopped while resident tasks were waited for; this epoch runs at the next start")
                 now = time.monotonic()
-                if now - began > PATIENCE:
+                if now - began > (RETURN if self._roster.generation else PATIENCE):
                     raise ClusterError(self._who_is_missing(now - began))
                 if now - said > 5.0:
                     said = now
@@ -183,7 +188,7 @@ class Cluster:
             self._changed.notify_all()
         for member in members:
             self._end_member(member, recycle=False)
-        self._listener.close()
+        wire.stop_listening(self._listener)
 
     def status(self) -> RunMode:
         """Who is there, and what they are at."""
@@ -226,17 +231,12 @@ class Cluster:
             raise ClusterError(f"Spark has ended the job of the resident tasks {len(recent)} times. The last time it said: {recent[-1]}")
 
     def _who_is_missing(self, seconds: float) -> str:
+        lost = f" Lost before: {'; '.join(self._roster.last_losses)}." if self._roster.last_losses else ""
         return (
             f"{len(self._roster.missing)} of {self._roster.seats} resident tasks have not come within {seconds:.0f} seconds: {_list(self._roster.missing)}. "
-            f"Each needs a slot of its own for as long as the run lasts: see that the session has {self._roster.seats} that nobody else holds, or say tasks=."
+            f"Each needs a slot of its own for as long as the run lasts: see that the session has {self._roster.seats} that nobody else holds, or say "
+            f"tasks=.{lost}"
         )
-
-    def _look_for_silence(self) -> None:
-        """Rule 1. Closing the connection also frees whoever sends to a process that does not read."""
-        now = time.monotonic()
-        for member in list(self._members.values()):
-            if now - member.heard > SILENCE:
-                self._forget(member, f"nothing was heard of it for {now - member.heard:.0f} seconds")
 
     def _give_up(self, attempt: Attempt) -> None:
         for member in list(self._members.values()):
@@ -255,6 +255,7 @@ class Cluster:
                 self._forget(member, str(error))
 
     def _forget(self, member: _Member, why: str) -> None:
+        why = member.why or why
         if self._is_ending:
             self._roster.leave(member.who)
             self._members.pop(member.who.seat, None)
@@ -272,10 +273,19 @@ class Cluster:
             self._forget(member, why)
 
     def _watch(self) -> None:
+        """Rule 1. Whoever is silent is hung up on without the lock: somebody may have it who is just telling him something, and waits."""
+        looked = time.monotonic()
         while not self._is_ending:
-            time.sleep(1.0)
-            with self._changed:
-                self._look_for_silence()
+            time.sleep(_LOOK)
+            now = time.monotonic()
+            late, looked = now - looked - _LOOK, now
+            for member in list(self._members.values()):
+                if late > _LOOK:
+                    member.heard = min(now, member.heard + late)
+                elif now - member.heard > SILENCE:
+                    member.why = f"nothing was heard of it for {now - member.heard:.0f} seconds"
+                    member.connection.close()
+                    self._lose(member, "")
 
     def _accept(self) -> None:
         while True:
@@ -297,23 +307,30 @@ class Cluster:
             return
         finally:
             self._strangers.release()
-        if frame is not None and frame.kind == messages.FAILED:
+        try:
+            member = None if frame is None else self._first(frame, connection)
+        except Exception as error:
+            _log.warning("somebody who said what no task says was turned away: %s: %s", type(error).__name__, error)
+            member = None
+        if member is None:
+            connection.close()
+            return
+        read_all(connection, lambda frame: self._got(member, frame))
+        self._lose(member, "its connection was closed")
+
+    def _first(self, frame: wire.ResidentFrame, connection: wire.SeatLink) -> _Member | None:
+        """What somebody says first: that it is there, or that it cannot be."""
+        if frame.kind == messages.FAILED:
             failure = decode(frame.body, SeatFailure)
             with self._changed:
                 self._unable = f"{failure.error}: {failure.text}"
                 self._changed.notify_all()
-        if frame is None or frame.kind != messages.HELLO:
-            connection.close()
-            return
-        member = self._seated(decode(frame.body, SeatHello), connection)
-        if member is not None:
-            read_all(connection, lambda frame: self._got(member, frame))
-            self._lose(member, "its connection was closed")
+        return self._seated(decode(frame.body, SeatHello), connection) if frame.kind == messages.HELLO else None
 
     def _seated(self, hello: SeatHello, connection: wire.SeatLink) -> _Member | None:
         with self._changed:
             if self._is_ending:
-                connection.close()
+                connection.send(messages.END, [encode(Ending())])
                 return None
             self._next_id += 1
             who = Seated(hello.seat, self._next_id, hello.host, hello.pid, hello.address)
@@ -333,7 +350,10 @@ class Cluster:
         if frame.kind == messages.BEAT:
             member.beat = decode(frame.body, Beat)
         elif frame.kind == messages.FOLDED:
-            self._fold(decode(frame.body, FoldOrder))
+            order = decode(frame.body, FoldOrder)
+            with self._changed:
+                if self._members.get(member.who.seat) is member:  # else it was given up, and what it made may be collected already
+                    self._fold(order)
         elif frame.kind == messages.RECEIPTS:
             found = decode(frame.body, SeatReceipts)
             with self._changed:

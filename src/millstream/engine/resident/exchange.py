@@ -4,11 +4,12 @@ Rules
 1. What counts is decided by `core/attempts.Inbox`; here are the sockets.
 2. A thread reads each connection, so that two tasks that send to each other never wait for each other. What is buffered is at most one epoch: nobody
    sends for the next one before this one is over.
-3. Who cannot be reached is named: the driver decides what becomes of it.
+3. Who cannot be reached is named, and so is a peer whose connection ends while something of it is missing: the driver decides what becomes of it.
 """
 
 from __future__ import annotations
 
+import logging
 import socket
 import ssl
 import threading
@@ -19,6 +20,8 @@ from millstream.core.attempts import Attempt, Inbox, Seated
 from millstream.engine.resident import messages, wire
 from millstream.errors import MillstreamError
 from millstream.network import parse_address, written
+
+_log = logging.getLogger("millstream.resident")
 
 
 class PeerLost(Exception):
@@ -48,6 +51,8 @@ class Exchange:
         self._members: dict[int, Seated] = {}
         self._links: dict[int, tuple[Seated, wire.SeatLink]] = {}
         self._incoming: list[wire.SeatLink] = []
+        self._came_by: dict[int, wire.SeatLink] = {}  # by sender: the last connection over which a frame came
+        self._cut: set[int] = set()  # senders whose last connection has ended
         self._listener = wire.listen(host)
         self.address = written(host, self._listener.getsockname()[1])
         threading.Thread(target=self._accept, name="millstream-exchange", daemon=True).start()
@@ -61,6 +66,12 @@ class Exchange:
             if self._members.get(seat) != known:
                 link.close()
                 del self._links[seat]
+        with self._changed:
+            self._cut.clear()
+
+    def is_given_up(self, attempt: Attempt) -> bool:
+        """Whether nobody waits for an answer to an attempt any more."""
+        return self._given_up >= attempt
 
     def give_up(self, attempt: Attempt) -> None:
         """An attempt, and all before it, are over (from the thread that hears the driver)."""
@@ -77,8 +88,8 @@ class Exchange:
         with self._changed:
             self._is_over = True
             self._changed.notify_all()
-        self._listener.close()
-        for link in [*(link for _, link in self._links.values()), *self._incoming]:
+        wire.stop_listening(self._listener)
+        for link in [*(link for _, link in list(self._links.values())), *list(self._incoming)]:
             link.close()
 
     # --- what the task does
@@ -113,12 +124,15 @@ class Exchange:
             self._inbox.put(self._seat, attempt, level, b"")
 
     def gather(self, attempt: Attempt, level: int) -> list[Any]:
-        """The frames of a level, when all are there. Raises GivenUp."""
+        """The frames of a level, when all are there. Raises GivenUp or PeerLost."""
         self.own(attempt, level)
         with self._changed:
             while not self._inbox.is_complete(level):
                 if self._given_up >= attempt or self._is_over:
                     raise GivenUp
+                cut = [seat for seat in self._inbox.missing(level) if seat in self._cut]
+                if cut:
+                    raise PeerLost(cut, "the connection has ended")
                 self._changed.wait()
             return [data for data in self._inbox.take(level) if len(data)]
 
@@ -145,22 +159,27 @@ class Exchange:
         except (OSError, MillstreamError):
             return  # whoever it was, it does not belong here
         self._incoming.append(connection)
-        read_all(connection, self._got)
+        read_all(connection, lambda frame: self._got(connection, frame))
         self._incoming.remove(connection)
+        with self._changed:
+            self._cut |= {sender for sender, last in self._came_by.items() if last is connection}
+            self._changed.notify_all()
 
-    def _got(self, frame: wire.ResidentFrame) -> None:
+    def _got(self, connection: wire.SeatLink, frame: wire.ResidentFrame) -> None:
         if frame.kind == messages.ROWS:
             with self._changed:
+                self._came_by[frame.sender] = connection
+                self._cut.discard(frame.sender)
                 if self._inbox.put(frame.sender, frame.attempt, frame.level, frame.body):
                     self._changed.notify_all()
 
 
 def read_all(connection: wire.SeatLink, got: Callable[[wire.ResidentFrame], None]) -> None:
-    """SeatReads a connection to its end."""
+    """Reads a connection to its end."""
     try:
         while (frame := connection.receive()) is not None:
             got(frame)
-    except MillstreamError:
-        pass  # it is no frame: the connection is closed
+    except Exception as error:  # it is no frame, or one that nobody understands: the connection is closed
+        _log.info("a connection is closed: %s: %s", type(error).__name__, error)
     finally:
         connection.close()

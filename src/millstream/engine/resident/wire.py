@@ -4,7 +4,7 @@
     handshake  each end sends 16 random bytes, then the HMAC of the cookie over both, with its own role in front
 
 Rules
-1. Nobody is believed before the handshake: until then, an end reads a fixed number of bytes within `GREETING` seconds, and no more.
+1. Nobody is believed before the handshake: until then, an end reads a fixed number of bytes within `GREETING` seconds in all, and no more.
 2. The cookie itself never travels. Both ends must know it: a task does not talk to a driver that cannot prove it, nor the other way round. Proofs are
    compared in constant time, and name the role, so that one cannot be sent back as the other.
 3. One thread reads a connection; any may send, a frame at a time.
@@ -18,6 +18,7 @@ import socket
 import ssl
 import struct
 import threading
+import time
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -62,13 +63,14 @@ class SeatLink:
         self.host: str = sock.getsockname()[0]  # of this end
 
     def _greet(self, cookie: bytes, is_server: bool, compared: bool) -> None:
+        until = time.monotonic() + GREETING
         own = secrets.token_bytes(_NONCE)
         self._socket.sendall(own)
-        other = bytes(self._exactly(_NONCE))
+        other = bytes(self._exactly(_NONCE, until))
         nonces = own + other if is_server else other + own
         roles = (_SERVER, _CLIENT) if is_server else (_CLIENT, _SERVER)
         self._socket.sendall(hmac.digest(cookie, roles[0] + nonces, "sha256"))
-        if not hmac.compare_digest(hmac.digest(cookie, roles[1] + nonces, "sha256"), bytes(self._exactly(_PROOF))) and compared:
+        if not hmac.compare_digest(hmac.digest(cookie, roles[1] + nonces, "sha256"), bytes(self._exactly(_PROOF, until))) and compared:
             raise RemoteProtocolError("the other end does not know the cookie of this run")
 
     def send(self, kind: int, bodies: Sequence[bytes | memoryview] = (), attempt: Attempt = _NONE, level: int = 0, sender: int = 0) -> None:
@@ -93,10 +95,12 @@ class SeatLink:
         except OSError:
             return None
 
-    def _exactly(self, size: int) -> memoryview:
+    def _exactly(self, size: int, until: float | None = None) -> memoryview:
         data = bytearray(size)
         view, at = memoryview(data), 0
         while at < size:
+            if until is not None:
+                self._socket.settimeout(max(0.001, until - time.monotonic()))
             count = self._socket.recv_into(view[at:])
             if not count:
                 raise ConnectionResetError("the other end has closed the connection")
@@ -120,6 +124,15 @@ def listen(host: str) -> socket.socket:
     sock.bind((host, 0))
     sock.listen(256)
     return sock
+
+
+def stop_listening(sock: socket.socket) -> None:
+    """Closes a listening socket, and wakes up whoever waits there for somebody to come: closing alone does not."""
+    try:
+        sock.shutdown(socket.SHUT_RDWR)
+    except OSError:
+        pass
+    sock.close()
 
 
 def connect(host: str, port: int, cookie: bytes, tls: ssl.SSLContext | None = None, patience: float = GREETING) -> SeatLink:

@@ -5,7 +5,9 @@ Rules
 2. The shards of a seat are `shard % seats`, for ever: a task that takes a seat over finds its replicas where its predecessor left them, or loads them.
 3. All that an attempt stages lies in one object, written once; rows for later levels travel before it is durable, because nothing counts before the manifest.
 4. A failure that retrying cannot fix is a receipt; anything unexpected is told to the driver, which tries again.
-5. A task whose driver is gone ends: what it would stage belongs to nobody. If a hook does not let it, its process is ended.
+5. A task whose driver is gone ends: what it would stage belongs to nobody. If a hook does not let it, its process is ended. A driver that hangs up without a
+   word has taken it for lost: it fails, so that Spark fills the seat again.
+6. When it has ended, nothing of it is left in the process, which Spark may use for something else.
 """
 
 from __future__ import annotations
@@ -77,6 +79,10 @@ class Recycled(Exception):
     """A task ends so that Spark puts a fresh process on its seat."""
 
 
+class HungUp(Exception):
+    """The driver has closed the connection without saying that the run is over. If it is still there, Spark has to fill the seat again."""
+
+
 def serve(setup_bytes: bytes, seat: int) -> None:
     """In a Spark task: takes a seat until the run is over."""
     setup = msgspec.msgpack.decode(setup_bytes, type=Setup)
@@ -102,7 +108,8 @@ class ResidentTask:
             raise
         self._at: tuple[int, int] | None = None  # level and shard
         self._mail: queue.SimpleQueue[wire.ResidentFrame | None] = queue.SimpleQueue()
-        self._folds: queue.SimpleQueue[bytes] = queue.SimpleQueue()
+        self._folds: queue.SimpleQueue[bytes | None] = queue.SimpleQueue()
+        self._ended = threading.Event()
         self._driver.send(messages.HELLO, [encode(SeatHello(seat, socket.gethostname(), os.getpid(), self._exchange.address))])
 
     def _unpack(self, setup: Setup) -> None:
@@ -125,12 +132,16 @@ class ResidentTask:
                 if frame.kind == messages.GENERATION:
                     self._exchange.generation(decode(frame.body, Generation).members)
                 elif frame.kind == messages.ORDER:
-                    self._obey(frame.attempt, decode(frame.body, SeatOrder))
+                    if not self._exchange.is_given_up(frame.attempt):
+                        self._obey(frame.attempt, decode(frame.body, SeatOrder))
                 elif frame.kind == messages.END:
                     if decode(frame.body, Ending).recycle:
                         raise Recycled("this task makes room for a fresh one, as planned")
                     return
+            raise HungUp(f"the driver at {self._setup.address} has closed the connection: it has ended, or has taken this task for lost")
         finally:
+            self._ended.set()
+            self._folds.put(None)
             self._exchange.end()
             self._driver.close()
 
@@ -140,8 +151,8 @@ class ResidentTask:
         read_all(self._driver, self._got)
         self._exchange.end()
         self._mail.put(None)
-        time.sleep(_GRACE)
-        os._exit(1)  # rule 5; a task that has ended is another task by now, or this process has gone
+        if not self._ended.wait(_GRACE):
+            os._exit(1)  # rule 5
 
     def _got(self, frame: wire.ResidentFrame) -> None:
         if frame.kind == messages.GIVE_UP:
@@ -152,8 +163,8 @@ class ResidentTask:
             self._mail.put(frame)
 
     def _fold(self) -> None:
-        while True:
-            order = decode(self._folds.get(), FoldOrder)
+        while (given := self._folds.get()) is not None:
+            order = decode(given, FoldOrder)
             try:
                 self._driver.send(messages.FOLDED, [encode(folded(self._storage, order))])
             except OSError:
@@ -161,7 +172,7 @@ class ResidentTask:
 
     def _beat(self) -> None:
         since, last = time.monotonic(), Beat()
-        while True:
+        while not self._ended.is_set():
             found = self._what()
             if (found.computation, found.shard, found.key) != (last.computation, last.shard, last.key) or not found.computation:
                 since, last = time.monotonic(), found
@@ -171,7 +182,7 @@ class ResidentTask:
                 self._driver.send(messages.BEAT, [encode(found)])
             except OSError:
                 return
-            time.sleep(BEAT_EVERY)
+            self._ended.wait(BEAT_EVERY)
 
     def _what(self) -> Beat:
         """What the main thread is at."""
