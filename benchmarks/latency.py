@@ -1,7 +1,7 @@
 """Latency, in two parts.
 
 push      from a client's push to the published row, at 1,000 and at 50 records/s: resident, with one and with two levels, micro-batches, and Python's
-          transformWithState over the same intake (push_ways.py)
+          transformWithState over the same intake; at 50 records/s Spark's real-time mode in the JVM, too (push_ways.py)
 windows   at 1,000 records/s in small files: from the end of a window to its row in the sink, against transformWithState; and the time of an epoch against the
           bare minimum, a foreachBatch with one shuffle and an identity function. Every way reads the same kind of feed for the same time, with the same trigger
 """
@@ -114,6 +114,11 @@ def pushed(spark: Any, options: argparse.Namespace) -> dict[str, float]:
             work = jobs.fresh(Path(temporary) / label.replace(" ", "-").replace("/", "-"))
             found[label] = push_ways.measure(spark, meter, name, work, rate, options.warm_up, options.push_seconds)
             print(found[label].line(label), flush=True)
+        jvm = None
+        if "resident" in options.ways:
+            print("real-time mode: 50 messages/s", flush=True)
+            jvm = push_ways.real_time(jobs.fresh(Path(temporary) / "real-time"), 50, options.warm_up, options.push_seconds)
+            print(f"real-time mode at 50/s, in the JVM, memory to memory: {jvm or 'not measured: there is no javac'}", flush=True)
     result: dict[str, float] = {}
     base = found.get("resident")
     for name in ("micro", "tws"):
@@ -123,6 +128,10 @@ def pushed(spark: Any, options: argparse.Namespace) -> dict[str, float]:
             result[f"push_cpu_resident_vs_{name}"] = round(base.cpu.total / found[name].cpu.total, 3)
     if base is not None and "two-weak" in found:
         result["push_two_levels_vs_one_p50"] = round(found["two-weak"].p50 / base.p50, 2)
+    slow = found.get("resident at 50/s")
+    if jvm is not None and slow is not None:
+        result["push_resident_vs_real_time_p50"] = round(slow.p50 / jvm["p50"], 3)
+        result["push_resident_vs_real_time_p99"] = round(slow.p99 / jvm["p99"], 3)
     for name, one in found.items():
         result[f"push_{name.replace(' ', '_').replace('/', '_')}_p50_ms"] = round(one.p50, 1)
         result[f"push_{name.replace(' ', '_').replace('/', '_')}_p99_ms"] = round(one.p99, 1)

@@ -4,6 +4,8 @@
     two-weak     the same with a second computation behind a weak edge
     micro        micro-batches without a pause between them
     tws          Python's transformWithState over the same intake, into Spark's file sink
+    real-time    Spark's real-time mode with transformWithState in the JVM (realtime/RealTime.java), from memory to memory: nothing is durable, and nothing is
+                 committed per record. Needs javac
 
 Rules
 1. The client is a process of its own and stamps each message when it is sent. A row is published when its file has its name: the time of the last change of
@@ -15,7 +17,10 @@ from __future__ import annotations
 
 import json
 import multiprocessing
+import os
+import shutil
 import statistics
+import subprocess
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -160,6 +165,26 @@ WAYS: dict[str, Callable[[Any, Path, Callable[[str], None]], None]] = {
     "micro": micro,
     "tws": tws,
 }
+
+
+def real_time(work: Path, rate: int, warm_up: float, seconds: float) -> dict[str, float] | None:
+    """Milliseconds of Spark's real-time mode; None where there is no compiler for Java."""
+    import pyspark
+
+    compiler, archiver, home = shutil.which("javac"), shutil.which("jar"), Path(pyspark.__file__).parent
+    if compiler is None or archiver is None:
+        return None
+    source = Path(__file__).parent / "realtime" / "RealTime.java"
+    subprocess.run([compiler, "-nowarn", "-cp", f"{home}/jars/*", "-d", str(work / "classes"), str(source)], check=True)
+    subprocess.run([archiver, "cf", str(work / "realtime.jar"), "-C", str(work / "classes"), "."], check=True)
+    command = [str(home / "bin" / "spark-submit"), "--master", "local[6]", "--class", "RealTime", "--conf", "spark.ui.enabled=false"]
+    arguments = [str(rate), str(int(warm_up)), str(int(seconds)), str(KEYS), str(work / "checkpoint")]
+    environment = {**os.environ, "SPARK_HOME": str(home)}
+    done = subprocess.run([*command, str(work / "realtime.jar"), *arguments], env=environment, capture_output=True, text=True, check=False)
+    lines = [line for line in done.stdout.splitlines() if line.startswith("{")]
+    assert lines, done.stderr[-3000:]
+    found: dict[str, float] = json.loads(lines[-1])
+    return found
 
 
 def push(address: str, rate: int, seconds: float) -> None:

@@ -125,7 +125,7 @@ def test_a_silent_task_is_lost_and_its_seat_is_taken_again_when_it_wakes_up(tmp_
 
 def test_a_silent_task_does_not_hold_the_driver_whatever_it_is_to_be_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """An order that is larger than what the system takes for a process that does not read."""
-    rows = kit.numbered(2) + [kit.numbered(1, first=2)[0] | {"key": key_on(1), "do": "x" * (16 << 20)}]
+    rows = [*kit.numbered(2), kit.numbered(1, first=2)[0] | {"key": key_on(1), "do": "x" * (16 << 20)}]
     with kit.ResidentRun(tmp_path) as run:
         run.turn(*rows[:2])
         asleep = run.pid(1)
