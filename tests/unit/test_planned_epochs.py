@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import os
+import threading
 from pathlib import Path
 
 import pyarrow as pa
-from plannedkit import KitEpochs, pipeline
+from plannedkit import KitEpochs, NoFolds, Told, pipeline
 
 import millstream as ms
+from millstream.engine.contracts import Folded
 from millstream.sources.planned import PlannedReader
+from millstream.state.folding import unit_name
+from millstream.state.manifest import KEEP
 from millstream.state.memory import MemoryStorage
 
 SCHEMA = pa.schema([("k", pa.string())])
@@ -52,3 +56,42 @@ def test_files_of_an_epoch_that_is_found_committed_are_not_read_again(tmp_path: 
     new.turn()
     assert new.read == ["b.json"]
     assert new.latest.sources["in"].offset == '{"files":2}'
+
+
+class SlowThread(NoFolds):
+    """A fold has ended. A thread that asks for it is so slow that the next manifest has it by then."""
+
+    def __init__(self, made: str) -> None:
+        self.made = {made}
+        self.adopted = threading.Event()
+
+    def finished(self) -> dict[tuple[str, int], Folded]:
+        self.made = set()
+        return {}
+
+    def in_flight(self) -> set[str]:
+        return self.made
+
+    def since(self) -> int | None:
+        if threading.current_thread() is not threading.main_thread():
+            self.adopted.wait(10)
+        return None
+
+
+def test_what_a_fold_has_made_is_not_collected_while_the_next_manifest_adopts_it() -> None:
+    storage = MemoryStorage()
+    epochs = KitEpochs(pipeline().program(), storage, {"in": Told()})
+    for _ in range(2 * KEEP):
+        epochs.turn()
+    assert epochs.latest is not None
+    made = unit_name(0, "fold")
+    leftover = unit_name(0, "leftover")
+    storage.put(made, b"folded")
+    storage.put(leftover, b"nobody's")
+    epochs.folds = folds = SlowThread(made)
+    epochs.collect(epochs.latest)
+    folds.finished()  # the next epoch takes it into its manifest
+    folds.adopted.set()
+    assert epochs._collecting is not None
+    epochs._collecting.join()
+    assert storage.exists(made) and not storage.exists(leftover) and not epochs.leftovers
