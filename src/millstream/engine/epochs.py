@@ -147,6 +147,7 @@ class Epochs:
         done = self.ownership.committed(epoch, ranges, self.latest)  # 1
         if done is not None:
             if self.latest is None or done.epoch > self.latest.epoch:
+                self.took_over(done)
                 self.latest = done
             self._publish(done, redo=True)
             return

@@ -207,11 +207,15 @@ def unsettled(topology: Topology, position: Position, clock: int | None = None, 
         idle.due
         or any(standing.low != position.standings.get(name, Standing()).low for name, standing in idle.standings.items())
         or any(
-            injector.watermark.advance(position.progress[name], Seen(), now, (said or {}).get(name)).watermark
-            != position.progress[name].watermark
+            _moves(position.progress[name], injector.watermark.advance(position.progress[name], Seen(), now, (said or {}).get(name)))
             for name, injector in topology.injectors.items()
         )
     )
+
+
+def _moves(before: Progress, after: Progress) -> bool:
+    """Whether time has reached an injector: its watermark moves, it has become idle, or its source has declared what counts an epoch later."""
+    return (after.watermark, after.idle, after.said) != (before.watermark, before.idle, before.said)
 
 
 def _is_due(position: Position, told: Mapping[str, Times], now: int) -> bool:

@@ -71,12 +71,15 @@ class PlannedEpochs(Epochs):
         """Beside the epochs: the log is collected in a thread, one at a time. Sinks are used by one thread only, this one."""
         self.publishing.sweep(manifest)
         if self._collecting is None or not self._collecting.is_alive():
-            self._collecting = threading.Thread(target=self._collect, args=(manifest,), name="millstream-collection", daemon=True)
+            meanwhile = self.publishing.folded_meanwhile(self.folds)
+            self._collecting = threading.Thread(
+                target=self._collect, args=(manifest, *meanwhile), name="millstream-collection", daemon=True
+            )
             self._collecting.start()
 
-    def _collect(self, manifest: Manifest) -> None:
+    def _collect(self, manifest: Manifest, since: int | None, in_flight: set[str]) -> None:
         try:
-            self.publishing.collect_log(manifest, self.folds)
+            self.publishing.collect_log(manifest, since, in_flight)
         except Exception as error:  # what is left over is collected the next time
             self.collection_failed(error)
 

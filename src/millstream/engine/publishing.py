@@ -68,13 +68,18 @@ class Publishing:
 
     def collect(self, manifest: Manifest, folds: Folding) -> None:
         """Removes what no manifest needs, in the checkpoint and at the sinks."""
-        self.collect_log(manifest, folds)
+        self.collect_log(manifest, *self.folded_meanwhile(folds))
         self.sweep(manifest)
 
-    def collect_log(self, manifest: Manifest, folds: Folding) -> None:
-        """The same in the checkpoint alone."""
+    def folded_meanwhile(self, folds: Folding) -> tuple[int | None, set[str]]:
+        """What a collection has to know of folds that its manifest does not name. Asked by whoever commits, between two commits: later, a fold may
+        already be in a manifest that the collection does not look at."""
         since = folds.since()  # asked before what is done: a fold that ends in between is then in one of the two
-        folding.collect(self._log, manifest, folds.in_flight(), since)
+        return since, folds.in_flight()
+
+    def collect_log(self, manifest: Manifest, since: int | None, in_flight: set[str]) -> None:
+        """The same in the checkpoint alone, from any thread. since, in_flight: as `folded_meanwhile` says."""
+        folding.collect(self._log, manifest, in_flight, since)
 
     def sweep(self, manifest: Manifest) -> None:
         """The same at the sinks alone."""

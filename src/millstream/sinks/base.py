@@ -82,8 +82,8 @@ class Sink:
         raise NotImplementedError
 
     def by_default(self, roll_millis: int) -> None:
-        """Driver, at the start of a resident run, whose epochs are many and small: for how long parts wait if nobody has said it. For sinks that make an
-        object per epoch."""
+        """Driver, at the start of a run: for how long parts wait if nobody has said it; 0 for micro-batches. The epochs of a resident run are many and
+        small. For sinks that make an object per epoch."""
 
     def check(self) -> None:
         """Driver, at the start of a run: the time to find out that a sink cannot work."""

@@ -5,7 +5,7 @@ stream, epoch and shard, after the manifest. The move is atomic per file; while 
 files and not yet others.
 
 In a resident run small parts lie in the units of the tasks, where they are committed, and are published as one file of the epoch, or of several (`roll`), whose
-name follows from the epoch in which that was decided.
+name follows from the epoch in which that was decided. Parts that do not fit into one file (of other types, or in another format) become more than one.
 """
 
 from __future__ import annotations
@@ -25,8 +25,11 @@ from millstream.errors import DefinitionError, SinkError
 from millstream.sinks.base import DriverContext, IdentifiedRow, Part, Sink, SinkRow, TaskContext, part_bytes
 from millstream.state.storage import Storage, open_storage
 
-ROLLED = 9999  # in the place of a shard, in the name of a file that has the rows of all; no shard has this number
+ROLLED = (
+    9999  # in the place of a shard, in the name of a file that has the rows of all; no shard has this number, nor one that is not far below
+)
 _SUFFIX = {"json": "jsonl", "parquet": "parquet"}
+_PARQUET = b"PAR1"  # how such a file begins
 
 
 def plain(value: Any) -> Any:
@@ -66,9 +69,8 @@ class FileSink(Sink):
         self.in_units = self.roll_millis > 0
 
     def by_default(self, roll_millis: int) -> None:
-        self.in_units = True
-        if self.roll is None:
-            self.roll_millis = roll_millis
+        self.roll_millis = roll_millis if self.roll is None else self.roll
+        self.in_units = roll_millis > 0 or self.roll_millis > 0
 
     def describe(self) -> str:
         return f"{self.format} files in {self.path}"
@@ -135,12 +137,7 @@ class FileSink(Sink):
             raise
 
     def _parquet(self, rows: Sequence[SinkRow], context: TaskContext) -> bytes:
-        import pyarrow.parquet
-
-        table = to_table(rows, self.schema, f"stream {context.emission!r} into {self.describe()}")
-        sink = io.BytesIO()
-        pyarrow.parquet.write_table(table, sink, compression="zstd")
-        return sink.getvalue()
+        return _parquet_bytes(to_table(rows, self.schema, f"stream {context.emission!r} into {self.describe()}"))
 
     def commit(self, context: DriverContext, epoch: int, parts: Sequence[Part]) -> None:
         storage = open_storage(self.path, self.options)
@@ -160,14 +157,14 @@ class FileSink(Sink):
                 raise self._taken(part["final"])
 
     def _roll(self, storage: Storage, context: DriverContext, epoch: int, parts: Sequence[Part]) -> None:
-        """Parts that waited become one file."""
-        final = f"{context.pipeline}-{context.emission}-{ROLLED:04d}-{epoch:010d}.{_SUFFIX[self.format]}"
-        if context.redo and storage.exists(final):
-            return
+        """Parts that waited become one file; several, if they do not fit into one. They are committed, so whatever they are is published."""
         pieces = [part_bytes(context.checkpoint, part) for part in parts]
-        data = b"".join(pieces) if self.format == "json" else _one_parquet(pieces)
-        if not storage.create(final, data) and storage.read(final) != data:
-            raise self._taken(final)
+        for at, (suffix, data) in enumerate(_joined(pieces)):
+            final = f"{context.pipeline}-{context.emission}-{ROLLED - at:04d}-{epoch:010d}.{suffix}"
+            if context.redo and storage.exists(final):
+                continue
+            if not storage.create(final, data) and storage.read(final) != data:
+                raise self._taken(final)
 
     def _taken(self, final: str) -> SinkError:
         return SinkError(
@@ -186,16 +183,41 @@ class FileSink(Sink):
         storage.delete(gone)
 
 
-def _one_parquet(pieces: Sequence[bytes]) -> bytes:
-    """Several Parquet files as one. Where no schema was given, their types may differ: then the wider one is taken."""
+def _joined(pieces: Sequence[bytes]) -> list[tuple[str, bytes]]:
+    """The files that parts become, with the suffix of each: all JSON lines are one. Parts that were written before the sink's format was changed have the
+    other one."""
+    lines = [piece for piece in pieces if not piece.startswith(_PARQUET)]
+    found = [(_SUFFIX["json"], b"".join(lines))] if lines else []
+    return found + [(_SUFFIX["parquet"], data) for data in _parquets([piece for piece in pieces if piece.startswith(_PARQUET)])]
+
+
+def _parquets(pieces: Sequence[bytes]) -> list[bytes]:
+    """Parquet files of parts: one for each type that their columns have. Where no schema was given, each part has the types of its own values, and what
+    was committed must not be refused or changed any more."""
     import pyarrow as pa
     import pyarrow.parquet
 
     if len(pieces) == 1:
-        return pieces[0]
-    tables = [pyarrow.parquet.read_table(io.BytesIO(piece)) for piece in pieces]
+        return [pieces[0]]
+    groups: list[tuple[Any, list[Any]]] = []
+    for piece in pieces:
+        table = pyarrow.parquet.read_table(io.BytesIO(piece))
+        for at, (schema, tables) in enumerate(groups):
+            try:
+                groups[at] = (pa.unify_schemas([schema, table.schema]), [*tables, table])  # a column of nulls fits any type
+                break
+            except (pa.ArrowInvalid, pa.ArrowTypeError):
+                continue
+        else:
+            groups.append((table.schema, [table]))
+    return [_parquet_bytes(pa.concat_tables(tables, promote_options="default")) for _, tables in groups]
+
+
+def _parquet_bytes(table: Any) -> bytes:
+    import pyarrow.parquet
+
     sink = io.BytesIO()
-    pyarrow.parquet.write_table(pa.concat_tables(tables, promote_options="permissive"), sink, compression="zstd")
+    pyarrow.parquet.write_table(table, sink, compression="zstd")
     return sink.getvalue()
 
 

@@ -117,8 +117,8 @@ def start(
     foreign = {name: why for name, injector in topology.injectors.items() if (why := injector.source.unplanned()) is not None}
     if resident:
         planning.check_planned(foreign)
-        for emission in topology.emissions:
-            emission.sink.by_default(planning.ROLL)
+    for emission in topology.emissions:
+        emission.sink.by_default(planning.ROLL if resident else 0)  # the same pipeline may have been run in the other mode before
     spark = _session(spark, program, bounded=millis is None, resident=resident, say=say)
     say(f"reading {', '.join(injector.source.describe() for injector in topology.injectors.values())}; checkpoint {storage.url}")
     ready_sinks(topology)

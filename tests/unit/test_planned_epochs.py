@@ -1,0 +1,97 @@
+"""Epochs of planned sources beside a run that is being replaced."""
+
+from __future__ import annotations
+
+import os
+import threading
+from pathlib import Path
+
+import pyarrow as pa
+from plannedkit import KitEpochs, NoFolds, Told, pipeline
+
+import millstream as ms
+from millstream.engine.contracts import Folded
+from millstream.sources.planned import PlannedReader
+from millstream.state.folding import unit_name
+from millstream.state.manifest import KEEP
+from millstream.state.memory import MemoryStorage
+
+SCHEMA = pa.schema([("k", pa.string())])
+
+
+class Files(KitEpochs):
+    """Notes which files its epochs read."""
+
+    def turn(self) -> None:
+        self.read: list[str] = []
+        super().turn()
+
+    def job(self, takes, order):  # type: ignore[no-untyped-def]
+        self.read = sorted(Path(name).name for take in (takes or {}).values() for name in take.names)
+        return super().job(None, order)
+
+
+def reader(folder: Path) -> PlannedReader:
+    return ms.sources.files(folder, schema="k string", format="json").reader(lambda given: SCHEMA, None)
+
+
+def put(folder: Path, name: str, at: int) -> None:
+    (folder / name).write_text('{"k": "a"}\n')
+    os.utime(folder / name, (at, at))
+
+
+def test_files_of_an_epoch_that_is_found_committed_are_not_read_again(tmp_path: Path) -> None:
+    """An outgoing run commits between our look at the newest manifest and our first epoch: its epoch stands, and so does what it read."""
+    storage, program = MemoryStorage(), pipeline().program()
+    put(tmp_path, "a.json", 1_700_000_000)
+    old = Files(program, storage, {"in": reader(tmp_path)})
+    old.turn()
+    first = storage.objects.pop("manifests/00000000000000000000.json")  # it is about to commit
+    new = Files(program, storage, {"in": reader(tmp_path)})
+    assert new.latest is None
+    storage.objects["manifests/00000000000000000000.json"] = first
+    put(tmp_path, "b.json", 1_700_000_001)
+    new.turn()
+    assert new.read == [] and new.latest is not None and new.latest.token == old.token
+    new.turn()
+    assert new.read == ["b.json"]
+    assert new.latest.sources["in"].offset == '{"files":2}'
+
+
+class SlowThread(NoFolds):
+    """A fold has ended. A thread that asks for it is so slow that the next manifest has it by then."""
+
+    def __init__(self, made: str) -> None:
+        self.made = {made}
+        self.adopted = threading.Event()
+
+    def finished(self) -> dict[tuple[str, int], Folded]:
+        self.made = set()
+        return {}
+
+    def in_flight(self) -> set[str]:
+        return self.made
+
+    def since(self) -> int | None:
+        if threading.current_thread() is not threading.main_thread():
+            self.adopted.wait(10)
+        return None
+
+
+def test_what_a_fold_has_made_is_not_collected_while_the_next_manifest_adopts_it() -> None:
+    storage = MemoryStorage()
+    epochs = KitEpochs(pipeline().program(), storage, {"in": Told()})
+    for _ in range(2 * KEEP):
+        epochs.turn()
+    assert epochs.latest is not None
+    made = unit_name(0, "fold")
+    leftover = unit_name(0, "leftover")
+    storage.put(made, b"folded")
+    storage.put(leftover, b"nobody's")
+    epochs.folds = folds = SlowThread(made)
+    epochs.collect(epochs.latest)
+    folds.finished()  # the next epoch takes it into its manifest
+    folds.adopted.set()
+    assert epochs._collecting is not None
+    epochs._collecting.join()
+    assert storage.exists(made) and not storage.exists(leftover) and not epochs.leftovers
