@@ -90,6 +90,25 @@ def test_a_span_has_few_entries_however_many_epochs_it_lasts() -> None:
             assert not any(keep)
 
 
+@settings(max_examples=some(30), deadline=None)
+@given(st.lists(st.tuples(st.integers(1, 300), st.integers(0, 3)), min_size=1, max_size=60))
+def test_what_is_stored_does_not_depend_on_who_has_worked_before(epochs: list[tuple[int, int]]) -> None:
+    """Attempts at one epoch in several workers, of which some have not been there for a while, must make the same delta."""
+    rule, store = dedup("10m"), MemoryStore()
+    workers = [SpanFilters() for _ in range(4)]
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(dedup_module, "MERGED", 3)
+        patched.setattr(dedup_module, "_SMALL", 64)
+        for epoch, (count, which) in enumerate(epochs):
+            names = [b"%d-%d" % (epoch, i) for i in range(count)]
+            made = [
+                check(rule, "s", store, filters, hashes(names), ListIds(names, [0] * count), 1000 + epoch, epoch, "run")[1]
+                for filters in (workers[0], workers[which], SpanFilters())
+            ]
+            assert made[0] == made[1] == made[2]
+            store.apply(made[0])
+
+
 def test_spans_are_dropped_whole_and_ids_never_pile_up() -> None:
     rule, store, filters = dedup("10m"), MemoryStore(), SpanFilters()
     sizes = []

@@ -15,6 +15,7 @@ Rules
    anew for every run, because only within a run an entry of a name has one content.
 5. An epoch adds an entry. `MERGED` small entries of about one size become one, under the name of the youngest, so that a span has few, however many epochs
    it lasts: at tens of epochs a second there would be thousands to look at. An id is written again a few times in all; large entries stay as they are.
+   What is merged follows from what is stored alone, so every attempt at an epoch does the same.
 """
 
 from __future__ import annotations
@@ -215,6 +216,11 @@ class SpanFilters:
             del self._filters[span], self._known[span]
         for span, keys in entries.items():
             known = self._known.setdefault(span, set())
+            if not known <= set(keys):  # entries were merged: those that may have grown are looked at again
+                for key in keys:
+                    if key in known and self.sizes[key] <= _SMALL:
+                        self.sizes[key] = len(_hashes(store, key))
+                self._known[span] = known = known & set(keys)
             missing = [key for key in keys if key not in known]
             if not missing:
                 continue
@@ -307,7 +313,7 @@ def check(
     return keep, delta, counts
 
 
-def _merge(store: IdStore, keys: Sequence[bytes], sizes: dict[bytes, int], delta: dict[bytes, bytes | None]) -> None:
+def _merge(store: IdStore, keys: Sequence[bytes], sizes: Mapping[bytes, int], delta: dict[bytes, bytes | None]) -> None:
     """Rule 5. Which epoch an id came in does not matter within its span, so any entries may become one."""
     if len(keys) < MERGED:
         return
@@ -330,7 +336,6 @@ def _merge(store: IdStore, keys: Sequence[bytes], sizes: dict[bytes, int], delta
     moved = data[np.repeat(starts[order] - offsets[:-1], lengths[order]) + np.arange(int(offsets[-1]))]
     for key in chosen[1:]:
         delta[key] = delta[key[:-1] + b"i"] = None
-    sizes[chosen[0]] = len(order)
     delta[chosen[0]] = joined[order].tobytes()
     delta[chosen[0][:-1] + b"i"] = packed(offsets, moved.tobytes())
 
