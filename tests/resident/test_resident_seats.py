@@ -125,7 +125,7 @@ def test_a_silent_task_is_lost_and_its_seat_is_taken_again_when_it_wakes_up(tmp_
 
 def test_a_silent_task_does_not_hold_the_driver_whatever_it_is_to_be_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """An order that is larger than what the system takes for a process that does not read."""
-    rows = kit.numbered(2) + [kit.numbered(1, first=2)[0] | {"key": key_on(1), "do": "x" * (16 << 20)}]
+    rows = [*kit.numbered(2), kit.numbered(1, first=2)[0] | {"key": key_on(1), "do": "x" * (16 << 20)}]
     with kit.ResidentRun(tmp_path) as run:
         run.turn(*rows[:2])
         asleep = run.pid(1)
@@ -172,18 +172,18 @@ def test_a_task_that_cannot_start_says_why(tmp_path: Path) -> None:
     def break_it(setup: Setup) -> None:
         setup.program = b"cno_such_module\nThing\n."
 
-    with kit.ResidentRun(tmp_path, nursery=kit.Nursery(2, tries=3), change=break_it) as run:
-        with pytest.raises(ClusterError, match=r"cannot start: ModuleNotFoundError: No module named 'no_such_module'.*--py-files"):
-            run.turn(*kit.numbered(3))
+    said = r"cannot start: ModuleNotFoundError: No module named 'no_such_module'.*--py-files"
+    with kit.ResidentRun(tmp_path, nursery=kit.Nursery(2, tries=3), change=break_it) as run, pytest.raises(ClusterError, match=said):
+        run.turn(*kit.numbered(3))
 
 
 def test_tasks_that_die_before_they_say_anything_end_the_run_with_what_spark_says(tmp_path: Path) -> None:
     def break_it(setup: Setup) -> None:
         setup.digest = "cannot"
 
-    with kit.ResidentRun(tmp_path, nursery=kit.Nursery(2, tries=2), change=break_it) as run:
-        with pytest.raises(ClusterError, match=r"Spark has ended the job of the resident tasks 2 times.*task \d failed 2 times"):
-            run.turn(*kit.numbered(3))
+    said = r"Spark has ended the job of the resident tasks 2 times.*task \d failed 2 times"
+    with kit.ResidentRun(tmp_path, nursery=kit.Nursery(2, tries=2), change=break_it) as run, pytest.raises(ClusterError, match=said):
+        run.turn(*kit.numbered(3))
 
 
 def test_a_hook_that_ends_its_process_is_a_loss_and_nobody_blames_the_hook(tmp_path: Path) -> None:
