@@ -317,8 +317,13 @@ class Nursery:
 
 
 class KitEpochs(ResidentEpochs):
+    pause: int | None = None
+
     def point(self, name: str, epoch: int) -> None:
         faults.point(name, epoch, self.crash)
+        if epoch == self.pause and name == "epoch.5-checked":
+            self.pause = None
+            os.kill(os.getpid(), signal.SIGSTOP)
 
     def close(self) -> None:
         self.cluster.stop()
@@ -465,6 +470,60 @@ class ResidentRun:
         os.kill(before, signal.SIGKILL)
         until(lambda: any(sign.seat == seat and sign.pid != before for sign in self.mode.tasks) or self.error is not None)
         return before
+
+
+# --- a driver in a process of its own
+
+
+class Driver:
+    """Runs epochs over `rows.jsonl` until all of it is committed, as a process that can be killed and paused. crash: see `faults`; pause: an epoch before
+    which it stops itself; much: tasks read their part themselves."""
+
+    def __init__(
+        self, work: Path, crash: str = "", guards: str = "", pause: int | None = None, much: bool = False, per_epoch: int = 60
+    ) -> None:
+        self._process = _forks.Process(target=_drive, args=(work, crash, guards, pause, much, per_epoch))
+        self._process.start()
+        self.work = work
+        self.pid: int = self._process.pid or 0
+
+    def wait(self, seconds: float = 60.0) -> int:
+        """How it ended: 0, or minus the signal, or 3 for an error of Millstream's, which `said` then tells."""
+        self._process.join(seconds)
+        assert self._process.exitcode is not None, f"it has not ended within {seconds} seconds"
+        return self._process.exitcode
+
+    def said(self) -> str:
+        return (self.work / f"said-{self.pid}").read_text()
+
+    def is_paused(self) -> bool:
+        """Whether it has stopped itself."""
+        return "\nState:\tT" in Path(f"/proc/{self.pid}/status").read_text()
+
+    def end(self) -> None:
+        """However it is."""
+        self._process.kill()
+        self._process.join()
+
+
+def write_rows(work: Path, rows: Sequence[Mapping[str, Any]]) -> None:
+    """What drivers find; rows are only ever added."""
+    work.mkdir(exist_ok=True)
+    (work / "rows.new").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    (work / "rows.new").rename(work / "rows.jsonl")
+
+
+def _drive(work: Path, crash: str, guards: str, pause: int | None, much: bool, per_epoch: int) -> None:
+    rows = [json.loads(line) for line in (work / "rows.jsonl").read_text().splitlines()]
+    try:
+        with ResidentRun(work, rows=rows, crash=crash, guards=guards) as run:
+            run.reader.per_epoch = per_epoch
+            run.reader.size = 1 << 30 if much else 1
+            run.epochs.pause = pause
+            run.turn()
+    except ms.errors.MillstreamError as error:
+        (work / f"said-{os.getpid()}").write_text(f"{type(error).__name__}: {error}")
+        os._exit(3)
 
 
 # --- what became of it

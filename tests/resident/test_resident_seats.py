@@ -172,8 +172,8 @@ def test_a_task_that_cannot_start_says_why(tmp_path: Path) -> None:
     def break_it(setup: Setup) -> None:
         setup.program = b"cno_such_module\nThing\n."
 
-    said = pytest.raises(ClusterError, match=r"cannot start: ModuleNotFoundError: No module named 'no_such_module'.*--py-files")
-    with kit.ResidentRun(tmp_path, nursery=kit.Nursery(2, tries=3), change=break_it) as run, said:
+    said = r"cannot start: ModuleNotFoundError: No module named 'no_such_module'.*--py-files"
+    with kit.ResidentRun(tmp_path, nursery=kit.Nursery(2, tries=3), change=break_it) as run, pytest.raises(ClusterError, match=said):
         run.turn(*kit.numbered(3))
 
 
@@ -181,8 +181,8 @@ def test_tasks_that_die_before_they_say_anything_end_the_run_with_what_spark_say
     def break_it(setup: Setup) -> None:
         setup.digest = "cannot"
 
-    said = pytest.raises(ClusterError, match=r"Spark has ended the job of the resident tasks 2 times.*task \d failed 2 times")
-    with kit.ResidentRun(tmp_path, nursery=kit.Nursery(2, tries=2), change=break_it) as run, said:
+    said = r"Spark has ended the job of the resident tasks 2 times.*task \d failed 2 times"
+    with kit.ResidentRun(tmp_path, nursery=kit.Nursery(2, tries=2), change=break_it) as run, pytest.raises(ClusterError, match=said):
         run.turn(*kit.numbered(3))
 
 

@@ -5,9 +5,10 @@ from __future__ import annotations
 import random
 import socket
 import ssl
+import struct
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any
@@ -236,7 +237,13 @@ def pair(**options: Any) -> Iterator[list[Exchange]]:
         one.end()
 
 
-def test_a_peer_whose_connection_ends_before_its_frame_is_named() -> None:
+def reset(link: wire.SeatLink) -> None:
+    """Ends a connection as a network would: without a word."""
+    link._socket.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+    link._socket.close()
+
+
+def test_a_peer_whose_connection_breaks_before_its_frame_comes_is_named() -> None:
     """Both are there, and both reach the driver: only the way between them is gone. Nobody would hear of it but the task that waits."""
     with pair() as (one, other):
         for number in (1, 2):
@@ -248,18 +255,19 @@ def test_a_peer_whose_connection_ends_before_its_frame_is_named() -> None:
         at = Attempt(1, 3)
         one.begin(at)
         for _, link in other._links.values():
-            link.close()
+            reset(link)
         with pytest.raises(PeerLost) as caught:
             one.gather(at, 0)
         assert caught.value.seats == [1]
 
 
-def test_a_peer_that_comes_again_over_another_connection_is_heard() -> None:
+@pytest.mark.parametrize("closing", [wire.SeatLink.close, reset])
+def test_a_peer_that_comes_again_over_another_connection_is_heard(closing: Callable[[wire.SeatLink], None]) -> None:
     with pair() as (one, other):
         at = Attempt(1, 1)
         one.begin(at)
         other.send(at, 0, {})
-        other._links.pop(0)[1].close()
+        closing(other._links.pop(0)[1])
         at = Attempt(1, 2)
         one.begin(at)
         threading.Timer(0.1, other.send, (at, 0, {0: b"again"})).start()

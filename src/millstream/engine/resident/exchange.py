@@ -4,7 +4,8 @@ Rules
 1. What counts is decided by `core/attempts.Inbox`; here are the sockets.
 2. A thread reads each connection, so that two tasks that send to each other never wait for each other. What is buffered is at most one epoch: nobody
    sends for the next one before this one is over.
-3. Who cannot be reached is named, and so is a peer whose connection ends while something of it is missing: the driver decides what becomes of it.
+3. Who cannot be reached is named, and so is a peer whose connection breaks while something of it is missing: the driver decides what becomes of it. Of one
+   that is closed nothing is said: either its task has ended, which the driver sees itself, or it will send over another one.
 """
 
 from __future__ import annotations
@@ -52,7 +53,7 @@ class Exchange:
         self._links: dict[int, tuple[Seated, wire.SeatLink]] = {}
         self._incoming: list[wire.SeatLink] = []
         self._came_by: dict[int, wire.SeatLink] = {}  # by sender: the last connection over which a frame came
-        self._cut: set[int] = set()  # senders whose last connection has ended
+        self._cut: set[int] = set()  # senders whose last connection has broken
         self._listener = wire.listen(host)
         self.address = written(host, self._listener.getsockname()[1])
         threading.Thread(target=self._accept, name="millstream-exchange", daemon=True).start()
@@ -132,7 +133,7 @@ class Exchange:
                     raise GivenUp
                 cut = [seat for seat in self._inbox.missing(level) if seat in self._cut]
                 if cut:
-                    raise PeerLost(cut, "the connection has ended")
+                    raise PeerLost(cut, "the connection has broken")
                 self._changed.wait()
             return [data for data in self._inbox.take(level) if len(data)]
 
@@ -162,7 +163,8 @@ class Exchange:
         read_all(connection, lambda frame: self._got(connection, frame))
         self._incoming.remove(connection)
         with self._changed:
-            self._cut |= {sender for sender, last in self._came_by.items() if last is connection}
+            if connection.is_broken:
+                self._cut |= {sender for sender, last in self._came_by.items() if last is connection}
             self._changed.notify_all()
 
     def _got(self, connection: wire.SeatLink, frame: wire.ResidentFrame) -> None:

@@ -46,6 +46,10 @@ class ResidentFrame(NamedTuple):
     body: memoryview
 
 
+class Closed(ConnectionResetError):
+    """The other end has closed the connection, or its process has ended. What breaks it (a timeout, a reset) is another OSError."""
+
+
 class SeatLink:
     """One end of a connection whose other end has proved that it knows the cookie."""
 
@@ -53,6 +57,7 @@ class SeatLink:
         """Shakes hands. compared: False lets everybody in, for the test that shows what the comparison is for. Raises RemoteProtocolError."""
         self._socket = sock
         self._sending = threading.Lock()
+        self.is_broken = False  # it has ended, and nobody has closed it
         keep_alive(sock)
         sock.settimeout(GREETING)
         try:
@@ -92,7 +97,8 @@ class SeatLink:
             if size > LARGEST:
                 raise RemoteProtocolError(f"a frame of {size} bytes")
             return ResidentFrame(kind, Attempt(generation, number), level, sender, self._exactly(size))
-        except OSError:
+        except OSError as error:
+            self.is_broken = not isinstance(error, Closed)
             return None
 
     def _exactly(self, size: int, until: float | None = None) -> memoryview:
@@ -103,7 +109,7 @@ class SeatLink:
                 self._socket.settimeout(max(0.001, until - time.monotonic()))
             count = self._socket.recv_into(view[at:])
             if not count:
-                raise ConnectionResetError("the other end has closed the connection")
+                raise Closed("the other end has closed the connection")
             at += count
         return view
 

@@ -1,0 +1,67 @@
+"""Drivers of resident runs that are killed, paused and replaced."""
+
+from __future__ import annotations
+
+import os
+import signal
+from pathlib import Path
+
+import pytest
+import residentkit as kit
+
+from millstream.faults import POINTS
+
+pytestmark = pytest.mark.crash
+
+
+@pytest.mark.parametrize("much", [0, pytest.param(1, marks=pytest.mark.soak)])
+def test_a_driver_killed_at_every_point_with_more_rows_after_each_crash_than_before(tmp_path: Path, much: int) -> None:
+    """Little is read by the driver, much by the tasks, in turns. The epoch that was lost is planned anew, and has more rows then."""
+    rows = kit.numbered(60 * len(POINTS) + 60)
+    for at, point in enumerate(POINTS):
+        kit.write_rows(tmp_path, rows[: 40 * at + 60])
+        last = newest(tmp_path)
+        assert kit.Driver(tmp_path, crash=f"{point}@{last + 1}", much=at % 2 == much).wait() == -signal.SIGKILL, point
+        committed = POINTS.index(point) >= POINTS.index("epoch.6-committed")
+        assert newest(tmp_path) == last + committed, point
+    kit.write_rows(tmp_path, rows)
+    assert kit.Driver(tmp_path).wait() == 0
+    assert kit.faults_of(tmp_path, rows) == {}
+
+
+def newest(work: Path) -> int:
+    folder = work / "checkpoint" / "manifests"
+    return max((int(path.stem) for path in folder.glob("*.json")), default=-1) if folder.exists() else -1
+
+
+def manifests(work: Path) -> dict[str, bytes]:
+    return {path.name: path.read_bytes() for path in (work / "checkpoint" / "manifests").iterdir()}
+
+
+def replaced(work: Path, guards: str = "") -> tuple[kit.Driver, int, bool]:
+    """A driver is paused before a commit, another one takes over, with other epochs, and finishes; the first goes on. How it ended, and whether what the
+    other has committed and published still stands."""
+    rows = kit.numbered(180)
+    kit.write_rows(work, rows)
+    first = kit.Driver(work, guards=guards, pause=1)
+    try:
+        kit.until(first.is_paused)
+        assert kit.Driver(work, per_epoch=45).wait() == 0
+        assert kit.faults_of(work, rows) == {}
+        committed = manifests(work)
+        os.kill(first.pid, signal.SIGCONT)
+        code = first.wait()
+    finally:
+        first.end()
+    return first, code, manifests(work) == committed and kit.faults_of(work, rows) == {}
+
+
+def test_a_driver_that_was_paused_and_replaced_is_fenced(tmp_path: Path) -> None:
+    first, code, stands = replaced(tmp_path)
+    assert code == 3 and first.said().startswith("Fenced: another driver owns")
+    assert stands
+
+
+def test_without_the_guards_it_commits_over_the_other(tmp_path: Path) -> None:
+    _, _, stands = replaced(tmp_path, "tokens,exclusive")
+    assert not stands
