@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
+import msgspec
 import pytest
-from plannedkit import KitEpochs, Told, pipeline
+from plannedkit import KitEpochs, Told, pipeline, published
 
 import millstream as ms
+from millstream.core.outcome import Counts
 from millstream.engine.pacing import Pacing
+from millstream.engine.receipts import Work
 from millstream.state.memory import MemoryStorage
 
 
@@ -51,3 +56,57 @@ def test_nothing_happens_where_time_changes_nothing(policy: ms.watermarks.Policy
     last = quiet(epochs, pacing)
     epochs.now += 3_600_000
     assert quiet(epochs, pacing) == last
+
+
+class Restless(KitEpochs):
+    """A wall-clock timer is due in every epoch, and each emits a row."""
+
+    def job(self, takes, order):  # type: ignore[no-untyped-def]
+        assert len(self.made) < 50, "it does not end"
+        receipts = super().job(takes, order)
+        receipts[0].work["Passes"] = Work(segment=None, counts=Counts(next_wall=self.now), produced=1)
+        for emission in self.topology.emissions:
+            receipts[0].parts[emission.name] = self._part(emission, [order.epoch], order)
+        return receipts
+
+
+def test_a_run_that_always_has_something_to_do_can_be_stopped(tmp_path: Path) -> None:
+    sink = ms.sinks.files(tmp_path, roll="5s")
+    epochs = Restless(pipeline(sink).program(), MemoryStorage(), {"in": Told([1])})
+    pacing = Pacing(epochs, bounded=False, every=0.0, eager=False)
+    stop = iter([False, False, True])
+    pacing.run(lambda: next(stop))
+    assert epochs.latest is not None and not epochs.is_left_open()
+    written = sorted(
+        msgspec.json.decode(line)["value"] for name in published(tmp_path) for line in (tmp_path / name).read_bytes().splitlines()
+    )
+    assert written == epochs.made
+
+
+def test_what_is_published_and_taken_away_is_not_published_again(tmp_path: Path) -> None:
+    """A run that is killed while nothing comes in."""
+    storage, sink = MemoryStorage(), ms.sinks.files(tmp_path, roll="5s")
+    epochs = KitEpochs(pipeline(sink).program(), storage, {"in": Told([1])})
+    pacing = Pacing(epochs, bounded=False, every=0.0, eager=False)
+    quiet(epochs, pacing)
+    epochs.now += 5_000
+    quiet(epochs, pacing)
+    for name in published(tmp_path):
+        (tmp_path / name).unlink()
+    KitEpochs(pipeline(sink).program(), storage, {"in": Told([1])}).resume()
+    assert published(tmp_path) == []
+
+
+def test_the_same_behind_a_drain(tmp_path: Path) -> None:
+    storage, sink = MemoryStorage(), ms.sinks.files(tmp_path, roll="5s")
+    epochs = KitEpochs(pipeline(sink).program(), storage, {"in": Told([1])}, bounded=True)
+    Pacing(epochs, bounded=True, every=0.0, eager=False).run(lambda: False)
+    epochs.drain(lambda: False)
+    assert len(published(tmp_path)) == 1 and epochs.latest is not None and epochs.latest.drained
+    for name in published(tmp_path):
+        (tmp_path / name).unlink()
+    again = KitEpochs(pipeline(sink).program(), storage, {"in": Told([1])}, bounded=True)
+    again.resume()
+    Pacing(again, bounded=True, every=0.0, eager=False).run(lambda: False)
+    again.drain(lambda: False)
+    assert published(tmp_path) == [] and again.latest == epochs.latest

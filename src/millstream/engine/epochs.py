@@ -277,13 +277,14 @@ class Epochs:
         if self.latest is not None and (self.is_planned or self.latest.batch is None):
             self._publish(self.latest, redo=True)
         if self.is_planned and run_number(self.token) > 1 and any(emission.sink.takes_back for emission in self.topology.emissions):
-            self._shut_out()
+            self.close_off()  # nothing has been staged yet
         if self.latest is not None and self.latest.settle:
             self.settle(lambda: False)
 
-    def _shut_out(self) -> None:
-        """Commits an epoch in which nothing happens, before anything is staged: a run before this one, which may have looked at the claims before we came
-        and be about to commit, finds it taken. If it was faster, its epoch stands and is published: nobody has taken back what it prepared."""
+    def close_off(self) -> None:
+        """Commits an epoch in which nothing happens. At the end of a run: there is nothing that the next one would publish again. At its start: a run before
+        this one, which may have looked at the claims before we came and be about to commit, finds it taken. If it was faster, its epoch stands and is
+        published: nobody has taken back what it prepared."""
         while True:
             before = self.latest
             if before is not None:
@@ -309,6 +310,9 @@ class Epochs:
         while self.latest is not None and not self.latest.drained and not stopped():
             with self.lock:
                 self.run_outside(drain=True)
+        if self.may_repeat() and not stopped():
+            with self.lock:
+                self.close_off()
 
     def settle(self, stopped: Callable[[], bool]) -> None:
         """Epochs without input until nothing is left that the last input has made due, or somebody says stop; or until it is clear that this has no end,
@@ -325,6 +329,11 @@ class Epochs:
         """Whether the last epoch leaves something that the next run would publish: what waits, or what it may have published already. Where Spark plans, its
         own log knows that."""
         return self.latest is not None and bool(self.latest.waiting or (self.is_planned and self.latest.sinks))
+
+    def may_repeat(self) -> bool:
+        """Whether the last epoch has published parts that lie in units. What is published is told by its file alone then: one that somebody has taken away
+        would be made again by the next run."""
+        return self.latest is not None and any(part.in_checkpoint for parts in self.latest.sinks.values() for part in parts)
 
     # --- what others ask
 

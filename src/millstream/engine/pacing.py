@@ -4,7 +4,7 @@ Rules
 1. A micro-batch run has an epoch at every trigger. A resident one has none that would do nothing: no rows, nothing due, no watermark that moves, nothing
    that waits to be published.
 2. What the last epoch has made due is done at once. What only time makes due is done in time: wall-clock timers at their moment, watermarks that follow the
-   clock or a declaration at most once a second.
+   clock or a declaration at most once a second. So is an epoch that says that what the last one published need not be published again.
 3. A source that can wake us does; the others are asked every `POLL` seconds.
 4. A bounded run ends when no source has anything new; it has one epoch at least, so that there is something to drain.
 5. A run that is left by `stop` publishes what waits, and ends with an epoch that has nothing to publish: the next run need not publish anything again.
@@ -107,6 +107,8 @@ class Pacing:
         if time.monotonic() - self._looked < _LOOK:
             return False
         self._looked = time.monotonic()
+        if self._epochs.may_repeat():
+            return True
         said = declared(self._epochs.topology, self._epochs.read_files)
         return unsettled(self._epochs.topology, idle.position, now, said)
 
@@ -130,8 +132,10 @@ class Pacing:
         return max(0.0, seconds)
 
     def _flush(self) -> None:
-        """Rule 5."""
+        """Rule 5. What is due all the time, as in a cycle that goes round for ever, does not keep a run from its end."""
         epochs = self._epochs
         with epochs.lock:
-            while epochs.latest is not None and epochs.is_left_open():
+            if epochs.latest is not None and epochs.latest.waiting:
                 epochs.run_planned({}, msgspec.structs.replace(epochs.sources.nothing(epochs.latest), flush=True), time.perf_counter())
+            if epochs.is_left_open():
+                epochs.close_off()
