@@ -17,17 +17,20 @@ from millstream.renamed import renamed
 from millstream.sources.base import FrameSource, SessionSource, Source
 from millstream.sources.data_source import PythonSource, data_source
 from millstream.sources.files import FileSource, files
+from millstream.sources.planned import PlannedReader, Take
 from millstream.sources.pushed import PushedSource, connector
 from millstream.sources.rate import Rate, rate
 
 __all__ = [
     "FileSource",
     "FrameSource",
+    "PlannedReader",
     "PushedSource",
     "PythonSource",
     "Rate",
     "SessionSource",
     "Source",
+    "Take",
     "connector",
     "data_source",
     "files",
