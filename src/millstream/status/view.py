@@ -41,7 +41,8 @@ def overview(found: Overview) -> RenderableType:
     drained = "drained: event time has ended" if status.drained else "not drained"
     head.append(f"{_count(status.records, 'record')} injected, {_count(found.shards, 'shard')}, {drained}{_refused(status)}")
     parts: list[RenderableType] = [head, "", _Injectors(status.injectors), "", _Computations(status.computations)]
-    return Group(*parts, *_details(status), *_late_records(status.computations))
+    tasks = modes.details(found.last_sign.mode) if found.alive and found.last_sign is not None and found.last_sign.mode.tasks else []
+    return Group(*parts, *_details(status), *tasks, *_late_records(status.computations))
 
 
 def driver(found: Overview) -> str:
@@ -53,9 +54,8 @@ def driver(found: Overview) -> str:
     if found.alive:
         waits = f"; it waits for {sign.waits_for}" if sign.waits_for else ""
         speed = f"{sign.records_per_second:,.0f} records/s, {sign.epoch_millis:,.0f} ms per epoch"
-        told = [modes.phases(sign.mode), *(f"{one.capitalize()}" for one in modes.stuck(sign.mode))]
-        more = "".join(f"\n{text}" for text in told if text)
-        return f"driver: alive, {where}, last sign of life {_ago(sign.at)}; {modes.words(sign.mode)}, {speed}{waits}{more}"
+        stuck = "".join(f"\n{text}" for text in modes.stuck(sign.mode))
+        return f"driver: alive, {where}, last sign of life {_ago(sign.at)}; {modes.words(sign.mode)}, {speed}{waits}{stuck}"
     if sign.state == "running":
         return f"driver: silent, {where}, last sign of life {_ago(sign.at)}: it was killed, or its host is gone. The next run goes on from here"
     return f"driver: {sign.state} {_ago(sign.at)} ({where})"
