@@ -86,6 +86,8 @@ def _readers(asked: Starting) -> dict[str, _Planned]:
 
 def _reader(injector: Injector, topology: Topology) -> _Planned:
     forgiving = any(topology.takes_rejected(r.computation) for r in topology.routes if r.stream == injector.name)
+    if injector.watermark.wants_files and not isinstance(injector.source, FileSource):
+        raise DefinitionError(f"injected stream {injector.name!r}: watermarks.files needs ms.sources.files with a local directory")
     try:
         reader = injector.source.reader(arrow_schema, rows.UNREADABLE if forgiving else None)
         schema = reader.schema
