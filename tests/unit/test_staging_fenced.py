@@ -8,7 +8,6 @@ import msgspec
 import pytest
 from plannedkit import pipeline
 
-
 from millstream.core.outcome import Counts, Outcome
 from millstream.core.record import Production
 from millstream.engine.departures import Departures
