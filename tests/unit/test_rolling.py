@@ -12,6 +12,8 @@ import pytest
 from plannedkit import KitEpochs, Told, pipeline, published
 
 import millstream as ms
+from millstream.engine.reconcile import reconciled
+from millstream.errors import CheckpointError
 from millstream.state.memory import MemoryStorage
 
 LONG = 3_600_000
@@ -104,3 +106,17 @@ def test_micro_batches_publish_what_waits_and_roll_no_more(tmp_path: Path) -> No
     later = run(storage, out, rows)
     add(later, 2)
     assert rows_of(tmp_path) == [2, 1]
+
+
+def test_a_sink_that_is_gone_or_another_while_rows_wait_for_it_is_refused(tmp_path: Path) -> None:
+    storage = MemoryStorage()
+    epochs = run(storage, sink(tmp_path), rows := [])
+    add(epochs, 1)
+    add(epochs, 2)
+    for other in (None, ms.sinks.memory()):
+        program = pipeline(other).program()
+        with pytest.raises(CheckpointError, match=r"2 committed rows wait .* for 'out', .* drop=\['out'\]"):
+            KitEpochs(program, storage, {"in": Told(rows)})
+        assert epochs.latest is not None and reconciled(epochs.latest, program, ["out"]).waiting
+    add(run(storage, sink(tmp_path, roll=0, resident=False), rows), 3)
+    assert sorted(rows_of(tmp_path)) == [1, 2, 3]

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
 from pathlib import Path
 
 import pyarrow as pa
+from pyspark.sql.datasource import DataSource, SimpleDataSourceStreamReader
+from pyspark.sql.types import LongType, StructField, StructType
 
 import millstream as ms
 from millstream.engine.reading import Sources
+from millstream.engine.spark.data_sources import DataSourceReader
 from millstream.sources.planned import PlannedReader, Take
 from millstream.state.manifest import Manifest
 from millstream.state.memory import MemoryStorage
@@ -83,3 +87,33 @@ def test_an_epoch_begins_where_the_last_manifest_says_whatever_was_planned_since
         reader.there = there
         assert sources.next(None)[1]["in"].pieces == [(0, there)]
     assert storage.objects == {}
+
+
+class Simple(SimpleDataSourceStreamReader):
+    """Has as many rows as it is told there are."""
+
+    there = 0
+
+    def initialOffset(self) -> dict[str, int]:
+        return {"n": 0}
+
+    def read(self, start: dict[str, int]) -> tuple[Iterator[tuple[int]], dict[str, int]]:
+        return iter([(n,) for n in range(start["n"], Simple.there)]), {"n": Simple.there}
+
+
+class Counting(DataSource):
+    def schema(self) -> StructType:
+        return StructType([StructField("n", LongType())])
+
+    def simpleStreamReader(self, schema: object) -> SimpleDataSourceStreamReader:
+        return Simple()
+
+
+def test_a_bounded_run_reads_to_the_end_also_if_another_has_committed_less_in_its_place() -> None:
+    reader = DataSourceReader(Counting, {}, None)
+    reader.begin({}, True)
+    Simple.there = 5
+    assert reader.plan('{"n": 0}').end == '{"n": 5}'
+    assert reader.plan('{"n": 5}').pieces == ()
+    reader.begin({}, True)  # an outgoing run has committed the first two
+    assert reader.plan('{"n": 2}').end == '{"n": 5}'

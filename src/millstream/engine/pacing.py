@@ -98,7 +98,7 @@ class Pacing:
             return True
         if self._bounded:
             return False
-        if self._eager:
+        if self._eager or self._epochs.sources.is_taking_over(latest):
             return True
         idle = self._idle_after(latest)
         now = self._epochs.clock()

@@ -6,6 +6,7 @@ may be tens of them a second.
 
 from __future__ import annotations
 
+import logging
 import threading
 import time
 from collections.abc import Mapping
@@ -18,6 +19,8 @@ from millstream.engine.reading import Sources
 from millstream.engine.receipts import EpochOrder
 from millstream.sources.planned import Take
 from millstream.state.manifest import Manifest
+
+_log = logging.getLogger("millstream.planned")
 
 UPKEEP_EVERY = 2.0  # seconds
 
@@ -85,6 +88,8 @@ class PlannedEpochs(Epochs):
 
     def collection_failed(self, error: BaseException) -> None:
         """A collection beside the epochs has failed; the epochs go on."""
+        if str(error) != self.leftovers:
+            _log.warning("what no manifest needs could not be removed, and is left for the next time: %s", error)
         self.leftovers = str(error)
 
     leftovers: str = ""

@@ -80,6 +80,10 @@ class Sources:
         self._storage.put(known, self.readers[name].plan(begin).end.encode())
         return begin
 
+    def is_taking_over(self, latest: Manifest) -> bool:
+        """Whether something that Spark's log said does not stand in a manifest of ours yet: it is written down again whenever somebody plans, until then."""
+        return any(name not in latest.sources for name in self._adopted)
+
     def nothing(self, latest: Manifest) -> Reading:
         """An epoch that reads nothing: all sources stay where they are."""
         return Reading(batch=latest.epoch + 1 - outside_of(latest), ranges={}, positions=latest.sources)

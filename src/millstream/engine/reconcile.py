@@ -9,6 +9,7 @@ import msgspec
 from millstream.core.builds import begun
 from millstream.engine.program import Program
 from millstream.errors import CheckpointError
+from millstream.sinks.base import Sink
 from millstream.state.manifest import Manifest
 
 _HELPER = "emit~"  # how version 0.1 told its helpers from a user's computations
@@ -22,6 +23,7 @@ def reconciled(latest: Manifest, program: Program, drop: Sequence[str] = ()) -> 
     names = {spec.name for spec in program.topology.computations}
     found = msgspec.structs.replace(renamed, pending=[parcel for parcel in renamed.pending if parcel.computation in names])
     _check_ways(found, program)
+    _check_waiting(found, program, drop)
     present = [name for name, state in found.computations.items() if any(shard.keys for shard in state.shards)]
     builds = begun(program.topology.derived, found.builds, present, found.now, found.epoch)
     filled = not any(build.is_filling for build in builds.values())
@@ -76,6 +78,17 @@ def _check_codecs(latest: Manifest, program: Program) -> None:
                 f"the state of computation {spec.name!r} was written with codec {state.codec!r}, and the pipeline says {codec!r}. "
                 f"Keep the codec, or rename the computation and drop its state."
             )
+
+
+def _check_waiting(latest: Manifest, program: Program, drop: Sequence[str]) -> None:
+    known = {emission.name for emission in program.topology.emissions if type(emission.sink).encode_part is not Sink.encode_part}
+    lost = sorted(name for name in latest.waiting if name not in known and name not in drop)
+    if lost:
+        rows = sum(part.rows for name in lost for part in latest.waiting[name].parts)
+        raise CheckpointError(
+            f"{rows} committed rows wait in the checkpoint to be published for {', '.join(map(repr, lost))}, which the pipeline no longer sends to a sink of "
+            f"files. Run once more with that sink, so that they are; if they may go, run(..., drop={lost!r})."
+        )
 
 
 def _check_ways(latest: Manifest, program: Program) -> None:

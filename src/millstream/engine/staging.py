@@ -156,6 +156,8 @@ class Staging:
                             own = {"offset": unit.add(data), "length": len(data)}
                             receipt.parts[emission.name] = Part(rows=len(found), staged=unit.name, in_checkpoint=True, own=own)
                     else:
+                        if self.unit is not None:
+                            check_token(self.storage, self.order)  # others look when they write the unit, which is later
                         receipt.parts[emission.name] = _part(emission.sink.stage(context, found), emission.sink)
 
 

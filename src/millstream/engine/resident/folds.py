@@ -45,8 +45,10 @@ class ResidentFolds:
     def came(self, order: FoldOrder) -> None:
         """A task has folded (from the thread that hears it)."""
         with self._lock:
-            if self._under_way.pop((order.computation, order.shard), None) is None:
-                return  # it was given up: its task was taken for lost
+            where = (order.computation, order.shard)
+            if self._under_way.get(where) != order.epoch:
+                return  # it was given up, and may have been collected since: its task was taken for lost
+            del self._under_way[where]
             if order.made:
                 self._done[order.computation, order.shard] = order
             else:

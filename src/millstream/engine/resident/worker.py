@@ -50,7 +50,7 @@ from millstream.engine.resident.messages import (
 from millstream.engine.resident.tables import RouteArrays, by_part, by_seat, from_bytes, joined, to_bytes
 from millstream.engine.staging import Unit, check_token
 from millstream.engine.task import Task
-from millstream.errors import MillstreamError
+from millstream.errors import MillstreamError, travelling_name
 from millstream.network import parse_address
 from millstream.sources.planned import PlannedReader
 from millstream.state.folding import unit_name
@@ -205,7 +205,7 @@ class ResidentTask:
         except PeerLost as lost:
             self._failed(attempt, SeatFailure(lost=lost.seats, text=str(lost)))
         except MillstreamError as error:
-            self._failed(attempt, SeatFailure(error=type(error).__name__, text=str(error)))
+            self._failed(attempt, SeatFailure(error=travelling_name(error), text=str(error)))
         except Exception as error:
             self._failed(attempt, SeatFailure(error=type(error).__name__, text="".join(traceback.format_exception(error))[-4000:]))
         finally:

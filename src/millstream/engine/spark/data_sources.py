@@ -70,6 +70,7 @@ class DataSourceReader(PlannedReader):
 
     def begin(self, names: Mapping[str, int], bounded: bool) -> None:
         reader = self._own()
+        self._only = None
         self._is_bounded = bounded
         if bounded and isinstance(reader, SupportsTriggerAvailableNow):
             reader.prepareForTriggerAvailableNow()

@@ -20,13 +20,14 @@ from pyspark.sql.pandas.types import from_arrow_schema, to_arrow_schema
 
 from millstream.core.guards import Guards
 from millstream.core.topology import Injector, Topology
+from millstream.engine.aftermath import outside_of
 from millstream.engine.columns.keying import Keying
 from millstream.engine.reading import Sources
 from millstream.engine.resident import certificates
 from millstream.engine.resident.cluster import Cluster
 from millstream.engine.resident.folds import ResidentFolds
 from millstream.engine.resident.worker import Setup
-from millstream.errors import CheckpointError, DefinitionError, MillstreamError
+from millstream.errors import CheckpointError, DamageError, DefinitionError, MillstreamError
 from millstream.network import is_loopback
 from millstream.sources import FileSource
 from millstream.sources.planned import PlannedReader, Take
@@ -85,6 +86,8 @@ def _readers(asked: Starting) -> dict[str, _Planned]:
 
 def _reader(injector: Injector, topology: Topology) -> _Planned:
     forgiving = any(topology.takes_rejected(r.computation) for r in topology.routes if r.stream == injector.name)
+    if injector.watermark.wants_files and not isinstance(injector.source, FileSource):
+        raise DefinitionError(f"injected stream {injector.name!r}: watermarks.files needs ms.sources.files with a local directory")
     try:
         reader = injector.source.reader(arrow_schema, rows.UNREADABLE if forgiving else None)
         schema = reader.schema
@@ -107,9 +110,15 @@ def _begin(asked: Starting, sources: Sources, latest: Manifest | None) -> None:
     """Readers hear what was read so far; once, that is what Spark's log says."""
 
     def from_spark(name: str, reader: PlannedReader) -> Take | None:
-        if latest is None or latest.last_batch < 0:
+        if latest is None or (number := latest.epoch - outside_of(latest)) < 0:
             return None
-        said = asked.offsets().reading(latest.last_batch).ranges
+        reading = asked.offsets().reading(number)
+        said = reading.ranges
+        if None not in (reading.digest, latest.offsets) and reading.digest != latest.offsets:
+            raise DamageError(
+                f"epoch {latest.epoch} of {asked.storage.url} was committed with other source offsets than Spark's checkpoint in {asked.spark_folder} has now. "
+                f"They do not belong together: restore both from the same copy, or start with a new checkpoint."
+            )
         if said is None or name not in said:
             if not any(state.records for state in latest.injectors.values()):
                 return None

@@ -79,10 +79,18 @@ class Run:
                 self.error = self._explained(self.epochs.error or error)
         finally:
             try:
-                self.epochs.close()
+                self._close()
                 self._at_end()
             finally:
                 self.done.set()  # whoever waits must not wait for ever, whatever is said last
+
+    def _close(self) -> None:
+        """A source that cannot be closed ends the run with an error, if there is none yet; what is said at the end is said nevertheless."""
+        try:
+            self.epochs.close()
+        except Exception as error:
+            if self.error is None:
+                self.error = self._explained(error)
 
     def _explained(self, error: BaseException) -> BaseException:
         """A run that has been replaced, or whose checkpoint has gone, may hear of it from Spark first."""
