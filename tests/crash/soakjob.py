@@ -1,9 +1,14 @@
-"""The pipeline of the soak, as a program: `python soakjob.py WORK [--drain]`. Three injectors, three stages, edges of all three kinds."""
+"""The pipeline of the soaks, as a program: `python soakjob.py WORK [--drain] [--resident] [--push ADDRESS]`. Three injectors, three stages, edges of all
+three kinds. It runs until it is killed, or told to stop with SIGTERM. --push: the first injector is one that programs push into."""
 
 from __future__ import annotations
 
-import sys
+import argparse
+import json
+import signal
+import threading
 from pathlib import Path
+from typing import Any
 
 import millstream as ms
 
@@ -16,8 +21,9 @@ class Steps(ms.Computation):
     State = int
 
     def process_record(self, record: ms.Record) -> None:
+        value = json.loads(record.value["payload"]) if "payload" in record.value else record.value
         self.state += 1
-        self.produce({"step": self.state, "id": record.value["id"], "n": record.value["n"]})
+        self.produce({"step": self.state, "id": value["id"], "n": value["n"]})
 
 
 class Groups(ms.Computation):
@@ -58,18 +64,17 @@ def same_key(record: ms.Record) -> int:
     return key
 
 
-def pipeline(work: Path) -> ms.Pipeline:
+def pipeline(work: Path, push: str | None = None) -> ms.Pipeline:
     p = ms.Pipeline("soak")
-    streams = [
-        p.inject(
-            name,
-            ms.sources.files(work / name, schema="key string, n long, at long, id string", format="json", max_files_per_epoch=4),
-            timestamp="at",
-            id="id",
-            watermark=ms.watermarks.bounded("1s"),
-        )
-        for name in SOURCES
-    ]
+    streams = []
+    for name in SOURCES:
+        bounded: Any = {"watermark": ms.watermarks.bounded("1s")}
+        if push is not None and name == SOURCES[0]:
+            source = ms.sources.connector(dir=work / "intake", listen=push, cookie="soak")
+            streams.append(p.inject(name, source, timestamp="event_time", id="record_id", **bounded))
+        else:
+            files = ms.sources.files(work / name, schema="key string, n long, at long, id string", format="json", max_files_per_epoch=4)
+            streams.append(p.inject(name, files, timestamp="at", id="id", **bounded))
     steps = p.compute(Steps, *streams, key="key", produces="steps", production=ms.WEAK)
     groups = p.compute(Groups, steps, key=group_of, produces="groups", production=ms.STRONG)
     windows = p.compute(Windows, groups, key=same_key, produces="windows", production=ms.ADAPTIVE, slow_after="300ms")
@@ -91,10 +96,27 @@ class Last(ms.Computation):
 
 
 def main() -> None:
-    work = Path(sys.argv[1])
-    drain = "--drain" in sys.argv
-    options = {"available_now": True} if drain else {"trigger": "100ms"}
-    handle = pipeline(work).run(checkpoint=work / "checkpoint", shards=4, **options)  # type: ignore[arg-type]
+    parser = argparse.ArgumentParser()
+    parser.add_argument("work", type=Path)
+    parser.add_argument("--drain", action="store_true")
+    parser.add_argument("--resident", action="store_true")
+    parser.add_argument("--push")
+    parser.add_argument("--master")
+    given = parser.parse_args()
+    spark: Any = None
+    if given.master:
+        from millstream.engine.spark.session import local_session
+
+        spark = local_session("soak", master=given.master)
+    options: dict[str, Any] = {"available_now": True} if given.drain else {"trigger": None if given.resident else "100ms"}
+    if given.resident:
+        options |= {"resident": True, "tasks": 2}
+    told = threading.Event()
+    signal.signal(signal.SIGTERM, lambda *_: told.set())
+    handle = pipeline(given.work, given.push).run(spark, checkpoint=given.work / "checkpoint", shards=4, **options)
+    while handle.running and not told.wait(0.2):
+        pass
+    handle.stop()
     handle.await_termination()
     print(f"ended at epoch {handle.status().epoch}", flush=True)
 

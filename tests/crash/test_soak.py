@@ -9,61 +9,20 @@ import signal
 import statistics
 import subprocess
 import sys
-import threading
 import time
 from pathlib import Path
 
 import pytest
-import soakjob
+from soakkit import HERE, Feeder, newest, verified
 
 pytestmark = [pytest.mark.spark, pytest.mark.crash, pytest.mark.soak]
 
-HERE = Path(__file__).parent
 MINUTES = float(os.environ.get("MILLSTREAM_SOAK_MINUTES", "10"))
 RATE = int(os.environ.get("MILLSTREAM_SOAK_RATE", "1500"))  # records a second, over all injectors
-KEYS = 20_000
-START = 1_700_000_000_000
-
-
-class Feeder(threading.Thread):
-    """Writes a file per injector twice a second, 1 % of the records repeated, slightly out of order."""
-
-    def __init__(self, work: Path) -> None:
-        super().__init__(daemon=True)
-        self.work, self.ends = work, threading.Event()
-        self.written = 0
-
-    def run(self) -> None:
-        dice = random.Random(7)
-        number = dict.fromkeys(soakjob.SOURCES, 0)
-        began, index = time.monotonic(), 0
-        while not self.ends.is_set():
-            index += 1
-            for source in soakjob.SOURCES:
-                rows = []
-                for _ in range(RATE // 6):
-                    at = START + int((time.monotonic() - began) * 1000)
-                    rows.append(
-                        {"key": f"k{dice.randrange(KEYS)}", "n": dice.randrange(1000), "at": at, "id": f"{source}-{number[source]:09d}"}
-                    )
-                    number[source] += 1
-                rows += dice.sample(rows, len(rows) // 100)
-                hidden = self.work / source / f".{index:06d}"
-                hidden.write_text("".join(json.dumps(row) + "\n" for row in rows))
-                hidden.rename(self.work / source / f"{index:06d}.json")
-                self.written += len(rows)
-            self.ends.wait(0.5)
-
-
-def newest(work: Path) -> int:
-    folder = work / "checkpoint" / "manifests"
-    return max((int(path.stem) for path in folder.glob("*.json")), default=-1) if folder.exists() else -1
 
 
 def test_ten_minutes_of_kills_lose_nothing_double_nothing_and_keep_the_order(tmp_path: Path) -> None:
-    for source in soakjob.SOURCES:
-        (tmp_path / source).mkdir()
-    feeder = Feeder(tmp_path)
+    feeder = Feeder(tmp_path, RATE)
     feeder.start()
     dice = random.Random(5)
     end = time.monotonic() + MINUTES * 60
@@ -84,13 +43,10 @@ def test_ten_minutes_of_kills_lose_nothing_double_nothing_and_keep_the_order(tmp
         os.killpg(process.pid, signal.SIGKILL)
         process.wait()
         kills += 1
-    feeder.ends.set()
-    feeder.join()
+    feeder.end()
     done = subprocess.run([*command, "--drain"], capture_output=True, text=True, timeout=900)
     assert done.returncode == 0, done.stdout + done.stderr[-3000:]
-    verdict = json.loads(
-        subprocess.run([sys.executable, str(HERE / "soakverify.py"), str(tmp_path)], capture_output=True, text=True, check=True).stdout
-    )
+    verdict = verified(tmp_path)
     verdict.update(
         epochs=newest(tmp_path) + 1,
         kills=kills,
