@@ -342,3 +342,30 @@ def test_an_inbox_does_what_looking_through_all_frames_would_do(events: list[tup
 def test_negative_twin_the_model_tells_a_trusting_inbox() -> None:
     with pytest.raises(AssertionError):
         compared([("put", (0, -1, 0))], 2, Inbox(2, trusting=True))
+
+
+def test_a_host_that_takes_all_its_tasks_along_is_one_accident() -> None:
+    seats = 3 * MOST_LOSSES
+    roster = Roster(seats)
+    for at in range(MOST_LOSSES + 1):
+        assert roster.too_many(at * 8.0) == []
+        for seat in range(seats):
+            roster.hello(who(seat, at * seats + seat))
+        for seat in range(seats):
+            roster.lost(who(seat, at * seats + seat), at * 8.0 + seat / 10, "its host is gone")
+    assert roster.losses == seats * (MOST_LOSSES + 1)
+    told = roster.too_many(MOST_LOSSES * 8.0 + 2)
+    assert (
+        len(told) == MOST_LOSSES + 1
+        and told[0] == f"task 0 on host (process 100): its host is gone and {seats - 1} more at about the same time"
+    )
+
+
+def test_different_tasks_that_die_one_after_the_other_are_no_accident() -> None:
+    roster = Roster(100)
+    for seat in range(60):
+        roster.hello(who(seat, seat))
+        roster.lost(who(seat, seat), float(seat), "killed")
+        if roster.too_many(seat):
+            break
+    assert MOST_LOSSES < seat < 60

@@ -30,8 +30,9 @@ Rules
 1. Attempts are compared as (generation, number): of two, the greater is the younger, whatever order they come in.
 2. A frame is counted once per sender, level and attempt.
 3. What was taken is over: a frame that comes again, or from a seat that does not exist, is dropped.
-4. Losses are counted by time, and each once: a task that dies is often missed by its peers before its own connection closes.
-   More than `MOST_LOSSES` within `LOSS_WINDOW` are no accident: the run ends, and says who was lost.
+4. Losses are counted by time, and each once: a task that dies is often missed by its peers before its own connection closes. A host that dies, or a job that
+   Spark gives up, takes many tasks along: different seats that are lost within `BURST` are one accident. More than `MOST_LOSSES` accidents within
+   `LOSS_WINDOW` are none: the run ends, and says who was lost.
 """
 
 from __future__ import annotations
@@ -44,6 +45,7 @@ import msgspec
 
 MOST_LOSSES = 5
 LOSS_WINDOW = 60.0  # seconds
+BURST = 5.0  # seconds
 
 
 class Attempt(msgspec.Struct, frozen=True, order=True):
@@ -63,6 +65,19 @@ class Seated(msgspec.Struct, frozen=True):
     address: str = ""
 
 
+class _Accident:
+    """Losses that belong together."""
+
+    def __init__(self, at: float) -> None:
+        self.at = at
+        self.seats: set[int] = set()
+        self.texts: list[str] = []
+
+    def __str__(self) -> str:
+        more = len(self.texts) - 1
+        return self.texts[0] + (f" and {more} more at about the same time" if more else "")
+
+
 class Roster:
     """The seats of a resident run, as its driver sees them."""
 
@@ -73,7 +88,7 @@ class Roster:
         self._members: dict[int, Seated] = {}
         self._attempt = Attempt()
         self._answered: dict[int, Any] = {}
-        self._recent: deque[tuple[float, str]] = deque(maxlen=MOST_LOSSES + 1)
+        self._recent: deque[_Accident] = deque(maxlen=MOST_LOSSES + 1)
         self._missed: set[int] = set()  # ids of members that somebody could not reach, and that have not answered since
 
     @property
@@ -114,13 +129,18 @@ class Roster:
         del self._members[who.seat]
         self._answered = {}
         if who.id not in self._missed:
-            self._lose(now, f"task {who.seat} on {who.host} (process {who.pid}){': ' + why if why else ''}")
+            self._lose(now, f"task {who.seat} on {who.host} (process {who.pid}){': ' + why if why else ''}", [who.seat])
         self._missed.discard(who.id)
         return True
 
-    def _lose(self, now: float, what: str) -> None:
+    def _lose(self, now: float, what: str, seats: Sequence[int]) -> None:
         self.losses += 1
-        self._recent.append((now, what))
+        last = self._recent[-1] if self._recent else None
+        if last is None or now - last.at > BURST or not last.seats.isdisjoint(seats):  # a seat that is lost again is another accident
+            last = _Accident(now)
+            self._recent.append(last)
+        last.seats.update(seats)
+        last.texts.append(what)
 
     def leave(self, who: Seated) -> None:
         """Somebody goes as planned: an empty seat, and no loss."""
@@ -133,7 +153,7 @@ class Roster:
         reached."""
         if not self.is_complete:
             return
-        self._lose(now, why)
+        self._lose(now, why, missed)
         self._missed |= {self._members[seat].id for seat in missed if seat in self._members}
         self._answered = {}
         self.generation += 1
@@ -141,11 +161,11 @@ class Roster:
     @property
     def last_losses(self) -> list[str]:
         """The last losses, for people."""
-        return [text for _, text in self._recent][-2:]
+        return [text for accident in self._recent for text in accident.texts][-2:]
 
     def too_many(self, now: float) -> list[str]:
-        """Rule 4: the last losses, if they are too many; else nothing."""
-        recent = [text for at, text in self._recent if now - at < LOSS_WINDOW]
+        """Rule 4: the last accidents, if they are too many; else nothing."""
+        recent = [str(accident) for accident in self._recent if now - accident.at < LOSS_WINDOW]
         return recent if len(recent) > MOST_LOSSES else []
 
     def begin(self) -> Attempt:
