@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from soakkit import HERE, Feeder, Job, free_address, verified
+from soakkit import HERE, Feeder, Job, free_address, newest, verified
 
 import millstream as ms
 import support
@@ -88,13 +88,17 @@ def test_a_session_whose_tasks_may_fail_once_only(tmp_path: Path, job: Callable[
 @pytest.mark.soak
 def test_a_driver_killed_at_every_point_with_changes_of_mode_and_more_files_after_each_crash(tmp_path: Path) -> None:
     files = support.queries(2 * len(POINTS) + 3, 50)
-    for epoch, point in enumerate(POINTS):
-        support.write_queries(tmp_path / "queries", files[: 2 * epoch + 2])
-        mode = ["--resident", "--tasks", "2"] if epoch % 3 != 2 else []
-        done = support.run_job(tmp_path, "--production", ms.STRONG, *mode, crash=f"{point}@{epoch}")
+    for at, point in enumerate(POINTS):
+        support.write_queries(tmp_path / "queries", files[: 2 * at + 2])
+        mode = ["--resident", "--tasks", "2"] if at % 3 != 2 else []
+        first = newest(tmp_path) + 1
+        epochs = range(first, first + 40) if point == "epoch.7-publishing" else [first]  # files are rolled: some epoch publishes them
+        done = support.run_job(tmp_path, "--production", ms.STRONG, *mode, crash=",".join(f"{point}@{epoch}" for epoch in epochs))
         assert done.returncode == -signal.SIGKILL, (point, done.stdout, done.stderr[-2000:])
     support.write_queries(tmp_path / "queries", files)
-    done = support.run_job(tmp_path, "--production", ms.STRONG, "--resident", "--drain", crash=f"worker:task.3-shuffled@{len(POINTS)}/1.")
+    done = support.run_job(
+        tmp_path, "--production", ms.STRONG, "--resident", "--drain", crash=f"worker:task.3-shuffled@{newest(tmp_path) + 1}"
+    )
     assert done.returncode == 0, done.stdout + done.stderr[-3000:]
     support.assert_same(tmp_path, support.oracle(tmp_path, files, drain=True, production=ms.STRONG))
 

@@ -1,0 +1,101 @@
+"""A soak of resident runs, only with `make soak`: ten minutes of input from files and from a program that pushes, kills of workers and drivers, changes of
+mode, and a verifier that recomputes everything. The second half is one run that nobody disturbs, whose memory must not grow."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import statistics
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import psutil
+import pytest
+from soakkit import HERE, Feeder, Job, free_address, newest, verified
+
+pytestmark = [pytest.mark.spark, pytest.mark.crash, pytest.mark.soak]
+
+MINUTES = float(os.environ.get("MILLSTREAM_SOAK_MINUTES", "10"))
+RATE = int(os.environ.get("MILLSTREAM_SOAK_RATE", "1000"))  # records a second, over all injectors
+KILLS = 25
+GROWTH, MARGIN = 1.10, 16 << 20  # of a process, from the second to the last third of that run
+
+
+def test_ten_minutes_of_kills_and_changes_of_mode_and_then_memory_stays_flat(tmp_path: Path) -> None:
+    push = free_address()
+    feeder = Feeder(tmp_path, RATE, push)
+    feeder.start()
+    assert feeder.client is not None
+    dice = random.Random(5)
+    began = time.monotonic()
+    half, end = began + MINUTES * 30, began + MINUTES * 60
+    recoveries: list[float] = []
+    counts = dict.fromkeys(("worker", "driver", "stop"), 0)
+    job: Job | None = None
+    try:
+        while time.monotonic() < half or not all(counts.values()):
+            resident = dice.random() < 0.75
+            since = time.monotonic()
+            job = Job(tmp_path, "--push", push, *(["--resident"] if resident else []))
+            job.until_it_commits()
+            recoveries.append(time.monotonic() - since)
+            for _ in range(dice.randrange(1, 6) if resident else 0):
+                time.sleep(dice.uniform(0.2, max(0.5, MINUTES * 60 / KILLS / 4)))
+                job.kill_worker(dice)
+                counts["worker"] += 1
+            time.sleep(dice.uniform(0.2, 2))
+            if dice.random() < 0.7:
+                job.kill()
+                counts["driver"] += 1
+            else:
+                job.stop()
+                counts["stop"] += 1
+        job = Job(tmp_path, "--push", push, "--resident")
+        job.until_it_commits()
+        memory = watched(job, max(end, time.monotonic() + 30))
+        feeder.end()
+        assert feeder.client.wait(300), job.said()
+        feeder.client.close()
+        job.stop()
+    finally:
+        if job is not None:
+            job.close()
+    command = [sys.executable, str(HERE / "soakjob.py"), str(tmp_path), "--drain", "--resident", "--push", push]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=900, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr[-3000:]
+    verdict = verified(tmp_path)
+    verdict.update(
+        epochs=newest(tmp_path) + 1,
+        **counts,
+        start_median=round(statistics.median(recoveries), 1),
+        memory={name: grown(seen) for name, seen in memory.items()},
+    )
+    print(json.dumps(verdict))
+    Path(os.environ.get("MILLSTREAM_SOAK_REPORT", tmp_path / "resident-report.json")).write_text(json.dumps(verdict))
+    assert (verdict["lost"], verdict["doubled"], verdict["out_of_order"], verdict["wrong"]) == (0, 0, 0, 0), verdict
+    assert verdict["given"] > verdict["records"] > 0
+    for name, (before, after) in verdict["memory"].items():
+        assert after < before * GROWTH + MARGIN, (name, verdict["memory"])
+
+
+def watched(job: Job, end: float) -> dict[str, list[int]]:
+    """The memory of the driver and of each task, every second."""
+    driver = psutil.Process(job.process.pid)
+    tasks = job.workers()
+    found: dict[str, list[int]] = {"driver": [], **{f"task {task.pid}": [] for task in tasks}}
+    while time.monotonic() < end:
+        assert job.process.poll() is None, job.said()
+        for name, process in zip(found, [driver, *tasks], strict=True):
+            found[name].append(process.memory_info().rss)
+        time.sleep(1)
+    assert len(found) == 3, "two tasks"
+    return found
+
+
+def grown(seen: list[int]) -> tuple[int, int]:
+    """The medians of the second and of the last third: what is loaded at first is none of it."""
+    third = max(1, len(seen) // 3)
+    return int(statistics.median(seen[third : 2 * third] or seen)), int(statistics.median(seen[-third:]))
