@@ -155,8 +155,8 @@ class TestDrivers:
         assert len(again.story.kills) == 1 and again.story.ended
 
     def test_the_plan_spreads_the_kills_over_the_run(self) -> None:
-        assert plan(demo.FULL, 2) == [Planned(5), Planned(10, "epoch.6-committed")]
-        assert plan(demo.SMALL, 1) == [Planned(3)]
+        assert plan(demo.FULL, 2) == [Planned(16), Planned(32, "epoch.6-committed")]
+        assert plan(demo.SMALL, 1) == [Planned(10)]
 
 
 # --- the undisturbed run, and the comparison

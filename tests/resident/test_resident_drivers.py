@@ -7,7 +7,7 @@ import signal
 from pathlib import Path
 
 import pytest
-import residentkit as kit
+import seatkit as kit
 
 from millstream.faults import POINTS
 

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-import residentkit as kit
+import seatkit as kit
 
 from millstream.engine.resident import cluster
 from millstream.network import parse_address

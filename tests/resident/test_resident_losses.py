@@ -7,7 +7,7 @@ import threading
 from pathlib import Path
 
 import pytest
-import residentkit as kit
+import seatkit as kit
 
 pytestmark = pytest.mark.crash
 

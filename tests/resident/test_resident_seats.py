@@ -10,7 +10,7 @@ import time
 from pathlib import Path
 
 import pytest
-import residentkit as kit
+import seatkit as kit
 
 from millstream.engine.resident import cluster
 from millstream.engine.resident.worker import Setup

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import residentkit as kit
+import seatkit as kit
 
 from millstream.core.attempts import Attempt, Seated
 from millstream.engine.resident import certificates, messages, wire

@@ -48,7 +48,7 @@ from millstream.state.storage import open_storage
 
 GROUPS = 5
 _forks = multiprocessing.get_context("forkserver")
-_forks.set_forkserver_preload(["residentkit"])
+_forks.set_forkserver_preload(["seatkit"])
 
 
 def until(what: Callable[[], Any], seconds: float = 30.0, said: Callable[[], str] = str) -> None:
@@ -613,6 +613,6 @@ class Proxy:
 
 
 if __name__ == "__main__":
-    import residentkit
+    import seatkit
 
-    residentkit.task(sys.stdin.buffer.read(), int(sys.argv[1]))
+    seatkit.task(sys.stdin.buffer.read(), int(sys.argv[1]))
