@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+import sys
 import time
 from pathlib import Path
 from typing import Any
@@ -223,6 +224,30 @@ def test_a_null_key_reads_the_same(spark: Any, tmp_path: Path, resident: bool) -
     write(tmp_path / "in", "a.json", [{"k": None, "n": 1, "at": BASE}])
     with pytest.raises(ms.errors.InputError, match=r"'rows'.*(?s:.)*its key \('k'\) is null \(file .*in/a\.json\)"):
         run(simple(tmp_path), spark, tmp_path, resident=resident)
+
+
+class Exits(ms.Computation):
+    State = int
+
+    def process_record(self, record: ms.Record) -> None:
+        sys.exit(f"no {record.value['k']} today")
+
+
+def test_a_hook_that_exits_is_told_and_is_no_lost_task(spark: Any, tmp_path: Path) -> None:
+    write(tmp_path / "in", "a.json", [{"k": "tea", "n": 1, "at": BASE}])
+    with pytest.raises(ms.errors.MillstreamError, match=r"(?s)SystemExit.*in process_record.*no tea today") as caught:
+        run(simple(tmp_path, Exits), spark, tmp_path, resident=True)
+    assert not isinstance(caught.value, ms.errors.ClusterError)
+
+
+def test_the_same_pipeline_object_in_the_other_mode_has_the_defaults_of_that_mode(spark: Any, tmp_path: Path) -> None:
+    p = simple(tmp_path)
+    sink = p.program().topology.emissions[0].sink
+    for at, resident in enumerate([True, False, True]):
+        write(tmp_path / "in", f"{at}.json", [{"k": "a", "n": 1, "at": BASE + at}])
+        run(p, spark, tmp_path, resident=resident, drain=False)
+        assert (sink.in_units, sink.roll_millis) == ((True, 5_000) if resident else (False, 0))
+    assert sorted(row.value for row in sink.read("simple", "out")) == [1, 2, 3]
 
 
 # --- a run that goes on

@@ -7,6 +7,7 @@ import logging
 import pytest
 from plannedkit import KitEpochs, Told, pipeline
 
+from millstream.engine.spark.residents import ResidentJob
 from millstream.engine.spark.run import PlannedRun
 from millstream.errors import MillstreamError
 from millstream.state.memory import MemoryStorage
@@ -38,3 +39,11 @@ def test_a_collection_that_fails_is_said_once(caplog: pytest.LogCaptureFixture) 
     assert [record.message for record in caplog.records] == [
         "what no manifest needs could not be removed, and is left for the next time: no permission"
     ]
+
+
+def test_a_resident_job_that_was_about_to_begin_when_the_run_ended_does_not_begin() -> None:
+    job = ResidentJob(None, 1, "1-a")  # whoever asks Spark for anything fails
+    with pytest.raises(RuntimeError):
+        job.run()
+    job.end(seated=False)
+    job.run()

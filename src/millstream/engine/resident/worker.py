@@ -206,7 +206,7 @@ class ResidentTask:
             self._failed(attempt, SeatFailure(lost=lost.seats, text=str(lost)))
         except MillstreamError as error:
             self._failed(attempt, SeatFailure(error=travelling_name(error), text=str(error)))
-        except Exception as error:
+        except (Exception, SystemExit) as error:  # a hook that exits would else look like a process that was killed
             self._failed(attempt, SeatFailure(error=type(error).__name__, text="".join(traceback.format_exception(error))[-4000:]))
         finally:
             self._at = None

@@ -2,13 +2,14 @@
 
 Rules
 1. A plain job, no barrier: Spark retries one lost task and leaves the others alone.
-2. The job ends when the tasks do; whatever does not end in time is cancelled.
+2. The job ends when the tasks do; whatever does not end in time, or has not even begun, is cancelled.
 """
 
 from __future__ import annotations
 
 import contextlib
 import threading
+import time
 from collections.abc import Iterator
 from typing import Any
 
@@ -18,6 +19,7 @@ from millstream.engine.resident.epochs import ResidentEpochs
 from .reasons import reason
 
 _IN_TIME = 10.0  # seconds
+_AT_ONCE = 0.2  # seconds
 
 
 class ResidentJob:
@@ -29,6 +31,7 @@ class ResidentJob:
         self._group = f"millstream resident {token}"
         self._idle = threading.Event()
         self._idle.set()
+        self._is_over = False
         self.setup = b""
 
     def run(self) -> None:
@@ -49,6 +52,8 @@ class ResidentJob:
 
         self._idle.clear()
         try:
+            if self._is_over:
+                return
             context = self._spark.sparkContext
             context.setJobGroup(self._group, "resident tasks of Millstream", True)
             self._spark.range(0, self._seats, 1, self._seats).mapInArrow(sit, "seat long").collect()
@@ -57,12 +62,15 @@ class ResidentJob:
         finally:
             self._idle.set()
 
-    def end(self) -> None:
-        """Waits for the job; cancels it if it does not end."""
-        if not self._idle.wait(_IN_TIME):
+    def end(self, seated: bool) -> None:
+        """Waits for the job; cancels it if it does not end. seated: all tasks have heard that the run is over; one that is still on its way never will."""
+        self._is_over = True
+        until = time.monotonic() + 2 * _IN_TIME
+        patience = _IN_TIME if seated else _AT_ONCE
+        while not self._idle.wait(patience) and time.monotonic() < until:
             with contextlib.suppress(Exception):
                 self._spark.sparkContext.cancelJobGroup(self._group)
-            self._idle.wait(_IN_TIME)
+            patience = _AT_ONCE  # it may have been on its way to Spark when it was cancelled
 
 
 class SparkResidentEpochs(ResidentEpochs):
@@ -82,6 +90,7 @@ class SparkResidentEpochs(ResidentEpochs):
         faults.point(name, epoch, self.crash)
 
     def close(self) -> None:
+        seated = not self.cluster.status().missing
         self.cluster.stop()
-        self.resident_job.end()
+        self.resident_job.end(seated)
         super().close()
