@@ -126,8 +126,12 @@ class Job:
         return found
 
     def kill_worker(self, dice: random.Random) -> None:
-        """kill -9 of a resident task; waits for the next commit."""
-        os.kill(dice.choice(self.workers()).pid, signal.SIGKILL)
+        """kill -9 of a resident task, when both are there; waits for the next commit."""
+        deadline = time.monotonic() + 60
+        while len(found := self.workers()) < 2:
+            assert self.process.poll() is None and time.monotonic() < deadline, self.said()
+            time.sleep(0.05)
+        os.kill(dice.choice(found).pid, signal.SIGKILL)
         self.before = newest(self.work)
         self.until_it_commits()
 

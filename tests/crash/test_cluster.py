@@ -121,3 +121,26 @@ def test_an_executor_killed_in_mid_epoch_and_a_stalled_attempt_overtaken_by_spec
     assert process.returncode == 0, said[-3000:]
     assert (tmp_path / f"stalled-{overtaken_in}").exists()
     support.assert_same(tmp_path, support.oracle(tmp_path, files, drain=True))
+
+
+@pytest.mark.soak
+def test_an_executor_of_a_resident_run_is_killed_in_mid_epoch(cluster: str, tmp_path: Path) -> None:
+    files = support.queries(7, 40)
+    support.write_queries(tmp_path / "queries", files)
+    killed_in = files[2][5]["id"]
+    options = ["--drain", "--resident", "--tasks", "2", "--master", cluster, "--shards", "2", "--stall", f"{killed_in}=6"]
+    process = support.start_job(tmp_path, *options)
+    try:
+        marker = tmp_path / f"stalled-{killed_in}"
+        deadline = time.monotonic() + 90
+        while not marker.exists() and time.monotonic() < deadline:
+            assert process.poll() is None, process.communicate()[0][-3000:]
+            time.sleep(0.05)
+        assert marker.exists()
+        os.kill(executors()[0].pid, signal.SIGKILL)
+        said = process.communicate(timeout=120)[0]
+    finally:
+        if process.poll() is None:
+            os.killpg(process.pid, signal.SIGKILL)
+    assert process.returncode == 0, said[-3000:]
+    support.assert_same(tmp_path, support.oracle(tmp_path, files, drain=True))

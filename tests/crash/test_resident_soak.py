@@ -84,7 +84,9 @@ def test_ten_minutes_of_kills_and_changes_of_mode_and_then_memory_stays_flat(tmp
 def watched(job: Job, end: float) -> dict[str, list[int]]:
     """The memory of the driver and of each task, every second."""
     driver = psutil.Process(job.process.pid)
-    tasks = job.workers()
+    while len(tasks := job.workers()) < 2:
+        assert job.process.poll() is None, job.said()
+        time.sleep(0.1)
     found: dict[str, list[int]] = {"driver": [], **{f"task {task.pid}": [] for task in tasks}}
     while time.monotonic() < end:
         assert job.process.poll() is None, job.said()

@@ -17,7 +17,8 @@ from hypothesis import strategies as st
 import millstream as ms
 from effort import some
 from millstream.errors import DefinitionError, SinkError
-from millstream.sinks.base import DriverContext, SinkRow, TaskContext
+from millstream.sinks.base import DriverContext, Part, SinkRow, TaskContext
+from millstream.state.folding import unit_name
 from millstream.state.memory import MemoryStorage
 
 SCHEMA = pa.schema([("key", pa.string()), ("timestamp", pa.int64()), ("value", pa.int64())])
@@ -394,3 +395,42 @@ def test_a_number_that_json_cannot_say_is_an_error_that_names_the_key_unless_nul
     assert "null" in (tmp_path / "b" / "pipe-counts-0000-0000000003.jsonl").read_text()
     with pytest.raises(DefinitionError, match="use 'error' or 'null'"):
         ms.sinks.files(tmp_path, nan="zero")
+
+
+# --- parts that wait in the checkpoint, beside those that have files of their own
+
+_PART = st.sampled_from(["none", "small", "large"])
+
+
+@settings(max_examples=some(200), deadline=None)
+@given(
+    epochs=st.lists(st.tuples(st.tuples(_PART, _PART), st.booleans()), min_size=1, max_size=8),
+    redo=st.booleans(),
+    format=st.sampled_from(["json", "parquet"]),
+)
+def test_files_in_the_order_of_their_epochs_have_the_rows_of_a_key_in_order(
+    tmp_path_factory: pytest.TempPathFactory, epochs: list[tuple[tuple[str, str], bool]], redo: bool, format: str
+) -> None:
+    """epochs: what each shard has, and whether what waits is published then."""
+    sink = ms.sinks.files(tmp_path_factory.mktemp("rolled"), format=format)
+    checkpoint, waiting = MemoryStorage(), []
+    given: list[tuple[str, int]] = []
+    for epoch, (kinds, publishes) in enumerate([*epochs, (("none", "none"), True)]):
+        for shard, kind in enumerate(kinds):
+            rows = [SinkRow(f"k{shard}", epoch, epoch)]
+            where = task(epoch, shard, checkpoint=checkpoint)
+            if kind == "large":
+                waiting.append(sink.stage(where, rows))
+            elif kind == "small":
+                data, name = sink.encode_part(where, rows), unit_name(epoch, f"t{shard}")
+                checkpoint.put(name, data)
+                waiting.append(Part(rows=1, staged=name, in_checkpoint=True, own={"offset": 0, "length": len(data)}))
+            given += [(row.key, row.value) for row in rows if kind != "none"]
+        if publishes and waiting:
+            sink.commit(driver(checkpoint=checkpoint), epoch, waiting)
+            if redo:
+                sink.commit(driver(checkpoint=checkpoint, redo=True), epoch, waiting)
+            waiting = []
+    found = [(row.key, row.value) for row in sink.read("pipe", "counts")]
+    for shard in ("k0", "k1"):
+        assert [value for key, value in found if key == shard] == [value for key, value in given if key == shard]

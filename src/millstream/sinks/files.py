@@ -14,6 +14,7 @@ import base64
 import io
 import os
 import re
+from bisect import bisect_right
 from collections.abc import Sequence
 from math import isfinite
 from typing import Any
@@ -23,6 +24,7 @@ import msgspec
 from millstream.core.time import Duration, duration
 from millstream.errors import DefinitionError, SinkError
 from millstream.sinks.base import DriverContext, IdentifiedRow, Part, Sink, SinkRow, TaskContext, part_bytes
+from millstream.state.folding import made_in
 from millstream.state.storage import Storage, open_storage
 
 ROLLED = (
@@ -141,9 +143,8 @@ class FileSink(Sink):
 
     def commit(self, context: DriverContext, epoch: int, parts: Sequence[Part]) -> None:
         storage = open_storage(self.path, self.options)
-        rolled = [part for part in parts if part.in_checkpoint]
-        if rolled:
-            self._roll(storage, context, epoch, rolled)
+        for name, rolled in _cut(parts, epoch).items():
+            self._roll(storage, context, name, rolled)
         for part in parts:
             assert part.staged is not None
             if part.in_checkpoint:
@@ -181,6 +182,18 @@ class FileSink(Sink):
             if match and name not in keep and int(match.group(1)) < before_epoch:
                 gone.append(name)
         storage.delete(gone)
+
+
+def _cut(parts: Sequence[Part], epoch: int) -> dict[int, list[Part]]:
+    """Parts that waited, by the epoch after which their file is named. No file has the name of an epoch before a cut: all that waits came after the last
+    publication."""
+    cuts = sorted({made_in(part.staged) for part in parts if part.staged is not None and not part.in_checkpoint})
+    found: dict[int, list[Part]] = {}
+    for part in parts:
+        if part.staged is not None and part.in_checkpoint:
+            at = bisect_right(cuts, made_in(part.staged))
+            found.setdefault(cuts[at] - 1 if at < len(cuts) else epoch, []).append(part)
+    return found
 
 
 def _joined(pieces: Sequence[bytes]) -> list[tuple[str, bytes]]:
