@@ -64,7 +64,7 @@ class PlannedReader:
         return ""
 
     def committed(self, end: str) -> None:
-        """Driver, after every commit, and again at the start of a run: everything up to an offset is committed and published."""
+        """Driver, after every commit, and again at the start of a run: everything up to an offset is committed, and published where a sink does not roll."""
 
     def wake(self, call: Callable[[], None]) -> bool:
         """Driver, once: `call` is to be called, from any thread, whenever there may be something new. False: the source cannot tell, and is asked from time

@@ -20,6 +20,7 @@ from pyspark.sql.pandas.types import from_arrow_schema, to_arrow_schema
 
 from millstream.core.guards import Guards
 from millstream.core.topology import Injector, Topology
+from millstream.core.watermark import Declared
 from millstream.engine.aftermath import outside_of
 from millstream.engine.columns.keying import Keying
 from millstream.engine.reading import Sources
@@ -235,8 +236,7 @@ def resident_run(asked: Starting, tasks: int | None) -> Run:
                 guards_off=off,
             )
         )
-        for one in planned.values():
-            one.reader.most = MOST
+        _limit(planned, topology)
         epochs = SparkResidentEpochs(program, identity.shards, asked.log, latest, token, None, folds, Guards.without(off))
         epochs.spark, epochs.resident_job = spark, job
         epochs.cluster, epochs.keyings, epochs.seats = cluster, keyings, seats
@@ -253,6 +253,15 @@ def resident_run(asked: Starting, tasks: int | None) -> Run:
             epochs.close()
         _close(planned, topology)
         raise
+
+
+def _limit(planned: Mapping[str, _Planned], topology: Topology) -> None:
+    """Tasks hold an epoch's input in memory, so it has a limit; but a source that declares its watermark to a callable is read to its end in every epoch:
+    what it says speaks of all that it had delivered."""
+    for name, one in planned.items():
+        watermark = topology.injectors[name].watermark
+        if not isinstance(watermark, Declared) or watermark.function is None:
+            one.reader.most = MOST
 
 
 def _seats(spark: Any, topology: Topology, tasks: int | None) -> int:
