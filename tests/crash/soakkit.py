@@ -78,8 +78,10 @@ class Feeder(threading.Thread):
                     )
                     number[source] += 1
                 if self.client is not None and source == soakjob.SOURCES[0]:
-                    for row in rows:
-                        self.client.send(source, int(row["id"][-9:]), json.dumps(row).encode(), event_time=row["at"], key=row["key"])
+                    for row in rows:  # ids of one length: records of one moment come in the order of their ids, as text
+                        self.client.send(
+                            source, 10**9 + int(row["id"][-9:]), json.dumps(row).encode(), event_time=row["at"], key=row["key"]
+                        )
                 else:
                     rows += dice.sample(rows, len(rows) // 100)
                 hidden = self.work / source / f".{index:06d}"
