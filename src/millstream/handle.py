@@ -111,8 +111,8 @@ class Handle:
     def _status(self) -> Status:
         found = status_of(self._program.name, self._epochs.latest, self._epochs.history.recent(10))
         found.state = "running" if self.running else self._last_word()
-        found.waits_for = self._waits_for()
         found.mode = self._epochs.mode()
+        found.waits_for = "" if any(task.at for task in found.mode.tasks) else self._waits_for()
         return found
 
     def _parts(self) -> dict[str, dict[str, Any]]:

@@ -339,7 +339,7 @@ class Epochs:
 
     def mode(self) -> RunMode:
         """How epochs are run, and where their time goes."""
-        return RunMode(epochs_per_second=self.history.per_second(), phases=self.history.phases())
+        return RunMode(epochs_per_second=self.history.per_second(self.clock()), phases=self.history.phases())
 
     @property
     def published(self) -> dict[str, tuple[str, int]]:

@@ -51,11 +51,12 @@ class History:
             found.append(one)
         return found
 
-    def per_second(self) -> float:
-        """How many epochs a second there were lately."""
-        found = self._last_seconds()
-        span = found[0].at - found[-1].at if len(found) > 1 else 0
-        return (len(found) - 1) * 1000 / span if span else 0.0
+    def per_second(self, now: int) -> float:
+        """How many epochs a second there were in the last `SPEED` milliseconds, idle ones of the clock included."""
+        kept = list(self._kept)
+        recent = sum(one.at > now - SPEED for one in kept)
+        since = max(1_000, min(SPEED, now - kept[0].at)) if kept else SPEED
+        return recent * 1000 / since
 
     def phases(self) -> dict[str, float]:
         """Where the milliseconds of an epoch with tasks went lately, on average. A phase that is told in parts is left out."""

@@ -67,7 +67,9 @@ class ResidentEpochs(PlannedEpochs):
     lost_epochs = 0
 
     def mode(self) -> RunMode:
-        return msgspec.structs.replace(self.cluster.status(), epochs_per_second=self.history.per_second(), phases=self.history.phases())
+        return msgspec.structs.replace(
+            self.cluster.status(), epochs_per_second=self.history.per_second(self.clock()), phases=self.history.phases()
+        )
 
     def run_planned(self, takes: Mapping[str, Take], ranges: Any, planning: float) -> None:
         self.cluster.recycle()

@@ -41,7 +41,7 @@ from .query import Starting, resume
 from .reasons import reason
 from .residents import ResidentJob, SparkResidentEpochs
 from .run import PlannedRun, Run
-from .session import ARROW
+from .session import ARROW, OWN_SESSION
 
 MOST = 128 << 20  # bytes of one epoch, where nobody says how much
 ROLL = 5_000  # milliseconds: for how long sinks of files wait in a resident run, if nobody says it
@@ -322,9 +322,6 @@ def _check_settings(spark: Any, topology: Topology, planned: Mapping[str, _Plann
                     f"injected stream {name!r}: this session has {setting}={said}, which a resident run does not follow when it reads files. Set it to "
                     f"{values[0]}, or run without resident=True."
                 )
-
-
-OWN_SESSION = "spark.millstream.resident"  # a session that was made for a resident run has a slot to spare
 
 
 def _host(spark: Any) -> tuple[str, bool]:

@@ -37,7 +37,7 @@ from .jvm import warm_up
 from .offsets import SourceFiles, SparkOffsets
 from .reasons import reason
 from .run import QueryRun, Run
-from .session import ARROW, hush, local_session
+from .session import ARROW, OWN_SESSION, hush, local_session
 
 LITTLE = 32 << 20  # bytes of files
 _TRIGGER = 500  # milliseconds
@@ -61,7 +61,10 @@ class Starting(msgspec.Struct):
 
     def identified(self) -> tuple[Identity, Manifest | None]:
         """The checkpoint's identity, written now if it is new, and the manifest to go on from."""
+        ready_sinks(self.program.topology)
         cores = self.spark.sparkContext.defaultParallelism
+        if self.spark.sparkContext.getConf().get(OWN_SESSION, ""):
+            cores = max(1, cores - 1)  # the slot to spare is nobody's shard
         identity = self.log.identify(self.program.name, self.shards, cores, list(self.program.topology.injectors))
         return identity, self.latest()
 
@@ -121,7 +124,6 @@ def start(
         emission.sink.by_default(planning.ROLL if resident else 0)  # the same pipeline may have been run in the other mode before
     spark = _session(spark, program, bounded=millis is None, resident=resident, say=say)
     say(f"reading {', '.join(injector.source.describe() for injector in topology.injectors.values())}; checkpoint {storage.url}")
-    ready_sinks(topology)
     asked = Starting(
         program=program,
         spark=spark,

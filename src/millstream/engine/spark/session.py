@@ -26,6 +26,8 @@ _FILE_MANAGER = "org.apache.spark.sql.execution.streaming.checkpointing.FileSyst
 _LOST_TASKS = ("org.apache.spark.executor.Executor", "org.apache.spark.scheduler.TaskSetManager")
 _FAILED_QUERIES = "org.apache.spark.sql.execution.streaming.runtime.MicroBatchExecution"
 
+OWN_SESSION = "spark.millstream.resident"  # a session that was made for a resident run has a slot to spare
+
 #: At any other value Spark asks an Arrow batch for its size after every row. The row cap alone bounds a batch then.
 ARROW = {"spark.sql.execution.arrow.maxRecordsPerBatch": "65536", "spark.sql.execution.arrow.maxBytesPerBatch": "2147483647"}
 
@@ -66,7 +68,7 @@ def local_session(
     builder = SparkSession.builder.appName(name).master(master or (f"local[{cores + 1},1000]" if resident else f"local[{cores},4]"))
     chosen = {**(_local(cores, short) if local else dict(ARROW)), **(settings or {})}
     if resident and master is None:
-        chosen["spark.millstream.resident"] = "true"
+        chosen[OWN_SESSION] = "true"
     for key, value in chosen.items():
         builder = builder.config(key, value)
     _hush_py4j()
