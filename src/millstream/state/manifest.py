@@ -223,7 +223,7 @@ class ManifestLog:
             )
         if injectors != found.injectors:
             raise CheckpointError(
-                f"{self.storage.url} was made with the injectors {found.injectors}, and the pipeline has {injectors}. Spark keeps a position "
+                f"{self.storage.url} was made with the injectors {found.injectors}, and the pipeline has {injectors}. It keeps a position "
                 f"per source, so injectors cannot be added, removed, renamed or reordered: start with a new checkpoint."
             )
         return found

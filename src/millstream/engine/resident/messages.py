@@ -21,7 +21,7 @@ import msgspec
 from millstream.core.attempts import Seated
 from millstream.engine.receipts import EpochOrder, Receipt
 
-HELLO, GENERATION, ORDER, RECEIPTS, FAILED, ROWS, FOLD, FOLDED, BEAT, GIVE_UP, END, PEER = range(1, 13)
+HELLO, GENERATION, ORDER, RECEIPTS, FAILED, ROWS, FOLD, FOLDED, BEAT, GIVE_UP, END = range(1, 12)
 
 
 class SeatHello(msgspec.Struct):
@@ -49,7 +49,7 @@ class SeatReads(msgspec.Struct):
 
 class SeatOrder(msgspec.Struct):
     """One epoch, for one task. rows: by level, keyed rows that the driver has read for it, as Arrow bytes. reads: what it reads itself; None: nobody reads,
-    so there is nothing to exchange before the first level. cut: whether level 0 has rows from other tasks."""
+    so there is nothing to exchange before the first level."""
 
     order: EpochOrder
     rows: dict[int, bytes] = {}
