@@ -56,12 +56,15 @@ class ResidentEpochs(PlannedEpochs):
                 self._note_answers(answers, began)
                 return [receipt for answer in answers for receipt in answer.receipts]
             except TaskLost:
+                self.lost_epochs += 1
                 if not self.guards.rerun:
                     takes, input = None, _Input()
             except UnexpectedFailure as error:
                 unexpected += 1
                 if unexpected >= _UNEXPECTED:
                     raise MillstreamError(str(error)) from error
+
+    lost_epochs = 0  # how often an epoch was run again because a task was lost
 
     def mode(self) -> RunMode:
         return msgspec.structs.replace(
