@@ -69,13 +69,13 @@ def test_a_run_goes_on_in_the_other_mode(spark: Any, tmp_path: Path, first: bool
 
 
 def test_a_checkpoint_of_version_0_1_goes_on_resident(spark: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(step, "MAX_DUE", oldjob.MAX_DUE)  # the job sets it itself, for its process: here it is put back
     data = Path(__file__).parent.parent / "data" / "checkpoint-0.1"
     shutil.copytree(data, tmp_path, dirs_exist_ok=True)
     for log in (tmp_path / "checkpoint" / "spark" / "sources" / "0").iterdir():
         log.write_text(log.read_text().replace("file:///WORK/", f"file://{tmp_path}/"))
     oldjob.write(tmp_path)
     oldjob.pipeline(tmp_path).run(spark, checkpoint=tmp_path / "checkpoint", available_now=True, resident=True).await_termination()
-    monkeypatch.setattr(step, "MAX_DUE", oldjob.MAX_DUE)
     runner = ms.testing.LocalRunner(oldjob.pipeline(tmp_path), shards=2)
     for file in range(oldjob.FILES):
         runner.push("queries", *oldjob.rows(file))
