@@ -37,6 +37,7 @@ RECYCLE_EVERY = 6 * 3600.0  # seconds
 
 _STRANGERS = 256  # connections that have not shaken hands yet
 _LOOK = 0.5  # seconds
+_NOTICED = 2.0  # seconds within which the end of a process is noticed here
 
 _log = logging.getLogger("millstream.resident")
 
@@ -131,7 +132,7 @@ class Cluster:
                     return [self._refused[1]]
                 if self._failure is not None:
                     self._give_up(attempt)
-                    raise self._failed(*self._failure[1:])
+                    raise self._failed(*self._failure)
                 if not self._roster.is_current(attempt):
                     self._give_up(attempt)
                     raise TaskLost(f"a task was lost: {'; '.join(self._roster.last_losses) or 'its seat was taken over'}")
@@ -140,11 +141,16 @@ class Cluster:
                     return answers
                 self._changed.wait(1.0)
 
-    def _failed(self, who: Seated, failure: SeatFailure) -> Exception:
+    def _failed(self, attempt: Attempt, who: Seated, failure: SeatFailure) -> Exception:
         if failure.lost:
             why = f"task {who.seat} on {who.host} cannot reach tasks {_list(failure.lost)}: {failure.text}"
-            self._roster.renew(time.monotonic(), why, failure.lost)
-            if self._roster.is_complete:
+            until = (
+                time.monotonic() + _NOTICED
+            )  # most likely it has died: a peer may hear of it before we do, and a try with it would be lost, too
+            while self._roster.is_current(attempt) and (left := until - time.monotonic()) > 0:
+                self._changed.wait(left)
+            if self._roster.is_current(attempt):
+                self._roster.renew(time.monotonic(), why, failure.lost)
                 self._announce()
             return TaskLost(why)
         known = BY_NAME.get(failure.error)

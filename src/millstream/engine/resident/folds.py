@@ -5,31 +5,23 @@ A fold reads and writes the log only, so one that is lost with its task is plann
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable
 
-import msgspec
-
-from millstream.engine.contracts import Folded, FoldStats
-from millstream.engine.foldorders import FoldOrder, due
-from millstream.state.folding import fold
+from millstream.engine.foldorders import EndedFolds, FoldOrder, carried_out, due
 from millstream.state.manifest import Manifest
-from millstream.state.runs import refuse, superseded
 from millstream.state.storage import Storage
 
 __all__ = ["FoldOrder", "ResidentFolds", "folded"]
 
 
-class ResidentFolds:
+class ResidentFolds(EndedFolds):
     """Plans folds, hands them to tasks, and takes in what they made. send: gives an order to the task of a shard; False if it is not there."""
 
     def __init__(self, token: str, send: Callable[[FoldOrder], bool]) -> None:
+        super().__init__()
         self._token = token
         self._send = send
-        self._lock = threading.Lock()
         self._under_way: dict[tuple[str, int], int] = {}  # computation and shard: since which epoch
-        self._done: dict[tuple[str, int], FoldOrder] = {}
-        self._stats = FoldStats()
 
     def plan(self, manifest: Manifest, spark: object) -> None:
         """Hands out what is due and not under way."""
@@ -61,35 +53,15 @@ class ResidentFolds:
                 del self._under_way[where]
                 self._stats.failed += 1
 
-    def finished(self) -> dict[tuple[str, int], Folded]:
-        """The folds that have ended, for the next manifest."""
-        with self._lock:
-            done, self._done = self._done, {}
-            self._stats.folded += len(done)
-        return {where: Folded(order.chosen, order.made) for where, order in done.items()}
-
-    def in_flight(self) -> set[str]:
-        """Objects that the next manifest may name."""
-        with self._lock:
-            return {ref.name for order in self._done.values() for ref in order.made}
-
     def since(self) -> int | None:
         """The oldest epoch in which a fold under way began."""
         with self._lock:
             return min(self._under_way.values(), default=None)
 
-    def stats(self) -> FoldStats:
-        """How folding is doing."""
-        return msgspec.structs.replace(self._stats, since=self.since())
-
 
 def folded(storage: Storage, order: FoldOrder) -> FoldOrder:
     """In the task: the order with what was made of it; with nothing, if it failed."""
     try:
-        if superseded(storage, order.token):
-            refuse(storage, order.token)
-        else:
-            order.made = fold(storage, order.chosen, order.is_base, order.epoch, order.token)
+        return carried_out(storage, order)
     except Exception:
-        order.made = []
-    return order
+        return order

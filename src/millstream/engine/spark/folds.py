@@ -12,27 +12,22 @@ from typing import Any
 
 import msgspec
 
-from millstream.engine.contracts import Folded, FoldStats
-from millstream.engine.foldorders import FoldOrder, due
+from millstream.engine.foldorders import EndedFolds, FoldOrder, carried_out, due
 from millstream.engine.process import RunPlace, storage_of
-from millstream.state.folding import fold
 from millstream.state.manifest import Manifest
-from millstream.state.runs import refuse, superseded
 
 _log = logging.getLogger("millstream.folds")
 
 
-class Folds:
+class Folds(EndedFolds):
     """Plans folds, runs one job at a time, hands over the results."""
 
     def __init__(self, place: RunPlace, token: str) -> None:
+        super().__init__()
         self._place = place
         self._token = token
-        self._lock = threading.Lock()
         self._thread: threading.Thread | None = None
-        self._done: dict[tuple[str, int], FoldOrder] = {}
         self._began = 0
-        self._stats = FoldStats()
 
     def plan(self, manifest: Manifest, spark: Any) -> None:
         """Starts a job if a chain has grown too long and none is under way."""
@@ -65,25 +60,9 @@ class Folds:
                 order = msgspec.msgpack.decode(body, type=FoldOrder)
                 self._done[order.computation, order.shard] = order
 
-    def finished(self) -> dict[tuple[str, int], Folded]:
-        """The folds that have ended, for the next manifest."""
-        with self._lock:
-            done, self._done = self._done, {}
-            self._stats.folded += len(done)
-        return {where: Folded(order.chosen, order.made) for where, order in done.items()}
-
-    def in_flight(self) -> set[str]:
-        """Objects that the next manifest may name."""
-        with self._lock:
-            return {ref.name for order in self._done.values() for ref in order.made}
-
     def since(self) -> int | None:
         """The epoch in which the job under way began, if there is one."""
         return self._began if self._thread is not None and self._thread.is_alive() else None
-
-    def stats(self) -> FoldStats:
-        """How folding is doing."""
-        return msgspec.structs.replace(self._stats, since=self.since())
 
     def wait(self, seconds: float) -> None:
         """Waits for the job under way."""
@@ -98,9 +77,7 @@ def run_partition(place_bytes: bytes, batches: Iterator[Any]) -> Iterator[Any]:
     storage = storage_of(msgspec.msgpack.decode(place_bytes, type=RunPlace))
     for batch in batches:
         for body in batch.column(0).to_pylist():
-            order = msgspec.msgpack.decode(body, type=FoldOrder)
-            if superseded(storage, order.token):
-                refuse(storage, order.token)
-                continue
-            order.made = fold(storage, order.chosen, order.is_base, order.epoch, order.token)
+            order = carried_out(storage, msgspec.msgpack.decode(body, type=FoldOrder))
+            if not order.made:
+                continue  # the run has been replaced
             yield pa.record_batch([pa.array([msgspec.msgpack.encode(order)], pa.binary())], names=["body"])
