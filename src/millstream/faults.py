@@ -5,6 +5,8 @@
     MILLSTREAM_CRASH="worker:task.4-staging@3"    kill -9 of the Python worker only
     MILLSTREAM_CRASH="task.4-staging@3/1.0"       only the task of shard 0 on level 1 of the graph; 1. is any shard of the level, .0 the shard on any level
 
+A resident task stages what all its levels and shards did at once: of the points in step 4, give the shard alone.
+
 Several may be armed, with commas in between.
 
 The points follow the numbers of "One epoch" in docs/design.md.

@@ -177,7 +177,7 @@ class ResidentTask:
             if (found.computation, found.shard, found.key) != (last.computation, last.shard, last.key) or not found.computation:
                 since, last = time.monotonic(), found
             found.millis = int((time.monotonic() - since) * 1000)
-            found.rss = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+            found.rss = _memory()
             try:
                 self._driver.send(messages.BEAT, [encode(found)])
             except OSError:
@@ -216,6 +216,15 @@ class ResidentTask:
 
     def _failed(self, attempt: Attempt, failure: SeatFailure) -> None:
         self._driver.send(messages.FAILED, [encode(failure)], attempt)
+
+
+def _memory() -> int:
+    """Bytes that this process has in memory now; where the system does not tell, the most that it ever had."""
+    try:
+        with open("/proc/self/statm", "rb") as file:
+            return int(file.read().split()[1]) * resource.getpagesize()
+    except OSError:
+        return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
 
 
 class _Epoch:
