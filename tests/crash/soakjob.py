@@ -1,4 +1,4 @@
-"""The pipeline of the soaks, as a program: `python soakjob.py WORK [--drain] [--resident] [--push ADDRESS]`. Three injectors, three stages, edges of all
+"""The pipeline of the soaks, as a program: `python soakjob.py WORK [--drain] [--resident] [--push ADDRESS] [--replace-every SECONDS]`. Three injectors, three stages, edges of all
 three kinds. It runs until it is killed, or told to stop with SIGTERM. --push: the first injector is one that programs push into."""
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import millstream as ms
+from millstream.engine.resident import cluster
 
 SOURCES = ("web", "app", "api")
 
@@ -102,7 +103,10 @@ def main() -> None:
     parser.add_argument("--resident", action="store_true")
     parser.add_argument("--push")
     parser.add_argument("--master")
+    parser.add_argument("--replace-every", type=float, help="seconds after which each resident task is replaced")
     given = parser.parse_args()
+    if given.replace_every:
+        cluster.RECYCLE_EVERY = given.replace_every
     spark: Any = None
     if given.master:
         from millstream.engine.spark.session import local_session

@@ -18,6 +18,9 @@ import psutil
 import soakjob
 
 from millstream.connector.source.push import PushClient
+from millstream.state.manifest import ManifestLog
+from millstream.state.segment import runs
+from millstream.state.storage import open_storage
 
 HERE = Path(__file__).parent
 KEYS = 20_000
@@ -35,6 +38,14 @@ def newest(work: Path) -> int:
     """The last epoch that is committed."""
     folder = work / "checkpoint" / "manifests"
     return max((int(path.stem) for path in folder.glob("*.json")), default=-1) if folder.exists() else -1
+
+
+def log_size(work: Path) -> tuple[int, int]:
+    """The longest chain of segments that the newest manifest names, and how many objects lie in the checkpoint."""
+    latest = ManifestLog(open_storage(str(work / "checkpoint"))).latest()
+    assert latest is not None
+    chains = [len(runs(shard.segments)) for state in latest.computations.values() for shard in state.shards]
+    return max(chains), sum(1 for _ in (work / "checkpoint" / "units").iterdir())
 
 
 def verified(work: Path) -> dict[str, Any]:

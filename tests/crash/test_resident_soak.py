@@ -1,5 +1,6 @@
 """A soak of resident runs, only with `make soak`: ten minutes of input from files and from a program that pushes, kills of workers and drivers, changes of
-mode, and a verifier that recomputes everything. The second half is one run that nobody disturbs, whose memory must not grow."""
+mode, and a verifier that recomputes everything. Then one run whose tasks are replaced by plan all the time, whose chains and objects must not grow; the
+second half is one run that nobody disturbs, whose memory must not grow, nor its chains and objects."""
 
 from __future__ import annotations
 
@@ -12,7 +13,9 @@ from pathlib import Path
 
 import psutil
 import pytest
-from soakkit import Feeder, Job, free_address, newest, verified
+from soakkit import Feeder, Job, free_address, log_size, newest, verified
+
+from millstream.state.folding import MAX_RUNS
 
 pytestmark = [pytest.mark.spark, pytest.mark.crash, pytest.mark.soak]
 
@@ -51,9 +54,13 @@ def test_ten_minutes_of_kills_and_changes_of_mode_and_then_memory_stays_flat(tmp
             else:
                 job.stop()
                 counts["stop"] += 1
+        job = Job(tmp_path, "--push", push, "--resident", "--replace-every", "4")
+        job.until_it_commits()
+        sizes = {"replaced": log_sizes(job, time.monotonic() + max(30, MINUTES * 6))}
+        job.stop()
         job = Job(tmp_path, "--push", push, "--resident")
         job.until_it_commits()
-        memory = watched(job, max(end, time.monotonic() + 30))
+        memory, sizes["undisturbed"] = watched(job, max(end, time.monotonic() + 30))
         feeder.end()
         assert feeder.client.wait(300), job.said()
         feeder.client.close()
@@ -69,6 +76,8 @@ def test_ten_minutes_of_kills_and_changes_of_mode_and_then_memory_stays_flat(tmp
         **counts,
         start_median=round(statistics.median(recoveries), 1),
         memory={name: grown(seen) for name, seen in memory.items()},
+        longest_chain={name: grown([chain for chain, _ in seen]) for name, seen in sizes.items()},
+        objects={name: grown([objects for _, objects in seen]) for name, seen in sizes.items()},
     )
     print(json.dumps(verdict))
     Path(os.environ.get("MILLSTREAM_SOAK_REPORT", tmp_path / "resident-report.json")).write_text(json.dumps(verdict))
@@ -76,22 +85,38 @@ def test_ten_minutes_of_kills_and_changes_of_mode_and_then_memory_stays_flat(tmp
     assert verdict["given"] > verdict["records"] > 0
     for name, (before, after) in verdict["memory"].items():
         assert after < before * GROWTH + MARGIN, (name, verdict["memory"])
+    for name in sizes:
+        assert verdict["longest_chain"][name][1] <= 3 * MAX_RUNS, verdict["longest_chain"]
+        before, after = verdict["objects"][name]
+        assert after < before * 1.5 + 200, (name, verdict["objects"])
 
 
-def watched(job: Job, end: float) -> dict[str, list[int]]:
-    """The memory of the driver and of each task, every second."""
+def log_sizes(job: Job, end: float) -> list[tuple[int, int]]:
+    """How long chains are, and how many objects there are, every second."""
+    found = []
+    while time.monotonic() < end:
+        assert job.process.poll() is None, job.said()
+        found.append(log_size(job.work))
+        time.sleep(1)
+    return found
+
+
+def watched(job: Job, end: float) -> tuple[dict[str, list[int]], list[tuple[int, int]]]:
+    """The memory of the driver and of each task, every second; and the size of the log."""
     driver = psutil.Process(job.process.pid)
     while len(tasks := job.workers()) < 2:
         assert job.process.poll() is None, job.said()
         time.sleep(0.1)
     found: dict[str, list[int]] = {"driver": [], **{f"task {task.pid}": [] for task in tasks}}
+    sizes = []
     while time.monotonic() < end:
         assert job.process.poll() is None, job.said()
+        sizes.append(log_size(job.work))
         for name, process in zip(found, [driver, *tasks], strict=True):
             found[name].append(process.memory_info().rss)
         time.sleep(1)
     assert len(found) == 3, "two tasks"
-    return found
+    return found, sizes
 
 
 def grown(seen: list[int]) -> tuple[int, int]:

@@ -20,6 +20,7 @@ import threading
 import time
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 from glob import glob
 from pathlib import Path
 from typing import Any
@@ -33,7 +34,8 @@ from millstream.core.guards import Guards
 from millstream.core.keys import key_text, shard_of
 from millstream.engine.columns.keying import Keying
 from millstream.engine.pacing import Pacing
-from millstream.engine.process import RunPlace
+from millstream.engine.foldorders import FoldOrder, carry_out
+from millstream.engine.process import RunPlace, compiled_of
 from millstream.engine.reading import Sources
 from millstream.engine.resident import certificates, worker
 from millstream.engine.resident.cluster import Cluster
@@ -221,10 +223,32 @@ def task(setup: bytes, seat: int) -> None:
     given = msgspec.msgpack.decode(setup, type=Setup)
     if given.digest.startswith("cannot"):
         raise SystemExit(1)  # dies before it has said anything
+    worker.carry_out = partial(_carry_out, Path(given.place.checkpoint).parent)  # type: ignore[attr-defined]
+    worker.compiled_of = partial(_compiled_of, Path(given.place.checkpoint).parent, seat)  # type: ignore[attr-defined]
     try:
         worker.serve(setup, seat)
     except Exception:
         os._exit(1)  # what Spark would log
+
+
+def _carry_out(work: Path, storage: Any, order: FoldOrder) -> FoldOrder:
+    """A fold that takes as long as there is a file `hold-folds`, and fails while there is one `break-folds`."""
+    (work / f"fold-begun-{order.computation}-{order.shard}-{time.monotonic_ns()}").touch()
+    while (work / "hold-folds").exists():
+        time.sleep(0.005)
+    if (work / "break-folds").exists():
+        return msgspec.structs.replace(order, error="OSError: broken by the test")
+    return carry_out(storage, order)
+
+
+def _compiled_of(work: Path, seat: int, *given: Any) -> Any:
+    """A task cannot start while there is a file `hiccup-SEAT`, which it takes away unless it is to last."""
+    hiccup = work / f"hiccup-{seat}"
+    if hiccup.exists():
+        if hiccup.read_text() != "for ever":
+            hiccup.unlink()
+        raise OSError("the disk was slow")
+    return compiled_of(*given)
 
 
 def served(setup: bytes, seat: int) -> int:
@@ -242,7 +266,7 @@ class Nursery:
     def __init__(
         self, seats: int, tries: int = 1000, holds: Sequence[int] = (), prefixes: Mapping[int, Sequence[str]] | None = None
     ) -> None:
-        self.seats, self.tries, self.holds = seats, tries, set(holds)
+        self.tries, self.holds = tries, set(holds)
         self.prefixes = prefixes or {}
         self.setup = b""
         self.setups: dict[int, bytes] = {}  # of seats that are told something else
@@ -252,11 +276,12 @@ class Nursery:
         self._lock = threading.Condition()
         self._closed = False
 
-    def begin(self) -> None:
-        """A job: until all seats have ended well. Raises if one fails too often."""
+    def begin(self, seats: Sequence[int]) -> None:
+        """A job: until all its seats have ended well. Raises if one fails too often."""
         self.jobs += 1
         failed: list[str] = []
-        threads = [threading.Thread(target=self._keep, args=(seat, failed), daemon=True) for seat in range(self.seats)]
+        pids: set[int] = set()
+        threads = [threading.Thread(target=self._keep, args=(seat, failed, pids), daemon=True) for seat in seats]
         for one in threads:
             one.start()
         for one in threads:
@@ -264,26 +289,28 @@ class Nursery:
         if failed:
             raise RuntimeError(f"Job aborted due to stage failure: {failed[0]}")
 
-    def _keep(self, seat: int, failed: list[str]) -> None:
+    def _keep(self, seat: int, failed: list[str], pids: set[int]) -> None:
         with self._lock:
             self._lock.wait_for(lambda: seat not in self.holds or self._closed or bool(failed))
         for left in reversed(range(self.tries)):
             if self._closed or failed:
                 return
-            if self.once(seat) == 0:
+            if self.once(seat, pids) == 0:
                 return
             if not left:
                 failed.append(f"task {seat} failed {self.tries} times")
-                self.kill_all()
+                self.kill_all(pids)
                 with self._lock:
                     self._lock.notify_all()
 
-    def once(self, seat: int) -> int:
-        """One process on a seat, until it ends. By hand: one more, beside the one that is there."""
+    def once(self, seat: int, pids: set[int] | None = None) -> int:
+        """One process on a seat, until it ends. By hand: one more, beside the one that is there. pids: of its job."""
         setup = self.setups.get(seat, self.setup)
         process = Started(setup, seat, self.prefixes[seat]) if seat in self.prefixes else _Forked(setup, seat)
         with self._lock:
             self.alive.add(process.pid)
+            if pids is not None:
+                pids.add(process.pid)
             if self._closed:
                 os.kill(process.pid, signal.SIGKILL)
         code = process.wait()
@@ -298,9 +325,10 @@ class Nursery:
             self.holds.clear()
             self._lock.notify_all()
 
-    def kill_all(self) -> None:
+    def kill_all(self, pids: set[int] | None = None) -> None:
+        """pids: those alone, if they are still there."""
         with self._lock:
-            for pid in self.alive:
+            for pid in self.alive if pids is None else self.alive & pids:
                 try:
                     os.kill(pid, signal.SIGKILL)
                 except ProcessLookupError:

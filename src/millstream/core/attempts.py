@@ -13,6 +13,7 @@ The driver's side, `Roster`:
 | who sits there is lost | the seat is empty; it counts as a loss | the same; the generation, and the attempt in it, are over |
 | the same, and others have said that they cannot reach it | the same, but it is the loss that was counted then | the same |
 | somebody else is lost (told to go before) | nothing | nothing |
+| somebody cannot even say hello | it counts as a loss | the same |
 | who sits there goes as planned | the seat is empty, which is no loss | the same; the generation, and the attempt in it, are over |
 | somebody cannot reach somebody | nothing | a new generation begins, and the attempt is over; it counts as a loss |
 | an attempt is begun | refused | it gets the next number |
@@ -141,6 +142,10 @@ class Roster:
             self._recent.append(last)
         last.seats.update(seats)
         last.texts.append(what)
+
+    def could_not_start(self, seat: int, now: float, why: str) -> None:
+        """Somebody was to sit down and cannot: an accident like a loss."""
+        self._lose(now, f"task {seat} could not start: {why}", [seat])
 
     def leave(self, who: Seated) -> None:
         """Somebody goes as planned: an empty seat, and no loss."""

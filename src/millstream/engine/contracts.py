@@ -26,11 +26,12 @@ class Folded(msgspec.Struct):
 
 
 class FoldStats(msgspec.Struct):
-    """Chains that were folded since the run began, and jobs that failed. since: the epoch in which the fold under way began."""
+    """Chains that were folded since the run began, and folds that failed. since: the epoch in which the fold under way began."""
 
     folded: int = 0
     failed: int = 0
     since: int | None = None
+    last_error: str = ""
 
 
 class Folding(Protocol):

@@ -3,11 +3,13 @@
 Rules
 1. A loss is a connection that closes, or a task of which nothing was heard for `SILENCE`. Spark puts another process on the seat, and says nothing. Time in
    which the driver itself did not run is no silence.
-2. A Spark job that ends although the run goes on is begun again: Spark gives a job up when one of its tasks has failed `spark.task.maxFailures` times, and a
-   job of months will get there.
+2. A Spark job that ends although the run goes on is begun again for the seats that it had: Spark gives a job up when one of its tasks has failed
+   `spark.task.maxFailures` times, and a job of months will get there.
 3. Losses are nobody's fault: they have an error of their own. Too many of them in a short time end the run; so do tasks that do not come within `PATIENCE`,
-   or do not come again within `RETURN`.
-4. Tasks are replaced one by one every few hours, by a planned loss: what user code leaks goes with the process.
+   or do not come again within `RETURN`. A task that could not start counts as a loss: one hiccup ends nothing.
+4. Tasks are replaced one by one every few hours: what user code leaks goes with the process. The old task ends well, and its seat gets a job of its own, so
+   that Spark counts no failure.
+5. Whoever leaves a seat, for whatever reason, leaves it in `_vacate`: what was given to that task besides epochs is then known to be gone.
 """
 
 from __future__ import annotations
@@ -17,7 +19,7 @@ import socket
 import ssl
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from millstream.core.attempts import LOSS_WINDOW, MOST_LOSSES, Attempt, Roster, Seated
@@ -53,7 +55,8 @@ class _Member:
 
 
 class Cluster:
-    """The tasks of a run. begin: runs the Spark job that they live in, until it ends. fold: takes in what a task has folded; gone: hears of lost shards."""
+    """The tasks of a run. begin: runs a Spark job with a task for each of the seats given, until it ends. fold: takes in what a task has folded; gone: hears
+    of shards whose task has left."""
 
     def __init__(
         self,
@@ -62,7 +65,7 @@ class Cluster:
         host: str,
         cookie: bytes,
         *,
-        begin: Callable[[], None],
+        begin: Callable[[Sequence[int]], None],
         tls: ssl.SSLContext | None = None,
         fold: Callable[[FoldOrder], None] = lambda order: None,
         gone: Callable[..., None] = lambda *shards: None,
@@ -77,8 +80,9 @@ class Cluster:
         self._failure: tuple[Attempt, Seated, SeatFailure] | None = None
         self._refused: tuple[Attempt, SeatReceipts] | None = None
         self._strangers = threading.Semaphore(_STRANGERS)
-        self._unable = ""
+        self._could_not_start: tuple[float, str] | None = None  # when, and why: the last one
         self._jobs = 0
+        self._job_of: dict[int, set[int]] = {}  # by seat: the seats of the job that fills it
         self._ended_jobs: list[tuple[float, str]] = []
         self._is_ending = False
         self._recycled = time.monotonic()
@@ -87,8 +91,15 @@ class Cluster:
 
     def start(self) -> None:
         """Has tasks come."""
-        for target in (self._accept, self._keep_job, self._watch):
+        for target in (self._accept, self._watch):
             threading.Thread(target=target, name=f"millstream-cluster{target.__name__}", daemon=True).start()
+        self._fill(range(self._roster.seats))
+
+    def _fill(self, seats: Iterable[int]) -> None:
+        """A job for some seats, as long as the run lasts, or until others fill all of them."""
+        job = set(seats)
+        self._job_of.update(dict.fromkeys(job, job))
+        threading.Thread(target=self._keep_job, args=(job,), name="millstream-cluster-job", daemon=True).start()
 
     # --- what an epoch does
 
@@ -182,9 +193,12 @@ class Cluster:
             oldest = min(self._members.values(), key=lambda member: member.since, default=None)
             if oldest is None:
                 return
+            seat = oldest.who.seat
             self._roster.leave(oldest.who)
-            del self._members[oldest.who.seat]
+            self._vacate(oldest)
+            self._job_of[seat].discard(seat)
         self._end_member(oldest, recycle=True)
+        self._fill([seat])
 
     def stop(self) -> None:
         """Ends all tasks."""
@@ -221,19 +235,20 @@ class Cluster:
 
     def _check(self) -> None:
         now = time.monotonic()
-        if self._unable:
-            raise ClusterError(
-                f"a resident task cannot start: {self._unable}. What the pipeline needs must be importable where Spark's workers run: install it there, or "
-                f"ship it (--py-files, spark.submit.pyFiles)."
-            )
         losses = self._roster.too_many(now)
+        recent = [text for at, text in self._ended_jobs if now - at < LOSS_WINDOW]
+        is_given_up = len(recent) > MOST_LOSSES or (len(recent) > 1 and not self._roster.generation)
+        if (losses or is_given_up) and self._could_not_start is not None and now - self._could_not_start[0] < LOSS_WINDOW:
+            raise ClusterError(
+                f"a resident task cannot start: {self._could_not_start[1]}. What the pipeline needs must be importable where Spark's workers run: install it "
+                f"there, or ship it (--py-files, spark.submit.pyFiles)."
+            )
         if losses:
             raise ClusterError(
                 f"tasks were lost {len(losses)} times within {LOSS_WINDOW:.0f} seconds: {'; '.join(losses)}. Look into the workers' own logs: a process that "
                 f"is killed for its memory, or a library that ends it, looks like this. What was committed stands; run again when the cause is gone."
             )
-        recent = [text for at, text in self._ended_jobs if now - at < LOSS_WINDOW]
-        if len(recent) > MOST_LOSSES or (recent and not self._roster.generation and len(recent) > 1):
+        if is_given_up:
             raise ClusterError(f"Spark has ended the job of the resident tasks {len(recent)} times. The last time it said: {recent[-1]}")
 
     def _who_is_missing(self, seconds: float) -> str:
@@ -264,13 +279,18 @@ class Cluster:
         why = member.why or why
         if self._is_ending:
             self._roster.leave(member.who)
-            self._members.pop(member.who.seat, None)
+            self._vacate(member)
         elif self._roster.lost(member.who, time.monotonic(), why):
-            del self._members[member.who.seat]
-            self._gone(*range(member.who.seat, self._shards, self._roster.seats))
+            self._vacate(member)
             _log.info("task %d on %s (process %d) is lost: %s", member.who.seat, member.who.host, member.who.pid, why)
         member.connection.close()
         self._changed.notify_all()
+
+    def _vacate(self, member: _Member) -> None:
+        """Rule 5."""
+        if self._members.get(member.who.seat) is member:
+            del self._members[member.who.seat]
+            self._gone(*range(member.who.seat, self._shards, self._roster.seats))
 
     # --- threads
 
@@ -329,7 +349,9 @@ class Cluster:
         if frame.kind == messages.FAILED:
             failure = decode(frame.body, SeatFailure)
             with self._changed:
-                self._unable = f"{failure.error}: {failure.text}"
+                now, why = time.monotonic(), f"{failure.error}: {failure.text}"
+                self._could_not_start = (now, why)
+                self._roster.could_not_start(failure.seat, now, why)
                 self._changed.notify_all()
         return self._seated(decode(frame.body, SeatHello), connection) if frame.kind == messages.HELLO else None
 
@@ -342,10 +364,10 @@ class Cluster:
             who = Seated(hello.seat, self._next_id, hello.host, hello.pid, hello.address)
             before = self._members.get(who.seat)
             self._roster.hello(who)
-            member = self._members[who.seat] = _Member(who, connection)
             if before is not None:
-                self._gone(*range(who.seat, self._shards, self._roster.seats))
+                self._vacate(before)
                 before.connection.close()
+            member = self._members[who.seat] = _Member(who, connection)
             if self._roster.is_complete:
                 self._announce()
             self._changed.notify_all()
@@ -373,17 +395,17 @@ class Cluster:
                     self._failure = (frame.attempt, member.who, decode(frame.body, SeatFailure))
                     self._changed.notify_all()
 
-    def _keep_job(self) -> None:
-        """Rule 2."""
+    def _keep_job(self, seats: set[int]) -> None:
+        """Rule 2. seats: become fewer when others fill them."""
         while not self._is_ending:
             self._jobs += 1
             try:
-                self._begin()
+                self._begin(sorted(seats))
                 why = "it ended"
             except Exception as error:
                 why = str(error)
             with self._changed:
-                if self._is_ending:
+                if self._is_ending or not seats:
                     return
                 self._ended_jobs.append((time.monotonic(), why))
                 del self._ended_jobs[: -MOST_LOSSES - 1]

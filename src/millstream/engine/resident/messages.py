@@ -64,11 +64,13 @@ class SeatReceipts(msgspec.Struct):
 
 
 class SeatFailure(msgspec.Struct):
-    """Why a task could not answer. lost: the seats that it could not reach; error: the class and text of an error that nobody expected."""
+    """Why a task could not answer. lost: the seats that it could not reach; error: the class and text of an error that nobody expected; seat: of a task that
+    could not even start."""
 
     lost: list[int] = []
     error: str = ""
     text: str = ""
+    seat: int = 0
 
 
 class Beat(msgspec.Struct):

@@ -31,11 +31,11 @@ from millstream import faults
 from millstream.core.attempts import Attempt
 from millstream.engine.columns.inputs import ArrowInputs
 from millstream.engine.columns.keying import Keying
+from millstream.engine.foldorders import FoldOrder, carry_out
 from millstream.engine.process import ProcessCache, RunPlace, compiled_of, freeze, storage_of
 from millstream.engine.receipts import EpochOrder, Receipt
 from millstream.engine.resident import certificates, messages, wire
 from millstream.engine.resident.exchange import Exchange, GivenUp, PeerLost, read_all
-from millstream.engine.resident.folds import FoldOrder, folded
 from millstream.engine.resident.messages import (
     Beat,
     Ending,
@@ -75,18 +75,14 @@ class Setup(msgspec.Struct):
     guards_off: str = ""
 
 
-class Recycled(Exception):
-    """A task ends so that Spark puts a fresh process on its seat."""
-
-
 class HungUp(Exception):
     """The driver has closed the connection without saying that the run is over. If it is still there, Spark has to fill the seat again."""
 
 
-def serve(setup_bytes: bytes, seat: int) -> None:
-    """In a Spark task: takes a seat until the run is over."""
+def serve(setup_bytes: bytes, seat: int) -> bool:
+    """In a Spark task: takes a seat until the run is over. Returns whether this process has had its day: another is to have the seat."""
     setup = msgspec.msgpack.decode(setup_bytes, type=Setup)
-    ResidentTask(setup, seat).run()
+    return ResidentTask(setup, seat).run()
 
 
 class ResidentTask:
@@ -103,7 +99,7 @@ class ResidentTask:
             trusting = "attempts" in setup.guards_off.split(",")
             self._exchange = Exchange(seat, setup.seats, self._driver.host, setup.cookie, server, client, trusting)
         except BaseException as error:  # the driver can say it better than Spark, which would only try again
-            self._failed(Attempt(), SeatFailure(error=type(error).__name__, text=str(error)))
+            self._failed(Attempt(), SeatFailure(error=type(error).__name__, text=str(error), seat=seat))
             self._driver.close()
             raise
         self._at: tuple[int, int] | None = None  # level and shard
@@ -123,8 +119,8 @@ class ResidentTask:
         self._readers: list[PlannedReader] = [pickle.loads(reader) for reader, _ in setup.sources]
         self._keyings: list[Keying] = [pickle.loads(keying) for _, keying in setup.sources]
 
-    def run(self) -> None:
-        """Until the driver ends the run, or is gone."""
+    def run(self) -> bool:
+        """Until the driver ends the run, or is gone. Returns whether the task is to be replaced."""
         for target in (self._hear, self._beat, self._fold):
             threading.Thread(target=target, name=f"millstream-resident{target.__name__}", daemon=True).start()
         try:
@@ -135,9 +131,7 @@ class ResidentTask:
                     if not self._exchange.is_given_up(frame.attempt):
                         self._obey(frame.attempt, decode(frame.body, SeatOrder))
                 elif frame.kind == messages.END:
-                    if decode(frame.body, Ending).recycle:
-                        raise Recycled("this task makes room for a fresh one, as planned")
-                    return
+                    return decode(frame.body, Ending).recycle
             raise HungUp(f"the driver at {self._setup.address} has closed the connection: it has ended, or has taken this task for lost")
         finally:
             self._ended.set()
@@ -166,7 +160,7 @@ class ResidentTask:
         while (given := self._folds.get()) is not None:
             order = decode(given, FoldOrder)
             try:
-                self._driver.send(messages.FOLDED, [encode(folded(self._storage, order))])
+                self._driver.send(messages.FOLDED, [encode(carry_out(self._storage, order))])
             except OSError:
                 return
 

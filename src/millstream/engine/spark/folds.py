@@ -5,27 +5,23 @@ A fold reads and writes the log only, so it may run anywhere; nothing waits for 
 
 from __future__ import annotations
 
-import logging
 import threading
 from collections.abc import Iterator, Sequence
 from typing import Any
 
 import msgspec
 
-from millstream.engine.foldorders import EndedFolds, FoldOrder, carried_out, due
+from millstream.engine.foldorders import EndedFolds, FoldOrder, carry_out
 from millstream.engine.process import RunPlace, storage_of
 from millstream.state.manifest import Manifest
-
-_log = logging.getLogger("millstream.folds")
 
 
 class Folds(EndedFolds):
     """Plans folds, runs one job at a time, hands over the results."""
 
     def __init__(self, place: RunPlace, token: str) -> None:
-        super().__init__()
+        super().__init__(token)
         self._place = place
-        self._token = token
         self._thread: threading.Thread | None = None
         self._began = 0
 
@@ -33,7 +29,7 @@ class Folds(EndedFolds):
         """Starts a job if a chain has grown too long and none is under way."""
         if self._thread is not None and self._thread.is_alive():
             return
-        orders = [order for order in due(manifest, self._token) if (order.computation, order.shard) not in self._done]
+        orders = self._due(manifest)
         if orders:
             self._began = manifest.epoch
             self._thread = threading.Thread(target=self._run, args=(spark, orders), name="millstream-folds", daemon=True)
@@ -52,13 +48,13 @@ class Folds(EndedFolds):
             frame = spark.createDataFrame(work, "body binary").repartition(len(work))
             bodies = frame.mapInArrow(run, "body binary").toArrow().column("body").to_pylist()
         except Exception as error:
-            self._stats.failed += 1
-            _log.warning("a fold failed and will be tried again: %s", str(error).splitlines()[0] if str(error) else error)
+            with self._lock:
+                for order in orders:
+                    self._fail(order, str(error).splitlines()[0] if str(error) else type(error).__name__)
             return
         with self._lock:
             for body in bodies:
-                order = msgspec.msgpack.decode(body, type=FoldOrder)
-                self._done[order.computation, order.shard] = order
+                self._take_in(msgspec.msgpack.decode(body, type=FoldOrder))
 
     def since(self) -> int | None:
         """The epoch in which the job under way began, if there is one."""
@@ -77,7 +73,5 @@ def run_partition(place_bytes: bytes, batches: Iterator[Any]) -> Iterator[Any]:
     storage = storage_of(msgspec.msgpack.decode(place_bytes, type=RunPlace))
     for batch in batches:
         for body in batch.column(0).to_pylist():
-            order = carried_out(storage, msgspec.msgpack.decode(body, type=FoldOrder))
-            if not order.made:
-                continue  # the run has been replaced
+            order = carry_out(storage, msgspec.msgpack.decode(body, type=FoldOrder))
             yield pa.record_batch([pa.array([msgspec.msgpack.encode(order)], pa.binary())], names=["body"])

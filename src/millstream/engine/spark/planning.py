@@ -209,7 +209,7 @@ def resident_run(asked: Starting, tasks: int | None) -> Run:
         host, tls = _host(spark)
         certificate, key = certificates.made() if tls else (b"", b"")
         cookie = secrets.token_bytes(32)
-        job = ResidentJob(spark, seats, token)
+        job = ResidentJob(spark, token)
         cluster = Cluster(
             seats,
             identity.shards,

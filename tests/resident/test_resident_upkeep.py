@@ -1,0 +1,151 @@
+"""A resident run that lasts: folds go on whoever comes and goes, tasks are replaced without a failure for Spark, and one bad start ends nothing."""
+
+from __future__ import annotations
+
+import logging
+import os
+import signal
+import time
+from pathlib import Path
+
+import pytest
+import seatkit as kit
+
+from millstream.engine.resident import cluster
+from millstream.errors import ClusterError
+from millstream.state.folding import MAX_RUNS
+
+pytestmark = pytest.mark.crash
+
+
+def longest_chain(run: kit.ResidentRun) -> int:
+    latest = run.epochs.latest
+    assert latest is not None
+    return max(len(shard.segments) for state in latest.computations.values() for shard in state.shards)
+
+
+def begun(work: Path) -> int:
+    return len(list(work.glob("fold-begun-*")))
+
+
+def turn_until(run: kit.ResidentRun, what: object, first: int, at_most: int = 400) -> int:
+    """Epochs of one row per key until something holds. Returns the number of the next row."""
+    for _ in range(at_most):
+        if what():  # type: ignore[operator]
+            return first
+        run.turn(*kit.numbered(12, first=first))
+        first += 12
+    raise AssertionError("it never held")
+
+
+def replace_oldest(run: kit.ResidentRun, monkeypatch: pytest.MonkeyPatch) -> None:
+    before = {sign.pid for sign in run.mode.tasks}
+    monkeypatch.setattr(cluster, "RECYCLE_EVERY", 0.0)
+    run.cluster.recycle()
+    monkeypatch.setattr(cluster, "RECYCLE_EVERY", 3600.0)
+    kit.until(lambda: not run.mode.missing and {sign.pid for sign in run.mode.tasks} != before)
+
+
+def test_a_fold_under_way_when_its_task_is_replaced_is_planned_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    hold = tmp_path / "hold-folds"
+    hold.touch()
+    with kit.ResidentRun(tmp_path) as run:
+        rows = turn_until(run, lambda: begun(tmp_path) >= 2, 0)
+        for _ in range(2):  # both tasks
+            replace_oldest(run, monkeypatch)
+        assert run.epochs.folds.since() is None, "nobody is at work on what the old tasks had"
+        hold.unlink()
+        rows = turn_until(run, lambda: run.epochs.folds.stats().folded >= 8, rows)
+        turn_until(run, lambda: longest_chain(run) <= MAX_RUNS + 1, rows)
+        assert run.mode.losses == 0
+
+
+def test_with_a_replacement_that_tells_nobody_chains_grow_and_collection_is_pinned(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The twin."""
+    hold = tmp_path / "hold-folds"
+    hold.touch()
+    with kit.ResidentRun(tmp_path) as run:
+        rows = turn_until(run, lambda: begun(tmp_path) >= 2, 0)
+        run.cluster._gone = lambda *shards: None
+        for _ in range(2):
+            replace_oldest(run, monkeypatch)
+        hold.unlink()
+        pinned = run.epochs.folds.since()
+        assert pinned is not None
+        turn_until(run, lambda: longest_chain(run) > 2 * MAX_RUNS, rows)
+        assert run.epochs.folds.since() == pinned
+
+
+def test_a_fold_that_always_fails_is_logged_once_shown_and_left_alone_longer_and_longer(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    (tmp_path / "break-folds").touch()
+    with caplog.at_level(logging.WARNING, "millstream.folds"), kit.ResidentRun(tmp_path, shards=2) as run:
+        began = time.monotonic()
+        rows = turn_until(run, lambda: run.epochs.folds.stats().failed >= 4, 0)
+        for at in range(60):
+            run.turn(*kit.numbered(12, first=rows + 12 * at))
+        rows += 720
+        chains = 4  # two computations on two shards
+        doublings = int(time.monotonic() - began).bit_length() + 1  # after 1, 2, 4 ... seconds
+        assert begun(tmp_path) <= chains * doublings, "epochs are many times more than that"
+        told = [record.message for record in caplog.records]
+        assert len(told) == len(set(told)) <= chains and "OSError: broken by the test" in told[0]
+        stats = run.epochs.folds.stats()
+        assert "shard" in stats.last_error and stats.since is None
+        (tmp_path / "break-folds").unlink()
+        turn_until(run, lambda: run.epochs.folds.stats().folded >= 4 or time.sleep(0.05), rows, 2000)
+
+
+def test_a_planned_replacement_is_no_failure_to_spark(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Spark ends a job whose task has failed `spark.task.maxFailures` times: here, once."""
+    rows = kit.numbered(60)
+    with kit.ResidentRun(tmp_path, nursery=kit.Nursery(2, tries=1)) as run:
+        for at in range(0, 60, 10):
+            run.turn(*rows[at : at + 10])
+            replace_oldest(run, monkeypatch)
+        assert {code for _, code in run.nursery.ended} == {0}
+        assert run.mode.losses == 0 and run.mode.jobs == 7, "one for all, and one for each that was replaced"
+    assert kit.faults_of(tmp_path, rows) == {}
+
+
+def test_a_job_that_spark_gives_up_is_begun_again_for_the_seats_that_it_had(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    rows = kit.numbered(60)
+    with kit.ResidentRun(tmp_path, nursery=kit.Nursery(2, tries=1)) as run:
+        run.turn(*rows[:20])
+        replace_oldest(run, monkeypatch)  # the other seat is left in the first job
+        run.turn(*rows[20:40])
+        (replaced,) = {seat for seat, _ in run.nursery.ended}
+        has_it_now = run.pid(replaced)
+        run.kill(1 - replaced)
+        run.turn(*rows[40:])
+        assert run.pid(replaced) == has_it_now and run.mode.losses == 1 and run.mode.jobs == 3
+    assert kit.faults_of(tmp_path, rows) == {}
+
+
+def test_one_task_that_could_not_start_ends_nothing(tmp_path: Path) -> None:
+    """Not before the first epoch, and not later."""
+    rows = kit.numbered(60)
+    (tmp_path / "hiccup-0").touch()
+    with kit.ResidentRun(tmp_path) as run:
+        run.turn(*rows[:20])
+        (tmp_path / "hiccup-1").touch()
+        run.kill(1)
+        run.turn(*rows[20:40])
+        run.turn(*rows[40:])
+        assert not (tmp_path / "hiccup-0").exists() and not (tmp_path / "hiccup-1").exists(), "both came to pass"
+        assert any("task 1 could not start: OSError: the disk was slow" in loss for loss in run.cluster._roster.last_losses)
+    assert kit.faults_of(tmp_path, rows) == {}
+
+
+def test_a_task_that_can_never_start_ends_the_run_and_says_why(tmp_path: Path) -> None:
+    rows = kit.numbered(40)
+    with kit.ResidentRun(tmp_path) as run:
+        run.turn(*rows[:20])
+        (tmp_path / "hiccup-1").write_text("for ever")
+        run.go()
+        run.give(*rows[20:])
+        os.kill(run.pid(1), signal.SIGKILL)
+        kit.until(lambda: run.error is not None)
+        assert isinstance(run.error, ClusterError) and "cannot start: OSError: the disk was slow" in str(run.error)
+        run.error = None
