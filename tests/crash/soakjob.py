@@ -1,5 +1,6 @@
-"""The pipeline of the soaks, as a program: `python soakjob.py WORK [--drain] [--resident] [--push ADDRESS] [--replace-every SECONDS]`. Three injectors, three stages, edges of all
-three kinds. It runs until it is killed, or told to stop with SIGTERM. --push: the first injector is one that programs push into."""
+"""The pipeline of the soaks, as a program: `python soakjob.py WORK [--drain] [--resident] [--push ADDRESS] [--replace-every SECONDS]`. Three injectors,
+three stages, edges of all three kinds. It runs until it is killed, or told to stop with SIGTERM. --push: the first injector is one that programs push
+into."""
 
 from __future__ import annotations
 

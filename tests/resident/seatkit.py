@@ -33,8 +33,8 @@ from millstream import faults
 from millstream.core.guards import Guards
 from millstream.core.keys import key_text, shard_of
 from millstream.engine.columns.keying import Keying
-from millstream.engine.pacing import Pacing
 from millstream.engine.foldorders import FoldOrder, carry_out
+from millstream.engine.pacing import Pacing
 from millstream.engine.process import RunPlace, compiled_of
 from millstream.engine.reading import Sources
 from millstream.engine.resident import certificates, worker
