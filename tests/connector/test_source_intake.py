@@ -304,6 +304,34 @@ def test_a_write_that_fails_is_taken_back_and_the_next_one_goes_on(tmp_path: Pat
     assert [e[2] for e in content(tmp_path, 0, intake.end)] == [1, 2, 3, 40, 41, 42]
 
 
+def test_after_a_sync_that_failed_the_disk_is_asked_and_not_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What was durable may have been in the block that could not be written."""
+    intake = Intake(tmp_path).open()
+    intake.write([group("s", 1)])
+    with monkeypatch.context() as patched:
+        patched.setattr(intake_module, "os", FailingOs("fdatasync", OSError(5, "Input/output error")))
+        for _ in range(2):  # as long as the disk refuses, nothing is written
+            with pytest.raises(StorageError, match="Input/output"):
+                intake.write([group("s", 4)])
+    with open(last_segment(tmp_path), "r+b") as file:
+        file.seek(-2, os.SEEK_END)
+        file.write(b"\0\0")
+    with pytest.raises(DamageError, match="does not match its checksum, after a write that failed"):
+        intake.write([group("s", 4)])
+
+
+def test_a_write_that_was_not_synced_is_not_taken_for_durable_at_the_next_opening(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The process dies between a sync that failed and the cut: memory still has the whole batch. Only what the disk has counts: it is asked for first."""
+    calls: list[str] = []
+    Intake(tmp_path).open().close()
+    real = os.posix_fadvise
+    monkeypatch.setattr(os, "posix_fadvise", lambda *given: (calls.append("let go of memory"), real(*given)))
+    read = Path.read_bytes
+    monkeypatch.setattr(Path, "read_bytes", lambda path: (calls.append(f"read {path.suffix}"), read(path))[1])
+    Intake(tmp_path).open().close()
+    assert calls.index("let go of memory") < calls.index("read .log")
+
+
 # ---- portions
 
 

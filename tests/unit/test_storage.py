@@ -15,6 +15,7 @@ import pytest
 from unitkit import write_delta
 
 from millstream.errors import DamageError, StorageError
+from millstream.state import storage as storage_module
 from millstream.state.folding import adopt, fold
 from millstream.state.manifest import ComputationState, Manifest, ManifestLog, ShardState
 from millstream.state.memory import MemoryStorage
@@ -347,6 +348,36 @@ def test_a_name_whose_folder_is_a_file_is_a_storage_error(tmp_path):
 
 
 # --- opening
+
+
+def test_a_published_name_is_on_disk_before_the_staged_one_goes(tmp_path, monkeypatch):
+    """On a file system that does not keep the two in order, a power cut in between would else lose a part that is committed. Also if whoever came first died
+    before the sync."""
+    storage = LocalStorage(tmp_path)
+    steps: list[str] = []
+    sync, unlink = storage_module._sync_folder, Path.unlink
+    monkeypatch.setattr(storage_module, "_sync_folder", lambda folder: (steps.append(f"sync {folder.name}"), sync(folder)))
+    monkeypatch.setattr(Path, "unlink", lambda path, **how: (steps.append(f"unlink {path.name}"), unlink(path, **how)))
+    for there_already in (False, True):
+        storage.put("units/staged", b"rows")
+        storage.put("out/other", b"rows")
+        if there_already:
+            os.link(tmp_path / "units" / "staged", tmp_path / "out" / "part")
+        steps.clear()
+        assert storage.publish("units/staged", "out/part")
+        assert steps[-2:] == ["sync out", "unlink staged"]
+        storage.delete(["out/part"])
+
+
+@pytest.mark.parametrize("how", ["create", "put", "read", "exists", "list", "folders", "delete", "publish"])
+def test_whatever_the_disk_refuses_is_a_storage_error_that_names_the_object(tmp_path, how):
+    storage = LocalStorage(tmp_path)
+    storage.put("here", b"1")
+    name = "n" * 300  # longer than file names may be
+    given = {"create": (name, b"1"), "put": (name, b"1"), "delete": ([name],), "publish": ("here", f"{name}/part")}.get(how, (name,))
+    with pytest.raises(StorageError, match=f"cannot .* {tmp_path}/{name}.*: File name too long"):
+        getattr(storage, how)(*given)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["here"], "and nothing is left behind"
 
 
 def test_a_path_and_a_url_open_what_they_say(tmp_path, server):

@@ -5,9 +5,10 @@ Contract, the same for both, and for the one in memory (`tests/unit/test_storage
 2. `put` writes an object under a name that nobody else uses; whole or not at all, durable when it returns.
 3. `publish` moves an object to a name a reader may see, whole. Doing it again does nothing.
 4. `read`, `list`, `folders`, `delete` do what they say; deleting what is not there is no error.
+5. Whatever the disk or the store refuses is a StorageError that names the object.
 
-Local disk: bytes go to a hidden file, fsync, then `link` (create) or `rename`, then fsync of the folder. obstore's own local
-store is not used, because it does not fsync.
+Local disk: bytes go to a hidden file, fsync, then `link` (create, publish) or `rename`, then fsync of the folder; only then the old name goes. obstore's own
+local store is not used, because it does not fsync.
 """
 
 from __future__ import annotations
@@ -15,13 +16,14 @@ from __future__ import annotations
 import contextlib
 import os
 import secrets
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any, Protocol
 
 from millstream.errors import DamageError, StorageError
 
 _HIDDEN = ".tmp-"
+Names = list[str]  # inside a class that has a method of that name
 
 
 class Storage(Protocol):
@@ -70,8 +72,7 @@ class LocalStorage:
                 _make_folder(path.parent)
                 _write_through(hidden, data)
         except OSError as error:
-            with contextlib.suppress(OSError):
-                hidden.unlink(missing_ok=True)
+            _unlink(hidden)
             raise StorageError(
                 f"cannot write {path}: {error.strerror or error}. Make room or repair the disk, then run again; nothing committed is lost."
             ) from error
@@ -81,74 +82,87 @@ class LocalStorage:
         path = self.root / name
         hidden = self._write(path, data)
         try:
-            os.link(hidden, path)
-        except FileExistsError:
-            return False
-        except OSError as error:
-            raise StorageError(f"cannot create {path}: {error.strerror or error}") from error
+            with _refusals("create", path):
+                try:
+                    os.link(hidden, path)
+                except FileExistsError:
+                    return False
+                _sync_folder(path.parent)
         finally:
-            hidden.unlink(missing_ok=True)
-        _sync_folder(path.parent)
+            _unlink(hidden)
         return True
 
     def put(self, name: str, data: bytes) -> None:
         path = self.root / name
         hidden = self._write(path, data)
-        os.replace(hidden, path)
-        _sync_folder(path.parent)
+        try:
+            with _refusals("write", path):
+                os.replace(hidden, path)
+                _sync_folder(path.parent)
+        except StorageError:
+            _unlink(hidden)
+            raise
 
     def read(self, name: str, offset: int = 0, length: int | None = None) -> bytes:
         path = self.root / name
-        try:
-            with open(path, "rb") as handle:
-                if offset:
-                    handle.seek(offset)
-                return handle.read() if length is None else handle.read(length)
-        except FileNotFoundError as error:
-            raise DamageError(f"{path} is missing") from error
-        except OSError as error:
-            raise StorageError(f"cannot read {path}: {error.strerror or error}") from error
+        with _refusals("read", path):
+            try:
+                with open(path, "rb") as handle:
+                    if offset:
+                        handle.seek(offset)
+                    return handle.read() if length is None else handle.read(length)
+            except FileNotFoundError as error:
+                raise DamageError(f"{path} is missing") from error
 
     def exists(self, name: str) -> bool:
-        return (self.root / name).exists()
+        path = self.root / name
+        with _refusals("look at", path):
+            try:
+                os.stat(path)
+            except (FileNotFoundError, NotADirectoryError):
+                return False
+            return True
 
     def folders(self, prefix: str) -> list[str]:
-        try:
-            with os.scandir(self.root / prefix) as entries:
-                names = [e.name for e in entries if e.is_dir() and not e.name.startswith(".")]
-        except (FileNotFoundError, NotADirectoryError):
-            return []
-        return sorted(f"{prefix}/{name}" if prefix else name for name in names)
+        return self._names(prefix, os.DirEntry.is_dir)
 
     def list(self, prefix: str) -> list[str]:
-        try:
-            with os.scandir(self.root / prefix) as entries:
-                names = [e.name for e in entries if e.is_file() and not e.name.startswith(".")]
-        except (FileNotFoundError, NotADirectoryError):
-            return []
+        return self._names(prefix, os.DirEntry.is_file)
+
+    def _names(self, prefix: str, wanted: Callable[[os.DirEntry[str]], bool]) -> Names:
+        folder = self.root / prefix
+        with _refusals("list", folder):
+            try:
+                with os.scandir(folder) as entries:
+                    names = [e.name for e in entries if wanted(e) and not e.name.startswith(".")]
+            except (FileNotFoundError, NotADirectoryError):
+                return []
         return sorted(f"{prefix}/{name}" if prefix else name for name in names)
 
     def delete(self, names: Iterable[str]) -> None:
         for name in names:
-            (self.root / name).unlink(missing_ok=True)
+            path = self.root / name
+            with _refusals("delete", path):
+                path.unlink(missing_ok=True)
 
     def publish(self, source: str, target: str) -> bool:
         here, there = self.root / source, self.root / target
-        if not here.exists():
-            return True
-        _make_folder(there.parent)
-        try:
-            os.link(here, there)
-        except FileNotFoundError:
-            return True  # somebody else has just moved it
-        except FileExistsError:
-            try:
-                if not os.path.samefile(here, there):
-                    return False
-            except FileNotFoundError:
+        with _refusals("publish", there):
+            if not here.exists():
                 return True
-        here.unlink(missing_ok=True)
-        _sync_folder(there.parent)
+            _make_folder(there.parent)
+            try:
+                os.link(here, there)
+            except FileNotFoundError:
+                return True  # somebody else has just moved it
+            except FileExistsError:
+                try:
+                    if not os.path.samefile(here, there):
+                        return False
+                except FileNotFoundError:
+                    return True
+            _sync_folder(there.parent)  # also of a name that is there already: whoever made it may have died before this
+            here.unlink(missing_ok=True)
         return True
 
 
@@ -264,6 +278,20 @@ def open_storage(url: str | os.PathLike[str], options: dict[str, Any] | None = N
     if text.startswith("file://"):
         text = text[len("file://") :]
     return ObjectStorage(text, options) if "://" in text else LocalStorage(text)
+
+
+@contextlib.contextmanager
+def _refusals(doing: str, path: Path) -> Iterator[None]:
+    """Rule 5."""
+    try:
+        yield
+    except OSError as error:
+        raise StorageError(f"cannot {doing} {path}: {error.strerror or error}") from error
+
+
+def _unlink(path: Path) -> None:
+    with contextlib.suppress(OSError):
+        path.unlink(missing_ok=True)
 
 
 def _write_through(path: Path, data: bytes) -> None:

@@ -4,7 +4,9 @@ Rules
 1. One process writes: the folder is locked.
 2. A batch counts as received when its bytes are forced to disk. Only then does `END` move beyond it, and only what is before `END` may
    be read. So an epoch never contains what a power cut could take away.
-3. A write that fails is taken back: the file is cut at `END`. If that fails too, the intake takes no more until it is opened again.
+3. A write that fails is taken back before anything else is written: the file is cut at `END`, synced, and read from the disk, not from memory, up to
+   `END`. So it is when an intake is opened, and so does the log of the state service: after a sync that failed nobody believes what memory says. What is not
+   whole then is damage. As long as the disk refuses, the intake takes nothing.
 4. What a crash leaves behind `END` is either whole, and kept, or torn, and cut off: nobody was told that it was received. Anything wrong before `END`,
    or before the acknowledged position, is damage: an error, and nothing is changed.
 5. A segment is created whole (written under another name, forced to disk, renamed) before anything is appended to it.
@@ -14,6 +16,7 @@ Rules
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import os
 import threading
@@ -63,7 +66,7 @@ class Intake:
         self._file = self._end_file = -1
         self._segments: list[int] = []
         self._beginning = 0  # bytes before the first batch of the last segment
-        self._broken: str | None = None
+        self._is_suspect = False  # rule 3
         self.end = 0
         self.acknowledged = Acknowledged()
         #: acknowledged.position <= end of each of these; how far the streams are at `acknowledged`, and behind the last batch
@@ -130,6 +133,9 @@ class Intake:
 
     def _scan_segment(self, path: Path, is_first: bool, is_last: bool, told: int) -> int:
         """Takes in the batches of a segment; returns the position at which they end."""
+        if is_last:
+            self._file = os.open(path, os.O_RDWR)
+            _settle(self._file)
         data = path.read_bytes()
         size, at = beginning_size(data[:BEGINNING_SIZE], str(path))
         if is_first:
@@ -153,7 +159,6 @@ class Intake:
             at, offset = head.end, offset + head.size
         if is_last:
             self._beginning = size
-            self._file = os.open(path, os.O_RDWR)
             if offset < len(data):
                 os.ftruncate(self._file, offset)
             os.fsync(self._file)
@@ -166,10 +171,10 @@ class Intake:
 
     def write(self, groups: Sequence[Sequence[IntakeEntry]]) -> list[Stretch]:
         """Appends each group of entries as a batch, and returns when all are durable."""
-        if self._broken is not None:
-            raise StorageError(self._broken)
         done: list[Stretch] = []
         try:
+            if self._is_suspect:
+                self._take_back()
             if self._written() >= self._segment_size:
                 self._next_segment()
             at, parts = self.end, []
@@ -180,7 +185,9 @@ class Intake:
                 done.append(Stretch(at, len(batch), len(group), marks))
             self._append(b"".join(parts))
         except OSError as error:
-            self._take_back()
+            self._is_suspect = True
+            with contextlib.suppress(OSError):
+                self._take_back()
             raise StorageError(f"the intake {self.folder} cannot be written: {error}") from error
         self.end = at
         for stretch in done:
@@ -201,10 +208,16 @@ class Intake:
 
     def _take_back(self) -> None:
         """Rule 3."""
-        try:
-            os.ftruncate(self._file, self._beginning + self._written())
-        except OSError as error:
-            self._broken = f"the intake {self.folder} could not take back a write that failed: {error}. Start the pipeline again."
+        os.ftruncate(self._file, self._beginning + self._written())
+        _settle(self._file)
+        path, at = self.folder / segment_name(self._segments[-1]), self._segments[-1]
+        view = memoryview(path.read_bytes())[self._beginning :]
+        while at < self.end:
+            head = decode_head(view[:HEAD_SIZE], at)
+            if head is None or not is_whole(view[: head.size], head):
+                raise self._damage(f"the batch at {at} in {path.name} does not match its checksum, after a write that failed")
+            at, view = head.end, view[head.size :]
+        self._is_suspect = False
 
     def _tell(self) -> None:
         os.pwrite(self._end_file, reader.encode_end(self.end), 0)
@@ -277,3 +290,10 @@ class Intake:
                 os.close(fd)
         self._file = self._end_file = -1
         self._held = None
+
+
+def _settle(fd: int) -> None:
+    """What is read of a file from here on comes from the disk."""
+    os.fdatasync(fd)
+    if hasattr(os, "posix_fadvise"):
+        os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED)
