@@ -34,6 +34,9 @@
     └── EpochAbandoned         nobody: attempts of an epoch did not fit together; it is run again
 
 An epoch that ends in any of these was not committed, and nothing already committed is touched.
+
+`exit_code` is what the command `millstream` ends with, for a supervisor that starts it again (docs/operations.md): 1, somebody has to change something first;
+3, user code or data; 4, another driver owns the checkpoint, and starting this one again would take it away; 5, something around it failed, and may work later.
 """
 
 from __future__ import annotations
@@ -46,6 +49,7 @@ class MillstreamError(Exception):
     """Base of all errors that Millstream raises on purpose. `culprits`: the computations whose task failed, if that is known."""
 
     culprits: tuple[str, ...] | None = None
+    exit_code = 1
 
 
 class DefinitionError(MillstreamError):
@@ -69,25 +73,37 @@ class Overtaken(CheckpointError):
 class Fenced(CheckpointError):
     """Another driver has taken over the checkpoint; this one must stop."""
 
+    exit_code = 4
+
 
 class InputError(MillstreamError):
     """A record or a file of an injected stream cannot be used."""
+
+    exit_code = 3
 
 
 class HookError(MillstreamError):
     """User code raised, or gave the system something it cannot keep."""
 
+    exit_code = 3
+
 
 class StorageError(MillstreamError):
     """The checkpoint's or the sink's storage refused an operation."""
+
+    exit_code = 5
 
 
 class NetworkError(MillstreamError):
     """A server cannot listen where it is to."""
 
+    exit_code = 5
+
 
 class ClusterError(MillstreamError):
     """Tasks of a resident run do not come, or are lost again and again. It says which, and never blames a computation."""
+
+    exit_code = 5
 
 
 class TaskLost(ClusterError):
@@ -96,6 +112,8 @@ class TaskLost(ClusterError):
 
 class SinkError(MillstreamError):
     """A sink could not take or publish an epoch's rows."""
+
+    exit_code = 5
 
 
 class SinkRefused(SinkError):

@@ -4,11 +4,13 @@ Rules
 1. Everything that a handle shows is committed.
 2. With `serve` its live state is served beside it (`service/live`), from before the first epoch until the end.
 3. A run says what it is doing, at most once a second and only when something has changed, and ends with where the rows are; `quiet` turns that off.
+4. Signs of life go on for as long as the run does, whatever goes wrong with one of them: a driver that is silent is taken for dead.
 """
 
 from __future__ import annotations
 
 import contextlib
+import logging
 import os
 import socket
 import threading
@@ -30,6 +32,7 @@ if TYPE_CHECKING:
     from millstream.engine.spark.run import Run
     from millstream.service.live.server import ServingThread
 
+_log = logging.getLogger("millstream.run")
 _QUIET_AFTER = 5.0  # seconds without a record, after which a run says what it waits for
 
 
@@ -44,6 +47,7 @@ class Handle:
         self._heard = time.monotonic()
         self._signing = threading.Lock()
         self._is_over = False
+        self._unsaid: type[Exception] | None = None  # what the last sign that could not be given failed with
         self._server = None if serve is None else _serving(run, serve)
         try:
             run.start(self._at_end)
@@ -77,9 +81,13 @@ class Handle:
             raise self._run.error
         return ended
 
-    def stop(self) -> None:
-        """Ends the pipeline between two epochs. Nothing is lost: the next run goes on from here."""
-        self._run.stop()
+    def stop(self, timeout: float | None = None) -> bool:
+        """Ends the pipeline between two epochs. Nothing is lost: the next run goes on from here.
+
+        Returns whether the run has ended. With a timeout in seconds it may not have: the epoch under way waits for a hook, and `status` says which one. The
+        run then ends as soon as the hook returns; call it again to wait for that.
+        """
+        return self._run.stop(timeout)
 
     @property
     def running(self) -> bool:
@@ -112,7 +120,7 @@ class Handle:
         found = status_of(self._program.name, self._epochs.latest, self._epochs.history.recent(10))
         found.state = "running" if self.running else self._last_word()
         found.mode = self._epochs.mode()
-        found.waits_for = "" if any(task.at for task in found.mode.tasks) else self._waits_for()
+        found.waits_for = "" if any(task.at for task in found.mode.tasks) else self._waits_for(found.mode)
         return found
 
     def _parts(self) -> dict[str, dict[str, Any]]:
@@ -182,8 +190,10 @@ class Handle:
 
     # --- signs of life
 
-    def _waits_for(self) -> str:
-        """What input a running pipeline has not had for some seconds."""
+    def _waits_for(self, mode: alive.RunMode) -> str:
+        """What a running pipeline waits for: tasks that are not there, or input that it has not had for some seconds."""
+        if self.running and mode.missing:
+            return "its tasks to start" if not mode.generation else f"{_tasks(mode.missing)} to be replaced"
         if any(one.records for one in self._epochs.history.recent(1)):
             self._heard = time.monotonic()
         if not self.running or self._run.bounded or time.monotonic() - self._heard < _QUIET_AFTER:
@@ -193,16 +203,18 @@ class Handle:
 
     def _give_signs(self) -> None:
         said = 0.0
-        while True:
-            if time.monotonic() - said >= alive.EVERY:
-                said = time.monotonic()
-                with self._signing, contextlib.suppress(Exception):  # a sign more or less decides nothing
-                    if not self._is_over:
-                        self._sign("running")
-            if self._run.done.wait(1.0):
-                return
-            if not self._narrator.quiet:
-                self._narrator.tell(self._status())
+        while not self._run.done.wait(1.0 if said else 0.0):
+            try:  # rule 4
+                if time.monotonic() - said >= alive.EVERY:
+                    said = time.monotonic()
+                    with self._signing:
+                        if not self._is_over:
+                            self._sign("running")
+                self._narrator.tell(self._status)
+            except Exception as error:
+                if type(error) is not self._unsaid:
+                    self._unsaid = type(error)
+                    _log.warning("a sign of life could not be given, and is tried again: %s: %s", type(error).__name__, error)
 
     def _sign(self, state: str) -> None:
         epochs = self._epochs
@@ -225,6 +237,17 @@ class Handle:
 
     def _last_word(self) -> str:
         return "failed" if self._run.error is not None else "stopped" if self._run.stopping else "ended"
+
+
+def launch(program: Program, narrator: Narrator, *, serve: str | None = None, **asked: Any) -> Handle:
+    """Starts a pipeline on Spark. asked: see `engine/spark/query.start`."""
+    from millstream.engine.spark.query import start
+
+    return Handle(program, start(program, say=narrator.say, **asked), narrator, serve)
+
+
+def _tasks(seats: list[int]) -> str:
+    return f"task{'' if len(seats) == 1 else 's'} {', '.join(map(str, seats))}"
 
 
 def _serving(run: Run, address: str) -> ServingThread:

@@ -447,14 +447,14 @@ class Pipeline:
         computations whose state may go. quiet: say nothing; otherwise a run says on stderr what it is doing. serve: HOST:PORT where others ask for its
         state. resident: tasks stay, and epochs commit in tens of milliseconds; trigger is then the least time between two (0); tasks: how many of them.
         """
-        from millstream.engine.spark.query import start
-        from millstream.handle import Handle
+        from millstream.handle import launch
         from millstream.status.narrator import Narrator
 
-        program, narrator = self.program(), Narrator(self.name, quiet)
-        run = start(
-            program,
-            spark,
+        return launch(
+            self.program(),
+            Narrator(self.name, quiet),
+            spark=spark,
+            serve=serve,
             checkpoint=os.fspath(checkpoint),
             trigger=trigger,
             available_now=available_now,
@@ -465,9 +465,7 @@ class Pipeline:
             drop=tuple(drop),
             resident=resident,
             tasks=tasks,
-            say=narrator.say,
         )
-        return Handle(program, run, narrator, serve)
 
     def _stream_name(self, stream: Stream | str, who: str) -> str:
         if isinstance(stream, str):

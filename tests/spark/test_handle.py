@@ -52,8 +52,8 @@ def test_a_handle_shows_state_output_and_itself(spark: Any, tmp_path: Path, capf
     assert repr(handle.status()) == f"<{handle.status()}>" and "ended" in str(handle.status())
     assert "<table>" in handle._repr_html_() and "Count" in handle._repr_html_()
     said = capfd.readouterr().err.splitlines()
-    assert said[0].startswith("counting: reading files in ") and said[-1].endswith(f"; 3 rows in {tmp_path}/counts/")
-    assert all(line.startswith("counting: ") for line in said), said
+    assert "Z counting: reading files in " in said[0] and said[-1].endswith(f"; 3 rows in {tmp_path}/counts/")
+    assert all("Z counting: " in line for line in said), said
 
 
 def test_a_run_that_is_quiet_or_stopped_says_nothing_that_nobody_asked_for(

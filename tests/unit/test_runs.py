@@ -63,7 +63,7 @@ def test_a_claim_that_does_not_say_when_is_no_error(said):
     runs = Runs(MemoryStorage())
     assert runs.last_claim() is None
     runs.claim(None)
-    assert runs.last_claim() > 1_600_000_000
+    assert runs.last_claim().began > 1_600_000_000
     runs.storage.put("runs/0000000003", said)
     assert runs.last_claim() is None
     assert run_number(runs.claim(None)) == 4  # the name counts
@@ -72,9 +72,9 @@ def test_a_claim_that_does_not_say_when_is_no_error(said):
 def test_a_claim_of_version_0_1_says_when_and_ours_is_read_by_it():
     runs = Runs(MemoryStorage())
     runs.storage.put("runs/0000000001", b"1-a3f09c11 1700000000.123")
-    assert runs.last_claim() == 1700000000.123
+    assert runs.last_claim().began == 1700000000.123
     runs.claim(None)
-    assert float(runs.storage.read("runs/0000000002").decode().split(" ")[1]) == runs.last_claim()
+    assert float(runs.storage.read("runs/0000000002").decode().split(" ")[1]) == runs.last_claim().began
 
 
 def test_a_sign_of_a_later_version_is_passed_over():

@@ -15,6 +15,8 @@ from millstream.errors import MillstreamError
 def main(argv: list[str] | None = None) -> int:
     """Runs one command and returns its exit code."""
     os.environ.setdefault("GRPC_VERBOSITY", "NONE")  # what gRPC would say to the terminal, our errors say
+    if sys.stdout.isatty():
+        sys.stdout.write("\x1b[?25h")  # a live view that was killed has left the terminal without its cursor
     known = parser()
     try:
         args = _parsed(known, argv)
@@ -28,7 +30,7 @@ def main(argv: list[str] | None = None) -> int:
         sys.stdout.flush()
         return code
     except MillstreamError as error:
-        return failed(str(error))
+        return failed(str(error), error.exit_code)
     except BrokenPipeError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0

@@ -8,11 +8,10 @@ from __future__ import annotations
 import argparse
 import contextlib
 import signal
+import sys
 import threading
-import time
 from collections.abc import Callable, Iterator
 from functools import partial
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
@@ -20,14 +19,15 @@ from rich.live import Live
 
 from millstream.cli.arguments import a_duration, at_least_one, failed, setting, storage_option
 from millstream.cli.files import file_and_name, load, pipeline_in
+from millstream.handle import launch
 from millstream.status import view
-from millstream.status.narrator import last_words
+from millstream.status.narrator import Narrator, last_words
 
 if TYPE_CHECKING:
     from millstream.handle import Handle
 
 _DRAWN_EVERY = 0.25
-_LINE_EVERY = 1.0
+_PATIENCE = 10.0  # seconds that an epoch has to end before somebody is told what it waits for
 _STOPPING = "stopping when the epoch under way is committed; once more stops at once"
 
 
@@ -64,9 +64,7 @@ def _run(args: argparse.Namespace) -> int:
         return failed(f"there is no file {file}", 2)
     pipeline = pipeline_in(load(file), name, file)
     checkpoint = args.checkpoint or f"{pipeline.name}-checkpoint"
-    if not args.quiet:
-        print(f"{pipeline.name}: checkpoint {checkpoint if '://' in checkpoint else Path(checkpoint).absolute()}", flush=True)
-        print(f"{pipeline.name}: starting Spark, which takes some seconds", flush=True)
+    console = Console(highlight=False, quiet=args.quiet)
     stopping = threading.Event()
     settings = dict(args.conf)
     if args.packages:
@@ -74,9 +72,11 @@ def _run(args: argparse.Namespace) -> int:
     if args.py_files:
         settings["spark.submit.pyFiles"] = args.py_files
     try:
-        handle = pipeline.run(
-            _session(pipeline.name, args.master, settings, args.resident),
-            quiet=True,
+        handle = launch(
+            pipeline.program(),
+            Narrator(pipeline.name, args.quiet, sys.stdout, drawn=console.is_terminal),
+            spark=_session(pipeline.name, args.master, settings, args.resident),
+            spark_checkpoint=None,
             checkpoint=checkpoint,
             trigger=args.trigger,
             available_now=args.available_now,
@@ -88,48 +88,37 @@ def _run(args: argparse.Namespace) -> int:
             tasks=args.tasks,
         )
         with _signals(stopping):
-            watch(handle, stopping, args.quiet)
+            watch(handle, stopping, console)
     finally:
         _end_spark()
     return 0
 
 
-def _session(name: str, master: str | None, settings: dict[str, str], resident: bool) -> Any:
-    """The session that the options ask for; None leaves it to the run."""
+def _session(name: str, master: str | None, settings: dict[str, str], resident: bool) -> Callable[[], Any] | None:
+    """What makes the session that the options ask for; None leaves it to the run."""
     if not master and not settings:
         return None
     from millstream.engine.spark.session import local_session
 
-    return local_session(name, master=master, settings=settings, resident=resident)
+    return partial(local_session, name, master=master, settings=settings, resident=resident)
 
 
-def watch(handle: Handle, stopping: threading.Event, quiet: bool = False) -> None:
-    """Shows how a run is doing until it ends or is to stop, and raises what it ended with."""
-    console = Console(highlight=False, quiet=quiet)
-    say: Callable[[str], None] = _say_nothing if quiet else partial(print, flush=True)
-    with Live(console=console, auto_refresh=False) if console.is_terminal and not quiet else contextlib.nullcontext() as live:
-        shown, at = view.changes(handle.status()), 0.0
+def watch(handle: Handle, stopping: threading.Event, console: Console) -> None:
+    """Waits until a run ends, or is to stop, and raises what it ended with. Draws in a terminal how it is doing; elsewhere its narrator tells."""
+    with Live(console=console, auto_refresh=False) if console.is_terminal and not console.quiet else contextlib.nullcontext() as live:
         stopped = over = False
         while not over:
             if stopping.is_set() and not stopped:
-                stopped = True
-                if live is None:
-                    say(_STOPPING)
-                else:
-                    live.console.print(_STOPPING)
-                handle.stop()
+                console.print(_STOPPING)
+                stopped = handle.stop(_PATIENCE)
             over = handle.await_termination(_DRAWN_EVERY)
-            status = handle.status()
             if live is not None:
-                live.update(view.progress(status), refresh=True)
-            elif view.changes(status) != shown and (over or time.monotonic() - at >= _LINE_EVERY):
-                shown, at = view.changes(status), time.monotonic()
-                say(view.line(status))
-    say(f"{status.pipeline}: {last_words(status, stopped, handle.published)}")
-
-
-def _say_nothing(text: str) -> None:
-    """For --quiet."""
+                live.update(view.progress(handle.status()), refresh=True)
+            elif stopping.is_set() and not over:
+                console.print(f"still stopping: {view.line(handle.status())}")
+    if live is not None:
+        status = handle.status()
+        console.print(f"{status.pipeline}: {last_words(status, stopped, handle.published)}", markup=False)
 
 
 @contextlib.contextmanager

@@ -50,9 +50,11 @@ class Ownership:
 
     def fenced(self, epoch: int) -> Fenced:
         """What a run says that has been replaced."""
+        owner = self.log.runs.last_claim()
+        who = str(owner) if owner is not None and owner.token != self.token else f"a newer run has begun, or has committed epoch {epoch}"
         return Fenced(
-            f"another driver owns {self._url} now: a newer run has begun, or has committed epoch {epoch}. This one (run {self.token}) has "
-            f"stopped. Nothing of it was committed twice."
+            f"another driver owns {self._url} now: {who}. This one (run {self.token}) has stopped. Nothing of it was committed twice. If both were started on "
+            f"purpose, nothing is to be done; else see that only one is started."
         )
 
     def explain(self, error: BaseException, epoch: int) -> None:

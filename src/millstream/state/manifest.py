@@ -211,6 +211,14 @@ class ManifestLog:
                 raise DamageError(f"{self.storage.url} has manifests but no identity.json. Restore it from a copy.")
             fresh = Identity(secrets.token_hex(8), pipeline, shards or default_shards, injectors)
             self.storage.create("identity.json", _seal(fresh))
+        found = self.check_identity(pipeline, shards, injectors)
+        assert found is not None
+        return found
+
+    def check_identity(self, pipeline: str, shards: int | None, injectors: list[str]) -> Identity | None:
+        """The checkpoint's identity, if there is one. Says no to another pipeline or shard count."""
+        if not self.storage.exists("identity.json"):
+            return None
         found = self.identity()
         if found.pipeline != pipeline:
             raise CheckpointError(

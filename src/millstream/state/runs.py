@@ -2,7 +2,8 @@
 
 Rules
 1. `runs/<number>` is created exclusively at the start of a run. Numbers grow, without gaps above the newest: whoever finds the number behind its own has
-   been replaced. A claim says the run's token, when it began, and its format (`<token> <seconds> <format>`; 0.1 did not say the last).
+   been replaced. A claim says the run's token, when it began, its format, and on which host and in which process it runs
+   (`<token> <seconds> <format> <host> <process>`; 0.1 said the first two alone).
 2. A token is `<number>-<random>`. Whatever a run makes carries it, or its number.
 3. One that has been replaced writes nothing. It leaves `refused/<number>-...` instead, an empty object; the owner counts those, and removes them.
 4. Claims decide who may go on, never what is committed: that is for the manifests, which are created exclusively. A run that is older than the last
@@ -11,8 +12,12 @@ Rules
 
 from __future__ import annotations
 
+import os
 import secrets
+import socket
 import time
+
+import msgspec
 
 from millstream.errors import MillstreamError
 from millstream.state import formats
@@ -20,6 +25,19 @@ from millstream.state.storage import Storage
 
 KEPT_CLAIMS = 1000
 _CLAIMS, _REFUSED = "runs", "refused"
+
+
+class Claim(msgspec.Struct, frozen=True):
+    """A run, by its claim's own word. began: seconds since 1970."""
+
+    token: str
+    began: float
+    host: str = ""
+    process: str = ""
+
+    def __str__(self) -> str:
+        began = time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime(self.began))
+        return f"run {self.token}" + (f" on {self.host}, process {self.process}" if self.host else "") + f", begun {began}"
 
 
 def run_number(token: str) -> int:
@@ -53,19 +71,19 @@ class Runs:
         while True:
             number += 1
             token = f"{number}-{secrets.token_hex(4)}"
-            if self.storage.create(_claim_name(number), f"{token} {time.time():.3f} {formats.CLAIM.newest}".encode()):
+            if self.storage.create(_claim_name(number), _claim_text(token)):
                 self.storage.delete(_claim_name(old) for old in self._numbers() if old < number - KEPT_CLAIMS)
                 return token
 
-    def last_claim(self) -> float | None:
-        """When the newest run began (seconds since 1970, by its claim's own word); None if there is none, or it does not say."""
+    def last_claim(self) -> Claim | None:
+        """The newest run; None if there is none, or its claim does not say."""
         names = self.storage.list(_CLAIMS)
         if not names:
             return None
         try:
-            _, at, *more = self.storage.read(max(names)).decode().split(" ")
+            token, at, *more = self.storage.read(max(names)).decode().split(" ")
             formats.CLAIM.check(max(names), int(more[0]) if more else formats.CLAIM.oldest)
-            return float(at)
+            return Claim(token, float(at), *more[1:3])
         except (ValueError, MillstreamError):
             return None
 
@@ -91,3 +109,8 @@ class Runs:
 
 def _claim_name(number: int) -> str:
     return f"{_CLAIMS}/{number:010d}"
+
+
+def _claim_text(token: str) -> bytes:
+    host = socket.gethostname().replace(" ", "-") or "?"
+    return f"{token} {time.time():.3f} {formats.CLAIM.newest} {host} {os.getpid()}".encode()

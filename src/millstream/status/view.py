@@ -78,7 +78,7 @@ def progress(status: Status) -> RenderableType:
 def line(status: Status) -> str:
     """A pipeline that runs, in one line for a log."""
     if status.epoch < 0:
-        return f"{status.pipeline}: waiting for the first epoch"
+        return f"{status.pipeline}: waiting for {status.waits_for or 'the first epoch'}"
     if status.waits_for:
         return f"{status.pipeline}: epoch {status.epoch}, {_count(status.records, 'record')} so far, waiting for {status.waits_for}"
     low = min((c.low_watermark for c in status.computations), default=BEGINNING)

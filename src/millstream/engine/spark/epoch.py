@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import os
 from collections.abc import Mapping
 from typing import Any
 
@@ -13,7 +12,7 @@ from pyspark.sql import types as T
 from pyspark.sql.pandas.types import to_arrow_schema
 
 from millstream import faults
-from millstream.core.guards import Guards
+from millstream.core.guards import ALL_GUARDS
 from millstream.engine.contracts import Stopped
 from millstream.engine.epochs import Epochs
 from millstream.engine.planned import PlannedEpochs
@@ -30,8 +29,6 @@ from .frames import TakeFrames
 from .offsets import SourceFiles, SparkOffsets
 from .task import task_function
 
-GUARDS_OFF = "MILLSTREAM_GUARDS_OFF"  # for tests that show what a guard is for
-
 
 class SparkEpochs(Epochs):
     """Runs epochs as Spark jobs."""
@@ -47,9 +44,7 @@ class SparkEpochs(Epochs):
         offsets: SparkOffsets | None = None,
         files: dict[str, SourceFiles] | None = None,
     ) -> None:
-        super().__init__(
-            program, place.shards, log, latest, token, offsets, Folds(place, token), Guards.without(os.environ.get(GUARDS_OFF, ""))
-        )
+        super().__init__(program, place.shards, log, latest, token, offsets, Folds(place, token), ALL_GUARDS)
         self.place = place
         self.offsets = offsets
         self.value_types = value_types

@@ -9,6 +9,8 @@ Rules
    in the background), and later JVMs map it instead of loading and checking thousands of classes. Java decides whether an archive fits, and
    does without one that does not. It is a cache: deleting it costs a slower start.
 4. A short run has the quick compiler alone and the simplest collector: it is over before anything else would pay. A long one has Java's defaults.
+5. No thread of ours is at work in the JVM when the session, or the interpreter, ends. A thread that comes back from there into an interpreter that is being
+   taken down aborts the process; a job whose session ends under it is told at length.
 """
 
 from __future__ import annotations
@@ -170,19 +172,27 @@ def _may_make(kept: Path) -> bool:
     return False
 
 
-def warm_up(spark: Any) -> threading.Thread:
-    """Starts the Python workers, and has Spark load what a task needs, while the driver still prepares the query."""
+class WarmUp:
+    """Starts the Python workers, and has Spark load what a task needs, while the driver still prepares the query.
 
-    def touch(batches: Iterator[Any]) -> Iterator[Any]:
-        import millstream.engine.spark.task  # noqa: F401
+    Rule 5: whoever started it ends it, before the session ends or the process does.
+    """
 
-        yield from batches
+    def __init__(self, spark: Any) -> None:
+        self._spark = spark
+        self._thread = threading.Thread(target=self._work, name="millstream-warm-up", daemon=True)
+        self._thread.start()
 
-    def work() -> None:
+    def _work(self) -> None:
+        def touch(batches: Iterator[Any]) -> Iterator[Any]:
+            import millstream.engine.spark.task  # noqa: F401
+
+            yield from batches
+
         with contextlib.suppress(Exception):
-            cores = spark.sparkContext.defaultParallelism
-            spark.range(0, cores, 1, cores).repartition(cores).mapInArrow(touch, "id long").toArrow()
+            cores = self._spark.sparkContext.defaultParallelism
+            self._spark.range(0, cores, 1, cores).repartition(cores).mapInArrow(touch, "id long").toArrow()
 
-    thread = threading.Thread(target=work, name="millstream-warm-up", daemon=True)
-    thread.start()
-    return thread
+    def end(self) -> None:
+        """Waits for it, which takes some seconds at the most: cancelling it would have Spark tell of a job that failed."""
+        self._thread.join()

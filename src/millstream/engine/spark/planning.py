@@ -18,7 +18,7 @@ from pyspark.sql import SparkSession
 from pyspark.sql import types as T
 from pyspark.sql.pandas.types import from_arrow_schema, to_arrow_schema
 
-from millstream.core.guards import Guards
+from millstream.core.guards import ALL_GUARDS
 from millstream.core.topology import Injector, Topology
 from millstream.core.watermark import Declared
 from millstream.engine.aftermath import outside_of
@@ -35,7 +35,7 @@ from millstream.sources.planned import PlannedReader, Take
 from millstream.state.manifest import Manifest
 
 from . import pickling, rows
-from .epoch import GUARDS_OFF, PlannedSparkEpochs
+from .epoch import PlannedSparkEpochs
 from .frames import TakeFrames, prototype
 from .query import Starting, resume
 from .reasons import reason
@@ -204,7 +204,6 @@ def resident_run(asked: Starting, tasks: int | None) -> Run:
         place = asked.place(identity, [keying.layout for keying in keyings.values()])
         token = asked.log.runs.claim(latest.token if latest is not None else None)
         latest = asked.latest()
-        off = os.environ.get(GUARDS_OFF, "")
         blob = pickling.dumps(program)
         host, tls = _host(spark)
         certificate, key = certificates.made() if tls else (b"", b"")
@@ -233,11 +232,10 @@ def resident_run(asked: Starting, tasks: int | None) -> Run:
                 sources=[(pickling.dumps(one.reader), pickling.dumps(keyings[name])) for name, one in planned.items()],
                 certificate=certificate,
                 private_key=key,
-                guards_off=off,
             )
         )
         _limit(planned, topology)
-        epochs = SparkResidentEpochs(program, identity.shards, asked.log, latest, token, None, folds, Guards.without(off))
+        epochs = SparkResidentEpochs(program, identity.shards, asked.log, latest, token, None, folds, ALL_GUARDS)
         epochs.spark, epochs.resident_job = spark, job
         epochs.cluster, epochs.keyings, epochs.seats = cluster, keyings, seats
         epochs.pickled = pickling.dumps

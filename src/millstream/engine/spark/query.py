@@ -33,7 +33,7 @@ from millstream.state.storage import LocalStorage, Storage, open_storage
 
 from . import pickling, rows
 from .epoch import SparkEpochs
-from .jvm import warm_up
+from .jvm import WarmUp
 from .offsets import SourceFiles, SparkOffsets
 from .reasons import reason
 from .run import QueryRun, Run
@@ -92,8 +92,8 @@ class Starting(msgspec.Struct):
 
 def start(
     program: Program,
-    spark: Any,
     *,
+    spark: Any,
     checkpoint: str,
     trigger: Duration | None,
     available_now: bool,
@@ -106,7 +106,8 @@ def start(
     tasks: int | None,
     say: Callable[[str], None],
 ) -> Run:
-    """Checks all that can be checked, and makes a run that can be started. say: tells somebody who waits what is going on."""
+    """Checks all that can be checked, and makes a run that can be started. spark: a session, or what makes one, or None for one of our own. say: tells
+    somebody who waits what is going on."""
     from . import planning
 
     topology = program.topology
@@ -122,26 +123,46 @@ def start(
         planning.check_planned(foreign)
     for emission in topology.emissions:
         emission.sink.by_default(planning.ROLL if resident else 0)  # the same pipeline may have been run in the other mode before
-    spark = _session(spark, program, bounded=millis is None, resident=resident, say=say)
-    say(f"reading {', '.join(injector.source.describe() for injector in topology.injectors.values())}; checkpoint {storage.url}")
-    asked = Starting(
-        program=program,
-        spark=spark,
-        storage=storage,
-        log=ManifestLog(storage),
-        spark_folder=spark_checkpoint or _spark_folder(storage, checkpoint),
-        storage_options=storage_options,
-        trigger=millis,
-        drain=drain,
-        shards=shards,
-        drop=drop,
-        say=say,
-    )
-    for injector in topology.injectors.values():
-        _check_source(injector, topology, offsets=not foreign or "://" not in asked.spark_folder)
-    if resident:
-        return planning.resident_run(asked, tasks)
-    return planning.micro_batch_run(asked) if not foreign else _query_run(asked)
+    log = ManifestLog(storage)
+    if log.check_identity(program.name, shards, list(topology.injectors)) is not None and (found := log.latest()) is not None:
+        reconciled(found, program, drop)  # what the checkpoint refuses is refused before Spark is started
+    warm = None
+    if spark is None or callable(spark):
+        say("starting Spark, which takes some seconds")
+        if spark is not None:
+            spark = spark()
+        else:
+            spark = local_session(program.name, short=millis is None and _is_little(topology), resident=resident)
+            warm = None if resident else WarmUp(spark)
+    try:
+        _check_session(spark)
+        hush(spark, resident)
+        say(f"reading {', '.join(injector.source.describe() for injector in topology.injectors.values())}; checkpoint {storage.url}")
+        asked = Starting(
+            program=program,
+            spark=spark,
+            storage=storage,
+            log=log,
+            spark_folder=spark_checkpoint or _spark_folder(storage, checkpoint),
+            storage_options=storage_options,
+            trigger=millis,
+            drain=drain,
+            shards=shards,
+            drop=drop,
+            say=say,
+        )
+        for injector in topology.injectors.values():
+            _check_source(injector, topology, offsets=not foreign or "://" not in asked.spark_folder)
+        if resident:
+            return planning.resident_run(asked, tasks)
+        run = planning.micro_batch_run(asked) if not foreign else _query_run(asked)
+    except BaseException:
+        if warm is not None:
+            warm.end()
+        raise
+    if warm is not None:
+        run.beside.append(warm.end)
+    return run
 
 
 def _query_run(asked: Starting) -> Run:
@@ -171,7 +192,7 @@ def _query_run(asked: Starting) -> Run:
         lambda: _started(spark, writer),
         bounded=asked.trigger is None,
         drain=asked.drain,
-        disturbed_until=time.monotonic() + (DISTURBANCE if recent is not None and time.time() - recent < DISTURBANCE else 0.0),
+        disturbed_until=time.monotonic() + (DISTURBANCE if recent is not None and time.time() - recent.began < DISTURBANCE else 0.0),
     )
 
 
@@ -190,18 +211,6 @@ def ready_sinks(topology: Topology) -> None:
     for emission in topology.emissions:
         emission.sink.check()
         emission.sink.resolve(lambda ddl: to_arrow_schema(T.StructType.fromDDL(ddl), timezone="UTC"))
-
-
-def _session(spark: Any, program: Program, bounded: bool, resident: bool, say: Callable[[str], None]) -> Any:
-    """The user's session, or one of our own."""
-    if spark is None:
-        say("starting Spark, which takes some seconds")
-        spark = local_session(program.name, short=bounded and _is_little(program.topology), resident=resident)
-        if not resident:
-            warm_up(spark)
-    _check_session(spark)
-    hush(spark, resident)
-    return spark
 
 
 def resume(epochs: Epochs) -> None:

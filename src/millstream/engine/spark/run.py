@@ -15,7 +15,7 @@ from typing import Any
 from millstream.core.topology import Topology
 from millstream.engine.pacing import Pacing
 from millstream.engine.planned import PlannedEpochs
-from millstream.errors import MillstreamError
+from millstream.errors import ClusterError, MillstreamError
 from millstream.sources import FileSource
 
 from .epoch import SparkEpochs
@@ -38,6 +38,7 @@ class Run:
         self._drain = bounded and drain
         self._hints = _hints(topology)
         self._at_end: Callable[[], None] = lambda: None
+        self.beside: list[Callable[[], None]] = []  # ends what was started beside the run
 
     def start(self, at_end: Callable[[], None]) -> None:
         """Begins. at_end: called when all is done, before those who wait are told."""
@@ -55,14 +56,16 @@ class Run:
     def halt(self) -> None:
         """Somebody says stop; the epoch under way has ended."""
 
-    def stop(self) -> None:
-        """Ends the run between two epochs."""
+    def stop(self, seconds: float | None = None) -> bool:
+        """Ends the run between two epochs. Returns whether it has ended within so many seconds (None: however long it takes)."""
+        began = time.monotonic()
         self.stopping = self.epochs.stopping = True
         self.wake()
-        with self.epochs.lock:
-            pass  # the epoch under way ends; one that comes later is turned away. Holding on would leave Spark waiting for it
+        if not self.epochs.lock.acquire(timeout=-1 if seconds is None else max(0.0, seconds)):
+            return False
+        self.epochs.lock.release()  # the epoch under way has ended; one that comes later is turned away. Holding on would leave Spark waiting for it
         self.halt()
-        self.done.wait(60)
+        return self.done.wait(None if seconds is None else max(0.0, began + seconds - time.monotonic()))
 
     def wake(self) -> None:
         """Somebody says stop."""
@@ -86,11 +89,12 @@ class Run:
 
     def _close(self) -> None:
         """A source that cannot be closed ends the run with an error, if there is none yet; what is said at the end is said nevertheless."""
-        try:
-            self.epochs.close()
-        except Exception as error:
-            if self.error is None:
-                self.error = self._explained(error)
+        for close in (self.epochs.close, *self.beside):
+            try:
+                close()
+            except Exception as error:
+                if self.error is None:
+                    self.error = self._explained(error)
 
     def _explained(self, error: BaseException) -> BaseException:
         """A run that has been replaced, or whose checkpoint has gone, may hear of it from Spark first."""
@@ -104,6 +108,7 @@ class Run:
         found = translated(error, self._hints)
         if found is error and not isinstance(error, (MillstreamError, KeyboardInterrupt)):
             wrapped = MillstreamError(f"Spark has ended the run: {reason(error)}")
+            wrapped.exit_code = ClusterError.exit_code
             wrapped.__cause__ = error
             return wrapped
         return found

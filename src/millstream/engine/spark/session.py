@@ -26,6 +26,8 @@ _FILE_MANAGER = "org.apache.spark.sql.execution.streaming.checkpointing.FileSyst
 _LOST_TASKS = ("org.apache.spark.executor.Executor", "org.apache.spark.scheduler.TaskSetManager")
 _FAILED_QUERIES = "org.apache.spark.sql.execution.streaming.runtime.MicroBatchExecution"
 
+_QUERY_CONTEXTS = ("SQLQueryContextLogger", "DataFrameQueryContextLogger")  # PySpark logs what it raises
+
 OWN_SESSION = "spark.millstream.resident"  # a session that was made for a resident run has a slot to spare
 
 #: At any other value Spark asks an Arrow batch for its size after every row. The row cap alone bounds a batch then.
@@ -108,6 +110,14 @@ def hush(spark: Any, resident: bool = False) -> None:
 def _hush_py4j() -> None:
     for name in ("py4j.clientserver", "py4j.java_gateway", "root"):
         logging.getLogger(None if name == "root" else name).addFilter(_no_echo)
+    from pyspark.logger import PySparkLogger
+
+    for name in _QUERY_CONTEXTS:
+        PySparkLogger.getLogger(name).addFilter(_nothing)
+
+
+def _nothing(record: logging.LogRecord) -> bool:
+    return False
 
 
 def _no_echo(record: logging.LogRecord) -> bool:
