@@ -1,23 +1,31 @@
-"""What a worker process keeps between tasks: the program, the order under way, the checkpoint's storage, replicas and filters. Losing it costs time only."""
+"""What a worker process keeps between tasks: programs, the order under way, storages, replicas and filters. Losing it costs time only.
+
+Rule: Spark's workers outlive pipelines. What nobody has asked for within `IDLE` is let go of, and closed; between two tasks, when nobody uses anything of it.
+"""
 
 from __future__ import annotations
 
 import gc
 import pickle
-from collections.abc import Callable, Sequence
-from typing import Any
+import time
+from collections.abc import Callable, Hashable, Sequence
+from pathlib import Path
+from typing import Any, Generic, TypeVar
 
 import msgspec
 
 from millstream.core.dedup import SpanFilters
 from millstream.engine.columns.arrow import ValueColumn
-from millstream.engine.program import Compiled, Program
+from millstream.engine.program import Compiled
 from millstream.state.manifest import Manifest
-from millstream.state.replica import ReplicaView, open_replica, replica_root
+from millstream.state.replica import ReplicaView, forget_replica, open_replica, replica_root
 from millstream.state.segment import SegmentRef
 from millstream.state.storage import Storage, open_storage
 
+IDLE = 600.0  # seconds
 _FREEZE_EVERY = 200  # tasks
+Key = TypeVar("Key", bound=Hashable)
+Value = TypeVar("Value")
 
 
 class RunPlace(msgspec.Struct):
@@ -31,22 +39,46 @@ class RunPlace(msgspec.Struct):
     values: list[list[ValueColumn]] = []
 
 
-_COMPILED: dict[str, Compiled] = {}
-_STORAGE: dict[str, Storage] = {}
-_FILTERS: dict[tuple[str, str, int, str], SpanFilters] = {}  # checkpoint, lineage, shard, stream
+class IdleCache(Generic[Key, Value]):
+    """Values by key, each with the time at which it was last asked for. close: lets go of what one holds."""
+
+    def __init__(self, close: Callable[[Key, Value], None] = lambda key, value: None) -> None:
+        self._close = close
+        self._kept: dict[Key, tuple[Value, float]] = {}
+
+    def get(self, key: Key, make: Callable[[], Value]) -> Value:
+        """The value of a key, made if it is not there."""
+        now = time.monotonic()
+        found = self._kept.get(key)
+        value = make() if found is None else found[0]
+        self._kept[key] = (value, now)
+        return value
+
+    def sweep(self, now: float) -> None:
+        """Lets go of what nobody has asked for."""
+        for key in [key for key, (_, used) in self._kept.items() if now - used > IDLE]:
+            self._close(key, self._kept.pop(key)[0])
+
+    def __len__(self) -> int:
+        return len(self._kept)
+
+
+_COMPILED: IdleCache[str, Compiled] = IdleCache()  # by digest
+_STORAGE: IdleCache[bytes, Storage] = IdleCache()  # by URL and options
+_FILTERS: IdleCache[tuple[str, str, int, str], SpanFilters] = IdleCache()  # checkpoint, lineage, shard, stream
+_REPLICAS: IdleCache[tuple[Path, str, int], None] = IdleCache(
+    lambda key, _: forget_replica(*key)
+)  # root, lineage, shard; `state/replica` has them
 
 
 def compiled_of(digest: str, blob: bytes) -> Compiled:
-    found = _COMPILED.get(digest)
-    if found is None:
-        program: Program = pickle.loads(blob)
-        _COMPILED.clear()
-        found = _COMPILED[digest] = Compiled(program)
-    return found
+    """A program, compiled once per process."""
+    return _COMPILED.get(digest, lambda: Compiled(pickle.loads(blob)))
 
 
 _DECODED: dict[Any, tuple[bytes, Any]] = {}
 _tasks = 0
+_swept = 0.0
 
 
 def decoded(data: bytes, decode: Callable[[bytes], Any]) -> Any:
@@ -57,7 +89,18 @@ def decoded(data: bytes, decode: Callable[[bytes], Any]) -> Any:
     return known[1]
 
 
-def freeze() -> None:
+def task_ended() -> None:
+    """Between two tasks: lets go of what nobody uses any more, and keeps the search for garbage short."""
+    global _swept
+    now = time.monotonic()
+    if now - _swept > IDLE / 10:
+        _swept = now
+        for cache in (_COMPILED, _STORAGE, _FILTERS, _REPLICAS):
+            cache.sweep(now)  # type: ignore[attr-defined]
+    _freeze()
+
+
+def _freeze() -> None:
     """PySpark looks for garbage after every task, among all that a worker has loaded: about 40 ms. What is there after the first task (modules, programs,
     caches) is taken out of that search, and again from time to time what has come to stay since."""
     global _tasks
@@ -69,10 +112,8 @@ def freeze() -> None:
 
 def storage_of(place: RunPlace) -> Storage:
     """The checkpoint's storage, opened once per process."""
-    found = _STORAGE.get(place.checkpoint)
-    if found is None:
-        found = _STORAGE[place.checkpoint] = open_storage(place.checkpoint, place.storage_options)
-    return found
+    key = msgspec.msgpack.encode([place.checkpoint, place.storage_options], order="deterministic")
+    return _STORAGE.get(key, lambda: open_storage(place.checkpoint, place.storage_options))
 
 
 class ProcessCache:
@@ -84,7 +125,8 @@ class ProcessCache:
         self._storage = storage_of(place)
 
     def view(self, lineage: str, shard: int, chain: Sequence[SegmentRef], before: Manifest) -> ReplicaView:
+        _REPLICAS.get((self._root, lineage, shard), lambda: None)
         return open_replica(self._root, lineage, shard).view(self._storage, chain, before)
 
     def filters(self, lineage: str, shard: int, stream: str) -> SpanFilters:
-        return _FILTERS.setdefault((self._checkpoint_id, lineage, shard, stream), SpanFilters())
+        return _FILTERS.get((self._checkpoint_id, lineage, shard, stream), SpanFilters)

@@ -23,7 +23,6 @@ from typing import Any, Protocol
 from millstream.errors import DamageError, StorageError
 
 _HIDDEN = ".tmp-"
-Names = list[str]  # inside a class that has a method of that name
 
 
 class Storage(Protocol):
@@ -123,13 +122,7 @@ class LocalStorage:
                 return False
             return True
 
-    def folders(self, prefix: str) -> list[str]:
-        return self._names(prefix, os.DirEntry.is_dir)
-
-    def list(self, prefix: str) -> list[str]:
-        return self._names(prefix, os.DirEntry.is_file)
-
-    def _names(self, prefix: str, wanted: Callable[[os.DirEntry[str]], bool]) -> Names:
+    def _names(self, prefix: str, wanted: Callable[[os.DirEntry[str]], bool]) -> list[str]:
         folder = self.root / prefix
         with _refusals("list", folder):
             try:
@@ -138,6 +131,12 @@ class LocalStorage:
             except (FileNotFoundError, NotADirectoryError):
                 return []
         return sorted(f"{prefix}/{name}" if prefix else name for name in names)
+
+    def folders(self, prefix: str) -> list[str]:
+        return self._names(prefix, os.DirEntry.is_dir)
+
+    def list(self, prefix: str) -> list[str]:
+        return self._names(prefix, os.DirEntry.is_file)
 
     def delete(self, names: Iterable[str]) -> None:
         for name in names:

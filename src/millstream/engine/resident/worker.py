@@ -32,7 +32,7 @@ from millstream.core.attempts import Attempt
 from millstream.engine.columns.inputs import ArrowInputs
 from millstream.engine.columns.keying import Keying
 from millstream.engine.foldorders import FoldOrder, carry_out
-from millstream.engine.process import ProcessCache, RunPlace, compiled_of, freeze, storage_of
+from millstream.engine.process import ProcessCache, RunPlace, compiled_of, storage_of, task_ended
 from millstream.engine.receipts import EpochOrder, Receipt
 from millstream.engine.resident import certificates, messages, wire
 from millstream.engine.resident.exchange import Exchange, GivenUp, PeerLost, read_all
@@ -207,7 +207,7 @@ class ResidentTask:
             self._at = None
             self._compiled.running = None
             gc.enable()
-            freeze()
+            task_ended()
 
     def _failed(self, attempt: Attempt, failure: SeatFailure) -> None:
         self._driver.send(messages.FAILED, [encode(failure)], attempt)

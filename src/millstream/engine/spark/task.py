@@ -17,7 +17,7 @@ from millstream import faults
 from millstream.core.topology import Route
 from millstream.engine.columns import arrow
 from millstream.engine.columns.inputs import ArrowInputs
-from millstream.engine.process import ProcessCache, RunPlace, compiled_of, decoded, freeze, storage_of
+from millstream.engine.process import ProcessCache, RunPlace, compiled_of, decoded, storage_of, task_ended
 from millstream.engine.receipts import EpochOrder, encode_receipt
 from millstream.engine.task import Result, Task
 
@@ -80,7 +80,7 @@ def run_partition(
         yield from layout.onward(onward)
     finally:
         gc.enable()
-        freeze()
+        task_ended()
 
 
 def _split(table: Any, routes: Sequence[Route], level: int) -> tuple[Any, Any]:
