@@ -35,6 +35,7 @@ LAYERS = {
     "reducers": 10,
     "views": 9,
     "faults": 11,
+    "extras": 11,
     "renamed": 11,
     "errors": 11,
 }

@@ -4,6 +4,7 @@
 
     MillstreamError
     ├── DefinitionError        the author of the pipeline: the graph, a key, a name is wrong. Found before any record is read
+    │   └── MissingExtra           whoever installed Millstream: an optional part is not there. Says how to get it
     ├── CheckpointError        the operator: the checkpoint does not belong to this pipeline, or cannot go on
     │   ├── DamageError        the operator: an object in the checkpoint is missing or its bytes changed
     │   ├── Overtaken          whoever reads old state: the epoch has been collected meanwhile; read a newer one
@@ -54,6 +55,10 @@ class MillstreamError(Exception):
 
 class DefinitionError(MillstreamError):
     """The pipeline cannot be built as it is written."""
+
+
+class MissingExtra(DefinitionError):
+    """An optional part of Millstream is not installed."""
 
 
 class CheckpointError(MillstreamError):

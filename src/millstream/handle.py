@@ -254,10 +254,7 @@ def _serving(run: Run, address: str) -> ServingThread:
     """Serves what a run commits, or says why not before anything is run. The variable MILLSTREAM_COOKIE is the secret that clients must know."""
     try:
         from millstream.service.live.server import ServingThread
-    except ImportError as error:
-        run.epochs.close()
-        raise DefinitionError(f'serve={address!r} needs what "pip install millstream[service]" brings: {error}') from error
-    try:
+
         return ServingThread(run.epochs.storage, address, cookie=os.environ.get("MILLSTREAM_COOKIE", ""))
     except BaseException:
         run.epochs.close()

@@ -14,6 +14,7 @@ from typing import Any
 from millstream.demo import BUCKET, DAY
 from millstream.demo.report import Report, read_rows
 from millstream.demo.traffic import Truth
+from millstream.extras import needed
 
 PANELS = 6
 
@@ -39,14 +40,12 @@ def tracked(truth: Truth, panels: int = PANELS) -> list[str]:
 
 
 def draw(output: Path, truth: Truth, report: Report, path: Path, kills: Sequence[int] = ()) -> Path:
-    """Draws the tracked terms that the output directory has forecasts of. Raises ImportError, with advice, without matplotlib.
+    """Draws the tracked terms that the output directory has forecasts of. Raises MissingExtra without matplotlib.
 
     kills: the seconds up to which all was counted when a driver was killed.
     """
-    try:
+    with needed("the picture"):
         import matplotlib
-    except ImportError as error:
-        raise ImportError("the picture needs matplotlib: pip install 'millstream[demo]'") from error
     matplotlib.use("Agg")
     import matplotlib.pyplot as plt
 

@@ -34,6 +34,7 @@ from millstream.demo.look import UNDISTURBED_LOG, Onlooker
 from millstream.demo.processes import Child
 from millstream.demo.traffic import QUERIES, TRUTH, Traffic, Truth, read_truth, write
 from millstream.demo.zeitgeist import STREAMS
+from millstream.errors import MissingExtra
 
 FULL = Traffic(terms=1_000, rate=800.0, spikes=30, dips=12, files=48)
 SMALL = Traffic(terms=200, seconds=300, rate=300.0, spikes=12, dips=4, files=20)
@@ -177,7 +178,7 @@ def _both(output: Path, drivers: Drivers, onlooker: Onlooker, show: Show) -> Non
 def _draw(output: Path, truth: Truth, found: report.Report, story: Story) -> str:
     try:
         drawn = picture.draw(output, truth, found, output / _PICTURE, [kill.second for kill in story.kills])
-    except ImportError as error:
+    except MissingExtra as error:
         return f"No picture: {error}"
     return f"The picture is {drawn}; what was found is in {output / 'anomalies'}."
 

@@ -102,12 +102,6 @@ def __getattr__(name: str) -> Any:
     """What needs gRPC is imported when it is used."""
     if name not in ("AsyncClient", "Client", "KeyFound", "Node", "WatchedChange"):
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    try:
-        from millstream.service import blocking, client, node
-    except ModuleNotFoundError as error:
-        if (error.name or "").split(".")[0] in ("grpc", "google", "grpc_health", "grpc_reflection"):
-            from millstream.errors import DefinitionError
+    from millstream.service import blocking, client, node
 
-            raise DefinitionError("the state service needs gRPC: pip install 'millstream[service]'") from error
-        raise
     return getattr(blocking if name == "Client" else node if name == "Node" else client, name)

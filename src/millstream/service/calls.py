@@ -11,9 +11,6 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
-import grpc
-import grpc.aio
-
 from millstream.errors import (
     BY_REASON,
     BadNode,
@@ -30,6 +27,7 @@ from millstream.network import Tls
 from millstream.service.limits import FRAME
 from millstream.service.messages import LIMIT
 from millstream.service.planes import CONTROL_CALLS, CONTROL_SERVICE, COOKIE, DATA_CALLS, DATA_SERVICE, ERRORS, claim_grpc
+from millstream.service.proto import grpc
 from millstream.service.proto import service_pb2 as pb
 
 

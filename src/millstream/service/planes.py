@@ -20,9 +20,6 @@ from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 from typing import Any
 
-import grpc
-import grpc.aio
-
 from millstream.errors import (
     BadNode,
     Busy,
@@ -38,6 +35,7 @@ from millstream.errors import (
 from millstream.network import Tls, check_listening, is_loopback, parse_address, written
 from millstream.service.backend import ControlBackend, DataBackend
 from millstream.service.limits import CONTROL, DATA, Bucket, Limits
+from millstream.service.proto import grpc
 from millstream.service.proto import service_pb2 as pb
 from millstream.service.sessions import MOST_VERSIONS
 

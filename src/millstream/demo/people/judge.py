@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from millstream.demo.people.world import USERS
+from millstream.extras import needed
 
 _LATEST = """
 select id, name, country, age from (
@@ -27,8 +28,8 @@ SQL = {
 
 def judged(output: Path) -> dict[str, dict[Any, Any]]:
     """By view, what SQL says."""
-    import duckdb
-
+    with needed("a comparison with SQL"):
+        import duckdb
     with duckdb.connect() as db:
         files = str(output / USERS / "*.parquet").replace("'", "''")
         db.execute(f"create table users as {_LATEST.format(files=files)}")

@@ -8,17 +8,16 @@ from typing import Any
 
 from millstream.demo.people.tree import TreeSight
 from millstream.demo.people.world import RISING
+from millstream.extras import needed
 
 _INK, _FAINT, _LINE, _KILL = "#1f2933", "#9aa5b1", "#0b5394", "#d9480f"
 _LEVELS = ("#bcd4ec", "#6fa3d8", "#2f6fb3", "#123f73", "#0a2540")
 
 
 def draw(sights: Sequence[TreeSight], kills: Sequence[int], path: Path, verdict: str) -> Path:
-    """Draws a group from epoch to epoch. kills: the epochs behind which a driver was killed. Raises ImportError, with advice, without matplotlib."""
-    try:
+    """Draws a group from epoch to epoch. kills: the epochs behind which a driver was killed. Raises MissingExtra without matplotlib."""
+    with needed("the picture"):
         import matplotlib
-    except ImportError as error:
-        raise ImportError("the picture needs matplotlib: pip install 'millstream[demo]'") from error
     matplotlib.use("Agg")
     import matplotlib.pyplot as plt
 

@@ -25,6 +25,7 @@ from millstream.demo.people.judge import differences, published
 from millstream.demo.people.tree import TreeSight, TreeWatcher
 from millstream.demo.people.world import CHECKPOINT, RISING, USERS, VIEWS, PeopleWorld, write
 from millstream.demo.processes import Child
+from millstream.errors import MissingExtra
 
 DRIVER = "millstream.demo.people.driver"
 LOG, PICTURE, SCRATCH, MARK = "driver.log", "tree.png", ".scratch", ".people"
@@ -140,7 +141,7 @@ class _Demo:
     def _draw(self, verdict: str) -> str:
         try:
             picture.draw(self.watcher.sights, self.kills, self.output / PICTURE, verdict)
-        except ImportError as error:
+        except MissingExtra as error:
             return str(error)
         return f"picture: {self.output / PICTURE}"
 

@@ -12,22 +12,18 @@ import os
 import ssl
 import tempfile
 
-from millstream.errors import DefinitionError
+from millstream.extras import needed
 
 _LASTS = datetime.timedelta(days=3650)
 
 
 def made() -> tuple[bytes, bytes]:
     """A certificate and its key, in PEM."""
-    try:
+    with needed("a resident run on more than one host, which encrypts what tasks send to each other,"):
         from cryptography import x509
         from cryptography.hazmat.primitives import hashes, serialization
         from cryptography.hazmat.primitives.asymmetric import ec
         from cryptography.x509.oid import NameOID
-    except ImportError as error:
-        raise DefinitionError(
-            f'a resident run on more than one host encrypts what tasks send to each other, which needs "pip install millstream[cluster]": {error}'
-        ) from error
     key = ec.generate_private_key(ec.SECP256R1())
     name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "a resident run of millstream")])
     now = datetime.datetime.now(datetime.timezone.utc)

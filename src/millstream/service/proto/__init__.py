@@ -2,5 +2,14 @@
 
     service_pb2    generated; in git, and a test compares it with what the script makes
 
-It must not know anything else.
+It must not know anything else. Whoever needs gRPC gets it from here: where it is missing, that is said once.
 """
+
+from millstream.extras import needed
+
+with needed("the state service"):
+    import google.protobuf  # noqa: F401
+    import grpc
+    import grpc.aio
+
+__all__ = ["grpc"]

@@ -29,6 +29,7 @@ from typing import Any
 from millstream.connector.sink.outputs.base import Output
 from millstream.connector.sink.protocol.ledger import Open, Recovered
 from millstream.errors import DefinitionError, SinkError
+from millstream.extras import needed
 
 _NAME = re.compile(r"[a-z_][a-z0-9_]{0,47}(\.[a-z_][a-z0-9_]{0,47})?")
 _LOCK_WAIT = "10s"
@@ -64,10 +65,8 @@ class PostgresOutputs:
 
 
 def _connected(dsn: str) -> Any:
-    try:
+    with needed("an output in PostgreSQL"):
         import psycopg
-    except ImportError:
-        raise SinkError("outputs in PostgreSQL need psycopg: pip install 'millstream[postgres]'") from None
     try:
         return psycopg.connect(dsn, options="-c synchronous_commit=on", application_name="millstream sink", connect_timeout=10)
     except psycopg.OperationalError as error:

@@ -1,0 +1,34 @@
+"""Optional parts of Millstream: which extra brings a module, and what is said where it is missing.
+
+Rule: a module that an extra brings is imported where it is used, inside `needed`. So everything else works without it, and whoever uses it reads one sentence
+that can be pasted.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+
+from millstream.errors import MissingExtra
+
+_BRINGS = {
+    "cluster": ("cryptography",),
+    "demo": ("matplotlib", "duckdb"),
+    "postgres": ("psycopg",),
+    "service": ("grpc", "google", "grpc_health", "grpc_reflection"),
+}
+
+
+@contextlib.contextmanager
+def needed(what: str) -> Iterator[None]:
+    """Around imports. what: the part that needs them, as in "the state service"."""
+    try:
+        yield
+    except ModuleNotFoundError as error:
+        module = (error.name or "").split(".")[0]
+        extra = next((extra for extra, modules in _BRINGS.items() if module in modules), None)
+        if extra is None:
+            raise
+        raise MissingExtra(
+            f"{what} needs the extra {extra!r}, which is not installed (there is no module {module!r}). In your clone of Millstream: pip install '.[{extra}]'"
+        ) from error
