@@ -13,7 +13,9 @@ import seatkit as kit
 
 from millstream.engine.resident import cluster
 from millstream.errors import ClusterError
+from millstream.state.copying import copy_checkpoint
 from millstream.state.folding import MAX_RUNS
+from millstream.state.storage import open_storage
 
 pytestmark = pytest.mark.crash
 
@@ -149,3 +151,27 @@ def test_a_task_that_can_never_start_ends_the_run_and_says_why(tmp_path: Path) -
         kit.until(lambda: run.error is not None)
         assert isinstance(run.error, ClusterError) and "cannot start: OSError: the disk was slow" in str(run.error)
         run.error = None
+
+
+def test_copies_that_are_made_while_a_run_goes_on_are_started_beside_it_and_count_on(tmp_path: Path) -> None:
+    rows = kit.numbered(1_200)
+    copies = []
+    with kit.ResidentRun(tmp_path / "original") as run:
+        run.reader.per_epoch = 12
+        run.go()
+        for at in range(0, 900, 300):
+            run.give(*rows[at : at + 300])
+            kit.until(lambda at=at: run.reader.safe > at)  # type: ignore[misc]
+            work = tmp_path / f"copy{at}"
+            copy_checkpoint(open_storage(tmp_path / "original" / "checkpoint"), open_storage(work / "checkpoint"))
+            copies.append(work)
+        run.wait()
+        for work in copies:
+            with kit.ResidentRun(work, rows=rows) as copy:
+                copy.turn()
+            last = {row["key"]: row["value"]["step"] for row in kit.rows_of(work / "steps")}
+            assert last == {f"k{key}": 100 for key in range(12)}, "every record once: those before the copy are in its state"
+            assert 0 < len(kit.rows_of(work / "steps")) < 1_200
+        run.give(*rows[900:])
+        run.wait()
+    assert kit.faults_of(tmp_path / "original", rows) == {}

@@ -5,16 +5,18 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-import tomllib
 from pathlib import Path
 
 import pytest
+import tomllib
 
 from millstream import extras
 
 ROOT = Path(__file__).parent.parent.parent
 GRPC = ("grpc", "google", "grpc_health", "grpc_reflection")
-SERVICE = "needs the extra 'service', which is not installed (there is no module 'google'). In your clone of Millstream: pip install '.[service]'"
+SERVICE = (
+    "needs the extra 'service', which is not installed (there is no module 'google'). In your clone of Millstream: pip install '.[service]'"
+)
 CLI = "from millstream.cli import main; raise SystemExit(main({}))"
 TABLE = "import millstream as ms; visits = ms.service.Table('visits')\n"
 README = TABLE + "with ms.testing.serving(visits) as address, ms.service.Client(address, 'visits') as client: pass"

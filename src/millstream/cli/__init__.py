@@ -6,6 +6,7 @@
     check_view   `millstream check-view`
     views        `millstream status` and `millstream state`
     tables       `millstream view`
+    copy         `millstream copy`
     sink         `millstream sink` and `millstream sink-read`
     push         `millstream push`
     demo         `millstream demo`

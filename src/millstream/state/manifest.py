@@ -30,6 +30,7 @@ from millstream.state.runs import Runs
 from millstream.state.segment import SegmentRef
 from millstream.state.storage import Storage
 
+IDENTITY_NAME = "identity.json"
 KEEP = 10
 
 
@@ -206,18 +207,22 @@ class ManifestLog:
 
     def identify(self, pipeline: str, shards: int | None, default_shards: int, injectors: list[str]) -> Identity:
         """The checkpoint's identity, written now if it is new. Says no to another pipeline or shard count."""
-        if not self.storage.exists("identity.json"):
+        if not self.storage.exists(IDENTITY_NAME):
             if self.epochs():
                 raise DamageError(f"{self.storage.url} has manifests but no identity.json. Restore it from a copy.")
             fresh = Identity(secrets.token_hex(8), pipeline, shards or default_shards, injectors)
-            self.storage.create("identity.json", _seal(fresh))
+            self.write_identity(fresh)
         found = self.check_identity(pipeline, shards, injectors)
         assert found is not None
         return found
 
+    def write_identity(self, identity: Identity) -> None:
+        """Makes a folder a checkpoint, if it is none yet."""
+        self.storage.create(IDENTITY_NAME, _seal(identity))
+
     def check_identity(self, pipeline: str, shards: int | None, injectors: list[str]) -> Identity | None:
         """The checkpoint's identity, if there is one. Says no to another pipeline or shard count."""
-        if not self.storage.exists("identity.json"):
+        if not self.storage.exists(IDENTITY_NAME):
             return None
         found = self.identity()
         if found.pipeline != pipeline:
@@ -238,9 +243,9 @@ class ManifestLog:
 
     def identity(self) -> Identity:
         """What the checkpoint says of itself."""
-        if not self.storage.exists("identity.json"):
+        if not self.storage.exists(IDENTITY_NAME):
             raise CheckpointError(f"{self.storage.url} is not a checkpoint of Millstream: it has no identity.json.")
-        found: Identity = _open(self.storage.read("identity.json"), f"{self.storage.url}/identity.json", Identity, formats.IDENTITY)
+        found: Identity = _open(self.storage.read(IDENTITY_NAME), f"{self.storage.url}/{IDENTITY_NAME}", Identity, formats.IDENTITY)
         return found
 
     def epochs(self) -> list[int]:
