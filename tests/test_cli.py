@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
 import time
@@ -603,8 +604,8 @@ words.emit(counts, ms.sinks.files("out"))
 """
 
 
-def run_file(folder: Path, *argv: str, timeout: float = 180) -> subprocess.CompletedProcess[str]:
-    environment = {**os.environ, "MILLSTREAM_REPLICAS": str(folder / "replicas")}
+def run_file(folder: Path, *argv: str, timeout: float = 180, environment: dict[str, str] | None = None) -> subprocess.CompletedProcess[str]:
+    environment = {**os.environ, "MILLSTREAM_REPLICAS": str(folder / "replicas"), **(environment or {})}
     return subprocess.run(
         [sys.executable, "-m", "millstream.cli", *argv], cwd=folder, env=environment, capture_output=True, text=True, timeout=timeout
     )
@@ -710,3 +711,19 @@ def test_exit_codes_tell_a_supervisor_whether_to_start_again(
     assert main(["run", "program.py"]) == code and capsys.readouterr().err == "millstream: no\n"
     table = (Path(__file__).parent.parent / "docs" / "operations.md").read_text()
     assert f"\n| {code} |" in table.partition("## Exit codes")[2]
+
+
+@pytest.mark.parametrize(
+    ("version", "said"),
+    [("11.0.2", r"bin/java is Java 11\. Install one \(Debian"), (None, "which has no bin/java"), ("gibberish", "of an unknown version")],
+)
+def test_java_that_is_missing_or_too_old_is_one_message_with_what_to_do(project: Path, version: str | None, said: str) -> None:
+    if version is not None:
+        (project / "java" / "bin").mkdir(parents=True)
+        (project / "java" / "bin" / "java").write_text(
+            f"#!/bin/sh\necho 'openjdk version \"{version}\" 2019-01-15' >&2\necho a long story >&2\nexit 1\n"
+        )
+        (project / "java" / "bin" / "java").chmod(0o755)
+    ran = run_file(project, "run", "code/words.py:words", "--available-now", environment={"JAVA_HOME": str(project / "java")})
+    assert ran.returncode == 1 and ran.stderr.count("\n") == 1, ran.stderr
+    assert re.search(f"^millstream: Spark needs Java 17 or newer: .*{said}", ran.stderr)

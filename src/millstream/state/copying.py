@@ -58,7 +58,7 @@ def copy_checkpoint(source: Storage, target: Storage, tell: Callable[[CopyProgre
             progress.objects = progress.of
             return progress
     raise CheckpointError(
-        f"{source.url} changes faster than it can be copied: {_ROUNDS} times objects were collected before they were read. Copy to a faster place, or stop the run."
+        f"{source.url} changes faster than it can be copied: {_ROUNDS} times objects were collected before they were read. Copy to a faster place, or stop it."
     )
 
 

@@ -28,6 +28,7 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
+JAVA = 17
 _HUSHED = ("-Xlog:disable", "-Xlog:all=error:stderr")  # Java warns of an archive that it does without on stdout, which is the program's own
 _SHORT = ("-XX:TieredStopAtLevel=1", "-XX:+UseSerialGC")
 _SETTLED = 5.0  # seconds after which a file that was being written is complete
@@ -41,16 +42,35 @@ _NOISE = re.compile(
 
 
 class StartLog:
-    """The JVM's first words."""
+    """The JVM's first words. They are kept back until it is up: if it does not start, they are in the error."""
 
-    def __init__(self) -> None:
+    def __init__(self, passed_on: int) -> None:
+        self._passed_on = passed_on
         self._lines: deque[bytes] = deque(maxlen=50)
+        self._held: list[bytes] | None = []
+        self._lock = threading.Lock()
 
     def noted(self, lines: Iterable[bytes]) -> Iterator[bytes]:
         """Takes lines in, and gives them on."""
         for line in lines:
             self._lines.append(line)
             yield line
+
+    def pass_on(self, line: bytes) -> None:
+        """Shows a line, now or when the JVM is up."""
+        with self._lock:
+            if self._held is not None:
+                self._held.append(line)
+            else:
+                with contextlib.suppress(OSError):
+                    os.write(self._passed_on, line)
+
+    def is_up(self) -> None:
+        """Whatever it says from now on is shown at once."""
+        with self._lock, contextlib.suppress(OSError):
+            held, self._held = self._held or [], None
+            for line in held:
+                os.write(self._passed_on, line)
 
     def tail(self) -> str:
         """The last of them."""
@@ -60,8 +80,8 @@ class StartLog:
 @contextlib.contextmanager
 def quiet_start() -> Iterator[StartLog]:
     """While it lasts, processes that are started have a pipe as their stderr, which is passed on without the noise."""
-    log = StartLog()
     kept = os.dup(2)
+    log = StartLog(kept)
     reading, writing = os.pipe()
     os.dup2(writing, 2)
     os.close(writing)
@@ -69,6 +89,7 @@ def quiet_start() -> Iterator[StartLog]:
     try:
         with _killed_if_interrupted():
             yield log
+        log.is_up()
     finally:
         os.dup2(kept, 2)  # ours again; the children keep the pipe
 
@@ -100,8 +121,7 @@ def _killed_if_interrupted() -> Iterator[None]:
 def _pass_on(reading: int, kept: int, log: StartLog) -> None:
     with os.fdopen(reading, "rb") as lines:
         for line in without_noise(log.noted(lines)):
-            with contextlib.suppress(OSError):
-                os.write(kept, line)
+            log.pass_on(line)
     os.close(kept)
 
 
@@ -128,6 +148,34 @@ def _is_goodbye(traceback: list[bytes]) -> bool:
     return traceback[-1].startswith(b"BrokenPipeError") and all(b"pyspark/daemon.py" in line for line in frames)
 
 
+def java() -> str | None:
+    """The Java that Spark would start: that of JAVA_HOME if it is set, and then no other; None if there is none."""
+    return shutil.which("java", path=os.path.join(os.environ["JAVA_HOME"], "bin") if os.environ.get("JAVA_HOME") else None)
+
+
+def why_java_does_not_do() -> str | None:
+    """What is wrong with the Java that is there, and how to get one that will do; None if nothing is."""
+    found, version = java(), ""
+    if found is not None:
+        with contextlib.suppress(OSError, subprocess.SubprocessError):
+            said = subprocess.run([found, "-version"], capture_output=True, text=True, timeout=30).stderr
+            version = next(iter(re.findall(r'version "(\d+)', said)), "")
+        if version and int(version) >= JAVA:
+            return None
+    home = os.environ.get("JAVA_HOME")
+    which = (
+        f"{found} is Java {version or 'of an unknown version'}"
+        if found is not None
+        else f"JAVA_HOME is {home}, which has no bin/java"
+        if home
+        else "there is no java on the PATH, and JAVA_HOME is not set"
+    )
+    return (
+        f"Spark needs Java {JAVA} or newer: {which}. Install one (Debian, Ubuntu: apt install openjdk-17-jre-headless; Fedora: dnf install "
+        f"java-17-openjdk-headless; macOS: brew install openjdk@17), or set JAVA_HOME to one you have, and run the command again."
+    )
+
+
 def options(short: bool) -> dict[str, str]:
     """Settings of the JVM. short: little work is expected, and most of the time goes into starting."""
     given = list(_SHORT) if short else []
@@ -143,10 +191,10 @@ def archive() -> Path | None:
     """Where the archive of Spark's classes is kept for this Java and this PySpark; None where nothing can be kept."""
     import pyspark
 
-    java = shutil.which("java", path=os.path.join(os.environ["JAVA_HOME"], "bin") if os.environ.get("JAVA_HOME") else None)
-    if java is None:
+    ours = java()
+    if ours is None:
         return None
-    found = os.path.realpath(java)
+    found = os.path.realpath(ours)
     what = f"{pyspark.__version__} {pyspark.__file__} {found} {os.stat(found).st_mtime_ns}"
     folder = Path(os.environ.get("MILLSTREAM_CACHE") or Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "millstream")
     try:

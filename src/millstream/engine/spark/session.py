@@ -78,7 +78,7 @@ def local_session(
         try:
             session = builder.getOrCreate()
         except Exception as error:
-            raise MillstreamError(f"Spark does not start: {error}\n{log.tail()}") from error
+            raise MillstreamError(jvm.why_java_does_not_do() or f"Spark does not start: {error}\n{log.tail()}") from error
     session.sparkContext.setLogLevel("ERROR")
     if local:
         _without_checksum_files(session)
