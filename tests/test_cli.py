@@ -727,3 +727,22 @@ def test_java_that_is_missing_or_too_old_is_one_message_with_what_to_do(project:
     ran = run_file(project, "run", "code/words.py:words", "--available-now", environment={"JAVA_HOME": str(project / "java")})
     assert ran.returncode == 1 and ran.stderr.count("\n") == 1, ran.stderr
     assert re.search(f"^millstream: Spark needs Java 17 or newer: .*{said}", ran.stderr)
+
+
+def test_the_schema_of_the_status_is_what_the_status_says(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    """And what the docs say of it is in it."""
+    import msgspec
+
+    assert main(["status", "--schema"]) == 0
+    schema = json.loads(capsys.readouterr().out)["$defs"]
+    ManifestLog(LocalStorage(tmp_path)).identify("p", 1, 1, ["in"])
+    assert main(["status", str(tmp_path), "--json"]) == 0
+    msgspec.convert(json.loads(capsys.readouterr().out), inspect.Overview)
+    fields = {name for one in schema.values() for name in one["properties"]}
+    table = (
+        (Path(__file__).parent.parent / "docs" / "operations.md").read_text().partition("**For programs.**")[2].partition("In a program")[0]
+    )
+    said = {part for cell in re.findall(r"`([a-z_.\[\]]+)`", table) for part in cell.replace("[]", "").split(".") if part}
+    assert said - {"injector", "pending", "state", "timer", "nothing"} <= fields | {"last_sign", "status"}
+    assert schema["Holder"]["properties"]["what"]["type"] == "string" and "injector" in schema["Holder"]["description"]
+    assert main(["status"]) == 2

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import random
 from pathlib import Path
 from typing import Any
@@ -512,6 +513,37 @@ def test_the_command_names_what_differs_and_repairs_it(command: Any, recorded: R
     rows = [line for path in Path("out").glob("people-names-*") for line in path.read_text().splitlines()]
     assert len(rows) == 1 and '"key":"Tod"' in rows[0] and '"prev":17,"next":1' in rows[0]
     assert command()[0] == 0 and command("--repair")[0] == 0
+
+
+def test_the_command_says_the_same_as_json(command: Any, recorded: Recorded) -> None:
+    code, out, _ = command("--json")
+    found = json.loads(out)
+    assert code == 0 and found["differences"] == 0 and found["views"]["names"] == {"groups": 4, "contributions": 402, "differences": {}}
+    Path("checkpoint").rename("right")
+    what_is_shown(recorded)
+    code, out, _ = command("--json", "names")
+    found = json.loads(out)
+    assert code == 1 and found["differences"] == 1 and found["views"]["names"]["differences"] == {"shown": 1}
+    assert found["first"] == ["view 'names', group 'Tod': the shown is 17 instead of 1"] and found["not_checked"] == {}
+
+
+def test_a_table_has_as_many_rows_for_one_command_as_for_another(command: Any, capsys: pytest.CaptureFixture[str]) -> None:
+    _, _, err = command("names")
+    main(["view", "checkpoint", "--json"])
+    (users,) = [one for one in json.loads(capsys.readouterr().out)["relations"] if one["name"] == "users"]
+    assert f"against {users['rows']:,} rows of users" in err
+
+
+def test_the_state_of_a_table_is_its_documents(command: Any, capsys: pytest.CaptureFixture[str]) -> None:
+    command("names")
+    main(["view", "checkpoint", "users", "--json", "--limit", "500"])
+    shown = {json.dumps(row["key"]): row for row in json.loads(capsys.readouterr().out)["rows"]}
+    main(["state", "checkpoint", "users", "--json", "--limit", "500"])
+    kept = json.loads(capsys.readouterr().out)["rows"]
+    assert {json.dumps(row["key"]): row["state"]["document"] for row in kept if not row["state"]["deleted"]} == {
+        key: row["value"] for key, row in shown.items()
+    }
+    assert all(row["state"]["document"] is None for row in kept if row["state"]["deleted"]) and shown
 
 
 def test_many_differences_are_counted_and_the_first_are_told(command: Any, recorded: Recorded) -> None:

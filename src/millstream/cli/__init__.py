@@ -7,6 +7,7 @@
     views        `millstream status` and `millstream state`
     tables       `millstream view`
     copy         `millstream copy`
+    clean        `millstream clean`
     sink         `millstream sink` and `millstream sink-read`
     push         `millstream push`
     demo         `millstream demo`

@@ -7,12 +7,13 @@ import sys
 from collections import Counter
 from typing import Any
 
-from millstream.cli.arguments import failed, storage_option
+from millstream.cli.arguments import failed, print_json, storage_option
 from millstream.cli.files import file_and_name, load, pipeline_in
 from millstream.core.topology import Emission
 from millstream.engine.mending import mended
 from millstream.engine.program import Program
 from millstream.errors import CheckpointError, Overtaken
+from millstream.readable.relations import rows_shown
 from millstream.sinks import FileSink, MemorySink, TwoPhaseSink
 from millstream.state.alive import last_sign
 from millstream.state.manifest import ManifestLog
@@ -43,6 +44,7 @@ def add_command(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -
         action="store_true",
         help="mend what differs, in an epoch of its own, and check again; the pipeline must not run meanwhile",
     )
+    check.add_argument("--json", action="store_true", help="what was found, as JSON")
     storage_option(check)
     check.set_defaults(command=_check)
 
@@ -66,6 +68,19 @@ def _check(args: argparse.Namespace) -> int:
     shards, program = log.identity().shards, pipeline.program()
     log.identify(program.name, shards, shards, list(program.topology.injectors))  # it is this pipeline's
     report = Check(program, log, args).run()
+    if args.json:
+        print_json(
+            {
+                "epoch": report.epoch,
+                "differences": report.count,
+                "views": {
+                    name: {"groups": one.groups, "contributions": one.contributions, "differences": one.by_what}
+                    for name, one in report.judgements.items()
+                },
+                "not_checked": report.skipped,
+                "first": [str(one) for one in report.first],
+            }
+        )
     return 1 if report.count else 0
 
 
@@ -82,13 +97,17 @@ class Check:
         if self._args.repair:
             self._refuse_company()
         report = self._checked(self._planned(mends=self._args.repair))
-        _tell(report)
+        self._tell(report)
         if not self._args.repair or not report.mends:
             return report
         self._repair(report)
         again = self._checked(self._planned())
-        _tell(again)
+        self._tell(again)
         return again
+
+    def _tell(self, report: AuditReport) -> None:
+        if not self._args.json:
+            _tell(report)
 
     def _planned(self, mends: bool = False) -> AuditPlan:
         manifest = latest(self._log)
@@ -117,11 +136,13 @@ class Check:
                 emission.sink.check()
         done = mended(self._program, self._log, report.epoch, report.mends, spark)
         groups = Counter(one.consumer for one in report.mends)
-        print(f"epoch {done.epoch} mends {', '.join(f'{n:,} groups of {name}' for name, n in groups.items())}", flush=True)
+        tell = _say if self._args.json else print
+        tell(f"epoch {done.epoch} mends {', '.join(f'{n:,} groups of {name}' for name, n in groups.items())}")
 
     def _checked(self, plan: AuditPlan) -> AuditReport:
         is_local = self._args.local or plan.rows <= LITTLE
-        what = f"{len(plan.consumers)} views and joins against {plan.rows:,} rows of {', '.join(plan.senders) or 'nobody'}"
+        counts = [f"{rows_shown(plan.manifest.computations[name]):,} rows of {name}" for name in plan.senders]
+        what = f"{len(plan.consumers)} views and joins against {', '.join(counts) or 'nothing'}"
         _say(f"checking {what}, epoch {plan.manifest.epoch}, {'in this process' if is_local else 'on Spark'}")
         try:
             if is_local:

@@ -7,7 +7,7 @@ import os
 import sys
 
 from millstream import __version__
-from millstream.cli import check_view, copy, demo, kv, partitions, push, run, serve, sink, tables, upload, views
+from millstream.cli import check_view, clean, copy, demo, kv, partitions, push, run, serve, sink, tables, upload, views
 from millstream.cli.arguments import failed
 from millstream.errors import MillstreamError
 
@@ -60,6 +60,7 @@ def parser() -> argparse.ArgumentParser:
     tables.add_command(commands)
     check_view.add_command(commands)
     copy.add_command(commands)
+    clean.add_command(commands)
     sink.add_commands(commands)
     push.add_command(commands)
     serve.add_command(commands)

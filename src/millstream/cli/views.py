@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import argparse
 
-from millstream.cli.arguments import at_least_one, print_json, show, storage_option
+import msgspec
+
+from millstream.cli.arguments import at_least_one, failed, print_json, show, storage_option
 from millstream.errors import CheckpointError
 from millstream.state.manifest import ManifestLog
 from millstream.state.storage import open_storage
@@ -14,8 +16,9 @@ from millstream.status import inspect, view
 def add_commands(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     """Adds them to a parser's subcommands."""
     status = commands.add_parser("status", help="how far a pipeline is", description="Shows the latest committed epoch of a checkpoint.")
-    status.add_argument("checkpoint", metavar="CHECKPOINT")
+    status.add_argument("checkpoint", metavar="CHECKPOINT", nargs="?")
     status.add_argument("--json", action="store_true", help="as JSON")
+    status.add_argument("--schema", action="store_true", help="print the JSON Schema of what --json prints, and look at nothing")
     storage_option(status)
     status.set_defaults(command=_status)
 
@@ -31,6 +34,11 @@ def add_commands(commands: argparse._SubParsersAction[argparse.ArgumentParser]) 
 
 
 def _status(args: argparse.Namespace) -> int:
+    if args.schema:
+        print_json(msgspec.json.schema(inspect.Overview))
+        return 0
+    if args.checkpoint is None:
+        return failed("say which checkpoint: millstream status CHECKPOINT", 2)
     found = inspect.overview(_log(args))
     if args.json:
         print_json(found)

@@ -120,14 +120,19 @@ def times(topology: Topology, standings: Mapping[str, Standing], before: Mapping
     return found
 
 
-class Holder(msgspec.Struct):
-    """What holds a low watermark back: `path` leads from the computation to it."""
+class Holder(msgspec.Struct, frozen=True):
+    """What holds a low watermark back, for programs and (text) for people. what: "injector", "pending" (a stored production), "state" (a hold), "timer", or
+    "nothing"; name: the injector or computation; key: whose state or timer it is; time: where it stands; path: leads from the computation to it."""
 
-    what: str  # injector, pending, timer, state, nothing
-    name: str
-    time: int
-    path: list[str]
-    text: str
+    what: str = "nothing"
+    name: str = ""
+    time: int = BEGINNING
+    path: list[str] = []
+    text: str = ""
+    key: str = ""
+
+    def __str__(self) -> str:
+        return self.text + (f" (by way of {' ← '.join(self.path)})" if len(self.path) > 1 else "")
 
 
 def holder(
@@ -175,4 +180,4 @@ def holder(
             text = f"a hold at {describe(time)} by {keys.get(name, 'a key')} of computation {name!r}"
         else:
             text = f"a timer at {describe(time)} of {keys.get(name, 'a key')} of computation {name!r} that is due and has not had its turn"
-        return Holder(what, name, time, path, text)
+        return Holder(what, name, time, path, text, keys.get(name, "") if what in ("state", "timer") else "")

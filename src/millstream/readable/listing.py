@@ -22,6 +22,7 @@ from millstream.core.keyspace import Row
 from millstream.core.record import Timer
 from millstream.state.codec import msgpack
 from millstream.state.rows import Reader, hold_of, timers_of
+from millstream.views.define import TABLE
 
 
 class Opaque(msgspec.Struct, frozen=True):
@@ -150,6 +151,9 @@ def _listing(cut: Reader, computation: str, found: Iterable[tuple[bytes, Row]], 
 def _row(cut: Reader, computation: str, row_key: bytes, row: Row, entries: int, decode: Callable[[bytes], Any]) -> RowView:
     key, is_map = key_of(row_key.decode()), not row.state
     state = None if is_map else decode(row.state)
+    if cut.computation(computation).kind == TABLE and isinstance(state, list):
+        version, body, *_ = state
+        state = {"document": None if body is None else decode(body), "version": version, "deleted": body is None}
     maps: list[MapView] = []
     for field, sub_key, raw in cut.maps(computation, key):
         if not maps or maps[-1].field != field:

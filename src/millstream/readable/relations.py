@@ -48,6 +48,12 @@ def relations(manifest: Manifest) -> dict[str, ComputationState]:
     return {name: state for name, state in manifest.computations.items() if state.kind}
 
 
+def rows_shown(state: ComputationState) -> int:
+    """How many documents a table has, or groups a view; of a join, how many keys of its right side."""
+    counted = {TABLE: "documents", VIEW: "groups"}.get(state.kind)
+    return sum(shard.keys for shard in state.shards) if counted is None else state.tallies.get(counted, 0)
+
+
 def relation(cut: Reader, name: str) -> ComputationState:
     """One of them; or an error that says which there are."""
     found = cut.manifest.computations.get(name)

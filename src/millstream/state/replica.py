@@ -9,7 +9,8 @@ Rules
 4. No fsync: after a power cut the file may be torn, so the folder is named after the boot and the next boot starts afresh.
 5. Workers have replicas of their own, and readers have others (`held`): a reader may want an older epoch than the newest, and what it holds open keeps
    LMDB from using pages again. A replica never goes back for a reader.
-6. An environment is opened once per process, whatever the threads. While somebody holds one of its epochs its map cannot grow, since growing moves it;
+6. Whoever has a replica open holds a lock in the folder of its checkpoint, so that nobody clears it away (`clearing.py`).
+7. An environment is opened once per process, whatever the threads. While somebody holds one of its epochs its map cannot grow, since growing moves it;
    so readers map much at once, which costs nothing but addresses.
 
 Why LMDB: opened by several processes at once (RocksDB has one writer process), get and open several times faster, and its
@@ -30,6 +31,7 @@ from typing import Any
 import lmdb
 import msgspec
 
+from millstream.state.clearing import IN_USE, use
 from millstream.state.longkeys import LONG, scan_entries, stored_entry, stored_key, value_of
 from millstream.state.manifest import Manifest
 from millstream.state.segment import SegmentRef, read_blocks
@@ -275,6 +277,7 @@ def missing(marker: bytes | None, chain: Sequence[SegmentRef], manifest: Manifes
 
 
 _OPEN: dict[Path, Replica] = {}
+_IN_USE: dict[Path, int] = {}  # by root: the lock that says so
 _OPENING = threading.Lock()
 
 
@@ -288,10 +291,14 @@ def boot_id() -> str:
 
 def replica_root(checkpoint_id: str, folder: str | None = None) -> Path:
     """The folder of a checkpoint's replicas on this host. MILLSTREAM_REPLICAS chooses the disk."""
+    return replicas_folder(folder) / boot_id() / checkpoint_id
+
+
+def replicas_folder(folder: str | None = None) -> Path:
+    """The folder of all replicas on this host."""
     import tempfile
 
-    base = folder or os.environ.get("MILLSTREAM_REPLICAS") or os.path.join(tempfile.gettempdir(), f"millstream-{os.getuid()}")
-    return Path(base) / boot_id() / checkpoint_id
+    return Path(folder or os.environ.get("MILLSTREAM_REPLICAS") or os.path.join(tempfile.gettempdir(), f"millstream-{os.getuid()}"))
 
 
 def open_replica(root: Path, lineage: str, shard: int, map_size: int | None = None) -> Replica:
@@ -299,6 +306,10 @@ def open_replica(root: Path, lineage: str, shard: int, map_size: int | None = No
     that is gone must not find its rows."""
     folder = root / lineage / str(shard)
     with _OPENING:
+        if root not in _IN_USE or not (root / IN_USE).exists():
+            before, _IN_USE[root] = _IN_USE.get(root), use(root)
+            if before is not None:
+                os.close(before)
         found = _OPEN.get(folder)
         if found is None:
             found = _OPEN[folder] = Replica(folder, map_size)
@@ -312,5 +323,7 @@ def forget_replica(root: Path, lineage: str, shard: int) -> None:
     """Nobody in this process asks for it any more: it is closed when nobody holds an epoch of it, and opened anew if somebody comes after all."""
     with _OPENING:
         found = _OPEN.pop(root / lineage / str(shard), None)
+        if root in _IN_USE and not any(folder.is_relative_to(root) for folder in _OPEN):
+            os.close(_IN_USE.pop(root))
     if found is not None:
         found.retire()

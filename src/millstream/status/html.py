@@ -34,7 +34,7 @@ def status(found: Status) -> str:
             f"{c.records:,}",
             f"{c.late:,}",
             f"{c.produced:,}",
-            c.held_back_by,
+            str(c.held_back_by),
         ]
         for c in found.computations
     ]

@@ -8,6 +8,7 @@ from __future__ import annotations
 import msgspec
 
 from millstream.core.topology import STRONG
+from millstream.readable.relations import rows_shown
 from millstream.state.manifest import ComputationState, Manifest
 from millstream.status.tables import relations
 from millstream.views.define import TABLE, VIEW
@@ -69,7 +70,6 @@ def relations_of(manifest: Manifest) -> Relations:
 
 def _status(manifest: Manifest, name: str, state: ComputationState, producers: dict[str, str]) -> RelationStatus:
     tallies = state.tallies
-    keys = sum(shard.keys for shard in state.shards)
     senders = [] if state.kind == TABLE else list(dict.fromkeys(producers[feed] for feed in state.feeds if feed in producers))
     spoken = sum(manifest.computations[sender].tallies.get("changes", 0) for sender in senders)
     depths = {int(tally[len(_DEEP) :]): count for tally, count in sorted(tallies.items()) if tally.startswith(_DEEP) and count}
@@ -77,7 +77,7 @@ def _status(manifest: Manifest, name: str, state: ComputationState, producers: d
     return RelationStatus(
         name=name,
         kind=state.kind,
-        rows=tallies.get("documents" if state.kind == TABLE else "groups", 0) if state.kind in (TABLE, VIEW) else keys,
+        rows=rows_shown(state),
         generation=1 if build is None else build.active,
         contributions=tallies.get("contributions", 0) if state.kind == VIEW else None,
         fill=_fill(manifest, name, senders),

@@ -8,7 +8,7 @@ from typing import Any
 import msgspec
 
 from millstream.core.adaptive import EdgeState
-from millstream.core.authority import holder
+from millstream.core.authority import Holder, holder
 from millstream.core.dedup import DedupCounts
 from millstream.core.outcome import LateRecord
 from millstream.core.time import BEGINNING, END
@@ -38,7 +38,7 @@ class ComputationStatus(msgspec.Struct):
     log_bytes: int
     behind: int | None = None
     output_watermark: int = BEGINNING
-    held_back_by: str = ""
+    held_back_by: Holder = Holder()
     late_by: dict[str, int] = {}
     tallies: dict[str, int] = {}
     last_late: list[LateRecord] = []
@@ -113,7 +113,7 @@ class Status(msgspec.Struct):
         return status(self)
 
 
-def held_back_by(manifest: Manifest) -> dict[str, str]:
+def held_back_by(manifest: Manifest) -> dict[str, Holder]:
     """For every computation, what its low watermark waits for."""
     feeds = {name: c.feeds for name, c in manifest.computations.items()}
     producers = {stream: name for name, c in manifest.computations.items() for stream in c.streams}
@@ -123,11 +123,7 @@ def held_back_by(manifest: Manifest) -> dict[str, str]:
         if holding:
             keys[name] = min(holding, key=lambda shard: shard.output).holder
     standings = standings_of(manifest)
-    found = {}
-    for name in manifest.computations:
-        one = holder(name, feeds, producers, manifest.injectors, standings, keys)
-        found[name] = one.text + (f" (by way of {' ← '.join(one.path)})" if len(one.path) > 1 else "")
-    return found
+    return {name: holder(name, feeds, producers, manifest.injectors, standings, keys) for name in manifest.computations}
 
 
 def status_of(pipeline: str, manifest: Manifest | None, recent: Sequence[EpochStats] = ()) -> Status:

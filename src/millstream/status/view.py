@@ -123,7 +123,7 @@ def changes(status: Status) -> tuple[Any, ...]:
 def _details(status: Status) -> list[RenderableType]:
     """What holds time back, what deduplication did, what adaptive edges do."""
     parts: list[RenderableType] = []
-    waiting = [(c.name, c.held_back_by) for c in status.computations if c.held_back_by and c.low_watermark < END]
+    waiting = [(c.name, str(c.held_back_by)) for c in status.computations if c.held_back_by.text and c.low_watermark < END]
     if waiting:
         parts += ["", _pairs("computation", "held back by", waiting)]
     checked = [c for c in status.computations if c.dedup is not None]

@@ -187,7 +187,9 @@ class PushClient:
                         f"stream {found.name!r} at {self.address}: another program pushes it", now - found.refused_since, self.address
                     )
             if any(found.waits for found in self._streams.values()):
-                return Waiting(f"the pipeline at {self.address} to commit {self._kept:,} bytes", now - self._moved, self.address)
+                records = sum(found.waiting for found in self._streams.values())
+                text = f"the pipeline at {self.address} to commit {records:,} record{'' if records == 1 else 's'}"
+                return Waiting(text, now - self._moved, self.address)
             return None
 
     def close(self) -> None:

@@ -28,6 +28,8 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
+from millstream.state import clearing
+
 JAVA = 17
 _HUSHED = ("-Xlog:disable", "-Xlog:all=error:stderr")  # Java warns of an archive that it does without on stdout, which is the program's own
 _SHORT = ("-XX:TieredStopAtLevel=1", "-XX:+UseSerialGC")
@@ -187,6 +189,11 @@ def options(short: bool) -> dict[str, str]:
     return {"spark.driver.extraJavaOptions": " ".join(given)} if given else {}
 
 
+def cache_folder() -> Path:
+    """Where archives are kept."""
+    return Path(os.environ.get("MILLSTREAM_CACHE") or Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "millstream")
+
+
 def archive() -> Path | None:
     """Where the archive of Spark's classes is kept for this Java and this PySpark; None where nothing can be kept."""
     import pyspark
@@ -196,7 +203,7 @@ def archive() -> Path | None:
         return None
     found = os.path.realpath(ours)
     what = f"{pyspark.__version__} {pyspark.__file__} {found} {os.stat(found).st_mtime_ns}"
-    folder = Path(os.environ.get("MILLSTREAM_CACHE") or Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "millstream")
+    folder = cache_folder()
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError:
@@ -206,6 +213,8 @@ def archive() -> Path | None:
         with contextlib.suppress(OSError):
             if time.time() - made.stat().st_mtime > _SETTLED:
                 made.rename(kept)
+                for old in clearing.archives(folder):
+                    clearing.remove(old)
     return kept
 
 

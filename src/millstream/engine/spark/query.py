@@ -28,7 +28,9 @@ from millstream.errors import (
     MillstreamError,
 )
 from millstream.sources import FileSource
+from millstream.state.clearing import remove_idle
 from millstream.state.manifest import Identity, Manifest, ManifestLog
+from millstream.state.replica import replicas_folder
 from millstream.state.storage import LocalStorage, Storage, open_storage
 
 from . import pickling, rows
@@ -151,6 +153,7 @@ def start(
             drop=drop,
             say=say,
         )
+        remove_idle(replicas_folder())
         for injector in topology.injectors.values():
             _check_source(injector, topology, offsets=not foreign or "://" not in asked.spark_folder)
         if resident:

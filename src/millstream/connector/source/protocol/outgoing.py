@@ -54,6 +54,11 @@ class Outgoing:
         self.refused_since: float | None = None  # None unless the line is REFUSED
         self.ask_at = 0.0
 
+    @property
+    def waiting(self) -> int:
+        """Messages that are not known to be committed."""
+        return sum(one.is_message for one in self.unsent) + sum(one.is_message for one in self.unacknowledged)
+
     # ---- what the program asks for
 
     @property

@@ -1,0 +1,44 @@
+"""`millstream clean`: removes caches on this host that no run needs."""
+
+from __future__ import annotations
+
+import argparse
+import time
+
+from millstream.cli.arguments import a_duration
+from millstream.core.time import duration
+from millstream.state import clearing
+from millstream.state.replica import boot_id, replicas_folder
+from millstream.status.view import size
+
+
+def add_command(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    """Adds it to a parser's subcommands."""
+    clean = commands.add_parser(
+        "clean",
+        help="remove caches on this host that no run needs",
+        description="Removes caches of state that no process uses, and archives of Spark's classes. A checkpoint is never touched.",
+    )
+    clean.add_argument("--unused-for", metavar="TIME", type=a_duration, default="1d", help="leave what was used since then (1d)")
+    clean.add_argument("--all", action="store_true", help="all that no process uses now, and all archives")
+    clean.add_argument("--dry-run", action="store_true", help="say what would go, and remove nothing")
+    clean.set_defaults(command=_clean)
+
+
+def _clean(args: argparse.Namespace) -> int:
+    from millstream.engine.spark.jvm import cache_folder
+
+    since = time.time() - (0 if args.all else duration(args.unused_for) / 1000)
+    base = replicas_folder()
+    found = [one for one in clearing.state_caches(base) if one.used <= since or one.path.parent.name != boot_id()]
+    found += clearing.archives(cache_folder(), 0 if args.all else clearing.ARCHIVES)
+    gone = []
+    for one in found:
+        if args.dry_run or clearing.remove(one):
+            gone.append(one)
+            print(f"{'would remove' if args.dry_run else 'removed'} {one.path} ({one.what}, {size(one.bytes)})")
+        else:
+            print(f"left {one.path}: it is in use, or cannot be removed")
+    what = f"{len(gone)} cache{'' if len(gone) == 1 else 's'}, {size(sum(one.bytes for one in gone))}"
+    print(f"{'would remove' if args.dry_run else 'removed'} {what}, of {base} and {cache_folder()}; what a run needs of it is made again")
+    return 0

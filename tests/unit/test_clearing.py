@@ -1,0 +1,91 @@
+"""Caches on a host: what a process uses stays, what nobody needs goes, by itself and on request."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from millstream.cli import main
+from millstream.state import clearing, replica
+
+HOLD = """
+import sys
+from pathlib import Path
+from millstream.state.replica import open_replica
+open_replica(Path(sys.argv[1]), "lineage", 0)
+print("open", flush=True)
+sys.stdin.read()
+"""
+
+
+def cache(base: Path, boot: str, checkpoint: str, days: float = 0.0) -> Path:
+    folder = base / boot / checkpoint
+    replica.open_replica(folder, "lineage", 0)
+    replica.forget_replica(folder, "lineage", 0)
+    for path in folder.rglob("*"):
+        os.utime(path, (time.time() - days * 86_400,) * 2)
+    return folder
+
+
+@pytest.fixture
+def host(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("MILLSTREAM_REPLICAS", str(tmp_path / "replicas"))
+    monkeypatch.setenv("MILLSTREAM_CACHE", str(tmp_path / "cache"))
+    (tmp_path / "cache").mkdir()
+    return tmp_path
+
+
+def test_what_a_process_uses_stays_until_it_ends_however_it_ends(host: Path) -> None:
+    folder = cache(host / "replicas", replica.boot_id(), "used", days=30)
+    with subprocess.Popen([sys.executable, "-c", HOLD, str(folder)], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as user:
+        assert user.stdout is not None and user.stdout.readline() == b"open\n"
+        assert clearing.is_in_use(folder) and main(["clean", "--all"]) == 0 and folder.exists()
+        assert not clearing.remove(clearing.Leftover(folder, 0, 0.0, "")), "also if it was not in use a moment ago"
+        user.kill()
+        user.wait()
+    assert main(["clean", "--all"]) == 0 and not folder.exists()
+
+
+def test_clean_removes_old_boots_and_what_was_not_used_for_a_day(host: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    base = host / "replicas"
+    old, boot, fresh = cache(base, replica.boot_id(), "old", 2), cache(base, "boot-before", "any"), cache(base, replica.boot_id(), "fresh")
+    assert main(["clean", "--dry-run"]) == 0 and old.exists() and boot.exists()
+    assert "would remove 2 caches" in capsys.readouterr().out
+    assert main(["clean"]) == 0 and not old.exists() and not boot.parent.exists() and fresh.exists()
+    said = capsys.readouterr().out.splitlines()
+    assert len(said) == 3 and said[-1].startswith("removed 2 caches, ") and str(base) in said[-1]
+    assert main(["clean", "--all"]) == 0 and not fresh.exists()
+
+
+def test_a_run_removes_by_itself_what_was_not_used_for_a_week(host: Path) -> None:
+    base = host / "replicas"
+    old, young = cache(base, "boot-before", "old", 8), cache(base, "boot-before", "young", 6)
+    clearing.remove_idle(base)
+    assert not old.exists() and young.exists()
+
+
+def test_only_the_newest_archives_of_spark_classes_are_kept(host: Path) -> None:
+    folder = host / "cache"
+    for age, name in enumerate(["a.jsa", "b.jsa", "c.jsa", "d.making", "e.5.new"]):
+        (folder / f"spark-classes-{name}").write_bytes(b"x")
+        os.utime(folder / f"spark-classes-{name}", (time.time() - age * 86_400 - 10,) * 2)
+    (folder / "something-else").touch()
+    assert main(["clean"]) == 0
+    assert sorted(path.name for path in folder.iterdir()) == ["something-else", "spark-classes-a.jsa", "spark-classes-b.jsa"]
+
+
+def test_a_cache_that_somebody_deleted_is_protected_again_when_it_is_made_anew(tmp_path: Path) -> None:
+    import shutil
+
+    root = tmp_path / "boot" / "checkpoint"
+    replica.open_replica(root, "lineage", 0)
+    shutil.rmtree(root)
+    replica.open_replica(root, "lineage", 0)
+    assert clearing.is_in_use(root)
+    replica.forget_replica(root, "lineage", 0)
+    assert not clearing.is_in_use(root)
