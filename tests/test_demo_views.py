@@ -50,7 +50,9 @@ def test_the_picture_is_drawn_also_of_a_group_that_never_grew(tmp_path: Path) ->
         "flat": [TreeSight(0), TreeSight(1, 3)],
         "deep": [TreeSight(0), TreeSight(1, 9_000, 1_200), TreeSight(2, 300, 40)],
     }.items():
-        assert picture.draw(sights, [1], tmp_path / f"{name}.png", "0 differences").stat().st_size > 10_000
+        row = {"people": 3, "youngest": 5, "eldest": 70}
+        for shown in ({}, {0: {"Peru": row}, 1: {"Peru": row, RISING: row}}):
+            assert picture.draw(shown, sights, [1], tmp_path / f"{name}.png", "0 differences").stat().st_size > 10_000
 
 
 def test_a_directory_of_somebody_else_is_refused(tmp_path: Path) -> None:
@@ -67,4 +69,4 @@ def test_the_demo_ends_with_no_difference(tmp_path: Path) -> None:
     assert run.run(tmp_path, small=True, console=console) == 0
     told = console.export_text()
     assert told.count("kill -9 of driver") == 2 and "0 differences in " in told.splitlines()[-1]
-    assert (tmp_path / "tree.png").exists()
+    assert (tmp_path / "views.png").exists()

@@ -112,6 +112,49 @@ def test_the_commands_of_a_page_print_what_it_shows(name: str, kills: int, tmp_p
     assert done.stderr.count("Killed") == kills
 
 
+@pytest.mark.spark
+@pytest.mark.crash
+def test_a_job_that_is_submitted_runs_as_the_page_says(tmp_path: Path) -> None:
+    """With a session that spark-submit makes, on this machine; its settings are named where they do not suit."""
+    import pyspark
+
+    (program,) = [found["code"] for found in _FILE.finditer((ROOT / "README.md").read_text()) if found["name"] == "zeitgeist.py"]
+    (submit,) = [code for _, code, _ in blocks((ROOT / "docs" / "deployment.md").read_text(), "python") if code.startswith("# submit.py")]
+    (tmp_path / "zeitgeist.py").write_text(program)
+    (tmp_path / "submit.py").write_text(submit.replace("/shared/", f"{tmp_path}/"))
+    (tmp_path / "queries").mkdir()
+    (tmp_path / "queries" / "a.json").write_text('{"term": "tea", "at": 1714564801200, "id": "q1"}\n')
+    command = [
+        str(Path(pyspark.__file__).parent / "bin" / "spark-submit"),
+        "--master",
+        "local[2]",
+        "--py-files",
+        "zeitgeist.py",
+        "submit.py",
+    ]
+    environment = {
+        **os.environ,
+        "PYSPARK_PYTHON": sys.executable,
+        "PYTHONPATH": str(ROOT / "src"),
+        "MILLSTREAM_REPLICAS": str(tmp_path / "r"),
+    }
+    done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr
+    assert [line for file in (tmp_path / "counts").glob("*.jsonl") for line in file.read_text().splitlines()] == [
+        '{"key":"tea","timestamp":1714564802000,"value":1}'
+    ]
+    assert (
+        "this Spark session has spark.sql.adaptive.enabled=true (false is better" in done.stderr and "local[N,4] is better" in done.stderr
+    )
+
+
+def test_the_systemd_unit_leaves_alone_what_the_table_of_exit_codes_says() -> None:
+    (unit,) = [code for _, code, _ in blocks((ROOT / "docs" / "deployment.md").read_text(), "ini")]
+    (said,) = re.findall(r"^RestartPreventExitStatus=(.*)$", unit, re.MULTILINE)
+    table = (ROOT / "docs" / "operations.md").read_text().partition("## Exit codes")[2]
+    assert said.split() == re.findall(r"^\| (\d+) \|.*\| (?:no|never) \|$", table, re.MULTILINE)
+
+
 @pytest.mark.parametrize("name", NAMES)
 def test_relative_links_lead_somewhere(name: str) -> None:
     page = ROOT / name

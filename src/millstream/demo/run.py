@@ -16,7 +16,6 @@ import contextlib
 import fcntl
 import shutil
 import signal
-import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -27,6 +26,7 @@ import msgspec
 from rich.console import Console
 
 from millstream.demo import picture, report, undisturbed
+from millstream.demo.commands import pasteable
 from millstream.demo.driver import CHECKPOINT, LATENCY, Latency
 from millstream.demo.drivers import LOG, SCRATCH, STORY, DriverFailed, Drivers, Story, plan
 from millstream.demo.live import Show
@@ -114,8 +114,7 @@ def _run(output: Path, traffic: Traffic, kills: int, fresh: bool, console: Conso
             highlight=False,
             soft_wrap=True,
         )
-    millstream = sys.argv[0] if Path(sys.argv[0]).name == "millstream" else "millstream"
-    console.print(f"Look inside: {millstream} status {output / CHECKPOINT}", style="dim", highlight=False, markup=False, soft_wrap=True)
+    console.print(f"Look inside: {pasteable('status', output / CHECKPOINT)}", style="dim", highlight=False, markup=False, soft_wrap=True)
     return _verdict(len(drivers.story.kills), rows, differences, console)
 
 

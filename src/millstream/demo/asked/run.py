@@ -18,6 +18,7 @@ from rich.console import Console
 
 from millstream.demo import BUCKET, place
 from millstream.demo.asked.judge import AnswerJudge
+from millstream.demo.commands import pasteable
 from millstream.demo.driver import CHECKPOINT
 from millstream.demo.model import Model
 from millstream.demo.processes import Child
@@ -70,9 +71,8 @@ class _Asked:
         driver: Child | None = None
         try:
             self.address = self._listening(server)
-            self._say(
-                f"a server follows {self.output / CHECKPOINT}, at {self.address}: millstream kv get {DETECTOR} {keys[0]} --at {self.address}"
-            )
+            self._say(f"a server follows {self.output / CHECKPOINT}, at {self.address}. While it runs, in another terminal:")
+            self._say(pasteable("kv", "get", DETECTOR, keys[0], "--at", self.address))
             detector = Client(self.address, DETECTOR)
             driver = self._child("millstream.demo.driver", str(self.output), log=LOG)
             self._say("driver 1 starts Spark")
@@ -190,12 +190,9 @@ class _Asked:
         self.console.print(
             f"{said} ({int(time.monotonic() - self.began)} s)", style="bold green" if well else "bold red", highlight=False, soft_wrap=True
         )
-        self.console.print(
-            f"Ask it yourself: millstream serve --checkpoint {self.output / CHECKPOINT}, then millstream kv scan {DETECTOR}",
-            style="dim",
-            highlight=False,
-            soft_wrap=True,
-        )
+        self.console.print("Ask it yourself, with a server in one terminal and a question in another:", style="dim", highlight=False)
+        for words in (("serve", "--checkpoint", self.output / CHECKPOINT), ("kv", "scan", DETECTOR)):
+            self.console.print(pasteable(*words), style="dim", highlight=False, markup=False, soft_wrap=True)
         return 0 if well else 1
 
     def _say(self, text: str, style: str = "") -> None:

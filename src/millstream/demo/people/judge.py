@@ -36,14 +36,21 @@ def judged(output: Path) -> dict[str, dict[Any, Any]]:
         return {view: dict(db.execute(sql).fetchall()) for view, sql in SQL.items()}
 
 
-def published(folder: Path) -> dict[Any, Any]:
-    """The last row of every key. A file's name ends with its epoch."""
+def history(folder: Path) -> dict[int, dict[Any, Any]]:
+    """What a view showed behind each epoch that changed it. A file's name ends with its epoch."""
+    found: dict[int, dict[Any, Any]] = {}
     now: dict[Any, Any] = {}
     for path in sorted(folder.glob("*.jsonl"), key=lambda path: path.stem[-10:]):
         for line in path.read_text().splitlines():
             row = json.loads(line)
             now[row["key"]] = row["value"]
-    return {key: value for key, value in now.items() if value is not None}
+        found[int(path.stem[-10:])] = {key: value for key, value in now.items() if value is not None}
+    return found
+
+
+def published(folder: Path) -> dict[Any, Any]:
+    """The last row of every key."""
+    return next(reversed(history(folder).values()), {})
 
 
 def differences(output: Path) -> tuple[int, list[str]]:

@@ -20,18 +20,20 @@ from rich.table import Table
 
 from millstream import faults
 from millstream.demo import place
+from millstream.demo.commands import pasteable
 from millstream.demo.people import picture
-from millstream.demo.people.judge import differences, published
+from millstream.demo.people.judge import differences, history, published
 from millstream.demo.people.tree import TreeSight, TreeWatcher
 from millstream.demo.people.world import CHECKPOINT, RISING, USERS, VIEWS, PeopleWorld, write
 from millstream.demo.processes import Child
 from millstream.errors import MissingExtra
 
 DRIVER = "millstream.demo.people.driver"
-LOG, PICTURE, SCRATCH, MARK = "driver.log", "tree.png", ".scratch", ".people"
+LOG, PICTURE, SCRATCH, MARK = "driver.log", "views.png", ".scratch", ".people"
 SMALL = PeopleWorld(users=40_000, load=1, news=14, each=4_000)
 _MADE = (USERS, f".{USERS}.unfinished", CHECKPOINT, *VIEWS, LOG, PICTURE, SCRATCH)
 _LOOK_EVERY = 0.15
+_TELL_EVERY = 10.0
 
 
 def run(output: Path, seed: int = 7, small: bool = False, console: Console | None = None) -> int:
@@ -58,8 +60,10 @@ class _Demo:
 
     def run(self) -> int:
         world = self.world
-        with self.console.status("making the users"):
-            rows = write(world, self.output)
+        self._say(
+            f"making {world.users:,} users and {world.news} files of news about them, for four views to follow; about a minute and a half in all"
+        )
+        rows = write(world, self.output)
         self._say(f"{world.users:,} users, and {rows - world.users:,} pieces of news about them, are in {self.output / USERS}")
         plan = [(world.epochs // 3, ""), (2 * world.epochs // 3, "epoch.6-committed")]
         for number in range(1, len(plan) + 2):
@@ -72,7 +76,11 @@ class _Demo:
             drawn = self._draw(verdict)
         self._report()
         self.console.print(drawn, highlight=False, soft_wrap=True)
-        self.console.print(f"Look inside: millstream view {self.output / CHECKPOINT}", style="dim", highlight=False, soft_wrap=True)
+        self.console.print("Look inside:", style="dim", highlight=False)
+        for words in ((), ("countries", "--key", RISING), ("names", "--key", "Sue", "--origins", "--limit", "5")):
+            self.console.print(
+                pasteable("view", self.output / CHECKPOINT, *words), style="dim", highlight=False, markup=False, soft_wrap=True
+            )
         shutil.rmtree(self.output / SCRATCH, ignore_errors=True)
         for line in wrong[:10]:
             self.console.print(line, style="red", highlight=False)
@@ -92,11 +100,16 @@ class _Demo:
         whence = f"goes on after epoch {seen.epoch}" if seen.epoch >= 0 else "starts Spark"
         self._say(f"driver {number} {whence}")
         try:
-            with self.console.status(f"driver {number}: Spark is starting") as status:
+            at, told = "Spark is starting", time.monotonic()
+            with self.console.status("") as status:
                 while child.code is None:
                     now = self.watcher.look()
+                    status.update(f"{self._seconds():4d} s  driver {number}: {at}")
+                    if not self.console.is_terminal and time.monotonic() - told > _TELL_EVERY:
+                        told = time.monotonic()
+                        self._say(f"driver {number}: {at}")
                     if now.epoch > seen.epoch:
-                        status.update(f"driver {number}: {self._told(now)}")
+                        at = self._told(now)
                         seen = now
                         if kill is not None and not kill[1] and now.epoch >= kill[0]:
                             time.sleep(0.2)
@@ -140,7 +153,7 @@ class _Demo:
 
     def _draw(self, verdict: str) -> str:
         try:
-            picture.draw(self.watcher.sights, self.kills, self.output / PICTURE, verdict)
+            picture.draw(history(self.output / "countries"), self.watcher.sights, self.kills, self.output / PICTURE, verdict)
         except MissingExtra as error:
             return str(error)
         return f"picture: {self.output / PICTURE}"

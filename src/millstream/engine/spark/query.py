@@ -39,7 +39,7 @@ from .jvm import WarmUp
 from .offsets import SourceFiles, SparkOffsets
 from .reasons import reason
 from .run import QueryRun, Run
-from .session import ARROW, OWN_SESSION, hush, local_session
+from .session import ARROW, OWN_SESSION, hush, local_session, unsuitable
 
 LITTLE = 32 << 20  # bytes of files
 _TRIGGER = 500  # milliseconds
@@ -128,7 +128,7 @@ def start(
     log = ManifestLog(storage)
     if log.check_identity(program.name, shards, list(topology.injectors)) is not None and (found := log.latest()) is not None:
         reconciled(found, program, drop)  # what the checkpoint refuses is refused before Spark is started
-    warm = None
+    warm, is_theirs = None, spark is not None
     if spark is None or callable(spark):
         say("starting Spark, which takes some seconds")
         if spark is not None:
@@ -139,6 +139,9 @@ def start(
     try:
         _check_session(spark)
         hush(spark, resident)
+        if is_theirs:
+            for said in unsuitable(spark):
+                say(f"this Spark session has {said}")
         say(f"reading {', '.join(injector.source.describe() for injector in topology.injectors.values())}; checkpoint {storage.url}")
         asked = Starting(
             program=program,

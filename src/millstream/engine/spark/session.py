@@ -97,6 +97,26 @@ def _local(cores: int, short: bool) -> dict[str, str]:
     return {**settings(cores), **jvm.options(short)}
 
 
+#: Settings that a session of the user's should have: the value, and what another one costs.
+_SUITABLE = {
+    "spark.sql.adaptive.enabled": ("false", "every epoch is planned twice"),
+    "spark.sql.session.timeZone": ("UTC", "SQL text over dates and times means that zone"),
+}
+
+
+def unsuitable(spark: Any) -> list[str]:
+    """What of a session is not as Millstream would have it, each with what it costs. It works nevertheless."""
+    found = [
+        f"{name}={said} ({value} is better: {cost})"
+        for name, (value, cost) in _SUITABLE.items()
+        if (said := spark.conf.get(name, "")) != value
+    ]
+    master = spark.sparkContext.master
+    if master.startswith("local") and "," not in master:
+        found.append(f"master {master} (local[N,4] is better: without a number of tries, one lost worker process ends the run)")
+    return found
+
+
 def hush(spark: Any, resident: bool = False) -> None:
     """Keeps Spark and py4j from logging at length the very error that a run is about to end with; and, of a resident run, tasks that are lost, which the
     driver counts and gets over."""
