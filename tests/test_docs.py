@@ -135,6 +135,7 @@ def test_a_job_that_is_submitted_runs_as_the_page_says(tmp_path: Path) -> None:
     environment = {
         **os.environ,
         "PYSPARK_PYTHON": sys.executable,
+        "SPARK_LOCAL_IP": "127.0.0.1",
         "PYTHONPATH": str(ROOT / "src"),
         "MILLSTREAM_REPLICAS": str(tmp_path / "r"),
     }

@@ -109,7 +109,7 @@ def unsuitable(spark: Any) -> list[str]:
     found = [
         f"{name}={said} ({value} is better: {cost})"
         for name, (value, cost) in _SUITABLE.items()
-        if (said := spark.conf.get(name, "")) != value
+        if (said := spark.conf.get(name)) != value
     ]
     master = spark.sparkContext.master
     if master.startswith("local") and "," not in master:
