@@ -41,7 +41,7 @@ from .query import Starting, resume
 from .reasons import reason
 from .residents import ResidentJob, SparkResidentEpochs
 from .run import PlannedRun, Run
-from .session import ARROW, OWN_SESSION
+from .session import ARROW, OWN_SESSION, UTC
 
 MOST = 128 << 20  # bytes of one epoch, where nobody says how much
 ROLL = 5_000  # milliseconds: for how long sinks of files wait in a resident run, if nobody says it
@@ -298,7 +298,6 @@ _OTHERWISE = {
     "spark.sql.legacy.timeParserPolicy": ("corrected", "exception"),
     "spark.sql.files.ignoreCorruptFiles": ("false",),
 }
-_UTC = ("UTC", "Etc/UTC", "Z", "GMT", "Etc/GMT", "+00:00", "UTC+0", "Greenwich", "Universal", "Zulu")
 
 
 def _check_settings(spark: Any, topology: Topology, planned: Mapping[str, _Planned]) -> None:
@@ -308,7 +307,7 @@ def _check_settings(spark: Any, topology: Topology, planned: Mapping[str, _Plann
         source = topology.injectors[name].source
         is_text = isinstance(source, FileSource) and source.format != "parquet" and "timeZone" not in source.options
         for column in one.schema:
-            if pa.types.is_timestamp(column.type) and (is_text or column.type.tz is None) and zone not in _UTC:
+            if pa.types.is_timestamp(column.type) and (is_text or column.type.tz is None) and zone not in UTC:
                 raise DefinitionError(
                     f"injected stream {name!r}, column {column.name!r}: this session has spark.sql.session.timeZone={zone}, and a resident run reads times in "
                     f"UTC. Set it to UTC, or run without resident=True."

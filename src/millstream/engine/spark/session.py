@@ -97,19 +97,21 @@ def _local(cores: int, short: bool) -> dict[str, str]:
     return {**settings(cores), **jvm.options(short)}
 
 
-#: Settings that a session of the user's should have: the value, and what another one costs.
+UTC = ("UTC", "Etc/UTC", "Z", "GMT", "Etc/GMT", "+00:00", "UTC+0", "Greenwich", "Universal", "Zulu")
+
+#: Settings that a session of the user's should have: the values, and what another one costs.
 _SUITABLE = {
-    "spark.sql.adaptive.enabled": ("false", "every epoch is planned twice"),
-    "spark.sql.session.timeZone": ("UTC", "SQL text over dates and times means that zone"),
+    "spark.sql.adaptive.enabled": (("false",), "Spark plans every stage of every epoch anew"),
+    "spark.sql.session.timeZone": (UTC, "SQL text over dates and times means that zone"),
 }
 
 
 def unsuitable(spark: Any) -> list[str]:
     """What of a session is not as Millstream would have it, each with what it costs. It works nevertheless."""
     found = [
-        f"{name}={said} ({value} is better: {cost})"
-        for name, (value, cost) in _SUITABLE.items()
-        if (said := spark.conf.get(name)) != value
+        f"{name}={said} ({values[0]} is better: {cost})"
+        for name, (values, cost) in _SUITABLE.items()
+        if (said := spark.conf.get(name)) not in values
     ]
     master = spark.sparkContext.master
     if master.startswith("local") and "," not in master:
