@@ -85,7 +85,7 @@ class Visit:
         self.guards: Guards = ALL_GUARDS
         self.sweeps: dict[str, Portion] = {}
         self.tallies: dict[str, int] = {}
-        self.least = times.least if times.least < END else BEGINNING  # after the end of event time nothing is left to be kept
+        self.least = times.least
         self.low_watermark = times.low_watermark
         self.name = wiring.name
         self.named_streams = frozenset(wiring.streams) if wiring.named is None else wiring.named
