@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from rich.console import Console
 
 import millstream as ms
 from computations import WindowCounts
@@ -15,6 +16,9 @@ from millstream.engine.spark.run import PlannedRun
 from millstream.simulation.cluster import Driver, InputPlan, Simulation
 from millstream.simulation.resident import ResidentDriver, ResidentSimulation
 from millstream.state.manifest import Manifest, ManifestLog
+from millstream.status import view
+from millstream.status.inspect import Overview
+from millstream.status.report import status_of
 from millstream.testing import LocalRunner, assert_exactly_once
 
 SOURCE = ms.sources.files("nowhere", schema="k string, at long, id string", format="json")
@@ -48,7 +52,7 @@ class Heard(ms.Computation):
     State = list
 
     def process_record(self, record: ms.Record) -> None:
-        self.state.append(record.value if isinstance(record.value, int) else record.value["id"])
+        self.state.append(record.value["id"] if isinstance(record.value, dict) else record.value)
         self.produce(self.state[-1])
 
 
@@ -189,3 +193,30 @@ def test_after_the_end_a_production_is_as_new_as_what_anybody_still_waits_for() 
 def test_it_is_so_under_faults(production: str, resident: bool) -> None:
     rows = [{"k": "ab"[at % 2], "at": at, "id": str(at)} for at in range(0, 60, 7)]
     assert_exactly_once(pipeline(production=production), rows, seeds=range(some(20)), epochs="same", resident=resident)
+
+
+@ENGINES
+def test_the_time_of_the_commit_and_the_clock_of_the_epoch_are_two_things(kind: Any) -> None:
+    """A run that only settles what is left gives its epochs the clock of the last input; they are committed when they are committed."""
+    s = simulation_of(kind, pipeline(Heard, ms.STRONG))
+    s.now = 1_000
+    driver = (ResidentDriver if kind is ResidentSimulation else Driver)(s)
+    if kind is ResidentSimulation:
+        driver.turn()
+    else:
+        driver.run(s.plan.epochs[0], 0)
+    driver.clock = lambda: 77_000_000
+    driver.settle(lambda: False)
+    latest = ManifestLog(s.storage).latest()
+    assert latest is not None and latest.settle and (latest.now, latest.committed_at) == (1_000, 77_000_000)
+    status = status_of("wall", latest)
+    assert (status.clock, status.committed_at) == (1_000, 77_000_000)
+    console = Console(width=200)
+    with console.capture() as said:
+        console.print(view.overview(Overview("here", "id", 2, "1-a", status)))
+    assert "committed 1970-01-01 21:23:20.000 UTC" in said.get() and "its clock (self.now) is 1970-01-01 00:00:01.000" in said.get()
+
+
+def test_a_manifest_that_does_not_say_when_it_was_committed_shows_its_clock_as_ever() -> None:
+    old = Manifest(3, "1-a", 5_000, [(0, "1-a")])
+    assert (status_of("wall", old).clock, status_of("wall", old).committed_at) == (5_000, 5_000)

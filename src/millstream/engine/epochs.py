@@ -175,7 +175,7 @@ class Epochs:
         )
         self.publishing.prepare(manifest)
         self.ownership.check_commit(epoch)
-        ours = self.log.commit(manifest, self.guards.exclusive)  # 6
+        ours = self._commit(manifest)  # 6
         self.latest = manifest if ours else self._adopted(epoch)
         self._listened = self._listened or not planned.settles
         committed = self.noted("commit", tasks)
@@ -186,6 +186,10 @@ class Epochs:
         self.noted("upkeep", published)
         self._note(planned, receipts, (clock.perf_counter() - began) * 1000)
         self.point("epoch.7-done", epoch)
+
+    def _commit(self, manifest: Manifest) -> bool:
+        manifest.committed_at = self.clock()
+        return self.log.commit(manifest, self.guards.exclusive)
 
     # --- 2: what will be done
 
@@ -296,7 +300,7 @@ class Epochs:
                 manifest = manifest_after(self.program, planned, None, [], token=self.token, shards=self.shards, folded={})
                 manifest.settle = False
             self.ownership.check_commit(manifest.epoch)
-            if self.log.commit(manifest, self.guards.exclusive):
+            if self._commit(manifest):
                 self.latest = manifest
                 return
             self.latest = self._adopted(manifest.epoch)
