@@ -103,7 +103,7 @@ class Computation:
         Timers with different tags or times stand side by side; a time that has passed is due at once. hold: until the timer fires, the
         output watermark stays at this timestamp, so that what the timer will produce with it is late for nobody.
         """
-        if kind == LOW_WATERMARK and hold is None and (time, tag) in self._visit.low:
+        if kind == LOW_WATERMARK and hold is None and time.__class__ is int and tag.__class__ is str and (time, tag) in self._visit.low:
             return  # nearly always, where many records share a timer
         self._visit.set_timer(tag, time, kind, hold)
 
