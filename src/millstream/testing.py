@@ -302,7 +302,7 @@ def assert_exactly_once(
     records: rows of the one injected stream; or (stream, row) pairs in order of arrival; or a dict of rows by stream. faults: some of
     "crash", "pause", "retry", "recompute", "zombie", "repeat", "fold", "forget"; all by default, "repeat" only on streams whose ids are
     deduplicated and whose watermark is bounded without an idle time, or that only tables with versions read (others may rightly take note of a repeated
-    record). Hooks must be
+    record), and never of records that are rejected: they go to the dead letters without deduplication. Hooks must be
     deterministic: a pipeline that rolls dice differs from its undisturbed run without any fault.
     epochs: "any" first does what `assert_same_in_any_epochs` does, with the first seeds; "same" does not, for a pipeline whose result may depend
     on how input falls into epochs. Of tables, views and joins, after every committed epoch each view is also compared with a recomputation, as `check`
