@@ -26,7 +26,7 @@ from millstream.core.topology import (
     Topology,
     as_key,
 )
-from millstream.core.watermark import Policy, bounded
+from millstream.core.watermark import Bounded, Policy, bounded
 from millstream.engine.program import Program
 from millstream.errors import DefinitionError
 from millstream.sinks.base import Sink
@@ -118,8 +118,8 @@ class Pipeline:
 
         timestamp: a column (milliseconds as long, or a Spark timestamp), SQL text or a Column; without it, records get the time at which their
         epoch was planned. id: a column, SQL text or Column that names a record; without it, the id follows from the row's content.
-        value: one column to be the record's value; without it, the value is the row as a dict. watermark: one of `ms.watermarks`, by default
-        bounded with no delay. dedup: for how long (of arrival time) ids are held, so that a record which the source repeats counts once;
+        value: one column to be the record's value; without it, the value is the row as a dict. watermark: one of `ms.watermarks`; by default bounded with
+        no delay: what is older than the newest may be late. dedup: for how long (of arrival time) ids are held, so that a repeated record counts once;
         `ms.dedup(horizon, slack=)` says more, None switches it off. Without id= there is nothing to go by.
         """
         _checked(name, "stream")
@@ -141,7 +141,7 @@ class Pipeline:
                 timestamp=timestamp,
                 id=id,
                 value=value,
-                watermark=watermark or bounded(0),
+                watermark=watermark or Bounded(delay=0, is_given=False),
                 dedup=rule,
             )
         )

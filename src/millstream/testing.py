@@ -22,6 +22,7 @@ import os
 import signal
 import subprocess
 import sys
+import warnings
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -32,7 +33,7 @@ from millstream.core.record import Timer
 from millstream.core.topology import ADAPTIVE
 from millstream.engine.checks import check
 from millstream.engine.program import Compiled, Program
-from millstream.errors import DefinitionError
+from millstream.errors import DefinitionError, InputWarning
 from millstream.pipeline import Pipeline
 from millstream.reducers.laws import assert_reducer
 from millstream.simulation import readings
@@ -99,6 +100,7 @@ class LocalRunner:
         """expressions: by the SQL text of a key, timestamp or id, a function of the row that gives the same. guards: for tests that show what a guard does."""
         self._engine = LocalEngine(_program(pipeline, expressions), check_shards(shards), guards)
         self._engine.now = now
+        self._engine.warn = lambda text: warnings.warn(text, InputWarning, stacklevel=2)
 
     @classmethod
     def _around(cls, engine: LocalEngine) -> LocalRunner:

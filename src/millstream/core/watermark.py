@@ -164,9 +164,10 @@ class Policy(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Bounded(Policy, frozen=True):
-    """Records come at most `delay` milliseconds of event time behind the newest one seen."""
+    """Records come at most `delay` milliseconds of event time behind the newest one seen. is_given: whether somebody has said so."""
 
     delay: int
+    is_given: bool = True
 
     @property
     def repeats_matter(self) -> bool:

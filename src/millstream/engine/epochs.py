@@ -19,6 +19,7 @@ end a bounded run looks at the clock once, and fires the wall-clock timers that 
 
 from __future__ import annotations
 
+import logging
 import os
 import threading
 import time as clock
@@ -29,6 +30,7 @@ from millstream.core.guards import Guards
 from millstream.engine.aftermath import idle_after, manifest_after
 from millstream.engine.contracts import Folding, Planner
 from millstream.engine.declared import declared
+from millstream.engine.hints import Hints
 from millstream.engine.history import EpochStats, History
 from millstream.engine.ownership import Ownership
 from millstream.engine.plan import NOTHING, Plan, Position, Reading, plan, to_store, unsettled
@@ -41,6 +43,8 @@ from millstream.state.manifest import Manifest, ManifestLog, edge_name
 from millstream.state.part import Part
 from millstream.state.runs import run_number
 from millstream.state.stats import ReplicaStats
+
+_log = logging.getLogger("millstream.input")
 
 TRIES = 5
 COLLECT_EVERY = 20
@@ -74,6 +78,7 @@ class Epochs:
         self.folds = folds
         self.guards = guards
         self.ownership = Ownership(log, token, guards, latest)
+        self.hints = Hints(program.topology)
         self.publishing = Publishing(program, log, token, self.session, self.point)
         self.crash = ""
         self.history = History()
@@ -261,9 +266,17 @@ class Epochs:
         records = sum(seen.records for receipt in receipts for seen in receipt.seen.values())
         if receipts:
             self.replicas = total_stats(receipts)
+        for receipt in receipts:
+            late = [hint for name, work in receipt.work.items() for hint in self.hints.of_late(name, work.counts)]
+            for hint in (*late, *self.hints.of_times(receipt.seen)):
+                self.warn(hint)
         stored = {edge_name(*edge): why for edge, why in planned.storing.items()}
         phases, self._phases = self._phases, {}
         self.history.add(EpochStats(planned.epoch, records, millis, job=bool(receipts), stored=stored, at=self.clock(), phases=phases))
+
+    def warn(self, hint: str) -> None:
+        """Says that input looks wrong. Called after the commit."""
+        _log.warning("%s: %s", self.program.name, hint)
 
     def noted(self, phase: str, since: float) -> float:
         """Notes how long a phase of the epoch under way took; the time now."""

@@ -154,6 +154,9 @@ class Driver(Epochs):
     def clock(self) -> int:
         return self.simulation.plan.clock[-1] + (AFTER_THE_END if self.simulation.is_over else 0)
 
+    def warn(self, hint: str) -> None:
+        """Nobody listens: the same records are run many times."""
+
     def read_files(self, injector: str) -> tuple[dict[str, int], set[str]]:
         return {}, set()  # there are no files: such a watermark stands still until the drain, as in the local engine
 

@@ -133,6 +133,9 @@ class ResidentDriver(PlannedEpochs):
     def clock(self) -> int:
         return self.simulation.now
 
+    def warn(self, hint: str) -> None:
+        """Nobody listens: the same records are run many times."""
+
     def point(self, name: str, epoch: int) -> None:
         self.simulation.at(self, name, self.index)
 
