@@ -159,3 +159,15 @@ class Computation:
     def output_watermark(self) -> int:
         """What this computation's streams have promised: a production with an older timestamp is refused, unless it says late=True."""
         return self._visit.least
+
+
+class Forward(Computation):
+    """Hands an injected stream on to its sinks, keeping nothing."""
+
+    State = type(None)
+
+    def process_record(self, record: Record) -> None:
+        self.produce(record.value, key=None, timestamp=record.timestamp, id=record)
+
+    def process_late_record(self, record: Record) -> None:
+        self.produce(record.value, key=None, timestamp=record.timestamp, id=record, late=True)  # to a sink a record is what it is
