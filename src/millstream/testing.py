@@ -18,6 +18,7 @@ asyncio.run(ms.testing.check_log(open_log))
 
 from __future__ import annotations
 
+import datetime
 import os
 import signal
 import subprocess
@@ -30,6 +31,7 @@ from millstream import faults as _faults
 from millstream.core.guards import ALL_GUARDS, Guards
 from millstream.core.keys import check_shards
 from millstream.core.record import Timer
+from millstream.core.time import duration
 from millstream.core.topology import ADAPTIVE
 from millstream.engine.checks import check
 from millstream.engine.program import Compiled, Program
@@ -126,16 +128,29 @@ class LocalRunner:
         raise DefinitionError(f"after {limit} epochs there is still something due: does a timer keep setting another?")
 
     def advance_watermark(self, stream: str, to: int) -> None:
-        """Moves an injected stream's watermark forward, as if its source had said so, and runs what is due."""
+        """Moves an injected stream's watermark forward to a time (milliseconds since 1970), as if its source had said so, and runs what is due. One that is
+        further already stays."""
         if stream not in self._engine.injected:
             raise DefinitionError(f"no injected stream is called {stream!r}; there are: {', '.join(self._engine.injected)}")
         self._engine.progress[stream].watermark = max(self._engine.injected[stream], to)
         self._settle()
 
-    def advance_clock(self, to: int) -> None:
-        """Moves the wall clock forward and runs what is due."""
-        if to < self._engine.now:
-            raise ValueError(f"the clock stands at {self._engine.now} and does not go back to {to}")
+    def advance_clock(self, to: int | str | datetime.timedelta) -> None:
+        """Moves the wall clock forward and runs what is due. to: a number is the time itself, in milliseconds since 1970, as hooks see it in `self.now`; a
+        text such as "5s", or a timedelta, is a step from where the clock stands."""
+        now = self._engine.now
+        if isinstance(to, (str, datetime.timedelta)):
+            step = duration(to)
+            if step < 0:
+                raise ValueError(f"advance_clock({to!r}): the clock does not go back")
+            to = now + step
+        if to.__class__ is not int:
+            raise ValueError(f"advance_clock({to!r}): give a time as an int, milliseconds since 1970, or a step such as '5s'")
+        if to < now:
+            raise ValueError(
+                f"advance_clock({to}): a number is a time, not a step, and the clock stands at {now} already: it does not go back. To move it on by {to} ms, "
+                f"write advance_clock('{to}ms')."
+            )
         self._engine.now = to
         self._settle()
 

@@ -7,6 +7,7 @@ import dataclasses
 import datetime
 import decimal
 import enum
+import re
 import uuid
 import zoneinfo
 from dataclasses import dataclass, field
@@ -420,3 +421,68 @@ def test_a_whole_state_of_a_subclass_is_refused(state: Any) -> None:
 def test_what_is_produced_has_the_offset_and_not_the_zone_as_ever() -> None:
     moment = datetime.datetime(2024, 7, 1, tzinfo=BERLIN)
     assert codec.encode_value([moment]) == codec.encode_value([moment.astimezone(datetime.timezone(datetime.timedelta(hours=2)))])
+
+
+# --- state of an older program
+
+
+@dataclass
+class Old:
+    count: int = 0
+    names: list[str] = field(default_factory=list)
+
+
+@dataclass
+class New:
+    count: dict[str, int] = field(default_factory=dict)
+
+
+def keeping(state: Any, leave: Any, on_error: str = ms.FAIL) -> ms.Pipeline:
+    def hook(self: Any, record: ms.Record) -> None:
+        self.state = leave
+
+    computation = type("Keeps", (ms.Computation,), {"State": state, "process_record": hook})
+    p = ms.Pipeline("codec")
+    source = p.inject("in", ms.sources.files("in/", schema="k string, at long", format="json"), timestamp="at")
+    p.compute(computation, source, key="k", on_error=on_error)
+    return p
+
+
+@pytest.mark.parametrize(
+    ("before", "left", "now", "fresh", "stored", "wanted"),
+    [
+        (Old, Old(3, ["a"]), New, New(), r"\{'count': 3, 'names': \['a'\]\}", r"New\(count: dict\[str, int\]\)"),
+        (int, 7, str, "", r"7 \(int\)", r"str"),
+        (dict, {"a": 1}, list, [], r"\{'a': 1\} \(dict\)", r"list"),
+        (Old, Old(3), int, 0, r"\{'count': 3, 'names': \[\]\} \(dict\)", r"int"),
+        (list, [1], New, New(), r"\[1\] \(list\)", r"New"),
+    ],
+)
+@pytest.mark.parametrize("on_error", [ms.FAIL, ms.DEAD_LETTER])
+def test_a_state_of_an_older_program_is_named_with_both_types(
+    before: Any, left: Any, now: Any, fresh: Any, stored: str, wanted: str, on_error: str
+) -> None:
+    runner = LocalRunner(keeping(before, left, on_error))
+    runner.push("in", {"k": "a", "at": 1})
+    runner.run()
+    runner.become(keeping(now, fresh, on_error))
+    runner.push("in", {"k": "a", "at": 2})
+    with pytest.raises(ms.errors.HookError, match="stored state is of an older program") as caught:
+        runner.run()
+    text = str(caught.value)
+    assert re.search(f"stored: {stored}", text) and re.search(f"State now: {wanted}", text), text
+    assert "computation 'Keeps', key 'a'" in text and "name=" in text and "Traceback" not in text
+
+
+def test_a_field_with_a_default_more_is_no_other_type() -> None:
+    @dataclass
+    class More(Old):
+        extra: int = 5
+
+    runner = LocalRunner(keeping(Old, Old(3)))
+    runner.push("in", {"k": "a", "at": 1})
+    runner.run()
+    runner.become(keeping(More, More(4)))
+    assert runner.state("Keeps", "a") == More(3, [], 5)
+    runner.push("in", {"k": "a", "at": 2})
+    runner.run()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import datetime
 from typing import Any
 
 import pytest
@@ -220,3 +221,33 @@ def test_the_time_of_the_commit_and_the_clock_of_the_epoch_are_two_things(kind: 
 def test_a_manifest_that_does_not_say_when_it_was_committed_shows_its_clock_as_ever() -> None:
     old = Manifest(3, "1-a", 5_000, [(0, "1-a")])
     assert (status_of("wall", old).clock, status_of("wall", old).committed_at) == (5_000, 5_000)
+
+
+@pytest.mark.parametrize("to", [1_005_000, "5s", "5000 ms", datetime.timedelta(seconds=5)])
+def test_the_clock_of_a_test_goes_to_a_time_or_by_a_step(to: Any) -> None:
+    runner = LocalRunner(pipeline(), now=1_000_000)
+    runner.push("in", ROW)
+    runner.run()
+    runner.advance_clock(to)
+    assert runner.output("beats") == [("a", 1_001_000, 5_000)]
+    runner.push("in", {**ROW, "id": "2"})
+    runner.run()
+    assert [timer.time for timer in runner.timers("Beat", "a")] == [1_006_000], "the clock stands at 1,005,000"
+
+
+@pytest.mark.parametrize(
+    ("to", "says"),
+    [
+        (5_000, r"a number is a time, not a step, and the clock stands at 1000000 already.*write advance_clock\('5000ms'\)"),
+        (5.5, "give a time as an int"),
+        (None, "give a time as an int"),
+        (True, "give a time as an int"),
+        (datetime.timedelta(seconds=-5), "does not go back"),
+    ],
+)
+def test_a_clock_that_is_told_something_else_says_what_it_wants(to: Any, says: str) -> None:
+    runner = LocalRunner(pipeline(), now=1_000_000)
+    with pytest.raises(ValueError, match=says):
+        runner.advance_clock(to)
+    with pytest.raises(ms.errors.DefinitionError, match="is not a duration"):
+        runner.advance_clock("5 parsecs")

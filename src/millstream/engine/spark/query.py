@@ -200,7 +200,7 @@ def _session(spark: Any, program: Program, bounded: bool, resident: bool, say: C
         if not resident:
             warm_up(spark)
     _check_session(spark)
-    hush(spark, resident)
+    hush(spark)
     return spark
 
 
