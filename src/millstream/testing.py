@@ -102,7 +102,7 @@ class LocalRunner:
         """expressions: by the SQL text of a key, timestamp or id, a function of the row that gives the same. guards: for tests that show what a guard does."""
         self._engine = LocalEngine(_program(pipeline, expressions), check_shards(shards), guards)
         self._engine.now = now
-        self._engine.warn = lambda text: warnings.warn(text, InputWarning, stacklevel=2)
+        self._engine.warn = lambda text: warnings.warn(text, InputWarning, stacklevel=5)  # who has called run
 
     @classmethod
     def _around(cls, engine: LocalEngine) -> LocalRunner:
