@@ -21,6 +21,10 @@ if (
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
+def pytest_configure(config: pytest.Config) -> None:
+    config.addinivalue_line("filterwarnings", "ignore::millstream.errors.InputWarning")  # many tests have late records on purpose
+
+
 @pytest.fixture(scope="session", autouse=True)
 def _replicas(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     os.environ["MILLSTREAM_REPLICAS"] = str(tmp_path_factory.mktemp("replicas"))

@@ -604,6 +604,19 @@ words.emit(counts, ms.sinks.files("out"))
 """
 
 
+PLAIN = """
+import millstream as ms
+
+class Count(ms.Computation):
+    State = int
+    def process_record(self, record):
+        self.state += 1
+
+words = ms.Pipeline("words")
+words.compute(Count, words.inject("words", ms.sources.files("in", schema="word string, at long", format="json"), timestamp="at"), key="word")
+"""
+
+
 def run_file(folder: Path, *argv: str, timeout: float = 180, environment: dict[str, str] | None = None) -> subprocess.CompletedProcess[str]:
     environment = {**os.environ, "MILLSTREAM_REPLICAS": str(folder / "replicas"), **(environment or {})}
     return subprocess.run(
@@ -642,6 +655,18 @@ def test_run_to_the_end_of_the_input(project: Path, capsys: pytest.CaptureFixtur
     assert "driver: ended" in called(capsys, "status", str(checkpoint))
     (row,) = state_of(capsys, str(checkpoint), "Count", "--key", "tea")
     assert row["state"]["n"] == 2 and row["maps"][0]["first"] == [[1, "TEA"], [2, "TEA"]] and row["timers"] == []
+
+
+@pytest.mark.spark
+@pytest.mark.parametrize("mode", [[], ["--resident"]], ids=["micro-batch", "resident"])
+def test_a_line_that_cannot_be_read_is_two_lines_in_both_modes(project: Path, mode: list[str]) -> None:
+    (project / "code" / "words.py").write_text(PLAIN)
+    (project / "in" / "2.json").write_text('{"word": "tea", "at": 1}\n{"word": oops\n')
+    ran = run_file(project, "run", "code/words.py:words", "--available-now", *mode)
+    assert ran.returncode != 0
+    first, second = ran.stderr.splitlines()
+    assert first.startswith("millstream: an injected stream cannot be read; nothing of this epoch was committed.")
+    assert second == f'  file://{project}/in/2.json, line 2: this is not JSON: {{"word": oops'
 
 
 def test_a_definition_error_is_one_message(project: Path) -> None:

@@ -274,3 +274,7 @@ def travelling_name(error: MillstreamError) -> str:
 BY_REASON: dict[str, type[ServiceError]] = {
     cls.reason: cls for cls in (BadNode, NotReady, Busy, TooLarge, Conflict, Stale, SessionExpired, Denied, RefusedRequest, UnknownOutcome)
 }
+
+
+class InputWarning(UserWarning):
+    """Not an error: what a test's `LocalRunner` says of input that looks wrong. A run says the same in its log."""

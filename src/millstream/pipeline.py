@@ -10,10 +10,9 @@ from typing import TYPE_CHECKING, Any
 
 from millstream.core import dedup as rules_of_ids
 from millstream.core.codec import Codec
-from millstream.core.computation import Computation
+from millstream.core.computation import Computation, Forward
 from millstream.core.dedup import Dedup
 from millstream.core.outcome import DROP, HOOK
-from millstream.core.record import Record
 from millstream.core.time import Duration, duration
 from millstream.core.topology import (
     DEAD_LETTER,
@@ -26,11 +25,12 @@ from millstream.core.topology import (
     Topology,
     as_key,
 )
-from millstream.core.watermark import Policy, bounded
+from millstream.core.watermark import Bounded, Policy, bounded
 from millstream.engine.program import Program
 from millstream.errors import DefinitionError
 from millstream.sinks.base import Sink
 from millstream.sources.base import as_source
+from millstream.sources.fields import check_injector, check_keys, table_fields
 from millstream.state.codec import msgpack
 from millstream.views import feeds
 from millstream.views.define import CHANGES, LATEST, TOLD, Joined, PipelineTable, Relation, View, compiled
@@ -66,18 +66,6 @@ class Via:
         self.stream = stream
         self.production = production
         self.slow_after = slow_after
-
-
-class Forward(Computation):
-    """Hands an injected stream on to its sinks, keeping nothing."""
-
-    State = type(None)
-
-    def process_record(self, record: Record) -> None:
-        self.produce(record.value, key=None, timestamp=record.timestamp, id=record)
-
-    def process_late_record(self, record: Record) -> None:
-        self.produce(record.value, key=None, timestamp=record.timestamp, id=record, late=True)  # to a sink a record is what it is
 
 
 class Pipeline:
@@ -118,8 +106,8 @@ class Pipeline:
 
         timestamp: a column (milliseconds as long, or a Spark timestamp), SQL text or a Column; without it, records get the time at which their
         epoch was planned. id: a column, SQL text or Column that names a record; without it, the id follows from the row's content.
-        value: one column to be the record's value; without it, the value is the row as a dict. watermark: one of `ms.watermarks`, by default
-        bounded with no delay. dedup: for how long (of arrival time) ids are held, so that a record which the source repeats counts once;
+        value: one column to be the record's value; without it, the value is the row as a dict. watermark: one of `ms.watermarks`; by default bounded with
+        no delay: what is older than the newest may be late. dedup: for how long (of arrival time) ids are held, so that a repeated record counts once;
         `ms.dedup(horizon, slack=)` says more, None switches it off. Without id= there is nothing to go by.
         """
         _checked(name, "stream")
@@ -141,10 +129,11 @@ class Pipeline:
                 timestamp=timestamp,
                 id=id,
                 value=value,
-                watermark=watermark or bounded(0),
+                watermark=watermark or Bounded(delay=0, is_given=False),
                 dedup=rule,
             )
         )
+        check_injector(self._injectors[-1])
         return Stream(name, self)
 
     def compute(
@@ -233,7 +222,7 @@ class Pipeline:
         if unknown:
             raise DefinitionError(f"computation {name!r}: key= names the streams {unknown}, which it does not read")
         lates = self._lates(name, streams, late)
-        return tuple(
+        found = tuple(
             Input(
                 stream=stream,
                 key=as_key(key.get(stream) if isinstance(key, Mapping) else key),
@@ -243,6 +232,8 @@ class Pipeline:
             )
             for stream, via in zip(streams, ways, strict=True)
         )
+        check_keys(f"key of computation {name!r}", found, self._injectors)
+        return found
 
     def _lates(self, name: str, streams: Sequence[str], late: str | Mapping[str, str] | None) -> dict[str, str]:
         if isinstance(late, Mapping):
@@ -347,7 +338,8 @@ class Pipeline:
             columns=None if columns is None else tuple(columns),
             tombstones=None if tombstones is None else duration(tombstones),
         )
-        return PipelineTable(name, self, inputs, rules, on_error, renamed_from)
+        fields = table_fields(name, inputs, self._injectors, feed, version, columns)
+        return PipelineTable(name, self, inputs, rules, on_error, renamed_from, fields)
 
     def _table_input(self, table: str, given: Any, stream: str, key: Any, feed: Feed, timestamp: Any) -> Input:
         if isinstance(given, (Stream, str)):

@@ -18,10 +18,12 @@ asyncio.run(ms.testing.check_log(open_log))
 
 from __future__ import annotations
 
+import datetime
 import os
 import signal
 import subprocess
 import sys
+import warnings
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -29,10 +31,11 @@ from millstream import faults as _faults
 from millstream.core.guards import ALL_GUARDS, Guards
 from millstream.core.keys import check_shards
 from millstream.core.record import Timer
+from millstream.core.time import duration
 from millstream.core.topology import ADAPTIVE
 from millstream.engine.checks import check
 from millstream.engine.program import Compiled, Program
-from millstream.errors import DefinitionError
+from millstream.errors import DefinitionError, InputWarning
 from millstream.pipeline import Pipeline
 from millstream.reducers.laws import assert_reducer
 from millstream.simulation import readings
@@ -99,6 +102,7 @@ class LocalRunner:
         """expressions: by the SQL text of a key, timestamp or id, a function of the row that gives the same. guards: for tests that show what a guard does."""
         self._engine = LocalEngine(_program(pipeline, expressions), check_shards(shards), guards)
         self._engine.now = now
+        self._engine.warn = lambda text: warnings.warn(text, InputWarning, stacklevel=5)  # who has called run
 
     @classmethod
     def _around(cls, engine: LocalEngine) -> LocalRunner:
@@ -124,16 +128,29 @@ class LocalRunner:
         raise DefinitionError(f"after {limit} epochs there is still something due: does a timer keep setting another?")
 
     def advance_watermark(self, stream: str, to: int) -> None:
-        """Moves an injected stream's watermark forward, as if its source had said so, and runs what is due."""
+        """Moves an injected stream's watermark forward to a time (milliseconds since 1970), as if its source had said so, and runs what is due. One that is
+        further already stays."""
         if stream not in self._engine.injected:
             raise DefinitionError(f"no injected stream is called {stream!r}; there are: {', '.join(self._engine.injected)}")
         self._engine.progress[stream].watermark = max(self._engine.injected[stream], to)
         self._settle()
 
-    def advance_clock(self, to: int) -> None:
-        """Moves the wall clock forward and runs what is due."""
-        if to < self._engine.now:
-            raise ValueError(f"the clock stands at {self._engine.now} and does not go back to {to}")
+    def advance_clock(self, to: int | str | datetime.timedelta) -> None:
+        """Moves the wall clock forward and runs what is due. to: a number is the time itself, in milliseconds since 1970, as hooks see it in `self.now`; a
+        text such as "5s", or a timedelta, is a step from where the clock stands."""
+        now = self._engine.now
+        if isinstance(to, (str, datetime.timedelta)):
+            step = duration(to)
+            if step < 0:
+                raise ValueError(f"advance_clock({to!r}): the clock does not go back")
+            to = now + step
+        if to.__class__ is not int:
+            raise ValueError(f"advance_clock({to!r}): give a time as an int, milliseconds since 1970, or a step such as '5s'")
+        if to < now:
+            raise ValueError(
+                f"advance_clock({to}): a number is a time, not a step, and the clock stands at {now} already: it does not go back. To move it on by {to} ms, "
+                f"write advance_clock('{to}ms')."
+            )
         self._engine.now = to
         self._settle()
 
@@ -302,7 +319,7 @@ def assert_exactly_once(
     records: rows of the one injected stream; or (stream, row) pairs in order of arrival; or a dict of rows by stream. faults: some of
     "crash", "pause", "retry", "recompute", "zombie", "repeat", "fold", "forget"; all by default, "repeat" only on streams whose ids are
     deduplicated and whose watermark is bounded without an idle time, or that only tables with versions read (others may rightly take note of a repeated
-    record). Hooks must be
+    record), and never of records that are rejected: they go to the dead letters without deduplication. Hooks must be
     deterministic: a pipeline that rolls dice differs from its undisturbed run without any fault.
     epochs: "any" first does what `assert_same_in_any_epochs` does, with the first seeds; "same" does not, for a pipeline whose result may depend
     on how input falls into epochs. Of tables, views and joins, after every committed epoch each view is also compared with a recomputation, as `check`

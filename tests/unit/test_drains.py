@@ -105,8 +105,8 @@ def test_a_wall_clock_timer_after_the_end_of_event_time_produces_and_nobody_dies
     runner.drain()
     runner.advance_clock(1_200)
     assert runner.output("beats") == [("a", 1_100, 1_100)]
-    ((_, late, _),) = runner.output("too-late")  # event time is over: whatever comes now is late, and says so
-    assert late["timestamp"] == 1_100
+    assert runner.output("too-late") == []  # event time is over: nothing is late any more
+    assert runner.output("windows") == [("a", 1, 1_110)]
 
 
 def test_a_refused_timer_leaves_no_hold_behind() -> None:
@@ -125,6 +125,36 @@ def test_a_refused_timer_leaves_no_hold_behind() -> None:
     run_step(Refused(), [("a", 1, "x", None)], store=store)
     row = decode_row(store.entries[ROW + b"a"])
     assert row.holds == [] and row.low == [] and row.wall == []
+
+
+@pytest.mark.parametrize(
+    ("wrong", "says"),
+    [
+        (lambda c: c.set_timer("t", None, hold=5), r"set_timer\('t', None\): the time must be an int"),
+        (lambda c: c.set_timer("t", None, kind=ms.WALL_CLOCK, hold=5), r"set_timer\('t', None\): the time must be an int"),
+        (lambda c: c.set_timer("t", "soon"), r"set_timer\('t', 'soon'\): the time must be an int"),
+        (lambda c: c.set_timer("set", 7.0), r"set_timer\('set', 7.0\): the time must be an int"),
+        (lambda c: c.set_timer(["t"], 7), r"the tag must be a str"),
+        (lambda c: c.set_timer("t", 7, hold="soon"), r"set_timer\('t', 7, hold='soon'\): the hold must be an int"),
+        (lambda c: c.set_timer("t", 7, kind=["x"]), r"use ms.LOW_WATERMARK or ms.WALL_CLOCK"),
+        (lambda c: c.hold("soon"), r"hold\('soon'\): the timestamp must be an int"),
+        (lambda c: c.hold(None), r"hold\(None\): the timestamp must be an int"),
+        (lambda c: c.cancel_timer("t", "soon"), r"cancel_timer\('t', 'soon'\): the time must be an int"),
+        (lambda c: c.cancel_timer(["t"]), r"the tag must be a str"),
+        (lambda c: c.produce(1, timestamp="soon"), r"give milliseconds as an int"),
+    ],
+)
+def test_a_wrong_argument_is_named_whatever_stands_beside_it(wrong: Any, says: str) -> None:
+    class Wrong(ms.Computation):
+        def process_record(self, record: ms.Record) -> None:
+            self.set_timer("set", 7)
+            with pytest.raises(ValueError, match=says):
+                wrong(self)
+
+    store = MemoryStore()
+    run_step(Wrong(), [("a", 1, "x", None)], store=store)
+    row = decode_row(store.entries[ROW + b"a"])
+    assert row.holds == [] and row.low == [(7, "set")] and row.wall == []
 
 
 def test_a_key_that_only_equals_the_producers_key_is_another_key() -> None:

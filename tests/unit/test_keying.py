@@ -146,7 +146,7 @@ def test_a_record_that_is_to_be_rejected_names_its_file_after_the_pickle_too() -
     table = pa.table(
         {"k": ["a", None, "b", "c"], "n": [1, 2, 3, 4], "at": [5, 6, END, 8], "broken": [None, None, None, "{"]}, schema=schema
     )
-    made = keying(PLAIN, timestamp="at", source=ms.sources.files("in", schema="k string"), unreadable="broken")
+    made = keying(PLAIN, timestamp="at", source=ms.sources.files("in", schema="k string, n long, at long"), unreadable="broken")
     wanted = [None, f"file:///a{BETWEEN}", f"file:///a{BETWEEN}", f"file:///a{BETWEEN}{{"]
     assert made.keyed(table, 0, "file:///a").column("bad").to_pylist() == wanted
     assert pickle.loads(pickle.dumps(made)).keyed(table, 0, "file:///a").column("bad").to_pylist() == wanted

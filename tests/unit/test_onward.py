@@ -5,6 +5,7 @@ from __future__ import annotations
 import datetime
 from typing import Any
 
+import msgspec
 import pytest
 
 import millstream as ms
@@ -115,3 +116,34 @@ def test_durations_as_people_write_them(given: Any, millis: int) -> None:
 def test_a_duration_without_a_unit_is_refused(given: Any) -> None:
     with pytest.raises(ms.errors.DefinitionError, match="is not a duration"):
         bounded(given)
+
+
+@pytest.mark.parametrize("again", [{"k": "x", "at": 500}, {"k": "x", "at": 20}], ids=["a repeat", "a straggler"])
+def test_one_that_says_nothing_new_after_a_silence_does_not_stop_time(again: dict[str, Any]) -> None:
+    runner = runner_of(a=bounded("0ms", onward="10s"))
+    runner.push("a", {"k": "x", "at": 500})
+    runner.run()
+    runner.advance_clock(1_000_000 + 3_600_000)  # an hour of silence
+    assert runner.low_watermark("Window") == 500 + 3_590_000
+    runner.push("a", again)
+    runner.run()
+    runner.advance_clock(1_000_000 + 3_600_000 + 15_000)
+    runner.epoch()
+    assert runner.low_watermark("Window") == 500 + 3_590_000 + 5_000, "it goes on from where it stood, after the same silence as ever"
+
+
+def test_nor_does_such_a_sub_source() -> None:
+    policy = sub_sources("host", ["a", "b"], bounded("0ms", onward="10s"))
+    after = policy.advance(Progress(), Seen(2, 500, subs={"a": (500, None), "b": (500, None)}), now=1_000)
+    after = policy.advance(after, Seen(), now=3_601_000)
+    assert after.watermark == 500 + 3_590_000
+    before = msgspec.json.encode(after)
+    told = policy.advance(after, Seen(2, 20, subs={"a": (20, None), "b": (500, None)}), now=3_601_500)
+    assert msgspec.json.encode(after) == before, "a policy is pure"
+    assert policy.advance(told, Seen(), now=3_616_500).watermark == 500 + 3_590_000 + 5_000
+
+
+def test_progress_that_was_kept_before_it_said_where_time_stood_goes_on() -> None:
+    policy = bounded("0ms", onward="10s")
+    old = Progress(newest=500, watermark=500, used=500, records=1, heard=1_000, since=1_000)
+    assert policy.advance(old, Seen(), now=12_000).watermark == 1_500

@@ -7,6 +7,8 @@ from typing import Any
 import pytest
 
 import millstream as ms
+from effort import some
+from millstream.core.guards import Guards
 from millstream.testing import LocalRunner, assert_exactly_once
 
 SCHEMA = "k string, n long, at long, id string"
@@ -111,3 +113,16 @@ def test_whoever_reads_dead_letters_without_a_key_of_its_own_gets_those_of_rejec
     runner.push("in", row(1), *[row(at, k=None) for at in (2, 3)], {"k": "a", "n": None, "at": 4, "id": "x"})
     runner.run()
     assert runner.state("Letters") == {"": 2, "a": 1}
+
+
+@pytest.mark.parametrize("resident", [False, True])
+def test_a_right_pipeline_is_not_accused_because_of_records_that_are_not_deduplicated(resident: bool) -> None:
+    rows = [row(at, k=None if at % 2 else "a") for at in range(12)]
+    for faults in (None, ["repeat"]):
+        assert_exactly_once(pipeline(), rows, seeds=range(some(60)), faults=faults, resident=resident, epochs="same")
+
+
+def test_twin_without_deduplication_the_repeats_of_those_beside_them_are_noticed() -> None:
+    rows = [row(at, k=None if at % 2 else "a") for at in range(12)]
+    with pytest.raises(AssertionError, match="repeat in epoch"):
+        assert_exactly_once(pipeline(), rows, seeds=range(60), faults=["repeat"], guards=Guards.without("dedup"), epochs="same")

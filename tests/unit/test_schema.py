@@ -49,7 +49,7 @@ def test_what_does_not_fit_names_stream_column_value_and_type(row: dict[str, Any
     assert says in str(caught.value)
 
 
-@pytest.mark.parametrize("ddl", ["a intervall", "a int b", "a array<int", "a: ", "a geometry(0)", ""])
+@pytest.mark.parametrize("ddl", ["a interval", "a int b", "a array<int", "a: ", "a geometry(0)", ""])
 def test_a_text_that_it_does_not_understand_is_left_to_spark(ddl: str) -> None:
     assert columns(ddl) is None
 
@@ -64,12 +64,65 @@ def test_a_column_that_the_schema_does_not_have_is_told_before_anything_starts(w
 
     p = ms.Pipeline("columns")
     named = {"timestamp": "at", "id": "id", "key": "word", **where}
-    stream = p.inject("in", ms.sources.files("in/", schema="word string, at long, id string"), timestamp=named["timestamp"], id=named["id"])
-    p.compute(Count, stream, key=named["key"])
+    source = ms.sources.files("in/", schema="word string, at long, id string")
     with pytest.raises(
         ms.errors.DefinitionError, match=rf"injected stream 'in', {says}: there is no column .*; the source has: word, at, id"
     ):
-        LocalRunner(p)
+        p.compute(Count, p.inject("in", source, timestamp=named["timestamp"], id=named["id"]), key=named["key"])
+
+
+USERS = ms.sources.files("in/", schema="id long, country string, name string, ts long, gone boolean")
+
+
+@pytest.mark.parametrize(
+    ("wrong", "says"),
+    [
+        (lambda p: p.table("users", USERS, key="idd"), r"injected stream 'users', key of table 'users': .* 'idd'; .* Did you mean 'id'\?"),
+        (lambda p: p.table("users", USERS, key=["id", "contry"]), "Did you mean 'country'"),
+        (lambda p: p.table("users", USERS, key="id", version="tss"), r"table 'users', version: there is no column 'tss'"),
+        (lambda p: p.table("users", USERS, key="id", deleted="gnoe"), r"table 'users', deleted: there is no column 'gnoe'"),
+        (lambda p: p.table("users", USERS, key="id", columns=["nam"]), r"table 'users', columns: there is no column 'nam'"),
+        (lambda p: p.table("users", USERS, key="id").by("contry"), r"users.by: there is no column 'contry'; .* Did you mean 'country'\?"),
+        (lambda p: p.table("users", USERS, key="id").filter(bool).by("name", "contry"), "users.by: there is no column 'contry'"),
+        (
+            lambda p: p.table("users", USERS, key="id", columns=["name"]).by("country"),
+            "users.by: there is no column 'country'; .* has: name",
+        ),
+        (lambda p: p.inject("in", USERS, watermark=ms.watermarks.declared("complet")), "watermark: there is no column 'complet'"),
+        (lambda p: p.inject("in", USERS, value="nmae"), "value: there is no column 'nmae'"),
+    ],
+)
+def test_a_field_that_the_schema_does_not_have_is_refused_where_it_is_written(wrong: Any, says: str) -> None:
+    with pytest.raises(ms.errors.DefinitionError, match=says):
+        wrong(ms.Pipeline("fields"))
+
+
+def test_what_cannot_be_told_is_nobodys_business() -> None:
+    p = ms.Pipeline("fields")
+    users = p.table("users", USERS, key="id", version=["ts", "name"])
+    users.map(lambda d: {"any": 1}).by("any").reduce(ms.count(), name="mapped")
+    users.by("country", "name").reduce(ms.count(), name="grouped").by("whatever")
+    p.table("lower", p.inject("in", USERS, timestamp="ts"), key="lower(name)", version="name.first").by(lambda d: d.key)
+    p.table("own", lambda spark: None, key="anything").by("anything")
+    p.table(
+        "events",
+        ms.sources.files("in/", schema="op string, after struct<id: long>, before struct<id: long>, source struct<lsn: long>"),
+        key="id",
+        change=ms.changes.debezium(),
+    ).by("name")
+
+
+@pytest.mark.parametrize(
+    ("schema", "says"), [("a strng, b long", "no type 'strng'. Did you mean 'string'"), ("a array<itn>", "no type 'itn'")]
+)
+def test_a_type_that_spark_has_not_is_refused(schema: str, says: str) -> None:
+    with pytest.raises(ms.errors.DefinitionError, match=says):
+        ms.Pipeline("types").inject("in", ms.sources.files("in/", schema=schema), timestamp="b")
+
+
+@pytest.mark.parametrize("schema", ["a variant, b long", "a interval day to second, b long", "a string collate unicode, b long", "a void"])
+def test_a_type_that_only_spark_knows_is_left_to_it(schema: str) -> None:
+    assert columns(schema) is None
 
 
 def test_sql_text_needs_its_meaning_in_a_test() -> None:

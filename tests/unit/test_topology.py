@@ -35,7 +35,7 @@ def graph(injectors, computations, emissions=()):
 
 def pipeline():
     found = ms.Pipeline("p")
-    return found, found.inject("in", ms.sources.rate(1))
+    return found, found.inject("in", ms.sources.files("in", schema="k string"))
 
 
 # --- what is refused
@@ -96,7 +96,7 @@ def test_an_injected_stream_needs_a_key():
     with pytest.raises(DefinitionError, match=r"'C'.*'in' without a key"):
         graph(["in"], [spec("C", ["in"])])
     p, stream = pipeline()
-    other = p.inject("other", ms.sources.rate(1))
+    other = p.inject("other", ms.sources.files("in", schema="k string"))
     p.compute(C, stream, other, key={"in": "k"})
     with pytest.raises(DefinitionError, match="'other' without a key"):
         p.topology()

@@ -137,7 +137,7 @@ def test_with_dead_letters_a_document_gives_nothing_until_it_maps_again() -> Non
     ],
 )
 def test_a_group_that_cannot_be_is_named(by: Any, why: str) -> None:
-    _, runner = made(lambda users: users.by(by).reduce(ms.count(), name="names"))
+    _, runner = made(lambda users: users.map(lambda row: row.value).by(by).reduce(ms.count(), name="names"))
     runner.push("users", user(7))
     with pytest.raises(HookError, match=rf"view 'names', document 7: .*{why}"):
         runner.run()
@@ -219,7 +219,7 @@ def test_what_is_defined_wrongly_is_refused_at_once() -> None:
 
 
 def test_a_missing_join_field_is_named() -> None:
-    _, runner = made(lambda users: users.by("boss").join(users, name="bosses").by().reduce(ms.count(), name="n"))
+    _, runner = made(lambda users: users.map(lambda row: row.value).by("boss").join(users, name="bosses").by().reduce(ms.count(), name="n"))
     runner.push("users", user(7))
     with pytest.raises(
         HookError, match=r"view 'bosses', document 7: LookupError: by\('boss'\): there is no such field; there are: id, name, age"
@@ -227,9 +227,19 @@ def test_a_missing_join_field_is_named() -> None:
         runner.run()
 
 
+class Passes(ms.Computation):
+    State = int
+
+    def process_record(self, record: ms.Record) -> None:
+        self.produce(record.value)
+
+
 def test_columns_that_are_not_there_are_named() -> None:
-    _, runner = made(count, columns=["name", "nme"])
-    runner.push("users", user(7))
+    pipeline = ms.Pipeline("people")
+    stream = pipeline.compute(Passes, pipeline.inject("in", ms.sources.files("in/", schema=SCHEMA)), key="id", produces="passed")
+    count(pipeline.table("users", stream, key="id", columns=["name", "nme"]))
+    runner = ms.testing.LocalRunner(pipeline)
+    runner.push("in", user(7))
     with pytest.raises(HookError, match=r"table 'users': columns=\['name', 'nme'\], and the document .* lacks 'nme'"):
         runner.run()
     _, runner = made(count, columns=["name"])

@@ -14,6 +14,8 @@ Rules
    pending, by a timer, by a hold, or by something from outside that has not arrived. All members of a cycle follow the oldest of these, and their
    productions may not be older than it. (So state in a cycle cannot hold, nor a timer an earlier timestamp than its own: it would wait for itself.)
 6. When event time ends, a hold counts as long as its computation can still do something. One that nothing is left to release is void.
+7. A wall-clock timer may fire after its computation's event time has ended. What it produces is as new as anything that anybody still waits for, and where
+   event time has ended nothing is late: no source may bring anything any more. So a production is never late, also then.
 """
 
 from __future__ import annotations
@@ -113,11 +115,24 @@ def _cycles(topology: Topology, injectors: Mapping[str, Progress], before: Mappi
 def times(topology: Topology, standings: Mapping[str, Standing], before: Mapping[str, Standing], now: int, epoch: int) -> dict[str, Times]:
     """What the steps of an epoch are told."""
     found = {}
+    newest = _newest(standings, before)
     for name, standing in standings.items():
         was = before.get(name, Standing())
         least = standing.low if name in topology.cycle_of else was.output
-        found[name] = Times(now=now, late_before=was.low, low_watermark=standing.low, epoch=epoch, least=least, promised=standing.output)
+        found[name] = Times(
+            now=now,
+            late_before=was.low if was.low < END else BEGINNING,
+            low_watermark=standing.low,
+            epoch=epoch,
+            least=least if least < END else newest,
+            promised=standing.output,
+        )
     return found
+
+
+def _newest(*standings: Mapping[str, Standing]) -> int:
+    """Rule 7: the newest low watermark of those whose event time goes on; BEGINNING where it has ended for all."""
+    return max((one.low for some in standings for one in some.values() if one.low < END), default=BEGINNING)
 
 
 class Holder(msgspec.Struct, frozen=True):

@@ -103,7 +103,7 @@ class Computation:
         Timers with different tags or times stand side by side; a time that has passed is due at once. hold: until the timer fires, the
         output watermark stays at this timestamp, so that what the timer will produce with it is late for nobody.
         """
-        if kind == LOW_WATERMARK and hold is None and (time, tag) in self._visit.low:
+        if kind == LOW_WATERMARK and hold is None and time.__class__ is int and tag.__class__ is str and (time, tag) in self._visit.low:
             return  # nearly always, where many records share a timer
         self._visit.set_timer(tag, time, kind, hold)
 
@@ -159,3 +159,15 @@ class Computation:
     def output_watermark(self) -> int:
         """What this computation's streams have promised: a production with an older timestamp is refused, unless it says late=True."""
         return self._visit.least
+
+
+class Forward(Computation):
+    """Hands an injected stream on to its sinks, keeping nothing."""
+
+    State = type(None)
+
+    def process_record(self, record: Record) -> None:
+        self.produce(record.value, key=None, timestamp=record.timestamp, id=record)
+
+    def process_late_record(self, record: Record) -> None:
+        self.produce(record.value, key=None, timestamp=record.timestamp, id=record, late=True)  # to a sink a record is what it is

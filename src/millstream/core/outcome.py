@@ -16,7 +16,8 @@ HOOK = "hook"  # it is handed to process_late_record
 class Times(msgspec.Struct, frozen=True):
     """The times of one computation in one epoch. Invariants: late_before <= low_watermark; least <= promised <= low_watermark.
 
-    least: what its streams had promised before: no production may be older. promised: what they promise now: no hold may be older.
+    late_before: what is older is late; nothing is where event time had ended before. least: what its streams had promised before, or, where that was the
+    end, what anybody still waits for: no production may be older. promised: what they promise now: no hold may be older.
     sweeps: visits of all rows in portions, by name: how many rows in this epoch, 0 for all that are left, PAUSED for none. builds: what is to be
     known of computations that are derived from this one, and of itself, where it is no matter of course (core/builds.py).
     """

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, get_type_hints
 
 from millstream.core.codec import Codec
 from millstream.core.computation import Computation
@@ -31,8 +31,38 @@ class StateKind:
         self.decode_sub = codec.decoder(object)
         self.empty = b"" if self.is_map else self.encode(sample)
 
+    def older(self, stored: bytes, error: Exception) -> str:
+        """What to say of a state that is stored and cannot be read as this kind."""
+        try:
+            found = self.decode_sub(stored)
+            shown = f"{repr(found)[:300]} ({type(found).__name__})"
+        except Exception:
+            shown = f"{len(stored)} bytes that this codec cannot read"
+        return (
+            f"the stored state is of an older program, whose State was another type, and cannot be read as the new one: {error}\n"
+            f"  stored: {shown}\n  State now: {_shape(self.fresh)}\n"
+            f"  The epoch was not committed; nothing is lost. Put State back as it was: fields may be added with a default, or taken away. To begin anew "
+            f"with this State, give the computation another name= and drop the old one (drop=[...], --drop), or use a new checkpoint."
+        )
+
     def maps(self, state: Any) -> list[tuple[str, MapState]]:
         """The MapStates in a state, with the names of their fields."""
         if self.is_map:
             return [("", state)]
         return [(name, getattr(state, name)) for name in self.map_fields]
+
+
+def _shape(kind: Any) -> str:
+    """A type as somebody would write it, with its fields."""
+    name = getattr(kind, "__name__", str(kind))
+    fields: Any = getattr(kind, "__struct_fields__", None) or getattr(kind, "__dataclass_fields__", ())
+    try:
+        hints = get_type_hints(kind) if fields else {}
+    except Exception:  # annotations that only its own module can read
+        hints = {}
+    told = [f"{field}: {_spelled(hints[field])}" if field in hints else field for field in fields]
+    return f"{name}({', '.join(told)})" if told else name
+
+
+def _spelled(hint: Any) -> str:
+    return str(hint) if hasattr(hint, "__args__") else str(getattr(hint, "__name__", hint))

@@ -197,8 +197,10 @@ class Step:
         row = None if raw is None else decode_row(raw)
         c.key = key = key_of(text)
         visit.begin(key, row_key, row)
+        stored = row
         try:
             c.state = kind.fresh() if row is None or kind.is_map else kind.decode(row.state)
+            stored = None
             if self.has_maps:
                 for field, sub in kind.maps(c.state):
                     sub.bind(self.store, sub_prefix(row_key, field), kind.encode_sub, kind.decode_sub)
@@ -228,6 +230,8 @@ class Step:
         except HookError:
             raise
         except Exception as error:
+            if stored is not None:
+                raise HookError(f"computation {self.name!r}, key {key!r}: {kind.older(stored.state, error)}") from error
             if writing and not self.careful:
                 self._find_culprit(row_key, text, arrivals, begin, stop)
             raise self._blame(error) from error

@@ -16,7 +16,8 @@ Rules
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
+from difflib import get_close_matches
 from enum import Enum
 from typing import Any
 
@@ -57,6 +58,12 @@ class Injector(msgspec.Struct, frozen=True):
     value: str | None
     watermark: Policy
     dedup: Dedup | None = None
+
+    def check(self, known: Collection[str] | None) -> None:
+        """Raises DefinitionError if it names a column that its source does not have. known: the source's columns, None where that cannot be told."""
+        named = {"timestamp": self.timestamp, "id": self.id, "value": self.value, "watermark": self.watermark.mark_column}
+        for what, column in {**named, "sub-source": self.watermark.sub_column}.items():
+            check_columns(f"injected stream {self.name!r}, {what}", [column], known)
 
 
 def as_key(key: Any) -> Any:
@@ -376,6 +383,20 @@ def _plain(key: Any) -> Any:
     if key is None or isinstance(key, str):
         return key
     return tuple(_plain(part) for part in key) if isinstance(key, tuple) else "expression"
+
+
+def check_columns(what: str, given: Iterable[Any], known: Collection[str] | None) -> None:
+    """Raises DefinitionError if one of the columns or fields that are given is none of those that are known; None: nothing is known.
+
+    >>> check_columns("by", ["contry"], ["id", "country"])
+    Traceback (most recent call last):
+    millstream.errors.DefinitionError: by: there is no column 'contry'; the source has: id, country. Did you mean 'country'?
+    """
+    for name in given if known is not None else ():
+        if isinstance(name, str) and name not in known and not is_expression(name):  # type: ignore[operator]
+            near = get_close_matches(name, known or (), 1)
+            hint = f". Did you mean {near[0]!r}?" if near else ""
+            raise DefinitionError(f"{what}: there is no column {name!r}; the source has: {', '.join(known or ())}{hint}")
 
 
 def is_expression(text: str) -> bool:

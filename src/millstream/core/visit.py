@@ -85,7 +85,7 @@ class Visit:
         self.guards: Guards = ALL_GUARDS
         self.sweeps: dict[str, Portion] = {}
         self.tallies: dict[str, int] = {}
-        self.least = times.least if times.least < END else BEGINNING  # after the end of event time nothing is left to be kept
+        self.least = times.least
         self.low_watermark = times.low_watermark
         self.name = wiring.name
         self.named_streams = frozenset(wiring.streams) if wiring.named is None else wiring.named
@@ -126,12 +126,13 @@ class Visit:
     # --- what hooks ask for
 
     def set_timer(self, tag: str, time: int, kind: str, hold: int | None) -> None:
+        if time.__class__ is not int or tag.__class__ is not str or not BEGINNING < time < END:
+            _check_timer("set_timer", tag, time)
         entry = (time, tag)
         if kind == LOW_WATERMARK:
             if hold is not None:
                 self._hold_timer(entry, kind, hold, time <= self.low_watermark)
             if entry not in self.low:
-                _check_timer(tag, time)
                 self.low.add(entry)
                 if time <= self.low_watermark:
                     self.due.append(entry)
@@ -140,17 +141,15 @@ class Visit:
         elif kind == WALL_CLOCK:
             if hold is not None:
                 self._hold_timer(entry, kind, hold, time <= self.now)
-            if entry not in self.wall:
-                _check_timer(tag, time)
-                self.wall.add(entry)
+            self.wall.add(entry)
         else:
             raise ValueError(f"kind={kind!r}: use ms.LOW_WATERMARK or ms.WALL_CLOCK")
 
     def _hold_timer(self, entry: tuple[int, str], kind: str, hold: int, due: bool) -> None:
         """A timer's hold, if all of it is in order. A timer that is due fires in this visit, so it may hold what productions of this epoch may have."""
         time, tag = entry
-        _check_timer(tag, time)
-        _check_timer(tag, hold)
+        if not _is_time(hold):
+            raise ValueError(f"set_timer({tag!r}, {time}, hold={hold!r}): the hold must be an int, milliseconds since 1970")
         if self.circling and (hold < time or kind != LOW_WATERMARK):
             raise ValueError(
                 f"set_timer({tag!r}, {time}, hold={hold}): {self.name} is part of a cycle, whose low watermark would wait for the hold, and the timer "
@@ -163,6 +162,7 @@ class Visit:
     def cancel_timer(self, tag: str, time: int | None, kind: str) -> None:
         if kind not in (LOW_WATERMARK, WALL_CLOCK):
             raise ValueError(f"kind={kind!r}: use ms.LOW_WATERMARK or ms.WALL_CLOCK")
+        _check_timer("cancel_timer", tag, 0 if time is None else time)
         timers = self.low if kind == LOW_WATERMARK else self.wall
         gone = [(time, tag)] if time is not None else [entry for entry in timers if entry[1] == tag]
         timers.difference_update(gone)
@@ -171,7 +171,8 @@ class Visit:
                 self.holds.pop((kind, *entry), None)
 
     def hold(self, timestamp: int) -> int:
-        _check_timer("hold", timestamp)
+        if not _is_time(timestamp):
+            raise ValueError(f"hold({timestamp!r}): the timestamp must be an int, milliseconds since 1970")
         if self.circling:
             raise ValueError(f"hold({timestamp}): {self.name} is part of a cycle, whose low watermark would wait for the hold")
         timestamp = max(timestamp, self.promised if self.promised < END else self.least)
@@ -359,8 +360,12 @@ class Saved:
         visit.tallies = dict(self._tallies)
 
 
-def _check_timer(tag: str, time: int) -> None:
-    if time.__class__ is not int or not BEGINNING < time < END:
-        raise ValueError(f"set_timer({tag!r}, {time!r}): the time must be an int, milliseconds since 1970")
+def _check_timer(call: str, tag: str, time: int) -> None:
+    if not _is_time(time):
+        raise ValueError(f"{call}({tag!r}, {time!r}): the time must be an int, milliseconds since 1970")
     if not isinstance(tag, str):
-        raise ValueError(f"set_timer({tag!r}, ...): the tag must be a str")
+        raise ValueError(f"{call}({tag!r}, ...): the tag must be a str")
+
+
+def _is_time(given: Any) -> bool:
+    return given.__class__ is int and BEGINNING < given < END

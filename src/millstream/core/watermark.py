@@ -9,8 +9,9 @@ Rules (MillWheel §4.5, §5.2)
    not declared are taken, and hold nothing back.
 4. An injector or sub-source that has been silent for `idle` holds nothing back until it speaks again. Then its old records are late.
 5. A policy is a pure function of what was known and what an epoch's tasks saw, so that a replayed epoch gives the same watermark.
-6. With `onward`, an injector (or sub-source) that has been silent for longer goes on with the wall clock: its watermark is what its newest record
-   implied, plus the silence beyond `onward`. That is a guess about records that never came: what comes later is late. Time in which
+6. With `onward`, an injector (or sub-source) that has been silent for longer goes on with the wall clock: its watermark is where it stood when it was
+   last heard, plus the silence beyond `onward`. (Where it stood, not what its newest record implies: one that says nothing new after a silence would
+   else stop time for as long as that silence was.) That is a guess about records that never came: what comes later is late. Time in which
    no run was there to listen is no silence (`later`), nor is a backlog, which brings records in every epoch. One of which nothing was ever heard
    stays where it is: it has no time to go on from.
 """
@@ -37,8 +38,9 @@ class SubProgress(msgspec.Struct):
     """One sub-source: its newest timestamp, its watermark, and the wall clock when it last spoke."""
 
     newest: int
-    watermark: int
+    watermark: int  # when it last spoke
     heard: int
+    reached: int = BEGINNING  # its watermark after the last epoch, if it has gone on since
 
 
 class Progress(msgspec.Struct):
@@ -55,6 +57,7 @@ class Progress(msgspec.Struct):
     said: int | None = None  # what the source declared before this epoch, not yet to be relied on
     holder: str = ""  # what the watermark waits for
     since: int | None = None  # wall clock of the first epoch
+    stood: int = BEGINNING  # the watermark when records last came
 
 
 class Seen(msgspec.Struct):
@@ -149,9 +152,11 @@ class Policy(msgspec.Struct, frozen=True, kw_only=True):
             lags=before.lags,
             said=_latest(before.said, said),
             since=now if before.since is None else before.since,
+            stood=before.watermark if seen.records else before.stood,
         )
         value, after.holder = self.value(after, seen, now)
-        value, after.holder = self.going_on(value, after.holder, now - heard)
+        after.stood = max(after.stood, value)
+        value, after.holder = self.going_on(after.stood, after.holder, now - heard)
         after.watermark = max(before.watermark, value)
         if after.idle:
             after.holder = "nothing: it is idle"
@@ -159,9 +164,10 @@ class Policy(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Bounded(Policy, frozen=True):
-    """Records come at most `delay` milliseconds of event time behind the newest one seen."""
+    """Records come at most `delay` milliseconds of event time behind the newest one seen. is_given: whether somebody has said so."""
 
     delay: int
+    is_given: bool = True
 
     @property
     def repeats_matter(self) -> bool:
@@ -261,7 +267,7 @@ class SubSources(Policy, frozen=True):
             old = progress.subs.get(name)
             latest = newest if old is None else max(newest, old.newest)
             said, _ = self.each.value(Progress(newest=latest), Seen(mark=mark), now)
-            progress.subs[name] = SubProgress(latest, said if old is None else max(said, old.watermark), now)
+            progress.subs[name] = SubProgress(latest, said if old is None else max(said, old.watermark, old.reached), now)
         since = now if progress.since is None else progress.since
         holding: list[tuple[int, str]] = []
         for name in self.names:
@@ -273,6 +279,7 @@ class SubSources(Policy, frozen=True):
                 holding.append((BEGINNING, f"sub-source {name!r}, of which nothing was heard"))
             else:
                 value, why = self.each.going_on(sub.watermark, "", silent)
+                progress.subs[name] = msgspec.structs.replace(sub, reached=value)
                 holding.append((value, f"sub-source {name!r}" + (f": {why}" if why else "")))
         progress.idle = not holding
         if not holding:

@@ -66,7 +66,7 @@ def manifest_after(
         computations=computations,
         sinks=sinks,
         drain=plan.drain,
-        drained=filled and ((plan.drain and over) or (before is not None and before.drained)),
+        drained=over and (plan.drain or (before is not None and before.drained)),
         ended=before.ended if before is not None and before.ended is not None else plan.epoch if plan.drain else None,
         offsets=plan.ranges.digest,
         pending=pending,

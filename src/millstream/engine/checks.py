@@ -6,11 +6,9 @@ Rule: only what is certainly wrong is refused here. A source whose columns are n
 from __future__ import annotations
 
 import inspect
-from collections.abc import Iterator
-from typing import Any
 
 from millstream.core.computation import Computation
-from millstream.core.topology import Injector, Topology, is_expression
+from millstream.core.topology import check_columns
 from millstream.engine.program import Compiled
 from millstream.errors import DefinitionError
 
@@ -24,23 +22,11 @@ def check(compiled: Compiled) -> None:
         check_hooks(spec.name, computation)
     for injector in compiled.topology.injectors.values():
         known = compiled.columns_of(injector)
-        for what, column in _named(injector, compiled.topology) if known is not None else ():
-            if isinstance(column, str) and column not in known and not is_expression(column):  # type: ignore[operator]
-                raise DefinitionError(
-                    f"injected stream {injector.name!r}, {what}: there is no column {column!r}; the source has: {', '.join(known or ())}"
-                )
-
-
-def _named(injector: Injector, topology: Topology) -> Iterator[tuple[str, Any]]:
-    yield "timestamp", injector.timestamp
-    yield "id", injector.id
-    yield "value", injector.value
-    yield "watermark", injector.watermark.mark_column
-    yield "sub-source", injector.watermark.sub_column
-    for route in topology.routes:
-        if route.stream == injector.name:
-            for key in route.key if isinstance(route.key, tuple) else (route.key,):
-                yield f"key of computation {route.computation!r}", key
+        injector.check(known)
+        for route in compiled.topology.routes:
+            if route.stream == injector.name:
+                keys = route.key if isinstance(route.key, tuple) else (route.key,)
+                check_columns(f"injected stream {injector.name!r}, key of computation {route.computation!r}", keys, known)
 
 
 _OWN = {name for name in {**vars(Computation), **Computation.__annotations__} if name.startswith("_") and not name.startswith("__")}

@@ -13,11 +13,13 @@ Here is only what is done, in its order. What an epoch will do is decided by `pl
 and the receipts; whose the checkpoint is, `ownership` knows; sinks are told by `publishing`. Subclasses say how tasks are run (`job`).
 
 A bounded run adds epochs at its end, outside the query and with no input: to drain (event time ends), or to settle (whatever its input has made due is
-done, as the idle epochs of a continuous run would do it). A run that was killed while it settled goes on with that before it takes new input.
+done, as the idle epochs of a continuous run would do it). A run that was killed while it settled goes on with that before it takes new input. At its very
+end a bounded run looks at the clock once, and fires the wall-clock timers that are due by then: one that sets itself again does not keep it from its end.
 """
 
 from __future__ import annotations
 
+import logging
 import os
 import threading
 import time as clock
@@ -28,6 +30,7 @@ from millstream.core.guards import Guards
 from millstream.engine.aftermath import idle_after, manifest_after
 from millstream.engine.contracts import Folding, Planner
 from millstream.engine.declared import declared
+from millstream.engine.hints import Hints
 from millstream.engine.history import EpochStats, History
 from millstream.engine.ownership import Ownership
 from millstream.engine.plan import NOTHING, Plan, Position, Reading, plan, to_store, unsettled
@@ -40,6 +43,8 @@ from millstream.state.manifest import Manifest, ManifestLog, edge_name
 from millstream.state.part import Part
 from millstream.state.runs import run_number
 from millstream.state.stats import ReplicaStats
+
+_log = logging.getLogger("millstream.input")
 
 TRIES = 5
 COLLECT_EVERY = 20
@@ -73,6 +78,7 @@ class Epochs:
         self.folds = folds
         self.guards = guards
         self.ownership = Ownership(log, token, guards, latest)
+        self.hints = Hints(program.topology)
         self.publishing = Publishing(program, log, token, self.session, self.point)
         self.crash = ""
         self.history = History()
@@ -129,10 +135,11 @@ class Epochs:
         if not self.ownership.nothing_to_do(epoch, ranges, self.latest):
             self._run(frame if ranges.may_have_rows else None, epoch, ranges)
 
-    def run_outside(self, drain: bool) -> None:
-        """One more epoch, outside the query: in a drain event time ends, otherwise only what is due is done."""
+    def run_outside(self, drain: bool, at: int | None = None) -> None:
+        """One more epoch, outside the query: in a drain event time ends, otherwise only what is due is done. at: by the wall clock then, or by that which
+        such an epoch has anyway."""
         assert self.latest is not None
-        self._run(None, self.latest.epoch + 1, NOTHING, drain)
+        self._run(None, self.latest.epoch + 1, NOTHING if at is None else Reading(planned_at=at, ranges={}), drain)
 
     def _run(self, frame: Any, epoch: int, ranges: Reading, drain: bool = False) -> None:
         try:
@@ -173,7 +180,7 @@ class Epochs:
         )
         self.publishing.prepare(manifest)
         self.ownership.check_commit(epoch)
-        ours = self.log.commit(manifest, self.guards.exclusive)  # 6
+        ours = self._commit(manifest)  # 6
         self.latest = manifest if ours else self._adopted(epoch)
         self._listened = self._listened or not planned.settles
         committed = self.noted("commit", tasks)
@@ -184,6 +191,10 @@ class Epochs:
         self.noted("upkeep", published)
         self._note(planned, receipts, (clock.perf_counter() - began) * 1000)
         self.point("epoch.7-done", epoch)
+
+    def _commit(self, manifest: Manifest) -> bool:
+        manifest.committed_at = self.clock()
+        return self.log.commit(manifest, self.guards.exclusive)
 
     # --- 2: what will be done
 
@@ -255,9 +266,17 @@ class Epochs:
         records = sum(seen.records for receipt in receipts for seen in receipt.seen.values())
         if receipts:
             self.replicas = total_stats(receipts)
+        for receipt in receipts:
+            late = [hint for name, work in receipt.work.items() for hint in self.hints.of_late(name, work.counts)]
+            for hint in (*late, *self.hints.of_times(receipt.seen)):
+                self.warn(hint)
         stored = {edge_name(*edge): why for edge, why in planned.storing.items()}
         phases, self._phases = self._phases, {}
         self.history.add(EpochStats(planned.epoch, records, millis, job=bool(receipts), stored=stored, at=self.clock(), phases=phases))
+
+    def warn(self, hint: str) -> None:
+        """Says that input looks wrong. Called after the commit."""
+        _log.warning("%s: %s", self.program.name, hint)
 
     def noted(self, phase: str, since: float) -> float:
         """Notes how long a phase of the epoch under way took; the time now."""
@@ -279,7 +298,7 @@ class Epochs:
         if self.is_planned and run_number(self.token) > 1 and any(emission.sink.takes_back for emission in self.topology.emissions):
             self.close_off()  # nothing has been staged yet
         if self.latest is not None and self.latest.settle:
-            self.settle(lambda: False)
+            self._settle(lambda: False, self.latest.now)
 
     def close_off(self) -> None:
         """Commits an epoch in which nothing happens. At the end of a run: there is nothing that the next one would publish again. At its start: a run before
@@ -294,7 +313,7 @@ class Epochs:
                 manifest = manifest_after(self.program, planned, None, [], token=self.token, shards=self.shards, folded={})
                 manifest.settle = False
             self.ownership.check_commit(manifest.epoch)
-            if self.log.commit(manifest, self.guards.exclusive):
+            if self._commit(manifest):
                 self.latest = manifest
                 return
             self.latest = self._adopted(manifest.epoch)
@@ -306,24 +325,41 @@ class Epochs:
         return found
 
     def drain(self, stopped: Callable[[], bool]) -> None:
-        """Ends event time: epochs until no low-watermark timer and no stored production is left, or somebody says stop."""
-        while self.latest is not None and not self.latest.drained and not stopped():
+        """Ends event time: epochs until no low-watermark timer, no stored production and no wall-clock timer that is due is left, or somebody says stop."""
+        end: int | None = None
+        while self.latest is not None and not stopped():
+            if self.latest.drained:
+                end = self.clock() if end is None else end
+                if not self._wall_is_due(end):
+                    break
             with self.lock:
-                self.run_outside(drain=True)
+                self.run_outside(drain=True, at=end)
         if self.may_repeat() and not stopped():
             with self.lock:
                 self.close_off()
 
     def settle(self, stopped: Callable[[], bool]) -> None:
-        """Epochs without input until nothing is left that the last input has made due, or somebody says stop; or until it is clear that this has no end,
-        as in a cycle that goes round for ever: the next run goes on with it."""
+        """Epochs without input until nothing is left that the last input or the wall clock has made due, or somebody says stop; or until it is clear that
+        this has no end, as in a cycle that goes round for ever: the next run goes on with it."""
+        if self.latest is not None and self.latest.ended is not None:
+            self.drain(stopped)
+        else:
+            self._settle(stopped, self.clock())
+
+    def _settle(self, stopped: Callable[[], bool], end: int) -> None:
         for _ in range(MOST_SETTLING):
             if self.latest is None or self.latest.ended is not None or stopped():
                 return
-            if not self.is_left_open() and not unsettled(self.topology, Position.after(self.latest, self.topology)):
+            at = end if self._wall_is_due(end) else None
+            if at is None and not self.is_left_open() and not unsettled(self.topology, Position.after(self.latest, self.topology)):
                 return
             with self.lock:
-                self.run_outside(drain=False)
+                self.run_outside(drain=False, at=at)
+
+    def _wall_is_due(self, at: int) -> bool:
+        """Whether the last epoch has left a wall-clock timer that is due by then."""
+        assert self.latest is not None
+        return any(time <= at for time in Position.after(self.latest, self.topology).next_wall.values())
 
     def is_left_open(self) -> bool:
         """Whether the last epoch leaves something that the next run would publish: what waits, or what it may have published already. Where Spark plans, its

@@ -3,7 +3,8 @@
 Rules
 1. A plan says all that the tasks are told and all that the manifest will need: what is read, the time, where every computation stands, which
    adaptive edges store. Whoever plans may be Spark (its log says what a batch reads) or a planner of our own.
-2. The wall clock never goes back. An epoch that settles has the time of the last input: nobody was there to listen since.
+2. The wall clock never goes back. An epoch that settles has the time of the last input: nobody was there to listen since. Only the last look at the
+   clock, at the end of a bounded run, gives such an epoch a time of its own.
 3. An epoch with no record and nothing due has no work: its manifest says that time has passed.
 """
 
@@ -159,9 +160,10 @@ def plan(
 ) -> Plan:
     """The next epoch. clock: the wall clock, where the reading does not say. said: what sources declare. listened: whether this run was there since the
     last epoch. storing: edges that store besides those that did before."""
-    settles = ranges.batch is None and not drain and position.now is not None
-    now = position.now if settles else ranges.planned_at
-    now = clock if now is None else now
+    settles = ranges.batch is None and not drain
+    now = ranges.planned_at
+    if now is None:
+        now = position.now if settles and position.now is not None else clock
     if position.now is not None:
         now = max(now, position.now)
         if not listened:

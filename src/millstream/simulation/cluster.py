@@ -4,7 +4,7 @@ What is real: `engine/epochs.py`, `engine/task.py` with all it does, everything 
 what was acknowledged; its log, which does not; the network between tasks (it delivers in any order); worker processes with their replicas; and
 processes that die, stall or wake up late.
 A run is determined by its plan and its schedule; both follow from a seed. After the last fault the run goes on undisturbed to its end, and is
-compared with the local engine, which knows nothing of all this.
+compared with the local engine, which knows nothing of all this. Behind the end of event time the clock goes on once, for wall-clock timers.
 
     crash      the driver dies at a named point of an epoch; another one starts, on other workers
     pause      the driver stalls there, is replaced, and wakes up later: it must end with Fenced, and change nothing
@@ -47,6 +47,8 @@ from millstream.state.manifest import Manifest, ManifestLog
 from millstream.state.memory import MemoryStorage
 from millstream.state.segment import runs
 from millstream.state.storage import Storage
+
+AFTER_THE_END = 10_000  # milliseconds
 
 
 class Fault(msgspec.Struct, frozen=True):
@@ -150,7 +152,10 @@ class Driver(Epochs):
             collect(log, self.latest)
 
     def clock(self) -> int:
-        return self.simulation.plan.clock[-1]
+        return self.simulation.plan.clock[-1] + (AFTER_THE_END if self.simulation.is_over else 0)
+
+    def warn(self, hint: str) -> None:
+        """Nobody listens: the same records are run many times."""
 
     def read_files(self, injector: str) -> tuple[dict[str, int], set[str]]:
         return {}, set()  # there are no files: such a watermark stands still until the drain, as in the local engine
@@ -276,6 +281,7 @@ class Simulation:
         self.guards = guards
         self.used: set[Fault] = set()
         self.done = -1  # the last epoch that the source's own log calls done
+        self.is_over = False  # event time has ended, and the clock has gone on
         self.told: list[Acknowledgement] = []
         self.asleep: list[tuple[int, Callable[[], Any]]] = []
         self.paused: list[tuple[int, threading.Event, threading.Thread, list[BaseException]]] = []
@@ -410,6 +416,8 @@ class Simulation:
             epoch = driver.latest.epoch + 1
             driver.run_outside(drain=True)
             self._wake(epoch)
+        self.is_over = True
+        driver.drain(lambda: False)
 
     def _epoch(self, epoch: int, run: Callable[[], None]) -> None:
         """One epoch of a driver; in a thread of its own where it is going to stall."""

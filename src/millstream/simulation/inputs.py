@@ -23,6 +23,13 @@ from millstream.errors import DefinitionError, InputError
 from millstream.sources.schema import converted, millis
 
 
+def is_rejected(compiled: Compiled, stream: str, row: dict[str, Any]) -> bool:
+    """Whether a row is rejected on its way to any consumer. Then it is not deduplicated there (`core/rejected.py`)."""
+    one = Injected(compiled, 1, 0, {})
+    one.add(compiled.topology.injectors[stream], row)
+    return any(arrival[0] is None for arrivals in one.queued.values() for arrival in arrivals)
+
+
 class Injected:
     """The injected records of one epoch, by consumer and shard, and what watermark policies want to know of them."""
 

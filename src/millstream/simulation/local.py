@@ -27,6 +27,7 @@ from millstream.core.watermark import Progress, Seen
 from millstream.engine.aftermath import injectors_after
 from millstream.engine.declared import declared
 from millstream.engine.departures import outgoing
+from millstream.engine.hints import Hints
 from millstream.engine.plan import Plan, Position, plan
 from millstream.engine.program import Arrival, Compiled, Program
 from millstream.errors import DefinitionError
@@ -80,12 +81,15 @@ class LocalEngine:
         self.builds = begun(self.topology.derived, {}, ())
         self.tallies: dict[str, dict[str, int]] = {}
         self.look: Callable[[LocalEngine], None] | None = None  # called after every commit
+        self.hints = Hints(self.topology)
+        self.warn: Callable[[str], None] | None = None  # told what looks wrong
 
     def become(self, program: Program) -> None:
         """Goes on as another version of the program, as a restart on Spark would."""
         present = [name for name, shard in self.stores if any(entry.startswith(ROW) for entry in self.stores[name, shard].entries)]
         builds = begun(program.topology.derived, self.builds, present, self.now, self.epoch)
         self.program, self.topology, self.compiled = program, program.topology, Compiled(program, all_ids=True)
+        self.hints = Hints(self.topology)
         self.builds = builds
         names = [spec.name for spec in self.topology.computations]
         self.stores = {(name, shard): self.stores.get((name, shard)) or MemoryStore() for name in names for shard in range(self.shards)}
@@ -214,6 +218,10 @@ class LocalEngine:
             standing.crowded = any(count > step.MAX_DUE for (computation, _), count in self.timer_counts.items() if computation == name)
             standing.pending = min((a[1] for _, computation, _, a in stored if computation == name), default=None)
         self.standings = planned.standings
+        if self.warn is not None:
+            texts = [text for (name, _), outcome in outcomes.items() for text in self.hints.of_late(name, outcome.counts)]
+            for text in (*texts, *self.hints.of_times(seen)):
+                self.warn(text)
         if self.look is not None:
             self.look(self)
 

@@ -15,7 +15,7 @@ from typing import Any
 from millstream.core.guards import ALL_GUARDS, Guards
 from millstream.core.keys import key_of, key_text
 from millstream.engine.program import Program
-from millstream.simulation.cluster import InputPlan, Simulation
+from millstream.simulation.cluster import AFTER_THE_END, InputPlan, Simulation
 from millstream.simulation.differences import OutRow, first_entry, first_row
 from millstream.simulation.local import LocalEngine
 from millstream.simulation.models import Violation
@@ -96,4 +96,7 @@ def undisturbed(
         engine.run_epoch()
     engine.epoch += plan.idle.get(len(plan.epochs), 0)
     engine.drain()
+    engine.now += AFTER_THE_END
+    while engine.due():
+        engine.run_epoch()
     return engine

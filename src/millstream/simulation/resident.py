@@ -32,7 +32,7 @@ from millstream.engine.reading import Sources
 from millstream.engine.receipts import EpochOrder, Receipt
 from millstream.engine.reconcile import reconciled
 from millstream.errors import TaskLost
-from millstream.simulation.cluster import Fault, InputPlan, SimulatedFolds, Simulation, claimed
+from millstream.simulation.cluster import AFTER_THE_END, Fault, InputPlan, SimulatedFolds, Simulation, claimed
 from millstream.simulation.models import Killed, Violation
 from millstream.simulation.readings import EpochJudge
 from millstream.simulation.seats import EpochInput, SimulatedSeats
@@ -132,6 +132,9 @@ class ResidentDriver(PlannedEpochs):
 
     def clock(self) -> int:
         return self.simulation.now
+
+    def warn(self, hint: str) -> None:
+        """Nobody listens: the same records are run many times."""
 
     def point(self, name: str, epoch: int) -> None:
         self.simulation.at(self, name, self.index)
@@ -325,6 +328,8 @@ class ResidentSimulation(Simulation):
         self.now = driver.latest.now
         for _ in range(_MOST_DRAINING):
             if driver.latest.drained:
+                self.now += AFTER_THE_END
+                driver.drain(lambda: False)
                 return
             driver.run_outside(drain=True)
             self._wake(driver.latest.epoch)

@@ -8,13 +8,14 @@ from itertools import pairwise
 from typing import Any
 
 from millstream.core.guards import ALL_GUARDS, Guards
-from millstream.engine.program import Program
+from millstream.engine.program import Compiled, Program
 from millstream.errors import MillstreamError
 from millstream.faults import POINTS
 from millstream.simulation.cluster import Fault, InputPlan, Simulation
 from millstream.simulation.cuts import Rows
 from millstream.simulation.differences import cut_short
 from millstream.simulation.findings import WRONG
+from millstream.simulation.inputs import is_rejected
 from millstream.simulation.local import LocalEngine
 from millstream.simulation.models import Violation
 from millstream.simulation.oracle import compare, undisturbed
@@ -59,9 +60,13 @@ def make_schedule(
     dice = random.Random(f"schedule {seed}")
     tasks = shards * max(sum(len(groups) for groups in one.topology.levels) for one in (program, then or program))
     streams = {stream for stream in program.topology.injectors if may_repeat(program, stream)} if "repeat" in kinds else set()
+    rejecting = any(map(program.topology.takes_rejected, program.topology.by_name))
+    compiled = Compiled(program, all_ids=True) if streams and rejecting else None
     repeatable = [
-        at for at, (stream, _) in enumerate(_flat(plan)) if stream in streams or not streams
-    ]  # who asks for it all the same gets it
+        at
+        for at, (stream, row) in enumerate(_flat(plan))
+        if not streams or (stream in streams and (compiled is None or not is_rejected(compiled, stream, row)))
+    ]  # who asks for it all the same, where ids are not held, gets it
     found: list[Fault] = []
     for _ in range(dice.randint(1, _MOST)):
         kind, epoch = dice.choice(sorted(kinds)), dice.randrange(len(plan.epochs))

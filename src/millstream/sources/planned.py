@@ -16,6 +16,8 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
+from millstream.errors import InputError
+
 if TYPE_CHECKING:
     import pyarrow as pa
 
@@ -62,6 +64,10 @@ class PlannedReader:
     def origin(self, piece: Any) -> str:
         """Task or driver: the file that a piece comes from, as Spark's input_file_name() has it; "" for sources without files."""
         return ""
+
+    def refused(self, text: str) -> InputError | None:
+        """Driver, after Spark could not read what was planned: the same in this reader's words. text: what Spark says, with the file. None: it can be read."""
+        return None
 
     def committed(self, end: str) -> None:
         """Driver, after every commit, and again at the start of a run: everything up to an offset is committed, and published where a sink does not roll."""

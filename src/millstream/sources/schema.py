@@ -1,7 +1,8 @@
 """A source's schema without Spark: its text read into columns, and Python rows made what Spark would deliver. Pure.
 
 Rules
-1. A text that this parser does not understand is Spark's business: there are then no known columns, nothing is checked, nothing converted.
+1. A text that this parser does not understand is Spark's business: there are then no known columns, nothing is checked, nothing converted. But a type
+   that Spark has not either is refused.
 2. A converted row has the columns of the schema and no others, as a file has them that Spark reads: a column that is missing is None, one that
    the schema does not name is dropped.
 3. The Python types are those that a hook sees on Spark: int, float, str, bool, bytes, Decimal with the column's scale, date, datetime in UTC,
@@ -16,11 +17,12 @@ import datetime
 import re
 from collections.abc import Iterator
 from decimal import Decimal, InvalidOperation
+from difflib import get_close_matches
 from typing import Any
 
 import msgspec
 
-from millstream.errors import InputError
+from millstream.errors import DefinitionError, InputError
 
 _TOKEN = re.compile(r"\s*(?:`((?:[^`]|``)+)`|('(?:[^'\\]|\\.|'')*'|\"(?:[^\"\\]|\\.)*\")|([A-Za-z_0-9.-]+)|([<>(),:]))")
 _SYNONYMS = {
@@ -38,6 +40,19 @@ _SYNONYMS = {
 }
 _BITS = {"byte": 8, "short": 16, "int": 32, "long": 64}
 _SIMPLE = {*_BITS, "float", "double", "string", "boolean", "binary", "date", "timestamp", "timestamp_ntz", "decimal"}
+_OTHER = {
+    "interval",
+    "void",
+    "null",
+    "variant",
+    "character",
+    "object",
+    "udt",
+    "time",
+    "geometry",
+    "geography",
+    "timestamp_nanos",
+}  # Spark knows what they are
 _UTC = datetime.timezone.utc
 
 
@@ -54,6 +69,10 @@ class _Unknown(Exception):
     pass
 
 
+class _NoSuchType(_Unknown):
+    pass
+
+
 def columns(schema: Any) -> dict[str, Kind] | None:
     """The columns of a schema given as DDL text or as a Spark StructType; None if it cannot be told.
 
@@ -67,6 +86,13 @@ def columns(schema: Any) -> dict[str, Kind] | None:
             found = [(field.name, _Parser(field.dataType.simpleString()).whole()) for field in schema.fields]
         else:
             return None
+    except _NoSuchType as error:
+        if not isinstance(schema, str):
+            return None
+        word = str(error)
+        near = get_close_matches(word.lower(), [*_SIMPLE, *_SYNONYMS, "array", "map", "struct"], 1)
+        hint = f" Did you mean {near[0]!r}?" if near else ""
+        raise DefinitionError(f"schema={schema!r}: Spark has no type {word!r}.{hint}") from None
     except _Unknown:
         return None
     return dict(found)
@@ -160,7 +186,7 @@ class _Parser:
             self._next(">")
             return Kind(name, tuple(of))
         if name not in _SIMPLE:
-            raise _Unknown
+            raise _Unknown if name in _OTHER else _NoSuchType(word)
         numbers = list(self._numbers())
         return Kind(name, scale=numbers[1] if name == "decimal" and len(numbers) > 1 else 0)
 

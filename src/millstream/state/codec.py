@@ -6,7 +6,7 @@ object, at several times the cost, and ties the checkpoint to the classes' names
 Rules of msgpack
 1. State comes back equal, or is refused at the hook that left it. What msgpack does not know travels as an extension type (`state/extensions.py`):
    dates and times, Decimals, UUIDs, tuples, sets, long integers, dicts with keys of those kinds. What cannot come back (an object of a class that
-   nothing names, an Enum, a Counter) is an error that says what to do. A bytearray comes back as bytes, which equal it.
+   nothing names, an Enum, a Counter, a number or text of a subclass, a time zone without a name) is an error that says what to do.
 2. Where the type is fully known (a dataclass or Struct whose annotations leave nothing open), the type does this work, and a state that
    contradicts its annotations is refused: it could be written, and never read again.
 3. Values that are produced are for others to read, in other programs too. Dates, Decimals and the like keep their type; a tuple or a set
@@ -50,6 +50,7 @@ _STRICT = (
 
 _plain = msgspec.msgpack.Encoder().encode
 _packb = ormsgpack.packb
+_BINARY = (b"\xc4", b"\xc5", b"\xc6")  # how msgpack begins bytes: without them no bytearray has become some
 
 
 def _map_state(value: MapState) -> None:
@@ -64,6 +65,12 @@ def _enc_hook(value: Any) -> Any:
         if isinstance(value, base):
             return base(value)
     raise TypeError(f"{type(value).__name__} cannot be kept as msgpack. {extensions.ADVICE}")
+
+
+def _state_hook(value: Any) -> Any:
+    if isinstance(value, MapState):
+        return _map_state(value)
+    raise TypeError(extensions.refusal(value))
 
 
 def _dec_hook(type: Any, value: Any) -> Any:
@@ -89,12 +96,7 @@ def encode_value(value: Any) -> bytes:
 
 
 def _strict_hook(value: Any) -> Any:
-    found = extensions.extended(value)
-    if found is None:
-        found = extensions.container(value, encode_firm)
-    if found is None:
-        raise TypeError(extensions.refusal(value))
-    return ormsgpack.Ext(*found) if found.__class__ is extensions.Coded else found
+    return ormsgpack.Ext(*extensions.firm(value, encode_firm))
 
 
 def encode_firm(value: Any) -> bytes:
@@ -111,9 +113,12 @@ def encode_firm(value: Any) -> bytes:
     elif kind in _SCALARS and (kind is not int or -(2**63) <= value < 2**64):
         return _plain(value)
     try:
-        return _packb(value, _strict_hook, _STRICT)
-    except TypeError:
-        return _plain(extensions.prepared(value, encode_firm))  # keys that are not text; or an error, which it names
+        data = _packb(value, _strict_hook, _STRICT)
+    except TypeError:  # keys that are not text; or an error, which it names
+        return _plain(extensions.prepared(value, encode_firm))
+    if any(mark in data for mark in _BINARY) and extensions.has_buffers(value):
+        return _plain(extensions.prepared(value, encode_firm))
+    return data
 
 
 def _ext_hook(code: int, data: memoryview) -> Any:
@@ -145,10 +150,10 @@ class Msgpack:
         if not _is_class_of_its_own(type):
             return encode_firm
         if not has_open_parts(type):
-            return msgspec.msgpack.Encoder(enc_hook=_enc_hook).encode
+            return msgspec.msgpack.Encoder(enc_hook=_state_hook).encode
 
         def encode(value: Any) -> bytes:
-            return encode_firm(msgspec.to_builtins(value, builtin_types=extensions.KEPT, str_keys=False, enc_hook=_enc_hook))
+            return encode_firm(msgspec.to_builtins(value, builtin_types=extensions.KEPT, str_keys=False, enc_hook=_state_hook))
 
         return encode
 
@@ -179,12 +184,10 @@ class Msgpack:
 
 
 def _class_checker(type: Any) -> Callable[[Any, bytes], None]:
-    """For states of a built-in type: they must be of it. A number or text of a subclass is written as what it is, and an int may stand for a float."""
+    """For states of a built-in type: they must be of it. An int may stand for a float."""
 
     def check(state: Any, data: bytes) -> None:
         if state.__class__ is type or (type is float and state.__class__ is int):
-            return
-        if type in (int, float, str, bytes) and isinstance(state, type) and not isinstance(state, bool):
             return
         raise ValueError(
             f"State is {type.__name__}, and the hook left a {state.__class__.__name__} ({repr(state)[:100]}): the next epoch could not "

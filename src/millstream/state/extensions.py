@@ -4,6 +4,7 @@
     2  date        isoformat           6  UUID      16 bytes       10  a dict with keys of any kind, as a list of pairs
     3  time        isoformat           7  tuple     as a list
     4  timedelta   microseconds        8  set       as a list, sorted by the elements' bytes   11  int of more than 64 bits, as text
+   12  datetime    fold, name of its ZoneInfo or nothing, isoformat     13  time, in the same way     14  bytearray
 
 The codes are part of the checkpoint's format: they may be added to, never changed.
 """
@@ -13,13 +14,14 @@ from __future__ import annotations
 import enum
 import uuid
 from collections.abc import Callable
-from datetime import date, datetime, time, timedelta
+from datetime import date, datetime, time, timedelta, timezone
 from decimal import Decimal
 from typing import Any, NamedTuple
+from zoneinfo import ZoneInfo
 
 import msgspec
 
-DATETIME, DATE, TIME, TIMEDELTA, DECIMAL, UUID, TUPLE, SET, FROZENSET, PAIRS, LONG = range(1, 12)
+DATETIME, DATE, TIME, TIMEDELTA, DECIMAL, UUID, TUPLE, SET, FROZENSET, PAIRS, LONG, ZONED, ZONED_TIME, BYTEARRAY = range(1, 15)
 
 ADVICE = "Use plain types, a dataclass or a msgspec.Struct as State, or say codec=ms.codecs.pickle."
 
@@ -28,7 +30,7 @@ KEPT = (bytes, bytearray, datetime, date, time, timedelta, Decimal, uuid.UUID)
 
 _MICROSECOND = timedelta(microseconds=1)
 _KEYS = (str, float, bool, bytes, type(None))
-_BASES = (str, int, float, bytes)
+_FIRM = frozenset((str, int, float, bool, bytes, type(None)))
 Encode = Callable[[Any], bytes]
 
 
@@ -59,18 +61,60 @@ def extended(value: Any) -> Any:
     return None
 
 
-def container(value: Any, encode: Encode) -> Any:
-    """A container that msgpack does not know, as an extension; a subclass of a plain scalar as that scalar; None if it is something else."""
+def firm(value: Any, encode: Encode) -> Coded:
+    """Anything that msgpack would turn into something else, as an extension that comes back as it was. Raises TypeError for what cannot be kept."""
+    found = _zoned(value) or extended(value) or _container(value, encode)
+    if found is None:
+        raise TypeError(refusal(value))
+    return found  # type: ignore[no-any-return]
+
+
+def _zoned(value: Any) -> Coded | None:
+    """A time that is more than its isoformat: of a named zone, or the second one of an hour that is repeated."""
     kind = value.__class__
+    if kind is not datetime and kind is not time:
+        return None
+    zone = value.tzinfo
+    if zone is not None and zone.__class__ is not timezone:
+        name = getattr(zone, "key", None) if zone.__class__ is ZoneInfo else None
+        if name is None:
+            raise TypeError(
+                f"{value!r} cannot be kept: its time zone has no name to find it by. Use zoneinfo.ZoneInfo, or keep it in UTC. {ADVICE}"
+            )
+        value = value.replace(tzinfo=None)
+    elif value.fold:
+        name = ""
+    else:
+        return None
+    return Coded(ZONED if kind is datetime else ZONED_TIME, f"{value.fold} {name} {value.isoformat()}".encode())
+
+
+def _from_zoned(text: str, kind: Any) -> Any:
+    fold, name, iso = text.split(" ")
+    found = kind.fromisoformat(iso).replace(fold=int(fold))
+    return found.replace(tzinfo=ZoneInfo(name)) if name else found
+
+
+def _container(value: Any, encode: Encode) -> Coded | None:
+    kind = value.__class__
+    if kind is bytearray:
+        return Coded(BYTEARRAY, bytes(value))
     if kind is tuple:
         return Coded(TUPLE, encode(list(value)))
     if kind is set or kind is frozenset:
         elements = sorted(map(encode, value))
         return Coded(SET if kind is set else FROZENSET, msgspec.msgpack.encode([msgspec.Raw(one) for one in elements]))
-    if isinstance(value, _BASES) and not isinstance(value, enum.Enum):
-        base: Any = next(base for base in _BASES if isinstance(value, base))
-        return base(value) if base is not str else str.__str__(value)
     return None
+
+
+def has_buffers(value: Any) -> bool:
+    """Whether there is a bytearray or memoryview in a list or dict, which msgpack would take for bytes. (What is in a tuple or set goes its own way.)"""
+    kind = value.__class__
+    if kind is dict:
+        value = value.values()
+    elif kind is not list:
+        return kind is bytearray or kind is memoryview
+    return not _FIRM.issuperset(map(type, value)) and any(map(has_buffers, value))
 
 
 def prepared(value: Any, encode: Encode) -> Any:
@@ -85,14 +129,9 @@ def prepared(value: Any, encode: Encode) -> Any:
         return [prepared(one, encode) for one in value]
     if kind is int and not -(2**63) <= value < 2**64:
         return msgspec.msgpack.Ext(LONG, str(value).encode())
-    if kind in (str, int, float, bool, bytes, type(None), bytearray, memoryview):
+    if kind in _FIRM:
         return value
-    found = extended(value)
-    if found is None:
-        found = container(value, encode)
-    if found is None:
-        raise TypeError(refusal(value))
-    return msgspec.msgpack.Ext(found.code, found.data) if found.__class__ is Coded else found
+    return msgspec.msgpack.Ext(*firm(value, encode))
 
 
 def restored(code: int, data: memoryview, decode: Callable[[Any], Any]) -> Any:
@@ -107,6 +146,8 @@ def restored(code: int, data: memoryview, decode: Callable[[Any], Any]) -> Any:
         return {key: value for key, value in decode(data)}
     if code == UUID:
         return uuid.UUID(bytes=bytes(data))
+    if code == BYTEARRAY:
+        return bytearray(data)
     text = bytes(data).decode()
     if code == DATETIME:
         return datetime.fromisoformat(text)
@@ -120,6 +161,8 @@ def restored(code: int, data: memoryview, decode: Callable[[Any], Any]) -> Any:
         return Decimal(text)
     if code == LONG:
         return int(text)
+    if code in (ZONED, ZONED_TIME):
+        return _from_zoned(text, datetime if code == ZONED else time)
     raise ValueError(f"extension type {code} is of a newer version of Millstream")
 
 
@@ -140,4 +183,10 @@ def refusal(value: Any) -> str:
         )
     if type(value).__module__ == "numpy":
         return f"numpy.{name} cannot be kept as msgpack: keep value.item() or value.tolist(). {ADVICE}"
+    base = next((base for base in (str, int, float, bytes) if isinstance(value, base)), None)
+    if base is not None:
+        return (
+            f"{name} cannot be kept as it is: it would come back as a plain {base.__name__}, and behave differently in the next epoch. "
+            f"Keep {base.__name__}(...) of it. {ADVICE}"
+        )
     return f"{name} cannot be kept as msgpack. {ADVICE}"

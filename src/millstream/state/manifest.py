@@ -98,7 +98,8 @@ class WaitingParts(msgspec.Struct):
 
 
 class Manifest(msgspec.Struct):
-    """An epoch, committed."""
+    """An epoch, committed. now: its clock, which hooks see as self.now. committed_at: the wall clock when it was committed; an epoch that settles has the
+    clock of the last input. Manifests of older versions do not say it."""
 
     epoch: int
     token: str
@@ -120,6 +121,7 @@ class Manifest(msgspec.Struct):
     builds: dict[str, BuildState] = {}  # of computations that are derived from others
     sources: dict[str, SourcePosition] = {}  # by injector, of those whose epochs Millstream plans itself
     waiting: dict[str, WaitingParts] = {}  # by emission, of sinks that roll
+    committed_at: int | None = None
 
     @property
     def batch(self) -> int | None:

@@ -1,8 +1,11 @@
-"""Whether a value that was stored and read again is the same: where it differs, and which types leave anything open. Pure."""
+"""Whether a value that was stored and read again is the same: where it differs, and which types leave anything open. Pure.
+
+The same is: equal, and of the same classes down to numbers, texts, keys and time zones. Only an int may come back as the float that an annotation asks for.
+"""
 
 from __future__ import annotations
 
-import enum
+from datetime import datetime, time, timezone
 from typing import Any
 
 import msgspec
@@ -24,15 +27,15 @@ def difference(one: Any, other: Any, path: str = "state") -> str | None:
             return next(
                 (found for at, (a, b) in enumerate(zip(one, other, strict=True)) if (found := difference(a, b, f"{path}[{at}]"))), None
             )
-        if isinstance(one, dict) and one.keys() == other.keys():
+        if isinstance(one, dict) and one.keys() == other.keys() and _alike_all(one, other):
             return next((found for key in one if (found := difference(one[key], other[key], f"{path}[{key!r}]"))), None)
         if fields:
             return next(
                 (found for name in fields if (found := difference(getattr(one, name), getattr(other, name), f"{path}.{name}"))), None
             )
-        if one == other or one != one or repr(one) == repr(other):  # NaN, also in a set
+        if (one == other or one != one or repr(one) == repr(other)) and alike(one, other):  # NaN, also in a set
             return None
-    elif one == other and _is_number_or_text(one) and _is_number_or_text(other):
+    elif one == other and _is_asked_for(one, other):
         return None
     return f"{path} is {repr(one)[:200]}, and would come back as {repr(other)[:200]}"
 
@@ -40,19 +43,31 @@ def difference(one: Any, other: Any, path: str = "state") -> str | None:
 def alike(one: Any, other: Any) -> bool:
     """Whether two values that are equal are of the same classes too, down to numbers and texts: a defaultdict equals a dict, and is none."""
     if one.__class__ is not other.__class__:
-        return isinstance(one, MapState) or (_is_number_or_text(one) and _is_number_or_text(other))
+        return isinstance(one, MapState) or _is_asked_for(one, other)
     if isinstance(one, dict):
-        return _PLAIN.issuperset(map(type, one.values())) or all(alike(value, other[key]) for key, value in one.items())
+        return _alike_all(one, other) and (
+            _PLAIN.issuperset(map(type, one.values())) or all(alike(value, other[key]) for key, value in one.items())
+        )
     if isinstance(one, (list, tuple)):
-        return _PLAIN.issuperset(map(type, one)) or all(map(alike, one, other))
+        return _alike_all(one, other)
+    if isinstance(one, (set, frozenset)):
+        found = {element: element for element in other}
+        return _alike_all(one, [found.get(element, element) for element in one])
+    if isinstance(one, (datetime, time)):
+        return one.fold == other.fold and (one.tzinfo is other.tzinfo or one.tzinfo.__class__ is other.tzinfo.__class__ is timezone)
     return all(alike(getattr(one, name), getattr(other, name)) for name in _fields(one))
 
 
 _PLAIN = frozenset((int, float, str, bool, bytes, type(None)))
 
 
-def _is_number_or_text(value: Any) -> bool:
-    return isinstance(value, (int, float, str, bytes, bytearray)) and not isinstance(value, enum.Enum)
+def _alike_all(one: Any, other: Any) -> bool:
+    """The same for all elements, or keys, in their order."""
+    return _PLAIN.issuperset(map(type, one)) or all(map(alike, one, other))
+
+
+def _is_asked_for(one: Any, other: Any) -> bool:
+    return one.__class__ is int and other.__class__ is float
 
 
 def _fields(value: Any) -> Any:

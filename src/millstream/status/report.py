@@ -78,7 +78,8 @@ class FillStatus(msgspec.Struct):
 class Status(msgspec.Struct):
     """A pipeline at a glance. Speeds are over the last epochs that had records.
 
-    edges: the adaptive ones, whether they store, and why. refused: writes of runs that had been replaced.
+    committed_at: the wall clock when the last epoch was committed; clock: the epoch's own, which its hooks saw as self.now. An epoch without input at the end
+    of a bounded run has that of the input before it. edges: the adaptive ones, whether they store, and why. refused: writes of runs that had been replaced.
     """
 
     pipeline: str
@@ -96,6 +97,7 @@ class Status(msgspec.Struct):
     refused: int = 0
     fills: list[FillStatus] = []  # views that are being filled beside what they show
     mode: RunMode = RunMode()
+    clock: int | None = None
     waits_for: str = ""  # the input that a running pipeline has not had for some seconds
     parts: dict[str, dict[str, Any]] = {}  # while it runs, what its parts say of themselves: sources, sinks, folds, replicas, log
 
@@ -150,7 +152,8 @@ def status_of(pipeline: str, manifest: Manifest | None, recent: Sequence[EpochSt
         state="stopped",
         epoch=manifest.epoch,
         drained=manifest.drained,
-        committed_at=manifest.now,
+        committed_at=manifest.now if manifest.committed_at is None else manifest.committed_at,
+        clock=manifest.now,
         records=sum(i.records for i in manifest.injectors.values()),
         records_per_second=sum(one.records for one in busy) / millis * 1000 if millis else 0.0,
         epoch_millis=millis / len(busy) if busy else 0.0,

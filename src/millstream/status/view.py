@@ -28,6 +28,7 @@ from millstream.status.report import ComputationStatus, InjectorStatus, Status
 
 _FEW = 3
 _SHORT = 160
+_SAME_CLOCK = 60_000  # milliseconds: an epoch takes some time from its plan to its commit
 
 
 def overview(found: Overview) -> RenderableType:
@@ -36,13 +37,22 @@ def overview(found: Overview) -> RenderableType:
     head = Text.assemble((status.pipeline, "bold"), f"  {found.checkpoint}", "\n")
     if found.token is None:
         return head.append("No epoch is committed yet.")
-    head.append(f"epoch {status.epoch}, committed {moment(status.committed_at)} UTC ({_ago(status.committed_at)}) by run {found.token}\n")
+    head.append(
+        f"epoch {status.epoch}, committed {moment(status.committed_at)} UTC ({_ago(status.committed_at)}) by run {found.token}{_clock(status)}\n"
+    )
     head.append(f"{driver(found)}\n")
     drained = "drained: event time has ended" if status.drained else "not drained"
     head.append(f"{_count(status.records, 'record')} injected, {_count(found.shards, 'shard')}, {drained}{_refused(status)}")
     parts: list[RenderableType] = [head, "", _Injectors(status.injectors), "", _Computations(status.computations)]
     tasks = modes.details(found.last_sign.mode) if found.alive and found.last_sign is not None and found.last_sign.mode.tasks else []
     return Group(*parts, *_details(status), *tasks, *_late_records(status.computations))
+
+
+def _clock(status: Status) -> str:
+    """The epoch's own clock, where it is not that of the commit."""
+    if status.clock is None or status.committed_at is None or abs(status.committed_at - status.clock) < _SAME_CLOCK:
+        return ""
+    return f"; its clock (self.now) is {moment(status.clock)}"
 
 
 def driver(found: Overview) -> str:

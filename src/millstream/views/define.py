@@ -9,13 +9,13 @@ A definition is data until the pipeline is run: only then is it known who derive
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from functools import partial
 from typing import Any, Protocol
 
 from millstream.core.builds import Derivation
 from millstream.core.codec import Codec
-from millstream.core.topology import DEAD_LETTER, FAIL, PRODUCED, STRONG, WEAK, ComputationSpec, Input
+from millstream.core.topology import DEAD_LETTER, FAIL, PRODUCED, STRONG, WEAK, ComputationSpec, Input, check_columns
 from millstream.errors import DefinitionError
 from millstream.reducers import Reducer, any, as_reducer
 from millstream.reducers.base import spelled
@@ -71,6 +71,8 @@ class Mapped:
         wrong = [one for one in group if not isinstance(one, str)]
         if wrong:
             raise DefinitionError(f"{self._of.name}.by({wrong[0]!r}): give names of fields, or one function of the document")
+        if all(kind == FILTER for kind, _ in self._links):  # what a map gives, nobody knows
+            check_columns(f"{self._of.name}.by", group, self._of.fields)
         return Grouped(self, tuple(str(one) for one in group))
 
     def join(self, right: Relation | Mapped, *, how: str = INNER, name: str | None = None) -> Joined:
@@ -132,6 +134,7 @@ class Relation(Mapped):
     """Rows that others can derive from: a table, a view or a join."""
 
     name: str
+    fields: Collection[str] | None = None  # of its rows, where that can be told
 
     def __init__(self, name: str, pipeline: Definitions) -> None:
         super().__init__(self)
@@ -171,8 +174,10 @@ class PipelineTable(Relation):
         rules: TableRules,
         on_error: str,
         renamed_from: str | None,
+        fields: Collection[str] | None,
     ) -> None:
         super().__init__(name, pipeline)
+        self.fields = fields
         self.inputs = tuple(inputs)
         self.rules = rules
         self.on_error = on_error

@@ -138,7 +138,7 @@ def start(
             warm = None if resident else WarmUp(spark)
     try:
         _check_session(spark)
-        hush(spark, resident)
+        hush(spark)
         if is_theirs:
             for said in unsuitable(spark):
                 say(f"this Spark session has {said}")

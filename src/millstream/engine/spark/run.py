@@ -15,7 +15,7 @@ from typing import Any
 from millstream.core.topology import Topology
 from millstream.engine.pacing import Pacing
 from millstream.engine.planned import PlannedEpochs
-from millstream.errors import ClusterError, MillstreamError
+from millstream.errors import ClusterError, InputError, MillstreamError
 from millstream.sources import FileSource
 
 from .epoch import SparkEpochs
@@ -177,6 +177,14 @@ class PlannedRun(Run):
 
     def wake(self) -> None:
         self._pacing.wake()
+
+    def _explained(self, error: BaseException) -> BaseException:
+        """What Spark could not read is said in the words of our own readers, as in a resident run: with the line."""
+        found = super()._explained(error)
+        if not isinstance(found, InputError) or found is error:
+            return found
+        told = next((one for reader in self.epochs.sources.readers.values() if (one := reader.refused(str(found))) is not None), None)
+        return found if told is None else InputError("\n  ".join((str(told), *self._hints)))
 
 
 def is_shared_log(error: Exception) -> bool:

@@ -23,8 +23,13 @@ from . import jvm
 #: exclusive creation here, because the manifest decides who owns an epoch.
 _FILE_MANAGER = "org.apache.spark.sql.execution.streaming.checkpointing.FileSystemBasedCheckpointFileManager"
 
-_LOST_TASKS = ("org.apache.spark.executor.Executor", "org.apache.spark.scheduler.TaskSetManager")
-_FAILED_QUERIES = "org.apache.spark.sql.execution.streaming.runtime.MicroBatchExecution"
+#: Spark says here, once per try and with its whole stack, what a run then ends with in two lines; and what it does with a task whose job is over.
+_HUSHED = (
+    "org.apache.spark.sql.execution.streaming.runtime.MicroBatchExecution",
+    "org.apache.spark.executor.Executor",
+    "org.apache.spark.scheduler.TaskSetManager",
+    "org.apache.spark.scheduler.DAGScheduler",
+)
 
 _QUERY_CONTEXTS = ("SQLQueryContextLogger", "DataFrameQueryContextLogger")  # PySpark logs what it raises
 
@@ -119,14 +124,16 @@ def unsuitable(spark: Any) -> list[str]:
     return found
 
 
-def hush(spark: Any, resident: bool = False) -> None:
-    """Keeps Spark and py4j from logging at length the very error that a run is about to end with; and, of a resident run, tasks that are lost, which the
-    driver counts and gets over."""
+def hush(spark: Any) -> None:
+    """Keeps Spark and py4j from logging at length the very error that a run is about to end with, tasks that are lost and run again, and PySpark's server of
+    accumulators from telling that Java has gone."""
     _hush_py4j()
     with contextlib.suppress(Exception):
         log4j = spark.sparkContext._jvm.org.apache.logging.log4j
-        for name in (_FAILED_QUERIES, *(_LOST_TASKS if resident else ())):
+        for name in _HUSHED:
             log4j.core.config.Configurator.setLevel(name, log4j.Level.OFF)
+    with contextlib.suppress(Exception):
+        spark.sparkContext._accumulatorServer.handle_error = lambda request, client: None
 
 
 def _hush_py4j() -> None:

@@ -4,7 +4,9 @@ Rules
 1. A line ends with "\\n", "\\r\\n" or "\\r", whichever comes, as Hadoop's reader has it. What comes out has "\\n" alone.
 2. A byte order mark at the beginning of the file is left out.
 3. A piece of a file is a range of bytes. It has those runs between two "\\n" that begin in it. So pieces that lie side by side have every line once.
-4. A compressed file (told by the end of its name, as Spark does) is one piece.
+4. A compressed file (told by the end of its name, as Spark does) is one piece. It is unpacked block by block, and its length is that of what is in it:
+   what an epoch may have, and what is little enough for the driver, is a matter of memory.
+5. A line is at most `LONGEST` bytes: a file that has no ends of lines is an error, and not a reason to hold all of it.
 """
 
 from __future__ import annotations
@@ -14,13 +16,22 @@ import gzip
 import io
 import os
 import zlib
-from collections.abc import Iterator
-from typing import BinaryIO, cast
+from collections.abc import Callable, Iterator, Sequence
+from functools import lru_cache, partial
+from typing import Any, BinaryIO, cast
 
+from millstream.errors import InputError
 from millstream.sources.filereading.refusal import refusal
 
 _BLOCK = 4 << 20
 _MARK = b"\xef\xbb\xbf"
+LONGEST = 128 << 20  # bytes of a line
+_SAMPLE, _LEAST, _MOST = (
+    4 << 20,
+    64 << 10,
+    64 << 20,
+)  # to tell a length: unpacked bytes, from so many packed ones at least, and never more than
+_STEP = 512  # packed bytes, of which a hostile file can make some millions
 _OTHERS = (".snappy", ".lz4", ".zst", ".lzo", ".xz")
 
 
@@ -35,11 +46,36 @@ def _opened(path: str) -> BinaryIO:
     if path.endswith(".bz2"):
         return cast(BinaryIO, bz2.open(path, "rb"))
     if path.endswith(".deflate"):
-        with open(path, "rb") as file:
-            return io.BytesIO(zlib.decompress(file.read()))
+        return cast(BinaryIO, io.BufferedReader(_Inflated(path)))
     if path.endswith(_OTHERS):
         raise refusal(path, "it is compressed in a way that only Spark reads. Use .gz, .bz2 or no compression")
     return open(path, "rb", buffering=0)
+
+
+class _Inflated(io.RawIOBase):
+    """A file that zlib has packed, unpacked as it is read."""
+
+    def __init__(self, path: str) -> None:
+        self._file = open(path, "rb")  # noqa: SIM115
+        self._inflate = zlib.decompressobj()
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: Any) -> int:
+        while not self._inflate.eof:
+            packed = self._inflate.unconsumed_tail or self._file.read(1 << 16)
+            data = self._inflate.decompress(packed, len(buffer))
+            if data:
+                buffer[: len(data)] = data
+                return len(data)
+            if not packed and not self._inflate.eof:
+                raise zlib.error("the file ends before what is packed in it does")
+        return 0
+
+    def close(self) -> None:
+        self._file.close()
+        super().close()
 
 
 def blocks(path: str, start: int = 0, end: int | None = None, size: int = _BLOCK) -> Iterator[bytes]:
@@ -57,26 +93,47 @@ def blocks(path: str, start: int = 0, end: int | None = None, size: int = _BLOCK
             file.seek(start - 1)
             at = start - 1 + _skip(file)
             file.seek(at)
-        rest, first = b"", start == 0
-        while end is None or at < end or rest:
+        rest: list[bytes] = []
+        kept, first = 0, start == 0
+        while end is None or at < end or kept:
             data = file.read(size)
             at += len(data)
-            held = rest + data
+            if data and b"\n" not in data and b"\r" not in data:
+                rest.append(data)
+                kept += len(data)
+                if kept > LONGEST:
+                    raise _too_long(path, at - kept)
+                continue
+            held = _joined((*rest, data))
             cut = held.rfind(b"\n") + 1 if data else len(held)
+            if not cut:
+                cut = held.rfind(b"\r", 0, len(held) - 1) + 1  # behind the last byte there may be a line feed
             if end is not None and at >= end:
                 last = held.find(b"\n", max(end - 1 - (at - len(held)), 0)) + 1
                 if last:
                     held, cut, data = held[:last], last, b""
-            if not cut and data:
-                rest = held
-                continue
-            block, rest = held[:cut], held[cut:]
+            block, left = held[:cut], held[cut:]
+            rest, kept = [left] if left else [], len(left)
+            if kept > LONGEST:
+                raise _too_long(path, at - kept)
             if first and block:
                 block, first = block.removeprefix(_MARK), False
             if block:
                 yield _ends(block)
             if not data:
                 return
+
+
+def _joined(parts: Sequence[bytes]) -> bytes:
+    return parts[0] if len(parts) == 1 else b"".join(parts)
+
+
+def _too_long(path: str, begins: int) -> InputError:
+    return refusal(
+        path,
+        f"a line that begins at byte {begins:,} is longer than {LONGEST:,} bytes. Each record stands on a line of its own, which ends with a line feed: "
+        f"is this one document over many lines, or no text at all?",
+    )
 
 
 def _skip(file: BinaryIO) -> int:
@@ -106,8 +163,39 @@ def pieces(path: str, length: int, size: int) -> list[tuple[int, int | None]]:
 
 
 def length(path: str) -> int:
-    """The bytes of a file; 0 if it is gone."""
+    """The bytes in a file, of a compressed one about as many as come out of it; 0 if it is gone."""
     try:
-        return os.stat(path).st_size
+        found = os.stat(path)
+        packed = next((make for ending, make in _PACKED.items() if path.endswith(ending)), None)
+        return found.st_size if packed is None else _unpacked(path, found.st_size, found.st_mtime_ns)
     except OSError:
         return 0
+
+
+_PACKED: dict[str, Callable[[], Any]] = {
+    ".gz": partial(zlib.decompressobj, 31),
+    ".bz2": bz2.BZ2Decompressor,
+    ".deflate": zlib.decompressobj,
+}
+
+
+@lru_cache(4096)
+def _unpacked(path: str, size: int, modified: int) -> int:
+    """How much comes out of a compressed file: counted, or told by what comes out of its beginning. modified: a file that was changed is another one."""
+    make = next(make for ending, make in _PACKED.items() if path.endswith(ending))
+    used = out = 0
+    try:
+        with open(path, "rb") as file:
+            unpacks = make()
+            while (out < _SAMPLE or used < _LEAST) and out < _MOST:
+                data = file.read(_STEP)
+                if not data:
+                    return max(out, size)
+                used += len(data)
+                while data:
+                    out += len(unpacks.decompress(data))
+                    data = unpacks.unused_data if unpacks.eof else b""
+                    unpacks = make() if unpacks.eof else unpacks
+    except (OSError, EOFError, zlib.error):
+        return max(out, size)  # whoever reads it says what is wrong
+    return max(out, out * size // used)

@@ -20,6 +20,7 @@ from collections.abc import Callable, Mapping
 from typing import NamedTuple
 
 from millstream.errors import InputError
+from millstream.sources.filereading import lines
 
 _SETTLED = 2.0  # seconds: changes that are closer together may bear the same time
 _NEVER = 1 << 62
@@ -149,10 +150,7 @@ class UnreadFiles:
         """How many files are enough."""
         total = 0
         for count, name in enumerate(names):
-            try:
-                total += os.stat(os.path.join(self._folder.path, name)).st_size
-            except OSError:
-                continue  # gone meanwhile: whoever reads it says so
+            total += lines.length(os.path.join(self._folder.path, name))  # one that is gone meanwhile: whoever reads it says so
             if total > most:
                 return max(1, count)
         return len(names)

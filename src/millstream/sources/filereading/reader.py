@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import msgspec
 
-from millstream.errors import CheckpointError
+from millstream.errors import CheckpointError, InputError
 from millstream.sources.filereading import lines, sparklog
 from millstream.sources.filereading.listing import Folder, UnreadFiles
 from millstream.sources.filereading.refusal import address, refusal
@@ -100,6 +100,18 @@ class FileReader(PlannedReader):
             ) from None
         except (OSError, EOFError, zlib.error) as error:
             raise refusal(piece.path, f"{type(error).__name__}: {error}") from error
+
+    def refused(self, text: str) -> InputError | None:
+        for name in self._planner().read():
+            path = os.path.join(self._path, name)
+            if address(path) in text:
+                try:
+                    for piece in self._pieces(path, lines.length(path)):
+                        for _ in self.read(piece):
+                            pass
+                except InputError as error:
+                    return error
+        return None
 
     def origin(self, piece: FilePiece) -> str:
         return address(piece.path)

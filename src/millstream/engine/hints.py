@@ -1,0 +1,93 @@
+"""What a run says of input that looks wrong although nothing fails: late records that nobody handles, and seconds in the place of milliseconds.
+
+Rules
+1. Each is said once per run: of late records once for each input of a computation, of seconds once for each injector.
+2. Who has said what becomes of late records (`process_late_record`, `late=`) is told nothing.
+3. A hint names the line to write.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+
+from millstream.core.computation import Computation
+from millstream.core.outcome import HOOK, Counts
+from millstream.core.time import describe
+from millstream.core.topology import Topology
+from millstream.core.watermark import Bounded, Seen
+
+_SECONDS = range(315_532_800, 4_102_444_800)  # 1980 to 2100, in seconds; in milliseconds, some days of January 1970 and February
+
+
+class Hints:
+    """The hints of one run of a program."""
+
+    def __init__(self, topology: Topology) -> None:
+        self._topology = topology
+        self._said: set[tuple[str, str]] = set()
+
+    def of_late(self, computation: str, counts: Counts) -> Iterator[str]:
+        """What to say of the late records that a step of a computation has met."""
+        for stream in counts.late_by:
+            if (computation, stream) not in self._said:
+                self._said.add((computation, stream))
+                if self._drops(computation, stream):
+                    yield self._late(computation, stream, counts)
+
+    def of_times(self, seen: Mapping[str, Seen]) -> Iterator[str]:
+        """What to say of the timestamps of an epoch, by injector."""
+        for name, one in seen.items():
+            column = self._topology.injectors[name].timestamp
+            if one.newest is not None and one.newest in _SECONDS and column is not None and ("", name) not in self._said:
+                self._said.add(("", name))
+                yield (
+                    f"injected stream {name!r}: its newest timestamp is {one.newest}, which is {describe(one.newest)}. Are these seconds? Timestamps are "
+                    f"milliseconds since 1970: multiply by 1000, such as timestamp={_times_1000(column)}."
+                )
+
+    def _drops(self, computation: str, stream: str) -> bool:
+        """Whether late records of an input end in the hook that does nothing."""
+        spec = self._topology.by_name[computation]
+        if spec.kind or spec.hidden or spec.late_streams[stream] != HOOK:
+            return False
+        return type(spec.factory()).process_late_record is Computation.process_late_record
+
+    def _late(self, computation: str, stream: str, counts: Counts) -> str:
+        one = next((late for late in counts.last_late if late.stream == stream), None)
+        which = (
+            "" if one is None else f" (key {one.key}, {describe(one.timestamp)}; the low watermark was at {describe(one.low_watermark)})"
+        )
+        forgotten = [name for name in self._injectors(stream) if _is_forgotten(self._topology.injectors[name].watermark)]
+        why = "".join(
+            f" {name!r} has no watermark=, so whatever is older than its newest record may be late: say how long records may take, such as "
+            f"inject({name!r}, ..., watermark=ms.watermarks.bounded('10s'))."
+            for name in forgotten
+        )
+        return (
+            f"computation {computation!r} has dropped a late record of stream {stream!r}{which}, and nothing there handles late records.{why} "
+            f"Records that are late all the same go to process_late_record, or where late= says; late=ms.DROP drops them without a word. "
+            f"How many they are, the status counts."
+        )
+
+    def _injectors(self, stream: str) -> list[str]:
+        """The injected streams that a stream comes from."""
+        found: list[str] = []
+        look, seen = [stream], set[str]()
+        while look:
+            at = look.pop()
+            if at in seen:
+                continue
+            seen.add(at)
+            if at in self._topology.injectors:
+                found.append(at)
+            else:
+                look += [i.stream for i in self._topology.by_name[self._topology.producer(at)].inputs]
+        return sorted(found)
+
+
+def _is_forgotten(policy: object) -> bool:
+    return isinstance(policy, Bounded) and not policy.is_given
+
+
+def _times_1000(column: object) -> str:
+    return repr(f"{column} * 1000") if isinstance(column, str) else "its 1000-fold"
