@@ -10,13 +10,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from servicekit import HandLog, call, get, partition, session, upsert
+from servicekit import HandLog, call, decide, get, partition, session, upsert
 
 from millstream.errors import (
     Busy,
     Conflict,
-    Denied,
     Fenced,
+    FencedRun,
     MillstreamError,
     NotReady,
     RefusedRequest,
@@ -30,7 +30,7 @@ from millstream.service import client as client_module
 from millstream.service.calls import Channel, Unreachable
 from millstream.service.logs.disk import DiskLog
 from millstream.service.manager import Manager
-from millstream.service.messages import Descriptor, Op, Request
+from millstream.service.messages import Decision, Descriptor, Op, Request
 from millstream.service.partition import Partition
 from millstream.service.proto import service_pb2 as pb
 from millstream.service.saving import begin_from_snapshot, restore_from, restored_in, snapshot_to
@@ -112,7 +112,7 @@ def test_a_removal_can_be_staged_in_a_table_that_enriches() -> None:
     async def main() -> None:
         one = await partition(HandLog(), Table("t", before=[drop_fields("ssn")]))
         assert (await soon(one.write(stage([b"a"], [], "l|1|1|x")))).lsn == 1
-        assert (await soon(one.write(call("decide", b"l|1|1|x", b"commit 1")))).result == b"1"
+        assert (await soon(one.write(decide(Decision.COMMIT, 1, "l|1|1|x")))).rows == [1]
 
     asyncio.run(main())
 
@@ -122,7 +122,7 @@ def test_a_transactions_name_that_is_no_good_is_refused(txn: str) -> None:
     async def main() -> None:
         one = await partition(HandLog())
         assert isinstance(await soon(one.write(stage([b"a"], [b"1"], txn))), RefusedRequest)
-        assert isinstance(await soon(one.write(call("decide", b"l|1|1|x", b"commit " + b"9" * 30))), RefusedRequest)
+        assert isinstance(await soon(one.write(decide(Decision.COMMIT, 1, txn))), RefusedRequest)
         assert (await soon(one.write(upsert(b"a", b"1")))).lsn == 1
 
     asyncio.run(main())
@@ -500,8 +500,8 @@ def test_a_newer_run_keeps_an_older_one_from_sweeping() -> None:
     async def main() -> None:
         one = await partition(HandLog())
         await soon(one.write(stage([b"a"], [b"1"], "p/e/0|2|5|x")))
-        assert isinstance(await soon(one.write(call("decide", b"p/e/|1|9|", b"sweep 1"))), Denied)
-        assert (await soon(one.write(call("decide", b"p/e/|2|9|", b"sweep 2")))).result == b"1"
+        assert isinstance(await soon(one.write(decide(Decision.SWEEP, 1, "p/e/|1|9|"))), FencedRun)
+        assert (await soon(one.write(decide(Decision.SWEEP, 2, "p/e/|2|9|")))).rows == [1]
 
     asyncio.run(main())
 

@@ -28,7 +28,7 @@ from millstream.service.control import Control
 from millstream.service.found import limits_of
 from millstream.service.limits import CONTROL, DATA, Limits, check_size
 from millstream.service.manager import Manager
-from millstream.service.messages import ENTRY, Answer, Descriptor, Level, Op, Request
+from millstream.service.messages import ENTRY, Answer, Decide, Decision, Descriptor, Level, Op, Request
 from millstream.service.partition import SERVING, Partition
 from millstream.service.planes import ControlPlane, DataPlane
 from millstream.service.proto import service_pb2 as pb
@@ -271,10 +271,18 @@ class Node:
         header = request.header
         size = check_size([request.key], [request.argument])
         asked = Request(Op.CALL, [request.key], function=request.function, argument=request.argument, size=size)
-        partition = self._by_id(header) if request.function == "decide" else self._find(header, asked.keys)
+        partition = self._find(header, asked.keys)
         asked.session, asked.seq, asked.done = header.session, header.seq, header.done
         answer = await partition.write(asked)
         return pb.CallReply(at=position(partition.descriptor, answer.lsn), result=answer.result, again=answer.again)
+
+    async def decide(self, request: pb.DecideRequest) -> pb.DecideReply:
+        names = [name.encode() for name in request.txns]
+        size = check_size(names, [name.encode() for name in request.keep])
+        partition = self._by_id(request.header)
+        asked = Decide(_decision(request.decision), list(request.txns), request.fence, list(request.keep))
+        answer = await partition.write(Request(Op.DECIDE, names, decide=asked, size=size))
+        return pb.DecideReply(at=position(partition.descriptor, answer.lsn), rows=answer.rows)
 
     async def scan(self, request: pb.ScanRequest) -> AsyncIterator[pb.ScanReply]:
         header = request.header
@@ -417,6 +425,13 @@ def _level(header: pb.Header, partition: Partition) -> Level:
         )  # too old: it is confirmed first
     except ValueError:
         raise RefusedRequest(f"there is no level {header.level}: see Level in service.proto") from None
+
+
+def _decision(number: int) -> Decision:
+    try:
+        return Decision(number)
+    except ValueError:
+        raise RefusedRequest(f"there is no decision {number}: see DecideRequest in service.proto") from None
 
 
 def _locked(folder: Path) -> int:

@@ -56,6 +56,7 @@ _CODES = {
     "TOO_LARGE": grpc.StatusCode.INVALID_ARGUMENT,
     "REFUSED": grpc.StatusCode.INVALID_ARGUMENT,
     "DENIED": grpc.StatusCode.PERMISSION_DENIED,
+    "FENCED": grpc.StatusCode.FAILED_PRECONDITION,
     "DAMAGED": grpc.StatusCode.DATA_LOSS,
 }
 
@@ -65,6 +66,7 @@ DATA_CALLS = (
     ("Remove", pb.RemoveRequest, pb.WriteReply, False),
     ("Get", pb.GetRequest, pb.GetReply, False),
     ("Call", pb.CallRequest, pb.CallReply, False),
+    ("Decide", pb.DecideRequest, pb.DecideReply, False),
     ("Scan", pb.ScanRequest, pb.ScanReply, True),
     ("Watch", pb.WatchRequest, pb.WatchReply, True),
     ("Route", pb.RouteRequest, pb.PartitionList, False),

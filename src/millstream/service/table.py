@@ -87,7 +87,7 @@ class Table:
                 raise DefinitionError(
                     f"table {name!r}: function {called!r} must take three arguments (turn, key, argument), and not be async"
                 )
-            if called == "decide" or called in self.functions_by_name:
+            if called in self.functions_by_name:
                 raise DefinitionError(f"table {name!r}: there is a function {called!r} already")
             self.functions_by_name[called] = function
         if not self.log.keeps and not self.store.durable:

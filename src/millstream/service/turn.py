@@ -17,10 +17,10 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 import msgspec
 
 from millstream.core.keyspace import after
-from millstream.errors import Conflict, Denied, RefusedRequest, ServiceError, TooLarge
+from millstream.errors import Conflict, FencedRun, RefusedRequest, ServiceError, TooLarge
 from millstream.service import ledger
 from millstream.service.clock import PartitionClock
-from millstream.service.messages import ENTRY, LIMIT, MEMORY, STAGED, Answer, Change, LogRecord, Op, Request
+from millstream.service.messages import ENTRY, LIMIT, MEMORY, STAGED, Answer, Change, Decide, Decision, LogRecord, Op, Request
 from millstream.service.sessions import Sessions
 from millstream.service.stores.base import KeyStore
 
@@ -233,8 +233,8 @@ class KeyValue:
             answer = Answer(request.lsn)
         elif op is Op.STAGE:
             answer, changes = self._staged(request)
-        elif request.function == "decide":
-            answer, changes, promotions = self._decided(request)
+        elif op is Op.DECIDE and request.decide is not None:
+            answer, changes, promotions = self._decided(request.lsn, request.decide)
         else:
             answer, changes = self._called(request, turn)
         if self._after:
@@ -358,7 +358,7 @@ class KeyValue:
         raw = self.raw(ledger.ledger_key(txn.label))
         entry = ledger.LedgerEntry() if raw is None else ledger.decode_ledger(raw)
         if fence < entry.fence:
-            raise Denied(
+            raise FencedRun(
                 f"transaction {txn.text!r}: a newer run (fence {entry.fence}) writes as {txn.label!r} now; this one (fence {fence}) must stop"
             )
         return entry
@@ -376,7 +376,7 @@ class KeyValue:
             )
         entry = self._ledger(txn, txn.fence)
         if txn.number <= entry.number:
-            raise Denied(f"transaction {txn.text!r}: number {entry.number} of {txn.label!r} is committed already")
+            raise FencedRun(f"transaction {txn.text!r}: number {entry.number} of {txn.label!r} is committed already")
         prefix, version = ledger.staged_prefix(request.txn), request.lsn.to_bytes(8, "big")
         values: Sequence[bytes | None] = request.values or [None] * len(request.keys)
         rows = list(zip(request.keys, values, strict=True))
@@ -388,52 +388,47 @@ class KeyValue:
         ]
         return Answer(request.lsn), [*changes, self._noted(txn, txn.fence, entry)]
 
-    def _decided(self, request: Request) -> tuple[Answer, list[Change], list[Promotion]]:
+    def _decided(self, lsn: int, asked: Decide) -> tuple[Answer, list[Change], list[Promotion]]:
         """The answer, what changes, and the rows that become visible."""
-        how, fence, keep = ledger.parse_decision(request.argument)
-        txns = [ledger.parse_txn(name) for name in request.keys[0].decode("utf-8", "replace").split("\n")]
-        if how == ledger.COMMIT:
-            return self._committed(request, txns, fence)
-        if len(txns) > 1:
-            raise RefusedRequest(f"{how} takes one transaction; only commit takes several")
-        (txn,) = txns
-        if how == ledger.SWEEP:
-            return self._swept(request, txn, fence, keep)
-        entry = self._ledger(txn, fence)
-        prefix = ledger.staged_prefix(txn.text)
-        rows = self.range(prefix, after(prefix))
-        answer = Answer(request.lsn, result=str(len(rows)).encode())
-        if how == ledger.DROP:
-            return answer, [*((staged, None) for staged, _ in rows), self._noted(txn, fence, entry)], []
-        if fence <= entry.fence:
-            answer.lsn = NO_POSITION
-            return answer, [], []
-        return answer, [self._noted(txn, fence, entry)], []
-
-    def _committed(self, request: Request, txns: Sequence[ledger.Txn], fence: int) -> tuple[Answer, list[Change], list[Promotion]]:
-        """All of them at one position. What was committed before stays as it is."""
+        txns = [ledger.parse_txn(name) for name in asked.txns]
+        if asked.decision is Decision.SWEEP:
+            if len(txns) != 1:
+                raise RefusedRequest(f"a sweep takes one transaction, which says below what to sweep, and not {len(txns)}")
+            return self._swept(lsn, txns[0], asked.fence, asked.keep)
         if len({txn.label for txn in txns}) < len(txns):
-            raise RefusedRequest("transactions that are committed together must have different labels")
+            raise RefusedRequest("transactions that are decided together must have different labels")
         changes: list[Change] = []
-        found: list[Promotion] = []
+        promotions: list[Promotion] = []
+        answer = Answer(NO_POSITION)
         for txn in txns:
-            entry = self._ledger(txn, fence)
-            if txn.number <= entry.number:
-                if txn.number == entry.number and txn.text != entry.txn:
-                    raise RefusedRequest(f"transaction {txn.text!r}: {entry.txn!r} was committed in its place")
-                continue
+            entry = self._ledger(txn, asked.fence)
             prefix = ledger.staged_prefix(txn.text)
             rows = self.range(prefix, after(prefix))
-            if not rows:
-                raise RefusedRequest(f"transaction {txn.text!r} is not staged here")
-            entry.number, entry.txn = txn.number, txn.text
-            changes.append(self._noted(txn, fence, entry))
-            found.append((txn.text, rows))
-        if not found:
-            return Answer(NO_POSITION, result=b"again"), [], []
-        return Answer(request.lsn, result=str(sum(len(rows) for _, rows in found)).encode()), changes, found
+            if asked.decision is Decision.COMMIT:
+                if not self._is_new(txn, entry):
+                    answer.rows.append(0)
+                    continue
+                if not rows:
+                    raise RefusedRequest(f"transaction {txn.text!r} is not staged here")
+                entry.number, entry.txn = txn.number, txn.text
+                promotions.append((txn.text, rows))
+            elif asked.decision is Decision.DROP:
+                changes += ((staged, None) for staged, _ in rows)
+            answer.rows.append(len(rows))
+            if asked.decision is not Decision.CHECK or asked.fence > entry.fence:
+                changes.append(self._noted(txn, asked.fence, entry))
+        if changes:
+            answer.lsn = lsn
+        return answer, changes, promotions
 
-    def _swept(self, request: Request, below: ledger.Txn, fence: int, keep: Sequence[str]) -> tuple[Answer, list[Change], list[Promotion]]:
+    @staticmethod
+    def _is_new(txn: ledger.Txn, entry: ledger.LedgerEntry) -> bool:
+        """Whether a transaction is still to be committed. What was committed before stays as it is."""
+        if txn.number == entry.number and txn.text != entry.txn:
+            raise RefusedRequest(f"transaction {txn.text!r}: {entry.txn!r} was committed in its place")
+        return txn.number > entry.number
+
+    def _swept(self, lsn: int, below: ledger.Txn, fence: int, keep: Sequence[str]) -> tuple[Answer, list[Change], list[Promotion]]:
         start = STAGED + below.label.encode()
         kept = set(keep)
         changes: list[Change] = []
@@ -445,7 +440,7 @@ class KeyValue:
                 checked.add(txn.label)
             if txn.text not in kept and txn.number < below.number:
                 changes.append((staged, None))
-        return Answer(request.lsn if changes else NO_POSITION, result=str(len(changes)).encode()), changes, []
+        return Answer(lsn if changes else NO_POSITION, rows=[len(changes)]), changes, []
 
     def _promote(self, txn: str, rows: Sequence[tuple[bytes, bytes]], lsn: int) -> None:
         """The rows become visible. The log gets the transaction's name only, if whoever follows it has the rows from earlier records."""

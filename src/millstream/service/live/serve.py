@@ -123,6 +123,9 @@ class LivePipeline:
     async def call(self, request: pb.CallRequest) -> pb.CallReply:
         self._refuse(request.header)
 
+    async def decide(self, request: pb.DecideRequest) -> pb.DecideReply:
+        self._refuse(request.header)
+
     async def route(self, request: pb.RouteRequest) -> pb.PartitionList:
         """A table of live state is one partition, wherever it is asked."""
         with self._newest() as cut:
