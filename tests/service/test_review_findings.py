@@ -38,7 +38,7 @@ from millstream.service.stores.memory import memory
 from millstream.service.stores.snapshots import write_snapshot
 from millstream.service.transforms import drop_fields
 from millstream.service.trial import serving
-from millstream.service.turn import Turn
+from millstream.service.turn import Turn, TurnView
 from millstream.state.memory import MemoryStorage
 from millstream.state.storage import LocalStorage
 
@@ -62,16 +62,19 @@ def boom(key: bytes, value: bytes, turn: Turn) -> bytes:
     raise KeyError("no such field")
 
 
-def raises_before(request: Request, turn: Turn) -> Request:
-    if request.keys == [b"bad"]:
+def raises_before(key: bytes, value: bytes | None, turn: TurnView) -> bytes | None:
+    if key == b"bad":
         raise KeyError("no such field")
-    return request
+    return value
 
 
-def raises_after(request: Request, answer: Any) -> Any:
-    if request.keys == [b"bad"]:
-        raise KeyError("no such field")
-    return answer
+def raises_after(key: bytes, value: bytes) -> bytes:
+    raise KeyError("no such field")
+
+
+def swaps(turn: Turn, key: bytes, argument: bytes) -> bytes:
+    turn.put(key, b"1")
+    return b"0"
 
 
 def puts_text(turn: Turn, key: bytes, argument: bytes) -> bytes:
@@ -93,9 +96,9 @@ def test_what_users_code_raises_is_told_and_nothing_of_it_stays(where: str, name
         options: dict[str, Any] = (
             {"before": [raises_before]} if where == "before" else {"after": [raises_after]} if where == "after" else {}
         )
-        one = await partition(log, Table("t", functions=[puts_text, puts_number], **options))
+        one = await partition(log, Table("t", functions=[puts_text, puts_number, swaps], **options))
         who: dict[str, Any] = {"session": session(), "seq": 2} if named else {}
-        asked = call(where, b"bad", **who) if where.startswith("puts") else upsert(b"bad", b"1", **who)
+        asked = upsert(b"bad", b"1", **who) if where == "before" else call("swaps" if where == "after" else where, b"bad", **who)
         elder = one.write(upsert(b"a", b"1", **({"session": session(), "seq": 1} if named else {})))
         found = [await soon(elder), await soon(one.write(asked))]
         found.append(await soon(one.write(upsert(b"b", b"2", **({"session": session(), "seq": 3} if named else {})))))

@@ -294,15 +294,14 @@ class Node:
         partition = self._one(header, start, end)
         asked = Request(Op.GET, [], session=header.session, level=_level(header, partition), seen=header.seen)
         pinned = await partition.pinned(asked)
-        at = self._at(partition, Answer(pinned.applied), header)
+        at, leave = self._at(partition, Answer(pinned.applied), header), partition.table.gate.leave
         try:
             reply, size, left = pb.ScanReply(at=at), 0, request.limit or 1 << 62
             for count, (entry, raw) in enumerate(pinned.scan(ENTRY + start, ENTRY + end if end else after(ENTRY))):
                 if not left:
                     break
                 left -= 1
-                value = b"" if request.keys_only else raw[8:]
-                shown = partition.table.shown(value)
+                shown = b"" if request.keys_only else leave(entry[1:], raw[8:])
                 if size + len(entry) + len(shown) > _PAGE and size:
                     yield reply
                     reply, size = pb.ScanReply(at=at), 0
@@ -412,7 +411,7 @@ def _watched(kind: Any, at: pb.Position, rows: Sequence[tuple[bytes, bytes, int]
         kind=kind,
         at=at,
         keys=[row[0] for row in rows],
-        values=[partition.table.shown(row[1]) for row in rows],
+        values=[partition.table.gate.leave(row[0], row[1]) for row in rows],
         versions=[row[2] for row in rows],
     )
 
