@@ -3,11 +3,14 @@
 Rules
 1. The data plane takes much and answers soon; the control plane takes little and may take long. A mesh that limits by itself switches these off.
 2. What is over a limit is refused at once, with a hint when to come back. Nothing waits for a limit, so nothing piles up.
+3. Whoever is answered out of what is pinned takes it in `PINNED` seconds, or its stream ends: what is pinned keeps a store from using its room again.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import asyncio
+import contextlib
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import msgspec
@@ -15,6 +18,7 @@ import msgspec
 from millstream.errors import Busy, RefusedRequest, TooLarge
 from millstream.service.messages import LIMIT, LONGEST_KEY
 
+PINNED = 600.0  # seconds
 FRAME = 64 << 10  # bytes that a message may have besides its keys and values
 
 
@@ -37,6 +41,18 @@ CONTROL = Limits(at_once=16, rate=1, burst=5, deadline=600, longest=600)
 def off(limits: Limits) -> Limits:
     """For planes behind a mesh that limits by itself. A message is never larger: who reads it has only so much room."""
     return msgspec.structs.replace(limits, at_once=0, rate=0, burst=0, longest=24 * 3600)
+
+
+@contextlib.contextmanager
+def while_pinned() -> Iterator[None]:
+    """Rule 3, for the task that holds a pin within this block, whether its peer reads or not."""
+    task = asyncio.current_task()
+    ending = None if task is None else asyncio.get_running_loop().call_later(PINNED, task.cancel)
+    try:
+        yield
+    finally:
+        if ending is not None:
+            ending.cancel()
 
 
 class Bucket:

@@ -26,7 +26,7 @@ from millstream.errors import BadNode, DefinitionError, MillstreamError, NotRead
 from millstream.network import Tls
 from millstream.service.control import Control
 from millstream.service.found import limits_of
-from millstream.service.limits import CONTROL, DATA, Limits, check_size
+from millstream.service.limits import CONTROL, DATA, Limits, check_size, while_pinned
 from millstream.service.manager import Manager
 from millstream.service.messages import ENTRY, Answer, Decide, Decision, Descriptor, Level, Op, Request
 from millstream.service.partition import SERVING, Partition
@@ -293,9 +293,8 @@ class Node:
             raise RefusedRequest(f"part={request.part!r} is for the live state of a pipeline")
         partition = self._one(header, start, end)
         asked = Request(Op.GET, [], session=header.session, level=_level(header, partition), seen=header.seen)
-        pinned = await partition.pinned(asked)
-        at, leave = self._at(partition, Answer(pinned.applied), header), partition.table.gate.leave
-        try:
+        with contextlib.closing(await partition.pinned(asked)) as pinned, while_pinned():
+            at, leave = self._at(partition, Answer(pinned.applied), header), partition.table.gate.leave
             reply, size, left = pb.ScanReply(at=at), 0, request.limit or 1 << 62
             for count, (entry, raw) in enumerate(pinned.scan(ENTRY + start, ENTRY + end if end else after(ENTRY))):
                 if not left:
@@ -313,8 +312,6 @@ class Node:
                 if count % 1024 == 1023:
                     await asyncio.sleep(0)
             yield reply
-        finally:
-            pinned.close()
 
     async def watch(self, request: pb.WatchRequest) -> AsyncIterator[pb.WatchReply]:
         header, prefix = request.header, request.prefix
@@ -329,8 +326,7 @@ class Node:
         here = partition.descriptor
         try:
             if not goes_on:
-                pinned = partition.store.pin()
-                try:
+                with contextlib.closing(partition.store.pin()) as pinned, while_pinned():
                     lsn = pinned.applied
                     if since is not None:
                         yield pb.WatchReply(kind=pb.WatchReply.RESET, at=position(here, lsn))
@@ -338,8 +334,6 @@ class Node:
                     async for rows in _pages((entry[1:], raw[8:], int.from_bytes(raw[:8], "big")) for entry, raw in pinned.scan(low, high)):
                         wanted = [row for row in rows if wants(row[0])]
                         yield _watched(pb.WatchReply.SNAPSHOT, position(here, lsn), wanted, partition)
-                finally:
-                    pinned.close()
                 yield pb.WatchReply(kind=pb.WatchReply.MARK, at=position(here, lsn))
             else:
                 yield pb.WatchReply(kind=pb.WatchReply.MARK, at=position(here, since or 0))

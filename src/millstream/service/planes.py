@@ -4,7 +4,8 @@ Rules
 1. Data listens on TCP, on loopback unless told otherwise. Control listens on a unix socket that only its owner may use (0600), or on TCP with
    certificates of clients or a cookie. Nobody else gets at it.
 2. A `ServiceError` becomes a status and an `Error` in the trailing metadata; any other error of ours is told as INTERNAL, without its insides.
-3. A call without a deadline gets the plane's, and none lasts longer than the plane allows. A watch lasts as long as both ends like.
+3. A call without a deadline gets the plane's, and none lasts longer than the plane allows. Scans and watches last as long as both ends like, but for what they
+   hold pinned (`limits.while_pinned`).
 4. The handlers are a table here instead of generated code: a name, what it takes, what it gives, and whether that is a stream.
 """
 
@@ -80,7 +81,6 @@ CONTROL_CALLS = (
 )
 
 _log = logging.getLogger("millstream.service")
-_STREAM = 600.0  # seconds, for a scan
 _process = 0  # the one that uses gRPC
 
 
@@ -226,15 +226,12 @@ class Plane:
 
     def _streaming(self, method: Callable[[Any], AsyncIterator[Any]], name: str) -> Callable[[Any, Any], Any]:
         async def handle(request: Any, context: Any) -> AsyncIterator[Any]:
-            replies, ending = None, None
+            replies = None
             self._streams += 1
             try:
                 if self._streams > (self._limits.at_once or 1 << 62):
                     raise Busy(f"{self._limits.at_once:,} scans and watches are under way already", 1.0)
                 self._admit(context)
-                task = asyncio.current_task()
-                if name != "Watch" and task is not None:  # rule 3: who does not take what it asked for keeps entries pinned
-                    ending = asyncio.get_running_loop().call_later(_STREAM, task.cancel)
                 replies = method(request)
                 async for reply in replies:
                     yield reply
@@ -244,8 +241,6 @@ class Plane:
                 await _failed(context, error, name)
             finally:
                 self._streams -= 1
-                if ending is not None:
-                    ending.cancel()
                 if replies is not None and hasattr(replies, "aclose"):
                     await replies.aclose()
 
