@@ -12,7 +12,9 @@ from servicekit import HandLog, call, decide, get, partition, session, table, up
 
 from effort import some
 from millstream.errors import Busy, Conflict, FencedRun, RefusedRequest, ServiceError, SessionExpired
+from millstream.service import Table, Turn, sessions
 from millstream.service.messages import Answer, Decision, Op, Request
+from millstream.service.partition import Partition
 from millstream.service.sessions import Sessions
 from millstream.service.stores.memory import memory
 
@@ -272,6 +274,52 @@ def test_answers_that_the_client_has_are_not_kept() -> None:
         assert len(one.store.get(b"S" + mine)) < 200
         with pytest.raises(SessionExpired):
             await one.write(upsert(b"a", b"x", session=mine, seq=3))
+
+    asyncio.run(main())
+
+
+def big(turn: Turn, key: bytes, argument: bytes) -> bytes:
+    """Counts, and gives a long answer."""
+    count = len(turn.get(key) or b"") + 1
+    turn.put(key, b"x" * count)
+    return b"r" * 60_000
+
+
+@pytest.mark.parametrize("refused", [False, True])
+def test_answers_of_many_sessions_that_say_nothing_take_bounded_room_in_memory_and_in_the_store(refused: bool) -> None:
+    def stored(one: Partition) -> int:
+        return sum(len(value) for _, value in one.store.scan(b"S", b"T"))
+
+    async def main() -> None:
+        log, of = HandLog(), Table("t", functions=[big])
+        one = await partition(log, of)
+        await one.write(upsert(b"a", b"1"))
+        many = 600
+        for name in range(many):
+            for seq in range(1, 9):
+                if refused:
+                    keys = [b"a"] * 900
+                    with pytest.raises(Conflict):
+                        await one.write(Request(Op.UPSERT, keys, keys, [7] * 900, size=1, session=session(name), seq=seq))
+                else:
+                    await one.write(call("big", b"%d" % name, session=session(name), seq=seq))
+        assert len(one.machine.sessions) == many
+        assert 8 << 20 < one.machine.sessions.kept_bytes <= sessions.ROOM
+        again = await partition(log, of)
+        for state in (one, again):
+            assert stored(state) < sessions.ROOM + many * 64
+            assert state.machine.sessions.kept_bytes <= sessions.ROOM
+            with pytest.raises(SessionExpired, match="not kept any more"):  # its answer is gone, and it is not done again
+                await state.write(call("big", b"0", session=session(0), seq=8))
+            last = state.write(call("big", b"%d" % (many - 1), session=session(many - 1), seq=8))
+            if refused:
+                with pytest.raises(Conflict):
+                    await last
+            else:
+                assert (await last).again
+                assert [len(value) for value in state.machine.read(Request(Op.GET, [b"0", b"%d" % (many - 1)])).values] == [8, 8]
+            seq = 9  # the number goes on
+            assert (await state.write(upsert(b"b", b"1", session=session(0), seq=seq))).lsn > many
 
     asyncio.run(main())
 
