@@ -72,7 +72,9 @@ class Control:
         return "" if found is None else found.address
 
     def _wake(self) -> None:
-        """The manager carries out what is desired, beside this call."""
+        """The manager carries out what is desired, beside this call. Of two that do so, one waits and has not looked yet: it does this, too."""
+        if len(self._carrying_out) > 1:
+            return
         task = asyncio.ensure_future(self._manager.reconcile())
         self._carrying_out.add(task)
         task.add_done_callback(self._carried_out)

@@ -75,6 +75,7 @@ class Manager:
         self._reconciling = asyncio.Lock()
         self._carried_out = -1  # the version of the desired state that this node stands for
         self._saving: set[int] = set()
+        self._standing: dict[int, Descriptor] | None = None  # rule 2, as it stands on the disk; None: nobody has looked yet
 
     # --- what a table is kept with
 
@@ -212,17 +213,20 @@ class Manager:
 
     # --- what is there
 
-    def current(self) -> dict[int, Descriptor]:
-        """The partitions that stand on the disk (rule 2)."""
-        return {
-            one.id: one for one in (msgspec.json.decode(self._files.read(name), type=Descriptor) for name in self._files.list("partitions"))
-        }
+    async def _current(self) -> dict[int, Descriptor]:
+        """The partitions that stand on the disk (rule 2). The folder is ours alone, so it is read once."""
+        if self._standing is None:
+            self._standing = {one.id: one for one in await asyncio.to_thread(self._read_files)}
+        return self._standing
+
+    def _read_files(self) -> list[Descriptor]:
+        return [msgspec.json.decode(self._files.read(name), type=Descriptor) for name in self._files.list("partitions")]
 
     async def reconcile(self) -> None:
         """Carries out what must be done, and nothing else. Called whenever the desired state may have changed."""
         async with self._reconciling:
             self.desired = await asyncio.to_thread(self.registry.read)
-            current = await asyncio.to_thread(self.current)
+            current = dict(await self._current())
             ops = plan(self.node, current, self.desired.partitions)
             for op in ops:
                 if not isinstance(op, Add):
@@ -254,6 +258,7 @@ class Manager:
             return
         before = self.partitions.get(descriptor.id)
         await asyncio.to_thread(self._files.put, _file_of(descriptor.id), msgspec.json.encode(descriptor))
+        (await self._current())[descriptor.id] = descriptor
         try:
             partition = self._made(descriptor, table)
         except (MillstreamError, OSError) as error:  # of the log or the store of all such tables
@@ -323,6 +328,7 @@ class Manager:
                 self.log_of(table.log).forget(descriptor.id)
             partition.store.close()
         await asyncio.to_thread(self._files.delete, [_file_of(descriptor.id)])
+        (await self._current()).pop(descriptor.id, None)
 
     async def _keep_aside(self, partition: Partition) -> None:
         name = f"{partition.descriptor.table}-{partition.descriptor.id}-{int(time.time())}"

@@ -162,6 +162,11 @@ class Descriptor(msgspec.Struct, frozen=True, omit_defaults=True):
     node: str = ""
     point: str = "key"
 
+    @property
+    def descriptor(self) -> Descriptor:
+        """So that descriptors can lie on a map themselves (`routes.py`)."""
+        return self
+
     def covers(self, point: bytes) -> bool:
         """Whether a point is in the range.
 
