@@ -20,7 +20,7 @@ from pathlib import Path
 
 import msgspec
 
-from millstream.errors import DamageError, Fenced, MillstreamError, NotReady, RefusedRequest
+from millstream.errors import DamageError, DefinitionError, Fenced, MillstreamError, NotReady, RefusedRequest
 from millstream.service.logs.base import LogKind, SharedLog
 from millstream.service.logs.none import NoLog
 from millstream.service.messages import Descriptor
@@ -68,6 +68,7 @@ class Manager:
         self.started = False  # what was desired at the start is there
         self.on_change: Callable[[], None] = lambda: None  # told after partitions came or went
         self._files = LocalStorage(folder)
+        _check_logs(list(tables.values()))
         self._crash = crash
         self.points = CrashPoints(crash)
         self._logs: dict[str, SharedLog] = {}
@@ -81,7 +82,7 @@ class Manager:
 
     def log_of(self, kind: LogKind) -> SharedLog:
         """A log is opened once per node, whatever the tables."""
-        name = repr(kind)
+        name = _place_of(kind)
         if name not in self._logs:
             self._logs[name] = kind.open(self.folder, self._crash)
         return self._logs[name]
@@ -405,6 +406,23 @@ class Manager:
         for store in self._stores.values():
             store.close()
         self.partitions = {}
+
+
+def _place_of(kind: LogKind) -> str:
+    """What tells one log of a node from another: where it lies, if it says so."""
+    return str(getattr(kind, "place", repr(kind)))
+
+
+def _check_logs(tables: list[Table]) -> None:
+    """A log is one for all tables that use it, so they must agree on it."""
+    first: dict[str, Table] = {}
+    for table in tables:
+        other = first.setdefault(_place_of(table.log), table)
+        if other.log != table.log:
+            raise DefinitionError(
+                f"tables {other.name!r} and {table.name!r} share the one {table.log.describe()} log of the node, and want it different: "
+                f"{other.log} and {table.log}. Give both the same."
+            )
 
 
 def _file_of(id: int) -> str:

@@ -16,6 +16,7 @@ import contextlib
 import hmac
 import logging
 import os
+import socket
 import time
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
@@ -135,7 +136,7 @@ class Plane:
                 await self._health.enter_graceful_shutdown()
             await self._server.stop(grace)
             self._server = None
-        if self._socket is not None:
+        if self._socket is not None and self._socket.is_socket():
             self._socket.unlink(missing_ok=True)
 
     async def say_health(self, name: str, is_well: bool) -> None:
@@ -168,7 +169,7 @@ class Plane:
             raise NetworkError(
                 f"the path of a unix socket may have 100 bytes, and {path.absolute()} has more: choose a shorter one (--control unix:PATH)"
             )
-        path.unlink(missing_ok=True)
+        _clear_socket(path)
         before = os.umask(0o177)
         try:
             self._server.add_insecure_port(f"unix:{path}")
@@ -253,6 +254,23 @@ class Plane:
                 raise Denied(f"the cookie is missing or wrong: send it as metadata {COOKIE!r} with every call")
         if self._limits.rate:
             self._bucket.take(time.monotonic())
+
+
+def _clear_socket(path: Path) -> None:
+    """Removes a socket that nobody listens on, which a process that was killed has left; and nothing else."""
+    if not os.path.lexists(path):
+        return
+    if not path.is_socket() or path.is_symlink():
+        raise NetworkError(f"{path} is there, and is no socket: choose another path (--control unix:PATH), or remove it")
+    with socket.socket(socket.AF_UNIX) as probe:
+        try:
+            probe.connect(os.fspath(path))
+        except ConnectionRefusedError:
+            path.unlink(missing_ok=True)
+            return
+        except OSError as error:
+            raise NetworkError(f"it cannot be told whether somebody listens on {path}: {error}") from error
+    raise NetworkError(f"somebody listens on {path}: stop that, or choose another path (--control unix:PATH)")
 
 
 class DataPlane(Plane):
