@@ -19,7 +19,7 @@ from millstream.service.messages import Descriptor
 from millstream.service.proto import service_pb2 as pb
 from millstream.service.registries.base import Desired, PartitionsAdded
 from millstream.service.routes import RangeMap
-from millstream.service.saving import Places
+from millstream.service.saving import SnapshotPlaces
 from millstream.state.storage import LocalStorage
 
 
@@ -83,7 +83,7 @@ def test_adding_partitions_one_by_one_does_as_much_for_the_last_as_for_the_first
     async def add(count: int) -> Counter[str]:
         node = Node([quick(partitions=0)], folder=tmp_path / str(count))
         await node.start()
-        control = Control(node.manager, Places(node.folder, node.folder / "backups"))
+        control = Control(node.manager, SnapshotPlaces(node.folder, node.folder / "backups"))
         with monkeypatch.context() as patch:
             counted = Counted(patch)
             await fill(node, control, count)

@@ -14,7 +14,7 @@ from millstream.errors import DamageError, DefinitionError, RefusedRequest
 from millstream.service import AsyncClient, Node, Table
 from millstream.service.control import Control
 from millstream.service.proto import service_pb2 as pb
-from millstream.service.saving import Places, save
+from millstream.service.saving import SnapshotPlaces, save
 from millstream.service.stores.snapshots import describe_snapshot, read_snapshot
 from millstream.service.upload import upload_once
 from millstream.state.memory import MemoryStorage
@@ -30,7 +30,7 @@ async def operated(folder: Path, backups: Path | None = None, **tables: dict[str
         async with AsyncClient(node.data.address, name) as client:
             if rows:
                 await client.put_many(rows)
-    yield node, Control(node.manager, Places(node.folder, node.folder / "backups" if backups is None else backups))
+    yield node, Control(node.manager, SnapshotPlaces(node.folder, node.folder / "backups" if backups is None else backups))
     await node.stop()
 
 

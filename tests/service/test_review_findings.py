@@ -33,7 +33,7 @@ from millstream.service.manager import Manager
 from millstream.service.messages import Decision, Descriptor, Op, Request
 from millstream.service.partition import Partition
 from millstream.service.proto import service_pb2 as pb
-from millstream.service.saving import Place, begin_from_snapshot, restore_from, restored_in, snapshot_to
+from millstream.service.saving import SnapshotPlace, begin_from_snapshot, restore_from, restored_in, snapshot_to
 from millstream.service.stores.memory import memory
 from millstream.service.stores.snapshots import write_snapshot
 from millstream.service.transforms import drop_fields
@@ -300,7 +300,7 @@ def test_whoever_takes_over_during_a_restore_has_it_if_the_log_has_it(tmp_path: 
         old = await partition(log)
         await old.write(upsert(b"a", b"1", session=session(), seq=1))
         log.at_once = False
-        restoring = asyncio.ensure_future(restore_from(old, Place(storage, "monday"), home))
+        restoring = asyncio.ensure_future(restore_from(old, SnapshotPlace(storage, "monday"), home))
         while not log.waiting:
             await asyncio.sleep(0.001)
         log.at_once = True
@@ -331,7 +331,7 @@ def test_a_restore_of_what_the_store_does_not_take_is_refused_and_changes_nothin
         log = HandLog()
         one = await partition(log, Table("t", store=stores.counters()), store=stores.counters().open(Path("unused")).of(1))
         with pytest.raises(RefusedRequest):
-            await restore_from(one, Place(LocalStorage(tmp_path), "monday"), MemoryStorage())
+            await restore_from(one, SnapshotPlace(LocalStorage(tmp_path), "monday"), MemoryStorage())
         assert not log.records
         assert (await soon(one.write(upsert(b"a", bytes(8))))).lsn == 1
 
@@ -568,6 +568,6 @@ def test_a_snapshot_for_an_operator_has_the_rows_of_users_only(tmp_path: Path) -
         one = await partition(HandLog())
         await one.write(upsert(b"a", b"1", session=session(), seq=1))
         await one.write(stage([b"b"], [b"2"], "l|1|1|x"))
-        assert (await snapshot_to(one, Place(LocalStorage(tmp_path), "monday"))).rows == 1
+        assert (await snapshot_to(one, SnapshotPlace(LocalStorage(tmp_path), "monday"))).rows == 1
 
     asyncio.run(main())

@@ -9,7 +9,7 @@ from millstream.errors import RefusedRequest
 from millstream.service.manager import Manager
 from millstream.service.partition import SERVING, Partition
 from millstream.service.proto import service_pb2 as pb
-from millstream.service.saving import Places, restore_from, snapshot_to
+from millstream.service.saving import SnapshotPlaces, restore_from, snapshot_to
 from millstream.service.wire import described, position
 
 _log = logging.getLogger("millstream.service")
@@ -18,7 +18,7 @@ _log = logging.getLogger("millstream.service")
 class Control:
     """Implements `ControlBackend`."""
 
-    def __init__(self, manager: Manager, places: Places) -> None:
+    def __init__(self, manager: Manager, places: SnapshotPlaces) -> None:
         self._manager = manager
         self._places = places
         self._carrying_out: set[asyncio.Task[None]] = set()

@@ -35,7 +35,7 @@ from millstream.service.proto import service_pb2 as pb
 from millstream.service.registries.base import Registry
 from millstream.service.registries.storage import StorageRegistry
 from millstream.service.routes import KEY, RangeMaps, prefix_end
-from millstream.service.saving import Places
+from millstream.service.saving import SnapshotPlaces
 from millstream.service.table import Table
 from millstream.service.wire import described, position
 from millstream.state.storage import open_storage
@@ -84,7 +84,7 @@ class Node:
         self._owners: RangeMaps[Descriptor] = RangeMaps()  # who is to serve what, as the registry says
         self.data = DataPlane(self, data, tls=tls, cookie=cookie, limits=limits, force=force)
         self.control = ControlPlane(
-            Control(self.manager, Places(self.folder, self.folder / "backups" if backups is None else Path(backups))),
+            Control(self.manager, SnapshotPlaces(self.folder, self.folder / "backups" if backups is None else Path(backups))),
             control or f"unix:{self.folder / 'control.sock'}",
             tls=control_tls,
             cookie=control_cookie,

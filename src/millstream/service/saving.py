@@ -121,7 +121,7 @@ async def save(partition: Partition, home: Storage) -> None:
             partition.restores.remove(name)
 
 
-class Place(NamedTuple):
+class SnapshotPlace(NamedTuple):
     """Where a snapshot lies, or is to lie."""
 
     storage: Storage
@@ -141,7 +141,7 @@ class Place(NamedTuple):
             raise RefusedRequest(f"{self} holds something that is no snapshot ({other[0]}): choose another path")
 
 
-class Places:
+class SnapshotPlaces:
     """Where the snapshots of operators may lie (rule 4). folder: the node's own. root: its backups folder."""
 
     def __init__(self, folder: Path, root: Path) -> None:
@@ -151,15 +151,15 @@ class Places:
                 f"the backups folder {root} is the node's own folder {folder}, lies in it or has it in it: choose another (--backups)"
             )
 
-    def to_write(self, place: str) -> Place:
+    def to_write(self, place: str) -> SnapshotPlace:
         """Where a snapshot may be written to."""
         return self._found(place, [self._root])
 
-    def to_read(self, place: str) -> Place:
+    def to_read(self, place: str) -> SnapshotPlace:
         """Where one may be restored from."""
         return self._found(place, [self._root, self._own / "snapshots", self._own / "aside"])
 
-    def _found(self, place: str, allowed: list[Path]) -> Place:
+    def _found(self, place: str, allowed: list[Path]) -> SnapshotPlace:
         if not place:
             raise RefusedRequest("say where: a path below the node's backups folder, or a URL")
         text = place.removeprefix("file://")
@@ -167,20 +167,20 @@ class Places:
             root, _, name = text.rstrip("/").rpartition("/")
             if root.endswith(":/") or not name:
                 raise RefusedRequest(f"{place!r} names no place for a snapshot")
-            return Place(open_storage(root), name)
+            return SnapshotPlace(open_storage(root), name)
         path = (self._root / text).resolve()
         if not any(_is_below(path, one) for one in allowed):
             raise RefusedRequest(
                 f"{place!r} is not below the backups folder of this node, {self._root}: give a path in it, or serve the node with another (--backups)"
             )
-        return Place(open_storage(path.parent), path.name)
+        return SnapshotPlace(open_storage(path.parent), path.name)
 
 
 def _is_below(path: Path, folder: Path) -> bool:
     return path != folder and path.is_relative_to(folder)
 
 
-async def snapshot_to(partition: Partition, place: Place) -> Snapshot:
+async def snapshot_to(partition: Partition, place: SnapshotPlace) -> Snapshot:
     """A snapshot of users' entries for an operator."""
     await asyncio.to_thread(place.check_free)
     pinned = UsersEntries(partition.store.pin())
@@ -190,7 +190,7 @@ async def snapshot_to(partition: Partition, place: Place) -> Snapshot:
         pinned.close()
 
 
-async def restore_from(partition: Partition, place: Place, home: Storage) -> tuple[int, int]:
+async def restore_from(partition: Partition, place: SnapshotPlace, home: Storage) -> tuple[int, int]:
     """Rule 3: the position of the restore, and how many rows there are."""
 
     def read() -> list[tuple[bytes, bytes]]:
