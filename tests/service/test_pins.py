@@ -13,7 +13,9 @@ import grpc.aio
 import pytest
 from livekit import Checkpoint, run
 
+from millstream.errors import Stale
 from millstream.service import AsyncClient, Node, Table, limits, stores
+from millstream.service.calls import failure
 from millstream.service.live.serve import LivePipeline
 from millstream.service.planes import DATA_SERVICE, DataPlane
 from millstream.service.proto import service_pb2 as pb
@@ -69,6 +71,10 @@ def test_a_table_is_not_pinned_for_ever_for_who_does_not_read(name: str, tmp_pat
             await until(lambda: not pins_of(node))  # though the call was neither read nor ended
             await client.put_many({f"k{n:05d}": b"z" * 100_000 for n in range(200)})
             assert noted(node) == 0
+            with pytest.raises(grpc.aio.AioRpcError) as ended:  # and who reads on after all is told
+                while await call.read() is not grpc.aio.EOF:
+                    pass
+            assert isinstance(failure(ended.value, ""), Stale)
 
     monkeypatch.setattr(limits, "PINNED", 1.5)
     run(main)

@@ -250,6 +250,7 @@ class AsyncClient:
                     asked.after = after[owner.descriptor.id]
                 async for reply in self._ways.channel(owner).stream("Watch", asked):
                     await queue.put(watched_change(reply))
+                raise Unreachable(f"{owner.address}: the stream has ended")
             except Exception as error:
                 await queue.put(error)
 

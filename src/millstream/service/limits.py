@@ -11,6 +11,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import Iterator, Sequence
+from contextvars import ContextVar
 from typing import Any
 
 import msgspec
@@ -43,16 +44,36 @@ def off(limits: Limits) -> Limits:
     return msgspec.structs.replace(limits, at_once=0, rate=0, burst=0, longest=24 * 3600)
 
 
+class PinLease:
+    """Rule 3, for one stream: whether it holds a pin, and `over`, which is done once it has held one for too long."""
+
+    def __init__(self) -> None:
+        self.is_held = False
+        self.over: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        _lease.set(self)
+
+    def end(self) -> None:
+        """It was too long."""
+        if not self.over.done():
+            self.over.set_result(None)
+
+
+_lease: ContextVar[PinLease | None] = ContextVar("_lease", default=None)
+
+
 @contextlib.contextmanager
 def while_pinned() -> Iterator[None]:
-    """Rule 3, for the task that holds a pin within this block, whether its peer reads or not."""
-    task = asyncio.current_task()
-    ending = None if task is None else asyncio.get_running_loop().call_later(PINNED, task.cancel)
+    """Within this block, whoever answers a stream holds a pin."""
+    lease = _lease.get()
+    if lease is None:
+        yield
+        return
+    lease.is_held, ending = True, asyncio.get_running_loop().call_later(PINNED, lease.end)
     try:
         yield
     finally:
-        if ending is not None:
-            ending.cancel()
+        lease.is_held = False
+        ending.cancel()
 
 
 class Bucket:

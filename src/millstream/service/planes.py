@@ -36,10 +36,11 @@ from millstream.errors import (
     NetworkError,
     ServiceError,
     SessionExpired,
+    Stale,
 )
 from millstream.network import Tls, check_listening, is_loopback, parse_address, written
 from millstream.service.backend import ControlBackend, DataBackend
-from millstream.service.limits import CONTROL, DATA, Bucket, Limits
+from millstream.service.limits import CONTROL, DATA, Bucket, Limits, PinLease
 from millstream.service.proto import service_pb2 as pb
 from millstream.service.sessions import MOST_VERSIONS
 
@@ -226,8 +227,8 @@ class Plane:
         return handle
 
     def _streaming(self, method: Callable[[Any], AsyncIterator[Any]], name: str) -> Callable[[Any, Any], Any]:
-        async def handle(request: Any, context: Any) -> AsyncIterator[Any]:
-            replies = None
+        async def handle(request: Any, context: Any) -> None:
+            replies, lease = None, PinLease()
             self._streams += 1
             try:
                 if self._streams > (self._limits.at_once or 1 << 62):
@@ -235,7 +236,10 @@ class Plane:
                 self._admit(context)
                 replies = method(request)
                 async for reply in replies:
-                    yield reply
+                    if lease.is_held:
+                        await _write_in_time(context, reply, replies, lease)
+                    else:
+                        await context.write(reply)
             except grpc.aio.AbortError:
                 raise
             except Exception as error:
@@ -324,6 +328,20 @@ class ControlPlane(Plane):
         self._handlers(CONTROL_SERVICE, CONTROL_CALLS, self._backend)
         names = (CONTROL_SERVICE, DATA_SERVICE, "grpc.health.v1.Health", reflection.SERVICE_NAME)
         reflection.enable_server_reflection(names, self._server)
+
+
+async def _write_in_time(context: Any, reply: Any, replies: Any, lease: PinLease) -> None:
+    """Writes a reply that comes out of what is pinned. If its peer does not take it in time the pin is let go, and the peer is told, whenever it reads on."""
+    writing = asyncio.ensure_future(context.write(reply))
+    try:
+        await asyncio.wait([writing, lease.over], return_when=asyncio.FIRST_COMPLETED)
+        if lease.over.done():
+            await replies.aclose()
+            await writing
+            raise Stale("this was not read in time, and what it is of is not kept for longer: ask for less at once, or read faster")
+        await writing
+    finally:
+        writing.cancel()
 
 
 async def _failed(context: Any, error: Exception, name: str) -> None:
