@@ -26,7 +26,8 @@
     │   ├── Conflict               whoever asks: a version is not the expected one. `versions` says which they are
     │   ├── Stale                  whoever asks: nothing is as new as asked for
     │   ├── SessionExpired         whoever asks: whether the write was done cannot be told any more; it was not done now
-    │   ├── Denied                 whoever asks: no cookie, no right, or an old owner
+    │   ├── Denied                 whoever asks: no cookie, or a wrong one
+    │   ├── FencedRun              nobody: a newer run writes under this label; the old one stopped
     │   ├── RefusedRequest         whoever asks: the request makes no sense, or a filter or a function said no
     │   ├── Unreachable            whoever asks: nobody answers there. A write was certainly not done
     │   └── UnknownOutcome         whoever asks: it may have been done. Ask again with the same session and seq
@@ -212,6 +213,12 @@ class Denied(ServiceError):
     reason = "DENIED"
 
 
+class FencedRun(ServiceError):
+    """A newer run writes under this label now. Whoever is told so must stop."""
+
+    reason = "FENCED"
+
+
 class RefusedRequest(ServiceError):
     """The request makes no sense, or a filter or a function said no."""
 
@@ -272,7 +279,8 @@ def travelling_name(error: MillstreamError) -> str:
 
 #: The errors of the state service, by the reason that travels.
 BY_REASON: dict[str, type[ServiceError]] = {
-    cls.reason: cls for cls in (BadNode, NotReady, Busy, TooLarge, Conflict, Stale, SessionExpired, Denied, RefusedRequest, UnknownOutcome)
+    cls.reason: cls
+    for cls in (BadNode, NotReady, Busy, TooLarge, Conflict, Stale, SessionExpired, Denied, FencedRun, RefusedRequest, UnknownOutcome)
 }
 
 

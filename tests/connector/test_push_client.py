@@ -202,6 +202,31 @@ def test_a_server_that_does_not_answer_is_given_up_after_a_while() -> None:
         client.notify("s")
 
 
+def test_a_server_that_sends_us_elsewhere_is_followed_on_its_host_and_left_again_when_nobody_is_there(tmp_path: Path) -> None:
+    with SourceServer(tmp_path) as server, Committing(server):
+        first = FakeServer(encode(m.Restart(server.address)))
+        with PushClient(first.address, patience=20) as client:
+            client.notify("s")
+            client.send("s", 1, b"x")
+            assert client.wait(20) and client.address == server.address
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        nobody = f"127.0.0.1:{free.getsockname()[1]}"
+    sends_away = FakeServer(encode(m.Restart(nobody)))
+    with PushClient(sends_away.address, cookie="c", patience=20) as client:
+        until(lambda: len(sends_away.heard) >= 3)  # it has come back from where nobody is, again and again
+        assert client.waiting() is not None
+
+
+@pytest.mark.parametrize("named", [False, True])
+def test_a_cookie_goes_to_no_host_that_nobody_has_named(named: bool) -> None:
+    stranger = FakeServer(encode(m.Ok(5)))
+    _, _, port = stranger.address.rpartition(":")
+    first = FakeServer(encode(m.Restart(f"localhost:{port}")))  # another name than the one that was given
+    with PushClient(first.address, cookie="secret", patience=20, **({"hosts": ["localhost"]} if named else {})):
+        until(lambda: len(first.heard) >= 3 or bool(stranger.heard))
+    assert [frame.cookie for frame in stranger.heard if isinstance(frame, m.Hello)] == (["secret"] if named else [])
+
+
 def test_nothing_is_sent_without_a_credit() -> None:
     """The server acknowledges twice and gives no credits back. Between the two the client has looked for something to send, with 46 messages waiting."""
     server = FakeServer(encode(m.Ok(4)), encode(m.NotifyAck(True, 1, None)))

@@ -16,7 +16,7 @@ from typing import Any
 from millstream.errors import Fenced
 from millstream.service import Table, functions
 from millstream.service.logs.base import Log
-from millstream.service.messages import Descriptor, LogRecord, Op, Request
+from millstream.service.messages import Decide, Decision, Descriptor, LogRecord, Op, Request
 from millstream.service.partition import Partition
 from millstream.service.stores.memory import memory
 
@@ -109,6 +109,10 @@ def get(key: bytes, **more: Any) -> Request:
 
 def call(function: str, key: bytes, argument: bytes = b"", **more: Any) -> Request:
     return Request(Op.CALL, [key], function=function, argument=argument, size=len(key) + len(argument), **more)
+
+
+def decide(decision: Decision, fence: int, *txns: str, keep: tuple[str, ...] = ()) -> Request:
+    return Request(Op.DECIDE, [txn.encode() for txn in txns], decide=Decide(decision, list(txns), fence, list(keep)), size=10)
 
 
 APP = """

@@ -7,10 +7,12 @@ import contextlib
 import datetime
 import ipaddress
 import os
+import shutil
 import socket
 import stat
 import subprocess
 import sys
+import tempfile
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
@@ -20,7 +22,7 @@ import psutil
 import pytest
 from servicekit import SRC
 
-from millstream.errors import Busy, DefinitionError, Denied, TooLarge
+from millstream.errors import Busy, DefinitionError, Denied, NetworkError, TooLarge
 from millstream.network import Tls
 from millstream.service import Table, functions
 from millstream.service.calls import Channel, Unreachable
@@ -371,3 +373,36 @@ def test_a_client_that_is_made_from_service_proto_alone_does_everything(tmp_path
             assert process.returncode == 0 and said == b"done\n", said.decode()
 
     asyncio.run(main())
+
+
+@pytest.mark.parametrize("there", ["a file", "a folder", "a link", "a socket of somebody", "a socket of nobody"])
+def test_only_a_socket_that_nobody_listens_on_is_removed(there: str, tmp_path: Path) -> None:
+    path = Path(tempfile.mkdtemp(dir="/tmp", prefix="ms-")) / "s"
+    somebody = socket.socket(socket.AF_UNIX)
+    if there == "a file":
+        path.write_text("mine")
+    elif there == "a folder":
+        path.mkdir()
+    elif there == "a link":
+        (path.parent / "target").write_text("mine")
+        path.symlink_to(path.parent / "target")
+    else:
+        somebody.bind(str(path))
+        if there == "a socket of somebody":
+            somebody.listen()
+        else:
+            somebody.close()
+
+    async def main() -> None:
+        node = Node([Table("t")], folder=tmp_path / "n", control=f"unix:{path}")
+        if there == "a socket of nobody":
+            await node.start()
+            await node.stop()
+            return
+        with pytest.raises(NetworkError, match="is no socket" if "socket" not in there else "somebody listens"):
+            await node.start()
+        assert os.path.lexists(path) and (there != "a file" or path.read_text() == "mine")
+
+    asyncio.run(main())
+    somebody.close()
+    shutil.rmtree(path.parent)

@@ -442,7 +442,7 @@ def test_one_call_more_than_a_plane_takes_at_once_is_refused_and_without_a_limit
             await self.go.wait()
             return pb.GetReply()
 
-        upsert = remove = call = scan = watch = route = get
+        upsert = remove = call = decide = scan = watch = route = get
 
     async def main() -> None:
         backend = Hangs()

@@ -10,13 +10,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from servicekit import HandLog, call, get, partition, session, upsert
+from servicekit import HandLog, call, decide, get, partition, session, upsert
 
 from millstream.errors import (
     Busy,
     Conflict,
-    Denied,
     Fenced,
+    FencedRun,
     MillstreamError,
     NotReady,
     RefusedRequest,
@@ -30,15 +30,15 @@ from millstream.service import client as client_module
 from millstream.service.calls import Channel, Unreachable
 from millstream.service.logs.disk import DiskLog
 from millstream.service.manager import Manager
-from millstream.service.messages import Descriptor, Op, Request
+from millstream.service.messages import Decision, Descriptor, Op, Request
 from millstream.service.partition import Partition
 from millstream.service.proto import service_pb2 as pb
-from millstream.service.saving import begin_from_snapshot, restore_from, restored_in, snapshot_to
+from millstream.service.saving import SnapshotPlace, begin_from_snapshot, restore_from, restored_in, snapshot_to
 from millstream.service.stores.memory import memory
 from millstream.service.stores.snapshots import write_snapshot
 from millstream.service.transforms import drop_fields
 from millstream.service.trial import serving
-from millstream.service.turn import Turn
+from millstream.service.turn import Turn, TurnView
 from millstream.state.memory import MemoryStorage
 from millstream.state.storage import LocalStorage
 
@@ -62,16 +62,19 @@ def boom(key: bytes, value: bytes, turn: Turn) -> bytes:
     raise KeyError("no such field")
 
 
-def raises_before(request: Request, turn: Turn) -> Request:
-    if request.keys == [b"bad"]:
+def raises_before(key: bytes, value: bytes | None, turn: TurnView) -> bytes | None:
+    if key == b"bad":
         raise KeyError("no such field")
-    return request
+    return value
 
 
-def raises_after(request: Request, answer: Any) -> Any:
-    if request.keys == [b"bad"]:
-        raise KeyError("no such field")
-    return answer
+def raises_after(key: bytes, value: bytes) -> bytes:
+    raise KeyError("no such field")
+
+
+def swaps(turn: Turn, key: bytes, argument: bytes) -> bytes:
+    turn.put(key, b"1")
+    return b"0"
 
 
 def puts_text(turn: Turn, key: bytes, argument: bytes) -> bytes:
@@ -93,9 +96,9 @@ def test_what_users_code_raises_is_told_and_nothing_of_it_stays(where: str, name
         options: dict[str, Any] = (
             {"before": [raises_before]} if where == "before" else {"after": [raises_after]} if where == "after" else {}
         )
-        one = await partition(log, Table("t", functions=[puts_text, puts_number], **options))
+        one = await partition(log, Table("t", functions=[puts_text, puts_number, swaps], **options))
         who: dict[str, Any] = {"session": session(), "seq": 2} if named else {}
-        asked = call(where, b"bad", **who) if where.startswith("puts") else upsert(b"bad", b"1", **who)
+        asked = upsert(b"bad", b"1", **who) if where == "before" else call("swaps" if where == "after" else where, b"bad", **who)
         elder = one.write(upsert(b"a", b"1", **({"session": session(), "seq": 1} if named else {})))
         found = [await soon(elder), await soon(one.write(asked))]
         found.append(await soon(one.write(upsert(b"b", b"2", **({"session": session(), "seq": 3} if named else {})))))
@@ -112,7 +115,7 @@ def test_a_removal_can_be_staged_in_a_table_that_enriches() -> None:
     async def main() -> None:
         one = await partition(HandLog(), Table("t", before=[drop_fields("ssn")]))
         assert (await soon(one.write(stage([b"a"], [], "l|1|1|x")))).lsn == 1
-        assert (await soon(one.write(call("decide", b"l|1|1|x", b"commit 1")))).result == b"1"
+        assert (await soon(one.write(decide(Decision.COMMIT, 1, "l|1|1|x")))).rows == [1]
 
     asyncio.run(main())
 
@@ -122,7 +125,7 @@ def test_a_transactions_name_that_is_no_good_is_refused(txn: str) -> None:
     async def main() -> None:
         one = await partition(HandLog())
         assert isinstance(await soon(one.write(stage([b"a"], [b"1"], txn))), RefusedRequest)
-        assert isinstance(await soon(one.write(call("decide", b"l|1|1|x", b"commit " + b"9" * 30))), RefusedRequest)
+        assert isinstance(await soon(one.write(decide(Decision.COMMIT, 1, txn))), RefusedRequest)
         assert (await soon(one.write(upsert(b"a", b"1")))).lsn == 1
 
     asyncio.run(main())
@@ -297,7 +300,7 @@ def test_whoever_takes_over_during_a_restore_has_it_if_the_log_has_it(tmp_path: 
         old = await partition(log)
         await old.write(upsert(b"a", b"1", session=session(), seq=1))
         log.at_once = False
-        restoring = asyncio.ensure_future(restore_from(old, str(tmp_path / "monday"), home))
+        restoring = asyncio.ensure_future(restore_from(old, SnapshotPlace(storage, "monday"), home))
         while not log.waiting:
             await asyncio.sleep(0.001)
         log.at_once = True
@@ -328,7 +331,7 @@ def test_a_restore_of_what_the_store_does_not_take_is_refused_and_changes_nothin
         log = HandLog()
         one = await partition(log, Table("t", store=stores.counters()), store=stores.counters().open(Path("unused")).of(1))
         with pytest.raises(RefusedRequest):
-            await restore_from(one, str(tmp_path / "monday"), MemoryStorage())
+            await restore_from(one, SnapshotPlace(LocalStorage(tmp_path), "monday"), MemoryStorage())
         assert not log.records
         assert (await soon(one.write(upsert(b"a", bytes(8))))).lsn == 1
 
@@ -500,8 +503,8 @@ def test_a_newer_run_keeps_an_older_one_from_sweeping() -> None:
     async def main() -> None:
         one = await partition(HandLog())
         await soon(one.write(stage([b"a"], [b"1"], "p/e/0|2|5|x")))
-        assert isinstance(await soon(one.write(call("decide", b"p/e/|1|9|", b"sweep 1"))), Denied)
-        assert (await soon(one.write(call("decide", b"p/e/|2|9|", b"sweep 2")))).result == b"1"
+        assert isinstance(await soon(one.write(decide(Decision.SWEEP, 1, "p/e/|1|9|"))), FencedRun)
+        assert (await soon(one.write(decide(Decision.SWEEP, 2, "p/e/|2|9|")))).rows == [1]
 
     asyncio.run(main())
 
@@ -565,6 +568,6 @@ def test_a_snapshot_for_an_operator_has_the_rows_of_users_only(tmp_path: Path) -
         one = await partition(HandLog())
         await one.write(upsert(b"a", b"1", session=session(), seq=1))
         await one.write(stage([b"b"], [b"2"], "l|1|1|x"))
-        assert (await snapshot_to(one, str(tmp_path / "monday"))).rows == 1
+        assert (await snapshot_to(one, SnapshotPlace(LocalStorage(tmp_path), "monday"))).rows == 1
 
     asyncio.run(main())

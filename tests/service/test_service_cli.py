@@ -11,11 +11,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from livekit import Checkpoint
 from servicekit import APP, SRC, NodeProcess
 
 import millstream as ms
 from millstream.cli import main
+from millstream.errors import StorageError
 from millstream.service import Client, Table, functions
+from millstream.service.live.server import ServingThread
+from millstream.state.memory import MemoryStorage
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -90,6 +94,34 @@ def test_a_watch_shows_what_is_there_and_then_changes(capsys: pytest.CaptureFixt
         found = said(capsys, "kv", "watch", "t", "--changes", "2", "--at", address)
         writing.join()
     assert found.splitlines() == ["a = 1  (version 1)", "a = 2  (version 2)", "a is gone  (version 3)"]
+
+
+class MayBeAway(MemoryStorage):
+    """A checkpoint's storage that cannot be read for a while."""
+
+    is_away = False
+
+    def __getattribute__(self, name: str) -> Any:
+        if name in ("read", "exists", "list", "folders", "size") and self.is_away:
+            raise StorageError("the storage is away")
+        return super().__getattribute__(name)
+
+
+def test_the_level_of_a_read_is_asked_of_live_state_too(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    storage = MayBeAway()
+    world = Checkpoint(storage=storage)
+    world.put(C={"tea": b"\x01"})
+    server = ServingThread(storage, "127.0.0.1:0", replicas=tmp_path)
+    at = ("--at", server.address, "--timeout", "2s")
+    try:
+        assert said(capsys, "kv", "get", "C", "tea", *at).startswith("tea = ")
+        storage.is_away = True
+        assert said(capsys, "kv", "get", "C", "tea", "--level", "bounded", "--max-age", "1h", *at).startswith("tea = ")
+        assert "ms ago, and at most" in said(capsys, "kv", "get", "C", "tea", "--level", "bounded", "--max-age", "1ms", *at, code=1)
+        assert said(capsys, "kv", "get", "C", "tea", "--level", "session", *at).startswith("tea = ")
+        assert "the storage is away" in said(capsys, "kv", "get", "C", "tea", *at, code=1)
+    finally:
+        server.stop()
 
 
 def test_partitions_are_listed_added_removed_saved_and_restored(

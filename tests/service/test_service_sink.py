@@ -9,14 +9,17 @@ import subprocess
 import sys
 import threading
 from pathlib import Path
+from typing import Any
 
+import msgspec
 import pytest
 from servicekit import SRC, NodeProcess
 
 import millstream as ms
 from millstream.errors import SinkError, StorageError
-from millstream.service import HASH, Client, Table
-from millstream.sinks import DriverContext, Sink, SinkRow, TaskContext
+from millstream.service import HASH, Client, Table, Turn
+from millstream.service.calls import Channel
+from millstream.sinks import DriverContext, Part, Sink, SinkRow, TaskContext
 from millstream.state.storage import LocalStorage
 
 JOB = Path(__file__).resolve().parents[1] / "connector" / "sinkjob.py"
@@ -93,6 +96,91 @@ def test_a_replaced_run_is_refused_and_its_successor_decides_what_it_committed(t
         assert there(address) == {"a": 1}
         with pytest.raises(SinkError, match="in its place"):
             sink.commit(driver(tmp_path, "2-y"), 0, [new])
+
+
+MANY = 200
+NAME = "totals_per_customer_and_day_" * 4  # a stream's name, of 112 letters
+
+
+def many(address: str, work: Path, epoch: int, token: str = "1-x") -> tuple[Sink, DriverContext, list[Part]]:
+    """An epoch of many shards under long names, staged and prepared, with one key for each shard."""
+    sink = ms.sinks.service(address, "t", encode=lambda row: (row.key.encode(), json.dumps(row.value).encode()))
+    context = DriverContext(LocalStorage(work), "p", NAME, token=token)
+    tasks = [TaskContext(LocalStorage(work), NAME, epoch, f"p-{shard}", "a" * 40, token, "p", shard) for shard in range(MANY)]
+    parts = [sink.stage(one, [SinkRow(f"k{one.shard}", 0, [epoch, one.shard])]) for one in tasks]
+    sink.prepare(context, epoch, parts)
+    return sink, context, parts
+
+
+def test_an_epoch_of_two_hundred_shards_with_long_names_is_decided_at_one_position(tmp_path: Path) -> None:
+    with ms.testing.serving(Table("t"), folder=tmp_path / "n") as address:
+        sink, context, parts = many(address, tmp_path, 0)
+        assert sum(len(part["txn"]) for part in parts) > 4 * 4096
+        sink.commit(context, 0, parts)
+        with Client(address, "t") as client:
+            assert len({found.version for found in client.scan()}) == 1
+        assert there(address) == {f"k{shard}": [0, shard] for shard in range(MANY)}
+        sink.sweep(context, 100, [part["txn"] for part in parts])
+
+
+def test_names_that_do_not_fit_into_one_request_are_decided_in_several(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[int] = []
+    ask = Channel.ask
+
+    async def counted(self: Channel, name: str, request: Any, timeout: float) -> Any:
+        if name == "Decide":
+            asked.append(request.ByteSize())
+        return await ask(self, name, request, timeout)
+
+    monkeypatch.setattr("millstream.service.client._BATCH", 4096)
+    monkeypatch.setattr(Channel, "ask", counted)
+    with ms.testing.serving(Table("t"), folder=tmp_path / "n") as address:
+        sink, context, parts = many(address, tmp_path, 0)
+        sink.commit(context, 0, parts[:100])  # killed in the middle of it
+        sink.commit(context, 0, parts)
+        assert there(address) == {f"k{shard}": [0, shard] for shard in range(MANY)}
+    assert len(asked) > 10 and max(asked) < 8192
+
+
+STAGES = """
+import os, signal, sys
+from pathlib import Path
+import msgspec
+sys.path[:0] = {path!r}
+from test_service_sink import many
+_, _, parts = many(sys.argv[1], Path(sys.argv[2]), 0)
+Path(sys.argv[2], "manifest").write_bytes(msgspec.json.encode(parts))
+os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+
+def test_killed_between_manifest_and_decision_many_shards_are_there_once_after_the_restart(tmp_path: Path) -> None:
+    with NodeProcess(tmp_path / "nodes") as serving:
+        code = STAGES.format(path=[SRC, str(Path(__file__).parent), str(Path(__file__).parents[1])])
+        killed = subprocess.run([sys.executable, "-c", code, serving.address, str(tmp_path)], timeout=120)
+        assert killed.returncode == -9
+        assert there(serving.address) == {}
+        serving.kill()
+        serving.start()
+        parts = msgspec.json.decode((tmp_path / "manifest").read_bytes(), type=list[Part])
+        sink: Sink = ms.sinks.service(serving.address, "t")
+        context = DriverContext(LocalStorage(tmp_path), "p", NAME, token="2-y")
+        for _ in range(2):
+            sink.commit(context, 0, parts)
+            with Client(serving.address, "t") as client:
+                assert len({found.version for found in client.scan()}) == 1
+            assert there(serving.address) == {f"k{shard}": [0, shard] for shard in range(MANY)}
+        with pytest.raises(SinkError, match="a newer run"):
+            many(serving.address, tmp_path, 1)
+
+
+def test_a_function_may_be_called_decide_since_deciding_is_a_call_of_its_own(tmp_path: Path) -> None:
+    def decide(turn: Turn, key: bytes, argument: bytes) -> bytes:
+        return key + argument
+
+    table = Table("t", functions=[decide])
+    with ms.testing.serving(table, folder=tmp_path / "n") as address, Client(address, "t") as client:
+        assert client.call("decide", "a|1|1|x", "commit 1") == b"a|1|1|xcommit 1"
 
 
 def test_what_cannot_be_written_is_named(tmp_path: Path) -> None:

@@ -8,11 +8,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from servicekit import HandLog, call, get, partition, session, table, upsert
+from servicekit import HandLog, call, decide, get, partition, session, table, upsert
 
 from effort import some
-from millstream.errors import Busy, Conflict, Denied, RefusedRequest, ServiceError, SessionExpired
-from millstream.service.messages import Answer, Op, Request
+from millstream.errors import Busy, Conflict, FencedRun, RefusedRequest, ServiceError, SessionExpired
+from millstream.service import Table, Turn, sessions
+from millstream.service.messages import Answer, Decision, Op, Request
+from millstream.service.partition import Partition
 from millstream.service.sessions import Sessions
 from millstream.service.stores.memory import memory
 
@@ -276,6 +278,52 @@ def test_answers_that_the_client_has_are_not_kept() -> None:
     asyncio.run(main())
 
 
+def big(turn: Turn, key: bytes, argument: bytes) -> bytes:
+    """Counts, and gives a long answer."""
+    count = len(turn.get(key) or b"") + 1
+    turn.put(key, b"x" * count)
+    return b"r" * 60_000
+
+
+@pytest.mark.parametrize("refused", [False, True])
+def test_answers_of_many_sessions_that_say_nothing_take_bounded_room_in_memory_and_in_the_store(refused: bool) -> None:
+    def stored(one: Partition) -> int:
+        return sum(len(value) for _, value in one.store.scan(b"S", b"T"))
+
+    async def main() -> None:
+        log, of = HandLog(), Table("t", functions=[big])
+        one = await partition(log, of)
+        await one.write(upsert(b"a", b"1"))
+        many = 600
+        for name in range(many):
+            for seq in range(1, 9):
+                if refused:
+                    keys = [b"a"] * 900
+                    with pytest.raises(Conflict):
+                        await one.write(Request(Op.UPSERT, keys, keys, [7] * 900, size=1, session=session(name), seq=seq))
+                else:
+                    await one.write(call("big", b"%d" % name, session=session(name), seq=seq))
+        assert len(one.machine.sessions) == many
+        assert 8 << 20 < one.machine.sessions.kept_bytes <= sessions.ROOM
+        again = await partition(log, of)
+        for state in (one, again):
+            assert stored(state) < sessions.ROOM + many * 64
+            assert state.machine.sessions.kept_bytes <= sessions.ROOM
+            with pytest.raises(SessionExpired, match="not kept any more"):  # its answer is gone, and it is not done again
+                await state.write(call("big", b"0", session=session(0), seq=8))
+            last = state.write(call("big", b"%d" % (many - 1), session=session(many - 1), seq=8))
+            if refused:
+                with pytest.raises(Conflict):
+                    await last
+            else:
+                assert (await last).again
+                assert [len(value) for value in state.machine.read(Request(Op.GET, [b"0", b"%d" % (many - 1)])).values] == [8, 8]
+            seq = 9  # the number goes on
+            assert (await state.write(upsert(b"b", b"1", session=session(0), seq=seq))).lsn > many
+
+    asyncio.run(main())
+
+
 def test_a_session_and_its_numbers_must_make_sense() -> None:
     async def main() -> None:
         one = await partition()
@@ -297,10 +345,6 @@ def stage(txn: str, rows: dict[bytes, bytes | None]) -> Request:
     return Request(Op.STAGE, list(rows), values, txn=txn, size=10)
 
 
-def decide(txn: str, how: str) -> Request:
-    return Request(Op.CALL, [txn.encode()], function="decide", argument=how.encode(), size=10)
-
-
 def test_staged_rows_are_seen_all_at_once_at_one_position_and_only_once() -> None:
     async def main() -> None:
         log = HandLog()
@@ -309,14 +353,14 @@ def test_staged_rows_are_seen_all_at_once_at_one_position_and_only_once() -> Non
         await one.write(stage("p/s/0|1|7|x", {b"a": b"1", b"c": b"3"}))
         await one.write(stage("p/s/0|1|7|x", {b"b": None}))
         assert one.machine.read(get(b"a")).versions == [0]
-        assert (await one.write(decide("p/s/0|1|7|x", "check 1"))).result == b"3"
-        done = await one.write(decide("p/s/0|1|7|x", "commit 1"))
-        assert done.result == b"3"
+        assert (await one.write(decide(Decision.CHECK, 1, "p/s/0|1|7|x"))).rows == [3]
+        done = await one.write(decide(Decision.COMMIT, 1, "p/s/0|1|7|x"))
+        assert done.rows == [3]
         for again in (one, await partition(log)):
             found = again.machine.read(Request(Op.GET, [b"a", b"b", b"c"]))
             assert (found.values, found.versions) == ([b"1", b"", b"3"], [done.lsn, 0, done.lsn])
             assert not list(again.store.scan(b"T", b"U"))
-            assert (await again.write(decide("p/s/0|1|7|x", "commit 1"))).result == b"again"
+            assert (await again.write(decide(Decision.COMMIT, 1, "p/s/0|1|7|x"))).rows == [0]
         assert not any(value and b"\x931" in value for record in log.records[-1:] for _, value in record.changes)
 
     asyncio.run(main())
@@ -326,18 +370,18 @@ def test_a_replaced_run_neither_stages_nor_decides_and_its_successor_may_commit_
     async def main() -> None:
         one = await partition()
         await one.write(stage("p/s/0|1|7|x", {b"a": b"1"}))
-        await one.write(decide("p/s/0|1|7|x", "check 2"))
-        with pytest.raises(Denied, match="a newer run"):
+        await one.write(decide(Decision.CHECK, 2, "p/s/0|1|7|x"))
+        with pytest.raises(FencedRun, match="a newer run"):
             await one.write(stage("p/s/0|1|8|x", {b"a": b"2"}))
-        with pytest.raises(Denied):
-            await one.write(decide("p/s/0|1|7|x", "drop 1"))
-        assert (await one.write(decide("p/s/0|1|7|x", "commit 2"))).result == b"1"
-        with pytest.raises(Denied, match="committed already"):
+        with pytest.raises(FencedRun):
+            await one.write(decide(Decision.DROP, 1, "p/s/0|1|7|x"))
+        assert (await one.write(decide(Decision.COMMIT, 2, "p/s/0|1|7|x"))).rows == [1]
+        with pytest.raises(FencedRun, match="committed already"):
             await one.write(stage("p/s/0|2|7|y", {b"a": b"3"}))
         with pytest.raises(RefusedRequest, match="in its place"):
-            await one.write(decide("p/s/0|2|7|y", "commit 2"))
+            await one.write(decide(Decision.COMMIT, 2, "p/s/0|2|7|y"))
         with pytest.raises(RefusedRequest, match="not staged here"):
-            await one.write(decide("p/s/0|2|8|y", "commit 2"))
+            await one.write(decide(Decision.COMMIT, 2, "p/s/0|2|8|y"))
 
     asyncio.run(main())
 
@@ -347,11 +391,11 @@ def test_what_failed_attempts_left_is_swept_and_nothing_else() -> None:
         one = await partition()
         for txn in ("p/s/0|1|3|a", "p/s/1|1|3|b", "p/s/0|1|9|c", "p/other/0|1|3|d", "p/s/1|1|2|kept"):
             await one.write(stage(txn, {b"a": b"1"}))
-        assert (await one.write(decide("p/s/|1|5|", "sweep 1 p/s/1|1|2|kept"))).result == b"2"
+        assert (await one.write(decide(Decision.SWEEP, 1, "p/s/|1|5|", keep=("p/s/1|1|2|kept",)))).rows == [2]
         left = {entry[1 : entry.index(b"\0")].decode() for entry, _ in one.store.scan(b"T", b"U")}
         assert left == {"p/s/0|1|9|c", "p/other/0|1|3|d", "p/s/1|1|2|kept"}
         lsn = one.machine.lsn
-        assert (await one.write(decide("p/s/|1|5|", "sweep 1 p/s/1|1|2|kept"))).result == b"0"
+        assert (await one.write(decide(Decision.SWEEP, 1, "p/s/|1|5|", keep=("p/s/1|1|2|kept",)))).rows == [0]
         assert one.machine.lsn == lsn
 
     asyncio.run(main())
@@ -363,7 +407,7 @@ def test_in_one_turn_the_younger_write_of_a_key_wins(younger: str) -> None:
         log = HandLog()
         one = await partition(log)
         await one.write(stage("p/s/0|1|7|x", {b"a": b"staged"}))
-        asked = [decide("p/s/0|1|7|x", "commit 1"), upsert(b"a", b"written")]
+        asked = [decide(Decision.COMMIT, 1, "p/s/0|1|7|x"), upsert(b"a", b"written")]
         if younger == "stage":
             asked.reverse()
         futures = [one.write(request) for request in asked]
@@ -379,7 +423,7 @@ def test_rows_that_are_staged_and_decided_in_one_turn_survive_a_restart() -> Non
     async def main() -> None:
         log = HandLog()
         one = await partition(log)
-        await asyncio.gather(one.write(stage("p/s/0|1|7|x", {b"a": b"1"})), one.write(decide("p/s/0|1|7|x", "commit 1")))
+        await asyncio.gather(one.write(stage("p/s/0|1|7|x", {b"a": b"1"})), one.write(decide(Decision.COMMIT, 1, "p/s/0|1|7|x")))
         assert len(log.records) == 1
         again = await partition(log)
         assert again.machine.read(get(b"a")).values == [b"1"]

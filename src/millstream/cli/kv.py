@@ -101,12 +101,11 @@ async def _get(client: Any, args: argparse.Namespace) -> int:
     missing = 0
     for text in args.keys:
         wanted = [key_bytes(key) for key in keys_of(text)] if live else [text.encode()]
+        how: dict[str, Any] = {"level": Level[args.level.upper()], "max_age": args.max_age if args.level == "bounded" else 0}
         if live:
-            how = {"as_of": args.as_of, "complete_to": args.complete_to, "as_json": True}
+            how |= {"as_of": args.as_of, "complete_to": args.complete_to, "as_json": True}
         elif args.as_of is not None or args.complete_to is not None:
             raise RefusedRequest(f"--as-of and --complete-to are for live state, and {args.table!r} is a table")
-        else:
-            how = {"level": Level[args.level.upper()], "max_age": args.max_age if args.level == "bounded" else 0}
         found = await client.find(wanted, **how)
         one = next((one for one in found if one.value is not None), found[0])
         missing += one.value is None

@@ -49,7 +49,7 @@ def add_command(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -
     ):
         one = _action(actions, name, what, call)
         one.add_argument("id", metavar="ID", type=int)
-        one.add_argument("path", metavar="PATH", help="a directory on the node, or an s3:// URL")
+        one.add_argument("path", metavar="PATH", help="below the backups directory of the node (serve --backups), or an s3:// URL")
 
 
 def _action(actions: Any, name: str, what: str, call: Callable[[Any, argparse.Namespace], Awaitable[int]]) -> argparse.ArgumentParser:
@@ -140,7 +140,7 @@ async def _remove(channel: Any, args: argparse.Namespace) -> int:
 async def _snapshot(channel: Any, args: argparse.Namespace) -> int:
     from millstream.service.proto import service_pb2 as pb
 
-    done = await _ask(channel, "Snapshot", pb.SnapshotRequest(partition=args.id, path=_place(args.path)))
+    done = await _ask(channel, "Snapshot", pb.SnapshotRequest(partition=args.id, path=args.path))
     what = {"partition": args.id, "path": done.path, "rows": done.rows, "bytes": done.bytes, "lsn": done.at.lsn}
     if args.json:
         print_json(what)
@@ -152,7 +152,7 @@ async def _snapshot(channel: Any, args: argparse.Namespace) -> int:
 async def _restore(channel: Any, args: argparse.Namespace) -> int:
     from millstream.service.proto import service_pb2 as pb
 
-    done = await _ask(channel, "Restore", pb.RestoreRequest(partition=args.id, path=_place(args.path)))
+    done = await _ask(channel, "Restore", pb.RestoreRequest(partition=args.id, path=args.path))
     if args.json:
         print_json({"partition": args.id, "rows": done.rows, "lsn": done.at.lsn})
     else:
@@ -226,7 +226,3 @@ def _from_to(one: Any) -> str:
     if not start and not end:
         return "all keys"
     return f"from {start or 'the beginning'} {f'to {end}' if end else 'on'}"
-
-
-def _place(path: str) -> str:
-    return path if "://" in path else str(Path(path).absolute())

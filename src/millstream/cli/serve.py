@@ -43,6 +43,7 @@ def add_command(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -
         help="where the control plane listens: unix:PATH, or HOST:PORT with a cookie or certificates",
     )
     serve.add_argument("--registry", metavar="URL", help="a directory or s3:// URL that nodes share (by default DIR/registry)")
+    serve.add_argument("--backups", metavar="DIR", type=Path, help="where `partitions snapshot` may write (by default DIR/backups)")
     serve.add_argument("--take-over", metavar="NODE", help="take the partitions of a node that shares this node's log")
     serve.add_argument("--advertise", metavar="HOST:PORT", help="how clients reach the data plane, if not as it listens")
     serve.add_argument("--limits", choices=("on", "off"), default="on", help="off: a mesh limits calls")
@@ -117,6 +118,7 @@ async def _serve_tables(args: argparse.Namespace, tables: list[Any]) -> int:
         control_limits=limits.off(limits.CONTROL) if off else limits.CONTROL,
         take_over=args.take_over,
         advertise=args.advertise,
+        backups=args.backups,
         force=args.force,
         crash=os.environ.get("MILLSTREAM_CRASH", ""),
     )

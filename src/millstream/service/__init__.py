@@ -12,7 +12,7 @@ A partition is a state machine over a log. The log decides: store, watchers and 
     elders       writes that came too early
     sessions     every write counts once
     ledger       staged rows, for sinks that write in two phases
-    transforms   filters, enrichers, sanitizers
+    transforms   the gate: filters, enrichers, sanitizers, for all that enters and leaves
     functions    functions that tables often need
     clock        a time that never goes back
     window       the line monitor: order over asynchronous parts
@@ -54,12 +54,12 @@ from millstream.core.keys import key_bytes as live_key
 from millstream.service import functions, logs, stores
 from millstream.service.dispatch import Dispatcher, linear, split
 from millstream.service.logs.base import Log, LogKind
-from millstream.service.messages import Answer, Level, Request
+from millstream.service.messages import Level, Request
 from millstream.service.routes import HASH, KEY
 from millstream.service.stores.base import KeyStore, StoreKind
 from millstream.service.table import Table
 from millstream.service.transforms import drop_fields, enrich, hide_fields, keep_if
-from millstream.service.turn import Turn
+from millstream.service.turn import Turn, TurnView
 
 if TYPE_CHECKING:
     from millstream.service.blocking import Client
@@ -70,7 +70,6 @@ if TYPE_CHECKING:
 __all__ = [
     "HASH",
     "KEY",
-    "Answer",
     "AsyncClient",
     "Client",
     "Dispatcher",
@@ -84,6 +83,7 @@ __all__ = [
     "StoreKind",
     "Table",
     "Turn",
+    "TurnView",
     "WatchedChange",
     "drop_fields",
     "enrich",

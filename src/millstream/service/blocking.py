@@ -18,7 +18,7 @@ from typing import Any, TypeVar
 from millstream.network import Tls
 from millstream.service.client import AsyncClient
 from millstream.service.found import KeyFound, Text, WatchedChange
-from millstream.service.messages import Level
+from millstream.service.messages import Decision, Level
 
 _T = TypeVar("_T")
 _END = object()
@@ -106,9 +106,9 @@ class Client:
         """Runs a function of the table on a key, once; its result."""
         return self._wait(self._ready().call(function, key, argument))
 
-    def decide(self, partition: int, txn: str, how: str, fence: int = 0, keep: Sequence[str] = ()) -> bytes:
-        """Decides a staged transaction in one partition: commit, drop or sweep."""
-        return self._wait(self._ready().decide(partition, txn, how, fence, keep))
+    def decide(self, partition: int, txns: Sequence[str], decision: Decision, fence: int, keep: Sequence[str] = ()) -> list[int]:
+        """Decides staged transactions in one partition; how many rows each has."""
+        return self._wait(self._ready().decide(partition, txns, decision, fence, keep))
 
     def partitions(self) -> list[int]:
         """The ids of the table's partitions, in the order of their points."""

@@ -33,7 +33,7 @@ from millstream.errors import (
 from millstream.network import Tls
 from millstream.service.found import KeyFound, Owner, Text, WatchedChange, as_bytes, limits_of, merged, watched_change
 from millstream.service.limits import check_message
-from millstream.service.messages import LIMIT, Level, level_of
+from millstream.service.messages import LIMIT, Decision, Level, level_of
 from millstream.service.proto import service_pb2 as pb
 from millstream.service.routes import HASH, KEY, LIVE
 from millstream.service.ways import ATTEMPT, Ways
@@ -165,10 +165,19 @@ class AsyncClient:
         asked = pb.CallRequest(function=function, key=as_bytes(key), argument=as_bytes(argument))
         return bytes((await self._write("Call", asked, as_bytes(key))).result)
 
-    async def decide(self, partition: int, txn: str, how: str, fence: int = 0, keep: Sequence[str] = ()) -> bytes:
-        """Decides a staged transaction in one partition: check, commit, drop or sweep (`ledger.py`). Doing it again is harmless."""
+    async def decide(self, partition: int, txns: Sequence[str], decision: Decision, fence: int, keep: Sequence[str] = ()) -> list[int]:
+        """Decides staged transactions in one partition (`ledger.py`); how many rows each has. Doing it again is harmless.
+
+        All of them are decided at one position, unless their names come to more than 512 KiB: then at several.
+        """
+        found: list[int] = []
+        for names, _ in batches([range(len(txns))], [txn.encode() for txn in txns], None, _BATCH):
+            asked = pb.DecideRequest(txns=[name.decode() for name in names], decision=int(decision), fence=fence, keep=keep)  # type: ignore[arg-type]
+            found += (await self._decide(partition, asked)).rows
+        return found
+
+    async def _decide(self, partition: int, asked: pb.DecideRequest) -> pb.DecideReply:
         deadline, pause = time.monotonic() + self._timeout, Pause()
-        argument = f"{how} {fence}{' ' if keep else ''}{chr(10).join(keep)}"
         while True:
             owner = self._ways.by_id(partition)
             if owner is None:
@@ -176,9 +185,10 @@ class AsyncClient:
                 owner = self._ways.by_id(partition)
                 if owner is None:
                     raise RefusedRequest(f"table {self.table!r} has no partition {partition}")
-            asked = pb.CallRequest(header=self._ways.header(owner), function="decide", key=txn.encode(), argument=argument.encode())
+            asked.header.CopyFrom(self._ways.header(owner))
             try:
-                return bytes((await self._ways.channel(owner).ask("Call", asked, ATTEMPT)).result)
+                reply: pb.DecideReply = await self._ways.channel(owner).ask("Decide", asked, ATTEMPT)
+                return reply
             except (BadNode, Busy, NotReady, UnknownOutcome, Unreachable) as error:
                 self._ways.learn(error)
                 await pause.after(error, deadline)
@@ -240,6 +250,7 @@ class AsyncClient:
                     asked.after = after[owner.descriptor.id]
                 async for reply in self._ways.channel(owner).stream("Watch", asked):
                     await queue.put(watched_change(reply))
+                raise Unreachable(f"{owner.address}: the stream has ended")
             except Exception as error:
                 await queue.put(error)
 

@@ -9,7 +9,7 @@ from millstream.errors import RefusedRequest
 from millstream.service.manager import Manager
 from millstream.service.partition import SERVING, Partition
 from millstream.service.proto import service_pb2 as pb
-from millstream.service.saving import restore_from, snapshot_to
+from millstream.service.saving import SnapshotPlaces, restore_from, snapshot_to
 from millstream.service.wire import described, position
 
 _log = logging.getLogger("millstream.service")
@@ -18,8 +18,9 @@ _log = logging.getLogger("millstream.service")
 class Control:
     """Implements `ControlBackend`."""
 
-    def __init__(self, manager: Manager) -> None:
+    def __init__(self, manager: Manager, places: SnapshotPlaces) -> None:
         self._manager = manager
+        self._places = places
         self._carrying_out: set[asyncio.Task[None]] = set()
 
     async def add_partition(self, request: pb.AddPartitionRequest) -> pb.Partition:
@@ -49,12 +50,13 @@ class Control:
 
     async def snapshot(self, request: pb.SnapshotRequest) -> pb.SnapshotReply:
         partition = self._here(request.partition)
-        saved = await snapshot_to(partition, request.path)
-        return pb.SnapshotReply(at=position(partition.descriptor, saved.lsn), path=request.path, rows=saved.rows, bytes=saved.bytes)
+        place = self._places.to_write(request.path)
+        saved = await snapshot_to(partition, place)
+        return pb.SnapshotReply(at=position(partition.descriptor, saved.lsn), path=str(place), rows=saved.rows, bytes=saved.bytes)
 
     async def restore(self, request: pb.RestoreRequest) -> pb.RestoreReply:
         partition = self._here(request.partition)
-        lsn, rows = await restore_from(partition, request.path, self._manager.home_of(partition))
+        lsn, rows = await restore_from(partition, self._places.to_read(request.path), self._manager.home_of(partition))
         return pb.RestoreReply(at=position(partition.descriptor, lsn), rows=rows)
 
     def _here(self, id: int) -> Partition:
@@ -72,7 +74,9 @@ class Control:
         return "" if found is None else found.address
 
     def _wake(self) -> None:
-        """The manager carries out what is desired, beside this call."""
+        """The manager carries out what is desired, beside this call. Of two that do so, one waits and has not looked yet: it does this, too."""
+        if len(self._carrying_out) > 1:
+            return
         task = asyncio.ensure_future(self._manager.reconcile())
         self._carrying_out.add(task)
         task.add_done_callback(self._carried_out)

@@ -3,13 +3,13 @@
 A transaction is called LABEL|FENCE|NUMBER|ATTEMPT: whose it is, of which run, which of its epochs, and which try at it.
 
 Rules
-0. `decide` names a transaction and says what is to become of it, and in which fence that is said: "commit 7". A run may so commit what a run before it
+0. A decision names transactions and says what is to become of them, and in which fence that is said. A run may so commit what a run before it
    has staged.
-1. Staged rows are entries that nobody sees. "commit" makes all of them visible at one position, and takes several transactions
-   (names with line ends between them), which become visible together; with "drop" they go; "check" says how many there are.
+1. Staged rows are entries that nobody sees. COMMIT makes those of all transactions that it names visible at one position; with DROP they go; CHECK says how
+   many there are.
 2. Numbers of a label are committed in ascending order. To commit again what was committed is harmless, and says so.
 3. A fence never goes back: who comes with a lower one than the label has seen is refused. So neither a zombie task nor a replaced driver stages or decides.
-4. "sweep" drops what is staged below a number under all labels that begin with one, but not the transactions that follow: what attempts that failed
+4. SWEEP drops what is staged below a number under all labels that begin with one, but not the transactions that follow: what attempts that failed
    have left behind.
 """
 
@@ -23,8 +23,6 @@ from millstream.errors import RefusedRequest
 from millstream.service.messages import LEDGER, STAGED
 
 _LONGEST = 1024  # letters of a transaction's name, which every staged row has in its key
-
-CHECK, COMMIT, DROP, SWEEP = "check", "commit", "drop", "sweep"
 
 
 class Txn(NamedTuple):
@@ -78,19 +76,6 @@ def parse_txn(text: str) -> Txn:
     if len(parts) != 4 or not parts[0] or "\0" in text or not _is_number(parts[1]) or not _is_number(parts[2]):
         raise RefusedRequest(f"a transaction is called LABEL|FENCE|NUMBER|ATTEMPT, and not {text!r}")
     return Txn(parts[0], int(parts[1]), int(parts[2]), parts[3])
-
-
-def parse_decision(argument: bytes) -> tuple[str, int, list[str]]:
-    """What is decided, in which fence, and what is to stay.
-
-    >>> parse_decision(b"commit 7")
-    ('commit', 7, [])
-    """
-    how, _, rest = argument.decode("utf-8", "replace").partition(" ")
-    fence, _, keep = rest.partition(" ")
-    if how not in (CHECK, COMMIT, DROP, SWEEP) or not _is_number(fence):
-        raise RefusedRequest(f"decide takes check, commit, drop or sweep, and a fence, and not {argument[:40]!r}")
-    return how, int(fence), keep.split("\n") if keep else []
 
 
 def staged_prefix(txn: str) -> bytes:

@@ -3,11 +3,15 @@
 Rules
 1. The data plane takes much and answers soon; the control plane takes little and may take long. A mesh that limits by itself switches these off.
 2. What is over a limit is refused at once, with a hint when to come back. Nothing waits for a limit, so nothing piles up.
+3. Whoever is answered out of what is pinned takes it in `PINNED` seconds, or its stream ends: what is pinned keeps a store from using its room again.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import asyncio
+import contextlib
+from collections.abc import Iterator, Sequence
+from contextvars import ContextVar
 from typing import Any
 
 import msgspec
@@ -15,6 +19,7 @@ import msgspec
 from millstream.errors import Busy, RefusedRequest, TooLarge
 from millstream.service.messages import LIMIT, LONGEST_KEY
 
+PINNED = 600.0  # seconds
 FRAME = 64 << 10  # bytes that a message may have besides its keys and values
 
 
@@ -37,6 +42,38 @@ CONTROL = Limits(at_once=16, rate=1, burst=5, deadline=600, longest=600)
 def off(limits: Limits) -> Limits:
     """For planes behind a mesh that limits by itself. A message is never larger: who reads it has only so much room."""
     return msgspec.structs.replace(limits, at_once=0, rate=0, burst=0, longest=24 * 3600)
+
+
+class PinLease:
+    """Rule 3, for one stream: whether it holds a pin, and `over`, which is done once it has held one for too long."""
+
+    def __init__(self) -> None:
+        self.is_held = False
+        self.over: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        _lease.set(self)
+
+    def end(self) -> None:
+        """It was too long."""
+        if not self.over.done():
+            self.over.set_result(None)
+
+
+_lease: ContextVar[PinLease | None] = ContextVar("_lease", default=None)
+
+
+@contextlib.contextmanager
+def while_pinned() -> Iterator[None]:
+    """Within this block, whoever answers a stream holds a pin."""
+    lease = _lease.get()
+    if lease is None:
+        yield
+        return
+    lease.is_held, ending = True, asyncio.get_running_loop().call_later(PINNED, lease.end)
+    try:
+        yield
+    finally:
+        lease.is_held = False
+        ending.cancel()
 
 
 class Bucket:

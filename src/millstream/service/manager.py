@@ -20,7 +20,7 @@ from pathlib import Path
 
 import msgspec
 
-from millstream.errors import DamageError, Fenced, MillstreamError, NotReady, RefusedRequest
+from millstream.errors import DamageError, DefinitionError, Fenced, MillstreamError, NotReady, RefusedRequest
 from millstream.service.logs.base import LogKind, SharedLog
 from millstream.service.logs.none import NoLog
 from millstream.service.messages import Descriptor
@@ -68,6 +68,7 @@ class Manager:
         self.started = False  # what was desired at the start is there
         self.on_change: Callable[[], None] = lambda: None  # told after partitions came or went
         self._files = LocalStorage(folder)
+        _check_logs(list(tables.values()))
         self._crash = crash
         self.points = CrashPoints(crash)
         self._logs: dict[str, SharedLog] = {}
@@ -75,12 +76,13 @@ class Manager:
         self._reconciling = asyncio.Lock()
         self._carried_out = -1  # the version of the desired state that this node stands for
         self._saving: set[int] = set()
+        self._standing: dict[int, Descriptor] | None = None  # rule 2, as it stands on the disk; None: nobody has looked yet
 
     # --- what a table is kept with
 
     def log_of(self, kind: LogKind) -> SharedLog:
         """A log is opened once per node, whatever the tables."""
-        name = repr(kind)
+        name = _place_of(kind)
         if name not in self._logs:
             self._logs[name] = kind.open(self.folder, self._crash)
         return self._logs[name]
@@ -212,17 +214,20 @@ class Manager:
 
     # --- what is there
 
-    def current(self) -> dict[int, Descriptor]:
-        """The partitions that stand on the disk (rule 2)."""
-        return {
-            one.id: one for one in (msgspec.json.decode(self._files.read(name), type=Descriptor) for name in self._files.list("partitions"))
-        }
+    async def _current(self) -> dict[int, Descriptor]:
+        """The partitions that stand on the disk (rule 2). The folder is ours alone, so it is read once."""
+        if self._standing is None:
+            self._standing = {one.id: one for one in await asyncio.to_thread(self._read_files)}
+        return self._standing
+
+    def _read_files(self) -> list[Descriptor]:
+        return [msgspec.json.decode(self._files.read(name), type=Descriptor) for name in self._files.list("partitions")]
 
     async def reconcile(self) -> None:
         """Carries out what must be done, and nothing else. Called whenever the desired state may have changed."""
         async with self._reconciling:
             self.desired = await asyncio.to_thread(self.registry.read)
-            current = await asyncio.to_thread(self.current)
+            current = dict(await self._current())
             ops = plan(self.node, current, self.desired.partitions)
             for op in ops:
                 if not isinstance(op, Add):
@@ -254,6 +259,7 @@ class Manager:
             return
         before = self.partitions.get(descriptor.id)
         await asyncio.to_thread(self._files.put, _file_of(descriptor.id), msgspec.json.encode(descriptor))
+        (await self._current())[descriptor.id] = descriptor
         try:
             partition = self._made(descriptor, table)
         except (MillstreamError, OSError) as error:  # of the log or the store of all such tables
@@ -323,6 +329,7 @@ class Manager:
                 self.log_of(table.log).forget(descriptor.id)
             partition.store.close()
         await asyncio.to_thread(self._files.delete, [_file_of(descriptor.id)])
+        (await self._current()).pop(descriptor.id, None)
 
     async def _keep_aside(self, partition: Partition) -> None:
         name = f"{partition.descriptor.table}-{partition.descriptor.id}-{int(time.time())}"
@@ -399,6 +406,23 @@ class Manager:
         for store in self._stores.values():
             store.close()
         self.partitions = {}
+
+
+def _place_of(kind: LogKind) -> str:
+    """What tells one log of a node from another: where it lies, if it says so."""
+    return str(getattr(kind, "place", repr(kind)))
+
+
+def _check_logs(tables: list[Table]) -> None:
+    """A log is one for all tables that use it, so they must agree on it."""
+    first: dict[str, Table] = {}
+    for table in tables:
+        other = first.setdefault(_place_of(table.log), table)
+        if other.log != table.log:
+            raise DefinitionError(
+                f"tables {other.name!r} and {table.name!r} share the one {table.log.describe()} log of the node, and want it different: "
+                f"{other.log} and {table.log}. Give both the same."
+            )
 
 
 def _file_of(id: int) -> str:

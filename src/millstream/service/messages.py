@@ -47,6 +47,16 @@ class Op(enum.IntEnum):
     REMOVE = 3
     CALL = 4
     STAGE = 5
+    DECIDE = 6
+
+
+class Decision(enum.IntEnum):
+    """What becomes of staged rows (`ledger.py`). The numbers are those of service.proto."""
+
+    CHECK = 0
+    COMMIT = 1
+    DROP = 2
+    SWEEP = 3
 
 
 class Level(enum.IntEnum):
@@ -72,6 +82,15 @@ def level_of(level: Level | str) -> Level:
     return found
 
 
+class Decide(msgspec.Struct, frozen=True):
+    """What is decided of which transactions, and in which fence that is said. keep: what a sweep leaves."""
+
+    decision: Decision
+    txns: list[str]
+    fence: int
+    keep: list[str] = []
+
+
 class Request(msgspec.Struct, gc=False):
     """One request inside a partition.
 
@@ -86,6 +105,7 @@ class Request(msgspec.Struct, gc=False):
     function: str = ""
     argument: bytes = b""
     txn: str = ""
+    decide: Decide | None = None
     session: bytes = b""
     seq: int = 0
     done: int = 0
@@ -103,7 +123,7 @@ class Request(msgspec.Struct, gc=False):
 
 
 class Answer(msgspec.Struct, gc=False):
-    """What a request is answered. A write: the position. A read: values and versions (0: not there). A call: its result."""
+    """What a request is answered. A write: the position. A read: values and versions (0: not there). A call: its result. A decision: rows by transaction."""
 
     lsn: int = 0
     values: list[bytes] = []
@@ -111,6 +131,7 @@ class Answer(msgspec.Struct, gc=False):
     result: bytes = b""
     again: bool = False
     keys: list[bytes] = []
+    rows: list[int] = []
 
 
 class LogRecord(msgspec.Struct, gc=False, array_like=True):
@@ -140,6 +161,11 @@ class Descriptor(msgspec.Struct, frozen=True, omit_defaults=True):
     term: int = 1
     node: str = ""
     point: str = "key"
+
+    @property
+    def descriptor(self) -> Descriptor:
+        """So that descriptors can lie on a map themselves (`routes.py`)."""
+        return self
 
     def covers(self, point: bytes) -> bool:
         """Whether a point is in the range.

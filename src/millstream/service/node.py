@@ -22,19 +22,20 @@ from pathlib import Path
 from typing import Any
 
 from millstream.core.keyspace import after
-from millstream.errors import BadNode, DefinitionError, MillstreamError, NotReady, RefusedRequest, StorageError
+from millstream.errors import BadNode, DefinitionError, MillstreamError, NotReady, RefusedRequest, ServiceError, StorageError
 from millstream.network import Tls
 from millstream.service.control import Control
 from millstream.service.found import limits_of
-from millstream.service.limits import CONTROL, DATA, Limits, check_size
+from millstream.service.limits import CONTROL, DATA, Limits, check_size, while_pinned
 from millstream.service.manager import Manager
-from millstream.service.messages import ENTRY, Answer, Descriptor, Level, Op, Request
+from millstream.service.messages import ENTRY, Answer, Decide, Decision, Descriptor, Level, Op, Request
 from millstream.service.partition import SERVING, Partition
 from millstream.service.planes import ControlPlane, DataPlane
 from millstream.service.proto import service_pb2 as pb
 from millstream.service.registries.base import Registry
 from millstream.service.registries.storage import StorageRegistry
-from millstream.service.routes import KEY, RangeMap, prefix_end
+from millstream.service.routes import KEY, RangeMaps, prefix_end
+from millstream.service.saving import SnapshotPlaces
 from millstream.service.table import Table
 from millstream.service.wire import described, position
 from millstream.state.storage import open_storage
@@ -44,13 +45,6 @@ _PAGE = 1 << 20  # bytes of one reply of a scan
 _LOOK_EVERY = 1.0  # seconds between two looks at the registry
 
 _log = logging.getLogger("millstream.service")
-
-
-class DesiredOwner:
-    """Who is to serve a range, as the registry says."""
-
-    def __init__(self, descriptor: Descriptor) -> None:
-        self.descriptor = descriptor
 
 
 class Node:
@@ -73,6 +67,7 @@ class Node:
         control_limits: Limits = CONTROL,
         take_over: str | None = None,
         advertise: str | None = None,
+        backups: str | os.PathLike[str] | None = None,
         force: bool = False,
         crash: str = "",
     ) -> None:
@@ -85,11 +80,11 @@ class Node:
             registry = StorageRegistry(open_storage(registry or self.folder / "registry"))
         self.manager = Manager(name, self.folder, registry, self._tables, crash)
         self._crash = self.manager.points
-        self._maps: dict[str, RangeMap[Partition]] = {}
-        self._owners: dict[str, RangeMap[DesiredOwner]] = {}
+        self._maps: RangeMaps[Partition] = RangeMaps()
+        self._owners: RangeMaps[Descriptor] = RangeMaps()  # who is to serve what, as the registry says
         self.data = DataPlane(self, data, tls=tls, cookie=cookie, limits=limits, force=force)
         self.control = ControlPlane(
-            Control(self.manager),
+            Control(self.manager, SnapshotPlaces(self.folder, self.folder / "backups" if backups is None else Path(backups))),
             control or f"unix:{self.folder / 'control.sock'}",
             tls=control_tls,
             cookie=control_cookie,
@@ -166,24 +161,15 @@ class Node:
     # --- who has a key (rule 1)
 
     def _remap(self) -> None:
-        maps: dict[str, RangeMap[Partition]] = {name: RangeMap(table.point) for name, table in self._tables.items()}
-        for partition in self.manager.partitions.values():
-            maps[partition.descriptor.table].add(partition)
-        self._maps = maps
-        owners: dict[str, RangeMap[DesiredOwner]] = {}
-        for descriptor in self.manager.desired.partitions.values():
-            if descriptor.table not in owners:
-                owners[descriptor.table] = RangeMap(descriptor.point)
-            owners[descriptor.table].add(DesiredOwner(descriptor))
-        self._owners = owners
+        self._maps.become(self.manager.partitions)
+        self._owners.become(self.manager.desired.partitions)
 
     def _find(self, header: pb.Header, keys: Sequence[bytes]) -> Partition:
         """The partition that has all of the keys."""
-        known = self._maps.get(header.table)
-        if known is None or not self._is_started:
-            raise self._unknown_table(header.table)
+        self._check_table(header.table)
         if not keys:
             raise RefusedRequest("no key was given")
+        known = self._maps.of(header.table)
         if len(keys) == 1:
             found = known.find(keys[0])
         elif known.point == KEY:
@@ -199,27 +185,30 @@ class Node:
         self._crash("request.1-routed")
         return found
 
-    def _unknown_table(self, name: str) -> MillstreamError:
+    def _check_table(self, name: str) -> None:
         if not self._is_started:
-            return NotReady(f"node {self.name!r} is starting: its partitions are being opened")
-        if name in self._owners:
-            return self._bad_node_of(name, [one.descriptor for one in self._owners[name].all()], f"table {name!r} is not on this node")
-        if name in self._tables:
-            return BadNode(f"table {name!r} has no partitions: add one (millstream partitions add)")
-        return RefusedRequest(f"there is no table {name!r}; this node has: {', '.join(self.tables()) or 'none'}")
+            raise NotReady(f"node {self.name!r} is starting: its partitions are being opened")
+        if name not in self._tables:
+            owners = self._owners.of(name)
+            if owners:
+                raise self._bad_node_of(name, owners.all(), f"table {name!r} is not on this node")
+            raise RefusedRequest(f"there is no table {name!r}; this node has: {', '.join(self.tables()) or 'none'}")
 
     def _bad_node(self, table: str, keys: Sequence[bytes]) -> MillstreamError:
-        owners = self._owners.get(table)
+        owners = self._owners.of(table)
         found: dict[int, Descriptor] = {}
         for key in keys:
-            owner = None if owners is None else owners.find(key)
+            owner = owners.find(key)
             if owner is None:
                 return BadNode(f"no partition of table {table!r} has key {key[:60]!r}: add one that does (millstream partitions add)")
-            found[owner.descriptor.id] = owner.descriptor
+            found[owner.id] = owner
         several = f"{len(found)} partitions have these keys" if len(found) > 1 else "another partition has this key"
         return self._bad_node_of(table, list(found.values()), f"{several}: send them to each owner apart")
 
-    def _bad_node_of(self, table: str, owners: Sequence[Descriptor], text: str) -> BadNode:
+    def _bad_node_of(self, table: str, owners: Sequence[Descriptor], text: str) -> ServiceError:
+        """Who has it instead. If that is this node itself, it is about to."""
+        if len(owners) == 1 and owners[0].node == self.name and owners[0].id not in self.manager.partitions:
+            return NotReady(f"partition {owners[0].id} of table {table!r} is being opened on this node")
         told: list[pb.Partition] = []
         room = _OWNERS
         for one in owners:
@@ -271,10 +260,18 @@ class Node:
         header = request.header
         size = check_size([request.key], [request.argument])
         asked = Request(Op.CALL, [request.key], function=request.function, argument=request.argument, size=size)
-        partition = self._by_id(header) if request.function == "decide" else self._find(header, asked.keys)
+        partition = self._find(header, asked.keys)
         asked.session, asked.seq, asked.done = header.session, header.seq, header.done
         answer = await partition.write(asked)
         return pb.CallReply(at=position(partition.descriptor, answer.lsn), result=answer.result, again=answer.again)
+
+    async def decide(self, request: pb.DecideRequest) -> pb.DecideReply:
+        names = [name.encode() for name in request.txns]
+        size = check_size(names, [name.encode() for name in request.keep])
+        partition = self._by_id(request.header)
+        asked = Decide(_decision(request.decision), list(request.txns), request.fence, list(request.keep))
+        answer = await partition.write(Request(Op.DECIDE, names, decide=asked, size=size))
+        return pb.DecideReply(at=position(partition.descriptor, answer.lsn), rows=answer.rows)
 
     async def scan(self, request: pb.ScanRequest) -> AsyncIterator[pb.ScanReply]:
         header = request.header
@@ -285,16 +282,14 @@ class Node:
             raise RefusedRequest(f"part={request.part!r} is for the live state of a pipeline")
         partition = self._one(header, start, end)
         asked = Request(Op.GET, [], session=header.session, level=_level(header, partition), seen=header.seen)
-        pinned = await partition.pinned(asked)
-        at = self._at(partition, Answer(pinned.applied), header)
-        try:
+        with contextlib.closing(await partition.pinned(asked)) as pinned, while_pinned():
+            at, leave = self._at(partition, Answer(pinned.applied), header), partition.table.gate.leave
             reply, size, left = pb.ScanReply(at=at), 0, request.limit or 1 << 62
             for count, (entry, raw) in enumerate(pinned.scan(ENTRY + start, ENTRY + end if end else after(ENTRY))):
                 if not left:
                     break
                 left -= 1
-                value = b"" if request.keys_only else raw[8:]
-                shown = partition.table.shown(value)
+                shown = b"" if request.keys_only else leave(entry[1:], raw[8:])
                 if size + len(entry) + len(shown) > _PAGE and size:
                     yield reply
                     reply, size = pb.ScanReply(at=at), 0
@@ -306,8 +301,6 @@ class Node:
                 if count % 1024 == 1023:
                     await asyncio.sleep(0)
             yield reply
-        finally:
-            pinned.close()
 
     async def watch(self, request: pb.WatchRequest) -> AsyncIterator[pb.WatchReply]:
         header, prefix = request.header, request.prefix
@@ -322,8 +315,7 @@ class Node:
         here = partition.descriptor
         try:
             if not goes_on:
-                pinned = partition.store.pin()
-                try:
+                with contextlib.closing(partition.store.pin()) as pinned, while_pinned():
                     lsn = pinned.applied
                     if since is not None:
                         yield pb.WatchReply(kind=pb.WatchReply.RESET, at=position(here, lsn))
@@ -331,8 +323,6 @@ class Node:
                     async for rows in _pages((entry[1:], raw[8:], int.from_bytes(raw[:8], "big")) for entry, raw in pinned.scan(low, high)):
                         wanted = [row for row in rows if wants(row[0])]
                         yield _watched(pb.WatchReply.SNAPSHOT, position(here, lsn), wanted, partition)
-                finally:
-                    pinned.close()
                 yield pb.WatchReply(kind=pb.WatchReply.MARK, at=position(here, lsn))
             else:
                 yield pb.WatchReply(kind=pb.WatchReply.MARK, at=position(here, since or 0))
@@ -343,17 +333,16 @@ class Node:
             partition.watchers.leave(watching)
 
     async def route(self, request: pb.RouteRequest) -> pb.PartitionList:
-        owners = self._owners.get(request.table)
-        if owners is None or not self._is_started:
-            raise self._unknown_table(request.table)
-        found = [one.descriptor for one in owners.all() if not one.descriptor.end or one.descriptor.end > request.start]
-        limit = min(request.limit or 1000, 1000)
-        return pb.PartitionList(partitions=[self.described(one) for one in found[:limit]], version=self.manager.desired.version)
+        owners = self._owners.of(request.table)
+        if not self._is_started or not owners:
+            self._check_table(request.table)
+            raise BadNode(f"table {request.table!r} has no partitions: add one (millstream partitions add)")
+        found = owners.behind(request.start, min(request.limit or 1000, 1000))
+        return pb.PartitionList(partitions=[self.described(one) for one in found], version=self.manager.desired.version)
 
     def _by_id(self, header: pb.Header) -> Partition:
+        self._check_table(header.table)
         found = self.manager.partitions.get(header.partition)
-        if not self._is_started:
-            raise self._unknown_table(header.table)
         if found is None or found.descriptor.table != header.table:
             desired = self.manager.desired.partitions.get(header.partition)
             if desired is not None and desired.table == header.table:
@@ -364,13 +353,13 @@ class Node:
 
     def _one(self, header: pb.Header, start: bytes, end: bytes) -> Partition:
         """The partition that a range of keys lies in."""
-        if header.table not in self._maps or not self._is_started:
-            raise self._unknown_table(header.table)
+        self._check_table(header.table)
         if header.partition:
             return self._by_id(header)
-        owners = [one.descriptor for one in self._owners.get(header.table, RangeMap()).all()]
-        if owners and owners[0].point == KEY:
-            owners = [one for one in owners if (not end or one.start < end) and (not one.end or start < one.end)]
+        known = self._owners.of(header.table)
+        owners = known.overlapping(Descriptor(0, header.table, start, end)) if known.point == KEY else known.all()
+        if not owners:
+            raise BadNode(f"no partition of table {header.table!r} has keys of that range: add one (millstream partitions add)")
         here = self.manager.partitions.get(owners[0].id) if len(owners) == 1 else None
         if here is None:
             raise self._bad_node_of(header.table, owners, f"{len(owners)} partitions have keys of that range: ask each apart")
@@ -404,7 +393,7 @@ def _watched(kind: Any, at: pb.Position, rows: Sequence[tuple[bytes, bytes, int]
         kind=kind,
         at=at,
         keys=[row[0] for row in rows],
-        values=[partition.table.shown(row[1]) for row in rows],
+        values=[partition.table.gate.leave(row[0], row[1]) for row in rows],
         versions=[row[2] for row in rows],
     )
 
@@ -417,6 +406,13 @@ def _level(header: pb.Header, partition: Partition) -> Level:
         )  # too old: it is confirmed first
     except ValueError:
         raise RefusedRequest(f"there is no level {header.level}: see Level in service.proto") from None
+
+
+def _decision(number: int) -> Decision:
+    try:
+        return Decision(number)
+    except ValueError:
+        raise RefusedRequest(f"there is no decision {number}: see DecideRequest in service.proto") from None
 
 
 def _locked(folder: Path) -> int:

@@ -134,8 +134,7 @@ class Partition:
             PartitionClock(0 if clock is None else int.from_bytes(clock, "big")),
             lsn=store.applied,
             functions=self.table.functions_by_name,
-            before=self.table.before,
-            after=self.table.after,
+            gate=self.table.gate,
             covers=self.covers,
         )
         self.machine.term = descriptor.term

@@ -4,7 +4,8 @@ Rules
 1. Data listens on TCP, on loopback unless told otherwise. Control listens on a unix socket that only its owner may use (0600), or on TCP with
    certificates of clients or a cookie. Nobody else gets at it.
 2. A `ServiceError` becomes a status and an `Error` in the trailing metadata; any other error of ours is told as INTERNAL, without its insides.
-3. A call without a deadline gets the plane's, and none lasts longer than the plane allows. A watch lasts as long as both ends like.
+3. A call without a deadline gets the plane's, and none lasts longer than the plane allows. Scans and watches last as long as both ends like, but for what they
+   hold pinned (`limits.while_pinned`).
 4. The handlers are a table here instead of generated code: a name, what it takes, what it gives, and whether that is a stream.
 """
 
@@ -15,6 +16,7 @@ import contextlib
 import hmac
 import logging
 import os
+import socket
 import time
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
@@ -31,10 +33,11 @@ from millstream.errors import (
     NetworkError,
     ServiceError,
     SessionExpired,
+    Stale,
 )
 from millstream.network import Tls, check_listening, is_loopback, parse_address, written
 from millstream.service.backend import ControlBackend, DataBackend
-from millstream.service.limits import CONTROL, DATA, Bucket, Limits
+from millstream.service.limits import CONTROL, DATA, Bucket, Limits, PinLease
 from millstream.service.proto import grpc
 from millstream.service.proto import service_pb2 as pb
 from millstream.service.sessions import MOST_VERSIONS
@@ -54,6 +57,7 @@ _CODES = {
     "TOO_LARGE": grpc.StatusCode.INVALID_ARGUMENT,
     "REFUSED": grpc.StatusCode.INVALID_ARGUMENT,
     "DENIED": grpc.StatusCode.PERMISSION_DENIED,
+    "FENCED": grpc.StatusCode.FAILED_PRECONDITION,
     "DAMAGED": grpc.StatusCode.DATA_LOSS,
 }
 
@@ -63,6 +67,7 @@ DATA_CALLS = (
     ("Remove", pb.RemoveRequest, pb.WriteReply, False),
     ("Get", pb.GetRequest, pb.GetReply, False),
     ("Call", pb.CallRequest, pb.CallReply, False),
+    ("Decide", pb.DecideRequest, pb.DecideReply, False),
     ("Scan", pb.ScanRequest, pb.ScanReply, True),
     ("Watch", pb.WatchRequest, pb.WatchReply, True),
     ("Route", pb.RouteRequest, pb.PartitionList, False),
@@ -76,7 +81,6 @@ CONTROL_CALLS = (
 )
 
 _log = logging.getLogger("millstream.service")
-_STREAM = 600.0  # seconds, for a scan
 _process = 0  # the one that uses gRPC
 
 
@@ -131,7 +135,7 @@ class Plane:
                 await self._health.enter_graceful_shutdown()
             await self._server.stop(grace)
             self._server = None
-        if self._socket is not None:
+        if self._socket is not None and self._socket.is_socket():
             self._socket.unlink(missing_ok=True)
 
     async def say_health(self, name: str, is_well: bool) -> None:
@@ -164,7 +168,7 @@ class Plane:
             raise NetworkError(
                 f"the path of a unix socket may have 100 bytes, and {path.absolute()} has more: choose a shorter one (--control unix:PATH)"
             )
-        path.unlink(missing_ok=True)
+        _clear_socket(path)
         before = os.umask(0o177)
         try:
             self._server.add_insecure_port(f"unix:{path}")
@@ -221,27 +225,25 @@ class Plane:
         return handle
 
     def _streaming(self, method: Callable[[Any], AsyncIterator[Any]], name: str) -> Callable[[Any, Any], Any]:
-        async def handle(request: Any, context: Any) -> AsyncIterator[Any]:
-            replies, ending = None, None
+        async def handle(request: Any, context: Any) -> None:
+            replies, lease = None, PinLease()
             self._streams += 1
             try:
                 if self._streams > (self._limits.at_once or 1 << 62):
                     raise Busy(f"{self._limits.at_once:,} scans and watches are under way already", 1.0)
                 self._admit(context)
-                task = asyncio.current_task()
-                if name != "Watch" and task is not None:  # rule 3: who does not take what it asked for keeps entries pinned
-                    ending = asyncio.get_running_loop().call_later(_STREAM, task.cancel)
                 replies = method(request)
                 async for reply in replies:
-                    yield reply
+                    if lease.is_held:
+                        await _write_in_time(context, reply, replies, lease)
+                    else:
+                        await context.write(reply)
             except grpc.aio.AbortError:
                 raise
             except Exception as error:
                 await _failed(context, error, name)
             finally:
                 self._streams -= 1
-                if ending is not None:
-                    ending.cancel()
                 if replies is not None and hasattr(replies, "aclose"):
                     await replies.aclose()
 
@@ -254,6 +256,23 @@ class Plane:
                 raise Denied(f"the cookie is missing or wrong: send it as metadata {COOKIE!r} with every call")
         if self._limits.rate:
             self._bucket.take(time.monotonic())
+
+
+def _clear_socket(path: Path) -> None:
+    """Removes a socket that nobody listens on, which a process that was killed has left; and nothing else."""
+    if not os.path.lexists(path):
+        return
+    if not path.is_socket() or path.is_symlink():
+        raise NetworkError(f"{path} is there, and is no socket: choose another path (--control unix:PATH), or remove it")
+    with socket.socket(socket.AF_UNIX) as probe:
+        try:
+            probe.connect(os.fspath(path))
+        except ConnectionRefusedError:
+            path.unlink(missing_ok=True)
+            return
+        except OSError as error:
+            raise NetworkError(f"it cannot be told whether somebody listens on {path}: {error}") from error
+    raise NetworkError(f"somebody listens on {path}: stop that, or choose another path (--control unix:PATH)")
 
 
 class DataPlane(Plane):
@@ -307,6 +326,20 @@ class ControlPlane(Plane):
         self._handlers(CONTROL_SERVICE, CONTROL_CALLS, self._backend)
         names = (CONTROL_SERVICE, DATA_SERVICE, "grpc.health.v1.Health", reflection.SERVICE_NAME)
         reflection.enable_server_reflection(names, self._server)
+
+
+async def _write_in_time(context: Any, reply: Any, replies: Any, lease: PinLease) -> None:
+    """Writes a reply that comes out of what is pinned. If its peer does not take it in time the pin is let go, and the peer is told, whenever it reads on."""
+    writing = asyncio.ensure_future(context.write(reply))
+    try:
+        await asyncio.wait([writing, lease.over], return_when=asyncio.FIRST_COMPLETED)
+        if lease.over.done():
+            await replies.aclose()
+            await writing
+            raise Stale("this was not read in time, and what it is of is not kept for longer: ask for less at once, or read faster")
+        await writing
+    finally:
+        writing.cancel()
 
 
 async def _failed(context: Any, error: Exception, name: str) -> None:

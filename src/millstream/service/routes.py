@@ -5,11 +5,12 @@ Rules
    is even. Every client can compute both.
 2. Ranges are closed-open and do not overlap. A point that no range has belongs to nobody.
 3. What is newer wins: a descriptor with a higher term, or another partition for the same points that somebody has just told us of.
+4. Whatever is done to a map looks at the partitions that it is about, however many others there are.
 """
 
 from __future__ import annotations
 
-from bisect import bisect_right, insort
+from bisect import bisect_left, bisect_right, insort
 from collections.abc import Mapping, Sequence
 from hashlib import blake2b
 from typing import Generic, Protocol, TypeVar
@@ -74,6 +75,7 @@ class RangeMap(Generic[_P]):
         self.point = point
         self._starts: list[bytes] = []
         self._by_start: dict[bytes, _P] = {}
+        self._by_id: dict[int, _P] = {}
         self._only: _P | None = None  # the one that has all points: nobody need compute any
 
     def add(self, one: _P) -> None:
@@ -82,7 +84,7 @@ class RangeMap(Generic[_P]):
             self.remove(other)
         start = one.descriptor.start
         insort(self._starts, start)
-        self._by_start[start] = one
+        self._by_start[start] = self._by_id[one.descriptor.id] = one
         self._only = one if not start and not one.descriptor.end else None
 
     def remove(self, one: _P) -> None:
@@ -90,12 +92,35 @@ class RangeMap(Generic[_P]):
         start = one.descriptor.start
         if self._by_start.get(start) is one:
             del self._by_start[start]
-            self._starts.remove(start)
+            del self._starts[bisect_left(self._starts, start)]
+            if self._by_id.get(one.descriptor.id) is one:
+                del self._by_id[one.descriptor.id]
             self._only = None
 
     def overlapping(self, descriptor: Descriptor) -> list[_P]:
-        """Those that have points in common with a range."""
-        return [one for one in self._by_start.values() if one.descriptor.overlaps(descriptor)]
+        """Those that have points in common with a range, in the order of their points."""
+        found = []
+        for at in range(max(0, bisect_right(self._starts, descriptor.start) - 1), len(self._starts)):
+            if descriptor.end and self._starts[at] >= descriptor.end:
+                break
+            one = self._by_start[self._starts[at]]
+            if one.descriptor.overlaps(descriptor):
+                found.append(one)
+        return found
+
+    def behind(self, point: bytes, limit: int) -> list[_P]:
+        """The first that have this point or later ones, in the order of their points."""
+        at = bisect_right(self._starts, point)
+        if at and (not (end := self._by_start[self._starts[at - 1]].descriptor.end) or point < end):
+            at -= 1
+        return [self._by_start[start] for start in self._starts[at : at + limit]]
+
+    def by_id(self, id: int) -> _P | None:
+        """The one with an id."""
+        return self._by_id.get(id)
+
+    def __len__(self) -> int:
+        return len(self._starts)
 
     def find(self, key: bytes) -> _P | None:
         """Who has a key."""
@@ -124,3 +149,37 @@ class RangeMap(Generic[_P]):
     def all(self) -> list[_P]:
         """In the order of their points."""
         return [self._by_start[start] for start in self._starts]
+
+
+class RangeMaps(Generic[_P]):
+    """The maps of several tables."""
+
+    def __init__(self) -> None:
+        self._of: dict[str, RangeMap[_P]] = {}
+        self._all: dict[int, _P] = {}
+
+    def of(self, table: str) -> RangeMap[_P]:
+        """The map of a table, which may be empty."""
+        return self._of.get(table) or RangeMap()
+
+    def add(self, one: _P) -> None:
+        """Puts it on the map of its table."""
+        descriptor = one.descriptor
+        if descriptor.table not in self._of:
+            self._of[descriptor.table] = RangeMap(descriptor.point)
+        self._of[descriptor.table].add(one)
+        self._all[descriptor.id] = one
+
+    def remove(self, id: int) -> None:
+        """Takes it off."""
+        one = self._all.pop(id, None)
+        if one is not None:
+            self._of[one.descriptor.table].remove(one)
+
+    def become(self, now: Mapping[int, _P]) -> None:
+        """Takes off what is not there any more, and puts on what is new."""
+        for id in [id for id, one in self._all.items() if now.get(id) is not one]:
+            self.remove(id)
+        for id, one in now.items():
+            if id not in self._all:
+                self.add(one)

@@ -6,6 +6,9 @@ Rules
 3. A restore lies beside the log under a name of its own first; then the log decides, with a record that names it; then it is seen. Killed in between, a
    partition comes back as it was before, or restored; never half, and never seen and then gone. Whoever was replaced meanwhile has restored nothing.
    It goes when a snapshot covers its record.
+4. Operators' snapshots lie below the node's backups folder, or under the URL of an object store. No other folder of the machine is written to, least of all
+   the node's own, whose snapshots a partition would begin with. What is there already is not written over, but for the rest of a snapshot that was not
+   finished. What a node has kept itself (`snapshots/`, `aside/`) may be restored.
 """
 
 from __future__ import annotations
@@ -15,15 +18,25 @@ import logging
 import secrets
 from collections.abc import Iterator
 from pathlib import Path
+from typing import NamedTuple
 
 from millstream.core.keyspace import after
-from millstream.errors import MillstreamError, RefusedRequest
+from millstream.errors import DefinitionError, MillstreamError, RefusedRequest
 from millstream.service.messages import ENTRY
 from millstream.service.partition import Partition
 from millstream.service.replay import Restored
 from millstream.service.stores.base import KeyStore, Pinned
-from millstream.service.stores.snapshots import Snapshot, drop_older, drop_snapshot, newest_snapshot, read_snapshot, write_snapshot
-from millstream.state.storage import Storage, open_storage
+from millstream.service.stores.snapshots import (
+    WHOLE,
+    Snapshot,
+    drop_older,
+    drop_snapshot,
+    is_part,
+    newest_snapshot,
+    read_snapshot,
+    write_snapshot,
+)
+from millstream.state.storage import LocalStorage, Storage, open_storage
 
 _log = logging.getLogger("millstream.service")
 
@@ -108,24 +121,80 @@ async def save(partition: Partition, home: Storage) -> None:
             partition.restores.remove(name)
 
 
-async def snapshot_to(partition: Partition, place: str) -> Snapshot:
-    """A snapshot of users' entries for an operator, into a folder or under a URL."""
-    storage, name = _place(place)
+class SnapshotPlace(NamedTuple):
+    """Where a snapshot lies, or is to lie."""
+
+    storage: Storage
+    name: str
+
+    def __str__(self) -> str:
+        return f"{self.storage.url}/{self.name}"
+
+    def check_free(self) -> None:
+        """Rule 4: nothing is written over."""
+        if self.storage.exists(f"{self.name}/{WHOLE}"):
+            raise RefusedRequest(f"{self} holds a snapshot already: choose another path")
+        other = [name for name in self.storage.list(self.name) if not is_part(name.rsplit("/", 1)[-1])] + self.storage.folders(self.name)
+        if isinstance(self.storage, LocalStorage) and (self.storage.root / self.name).is_file():
+            other = [self.name]
+        if other:
+            raise RefusedRequest(f"{self} holds something that is no snapshot ({other[0]}): choose another path")
+
+
+class SnapshotPlaces:
+    """Where the snapshots of operators may lie (rule 4). folder: the node's own. root: its backups folder."""
+
+    def __init__(self, folder: Path, root: Path) -> None:
+        self._own, self._root = folder.resolve(), root.resolve()
+        if self._own.is_relative_to(self._root) or (_is_below(self._root, self._own) and self._root != self._own / "backups"):
+            raise DefinitionError(
+                f"the backups folder {root} is the node's own folder {folder}, lies in it or has it in it: choose another (--backups)"
+            )
+
+    def to_write(self, place: str) -> SnapshotPlace:
+        """Where a snapshot may be written to."""
+        return self._found(place, [self._root])
+
+    def to_read(self, place: str) -> SnapshotPlace:
+        """Where one may be restored from."""
+        return self._found(place, [self._root, self._own / "snapshots", self._own / "aside"])
+
+    def _found(self, place: str, allowed: list[Path]) -> SnapshotPlace:
+        if not place:
+            raise RefusedRequest("say where: a path below the node's backups folder, or a URL")
+        text = place.removeprefix("file://")
+        if "://" in text:
+            root, _, name = text.rstrip("/").rpartition("/")
+            if root.endswith(":/") or not name:
+                raise RefusedRequest(f"{place!r} names no place for a snapshot")
+            return SnapshotPlace(open_storage(root), name)
+        path = (self._root / text).resolve()
+        if not any(_is_below(path, one) for one in allowed):
+            raise RefusedRequest(
+                f"{place!r} is not below the backups folder of this node, {self._root}: give a path in it, or serve the node with another (--backups)"
+            )
+        return SnapshotPlace(open_storage(path.parent), path.name)
+
+
+def _is_below(path: Path, folder: Path) -> bool:
+    return path != folder and path.is_relative_to(folder)
+
+
+async def snapshot_to(partition: Partition, place: SnapshotPlace) -> Snapshot:
+    """A snapshot of users' entries for an operator."""
+    await asyncio.to_thread(place.check_free)
     pinned = UsersEntries(partition.store.pin())
     try:
-        if await asyncio.to_thread(_exists, storage, name):
-            raise RefusedRequest(f"{place} holds a snapshot already: choose another path")
-        return await write_snapshot(pinned, storage, name)
+        return await write_snapshot(pinned, place.storage, place.name)
     finally:
         pinned.close()
 
 
-async def restore_from(partition: Partition, place: str, home: Storage) -> tuple[int, int]:
+async def restore_from(partition: Partition, place: SnapshotPlace, home: Storage) -> tuple[int, int]:
     """Rule 3: the position of the restore, and how many rows there are."""
-    storage, name = _place(place)
 
     def read() -> list[tuple[bytes, bytes]]:
-        return [(key, value) for key, value in read_snapshot(storage, name)[1] if key[:1] == ENTRY]
+        return [(key, value) for key, value in read_snapshot(*place)[1] if key[:1] == ENTRY]
 
     entries = await asyncio.to_thread(read)
     point = partition.descriptor
@@ -148,21 +217,3 @@ async def restore_from(partition: Partition, place: str, home: Storage) -> tuple
         except MillstreamError as error:  # it is restored; the log is as long as before
             _log.warning("partition %d was restored, and cannot be saved: %s", point.id, error)
     return lsn, len(entries)
-
-
-def _place(place: str) -> tuple[Storage, str]:
-    """The storage and the name in it that a path or URL stands for."""
-    if not place:
-        raise RefusedRequest("say where: a path on the node, or a URL")
-    if "://" in place:
-        root, _, name = place.rstrip("/").rpartition("/")
-    else:
-        path = Path(place).absolute()
-        root, name = str(path.parent), path.name
-    if not root or not name:
-        raise RefusedRequest(f"{place!r} names no place for a snapshot")
-    return open_storage(root), name
-
-
-def _exists(storage: Storage, name: str) -> bool:
-    return storage.exists(f"{name}/snapshot.json")

@@ -5,8 +5,9 @@ A client numbers its writes to a partition: 1, 2, 3. The number travels in the l
 Rules
 1. A write whose number is the session's last + 1 is done. One that was done before gets its first answer (`again`), also if that was a refusal, also
    after a crash, and from another node. One that is too early waits for its elder.
-2. An answer is kept until the client says that it has it (`done`), or `KEPT` younger ones are there. A retry after that is refused: whether it was done
-   cannot be told, and it is never done twice.
+2. An answer is kept until the client says that it has it (`done`), or `KEPT` younger ones are there, or there is no room: answers of a session have
+   `_KEPT_BYTES`, those of all sessions of the partition `ROOM`, and those of the session that was not used for the longest time go first. A retry after that
+   is refused: what it was answered cannot be told, and it is never done twice.
 3. A session that was not used for the horizon (by the partition's clock) is forgotten. A session's name begins with the time at which it began, and
    the partition remembers the youngest that it has forgotten: an unknown session that is not younger than that is refused. So a retry that comes after
    the horizon cannot pass for a new session, and no two clocks have to agree for it.
@@ -25,6 +26,7 @@ HORIZON = 10 * 60 * 1000  # milliseconds
 KEPT = 128
 AHEAD = 128  # how far a write may be ahead of its elder
 _KEPT_BYTES = 256 << 10
+ROOM = 16 << 20
 _MOST = 100_000
 MOST_VERSIONS = 1024  # of a conflict: they travel in metadata, and are kept with the session
 _FUTURE = 24 * 3600 * 1000  # milliseconds that a client's clock may be ahead
@@ -40,6 +42,11 @@ class KeptAnswer(msgspec.Struct, array_like=True, gc=False):
     reason: str = ""
     text: str = ""
     versions: list[int] = []
+
+    @property
+    def size(self) -> int:
+        """Bytes that it takes, about."""
+        return 64 + len(self.result) + len(self.text) + 8 * len(self.versions)
 
 
 class WrittenBy(msgspec.Struct, array_like=True):
@@ -64,6 +71,12 @@ class Sessions:
         self._forgotten = forgotten
         self._horizon = horizon
         self._touched: dict[bytes, WrittenBy] = {}
+        self._kept = {  # bytes of answers by session; in the same order
+            session: sum(answer.size for answer in found.answers) for session, found in self._known.items() if found.answers
+        }
+        #: Bytes of all answers that are kept.
+        self.kept_bytes = sum(self._kept.values())
+        self._make_room()
 
     def __len__(self) -> int:
         return len(self._known)
@@ -119,17 +132,24 @@ class Sessions:
         self._known[session] = found
         found.last, found.used = seq, time
         answers = found.answers
+        size = self._kept.pop(session, 0)
+        self.kept_bytes -= size
         if done and answers and answers[0].seq <= done:
             answers = found.answers = [kept for kept in answers if kept.seq > done]
+            size = sum(kept.size for kept in answers)
         if isinstance(answer, ServiceError):
             answer.counted = True
             versions = answer.versions[:MOST_VERSIONS] if isinstance(answer, Conflict) else []
             answers.append(KeptAnswer(seq, lsn, b"", answer.reason, str(answer)[:4096], versions))
         else:
             answers.append(KeptAnswer(seq, lsn, answer.result))
-        if len(answers) > KEPT or (answer.result if isinstance(answer, Answer) else b""):
-            self._shorten(found)
+        size += answers[-1].size
+        while len(answers) > KEPT or (size > _KEPT_BYTES and len(answers) > 1):
+            size -= answers.pop(0).size
+        self._kept[session] = size
+        self.kept_bytes += size
         self._touched[session] = found
+        self._make_room()
 
     def changes(self, now: int) -> Iterator[Change]:
         """What a turn changed here, as entries; and rule 3."""
@@ -142,16 +162,19 @@ class Sessions:
             if self._known[oldest].used + self._horizon >= now:
                 break
             del self._known[oldest]
+            self.kept_bytes -= self._kept.pop(oldest, 0)
             self._forgotten, forgot = max(self._forgotten, began(oldest)), True
             yield SESSION + oldest, None
         if forgot:
             yield FORGOTTEN, self._forgotten.to_bytes(8, "big")
 
-    def _shorten(self, found: WrittenBy) -> None:
-        answers = found.answers
-        size = sum(len(kept.result) for kept in answers)
-        while len(answers) > KEPT or (size > _KEPT_BYTES and len(answers) > 1):
-            size -= len(answers.pop(0).result)
+    def _make_room(self) -> None:
+        """Rule 2, for all sessions together."""
+        while self.kept_bytes > ROOM:
+            session = next(iter(self._kept))
+            self.kept_bytes -= self._kept.pop(session)
+            self._known[session].answers = []
+            self._touched[session] = self._known[session]
 
 
 def began(session: bytes) -> int:

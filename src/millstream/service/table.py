@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import inspect
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from millstream.core.time import duration
@@ -15,12 +15,12 @@ from millstream.errors import DefinitionError
 from millstream.service import dispatch as dispatching
 from millstream.service.dispatch import DispatchKind
 from millstream.service.routes import HASH, KEY, check_point, even_ranges
+from millstream.service.transforms import After, Before, Gate
 
 if TYPE_CHECKING:
     from millstream.service.logs.base import LogKind
-    from millstream.service.messages import Answer, Request
     from millstream.service.stores.base import StoreKind
-    from millstream.service.turn import Function, Turn
+    from millstream.service.turn import Function
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,99}")
 
@@ -29,7 +29,7 @@ class Table:
     """A named set of keys that a node serves.
 
     point: KEY keeps neighbours together, for scans; HASH spreads the load. partitions: how many a new table gets on the first node that serves it: with
-    HASH any number, with KEY one (add others by range: `millstream partitions add`). before, after: transforms of requests and answers, in order.
+    HASH any number, with KEY one (add others by range: `millstream partitions add`). before, after: transforms of what enters and of what leaves, in order.
     store, log, dispatch: the parts of the line. functions: what `Call` may run, under their Python names. horizon: how long a session that is not used
     is remembered.
 
@@ -44,8 +44,8 @@ class Table:
         *,
         point: str = KEY,
         partitions: int = 1,
-        before: Sequence[Callable[[Request, Turn], Request]] = (),
-        after: Sequence[Callable[[Request, Answer], Answer]] = (),
+        before: Sequence[Before] = (),
+        after: Sequence[After] = (),
         store: StoreKind | None = None,
         log: LogKind | None = None,
         dispatch: DispatchKind | None = None,
@@ -67,8 +67,7 @@ class Table:
         self.name = name
         self.point = check_point(point)
         self.partitions = partitions
-        self.before = tuple(before)
-        self.after = tuple(after)
+        self.gate = Gate(before, after)
         self.store: StoreKind = store if store is not None else memory()
         self.log: LogKind = log if log is not None else disk()
         self.dispatch = dispatch if dispatch is not None else dispatching.linear()
@@ -87,7 +86,7 @@ class Table:
                 raise DefinitionError(
                     f"table {name!r}: function {called!r} must take three arguments (turn, key, argument), and not be async"
                 )
-            if called == "decide" or called in self.functions_by_name:
+            if called in self.functions_by_name:
                 raise DefinitionError(f"table {name!r}: there is a function {called!r} already")
             self.functions_by_name[called] = function
         if not self.log.keeps and not self.store.durable:
@@ -95,17 +94,6 @@ class Table:
                 f"table {name!r}: without a log the store must be durable by itself, and {self.store.describe()} is not. "
                 f"Use store=ms.service.stores.lmdb(durable=True), or a log."
             )
-
-    def shown(self, value: bytes) -> bytes:
-        """A value as scans and watches give it: sanitized as reads are."""
-        if not self.after or not value:
-            return value
-        from millstream.service.messages import Answer, Op, Request
-
-        answer, asked = Answer(values=[value], versions=[1]), Request(Op.GET, [b""])
-        for sanitize in self.after:
-            answer = sanitize(asked, answer)
-        return answer.values[0]
 
     def ranges(self) -> list[tuple[bytes, bytes]]:
         """Those of the partitions that a new table gets."""

@@ -1,78 +1,143 @@
-"""Filters, enrichers and sanitizers: what may be done to a request before its turn, and to an answer after it.
+"""The gate of a table: filters, enrichers and sanitizers, for everything that enters and everything that leaves.
 
-A transform of your own is a function. Before: it gets the request and the turn (committed state and what this turn has changed so far), and returns the
-request, changed or not; it raises `RefusedRequest` to answer here. After: it gets the request and the answer, and returns the answer.
+A transform of your own is a function. Before: `(key, value, turn) -> value` gets what is to be kept, and the turn, to look up what is there before this
+request; it returns the value to keep instead, and raises `RefusedRequest` to refuse. Of a removal the value is None, and stays None.
+After: `(key, value) -> value` gets what is to be shown, and returns what is shown instead.
 
 Rules
-1. They run within the turn, in the order of the table's list: nothing else of the partition runs meanwhile.
-2. A request that is refused counts as the session's write that it is: a retry is refused again.
+1. All that enters passes `before`, key by key: what is written or removed, what is staged, and what functions put or remove. (What an operator restores
+   does not: it was in before.)
+2. All that leaves passes `after`, with its key: what is got, scanned and watched, and what a function returns, with the key that it was called with. An
+   empty value shows nothing, and is not asked about.
+3. They run in the order of the table's list, within the turn: nothing else of the partition runs meanwhile.
+4. What is refused counts as the session's write that it is: a retry is refused again. Whatever else a transform raises refuses, too, and names the key.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
 
 import msgspec
 
-from millstream.errors import RefusedRequest
-from millstream.service.messages import Answer, Op, Request
-from millstream.service.turn import Turn
+from millstream.errors import RefusedRequest, ServiceError
 
-Before = Callable[[Request, Turn], Request]
-After = Callable[[Request, Answer], Answer]
+if TYPE_CHECKING:
+    from millstream.service.turn import TurnView
+
+Before = Callable[[bytes, "bytes | None", "TurnView"], "bytes | None"]
+After = Callable[[bytes, bytes], bytes]
+
+
+class Gate:
+    """The transforms of one table.
+
+    >>> Gate(after=[hide_fields("ssn")]).leave(b"a", b'{"ssn":1,"age":2}')
+    b'{"age":2}'
+    """
+
+    def __init__(self, before: Sequence[Before] = (), after: Sequence[After] = ()) -> None:
+        self._before = tuple(before)
+        self.lets_all_in = not self._before
+        self._after = tuple(after)
+
+    def enter(self, key: bytes, value: bytes | None, turn: TurnView) -> bytes | None:
+        """What is kept instead of a value (rule 1)."""
+        found = value
+        try:
+            for transform in self._before:
+                found = transform(key, found, turn)
+                if (found is None) != (value is None) or not isinstance(found, (bytes, type(None))):
+                    raise TypeError(
+                        f"it gave a {type(found).__name__} for a {type(value).__name__}: return what to keep, or raise RefusedRequest"
+                    )
+        except ServiceError:
+            raise
+        except Exception as error:
+            raise _failed("before=", key, error) from error
+        return found
+
+    def leave(self, key: bytes, value: bytes) -> bytes:
+        """What is shown instead of a value (rule 2)."""
+        if not value:
+            return value
+        try:
+            for transform in self._after:
+                value = transform(key, value)
+                if not isinstance(value, bytes):
+                    raise TypeError(f"it gave a {type(value).__name__}: return what to show, as bytes")
+        except ServiceError:
+            raise
+        except Exception as error:
+            raise _failed("after=", key, error) from error
+        return value
+
+
+def _failed(which: str, key: bytes, error: Exception) -> RefusedRequest:
+    return RefusedRequest(f"a transform of this table ({which}) cannot do with key {key[:60]!r}: {type(error).__name__}: {error}")
 
 
 def keep_if(test: Callable[[bytes, bytes], bool], why: str = "the table's filter said no") -> Before:
-    """A filter: an upsert whose keys and values do not all pass is refused."""
+    """A filter: a key and value that do not pass are refused, and the whole request with them."""
 
-    def transform(request: Request, turn: Turn) -> Request:
-        if request.op is Op.UPSERT or request.op is Op.STAGE:
-            for key, value in zip(request.keys, request.values, strict=False):
-                if not test(key, value):
-                    raise RefusedRequest(f"key {key[:60]!r}: {why}")
-        return request
+    def transform(key: bytes, value: bytes | None, turn: TurnView) -> bytes | None:
+        if value is not None and not test(key, value):
+            raise RefusedRequest(f"key {key[:60]!r}: {why}")
+        return value
 
     return transform
 
 
-def enrich(change: Callable[[bytes, bytes, Turn], bytes]) -> Before:
+def enrich(change: Callable[[bytes, bytes, TurnView], bytes]) -> Before:
     """An enricher: every value that is put is replaced by what `change(key, value, turn)` makes of it."""
 
-    def transform(request: Request, turn: Turn) -> Request:
-        if request.values and (request.op is Op.UPSERT or request.op is Op.STAGE):
-            request.values = [change(key, value, turn) for key, value in zip(request.keys, request.values, strict=True)]
-        return request
+    def transform(key: bytes, value: bytes | None, turn: TurnView) -> bytes | None:
+        return None if value is None else change(key, value, turn)
 
     return transform
 
 
 def drop_fields(*names: str) -> Before:
-    """A sanitizer: removes fields of values that are JSON objects, before they are kept."""
+    """A sanitizer: removes fields of values that are JSON objects, before they are kept. Other values are refused."""
     unwanted = set(names)
 
-    def change(key: bytes, value: bytes, turn: Turn) -> bytes:
-        return _without(key, value, unwanted)
+    def change(key: bytes, value: bytes, turn: TurnView) -> bytes:
+        try:
+            return _without(value, unwanted)
+        except msgspec.MsgspecError as error:
+            raise RefusedRequest(f"key {key[:60]!r}: the value is no JSON object ({error}), and this table takes no other") from None
 
     return enrich(change)
 
 
 def hide_fields(*names: str) -> After:
-    """A sanitizer on the way out: fields of JSON objects are kept, and not shown."""
+    """A sanitizer on the way out: fields of JSON objects are kept, and not shown. A number, a text, true and false have none and are shown; of anything
+    else nobody can tell what is in it, so `null` is shown.
+
+    >>> hide_fields("ssn")(b"a", b'[{"ssn": 1}]'), hide_fields("ssn")(b"a", b"7")
+    (b'null', b'7')
+    """
     unwanted = set(names)
 
-    def transform(request: Request, answer: Answer) -> Answer:
-        if answer.values:
-            answer.values = [_without(b"", value, unwanted) if value else value for value in answer.values]
-        return answer
+    def transform(key: bytes, value: bytes) -> bytes:
+        try:
+            return _without(value, unwanted)
+        except msgspec.MsgspecError:
+            return value if _is_scalar(value) else b"null"
 
     return transform
 
 
-def _without(key: bytes, value: bytes, unwanted: set[str]) -> bytes:
-    try:
-        fields = msgspec.json.decode(value, type=dict[str, msgspec.Raw])
-    except msgspec.MsgspecError as error:
-        raise RefusedRequest(f"key {key[:60]!r}: the value is no JSON object ({error}), and this table takes no other") from None
+def _without(value: bytes, unwanted: set[str]) -> bytes:
+    fields = msgspec.json.decode(value, type=dict[str, msgspec.Raw])
     if unwanted.isdisjoint(fields):
         return value
     return msgspec.json.encode({name: field for name, field in fields.items() if name not in unwanted})
+
+
+def _is_scalar(value: bytes) -> bool:
+    try:
+        msgspec.json.decode(value, type=bool | int | float | str | None)
+    except msgspec.MsgspecError:
+        return False
+    return True

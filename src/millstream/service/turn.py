@@ -7,22 +7,24 @@ Rules
    refusal is in the log, so that a retry gets it again.
 3. A request changes all that it says, or nothing.
 4. Whatever a function or a transform raises is told to whoever asked, by its name, and has changed nothing.
+5. What enters and what leaves passes the table's gate (`transforms.py`).
 """
 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
 import msgspec
 
 from millstream.core.keyspace import after
-from millstream.errors import Conflict, Denied, RefusedRequest, ServiceError, TooLarge
+from millstream.errors import Conflict, FencedRun, RefusedRequest, ServiceError, TooLarge
 from millstream.service import ledger
 from millstream.service.clock import PartitionClock
-from millstream.service.messages import ENTRY, LIMIT, MEMORY, STAGED, Answer, Change, LogRecord, Op, Request
+from millstream.service.messages import ENTRY, LIMIT, MEMORY, STAGED, Answer, Change, Decide, Decision, LogRecord, Op, Request
 from millstream.service.sessions import Sessions
 from millstream.service.stores.base import KeyStore
+from millstream.service.transforms import Gate
 
 CLOCK = MEMORY + b"clock"
 _RESULT = 64 << 10  # bytes of a call's result, which is kept with the session
@@ -30,16 +32,16 @@ _ABSENT = object()
 NO_POSITION = 0  # of an answer to a request that changed nothing
 
 
-class Turn:
-    """What functions and transforms see and may do: the keys of one partition, as of this request."""
+class TurnView:
+    """What transforms see: the keys of one partition, as they are before this request."""
 
-    def __init__(self, machine: KeyValue) -> None:
+    def __init__(self, machine: KeyValue, request: Request) -> None:
         self._machine = machine
         self._changed: dict[bytes, bytes | None] = {}
         #: The partition's clock: milliseconds that never go back.
-        self.time = 0
+        self.time = request.time
         #: The position that this request will have.
-        self.lsn = 0
+        self.lsn = request.lsn
 
     def get(self, key: bytes) -> bytes | None:
         """The value of a key; None if it is not there."""
@@ -50,16 +52,6 @@ class Turn:
         """The position of a key's last write; 0 if it is not there."""
         raw = self._raw(key)
         return 0 if raw is None else int.from_bytes(raw[:8], "big")
-
-    def put(self, key: bytes, value: bytes) -> None:
-        """Writes a key of this partition."""
-        self._machine.check_key(key)
-        self._changed[key] = value
-
-    def remove(self, key: bytes) -> None:
-        """Removes a key of this partition."""
-        self._machine.check_key(key)
-        self._changed[key] = None
 
     def scan(self, start: bytes = b"", stop: bytes | None = None) -> Iterator[tuple[bytes, bytes]]:
         """The entries with start <= key < stop, in order, as this turn sees them."""
@@ -78,6 +70,20 @@ class Turn:
             value = self._changed[key]
             return None if value is None else self.lsn.to_bytes(8, "big") + value
         return self._machine.raw(ENTRY + key)
+
+
+class Turn(TurnView):
+    """What functions see and may do: also what they have changed themselves."""
+
+    def put(self, key: bytes, value: bytes) -> None:
+        """Writes a key of this partition."""
+        self._machine.check_key(key)
+        self._changed[key] = value
+
+    def remove(self, key: bytes) -> None:
+        """Removes a key of this partition."""
+        self._machine.check_key(key)
+        self._changed[key] = None
 
 
 Function = Callable[[Turn, bytes, bytes], bytes]
@@ -106,8 +112,7 @@ class KeyValue:
         *,
         lsn: int,
         functions: Mapping[str, Function] | None = None,
-        before: Sequence[Callable[[Request, Turn], Request]] = (),
-        after: Sequence[Callable[[Request, Answer], Answer]] = (),
+        gate: Gate | None = None,
         covers: Callable[[bytes], bool] = lambda key: True,
     ) -> None:
         self.partition = partition
@@ -117,8 +122,7 @@ class KeyValue:
         self.lsn = lsn  # the last position that was given
         self.term = 0
         self._functions = dict(functions or {})
-        self._before = before
-        self._after = after
+        self._gate = gate or Gate()
         self._covers = covers
         self._check_changes: Callable[[Sequence[Change]], None] | None = getattr(
             store, "check", None
@@ -211,73 +215,23 @@ class KeyValue:
 
     def _done(self, request: Request) -> Answer:
         """Rule 3: nothing is changed before nothing can go wrong any more."""
-        turn = None
-        if self._before:
-            turn = self._turn_of(request)
-            request = self._transformed(request, turn)
         op = request.op
         promotions: list[Promotion] = []
         changes: list[Change]
-        if op is Op.UPSERT:
+        if op is Op.UPSERT or op is Op.REMOVE:
             if request.expect:
                 self._check_versions(request)
-            version = request.lsn.to_bytes(8, "big")
-            changes = [(ENTRY + key, version + value) for key, value in zip(request.keys, request.values, strict=True)]
-            if self._check_changes is not None:
-                self._check_changes(changes)
-            answer = Answer(request.lsn)
-        elif op is Op.REMOVE:
-            if request.expect:
-                self._check_versions(request)
-            changes = [(ENTRY + key, None) for key in request.keys]
+            changes = self._entering(request.lsn, self._admitted(request))
             answer = Answer(request.lsn)
         elif op is Op.STAGE:
             answer, changes = self._staged(request)
-        elif request.function == "decide":
-            answer, changes, promotions = self._decided(request)
+        elif op is Op.DECIDE and request.decide is not None:
+            answer, changes, promotions = self._decided(request.lsn, request.decide)
         else:
-            answer, changes = self._called(request, turn)
-        if self._after:
-            answer = self._sanitized(request, answer)
+            answer, changes = self._called(request)
         for txn, rows in promotions:
             self._promote(txn, rows, request.lsn)
         self._pending.update(changes)
-        return answer
-
-    def _transformed(self, request: Request, turn: Turn) -> Request:
-        """What the table's transforms make of a write. Whatever they raise is told to whoever wrote."""
-        keys = request.keys
-        try:
-            for transform in self._before:
-                request = transform(request, turn)
-            if request.keys is not keys:
-                for key in request.keys:
-                    self.check_key(key)
-            if not all(isinstance(value, bytes) for value in request.values):
-                raise TypeError("a value is no bytes")
-            if len(request.values) != len(request.keys) and (request.op is Op.UPSERT or request.values):
-                raise ValueError(f"{len(request.keys)} keys and {len(request.values)} values")
-        except ServiceError:
-            raise
-        except Exception as error:
-            raise RefusedRequest(
-                f"a transform of this table (before=) cannot do with key {keys[0][:60]!r}: {type(error).__name__}: {error}"
-            ) from error
-        return request
-
-    def _sanitized(self, request: Request, answer: Answer) -> Answer:
-        try:
-            for sanitize in self._after:
-                answer = sanitize(request, answer)
-            if not isinstance(answer, Answer):
-                raise TypeError(f"it gave a {type(answer).__name__} and no answer")
-        except ServiceError:
-            raise
-        except Exception as error:
-            where = f" of key {request.keys[0][:60]!r}" if request.keys else ""
-            raise RefusedRequest(
-                f"a transform of this table (after=) cannot do with the answer{where}: {type(error).__name__}: {error}"
-            ) from error
         return answer
 
     def read(self, request: Request) -> Answer:
@@ -296,15 +250,25 @@ class KeyValue:
                     raise TooLarge(
                         f"the values of these {len(request.keys):,} keys come to more than {2 * LIMIT:,} bytes: ask for fewer keys at once"
                     )
-                values.append(raw[8:])
+                values.append(self._gate.leave(key, raw[8:]))
                 versions.append(int.from_bytes(raw[:8], "big"))
-        answer = Answer(self.store.applied, values, versions)
-        return self._sanitized(request, answer) if self._after else answer
+        return Answer(self.store.applied, values, versions)
 
-    def _turn_of(self, request: Request) -> Turn:
-        turn = Turn(self)
-        turn.time, turn.lsn = request.time, request.lsn
-        return turn
+    def _admitted(self, request: Request) -> list[tuple[bytes, bytes | None]]:
+        """The rows of a write as the gate lets them in. Without values they are removals."""
+        values: Sequence[bytes | None] = request.values or [None] * len(request.keys)
+        if self._gate.lets_all_in:
+            return list(zip(request.keys, values, strict=True))
+        view, enter = TurnView(self, request), self._gate.enter
+        return [(key, enter(key, value, view)) for key, value in zip(request.keys, values, strict=True)]
+
+    def _entering(self, lsn: int, rows: Iterable[tuple[bytes, bytes | None]]) -> list[Change]:
+        """The changes that rows make, if the store takes them."""
+        version = lsn.to_bytes(8, "big")
+        changes: list[Change] = [(ENTRY + key, None if value is None else version + value) for key, value in rows]
+        if self._check_changes is not None:
+            self._check_changes(changes)
+        return changes
 
     def _check_versions(self, request: Request) -> None:
         if len(request.expect) != len(request.keys):
@@ -319,12 +283,12 @@ class KeyValue:
                 f"key {request.keys[place][:60]!r} has version {found[place]}, not {request.expect[place]}: nothing was written", found
             )
 
-    def _called(self, request: Request, turn: Turn | None) -> tuple[Answer, list[Change]]:
+    def _called(self, request: Request) -> tuple[Answer, list[Change]]:
         function = self._functions.get(request.function)
         if function is None:
             known = ", ".join(sorted(self._functions)) or "none"
             raise RefusedRequest(f"this table has no function {request.function!r}; it has: {known}")
-        turn = turn or self._turn_of(request)
+        turn, view = Turn(self, request), TurnView(self, request)
         key = request.keys[0]
         try:
             result = function(turn, key, request.argument)
@@ -334,23 +298,20 @@ class KeyValue:
             raise RefusedRequest(f"function {request.function!r} of key {key[:60]!r} raised {type(error).__name__}: {error}") from error
         if not isinstance(result, bytes):
             raise RefusedRequest(f"function {request.function!r} returned a {type(result).__name__}: the result must be bytes")
-        changed = turn._changed
+        result = self._gate.leave(key, result)
         if len(result) > _RESULT:
             raise TooLarge(f"function {request.function!r} of key {key[:60]!r} returned {len(result):,} bytes; {_RESULT:,} are allowed")
-        version, size = request.lsn.to_bytes(8, "big"), 0
-        changes: list[Change] = []
-        for name, value in changed.items():
+        rows, size = [], 0
+        for name, value in turn._changed.items():
             if value is not None and not isinstance(value, bytes):
                 raise RefusedRequest(
                     f"function {request.function!r} put a {type(value).__name__} under key {name[:60]!r}: values are bytes"
                 )
-            size += len(name) + len(value or b"")
-            changes.append((ENTRY + name, None if value is None else version + value))
+            rows.append((name, self._gate.enter(name, value, view)))
+            size += len(name) + len(rows[-1][1] or b"")
         if size > LIMIT:
             raise TooLarge(f"function {request.function!r} of key {key[:60]!r} wrote more than {LIMIT:,} bytes in one turn")
-        if self._check_changes is not None:
-            self._check_changes(changes)
-        return Answer(request.lsn, result=result), changes
+        return Answer(request.lsn, result=result), self._entering(request.lsn, rows)
 
     # --- staged rows
 
@@ -358,7 +319,7 @@ class KeyValue:
         raw = self.raw(ledger.ledger_key(txn.label))
         entry = ledger.LedgerEntry() if raw is None else ledger.decode_ledger(raw)
         if fence < entry.fence:
-            raise Denied(
+            raise FencedRun(
                 f"transaction {txn.text!r}: a newer run (fence {entry.fence}) writes as {txn.label!r} now; this one (fence {fence}) must stop"
             )
         return entry
@@ -376,64 +337,57 @@ class KeyValue:
             )
         entry = self._ledger(txn, txn.fence)
         if txn.number <= entry.number:
-            raise Denied(f"transaction {txn.text!r}: number {entry.number} of {txn.label!r} is committed already")
+            raise FencedRun(f"transaction {txn.text!r}: number {entry.number} of {txn.label!r} is committed already")
         prefix, version = ledger.staged_prefix(request.txn), request.lsn.to_bytes(8, "big")
-        values: Sequence[bytes | None] = request.values or [None] * len(request.keys)
-        rows = list(zip(request.keys, values, strict=True))
-        if self._check_changes is not None:
-            self._check_changes([(ENTRY + key, None if value is None else version + value) for key, value in rows])
+        rows = self._admitted(request)
+        self._entering(request.lsn, rows)
         changes: list[Change] = [
             (prefix + version + place.to_bytes(4, "big"), ledger.encode_staged(ledger.StagedRow(key, value)))
             for place, (key, value) in enumerate(rows)
         ]
         return Answer(request.lsn), [*changes, self._noted(txn, txn.fence, entry)]
 
-    def _decided(self, request: Request) -> tuple[Answer, list[Change], list[Promotion]]:
+    def _decided(self, lsn: int, asked: Decide) -> tuple[Answer, list[Change], list[Promotion]]:
         """The answer, what changes, and the rows that become visible."""
-        how, fence, keep = ledger.parse_decision(request.argument)
-        txns = [ledger.parse_txn(name) for name in request.keys[0].decode("utf-8", "replace").split("\n")]
-        if how == ledger.COMMIT:
-            return self._committed(request, txns, fence)
-        if len(txns) > 1:
-            raise RefusedRequest(f"{how} takes one transaction; only commit takes several")
-        (txn,) = txns
-        if how == ledger.SWEEP:
-            return self._swept(request, txn, fence, keep)
-        entry = self._ledger(txn, fence)
-        prefix = ledger.staged_prefix(txn.text)
-        rows = self.range(prefix, after(prefix))
-        answer = Answer(request.lsn, result=str(len(rows)).encode())
-        if how == ledger.DROP:
-            return answer, [*((staged, None) for staged, _ in rows), self._noted(txn, fence, entry)], []
-        if fence <= entry.fence:
-            answer.lsn = NO_POSITION
-            return answer, [], []
-        return answer, [self._noted(txn, fence, entry)], []
-
-    def _committed(self, request: Request, txns: Sequence[ledger.Txn], fence: int) -> tuple[Answer, list[Change], list[Promotion]]:
-        """All of them at one position. What was committed before stays as it is."""
+        txns = [ledger.parse_txn(name) for name in asked.txns]
+        if asked.decision is Decision.SWEEP:
+            if len(txns) != 1:
+                raise RefusedRequest(f"a sweep takes one transaction, which says below what to sweep, and not {len(txns)}")
+            return self._swept(lsn, txns[0], asked.fence, asked.keep)
         if len({txn.label for txn in txns}) < len(txns):
-            raise RefusedRequest("transactions that are committed together must have different labels")
+            raise RefusedRequest("transactions that are decided together must have different labels")
         changes: list[Change] = []
-        found: list[Promotion] = []
+        promotions: list[Promotion] = []
+        answer = Answer(NO_POSITION)
         for txn in txns:
-            entry = self._ledger(txn, fence)
-            if txn.number <= entry.number:
-                if txn.number == entry.number and txn.text != entry.txn:
-                    raise RefusedRequest(f"transaction {txn.text!r}: {entry.txn!r} was committed in its place")
-                continue
+            entry = self._ledger(txn, asked.fence)
             prefix = ledger.staged_prefix(txn.text)
             rows = self.range(prefix, after(prefix))
-            if not rows:
-                raise RefusedRequest(f"transaction {txn.text!r} is not staged here")
-            entry.number, entry.txn = txn.number, txn.text
-            changes.append(self._noted(txn, fence, entry))
-            found.append((txn.text, rows))
-        if not found:
-            return Answer(NO_POSITION, result=b"again"), [], []
-        return Answer(request.lsn, result=str(sum(len(rows) for _, rows in found)).encode()), changes, found
+            if asked.decision is Decision.COMMIT:
+                if not self._is_new(txn, entry):
+                    answer.rows.append(0)
+                    continue
+                if not rows:
+                    raise RefusedRequest(f"transaction {txn.text!r} is not staged here")
+                entry.number, entry.txn = txn.number, txn.text
+                promotions.append((txn.text, rows))
+            elif asked.decision is Decision.DROP:
+                changes += ((staged, None) for staged, _ in rows)
+            answer.rows.append(len(rows))
+            if asked.decision is not Decision.CHECK or asked.fence > entry.fence:
+                changes.append(self._noted(txn, asked.fence, entry))
+        if changes:
+            answer.lsn = lsn
+        return answer, changes, promotions
 
-    def _swept(self, request: Request, below: ledger.Txn, fence: int, keep: Sequence[str]) -> tuple[Answer, list[Change], list[Promotion]]:
+    @staticmethod
+    def _is_new(txn: ledger.Txn, entry: ledger.LedgerEntry) -> bool:
+        """Whether a transaction is still to be committed. What was committed before stays as it is."""
+        if txn.number == entry.number and txn.text != entry.txn:
+            raise RefusedRequest(f"transaction {txn.text!r}: {entry.txn!r} was committed in its place")
+        return txn.number > entry.number
+
+    def _swept(self, lsn: int, below: ledger.Txn, fence: int, keep: Sequence[str]) -> tuple[Answer, list[Change], list[Promotion]]:
         start = STAGED + below.label.encode()
         kept = set(keep)
         changes: list[Change] = []
@@ -445,7 +399,7 @@ class KeyValue:
                 checked.add(txn.label)
             if txn.text not in kept and txn.number < below.number:
                 changes.append((staged, None))
-        return Answer(request.lsn if changes else NO_POSITION, result=str(len(changes)).encode()), changes, []
+        return Answer(lsn if changes else NO_POSITION, rows=[len(changes)]), changes, []
 
     def _promote(self, txn: str, rows: Sequence[tuple[bytes, bytes]], lsn: int) -> None:
         """The rows become visible. The log gets the transaction's name only, if whoever follows it has the rows from earlier records."""

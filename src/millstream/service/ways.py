@@ -60,7 +60,7 @@ class Ways:
 
     def by_id(self, partition: int) -> Owner | None:
         """Who has a partition, as far as that is known."""
-        return next((one for one in self.routes.all() if one.descriptor.id == partition), None)
+        return self.routes.by_id(partition)
 
     def learn(self, error: BaseException, owner: Owner | None = None) -> None:
         """Rule 1."""

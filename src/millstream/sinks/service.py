@@ -19,7 +19,8 @@ import msgspec
 
 from millstream.core.keys import key_bytes
 from millstream.core.time import duration
-from millstream.errors import DamageError, DefinitionError, Denied, ServiceError, SinkError
+from millstream.errors import DamageError, DefinitionError, FencedRun, ServiceError, SinkError
+from millstream.service.messages import Decision
 from millstream.sinks.base import DriverContext, Part, Sink, SinkRow, TaskContext
 from millstream.sinks.files import check_numbers, plain
 from millstream.state.runs import run_number
@@ -111,29 +112,25 @@ class ServiceSink(Sink):
         return found
 
     def prepare(self, context: DriverContext, epoch: int, parts: Sequence[Part]) -> None:
-        for part in parts:
-            for partition, count in part["partitions"].items():
-                found = int(self._decide(context, int(partition), part["txn"], "check"))
-                if found != count:
+        for partition, counts in _by_partition(parts).items():
+            found = self._decide(context, partition, list(counts), Decision.CHECK)
+            for (txn, count), there in zip(counts.items(), found, strict=True):
+                if there != count:
                     raise SinkError(
-                        f"stream {context.emission!r} into {self.describe()}: {count} rows were staged in partition {partition} as {part['txn']!r}, "
-                        f"and {found} are there. Epoch {epoch} was not committed; run again."
+                        f"stream {context.emission!r} into {self.describe()}: {count} rows were staged in partition {partition} as {txn!r}, "
+                        f"and {there} are there. Epoch {epoch} was not committed; run again."
                     )
 
     def commit(self, context: DriverContext, epoch: int, parts: Sequence[Part]) -> None:
-        together: dict[int, list[str]] = {}
-        for part in parts:
-            for partition in part["partitions"]:
-                together.setdefault(int(partition), []).append(part["txn"])
-        for partition, txns in together.items():
+        for partition, counts in _by_partition(parts).items():
             try:
-                done = self._decide(context, partition, "\n".join(txns), "commit")
+                done = self._decide(context, partition, list(counts), Decision.COMMIT)
             except SinkError as error:
                 raise SinkError(
                     f"{error} Epoch {epoch} is committed; its rows wait at the sink, and the next run decides them there."
                 ) from error
             self._stats.decisions += 1
-            self._stats.rows += int(done) if done != b"again" else 0
+            self._stats.rows += sum(done)
         self._stats.epochs += 1
 
     def sweep(self, context: DriverContext, before_epoch: int, keep: Sequence[str]) -> None:
@@ -141,22 +138,32 @@ class ServiceSink(Sink):
             return
         self._swept = before_epoch
         below = f"{context.pipeline}/{context.emission}/|{run_number(context.token)}|{before_epoch}|"
+        endangered = [txn for txn in keep if int(txn.split("|")[-2]) < before_epoch]
         for partition in self._client().partitions():
-            self._decide(context, partition, below, "sweep", keep)
+            self._decide(context, partition, [below], Decision.SWEEP, endangered)
 
-    def _decide(self, context: DriverContext, partition: int, txn: str, how: str, keep: Sequence[str] = ()) -> bytes:
+    def _decide(self, context: DriverContext, partition: int, txns: Sequence[str], how: Decision, keep: Sequence[str] = ()) -> list[int]:
         try:
-            return self._client().decide(partition, txn, how, run_number(context.token), keep)
+            return self._client().decide(partition, txns, how, run_number(context.token), keep)
         except (ServiceError, DamageError) as error:
             raise SinkError(f"stream {context.emission!r} into {self.describe()}: {self._explained(error)}") from error
 
     def _explained(self, error: Exception) -> str:
-        if isinstance(error, Denied):
+        if isinstance(error, FencedRun):
             return (
                 f"{error}. A newer run, or another checkpoint of a pipeline with this name, writes there: a table takes one history of a stream. Give a new "
                 f"checkpoint a table of its own, or another name to the pipeline."
             )
         return f"{error}."
+
+
+def _by_partition(parts: Sequence[Part]) -> dict[int, dict[str, int]]:
+    """The transactions of an epoch in each partition, and how many rows each has there."""
+    found: dict[int, dict[str, int]] = {}
+    for part in parts:
+        for partition, count in part["partitions"].items():
+            found.setdefault(int(partition), {})[part["txn"]] = count
+    return found
 
 
 def label_of(pipeline: str, emission: str, shard: int) -> str:

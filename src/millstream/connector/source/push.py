@@ -14,6 +14,9 @@ Rules
    beginning may do that.
 3. A server that is away, or says RESTART, is tried again, here or where it says, for `patience` seconds (None: for ever). A stream that is active elsewhere
    likewise. What the server says with ERROR is final.
+   RESTART is followed to the host of the address that was given, to those in `hosts`, and with TLS, which checks who answers, to any. It is not followed
+   elsewhere: the cookie and the messages would go to whoever says so. When the connection to the new address fails, the one that was given is tried, and
+   so on in turn.
 4. A final error is raised by the call that waits, and by every later one. `InputError`: the server is away too long, or says why it does not go on.
    `RemoteProtocolError`: what answers is no source server. `LocalProtocolError`: the call was not allowed, and changed nothing.
 5. A declared watermark is sent behind the messages before it, and again after a reconnect: it is a promise about what is sent later.
@@ -23,6 +26,7 @@ Rules
 from __future__ import annotations
 
 import contextlib
+import logging
 import os
 import secrets
 import selectors
@@ -30,6 +34,7 @@ import socket
 import ssl
 import threading
 import time
+from collections.abc import Sequence
 
 import msgspec
 
@@ -44,6 +49,7 @@ from millstream.connector.wire.decoder import Decoder
 from millstream.errors import InputError, LocalProtocolError, MillstreamError, RemoteProtocolError
 from millstream.network import Tls, client_context, keep_alive, parse_address
 
+_log = logging.getLogger("millstream.connector")
 _ANSWER_LIMIT = 1 << 20
 _CHUNK = 256 << 10
 _READ = 64 << 10
@@ -77,11 +83,12 @@ class PushClient:
         timeout: float = 30.0,
         patience: float | None = 120.0,
         most: int = 64 << 20,
+        hosts: Sequence[str] = (),
     ) -> None:
         """`instance` tells this client from others, so that the server can tell its new connection from its old one; by default it is drawn by lot.
-        `timeout` is how long the server may take to answer a greeting; the rest is in the rules."""
-        parse_address(address)
-        self.address = address
+        `timeout` is how long the server may take to answer a greeting; `hosts` are further hosts to which it may send us; the rest is in the rules."""
+        self._hosts = {parse_address(address)[0], *hosts}
+        self.address = self._given = self._other = address
         self.instance = f"{socket.gethostname()}-{os.getpid()}-{secrets.token_hex(4)}" if instance is None else instance
         self._program, self._cookie = program, cookie
         self._context = None if tls is None else client_context(tls)
@@ -260,6 +267,8 @@ class PushClient:
                     raise InputError(f"the source at {self.address} says: {session.last_words.text}")
                 if isinstance(session.last_words, m.Restart) and session.last_words.address:
                     self._move(session.last_words.address)
+                elif session.last_words is None:
+                    self.address, self._other = self._other, self.address
                 if session.state is PushState.READY or session.last_words is not None:
                     pause, since = _FIRST_PAUSE, time.monotonic()
                 if self._patience is not None and time.monotonic() - since > self._patience:
@@ -294,10 +303,18 @@ class PushClient:
 
     def _move(self, address: str) -> None:
         try:
-            parse_address(address)
+            host, _ = parse_address(address)
         except MillstreamError as error:
             raise RemoteProtocolError(f"the source at {self.address} sends us to {address!r}, which is no address") from error
-        self.address = address
+        if self._context is None and host not in self._hosts:
+            _log.warning(
+                "the source at %s sends us to %r, whose host nobody has named: it is not followed (say hosts=[%r], or use TLS)",
+                self.address,
+                address,
+                host,
+            )
+            address = self._given
+        self.address, self._other = address, self._given
 
     def _dial(self) -> socket.socket:
         host, port = parse_address(self.address)

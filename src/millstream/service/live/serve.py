@@ -24,6 +24,7 @@ from typing import Any, NoReturn
 import msgspec
 
 from millstream.errors import MillstreamError, NotReady, RefusedRequest, Stale, TooLarge
+from millstream.service.limits import while_pinned
 from millstream.service.live import parts
 from millstream.service.live.epochs import KEEP, PinnedEpoch, PinnedEpochs
 from millstream.service.live.follow import Follower, Lookout, in_the_way
@@ -99,7 +100,7 @@ class LivePipeline:
         if request.part == "epochs":
             yield self._pinned()
             return
-        with await self.cut(request.header) as cut:
+        with await self.cut(request.header) as cut, while_pinned():
             name = self.computation(cut, request.header.table)
             at, version = self.position(cut, name), version_of(cut.epoch)
             readable = as_json and not (request.keys_only and not cut.computation(name).kind)  # a relation shows fewer rows than it keeps
@@ -121,6 +122,9 @@ class LivePipeline:
         self._refuse(request.header)
 
     async def call(self, request: pb.CallRequest) -> pb.CallReply:
+        self._refuse(request.header)
+
+    async def decide(self, request: pb.DecideRequest) -> pb.DecideReply:
         self._refuse(request.header)
 
     async def route(self, request: pb.RouteRequest) -> pb.PartitionList:

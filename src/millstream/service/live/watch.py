@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING
 
 from millstream.core.keyspace import after
 from millstream.errors import DamageError, RefusedRequest, Stale
+from millstream.service.limits import while_pinned
 from millstream.service.live import parts
 from millstream.service.live.epochs import PinnedEpoch
 from millstream.service.live.history import ChangeSet, Wanted, read_changes
@@ -52,45 +53,34 @@ class Watch:
 
     async def replies(self) -> AsyncIterator[pb.WatchReply]:
         """What it is sent."""
-        cut = await self._live.cut(self._header)
+        first = self._after is not None
         try:
-            self._name = self._live.computation(cut, self._header.table)
-            if self._as_json and cut.computation(self._name).kind == JOIN:
-                raise RefusedRequest(
-                    f"{self._name!r} is a join: watch it in the form BYTES, or publish its changes. It shows rows by other keys than it keeps."
-                )
-            self._begin(cut)
-            first = self._after is not None
-            if self._after is not None and self._after > cut.epoch:
-                await self._live.lookout.sure()
-            if self._after is None:
-                async for reply in self._snapshot(cut):
-                    yield reply
-            else:
-                self._last = self._after
-                if not self._is_same_as_then(self._after, cut):
-                    self._origin = ()
-        except BaseException:
-            self._stop()
-            raise
-        finally:
-            cut.close()
-        try:
+            with await self._live.cut(self._header) as cut, while_pinned():
+                self._name = self._live.computation(cut, self._header.table)
+                if self._as_json and cut.computation(self._name).kind == JOIN:
+                    raise RefusedRequest(
+                        f"{self._name!r} is a join: watch it in the form BYTES, or publish its changes. It shows rows by other keys than it keeps."
+                    )
+                self._begin(cut)
+                if self._after is not None and self._after > cut.epoch:
+                    await self._live.lookout.sure()
+                if self._after is None:
+                    async for reply in self._snapshot(cut):
+                        yield reply
+                else:
+                    self._last = self._after
+                    if not self._is_same_as_then(self._after, cut):
+                        self._origin = ()
             while True:
                 newest = self._live.epochs.take()
-                if newest is None:
-                    await self._live.lookout.moved()
-                    continue
-                try:
-                    if newest.epoch == self._last and self._origin == self._origin_in(newest):
-                        waits = True
-                    else:
-                        waits = False
-                        async for reply in self._go_on(newest, first):
-                            yield reply
-                    first = False
-                finally:
-                    newest.close()
+                waits = newest is None
+                if newest is not None:
+                    with newest, while_pinned():
+                        waits = newest.epoch == self._last and self._origin == self._origin_in(newest)
+                        if not waits:
+                            async for reply in self._go_on(newest, first):
+                                yield reply
+                        first = False
                 if waits:
                     await self._live.lookout.moved()
         finally:

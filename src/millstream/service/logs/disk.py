@@ -369,6 +369,7 @@ class DiskKind:
     """See `disk`."""
 
     segment_bytes: int = SEGMENT
+    place = "wal"
     shared = False
     keeps = True
 

@@ -33,6 +33,7 @@ class Reason(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     REFUSED: _ClassVar[Reason]
     UNKNOWN_OUTCOME: _ClassVar[Reason]
     DAMAGED: _ClassVar[Reason]
+    FENCED: _ClassVar[Reason]
 LINEARIZABLE: Level
 SESSION: Level
 BOUNDED: Level
@@ -51,6 +52,7 @@ DENIED: Reason
 REFUSED: Reason
 UNKNOWN_OUTCOME: Reason
 DAMAGED: Reason
+FENCED: Reason
 
 class Header(_message.Message):
     __slots__ = ("table", "partition", "term", "session", "seq", "level", "seen", "max_age_ms", "complete_to", "as_of", "done", "form")
@@ -169,6 +171,38 @@ class CallReply(_message.Message):
     result: bytes
     again: bool
     def __init__(self, at: _Optional[_Union[Position, _Mapping]] = ..., result: _Optional[bytes] = ..., again: bool = ...) -> None: ...
+
+class DecideRequest(_message.Message):
+    __slots__ = ("header", "decision", "txns", "fence", "keep")
+    class Decision(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+        __slots__ = ()
+        CHECK: _ClassVar[DecideRequest.Decision]
+        COMMIT: _ClassVar[DecideRequest.Decision]
+        DROP: _ClassVar[DecideRequest.Decision]
+        SWEEP: _ClassVar[DecideRequest.Decision]
+    CHECK: DecideRequest.Decision
+    COMMIT: DecideRequest.Decision
+    DROP: DecideRequest.Decision
+    SWEEP: DecideRequest.Decision
+    HEADER_FIELD_NUMBER: _ClassVar[int]
+    DECISION_FIELD_NUMBER: _ClassVar[int]
+    TXNS_FIELD_NUMBER: _ClassVar[int]
+    FENCE_FIELD_NUMBER: _ClassVar[int]
+    KEEP_FIELD_NUMBER: _ClassVar[int]
+    header: Header
+    decision: DecideRequest.Decision
+    txns: _containers.RepeatedScalarFieldContainer[str]
+    fence: int
+    keep: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, header: _Optional[_Union[Header, _Mapping]] = ..., decision: _Optional[_Union[DecideRequest.Decision, str]] = ..., txns: _Optional[_Iterable[str]] = ..., fence: _Optional[int] = ..., keep: _Optional[_Iterable[str]] = ...) -> None: ...
+
+class DecideReply(_message.Message):
+    __slots__ = ("at", "rows")
+    AT_FIELD_NUMBER: _ClassVar[int]
+    ROWS_FIELD_NUMBER: _ClassVar[int]
+    at: Position
+    rows: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, at: _Optional[_Union[Position, _Mapping]] = ..., rows: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class ScanRequest(_message.Message):
     __slots__ = ("header", "start", "end", "prefix", "limit", "keys_only", "part")

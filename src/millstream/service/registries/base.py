@@ -10,13 +10,14 @@ Rules
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from functools import cached_property
 from typing import Protocol
 
 import msgspec
 
 from millstream.errors import RefusedRequest
 from millstream.service.messages import Descriptor
+from millstream.service.routes import RangeMaps
 
 
 class NodeEntry(msgspec.Struct, frozen=True):
@@ -57,7 +58,7 @@ class NodeJoined(msgspec.Struct, frozen=True, tag="node"):
 RegistryChange = PartitionsAdded | PartitionRemoved | PartitionMoved | NodeJoined
 
 
-class Desired(msgspec.Struct):
+class Desired(msgspec.Struct, dict=True):
     """What is desired, as of a version."""
 
     version: int = 0
@@ -66,6 +67,12 @@ class Desired(msgspec.Struct):
     nodes: dict[str, NodeEntry] = {}
     tables: dict[str, int] = {}  # those that ever had a partition, and the version in which it came
 
+    @cached_property
+    def _ranges(self) -> RangeMaps[Descriptor]:
+        found: RangeMaps[Descriptor] = RangeMaps()
+        found.become(self.partitions)
+        return found
+
     def of_table(self, table: str) -> list[Descriptor]:
         """The partitions of a table, in the order of their points."""
         return sorted((one for one in self.partitions.values() if one.table == table), key=lambda one: one.start)
@@ -73,11 +80,16 @@ class Desired(msgspec.Struct):
     def check(self, change: RegistryChange) -> None:
         """Rules 1 to 4: raises if the change may not be made to this version."""
         if isinstance(change, PartitionsAdded):
-            there = list(self.partitions.values())
+            coming: RangeMaps[Descriptor] = RangeMaps()
             free = self.next_id
             for new in change.partitions:
-                self._check_new(new, free, [one for one in there if one.table == new.table])
-                there.append(new)
+                self._check_new(new, free)
+                for other in (*self._ranges.of(new.table).overlapping(new), *coming.of(new.table).overlapping(new)):
+                    raise RefusedRequest(
+                        f"partition {other.id} of table {other.table!r} has points of that range already (it has {_range(other)}): remove it first, "
+                        f"or choose another range"
+                    )
+                coming.add(new)
                 free = new.id + 1
         elif isinstance(change, (PartitionRemoved, PartitionMoved)):
             found = self.partitions.get(change.id)
@@ -93,26 +105,23 @@ class Desired(msgspec.Struct):
                     f"own (--node), or if the other is gone for good, take its place (--take-over {change.node.name})."
                 )
 
-    def _check_new(self, new: Descriptor, free: int, there: Sequence[Descriptor]) -> None:
+    @staticmethod
+    def _check_new(new: Descriptor, free: int) -> None:
         if new.id < free:
             raise RefusedRequest(f"id {new.id} was given out before: leave it out, or use {free} or more")
         if new.end and new.start >= new.end:
             raise RefusedRequest(f"the range from {new.start!r} to {new.end!r} is empty")
-        for other in there:
-            if other.overlaps(new):
-                raise RefusedRequest(
-                    f"partition {other.id} of table {other.table!r} has points of that range already (it has {_range(other)}): remove it first, "
-                    f"or choose another range"
-                )
 
     def apply(self, change: RegistryChange) -> None:
         """Makes it the next version."""
         if isinstance(change, PartitionsAdded):
             for new in change.partitions:
+                self._ranges.add(new)
                 self.partitions[new.id] = new
                 self.next_id = new.id + 1
                 self.tables.setdefault(new.table, self.version + 1)
         elif isinstance(change, PartitionRemoved):
+            self._ranges.remove(change.id)
             del self.partitions[change.id]
         elif isinstance(change, PartitionMoved):
             found = self.partitions[change.id]

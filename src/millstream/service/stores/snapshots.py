@@ -8,12 +8,15 @@ Rules
 2. Beside the turns: the event loop gets its turn after every 1,024 entries at the latest, and a part is written in a thread.
 3. A reader checks every frame and every part, so what is restored is what was saved; anything else is a DamageError that names the object and the place.
 4. To drop a snapshot its `snapshot.json` goes first.
+5. `rows` counts the rows of users. Entries that a partition keeps for itself (sessions, staged rows) may be in a snapshot too, and are no rows.
+6. Parts are called part-NUMBER. A `snapshot.json` that names others is damaged: whoever follows it must not be led elsewhere.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import re
 import time
 from collections.abc import Iterator, Mapping
 from zlib import crc32
@@ -21,6 +24,7 @@ from zlib import crc32
 import msgspec
 
 from millstream.errors import DamageError, StorageError
+from millstream.service.messages import ENTRY
 from millstream.service.stores.base import Pinned
 from millstream.state.framing import frame, framed_at
 from millstream.state.storage import LocalStorage, Storage
@@ -37,7 +41,7 @@ class SnapshotPart(msgspec.Struct, frozen=True):
     """One of a snapshot's objects."""
 
     name: str
-    rows: int
+    entries: int = msgspec.field(name="rows")
     bytes: int
     crc: int
 
@@ -54,8 +58,18 @@ class Snapshot(msgspec.Struct, frozen=True):
     format: int = _FORMAT
 
 
+_PART_NAME = re.compile(r"part-\d{5,}")
 _encode = msgspec.msgpack.Encoder().encode
 _decode = msgspec.msgpack.Decoder(list[bytes]).decode
+
+
+def is_part(name: str) -> bool:
+    """Whether it is the name of a part.
+
+    >>> is_part("part-00007"), is_part("../part-00007")
+    (True, False)
+    """
+    return _PART_NAME.fullmatch(name) is not None
 
 
 async def write_snapshot(
@@ -82,21 +96,21 @@ async def write_snapshot(
     parts: list[SnapshotPart] = []
     frames: list[bytes] = []
     block: list[bytes] = []
-    size = rows = weight = 0
+    size = entries = weight = rows = 0
     began = time.perf_counter()
 
     async def end_part() -> None:
-        nonlocal frames, size, rows
-        parts.append(await asyncio.to_thread(_put_part, storage, name, f"part-{len(parts):05d}", frames, rows))
-        frames, size, rows = [], 0, 0
+        nonlocal frames, size, entries
+        parts.append(await asyncio.to_thread(_put_part, storage, name, f"part-{len(parts):05d}", frames, entries))
+        frames, size, entries = [], 0, 0
 
     async def end_block() -> None:
-        nonlocal block, size, rows, weight, began
+        nonlocal block, size, entries, weight, began
         data = frame(_encode(block))
         if frames and size + len(data) > part_bytes:
             await end_part()
         frames.append(data)
-        size, rows = size + len(data), rows + len(block) // 2
+        size, entries = size + len(data), entries + len(block) // 2
         block, weight = [], 0
         await asyncio.sleep(_REST * min(0.1, time.perf_counter() - began))
         began = time.perf_counter()
@@ -105,21 +119,22 @@ async def write_snapshot(
         block.append(key)
         block.append(value)
         weight += len(key) + len(value)
+        rows += key[:1] == ENTRY
         if len(block) >= 2 * _BLOCK or weight >= _BYTES:
             await end_block()
     if block:
         await end_block()
     if frames:
         await end_part()
-    whole = Snapshot(name, pinned.applied, sum(part.rows for part in parts), sum(part.bytes for part in parts), parts, dict(about or {}))
+    whole = Snapshot(name, pinned.applied, rows, sum(part.bytes for part in parts), parts, dict(about or {}))
     await asyncio.to_thread(storage.put, f"{name}/{WHOLE}", msgspec.json.format(msgspec.json.encode(whole)))
     return whole
 
 
-def _put_part(storage: Storage, name: str, part: str, frames: list[bytes], rows: int) -> SnapshotPart:
+def _put_part(storage: Storage, name: str, part: str, frames: list[bytes], entries: int) -> SnapshotPart:
     data = b"".join(frames)
     storage.put(f"{name}/{part}", data)
-    return SnapshotPart(part, rows, len(data), crc32(data))
+    return SnapshotPart(part, entries, len(data), crc32(data))
 
 
 def _whole(storage: Storage, name: str) -> Snapshot | None:
@@ -138,6 +153,9 @@ def describe_snapshot(storage: Storage, name: str) -> Snapshot:
         raise _damaged(storage, f"{name}/{WHOLE}", f"it cannot be read: {error}") from None
     if found.format != _FORMAT:
         raise _damaged(storage, f"{name}/{WHOLE}", f"it has format {found.format}, and this Millstream knows {_FORMAT}")
+    strange = next((part.name for part in found.parts if not is_part(part.name)), None)
+    if strange is not None:
+        raise _damaged(storage, f"{name}/{WHOLE}", f"it names a part {strange!r}, and parts are called part-NUMBER")
     return msgspec.structs.replace(found, name=name)
 
 
@@ -153,7 +171,7 @@ def _entries(storage: Storage, snapshot: Snapshot) -> Iterator[tuple[bytes, byte
         data = storage.read(name)
         if len(data) != part.bytes:
             raise _damaged(storage, name, f"it has {len(data)} bytes instead of {part.bytes}")
-        at = rows = 0
+        at = entries = 0
         while at < len(data):
             found = framed_at(data, at)
             if found.defect is not None:
@@ -162,12 +180,12 @@ def _entries(storage: Storage, snapshot: Snapshot) -> Iterator[tuple[bytes, byte
                 block = _decode(data[found.start : found.stop])
             except msgspec.MsgspecError as error:
                 raise _damaged(storage, name, f"at byte {at}: {error}") from None
-            rows += len(block) // 2
+            entries += len(block) // 2
             moves = iter(block)
             yield from zip(moves, moves, strict=True)
             at = found.end
-        if rows != part.rows or crc32(data) != part.crc:
-            raise _damaged(storage, name, f"it has {rows} rows instead of {part.rows}, or is the part of another snapshot")
+        if entries != part.entries or crc32(data) != part.crc:
+            raise _damaged(storage, name, f"it has {entries} entries instead of {part.entries}, or is the part of another snapshot")
 
 
 def _damaged(storage: Storage, name: str, what: str) -> DamageError:
