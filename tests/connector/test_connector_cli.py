@@ -105,7 +105,7 @@ def test_a_sink_says_while_it_runs_that_a_worker_has_come(tmp_path: Path) -> Non
 
 
 def test_mistakes_are_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["sink-read", str(tmp_path), "nobody"]) == 1
+    assert main(["sink-read", str(tmp_path), "nobody"]) == 5
     assert "no output of a worker 'nobody'" in capsys.readouterr().err
     assert main(["sink", "--listen", "0.0.0.0:0", "--dir", str(tmp_path)]) == 1
     assert "without a cookie" in capsys.readouterr().err
@@ -119,5 +119,5 @@ def test_mistakes_are_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) 
 def test_two_sinks_cannot_have_the_same_directory(
     running: tuple[subprocess.Popen[str], str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert main(["sink", "--listen", "127.0.0.1:0", "--dir", str(tmp_path)]) == 1
+    assert main(["sink", "--listen", "127.0.0.1:0", "--dir", str(tmp_path)]) == 5
     assert "another sink" in capsys.readouterr().err

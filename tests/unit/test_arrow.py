@@ -61,9 +61,9 @@ FROZEN = """
 import gc
 from millstream.engine import process
 before = gc.get_freeze_count()
-process.freeze()
+process.task_ended()
 after = gc.get_freeze_count()
-process.freeze()
+process.task_ended()
 print(before, after > 10_000, gc.get_freeze_count() == after, len(gc.get_objects()) < 2_000)
 """
 
