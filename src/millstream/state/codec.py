@@ -50,7 +50,7 @@ _STRICT = (
 
 _plain = msgspec.msgpack.Encoder().encode
 _packb = ormsgpack.packb
-_BINARY = (b"\xc4", b"\xc5", b"\xc6")  # how msgpack begins bytes: without them no bytearray has become some
+_BIN8, _BIN16, _BIN32 = b"\xc4", b"\xc5", b"\xc6"  # how msgpack begins bytes: without them no bytearray has become some
 
 
 def _map_state(value: MapState) -> None:
@@ -116,7 +116,7 @@ def encode_firm(value: Any) -> bytes:
         data = _packb(value, _strict_hook, _STRICT)
     except TypeError:  # keys that are not text; or an error, which it names
         return _plain(extensions.prepared(value, encode_firm))
-    if any(mark in data for mark in _BINARY) and extensions.has_buffers(value):
+    if (_BIN8 in data or _BIN16 in data or _BIN32 in data) and extensions.has_buffers(value):
         return _plain(extensions.prepared(value, encode_firm))
     return data
 
