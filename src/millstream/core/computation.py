@@ -103,8 +103,11 @@ class Computation:
         Timers with different tags or times stand side by side; a time that has passed is due at once. hold: until the timer fires, the
         output watermark stays at this timestamp, so that what the timer will produce with it is late for nobody.
         """
-        if kind == LOW_WATERMARK and hold is None and time.__class__ is int and tag.__class__ is str and (time, tag) in self._visit.low:
-            return  # nearly always, where many records share a timer
+        try:
+            if kind == LOW_WATERMARK and hold is None and time.__class__ is int and (time, tag) in self._visit.low:
+                return  # nearly always, where many records share a timer
+        except TypeError:
+            pass  # a tag that is no text: it is named below
         self._visit.set_timer(tag, time, kind, hold)
 
     def cancel_timer(self, tag: str, time: int | None = None, kind: str = LOW_WATERMARK) -> None:
