@@ -343,7 +343,7 @@ def test_a_folder_that_a_write_makes_is_on_disk_too(tmp_path, monkeypatch, how):
 def test_a_name_whose_folder_is_a_file_is_a_storage_error(tmp_path):
     storage = LocalStorage(tmp_path)
     storage.put("units", b"a file")
-    with pytest.raises(StorageError):
+    with pytest.raises(StorageError, match=r"Not a directory\. See that this user may write there, or choose another place"):
         storage.create("units/a", b"data")
 
 

@@ -14,6 +14,7 @@ local store is not used, because it does not fsync.
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import secrets
 from collections.abc import Callable, Iterable, Iterator
@@ -72,8 +73,13 @@ class LocalStorage:
                 _write_through(hidden, data)
         except OSError as error:
             _unlink(hidden)
+            advice = (
+                "See that this user may write there, or choose another place"
+                if error.errno in (errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR)
+                else "Make room or repair the disk"
+            )
             raise StorageError(
-                f"cannot write {path}: {error.strerror or error}. Make room or repair the disk, then run again; nothing committed is lost."
+                f"cannot write {path}: {error.strerror or error}. {advice}, then run again; nothing committed is lost."
             ) from error
         return hidden
 
