@@ -14,7 +14,7 @@ import pytest
 from sparkkit import BASE, run, write
 
 import millstream as ms
-from millstream.engine.spark import jvm
+from millstream.engine.spark import jvm, residents
 from millstream.errors import DefinitionError
 from millstream.state import alive
 from millstream.state.manifest import ManifestLog
@@ -197,3 +197,23 @@ def test_a_run_outside_a_terminal_says_when(spark: Any, tmp_path: Path, capfd: p
     lines = capfd.readouterr().err.splitlines()
     assert lines and all(time.strptime(line.split(" ")[0], "%Y-%m-%dT%H:%M:%SZ") for line in lines)
     assert lines[-1].endswith("drained; 1 row in " + str(tmp_path / "out") + "/")
+
+
+def test_a_resident_run_says_that_it_waits_for_its_tasks_until_they_are_there(
+    spark: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """Whoever pushes meanwhile must not read that the run waits for input."""
+    go, begin = threading.Event(), residents.ResidentJob.run
+    monkeypatch.setattr(residents.ResidentJob, "run", lambda self, seats: (go.wait(60), begin(self, seats)))
+    handle = simple(tmp_path).run(spark, checkpoint=tmp_path / "checkpoint", resident=True, tasks=1, shards=1)
+    try:
+        assert handle.status().waits_for == "its tasks to start"
+        said: list[str] = []
+        until(lambda: said.append(capfd.readouterr().err) or "counts: waiting for its tasks to start" in "".join(said))
+        go.set()
+        write(tmp_path / "in", "0.json", [{"k": "a", "at": BASE}])
+        until(lambda: handle.status().records == 1)
+        assert handle.status().waits_for == ""
+    finally:
+        go.set()
+        handle.stop()

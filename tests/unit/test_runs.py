@@ -95,3 +95,22 @@ def test_claims_of_long_ago_are_removed(monkeypatch):
         token = runs.claim(None)
     assert [int(name[-10:]) for name in runs.storage.list("runs")] == [7, 8, 9, 10]
     assert runs.has_claim(token)
+
+
+def test_whoever_was_replaced_is_told_by_whom_where_and_since_when() -> None:
+    import os
+    import re
+    import socket
+
+    from millstream.core.guards import ALL_GUARDS
+    from millstream.engine.ownership import Ownership
+    from millstream.errors import Fenced
+    from millstream.state.manifest import ManifestLog
+
+    log = ManifestLog(MemoryStorage())
+    ours = Ownership(log, log.runs.claim(None), ALL_GUARDS, None)
+    ours.check(0)
+    theirs = log.runs.claim(None)
+    said = rf"now: run {theirs} on {re.escape(socket.gethostname())}, process {os.getpid()}, begun \d{{4}}-\d\d-\d\d \d\d:\d\d:\d\d UTC\. This one \(run 1-"
+    with pytest.raises(Fenced, match=said):
+        ours.check(0)
