@@ -44,6 +44,6 @@ def test_a_collection_that_fails_is_said_once(caplog: pytest.LogCaptureFixture) 
 def test_a_resident_job_that_was_about_to_begin_when_the_run_ended_does_not_begin() -> None:
     job = ResidentJob(None, "1-a")  # whoever asks Spark for anything fails
     with pytest.raises(RuntimeError):
-        job.run([0])
+        job.run(1, [0])
     job.end(seated=False)
-    job.run([0])
+    job.run(1, [0])
