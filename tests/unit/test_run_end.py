@@ -10,7 +10,9 @@ from plannedkit import KitEpochs, Told, pipeline
 from millstream.engine.spark.residents import ResidentJob
 from millstream.engine.spark.run import PlannedRun
 from millstream.errors import MillstreamError
+from millstream.handle import Handle
 from millstream.state.memory import MemoryStorage
+from millstream.status.narrator import Narrator
 
 
 class Stuck(Told):
@@ -29,6 +31,25 @@ def test_a_source_that_cannot_be_closed_ends_the_run_with_an_error_and_the_last_
     assert run.done.wait(60) and said == ["ended"]
     assert isinstance(run.error, MillstreamError) and "the door is stuck" in str(run.error)
     assert epochs.latest is not None and epochs.latest.drained
+
+
+class Unstarted(PlannedRun):
+    """Fails at once."""
+
+    def begin(self) -> None:
+        raise MillstreamError("Spark is not there")
+
+
+@pytest.mark.parametrize(("kind", "serve"), [(PlannedRun, "no address"), (Unstarted, None), (Unstarted, "127.0.0.1:0")])
+def test_a_run_that_does_not_begin_ends_what_was_started_for_it(kind: type[PlannedRun], serve: str | None) -> None:
+    program, ended = pipeline().program(), []
+    epochs = KitEpochs(program, MemoryStorage(), {"in": Told([1])}, bounded=True)
+    epochs.close = lambda: ended.append("epochs")  # type: ignore[method-assign]
+    run = kind(program.topology, epochs, bounded=True, drain=True, every=0.0, eager=False)
+    run.beside.append(lambda: ended.append("beside"))
+    with pytest.raises(MillstreamError):
+        Handle(program, run, Narrator("p", quiet=True), serve)
+    assert ended == ["epochs", "beside"]
 
 
 def test_a_collection_that_fails_is_said_once(caplog: pytest.LogCaptureFixture) -> None:

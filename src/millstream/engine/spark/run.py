@@ -82,13 +82,14 @@ class Run:
                 self.error = self._explained(self.epochs.error or error)
         finally:
             try:
-                self._close()
+                self.close()
                 self._at_end()
             finally:
                 self.done.set()  # whoever waits must not wait for ever, whatever is said last
 
-    def _close(self) -> None:
-        """A source that cannot be closed ends the run with an error, if there is none yet; what is said at the end is said nevertheless."""
+    def close(self) -> None:
+        """At the end, also of a run that does not even begin. A source that cannot be closed ends the run with an error, if there is none yet; what is said at
+        the end is said nevertheless."""
         for close in (self.epochs.close, *self.beside):
             try:
                 close()
