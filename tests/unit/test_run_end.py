@@ -2,17 +2,24 @@
 
 from __future__ import annotations
 
+import io
 import logging
+import threading
+from typing import cast
 
+import msgspec
 import pytest
 from plannedkit import KitEpochs, Told, pipeline
+from rich.console import Console
 
+from millstream.cli.run import watch
 from millstream.engine.spark.residents import ResidentJob
 from millstream.engine.spark.run import PlannedRun
 from millstream.errors import MillstreamError
 from millstream.handle import Handle
 from millstream.state.memory import MemoryStorage
 from millstream.status.narrator import Narrator
+from millstream.status.report import Status, status_of
 
 
 class Stuck(Told):
@@ -68,3 +75,35 @@ def test_a_resident_job_that_was_about_to_begin_when_the_run_ended_does_not_begi
         job.run(1, [0])
     job.end(seated=False)
     job.run(1, [0])
+
+
+class Slow:
+    """A run whose epoch does not end at once."""
+
+    published: dict[str, tuple[str, int]] = {}
+
+    def __init__(self, times: int) -> None:
+        self.left = times
+
+    def stop(self, timeout: float) -> bool:
+        self.left -= 1
+        return not self.left
+
+    def await_termination(self, timeout: float) -> bool:
+        return not self.left
+
+    def status(self) -> Status:
+        return msgspec.structs.replace(status_of("p", None), epoch=7, waits_for="files in [/data/in] " + "and somewhere else " * 5)
+
+
+def test_a_stop_that_takes_long_is_announced_once_and_then_told_what_it_waits_for() -> None:
+    said, stopping = io.StringIO(), threading.Event()
+    stopping.set()
+    watch(cast(Handle, Slow(3)), stopping, Console(file=said, highlight=False))
+    lines = said.getvalue().splitlines()
+    assert [line.partition(":")[0] for line in lines] == [
+        "stopping when the epoch under way is committed; once more stops at once",
+        "still stopping",
+        "still stopping",
+    ]
+    assert "[/data/in]" in lines[1]
