@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import logging
+import sys
 import threading
 from typing import cast
 
@@ -15,8 +16,9 @@ from rich.console import Console
 from millstream.cli.run import watch
 from millstream.engine.spark.residents import ResidentJob
 from millstream.engine.spark.run import PlannedRun
-from millstream.errors import MillstreamError
+from millstream.errors import InputError, MillstreamError
 from millstream.handle import Handle
+from millstream.sources.planned import Take
 from millstream.state.memory import MemoryStorage
 from millstream.status.narrator import Narrator
 from millstream.status.report import Status, status_of
@@ -38,6 +40,29 @@ def test_a_source_that_cannot_be_closed_ends_the_run_with_an_error_and_the_last_
     assert run.done.wait(60) and said == ["ended"]
     assert isinstance(run.error, MillstreamError) and "the door is stuck" in str(run.error)
     assert epochs.latest is not None and epochs.latest.drained
+
+
+class Unreadable(Told):
+    """Spark cannot read it, nor can anybody."""
+
+    def plan(self, start: str) -> Take:
+        raise ValueError("[FAILED_READ_FILE.NO_HINT] Encountered error while reading file file:///in/a.parquet")
+
+    def refused(self, text: str) -> InputError | None:
+        raise ValueError("no parquet at all")
+
+
+def test_an_error_that_cannot_be_explained_is_told_as_it_is() -> None:
+    program = pipeline().program()
+    epochs = KitEpochs(program, MemoryStorage(), {"in": Unreadable([1])}, bounded=True)
+    run = PlannedRun(program.topology, epochs, bounded=True, drain=True, every=0.0, eager=False)
+    run.start(lambda: None)
+    assert run.done.wait(60) and isinstance(run.error, InputError) and "a.parquet" in str(run.error)
+
+
+def test_a_process_without_a_stderr_has_a_narrator_all_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "stderr", None)
+    Narrator("p", quiet=False).say("starting Spark")
 
 
 class Unstarted(PlannedRun):

@@ -79,7 +79,8 @@ class Run:
                 self.epochs.settle(lambda: self.stopping)
         except BaseException as error:
             if not self.stopping or isinstance(self.epochs.error or error, MillstreamError):
-                self.error = self._explained(self.epochs.error or error)
+                self.error = self.epochs.error or error  # also if it cannot be explained
+                self.error = self._explained(self.error)
         finally:
             try:
                 self.close()
@@ -184,7 +185,10 @@ class PlannedRun(Run):
         found = super()._explained(error)
         if not isinstance(found, InputError) or found is error:
             return found
-        told = next((one for reader in self.epochs.sources.readers.values() if (one := reader.refused(str(found))) is not None), None)
+        try:
+            told = next((one for reader in self.epochs.sources.readers.values() if (one := reader.refused(str(found))) is not None), None)
+        except Exception:  # the file cannot even be looked at
+            return found
         return found if told is None else InputError("\n  ".join((str(told), *self._hints)))
 
 
