@@ -48,11 +48,14 @@ class Handle:
         self._signing = threading.Lock()
         self._is_over = False
         self._unsaid: type[Exception] | None = None  # what the last sign that could not be given failed with
-        self._server = None if serve is None else _serving(run, serve)
+        self._server: ServingThread | None = None
         try:
+            if serve is not None:
+                self._server = _serving(run, serve)
             run.start(self._at_end)
         except BaseException:
             self._stop_serving()
+            run.close()
             raise
         if self.serving:
             narrator.say(f"live state is served at {self.serving}")
@@ -63,9 +66,11 @@ class Handle:
         with self._signing, contextlib.suppress(Exception):
             self._is_over = True
             self._sign(self._last_word())
-        if self._run.error is None:
-            self._narrator.ended(self._status(), self._run.stopping, self._epochs.published)
-        self._stop_serving()
+        try:
+            if self._run.error is None:
+                self._narrator.ended(self._status(), self._run.stopping, self._epochs.published)
+        finally:
+            self._stop_serving()
 
     def _stop_serving(self) -> None:
         if self._server is not None:
@@ -252,13 +257,9 @@ def _tasks(seats: list[int]) -> str:
 
 def _serving(run: Run, address: str) -> ServingThread:
     """Serves what a run commits, or says why not before anything is run. The variable MILLSTREAM_COOKIE is the secret that clients must know."""
-    try:
-        from millstream.service.live.server import ServingThread
+    from millstream.service.live.server import ServingThread
 
-        return ServingThread(run.epochs.storage, address, cookie=os.environ.get("MILLSTREAM_COOKIE", ""))
-    except BaseException:
-        run.epochs.close()
-        raise
+    return ServingThread(run.epochs.storage, address, cookie=os.environ.get("MILLSTREAM_COOKIE", ""))
 
 
 def _escaped(error: BaseException) -> str:

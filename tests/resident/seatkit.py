@@ -193,8 +193,8 @@ def pipeline(work: Path, source: Source) -> ms.Pipeline:
 
 
 class _Forked:
-    def __init__(self, setup: bytes, seat: int) -> None:
-        self._process = _forks.Process(target=task, args=(setup, seat), daemon=True)
+    def __init__(self, setup: bytes, seat: int, job: int) -> None:
+        self._process = _forks.Process(target=task, args=(setup, seat, job), daemon=True)
         self._process.start()
         self.pid: int = self._process.pid or 0
 
@@ -206,8 +206,8 @@ class _Forked:
 class Started:
     """The same with a command: for tasks that need more than a fork, as a network of their own."""
 
-    def __init__(self, setup: bytes, seat: int, prefix: Sequence[str]) -> None:
-        command = [*prefix, sys.executable, __file__, str(seat)]
+    def __init__(self, setup: bytes, seat: int, job: int, prefix: Sequence[str]) -> None:
+        command = [*prefix, sys.executable, __file__, str(seat), str(job)]
         self._process = subprocess.Popen(command, stdin=subprocess.PIPE)
         assert self._process.stdin is not None
         self._process.stdin.write(setup)
@@ -218,7 +218,7 @@ class Started:
         return self._process.wait()
 
 
-def task(setup: bytes, seat: int) -> None:
+def task(setup: bytes, seat: int, job: int) -> None:
     """The body of a task's process."""
     given = msgspec.msgpack.decode(setup, type=Setup)
     if given.digest.startswith("cannot"):
@@ -226,7 +226,7 @@ def task(setup: bytes, seat: int) -> None:
     worker.carry_out = partial(_carry_out, Path(given.place.checkpoint).parent)  # type: ignore[attr-defined]
     worker.compiled_of = partial(_compiled_of, Path(given.place.checkpoint).parent, seat)  # type: ignore[attr-defined]
     try:
-        worker.serve(setup, seat)
+        worker.serve(setup, seat, job)
     except Exception:
         os._exit(1)  # what Spark would log
 
@@ -251,10 +251,10 @@ def _compiled_of(work: Path, seat: int, *given: Any) -> Any:
     return compiled_of(*given)
 
 
-def served(setup: bytes, seat: int) -> int:
+def served(setup: bytes, seat: int, job: int) -> int:
     """The same in a thread of this process."""
     try:
-        worker.serve(setup, seat)
+        worker.serve(setup, seat, job)
         return 0
     except Exception:
         return 1
@@ -276,12 +276,12 @@ class Nursery:
         self._lock = threading.Condition()
         self._closed = False
 
-    def begin(self, seats: Sequence[int]) -> None:
+    def begin(self, job: int, seats: Sequence[int]) -> None:
         """A job: until all its seats have ended well. Raises if one fails too often."""
         self.jobs += 1
         failed: list[str] = []
         pids: set[int] = set()
-        threads = [threading.Thread(target=self._keep, args=(seat, failed, pids), daemon=True) for seat in seats]
+        threads = [threading.Thread(target=self._keep, args=(job, seat, failed, pids), daemon=True) for seat in seats]
         for one in threads:
             one.start()
         for one in threads:
@@ -289,13 +289,13 @@ class Nursery:
         if failed:
             raise RuntimeError(f"Job aborted due to stage failure: {failed[0]}")
 
-    def _keep(self, seat: int, failed: list[str], pids: set[int]) -> None:
+    def _keep(self, job: int, seat: int, failed: list[str], pids: set[int]) -> None:
         with self._lock:
             self._lock.wait_for(lambda: seat not in self.holds or self._closed or bool(failed))
         for left in reversed(range(self.tries)):
             if self._closed or failed:
                 return
-            if self.once(seat, pids) == 0:
+            if self.once(seat, pids, job) == 0:
                 return
             if not left:
                 failed.append(f"task {seat} failed {self.tries} times")
@@ -303,10 +303,10 @@ class Nursery:
                 with self._lock:
                     self._lock.notify_all()
 
-    def once(self, seat: int, pids: set[int] | None = None) -> int:
+    def once(self, seat: int, pids: set[int] | None = None, job: int = 1) -> int:
         """One process on a seat, until it ends. By hand: one more, beside the one that is there. pids: of its job."""
         setup = self.setups.get(seat, self.setup)
-        process = Started(setup, seat, self.prefixes[seat]) if seat in self.prefixes else _Forked(setup, seat)
+        process = Started(setup, seat, job, self.prefixes[seat]) if seat in self.prefixes else _Forked(setup, seat, job)
         with self._lock:
             self.alive.add(process.pid)
             if pids is not None:
@@ -643,4 +643,4 @@ class Proxy:
 if __name__ == "__main__":
     import seatkit
 
-    seatkit.task(sys.stdin.buffer.read(), int(sys.argv[1]))
+    seatkit.task(sys.stdin.buffer.read(), int(sys.argv[1]), int(sys.argv[2]))

@@ -227,7 +227,7 @@ def test_when_a_run_has_ended_nothing_of_it_is_left_in_the_processes_that_it_use
     rows = kit.numbered(60)
     for end in (30, 60):
         nursery = kit.Nursery(2)
-        nursery.once = lambda seat, pids=None, nursery=nursery: kit.served(nursery.setup, seat)  # type: ignore[method-assign,misc]
+        nursery.once = lambda seat, pids=None, job=1, nursery=nursery: kit.served(nursery.setup, seat, job)  # type: ignore[method-assign,misc]
         with kit.ResidentRun(tmp_path, rows=rows[:end], nursery=nursery) as run:
             run.turn()
             address = run.cluster.address

@@ -197,7 +197,7 @@ def test_somebody_who_knows_the_cookie_and_talks_nonsense_is_turned_away(tmp_pat
         port = parse_address(run.cluster.address)[1]
         said = [
             (messages.HELLO, b"\xc1 no message"),
-            (messages.HELLO, encode(SeatHello(99, "h", 1, "a:1"))),
+            (messages.HELLO, encode(SeatHello(99, "h", 1, "a:1", 1))),
             (messages.ROWS, b""),
             (77, b"?"),
         ]

@@ -62,6 +62,23 @@ def test_a_fold_under_way_when_its_task_is_replaced_is_planned_again(tmp_path: P
         assert run.mode.losses == 0
 
 
+def test_a_task_that_is_replaced_and_dies_before_it_has_ended_does_not_come_back_on_its_seat(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Spark fills the seat again, in the old job: that process and the new one would take it from each other for ever."""
+    with kit.ResidentRun(tmp_path) as run:
+        run.turn(*kit.numbered(12))
+        old = min(run.cluster._members.values(), key=lambda member: member.since).who
+        os.kill(old.pid, signal.SIGSTOP)
+        replace_oldest(run, monkeypatch)
+        there, generation = {sign.pid for sign in run.mode.tasks}, run.mode.generation
+        os.kill(old.pid, signal.SIGKILL)
+        kit.until(lambda: len([seat for seat, _ in run.nursery.ended if seat == old.seat]) > 1)
+        assert [code for seat, code in run.nursery.ended if seat == old.seat] == [-signal.SIGKILL, 0], "who came in its place was sent home"
+        run.turn(*kit.numbered(12, first=12))
+        assert {sign.pid for sign in run.mode.tasks} == there and run.mode.generation == generation and run.mode.losses == 0
+
+
 def test_with_a_replacement_that_tells_nobody_chains_grow_and_collection_is_pinned(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The twin."""
     hold = tmp_path / "hold-folds"

@@ -10,7 +10,7 @@ from unitkit import write_delta
 from millstream.errors import CheckpointError, DamageError
 from millstream.state.copying import CopyProgress, copy_checkpoint
 from millstream.state.folding import fold
-from millstream.state.manifest import ComputationState, Manifest, ManifestLog, ShardState, SourcePosition
+from millstream.state.manifest import ComputationState, Manifest, ManifestLog, ShardState, SourcePosition, manifest_name
 from millstream.state.memory import MemoryStorage
 from millstream.state.segment import SegmentRef, merge
 
@@ -78,6 +78,18 @@ def test_what_the_run_collects_meanwhile_is_taken_from_a_newer_epoch() -> None:
     done = copy_checkpoint(source, target)
     assert done.epoch == 6 and ManifestLog(target).epochs() == [6]
     assert content(target) == content(source) and len(target.list("units")) == 1, "and what only the older epoch needed is gone"
+
+
+def test_a_manifest_may_be_collected_as_soon_as_it_was_found() -> None:
+    source, chain = checkpoint()
+
+    def go_on() -> None:
+        commit(source, 6, chain)
+        source.delete([manifest_name(5)])
+
+    source.before[manifest_name(5)] = lambda: source.before.update({manifest_name(5): go_on})  # it is found, and then gone
+    target = MemoryStorage()
+    assert copy_checkpoint(source, target).epoch == 6 and content(target) == content(source)
 
 
 def test_an_object_that_nobody_has_collected_is_missing() -> None:

@@ -428,6 +428,15 @@ class FakeSpark:
 
     def __init__(self) -> None:
         self.written, self.go_on = threading.Event(), threading.Event()
+        self.sparkContext = self
+        self.group, self.is_cancelled = "", False
+
+    def setJobGroup(self, group: str, description: str, interrupts: bool) -> None:
+        self.group = group
+
+    def cancelJobGroup(self, group: str) -> None:
+        self.is_cancelled = group == self.group
+        self.go_on.set()
 
     def createDataFrame(self, work: list[Any], schema: str) -> Any:
         self.work = work
@@ -447,6 +456,8 @@ class FakeSpark:
         found = pa.Table.from_batches(list(self.run(iter([batch]))))
         self.written.set()
         self.go_on.wait(30)
+        if self.is_cancelled:
+            raise RuntimeError("Job 7 cancelled part of cancelled job group")
         return found
 
 
@@ -480,6 +491,24 @@ def test_collection_leaves_a_fold_alone_that_is_still_under_way(tmp_path):
     adopted = adopt(chain, done.chosen, done.made)
     assert adopted != chain
     assert len(dict(merge(storage, adopted, drop_deleted=True))) == len(chain)
+
+
+def test_at_the_end_of_a_run_no_fold_is_left_in_the_jvm_and_nobody_is_warned_of_it(tmp_path, caplog):
+    from millstream.engine.process import RunPlace
+    from millstream.engine.spark.folds import Folds
+    from millstream.state.storage import LocalStorage
+
+    storage = LocalStorage(tmp_path)
+    chain = [write_delta(storage, 0, {b"%02d" % i: b"1"}) for i in range(MAX_RUNS + 1)]
+    chain = [SegmentRef(r.name, r.offset, r.length, r.entries, i, i) for i, r in enumerate(chain)]
+    spark = FakeSpark()
+    folds = Folds(RunPlace(str(tmp_path), "id", None, None, 1), "1-run")
+    folds.end()  # there may be none
+    folds = Folds(RunPlace(str(tmp_path), "id", None, None, 1), "1-run")
+    folds.plan(Manifest(20, "1-run", 0, [(0, "1-run")], computations={"C": ComputationState(shards=[ShardState(chain)])}), spark)
+    assert spark.written.wait(30)
+    folds.end()
+    assert folds.since() is None and folds.finished() == {} and folds.stats().failed == 0 and not caplog.records
 
 
 def test_the_fault_kit_goes_through_collection(monkeypatch):

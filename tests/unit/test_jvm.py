@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import subprocess
 import time
 from pathlib import Path
 
@@ -79,3 +80,20 @@ def test_a_reason_is_all_that_spark_says_and_none_of_its_stack() -> None:
     assert isinstance(translated(RuntimeError("[CONCURRENT_STREAM_LOG_UPDATE] Concurrent update to the log")), Fenced)
     other = RuntimeError("something else")
     assert translated(other) is other
+
+
+def test_a_jvm_whose_session_could_not_be_made_is_heard_when_the_next_session_has_it(capfd: pytest.CaptureFixture[str]) -> None:
+    jvm_process = []
+    with pytest.raises(RuntimeError), jvm.quiet_start() as log:
+        jvm_process.append(subprocess.Popen(["sh", "-c", "echo first >&2; read go; echo second >&2"], stdin=subprocess.PIPE))
+        while "first" not in log.tail():
+            time.sleep(0.01)
+        raise RuntimeError("no session")
+    jvm_process[0].communicate(b"\n")
+    said = ""
+    for _ in range(500):
+        said += capfd.readouterr().err
+        if said:
+            break
+        time.sleep(0.01)
+    assert said == "second\n"

@@ -35,3 +35,14 @@ def test_the_fold_of_a_task_that_was_taken_for_lost_is_not_adopted_in_the_place_
     folds.came(made(orders[1]))
     (found,) = folds.finished().values()
     assert [one.first for one in found.made] == [40] and folds.since() is None
+
+
+def test_a_chain_that_fails_for_days_is_still_left_alone_between_two_tries() -> None:
+    orders: list[FoldOrder] = []
+    folds = ResidentFolds("1-a", lambda order: not orders.append(order))
+    folds.plan(manifest(20), None)
+    for _ in range(1100):
+        folds._fail(orders[0], "OSError: the disk is full")
+    folds.lost(0)
+    folds.plan(manifest(40), None)
+    assert len(orders) == 1 and folds.stats().failed == 1100

@@ -2,15 +2,26 @@
 
 from __future__ import annotations
 
+import io
 import logging
+import sys
+import threading
+from typing import cast
 
+import msgspec
 import pytest
 from plannedkit import KitEpochs, Told, pipeline
+from rich.console import Console
 
+from millstream.cli.run import watch
 from millstream.engine.spark.residents import ResidentJob
 from millstream.engine.spark.run import PlannedRun
-from millstream.errors import MillstreamError
+from millstream.errors import InputError, MillstreamError
+from millstream.handle import Handle
+from millstream.sources.planned import Take
 from millstream.state.memory import MemoryStorage
+from millstream.status.narrator import Narrator
+from millstream.status.report import Status, status_of
 
 
 class Stuck(Told):
@@ -31,6 +42,48 @@ def test_a_source_that_cannot_be_closed_ends_the_run_with_an_error_and_the_last_
     assert epochs.latest is not None and epochs.latest.drained
 
 
+class Unreadable(Told):
+    """Spark cannot read it, nor can anybody."""
+
+    def plan(self, start: str) -> Take:
+        raise ValueError("[FAILED_READ_FILE.NO_HINT] Encountered error while reading file file:///in/a.parquet")
+
+    def refused(self, text: str) -> InputError | None:
+        raise ValueError("no parquet at all")
+
+
+def test_an_error_that_cannot_be_explained_is_told_as_it_is() -> None:
+    program = pipeline().program()
+    epochs = KitEpochs(program, MemoryStorage(), {"in": Unreadable([1])}, bounded=True)
+    run = PlannedRun(program.topology, epochs, bounded=True, drain=True, every=0.0, eager=False)
+    run.start(lambda: None)
+    assert run.done.wait(60) and isinstance(run.error, InputError) and "a.parquet" in str(run.error)
+
+
+def test_a_process_without_a_stderr_has_a_narrator_all_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "stderr", None)
+    Narrator("p", quiet=False).say("starting Spark")
+
+
+class Unstarted(PlannedRun):
+    """Fails at once."""
+
+    def begin(self) -> None:
+        raise MillstreamError("Spark is not there")
+
+
+@pytest.mark.parametrize(("kind", "serve"), [(PlannedRun, "no address"), (Unstarted, None), (Unstarted, "127.0.0.1:0")])
+def test_a_run_that_does_not_begin_ends_what_was_started_for_it(kind: type[PlannedRun], serve: str | None) -> None:
+    program, ended = pipeline().program(), []
+    epochs = KitEpochs(program, MemoryStorage(), {"in": Told([1])}, bounded=True)
+    epochs.close = lambda: ended.append("epochs")  # type: ignore[method-assign]
+    run = kind(program.topology, epochs, bounded=True, drain=True, every=0.0, eager=False)
+    run.beside.append(lambda: ended.append("beside"))
+    with pytest.raises(MillstreamError):
+        Handle(program, run, Narrator("p", quiet=True), serve)
+    assert ended == ["epochs", "beside"]
+
+
 def test_a_collection_that_fails_is_said_once(caplog: pytest.LogCaptureFixture) -> None:
     epochs = KitEpochs(pipeline().program(), MemoryStorage(), {"in": Told()})
     with caplog.at_level(logging.WARNING):
@@ -44,6 +97,38 @@ def test_a_collection_that_fails_is_said_once(caplog: pytest.LogCaptureFixture) 
 def test_a_resident_job_that_was_about_to_begin_when_the_run_ended_does_not_begin() -> None:
     job = ResidentJob(None, "1-a")  # whoever asks Spark for anything fails
     with pytest.raises(RuntimeError):
-        job.run([0])
+        job.run(1, [0])
     job.end(seated=False)
-    job.run([0])
+    job.run(1, [0])
+
+
+class Slow:
+    """A run whose epoch does not end at once."""
+
+    published: dict[str, tuple[str, int]] = {}
+
+    def __init__(self, times: int) -> None:
+        self.left = times
+
+    def stop(self, timeout: float) -> bool:
+        self.left -= 1
+        return not self.left
+
+    def await_termination(self, timeout: float) -> bool:
+        return not self.left
+
+    def status(self) -> Status:
+        return msgspec.structs.replace(status_of("p", None), epoch=7, waits_for="files in [/data/in] " + "and somewhere else " * 5)
+
+
+def test_a_stop_that_takes_long_is_announced_once_and_then_told_what_it_waits_for() -> None:
+    said, stopping = io.StringIO(), threading.Event()
+    stopping.set()
+    watch(cast(Handle, Slow(3)), stopping, Console(file=said, highlight=False))
+    lines = said.getvalue().splitlines()
+    assert [line.partition(":")[0] for line in lines] == [
+        "stopping when the epoch under way is committed; once more stops at once",
+        "still stopping",
+        "still stopping",
+    ]
+    assert "[/data/in]" in lines[1]

@@ -104,6 +104,7 @@ def test_what_cannot_be_told_is_nobodys_business() -> None:
     users.by("country", "name").reduce(ms.count(), name="grouped").by("whatever")
     p.table("lower", p.inject("in", USERS, timestamp="ts"), key="lower(name)", version="name.first").by(lambda d: d.key)
     p.table("own", lambda spark: None, key="anything").by("anything")
+    p.table("nested", ms.sources.files("in/", schema="id long, meta struct<gone: boolean>"), key="id", deleted="meta.gone")
     p.table(
         "events",
         ms.sources.files("in/", schema="op string, after struct<id: long>, before struct<id: long>, source struct<lsn: long>"),

@@ -106,19 +106,21 @@ def _session(name: str, master: str | None, settings: dict[str, str], resident: 
 def watch(handle: Handle, stopping: threading.Event, console: Console) -> None:
     """Waits until a run ends, or is to stop, and raises what it ended with. Draws in a terminal how it is doing; elsewhere its narrator tells."""
     with Live(console=console, auto_refresh=False) if console.is_terminal and not console.quiet else contextlib.nullcontext() as live:
-        stopped = over = False
+        is_told = over = False
         while not over:
-            if stopping.is_set() and not stopped:
-                console.print(_STOPPING)
-                stopped = handle.stop(_PATIENCE)
+            if stopping.is_set():
+                if not is_told:
+                    console.print(_STOPPING)
+                is_told = True
+                handle.stop(_PATIENCE if live is None else _DRAWN_EVERY)
             over = handle.await_termination(_DRAWN_EVERY)
             if live is not None:
                 live.update(view.progress(handle.status()), refresh=True)
-            elif stopping.is_set() and not over:
-                console.print(f"still stopping: {view.line(handle.status())}")
+            elif is_told and not over:
+                console.print(f"still stopping: {view.line(handle.status())}", markup=False, soft_wrap=True)
     if live is not None:
         status = handle.status()
-        console.print(f"{status.pipeline}: {last_words(status, stopped, handle.published)}", markup=False)
+        console.print(f"{status.pipeline}: {last_words(status, is_told, handle.published)}", markup=False)
 
 
 @contextlib.contextmanager

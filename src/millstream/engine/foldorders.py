@@ -95,7 +95,7 @@ class EndedFolds:
 
     def _fail(self, order: FoldOrder, why: str) -> None:
         times = self._failures.get(order.where, (0, 0.0))[0] + 1
-        self._failures[order.where] = (times, time.monotonic() + min(_LONGEST_WAIT, 2.0 ** (times - 1)))
+        self._failures[order.where] = (times, time.monotonic() + min(_LONGEST_WAIT, 2.0 ** min(times - 1, 30)))
         self._stats.failed += 1
         self._stats.last_error = f"computation {order.computation!r}, shard {order.shard}: {why}"
         if times == 1:

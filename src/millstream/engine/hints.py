@@ -42,7 +42,7 @@ class Hints:
                 self._said.add(("", name))
                 yield (
                     f"injected stream {name!r}: its newest timestamp is {one.newest}, which is {describe(one.newest)}. Are these seconds? Timestamps are "
-                    f"milliseconds since 1970: multiply by 1000, such as timestamp={_times_1000(column)}."
+                    f"milliseconds since 1970: multiply by 1000{_times_1000(column)}."
                 )
 
     def _drops(self, computation: str, stream: str) -> bool:
@@ -90,4 +90,4 @@ def _is_forgotten(policy: object) -> bool:
 
 
 def _times_1000(column: object) -> str:
-    return repr(f"{column} * 1000") if isinstance(column, str) else "its 1000-fold"
+    return f", such as timestamp={f'{column} * 1000'!r}" if isinstance(column, str) else ""

@@ -36,10 +36,11 @@ def table_fields(
     known = [columns_of(by_name[one.stream].source.schema) if one.stream in by_name else None for one in inputs]
     told = list(dict.fromkeys(column for some in known for column in some or ()))
     if feed.kind == "upserts" and None not in known:
-        several = version if isinstance(version, (list, tuple)) else [version]
-        plain = [one for one in several if not isinstance(one, str) or "." not in one]  # a path leads into a field
-        for what, given in (("version", plain), ("deleted", [feed.deleted]), ("columns", columns or ())):
-            check_columns(f"table {name!r}, {what}", given, told)
+        versions = version if isinstance(version, (list, tuple)) else [version]
+        for what, given in (("version", versions), ("deleted", [feed.deleted])):
+            plain = [one for one in given if not isinstance(one, str) or "." not in one]  # a path leads into a field
+            check_columns(f"table {name!r}, {what}", plain, told)
+        check_columns(f"table {name!r}, columns", columns or (), told)
     elif columns is None:
         return None
     return told if columns is None else list(columns)

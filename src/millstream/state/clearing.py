@@ -1,16 +1,21 @@
 """What Millstream has left on this host, outside of checkpoints, that no run needs: caches of state, and archives of Spark's classes.
 
 Rules
-1. All of it is a cache: removing it costs time, never data.
-2. Nothing that a process uses is removed: whoever uses a cache of state holds a lock in its folder (`replica.py`), for as long as it lives.
+1. All of it is a cache: removing it costs time, never data. A folder is taken for a cache by its name, `<boot>/<checkpoint>`: the place may be a disk
+   that others use, too.
+2. Nothing that a process uses is removed: whoever uses a cache of state holds a lock in its folder (`replica.py`), for as long as it lives; and whoever
+   removes one holds it alone, so that nobody begins to use what is half gone.
 3. A run removes by itself what was not used for `IDLE`, and all but the newest archives. `millstream clean` removes more.
 """
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import os
+import re
 import shutil
+import stat
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -21,6 +26,7 @@ IN_USE = "in-use"
 IDLE = 7 * 86_400.0  # seconds
 ARCHIVES = 2
 ARCHIVE = "spark-classes-*"
+_NAME = re.compile(r"([0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}|unknown)/[0-9a-f]{16}")  # `replica_root`
 
 
 class Leftover(msgspec.Struct, frozen=True):
@@ -33,13 +39,14 @@ class Leftover(msgspec.Struct, frozen=True):
 
 
 def state_caches(base: Path) -> list[Leftover]:
-    """Caches of state below a folder, `<boot>/<checkpoint>`, that no process uses."""
+    """Caches of state below a folder that no process uses."""
     found = []
-    for folder in sorted(base.glob("*/*")):
-        if folder.is_dir() and not is_in_use(folder):
-            files = list(_files(folder))
-            used = max((path.stat().st_mtime for path in files), default=folder.stat().st_mtime)
-            found.append(Leftover(folder, sum(_on_disk(path) for path in files), used, "cache of state"))
+    for folder in (folder for boot in _folders(base) for folder in _folders(boot) if _NAME.fullmatch(f"{boot.name}/{folder.name}")):
+        if not is_in_use(folder):
+            with contextlib.suppress(FileNotFoundError):  # somebody else has removed it meanwhile
+                files = list(_files(folder))
+                used = max((one.st_mtime for one in files), default=folder.stat().st_mtime)
+                found.append(Leftover(folder, sum(map(_on_disk, files)), used, "cache of state"))
     return found
 
 
@@ -47,7 +54,7 @@ def archives(folder: Path, keep: int = ARCHIVES) -> list[Leftover]:
     """Archives of Spark's classes, but for the newest, and what was left of making one."""
     made = sorted(folder.glob(f"{ARCHIVE}.jsa"), key=lambda path: path.stat().st_mtime, reverse=True)
     half = [path for path in folder.glob(ARCHIVE) if path.suffix != ".jsa" and time.time() - path.stat().st_mtime > 86_400]
-    return [Leftover(path, _on_disk(path), path.stat().st_mtime, "archive of Spark's classes") for path in [*made[keep:], *half]]
+    return [Leftover(path, _on_disk(path.stat()), path.stat().st_mtime, "archive of Spark's classes") for path in [*made[keep:], *half]]
 
 
 def remove(leftover: Leftover) -> bool:
@@ -55,9 +62,10 @@ def remove(leftover: Leftover) -> bool:
     path = leftover.path
     try:
         if path.is_dir():
-            if is_in_use(path):
-                return False
-            shutil.rmtree(path)
+            with _alone(path) as is_alone:
+                if not is_alone:
+                    return False
+                shutil.rmtree(path)
             if not any(path.parent.iterdir()):
                 path.parent.rmdir()
         else:
@@ -76,32 +84,59 @@ def remove_idle(base: Path) -> None:
 
 def use(folder: Path) -> int:
     """Notes that this process uses a cache, until the file that is returned is closed, or the process ends."""
-    folder.mkdir(parents=True, exist_ok=True)
-    fd = os.open(folder / IN_USE, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
-    fcntl.flock(fd, fcntl.LOCK_SH)
-    return fd
+    path = folder / IN_USE
+    while True:
+        with contextlib.suppress(FileNotFoundError):  # it is being removed: then it is made anew
+            folder.mkdir(parents=True, exist_ok=True)
+            fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+            try:
+                fcntl.flock(fd, fcntl.LOCK_SH)
+                if os.path.samestat(os.fstat(fd), os.stat(path)):
+                    return fd
+            except BaseException:
+                os.close(fd)
+                raise
+            os.close(fd)
 
 
 def is_in_use(folder: Path) -> bool:
     """Whether a process uses a cache, or a part of it."""
-    for path in folder.rglob(IN_USE):
-        try:
-            fd = os.open(path, os.O_RDWR)
-        except OSError:
-            return True
-        try:
-            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
-            return True
-        finally:
-            os.close(fd)
-    return False
+    with _alone(folder) as is_alone:
+        return not is_alone
 
 
-def _files(folder: Path) -> Iterator[Path]:
-    return (path for path in folder.rglob("*") if path.is_file())
+@contextlib.contextmanager
+def _alone(folder: Path) -> Iterator[bool]:
+    """Within this block nobody begins to use a cache that is not in use. Tells whether it is not."""
+    with contextlib.ExitStack() as held:
+        yield all(_taken(Path(where) / IN_USE, held) for where, _, names in os.walk(folder) if IN_USE in names)
 
 
-def _on_disk(path: Path) -> int:
+def _taken(path: Path, held: contextlib.ExitStack) -> bool:
+    try:
+        fd = os.open(path, os.O_RDWR | os.O_CLOEXEC)
+        held.callback(os.close, fd)
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        return False
+    return True
+
+
+def _folders(folder: Path) -> list[Path]:
+    try:
+        return sorted(path for path in folder.iterdir() if path.is_dir())
+    except OSError:
+        return []
+
+
+def _files(folder: Path) -> Iterator[os.stat_result]:
+    for where, _, names in os.walk(folder):
+        for name in names:
+            found = os.lstat(os.path.join(where, name))
+            if stat.S_ISREG(found.st_mode):
+                yield found
+
+
+def _on_disk(found: os.stat_result) -> int:
     """LMDB's files are larger than what they take on the disk."""
-    return path.stat().st_blocks * 512
+    return found.st_blocks * 512

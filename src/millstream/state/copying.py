@@ -48,7 +48,10 @@ def copy_checkpoint(source: Storage, target: Storage, tell: Callable[[CopyProgre
         if manifest is None:
             raise CheckpointError(f"{source.url} has no committed epoch yet: there is nothing to copy.")
         _check_sources(manifest, identity.injectors, source)
-        target.put(manifest_name(manifest.epoch), source.read(manifest_name(manifest.epoch)))
+        data = _read(source, manifest_name(manifest.epoch), manifest.epoch)
+        if data is None:
+            continue
+        target.put(manifest_name(manifest.epoch), data)
         if chosen is not None and chosen != manifest.epoch:
             target.delete([manifest_name(chosen)])
         chosen = progress.epoch = manifest.epoch
@@ -70,11 +73,8 @@ def _copy_objects(
     for name in names:
         if name in copied:
             continue
-        try:
-            data = source.read(name)
-        except DamageError:
-            if latest(ManifestLog(source)).epoch == progress.epoch:  # type: ignore[union-attr]
-                raise  # nobody has collected it: it is missing
+        data = _read(source, name, progress.epoch)
+        if data is None:
             return False
         target.put(name, data)
         copied.add(name)
@@ -82,6 +82,16 @@ def _copy_objects(
         progress.bytes += len(data)
         tell(progress)
     return True
+
+
+def _read(source: Storage, name: str, epoch: int) -> bytes | None:
+    """What an epoch needs; None if the run has gone on and collected it."""
+    try:
+        return source.read(name)
+    except DamageError:
+        if latest(ManifestLog(source)).epoch == epoch:  # type: ignore[union-attr]
+            raise  # nobody has collected it: it is missing
+        return None
 
 
 def _check_sources(manifest: Manifest, injectors: list[str], source: Storage) -> None:

@@ -35,8 +35,9 @@ class Narrator:
 
     def _print(self, line: str) -> None:
         if not self._quiet:
-            stream = self._stream or sys.stderr
-            print(line if stream.isatty() else f"{time.strftime('%Y-%m-%dT%H:%M:%SZ', time.gmtime())} {line}", file=stream, flush=True)
+            stream = self._stream or sys.stderr  # None in a process that was started without one
+            if stream is not None:
+                print(line if stream.isatty() else f"{time.strftime('%Y-%m-%dT%H:%M:%SZ', time.gmtime())} {line}", file=stream, flush=True)
 
     def tell(self, look: Callable[[], Status]) -> None:
         """How the run is doing, if that is worth a line."""

@@ -8,7 +8,8 @@ Rules
 3. Losses are nobody's fault: they have an error of their own. Too many of them in a short time end the run; so do tasks that do not come within `PATIENCE`,
    or do not come again within `RETURN`. A task that could not start counts as a loss: one hiccup ends nothing.
 4. Tasks are replaced one by one every few hours: what user code leaks goes with the process. The old task ends well, and its seat gets a job of its own, so
-   that Spark counts no failure.
+   that Spark counts no failure. If the old one ends badly all the same, Spark fills its seat in the old job, too: whoever comes of a job that has lost the
+   seat is sent home.
 5. Whoever leaves a seat, for whatever reason, leaves it in `_vacate`: what was given to that task besides epochs is then known to be gone.
 """
 
@@ -55,8 +56,8 @@ class _Member:
 
 
 class Cluster:
-    """The tasks of a run. begin: runs a Spark job with a task for each of the seats given, until it ends. fold: takes in what a task has folded; gone: hears
-    of shards whose task has left."""
+    """The tasks of a run. begin: runs a Spark job (its number) with a task for each of the seats given, until it ends. fold: takes in what a task has
+    folded; gone: hears of shards whose task has left."""
 
     def __init__(
         self,
@@ -65,7 +66,7 @@ class Cluster:
         host: str,
         cookie: bytes,
         *,
-        begin: Callable[[Sequence[int]], None],
+        begin: Callable[[int, Sequence[int]], None],
         tls: ssl.SSLContext | None = None,
         fold: Callable[[FoldOrder], None] = lambda order: None,
         gone: Callable[..., None] = lambda *shards: None,
@@ -82,7 +83,8 @@ class Cluster:
         self._strangers = threading.Semaphore(_STRANGERS)
         self._could_not_start: tuple[float, str] | None = None  # when, and why: the last one
         self._jobs = 0
-        self._job_of: dict[int, set[int]] = {}  # by seat: the seats of the job that fills it
+        self._job_of: dict[int, int] = {}  # by seat: the number of the job that fills it
+        self._last_job = 0
         self._ended_jobs: list[tuple[float, str]] = []
         self._is_ending = False
         self._recycled = time.monotonic()
@@ -97,9 +99,10 @@ class Cluster:
 
     def _fill(self, seats: Iterable[int]) -> None:
         """A job for some seats, as long as the run lasts, or until others fill all of them."""
-        job = set(seats)
-        self._job_of.update(dict.fromkeys(job, job))
-        threading.Thread(target=self._keep_job, args=(job,), name="millstream-cluster-job", daemon=True).start()
+        with self._changed:
+            self._last_job += 1
+            self._job_of.update(dict.fromkeys(seats, self._last_job))
+            threading.Thread(target=self._keep_job, args=(self._last_job,), name="millstream-cluster-job", daemon=True).start()
 
     # --- what an epoch does
 
@@ -196,9 +199,8 @@ class Cluster:
             seat = oldest.who.seat
             self._roster.leave(oldest.who)
             self._vacate(oldest)
-            self._job_of[seat].discard(seat)
+            self._fill([seat])
         self._end_member(oldest, recycle=True)
-        self._fill([seat])
 
     def stop(self) -> None:
         """Ends all tasks."""
@@ -357,7 +359,7 @@ class Cluster:
 
     def _seated(self, hello: SeatHello, connection: wire.SeatLink) -> _Member | None:
         with self._changed:
-            if self._is_ending:
+            if self._is_ending or self._job_of.get(hello.seat, hello.job) != hello.job:
                 connection.send(messages.END, [encode(Ending())])
                 return None
             self._next_id += 1
@@ -395,23 +397,27 @@ class Cluster:
                     self._failure = (frame.attempt, member.who, decode(frame.body, SeatFailure))
                     self._changed.notify_all()
 
-    def _keep_job(self, seats: set[int]) -> None:
-        """Rule 2. seats: become fewer when others fill them."""
-        while not self._is_ending:
+    def _keep_job(self, job: int) -> None:
+        """Rule 2."""
+        while not self._is_ending and (seats := self._seats_of(job)):
             self._jobs += 1
             try:
-                self._begin(sorted(seats))
+                self._begin(job, seats)
                 why = "it ended"
             except Exception as error:
                 why = str(error)
             with self._changed:
-                if self._is_ending or not seats:
+                if self._is_ending or not self._seats_of(job):
                     return
                 self._ended_jobs.append((time.monotonic(), why))
                 del self._ended_jobs[: -MOST_LOSSES - 1]
                 self._changed.notify_all()
             _log.info("the job of the resident tasks has ended and is begun again: %s", why.splitlines()[0] if why else "")
             time.sleep(0.2)
+
+    def _seats_of(self, job: int) -> list[int]:
+        with self._changed:
+            return sorted(seat for seat, of in self._job_of.items() if of == job)
 
     def _end_member(self, member: _Member, recycle: bool) -> None:
         try:

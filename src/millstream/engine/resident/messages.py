@@ -25,12 +25,13 @@ HELLO, GENERATION, ORDER, RECEIPTS, FAILED, ROWS, FOLD, FOLDED, BEAT, GIVE_UP, E
 
 
 class SeatHello(msgspec.Struct):
-    """A task sits down. address: where its peers reach it."""
+    """A task sits down. address: where its peers reach it; job: the number of the job that it is of."""
 
     seat: int
     host: str
     pid: int
     address: str
+    job: int
 
 
 class Generation(msgspec.Struct):

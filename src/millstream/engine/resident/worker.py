@@ -79,16 +79,17 @@ class HungUp(Exception):
     """The driver has closed the connection without saying that the run is over. If it is still there, Spark has to fill the seat again."""
 
 
-def serve(setup_bytes: bytes, seat: int) -> bool:
-    """In a Spark task: takes a seat until the run is over. Returns whether this process has had its day: another is to have the seat."""
+def serve(setup_bytes: bytes, seat: int, job: int) -> bool:
+    """In a Spark task: takes a seat until the run is over. job: the number of its job. Returns whether this process has had its day, and another is to
+    have the seat."""
     setup = msgspec.msgpack.decode(setup_bytes, type=Setup)
-    return ResidentTask(setup, seat).run()
+    return ResidentTask(setup, seat, job).run()
 
 
 class ResidentTask:
     """One seat, as long as this process has it."""
 
-    def __init__(self, setup: Setup, seat: int) -> None:
+    def __init__(self, setup: Setup, seat: int, job: int) -> None:
         self.seat = seat
         self._setup = setup
         server, client = certificates.contexts(setup.certificate, setup.private_key)
@@ -106,7 +107,7 @@ class ResidentTask:
         self._mail: queue.SimpleQueue[wire.ResidentFrame | None] = queue.SimpleQueue()
         self._folds: queue.SimpleQueue[bytes | None] = queue.SimpleQueue()
         self._ended = threading.Event()
-        self._driver.send(messages.HELLO, [encode(SeatHello(seat, socket.gethostname(), os.getpid(), self._exchange.address))])
+        self._driver.send(messages.HELLO, [encode(SeatHello(seat, socket.gethostname(), os.getpid(), self._exchange.address, job))])
 
     def _unpack(self, setup: Setup) -> None:
         self._compiled = compiled_of(setup.digest, setup.program)

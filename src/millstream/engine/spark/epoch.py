@@ -44,7 +44,8 @@ class SparkEpochs(Epochs):
         offsets: SparkOffsets | None = None,
         files: dict[str, SourceFiles] | None = None,
     ) -> None:
-        super().__init__(program, place.shards, log, latest, token, offsets, Folds(place, token), ALL_GUARDS)
+        self.spark_folds = Folds(place, token)
+        super().__init__(program, place.shards, log, latest, token, offsets, self.spark_folds, ALL_GUARDS)
         self.place = place
         self.offsets = offsets
         self.value_types = value_types
@@ -95,7 +96,8 @@ class SparkEpochs(Epochs):
             injector.source.acknowledge(ranges[injector.name].end)
 
     def close(self) -> None:
-        """Ends what runs on the driver for sources."""
+        """Ends what runs on the driver for sources, and folds that nobody will adopt."""
+        self.spark_folds.end()
         for injector in self.topology.injectors.values():
             injector.source.close()
 
@@ -147,6 +149,10 @@ class PlannedSparkEpochs(PlannedEpochs, SparkEpochs):
 
     def job(self, takes: Mapping[str, Take] | None, order: EpochOrder) -> list[Receipt]:  # type: ignore[override]
         return SparkEpochs.job(self, self.frames.frame(takes) if takes else None, order)
+
+    def close(self) -> None:
+        self.spark_folds.end()
+        super().close()
 
 
 def _spark() -> Any:

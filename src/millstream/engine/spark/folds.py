@@ -5,7 +5,9 @@ A fold reads and writes the log only, so it may run anywhere; nothing waits for 
 
 from __future__ import annotations
 
+import contextlib
 import threading
+import time
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -15,6 +17,8 @@ from millstream.engine.foldorders import EndedFolds, FoldOrder, carry_out
 from millstream.engine.process import RunPlace, storage_of
 from millstream.state.manifest import Manifest
 
+_IN_TIME = 10.0  # seconds
+
 
 class Folds(EndedFolds):
     """Plans folds, runs one job at a time, hands over the results."""
@@ -22,8 +26,11 @@ class Folds(EndedFolds):
     def __init__(self, place: RunPlace, token: str) -> None:
         super().__init__(token)
         self._place = place
+        self._group = f"millstream folds {token}"
         self._thread: threading.Thread | None = None
         self._began = 0
+        self._spark: Any = None
+        self._is_ending = False
 
     def plan(self, manifest: Manifest, spark: Any) -> None:
         """Starts a job if a chain has grown too long and none is under way."""
@@ -31,7 +38,7 @@ class Folds(EndedFolds):
             return
         orders = self._due(manifest)
         if orders:
-            self._began = manifest.epoch
+            self._began, self._spark = manifest.epoch, spark
             self._thread = threading.Thread(target=self._run, args=(spark, orders), name="millstream-folds", daemon=True)
             self._thread.start()
 
@@ -45,9 +52,12 @@ class Folds(EndedFolds):
             return folds.run_partition(place, batches)
 
         try:
+            spark.sparkContext.setJobGroup(self._group, "folds of Millstream", True)
             frame = spark.createDataFrame(work, "body binary").repartition(len(work))
             bodies = frame.mapInArrow(run, "body binary").toArrow().column("body").to_pylist()
         except Exception as error:
+            if self._is_ending:
+                return
             with self._lock:
                 for order in orders:
                     self._fail(order, str(error).splitlines()[0] if str(error) else type(error).__name__)
@@ -64,6 +74,15 @@ class Folds(EndedFolds):
         """Waits for the job under way."""
         if self._thread is not None:
             self._thread.join(seconds)
+
+    def end(self) -> None:
+        """At the end of a run: cancels the job under way, which no manifest would adopt, so that its thread is not in the JVM any more (`jvm`, rule 5)."""
+        self._is_ending = True
+        until = time.monotonic() + _IN_TIME
+        while self._thread is not None and self._thread.is_alive() and time.monotonic() < until:
+            with contextlib.suppress(Exception):
+                self._spark.sparkContext.cancelJobGroup(self._group)
+            self.wait(0.2)  # it may have been on its way to Spark when it was cancelled
 
 
 def run_partition(place_bytes: bytes, batches: Iterator[Any]) -> Iterator[Any]:

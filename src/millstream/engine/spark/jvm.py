@@ -44,7 +44,8 @@ _NOISE = re.compile(
 
 
 class StartLog:
-    """The JVM's first words. They are kept back until it is up: if it does not start, they are in the error."""
+    """The JVM's first words. They are kept back until it is up: if it does not start, they are in the error. A JVM whose session could not be made is up all
+    the same, and the next session may have it: what it says from then on is shown."""
 
     def __init__(self, passed_on: int) -> None:
         self._passed_on = passed_on
@@ -67,11 +68,11 @@ class StartLog:
                 with contextlib.suppress(OSError):
                     os.write(self._passed_on, line)
 
-    def is_up(self) -> None:
-        """Whatever it says from now on is shown at once."""
+    def show(self, held: bool) -> None:
+        """Whatever it says from now on is shown at once. held: what was kept back, too."""
         with self._lock, contextlib.suppress(OSError):
-            held, self._held = self._held or [], None
-            for line in held:
+            lines, self._held = self._held or [], None
+            for line in lines if held else ():
                 os.write(self._passed_on, line)
 
     def tail(self) -> str:
@@ -91,7 +92,10 @@ def quiet_start() -> Iterator[StartLog]:
     try:
         with _killed_if_interrupted():
             yield log
-        log.is_up()
+        log.show(held=True)
+    except BaseException:
+        log.show(held=False)
+        raise
     finally:
         os.dup2(kept, 2)  # ours again; the children keep the pipe
 

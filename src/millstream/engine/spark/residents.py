@@ -35,8 +35,8 @@ class ResidentJob:
         self._is_over = False
         self.setup = b""
 
-    def run(self, seats: Sequence[int]) -> None:
-        """Runs a job with a task for each of some seats until it ends (a thread of the driver's). Raises what Spark ended it with."""
+    def run(self, job: int, seats: Sequence[int]) -> None:
+        """Runs a job (its number) with a task for each of some seats until it ends (a thread of the driver's). Raises what Spark ended it with."""
         setup = self.setup
 
         def sit(batches: Iterator[Any]) -> Iterator[Any]:
@@ -46,7 +46,7 @@ class ResidentJob:
 
             context = SparkTask.get()
             assert context is not None
-            if not worker.serve(setup, seats[context.partitionId()]):
+            if not worker.serve(setup, seats[context.partitionId()], job):
                 for _ in batches:  # rule 3
                     pass
             yield from ()

@@ -79,16 +79,18 @@ class Run:
                 self.epochs.settle(lambda: self.stopping)
         except BaseException as error:
             if not self.stopping or isinstance(self.epochs.error or error, MillstreamError):
-                self.error = self._explained(self.epochs.error or error)
+                self.error = self.epochs.error or error  # also if it cannot be explained
+                self.error = self._explained(self.error)
         finally:
             try:
-                self._close()
+                self.close()
                 self._at_end()
             finally:
                 self.done.set()  # whoever waits must not wait for ever, whatever is said last
 
-    def _close(self) -> None:
-        """A source that cannot be closed ends the run with an error, if there is none yet; what is said at the end is said nevertheless."""
+    def close(self) -> None:
+        """At the end, also of a run that does not even begin. A source that cannot be closed ends the run with an error, if there is none yet; what is said at
+        the end is said nevertheless."""
         for close in (self.epochs.close, *self.beside):
             try:
                 close()
@@ -183,7 +185,10 @@ class PlannedRun(Run):
         found = super()._explained(error)
         if not isinstance(found, InputError) or found is error:
             return found
-        told = next((one for reader in self.epochs.sources.readers.values() if (one := reader.refused(str(found))) is not None), None)
+        try:
+            told = next((one for reader in self.epochs.sources.readers.values() if (one := reader.refused(str(found))) is not None), None)
+        except Exception:  # the file cannot even be looked at
+            return found
         return found if told is None else InputError("\n  ".join((str(told), *self._hints)))
 
 
