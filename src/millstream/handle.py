@@ -82,9 +82,13 @@ class Handle:
         Returns whether the pipeline has ended; with a timeout in seconds it may not have.
         """
         ended = self._run.done.wait(timeout)
-        if self._run.error is not None:
+        if ended and self._run.error is not None:  # not before all is closed: whoever is told may end Spark, or the process
             raise self._run.error
         return ended
+
+    def say(self, text: str) -> None:
+        """One line to whoever watches the run, unless it is quiet."""
+        self._narrator.say(text)
 
     def stop(self, timeout: float | None = None) -> bool:
         """Ends the pipeline between two epochs. Nothing is lost: the next run goes on from here.
@@ -124,7 +128,7 @@ class Handle:
     def _status(self) -> Status:
         found = status_of(self._program.name, self._epochs.latest, self._epochs.history.recent(10))
         found.state = "running" if self.running else self._last_word()
-        found.mode = self._epochs.mode()
+        found.mode, found.run = self._epochs.mode(), self._epochs.token
         found.waits_for = "" if any(task.at for task in found.mode.tasks) else self._waits_for(found.mode)
         return found
 

@@ -162,7 +162,7 @@ def test_partitions_are_listed_added_removed_saved_and_restored(
 
 @pytest.mark.crash
 def test_serve_says_what_it_does_and_refuses_what_makes_no_sense(tmp_path: Path) -> None:
-    def served(*arguments: str) -> str:
+    def served(*arguments: str, code: int = 1) -> str:
         done = subprocess.run(
             [sys.executable, "-m", "millstream.cli", "serve", *arguments],
             capture_output=True,
@@ -171,7 +171,7 @@ def test_serve_says_what_it_does_and_refuses_what_makes_no_sense(tmp_path: Path)
             cwd=tmp_path,
             env={"PYTHONPATH": SRC, "PATH": ""},
         )
-        assert done.returncode == 1
+        assert done.returncode == code
         return done.stderr
 
     (tmp_path / "app.py").write_text(APP.format(options=""))
@@ -182,7 +182,7 @@ def test_serve_says_what_it_does_and_refuses_what_makes_no_sense(tmp_path: Path)
     assert "without a cookie" in served("app.py", "--data", "0.0.0.0:0")
     assert "would be open to every user of this machine" in served("app.py", "--data", "127.0.0.1:0", "--control", "127.0.0.1:0")
     with NodeProcess(tmp_path / "node") as node:
-        assert "in use by another node" in served("app.py", "--data", "127.0.0.1:0", "--dir", str(node.folder / "n1"))
+        assert "in use by another node" in served("app.py", "--data", "127.0.0.1:0", "--dir", str(node.folder / "n1"), code=5)
         assert "cannot listen" in served("app.py", "--data", node.address, "--dir", "other")
         assert node.process is not None
         node.process.terminate()

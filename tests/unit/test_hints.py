@@ -93,7 +93,7 @@ def test_a_stream_behind_a_computation_names_the_injector() -> None:
 
 def test_seconds_are_noticed_once() -> None:
     (text,) = said(pipeline(watermark=ms.watermarks.bounded("1h")), [1_714_521_600], [1_714_521_601])
-    assert "injected stream 'visits'" in text and "multiply by 1000" in text and "'at * 1000'" in text
+    assert "injected stream 'visits'" in text and "Timestamps are milliseconds since 1970" in text and "'at * 1000'" in text
 
 
 def test_a_run_says_the_same_in_its_log(caplog: pytest.LogCaptureFixture) -> None:

@@ -107,8 +107,8 @@ class Slow:
 
     published: dict[str, tuple[str, int]] = {}
 
-    def __init__(self, times: int) -> None:
-        self.left = times
+    def __init__(self, times: int, narrator: Narrator) -> None:
+        self.left, self.narrator = times, narrator
 
     def stop(self, timeout: float) -> bool:
         self.left -= 1
@@ -117,6 +117,9 @@ class Slow:
     def await_termination(self, timeout: float) -> bool:
         return not self.left
 
+    def say(self, text: str) -> None:
+        self.narrator.say(text)
+
     def status(self) -> Status:
         return msgspec.structs.replace(status_of("p", None), epoch=7, waits_for="files in [/data/in] " + "and somewhere else " * 5)
 
@@ -124,11 +127,44 @@ class Slow:
 def test_a_stop_that_takes_long_is_announced_once_and_then_told_what_it_waits_for() -> None:
     said, stopping = io.StringIO(), threading.Event()
     stopping.set()
-    watch(cast(Handle, Slow(3)), stopping, Console(file=said, highlight=False))
+    watch(cast(Handle, Slow(3, Narrator("p", False, said))), stopping, Console(file=said, highlight=False))
     lines = said.getvalue().splitlines()
-    assert [line.partition(":")[0] for line in lines] == [
-        "stopping when the epoch under way is committed; once more stops at once",
+    assert [line.partition("Z p: ")[2].partition(";")[0] for line in lines] == [
+        "stopping when the epoch under way is committed",
         "still stopping",
         "still stopping",
-    ]
+    ], "in one line each, with the time"
     assert "[/data/in]" in lines[1]
+
+
+def test_whoever_waits_is_told_of_an_error_when_all_is_closed_and_not_before() -> None:
+    """He may then end Spark, or the process, which something of the run's still uses."""
+    program = pipeline().program()
+    epochs = KitEpochs(program, MemoryStorage(), {"in": Unreadable([1])}, bounded=True)
+    run = PlannedRun(program.topology, epochs, bounded=True, drain=True, every=0.0, eager=False)
+    closing, go = threading.Event(), threading.Event()
+    run.beside.append(lambda: (closing.set(), go.wait(60)))  # type: ignore[arg-type,return-value]
+    handle = Handle(program, run, Narrator("p", quiet=True))
+    assert closing.wait(60) and run.error is not None
+    assert not handle.await_termination(0.01)
+    go.set()
+    with pytest.raises(InputError):
+        handle.await_termination(60)
+
+
+class StopsItself(Told):
+    """Stops the run that asks it."""
+
+    run: PlannedRun
+
+    def plan(self, start: str) -> Take:
+        assert self.run.stop() is False, "it has not ended: it ends when this returns"
+        return super().plan(start)
+
+
+def test_a_stop_in_the_thread_of_the_run_itself_does_not_wait_for_itself() -> None:
+    program, source = pipeline().program(), StopsItself([1])
+    epochs = KitEpochs(program, MemoryStorage(), {"in": source})
+    source.run = run = PlannedRun(program.topology, epochs, bounded=False, drain=False, every=0.0, eager=False)
+    run.start(lambda: None)
+    assert run.done.wait(60) and run.error is None

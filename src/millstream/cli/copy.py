@@ -43,5 +43,7 @@ def _copy(args: argparse.Namespace) -> int:
 
     done = copy_checkpoint(open_storage(args.checkpoint, options), open_storage(args.to, options), tell)
     print(f"copied epoch {done.epoch} of {args.checkpoint}, {done.of:,} objects, {size(done.bytes)}; the copy is {args.to}")
-    print(f"start it with: millstream run FILE --checkpoint {args.to}  (with sinks of its own)")
+    print(
+        f"start it with: millstream run FILE --checkpoint {args.to}  (with sinks of its own; a connector source needs its folder copied, too)"
+    )
     return 0

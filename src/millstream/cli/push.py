@@ -31,7 +31,7 @@ import msgspec
 from millstream.connector.source.push import PushClient
 from millstream.connector.source.push_signs import PushProgress, Teller
 from millstream.core.time import duration
-from millstream.errors import InputError
+from millstream.errors import DefinitionError, InputError
 from millstream.network import Tls
 
 _CHUNK = 256 << 10
@@ -94,9 +94,14 @@ def _push(args: argparse.Namespace) -> int:
             client.end(stream)
             client.wait()
         except BaseException:
-            _summary(f"{progress.count} records were sent,", client, stream, "; run it again to go on from there")
+            _summary(
+                f"{progress.count:,} record{' was' if progress.count == 1 else 's were'} sent,",
+                client,
+                stream,
+                "; run it again to go on from there",
+            )
             raise
-        _summary(f"{progress.count} records,", client, stream)
+        _summary(f"{progress.count:,} record{'' if progress.count == 1 else 's'},", client, stream)
     return 0
 
 
@@ -193,7 +198,7 @@ def _opened(path: str) -> IO[bytes]:
     try:
         return open(path, "rb")
     except OSError as error:
-        raise InputError(f"{path} cannot be read: {error}") from error
+        raise DefinitionError(f"{path} cannot be read: {error}") from error
 
 
 def _seek(source: IO[bytes], point: int, path: str) -> None:

@@ -7,9 +7,11 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import logging
 import signal
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterator
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -65,6 +67,7 @@ def _run(args: argparse.Namespace) -> int:
     pipeline = pipeline_in(load(file), name, file)
     checkpoint = args.checkpoint or f"{pipeline.name}-checkpoint"
     console = Console(highlight=False, quiet=args.quiet)
+    _say_warnings()
     stopping = threading.Event()
     settings = dict(args.conf)
     if args.packages:
@@ -94,6 +97,19 @@ def _run(args: argparse.Namespace) -> int:
     return 0
 
 
+def _say_warnings() -> None:
+    """What Millstream warns of goes to stderr, with the time where that is no terminal."""
+    logger = logging.getLogger("millstream")
+    if logger.handlers:
+        return
+    handler = logging.StreamHandler()
+    formatter = logging.Formatter("%(message)s" if sys.stderr.isatty() else "%(asctime)s %(message)s", "%Y-%m-%dT%H:%M:%SZ")
+    formatter.converter = time.gmtime
+    handler.setFormatter(formatter)
+    handler.setLevel(logging.WARNING)
+    logger.addHandler(handler)
+
+
 def _session(name: str, master: str | None, settings: dict[str, str], resident: bool) -> Callable[[], Any] | None:
     """What makes the session that the options ask for; None leaves it to the run."""
     if not master and not settings:
@@ -110,14 +126,14 @@ def watch(handle: Handle, stopping: threading.Event, console: Console) -> None:
         while not over:
             if stopping.is_set():
                 if not is_told:
-                    console.print(_STOPPING)
+                    handle.say(_STOPPING)
                 is_told = True
                 handle.stop(_PATIENCE if live is None else _DRAWN_EVERY)
             over = handle.await_termination(_DRAWN_EVERY)
             if live is not None:
                 live.update(view.progress(handle.status()), refresh=True)
             elif is_told and not over:
-                console.print(f"still stopping: {view.line(handle.status())}", markup=False, soft_wrap=True)
+                handle.say(f"still stopping; {view.line(handle.status()).partition(': ')[2]}")
     if live is not None:
         status = handle.status()
         console.print(f"{status.pipeline}: {last_words(status, is_told, handle.published)}", markup=False)

@@ -42,7 +42,7 @@ class Hints:
                 self._said.add(("", name))
                 yield (
                     f"injected stream {name!r}: its newest timestamp is {one.newest}, which is {describe(one.newest)}. Are these seconds? Timestamps are "
-                    f"milliseconds since 1970: multiply by 1000{_times_1000(column)}."
+                    f"milliseconds since 1970: write those into the column{_times_1000(column)}."
                 )
 
     def _drops(self, computation: str, stream: str) -> bool:
@@ -65,8 +65,7 @@ class Hints:
         )
         return (
             f"computation {computation!r} has dropped a late record of stream {stream!r}{which}, and nothing there handles late records.{why} "
-            f"Records that are late all the same go to process_late_record, or where late= says; late=ms.DROP drops them without a word. "
-            f"How many they are, the status counts."
+            f"To keep late records, write process_late_record or give late= a stream; late=ms.DROP drops them without this warning. They are counted as late."
         )
 
     def _injectors(self, stream: str) -> list[str]:
@@ -90,4 +89,4 @@ def _is_forgotten(policy: object) -> bool:
 
 
 def _times_1000(column: object) -> str:
-    return f", such as timestamp={f'{column} * 1000'!r}" if isinstance(column, str) else ""
+    return f", or (where Spark reads, not in a resident run) say timestamp={f'{column} * 1000'!r}" if isinstance(column, str) else ""

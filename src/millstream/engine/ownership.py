@@ -96,8 +96,8 @@ class Ownership:
         own = epoch is not None and (epoch > latest.epoch or (self.log.exists(epoch) and self.log.read(epoch).batch == ranges.batch))
         if ranges.may_have_rows and (not own or (epoch is not None and epoch > latest.epoch)):
             raise CheckpointError(
-                f"{self._url} was drained (from epoch {latest.ended} on): its event time has ended, and there is new input. "
-                f"Use a new checkpoint, or run with drain=False (--no-drain on the command line) when more input may follow."
+                f"{self._url} was drained (from epoch {latest.ended} on): its event time has ended for good, and there is new input. "
+                f"Use a new checkpoint. If more input may follow, run that one with drain=False (--no-drain on the command line) from the start."
             )
         return not own
 

@@ -46,7 +46,7 @@ from millstream.connector.source.protocol.tables import ClientStream, Line, Push
 from millstream.connector.wire import messages as m
 from millstream.connector.wire.codec import encode, message_head
 from millstream.connector.wire.decoder import Decoder
-from millstream.errors import InputError, LocalProtocolError, MillstreamError, RemoteProtocolError
+from millstream.errors import DefinitionError, InputError, LocalProtocolError, MillstreamError, NetworkError, RemoteProtocolError
 from millstream.network import Tls, client_context, keep_alive, parse_address
 
 _log = logging.getLogger("millstream.connector")
@@ -264,7 +264,7 @@ class PushClient:
                     why = "it says RESTART, and is not back" if session.last_words else "the connection was closed"
                 self._expect("to listen")
                 if isinstance(session.last_words, m.Error):
-                    raise InputError(f"the source at {self.address} says: {session.last_words.text}")
+                    raise _failed(f"the source at {self.address} says: {session.last_words.text}", DefinitionError.exit_code)
                 if isinstance(session.last_words, m.Restart) and session.last_words.address:
                     self._move(session.last_words.address)
                 elif session.last_words is None:
@@ -272,7 +272,7 @@ class PushClient:
                 if session.state is PushState.READY or session.last_words is not None:
                     pause, since = _FIRST_PAUSE, time.monotonic()
                 if self._patience is not None and time.monotonic() - since > self._patience:
-                    raise InputError(f"the source at {self.address} cannot be reached: {why}")
+                    raise _failed(f"the source at {self.address} cannot be reached: {why}", NetworkError.exit_code)
                 with self._changed:
                     if self._closing is None:
                         self._changed.wait(pause)
@@ -438,3 +438,10 @@ class PushClient:
             found.told()
             self._changed.notify_all()
         return taken.size
+
+
+def _failed(text: str, exit_code: int) -> InputError:
+    """What a pusher is told, and what its command ends with: whether it helps to come back."""
+    found = InputError(text)
+    found.exit_code = exit_code
+    return found

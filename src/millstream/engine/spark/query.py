@@ -128,8 +128,9 @@ def start(
     log = ManifestLog(storage)
     if log.check_identity(program.name, shards, list(topology.injectors)) is not None and (found := log.latest()) is not None:
         reconciled(found, program, drop)  # what the checkpoint refuses is refused before Spark is started
-    warm, is_theirs = None, spark is not None
-    if spark is None or callable(spark):
+    warm, is_ours = None, spark is None or (callable(spark) and not isinstance(spark, type))
+    is_default = spark is None
+    if is_ours:
         say("starting Spark, which takes some seconds")
         if spark is not None:
             spark = spark()
@@ -138,8 +139,8 @@ def start(
             warm = None if resident else WarmUp(spark)
     try:
         _check_session(spark)
-        hush(spark)
-        if is_theirs:
+        hush(spark, at_length=not is_ours and not resident)
+        if not is_default:
             for said in unsuitable(spark):
                 say(f"this Spark session has {said}")
         say(f"reading {', '.join(injector.source.describe() for injector in topology.injectors.values())}; checkpoint {storage.url}")

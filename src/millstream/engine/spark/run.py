@@ -36,6 +36,7 @@ class Run:
         self.error: BaseException | None = None
         self.done = threading.Event()
         self._drain = bounded and drain
+        self._thread: threading.Thread | None = None
         self._hints = _hints(topology)
         self._at_end: Callable[[], None] = lambda: None
         self.beside: list[Callable[[], None]] = []  # ends what was started beside the run
@@ -44,7 +45,8 @@ class Run:
         """Begins. at_end: called when all is done, before those who wait are told."""
         self._at_end = at_end
         self.begin()
-        threading.Thread(target=self._supervise, name="millstream-run", daemon=True).start()
+        self._thread = threading.Thread(target=self._supervise, name="millstream-run", daemon=True)
+        self._thread.start()
 
     def begin(self) -> None:
         """What may fail at once."""
@@ -61,6 +63,8 @@ class Run:
         began = time.monotonic()
         self.stopping = self.epochs.stopping = True
         self.wake()
+        if threading.current_thread() is self._thread:
+            return False  # a sink's function, say: it ends when that returns
         if not self.epochs.lock.acquire(timeout=-1 if seconds is None else max(0.0, seconds)):
             return False
         self.epochs.lock.release()  # the epoch under way has ended; one that comes later is turned away. Holding on would leave Spark waiting for it

@@ -124,13 +124,13 @@ def unsuitable(spark: Any) -> list[str]:
     return found
 
 
-def hush(spark: Any) -> None:
+def hush(spark: Any, at_length: bool = False) -> None:
     """Keeps Spark and py4j from logging at length the very error that a run is about to end with, tasks that are lost and run again, and PySpark's server of
-    accumulators from telling that Java has gone."""
+    accumulators from telling that Java has gone. at_length: Spark itself goes on as it was told, as in a session of the user's."""
     _hush_py4j()
     with contextlib.suppress(Exception):
         log4j = spark.sparkContext._jvm.org.apache.logging.log4j
-        for name in _HUSHED:
+        for name in _HUSHED[:1] if at_length else _HUSHED:
             log4j.core.config.Configurator.setLevel(name, log4j.Level.OFF)
     with contextlib.suppress(Exception):
         spark.sparkContext._accumulatorServer.handle_error = lambda request, client: None

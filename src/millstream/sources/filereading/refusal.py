@@ -10,7 +10,7 @@ from millstream.errors import InputError
 #: What whoever feeds the stream can do.
 ADVICE = (
     "an injected stream cannot be read; nothing of this epoch was committed. Fix or remove the file, and run again; or send such rows to a stream, with "
-    "compute(..., on_error=ms.DEAD_LETTER) for every computation that reads it."
+    "compute(..., on_error=ms.DEAD_LETTER) for every computation that reads it, and pipeline.emit(pipeline.dead_letters(NAME), SINK) to keep them."
 )
 _MOST = 300
 
