@@ -183,7 +183,7 @@ def test_serve_says_what_it_does_and_refuses_what_makes_no_sense(tmp_path: Path)
     assert "would be open to every user of this machine" in served("app.py", "--data", "127.0.0.1:0", "--control", "127.0.0.1:0")
     with NodeProcess(tmp_path / "node") as node:
         assert "in use by another node" in served("app.py", "--data", "127.0.0.1:0", "--dir", str(node.folder / "n1"), code=5)
-        assert "cannot listen" in served("app.py", "--data", node.address, "--dir", "other")
+        assert "cannot listen" in served("app.py", "--data", node.address, "--dir", "other", code=5)
         assert node.process is not None
         node.process.terminate()
         assert node.process.stdout is not None
