@@ -128,6 +128,8 @@ class SinkRefused(SinkError):
     def __init__(self, text: str, reason: str = "other") -> None:
         super().__init__(text)
         self.reason = reason
+        if reason == "fence":
+            self.exit_code = Fenced.exit_code
 
 
 class ProtocolError(MillstreamError):

@@ -19,7 +19,7 @@ import msgspec
 
 from millstream.core.keys import key_bytes
 from millstream.core.time import duration
-from millstream.errors import DamageError, DefinitionError, FencedRun, ServiceError, SinkError
+from millstream.errors import DamageError, DefinitionError, Fenced, FencedRun, ServiceError, SinkError
 from millstream.service.messages import Decision
 from millstream.sinks.base import DriverContext, Part, Sink, SinkRow, TaskContext
 from millstream.sinks.files import check_numbers, plain
@@ -34,6 +34,11 @@ _ROW = 1 << 19  # bytes of a key and its value
 
 #: The clients of this process: tasks that follow each other use one connection.
 _clients: dict[tuple[int, bytes], Client] = {}
+
+_ONE_HISTORY = (
+    " A newer run, or another checkpoint of a pipeline with this name, writes there: a table takes one history of a stream. Give a new checkpoint a table of "
+    "its own, or another name to the pipeline."
+)
 
 
 class ServiceSinkStats(msgspec.Struct):
@@ -94,7 +99,7 @@ class ServiceSink(Sink):
         try:
             counts = self._client().stage(entries.items(), txn)
         except (ServiceError, DamageError) as error:
-            raise SinkError(f"stream {context.emission!r} into {self.describe()}: {self._explained(error)}") from error
+            raise self._failed(context.emission, error) from error
         return Part(rows=len(rows), staged=txn, own={"txn": txn, "partitions": {str(id): count for id, count in counts.items()}})
 
     def _encoded(self, rows: Sequence[SinkRow], context: TaskContext) -> dict[bytes, bytes | None]:
@@ -146,15 +151,13 @@ class ServiceSink(Sink):
         try:
             return self._client().decide(partition, txns, how, run_number(context.token), keep)
         except (ServiceError, DamageError) as error:
-            raise SinkError(f"stream {context.emission!r} into {self.describe()}: {self._explained(error)}") from error
+            raise self._failed(context.emission, error) from error
 
-    def _explained(self, error: Exception) -> str:
+    def _failed(self, stream: str, error: Exception) -> SinkError:
+        found = SinkError(f"stream {stream!r} into {self.describe()}: {error}.{_ONE_HISTORY if isinstance(error, FencedRun) else ''}")
         if isinstance(error, FencedRun):
-            return (
-                f"{error}. A newer run, or another checkpoint of a pipeline with this name, writes there: a table takes one history of a stream. Give a new "
-                f"checkpoint a table of its own, or another name to the pipeline."
-            )
-        return f"{error}."
+            found.exit_code = Fenced.exit_code
+        return found
 
 
 def _by_partition(parts: Sequence[Part]) -> dict[int, dict[str, int]]:
