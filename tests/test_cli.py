@@ -645,7 +645,9 @@ def test_run_to_the_end_of_the_input(project: Path, capsys: pytest.CaptureFixtur
     lines = ran.stdout.splitlines()
     checkpoint = project / "words-checkpoint"
     assert lines[0].endswith("Z words: starting Spark, which takes some seconds")
-    assert lines[1].endswith(f"; checkpoint {checkpoint}")
+    assert "this Spark session has spark.sql.session.timeZone=Europe/Tallinn" in lines[1] and lines[2].endswith(
+        f"; checkpoint {checkpoint}"
+    )
     assert "3 records" in ran.stdout and "words: ended with epoch " in lines[-1] and lines[-1].endswith(", drained; 2 rows in out/")
     assert ran.stderr == "", "nothing of Spark's or Log4j's start-up is shown"
     out = [json.loads(line) for file in (project / "out").glob("*.jsonl") for line in file.read_text().splitlines()]

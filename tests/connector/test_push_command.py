@@ -19,7 +19,7 @@ from millstream.cli import push as push_command
 from millstream.connector.intake import reader as intake_reader
 from millstream.connector.intake.format.batch import decode_entries
 from millstream.connector.source.server import SourceServer
-from millstream.errors import InputError
+from millstream.errors import DefinitionError, InputError
 from millstream.network import parse_address
 
 
@@ -154,5 +154,5 @@ def test_a_pipeline_that_is_away_is_waited_for_with_patience(tmp_path: Path) -> 
 def test_an_empty_file_and_an_absent_one(server: SourceServer, tmp_path: Path) -> None:
     (tmp_path / "empty").write_bytes(b"")
     assert push(str(tmp_path / "empty"), "--to", server.address) == 0 and stored(server) == []
-    with pytest.raises(InputError, match="cannot be read"):
+    with pytest.raises(DefinitionError, match="cannot be read"):
         push(str(tmp_path / "absent"), "--to", server.address)

@@ -204,7 +204,7 @@ def test_a_resident_run_says_that_it_waits_for_its_tasks_until_they_are_there(
 ) -> None:
     """Whoever pushes meanwhile must not read that the run waits for input."""
     go, begin = threading.Event(), residents.ResidentJob.run
-    monkeypatch.setattr(residents.ResidentJob, "run", lambda self, seats: (go.wait(60), begin(self, seats)))
+    monkeypatch.setattr(residents.ResidentJob, "run", lambda self, *given: (go.wait(60), begin(self, *given)))
     handle = simple(tmp_path).run(spark, checkpoint=tmp_path / "checkpoint", resident=True, tasks=1, shards=1)
     try:
         assert handle.status().waits_for == "its tasks to start"
