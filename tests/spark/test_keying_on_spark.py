@@ -138,7 +138,7 @@ class Case(NamedTuple):
 
 
 def files() -> Any:
-    return ms.sources.files("nowhere", schema=", ".join(f"{name} int" for name in (*KEYS, *OTHERS, "ms")))  # only the names count here
+    return ms.sources.files("nowhere", schema="s string, b binary, i int, l long, o boolean, ms long")
 
 
 def pipeline(keys: list[Any], source: Any = None, *, spread: bool = False, later: Any = None, **options: Any) -> ms.Pipeline:
