@@ -105,19 +105,19 @@ def main(work: Path) -> None:
     """Makes the checkpoint, and dies."""
     import time
 
-    from millstream.engine.spark import folds
-    from millstream.state import folding
+    from millstream.engine.spark import compaction_job
+    from millstream.state import compaction
 
     write(work)
-    folding.MAX_RUNS = 3
+    compaction.MAX_RUNS = 3
     step.MAX_DUE = MAX_DUE
-    adopt = folds.Folds.adopt
+    adopt = compaction_job.Folds.adopt
 
-    def first_shard_only(self: folds.Folds, computation: str, shard: int, chain: list) -> list:  # type: ignore[type-arg]
+    def first_shard_only(self: compaction_job.Folds, computation: str, shard: int, chain: list) -> list:  # type: ignore[type-arg]
         time.sleep(0.2)  # let folds end
         return adopt(self, computation, shard, chain) if shard == 0 else chain
 
-    folds.Folds.adopt = first_shard_only  # type: ignore[method-assign]
+    compaction_job.Folds.adopt = first_shard_only  # type: ignore[method-assign]
     os.environ["MILLSTREAM_CRASH"] = f"epoch.7-done@{LAST}"
     pipeline(work).run(checkpoint=str(work / "checkpoint"), available_now=True, shards=2, drain=False).await_termination()
 

@@ -11,14 +11,14 @@ import pytest
 from plannedkit import KitEpochs, pipeline
 
 from millstream.core.watermark import Progress
-from millstream.engine.pacing import Pacing
-from millstream.engine.reading import Sources
-from millstream.engine.spark.planning import _begin
-from millstream.engine.spark.query import Starting
+from millstream.engine.source_planner import Sources
+from millstream.engine.spark.run_builder import _begin
+from millstream.engine.spark.start import Starting
+from millstream.engine.trigger import Pacing
 from millstream.errors import CheckpointError, DamageError
 from millstream.sources.planned import PlannedReader, Take
 from millstream.state.manifest import Manifest, ManifestLog
-from millstream.state.memory import MemoryStorage
+from millstream.state.memory_storage import MemoryStorage
 
 
 class Numbered(PlannedReader):

@@ -7,7 +7,7 @@ from typing import Any
 
 import msgspec
 
-from millstream.state.part import Part
+from millstream.state.sink_part import Part
 from millstream.state.storage import Storage
 
 __all__ = ["DriverContext", "IdentifiedRow", "Part", "Sink", "SinkRow", "TaskContext"]

@@ -13,7 +13,7 @@ from millstream.errors import SinkError
 from millstream.sinks.base import DriverContext, IdentifiedRow, Part, Sink, SinkRow, TaskContext
 from millstream.sinks.files import to_table
 from millstream.state.codec import encode_value, msgpack
-from millstream.state.folding import unit_name
+from millstream.state.compaction import unit_name
 
 _decode = msgpack.decoder(object)
 

@@ -19,7 +19,7 @@ from zlib import crc32
 import numpy as np
 import pyarrow as pa
 
-from .arrow import whole
+from .arrow_rows import whole
 
 SEED = 42  # what Spark begins with
 

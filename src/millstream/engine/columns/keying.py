@@ -25,7 +25,7 @@ from millstream.errors import InputError
 from millstream.sources import FileSource
 
 from . import casts, hashing, refusals
-from .arrow import BETWEEN, ValueColumn, to_list, whole
+from .arrow_rows import BETWEEN, ValueColumn, to_list, whole
 
 _MANY, _SAMPLE = 2048, 1024  # rows from which on it is worth while to look at how often keys repeat, and of how many
 _TYPES = {"string": pa.string(), "long": pa.int64()}
