@@ -112,8 +112,8 @@ def source_folder(path: Path) -> Path:
 
 
 def environment(source: Path, root: Path, inherited: Mapping[str, str]) -> dict[str, str]:
-    """Millstream from that folder and the benchmarks from this tree, in the process and in Spark's workers; replicas in a folder that is removed."""
-    return {**inherited, "PYTHONPATH": os.pathsep.join([str(source), str(ROOT)]), "MILLSTREAM_REPLICAS": str(root / "replicas")}
+    """Millstream from that folder and the benchmarks from this tree, in the process and in Spark's workers; state caches in a folder that is removed."""
+    return {**inherited, "PYTHONPATH": os.pathsep.join([str(source), str(ROOT)]), "MILLSTREAM_STATE_CACHE": str(root / "state_caches")}
 
 
 def _run(source: Path, arguments: Sequence[str], root: Path) -> dict[str, Any]:

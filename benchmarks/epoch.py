@@ -4,7 +4,7 @@ Rules
 1. The pipeline first reads a few files of the usual kind, then files of one record, one an epoch, without a pause. The first of those are warm-up.
    Event time all but stands still then: no timer falls due, and thousands stay in the state.
 2. An epoch's CPU is what is spent from the end of the epoch before to its own end: what a worker does after it has answered is in it.
-3. The median of the epochs counts, for JVM, Python workers and driver each: what happens now and then (a collection, a fold) is not in it.
+3. The median of the epochs counts, for JVM, Python workers and driver each: what happens now and then (a collection, a compaction) is not in it.
 4. floor is the same plan with an identity function in place of the step.
 """
 

@@ -1,4 +1,4 @@
-"""Growth: the time of an epoch that touches 10,000 keys, with 10,000 keys stored and with 5 million; and a restart whose replica is gone."""
+"""Growth: the time of an epoch that touches 10,000 keys, with 10,000 keys stored and with 5 million; and a restart whose state cache is gone."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def pipeline(folder: Path) -> ms.Pipeline:
 
 
 def measure(spark: Any, work: Path, stored: int, epochs: int) -> tuple[float, Any]:
-    """Stores the keys, lets folds end, then touches 10,000 random ones per epoch. Median epoch in milliseconds, without the first two."""
+    """Stores the keys, lets compactions end, then touches 10,000 random ones per epoch. Median epoch in milliseconds, without the first two."""
     random = np.random.default_rng(1)
     index = 0
     print(f"storing {stored:,} keys", flush=True)
@@ -65,14 +65,14 @@ def measure(spark: Any, work: Path, stored: int, epochs: int) -> tuple[float, An
     began = time.perf_counter()
     handle = pipeline(work / "in").run(spark, checkpoint=work / "checkpoint", available_now=True, drain=False)
     handle.await_termination()
-    handle._epochs.folds.wait(300)
+    handle._epochs.compactions.wait(300)
     print(f"{stored:>9,} keys stored in {time.perf_counter() - began:.1f} s", flush=True)
     for _ in range(epochs + 2):
         write(work / "in", index, random.choice(stored, size=10_000, replace=False))
         index += 1
     handle = pipeline(work / "in").run(spark, checkpoint=work / "checkpoint", available_now=True, drain=False)
     handle.await_termination()
-    handle._epochs.folds.wait(300)
+    handle._epochs.compactions.wait(300)
     times = [e["millis"] for e in handle.epochs() if e["records"]][2:]
     print(f"{stored:>9,} keys stored: epochs that touch 10,000: {' '.join(f'{t:.0f}' for t in times)} ms", flush=True)
     return statistics.median(times), handle
@@ -86,11 +86,11 @@ def main() -> dict[str, float]:
     spark = jobs.session()
     with tempfile.TemporaryDirectory() as temporary:
         root = Path(temporary)
-        os.environ["MILLSTREAM_REPLICAS"] = str(root / "replicas")
+        os.environ["MILLSTREAM_STATE_CACHE"] = str(root / "state_caches")
         few, _ = measure(spark, root / "few", 10_000, options.epochs)
         many, handle = measure(spark, root / "many", options.keys, options.epochs)
-        print("starting again without the replica", flush=True)
-        shutil.rmtree(root / "replicas")
+        print("starting again without the state cache", flush=True)
+        shutil.rmtree(root / "state_caches")
         write(root / "many" / "in", 99_999, np.arange(10_000))
         handle = pipeline(root / "many" / "in").run(spark, checkpoint=root / "many" / "checkpoint", available_now=True, drain=False)
         handle.await_termination()
@@ -98,7 +98,7 @@ def main() -> dict[str, float]:
         reading = read_log(root / "many" / "checkpoint")
         size = sum(c.log_bytes for c in handle.status().computations)
     print(
-        f"restart with the replica gone: first epoch {restart / 1000:.1f} s; reading the log's {size / 1e6:.0f} MB once, in one process: {reading:.1f} s"
+        f"restart with the state cache gone: first epoch {restart / 1000:.1f} s; reading the log's {size / 1e6:.0f} MB once, in one process: {reading:.1f} s"
     )
     result = {"growth_5m_vs_10k": round(many / few, 2), "restart_vs_reading_once": round(restart / 1000 / reading, 2)}
     print(json.dumps(result))

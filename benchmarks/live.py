@@ -105,7 +105,7 @@ def _timed(act: Any) -> float:
 
 
 def serve(folder: str, told: Connection) -> None:
-    asyncio.run(serve_checkpoint(folder, ready=told.send, replicas=f"{folder}/served"))
+    asyncio.run(serve_checkpoint(folder, ready=told.send, state_caches=f"{folder}/served"))
 
 
 def echo(folder: str, told: Connection) -> None:

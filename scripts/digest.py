@@ -143,9 +143,9 @@ def of_spark() -> Iterable[bytes]:
                         for ref in one.segments:
                             if ref.first == ref.last == epoch:
                                 yield f"{production} {epoch} {name} {shard}".encode() + storage.read(ref.name, ref.offset, ref.length)
-                for parcel in sorted(manifest.pending, key=lambda p: (p.stream, p.computation, sorted(p.slices), p.oldest)):
-                    for shard, (offset, length, _) in sorted(parcel.slices.items()):
-                        yield f"{production} {epoch} {parcel.stream} {shard}".encode() + storage.read(parcel.name, offset, length)
+                for stored_ref in sorted(manifest.pending, key=lambda p: (p.stream, p.computation, sorted(p.slices), p.oldest)):
+                    for shard, (offset, length, _) in sorted(stored_ref.slices.items()):
+                        yield f"{production} {epoch} {stored_ref.stream} {shard}".encode() + storage.read(stored_ref.name, offset, length)
             newest = log.latest()
             assert newest is not None
             for _, state in sorted(newest.computations.items()):

@@ -1,4 +1,4 @@
-"""One Spark session for the whole run; replicas in a folder of the run's own; an archive of Spark's classes for the many JVMs."""
+"""One Spark session for the whole run; state caches in a folder of the run's own; an archive of Spark's classes for the many JVMs."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 @pytest.fixture(scope="session", autouse=True)
-def _replicas(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    os.environ["MILLSTREAM_REPLICAS"] = str(tmp_path_factory.mktemp("replicas"))
+def _state_caches(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    os.environ["MILLSTREAM_STATE_CACHE"] = str(tmp_path_factory.mktemp("state_caches"))
     # many short-lived JVMs: the quick compiler alone starts in half the time
     os.environ["JDK_JAVA_OPTIONS"] = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
     here = Path(__file__).parent  # the workers import the test modules that hold the computations
@@ -79,7 +79,7 @@ def _have_classes(folder: Path, temporary: pytest.TempPathFactory) -> subprocess
 
 
 @pytest.fixture(scope="session")
-def spark(_replicas: None) -> Iterator[Any]:
+def spark(_state_caches: None) -> Iterator[Any]:
     from millstream.engine.spark.session import local_session
 
     session = local_session("tests")

@@ -6,7 +6,7 @@ Version 0.1 made it (commit 6fe6e12), and nothing else may make it again: it is 
     python tests/oldjob.py WORK --go-on                        what every later version must be able to do with a copy
 
 The driver is killed behind epoch 9, in a moment in which all of this is true: keys have more timers due than an epoch may fire, productions wait on
-a strong edge, ids are held, a MapState has entries, two sinks have parts, one shard's fold is adopted, and another's lies there unadopted.
+a strong edge, ids are held, a MapState has entries, two sinks have parts, one shard's compaction is adopted, and another's lies there unadopted.
 """
 
 from __future__ import annotations
@@ -111,13 +111,13 @@ def main(work: Path) -> None:
     write(work)
     compaction.MAX_RUNS = 3
     step.MAX_DUE = MAX_DUE
-    adopt = compaction_job.Folds.adopt
+    adopt = compaction_job.SparkCompaction.adopt
 
-    def first_shard_only(self: compaction_job.Folds, computation: str, shard: int, chain: list) -> list:  # type: ignore[type-arg]
-        time.sleep(0.2)  # let folds end
+    def first_shard_only(self: compaction_job.SparkCompaction, computation: str, shard: int, chain: list) -> list:  # type: ignore[type-arg]
+        time.sleep(0.2)  # let compactions end
         return adopt(self, computation, shard, chain) if shard == 0 else chain
 
-    compaction_job.Folds.adopt = first_shard_only  # type: ignore[method-assign]
+    compaction_job.SparkCompaction.adopt = first_shard_only  # type: ignore[method-assign]
     os.environ["MILLSTREAM_CRASH"] = f"epoch.7-done@{LAST}"
     pipeline(work).run(checkpoint=str(work / "checkpoint"), available_now=True, shards=2, drain=False).await_termination()
 

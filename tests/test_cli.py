@@ -20,7 +20,8 @@ from millstream.cli import main
 from millstream.core.time import BEGINNING
 from millstream.errors import DamageError, DefinitionError
 from millstream.readable import listing
-from millstream.simulation.driver import Driver, Fault, InputPlan, Simulation
+from millstream.simulation.driver import Driver, InputPlan, Simulation
+from millstream.simulation.fault import Fault
 from millstream.simulation.local import LocalEngine
 from millstream.state import heartbeat
 from millstream.state.manifest import Manifest, ManifestLog
@@ -111,20 +112,20 @@ class Recorded:
         self.local.now = NOON + number
         self.local.run_epoch()
 
-    def fold(self) -> None:
-        """Chains are folded beside the next epoch, and the one after it adopts that."""
-        self.simulation.schedule.append(Fault("fold", len(self.simulation.plan.epochs)))
+    def compact(self) -> None:
+        """Chains are compacted beside the next epoch, and the one after it adopts that."""
+        self.simulation.schedule.append(Fault("compact", len(self.simulation.plan.epochs)))
         self.run_epoch()
         self.run_epoch()
 
     def drain(self) -> None:
         assert self.driver is not None
-        self.driver.drain(lambda: False)
+        self.driver.epochs.drain(lambda: False)
 
     @property
     def token(self) -> str:
         assert self.driver is not None
-        return self.driver.token
+        return self.driver.epochs.token
 
 
 def words_pipeline() -> ms.Pipeline:
@@ -452,8 +453,10 @@ def test_an_unknown_computation_names_the_known_ones(checkpoint: str, capsys: py
 def test_the_same_rows_after_a_fold(engine: Recorded, capsys: pytest.CaptureFixture[str]) -> None:
     url = engine.log.storage.url
     before = [state_of(capsys, url, name) for name in engine.names]
-    engine.fold()
-    assert any("-fold-" in ref.name for state in newest(engine).computations.values() for shard in state.shards for ref in shard.segments)
+    engine.compact()
+    assert any(
+        "-compact-" in ref.name for state in newest(engine).computations.values() for shard in state.shards for ref in shard.segments
+    )
     assert [state_of(capsys, url, name) for name in engine.names] == before
 
 
@@ -618,7 +621,7 @@ words.compute(Count, words.inject("words", ms.sources.files("in", schema="word s
 
 
 def run_file(folder: Path, *argv: str, timeout: float = 180, environment: dict[str, str] | None = None) -> subprocess.CompletedProcess[str]:
-    environment = {**os.environ, "MILLSTREAM_REPLICAS": str(folder / "replicas"), **(environment or {})}
+    environment = {**os.environ, "MILLSTREAM_STATE_CACHE": str(folder / "state_caches"), **(environment or {})}
     return subprocess.run(
         [sys.executable, "-m", "millstream.cli", *argv], cwd=folder, env=environment, capture_output=True, text=True, timeout=timeout
     )

@@ -105,7 +105,7 @@ def test_the_commands_of_a_page_print_what_it_shows(name: str, kills: int, tmp_p
         **os.environ,
         "PATH": os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]]),
         "PYTHONPATH": os.pathsep.join([str(ROOT / "src"), os.environ.get("PYTHONPATH", "")]),
-        "MILLSTREAM_REPLICAS": str(tmp_path / "replicas"),
+        "MILLSTREAM_STATE_CACHE": str(tmp_path / "state_caches"),
     }
     done = subprocess.run(["bash", "commands.sh"], cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=300)
     assert [line for line in done.stdout.splitlines() if line.startswith("{")] == shown != [], done.stderr
@@ -137,7 +137,7 @@ def test_a_job_that_is_submitted_runs_as_the_page_says(tmp_path: Path) -> None:
         "PYSPARK_PYTHON": sys.executable,
         "SPARK_LOCAL_IP": "127.0.0.1",
         "PYTHONPATH": str(ROOT / "src"),
-        "MILLSTREAM_REPLICAS": str(tmp_path / "r"),
+        "MILLSTREAM_STATE_CACHE": str(tmp_path / "r"),
     }
     done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stderr

@@ -85,3 +85,13 @@ def _kill(whom: str, which: str, driver: int | None) -> None:
         os.kill(os.getpid(), signal.SIGKILL)
     os.kill(driver or os.getpid(), signal.SIGKILL)
     signal.pause()
+
+
+class CrashPoints:
+    """The crash points of a driver. armed: see above."""
+
+    def __init__(self, armed: str = "") -> None:
+        self.armed = armed
+
+    def __call__(self, name: str, epoch: int) -> None:
+        point(name, epoch, self.armed)

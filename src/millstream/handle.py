@@ -126,28 +126,28 @@ class Handle:
         return found
 
     def _status(self) -> Status:
-        found = status_of(self._program.name, self._epochs.latest, self._epochs.history.recent(10))
+        found = status_of(self._program.name, self._epochs.latest, self._epochs.metrics.recent(10))
         found.state = "running" if self.running else self._last_word()
         found.mode, found.run = self._epochs.mode(), self._epochs.token
         found.waits_for = "" if any(task.at for task in found.mode.tasks) else self._waits_for(found.mode)
         return found
 
     def _parts(self) -> dict[str, dict[str, Any]]:
-        """What sources, sinks, folds, replicas and the log say of themselves."""
+        """What sources, sinks, compactions, state caches and the log say of themselves."""
         topology, epochs = self._program.topology, self._epochs
         sinks = {emission.name: emission.sink.stats() for emission in topology.emissions}
         found: dict[str, Any] = {
             "sources": {name: own for name, injector in topology.injectors.items() if (own := injector.source.stats()) is not None},
             "sinks": {name: {**msgspec.to_builtins(one), "own": sinks[name]} for name, one in epochs.publishing.published.items()},
-            "folds": epochs.folds.stats(),
-            "replicas": dict(epochs.replicas),
+            "compactions": epochs.compaction.stats(),
+            "state_caches": dict(epochs.state_caches),
             "log": compaction.stats(epochs.latest) if epochs.latest is not None else {},
         }
         return msgspec.to_builtins(found)  # type: ignore[no-any-return]
 
     def epochs(self) -> list[dict[str, Any]]:
         """The last epochs: number, records, milliseconds, whether tasks ran, and where the milliseconds went (`phases`)."""
-        return [msgspec.to_builtins(s) for s in self._epochs.history]
+        return [msgspec.to_builtins(s) for s in self._epochs.metrics]
 
     def state(self, computation: str, key: Any = None) -> Any:
         """The committed state of a key (None if it has none), or with no key a dict of all keys, for looking at a small pipeline by hand."""
@@ -203,7 +203,7 @@ class Handle:
         """What a running pipeline waits for: tasks that are not there, or input that it has not had for some seconds."""
         if self.running and mode.missing:
             return "its tasks to start" if not mode.generation else f"{_tasks(mode.missing)} to be replaced"
-        if any(one.records for one in self._epochs.history.recent(1)):
+        if any(one.records for one in self._epochs.metrics.recent(1)):
             self._heard = time.monotonic()
         if not self.running or self._run.bounded or time.monotonic() - self._heard < _QUIET_AFTER:
             return ""
@@ -255,8 +255,8 @@ def launch(program: Program, narrator: Narrator, *, serve: str | None = None, **
     return Handle(program, start(program, say=narrator.say, **asked), narrator, serve)
 
 
-def _tasks(seats: list[int]) -> str:
-    return f"task{'' if len(seats) == 1 else 's'} {', '.join(map(str, seats))}"
+def _tasks(slots: list[int]) -> str:
+    return f"task{'' if len(slots) == 1 else 's'} {', '.join(map(str, slots))}"
 
 
 def _serving(run: Run, address: str) -> ServingThread:

@@ -313,19 +313,21 @@ def assert_exactly_once(
     expressions: Expressions | None = None,
     then: Pipeline | None = None,
     resident: bool = False,
+    schedule: str | None = None,
 ) -> None:
     """Runs a pipeline under simulated faults, once per seed, and compares outputs, state, timers and low watermarks with an undisturbed run.
 
     records: rows of the one injected stream; or (stream, row) pairs in order of arrival; or a dict of rows by stream. faults: some of
-    "crash", "pause", "retry", "recompute", "zombie", "repeat", "fold", "forget"; all by default, "repeat" only on streams whose ids are
+    "crash", "pause", "retry", "recompute", "zombie", "repeat", "compact", "forget", "replan"; all by default, "repeat" only on streams whose ids are
     deduplicated and whose watermark is bounded without an idle time, or that only tables with versions read (others may rightly take note of a repeated
     record), and never of records that are rejected: they go to the dead letters without deduplication. Hooks must be
     deterministic: a pipeline that rolls dice differs from its undisturbed run without any fault.
     epochs: "any" first does what `assert_same_in_any_epochs` does, with the first seeds; "same" does not, for a pipeline whose result may depend
     on how input falls into epochs. Of tables, views and joins, after every committed epoch each view is also compared with a recomputation, as `check`
     does. then: another version of the pipeline, as which it is restarted in the middle of the records: a view may be new in it, or changed.
-    resident: as `run(resident=True)` would, with tasks that stay. The faults are then "crash", "pause", "repeat", "fold", "forget", "lose", "stale",
-    "rejoin" and "replan"; after "replan" an epoch has other rows, so the undisturbed run is one of the epochs that were committed.
+    resident: as `run(resident=True)` would, with tasks that stay. The faults are then "crash", "pause", "repeat", "compact", "forget", "lose", "stale",
+    "rejoin" and "replan". After "replan" an epoch has other rows, so the undisturbed run is one of the epochs that were committed.
+    schedule: the text of a schedule that was printed: its faults are tried, with the seeds given, instead of ones that are drawn.
     Raises AssertionError with the seed, the shortest schedule that fails, and the first difference.
 
     >>> import millstream as ms
@@ -341,13 +343,14 @@ def assert_exactly_once(
     >>> ms.testing.assert_exactly_once(pipeline, rows, seeds=range(5))
     >>> ms.testing.assert_exactly_once(pipeline, rows, seeds=range(5), resident=True)
     """
-    from millstream.simulation.schedules import KINDS, RESIDENT_KINDS, may_repeat, trial  # they load pyarrow and lmdb
+    from millstream.simulation.fault import read_schedule
+    from millstream.simulation.schedules import PLANNED_KINDS, RESIDENT_KINDS, may_repeat, trial  # they load pyarrow and lmdb
 
     program = _program(pipeline, expressions)
     rows = _rows(pipeline, records)
     numbers = _seeds(seeds)
     check_shards(shards)
-    known = RESIDENT_KINDS if resident else KINDS
+    known = RESIDENT_KINDS if resident else PLANNED_KINDS
     kinds = tuple(faults) if faults is not None else known
     unknown = sorted(set(kinds) - set(known))
     if unknown:
@@ -363,8 +366,10 @@ def assert_exactly_once(
             raise AssertionError(f"pipeline {pipeline.name!r} is not exactly once: {differs}")
     if faults is None and not any(may_repeat(program, stream) for stream in program.topology.injectors):
         kinds = tuple(kind for kind in kinds if kind != "repeat")
+    forced = None if schedule is None else read_schedule(schedule)
     for seed in numbers:
-        found = trial(program, rows, seed, kinds, shards, guards, None if then is None else _program(then, expressions), resident)
+        after = None if then is None else _program(then, expressions)
+        found = trial(program, rows, seed, kinds, shards, guards, after, resident, schedule=forced)
         if found is not None:
             raise AssertionError(f"pipeline {pipeline.name!r} is not exactly once. {found}")
 

@@ -27,9 +27,9 @@ def free_port() -> int:
 
 
 @pytest.fixture(scope="module")
-def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+def coordinator(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     home = Path(pyspark.__file__).parent
-    folder, port = tmp_path_factory.mktemp("cluster"), free_port()
+    folder, port = tmp_path_factory.mktemp("coordinator"), free_port()
     env = {**os.environ, "SPARK_HOME": str(home), "SPARK_LOCAL_IP": "127.0.0.1", "SPARK_NO_DAEMONIZE": "1"}
     command = [str(home / "bin" / "spark-class")]
     master = [*command, "org.apache.spark.deploy.master.Master", "--host", "127.0.0.1", "--port", str(port), "--webui-port", "0"]
@@ -76,7 +76,7 @@ def executors() -> list[psutil.Process]:
     return found
 
 
-def test_an_executor_killed_in_mid_epoch_and_a_stalled_attempt_overtaken_by_speculation(cluster: str, tmp_path: Path) -> None:
+def test_an_executor_killed_in_mid_epoch_and_a_stalled_attempt_overtaken_by_speculation(coordinator: str, tmp_path: Path) -> None:
     files = support.queries(7, 40)
     support.write_queries(tmp_path / "queries", files)
     killed_in, overtaken_in = files[2][5]["id"], files[4][5]["id"]
@@ -84,7 +84,7 @@ def test_an_executor_killed_in_mid_epoch_and_a_stalled_attempt_overtaken_by_spec
         tmp_path,
         "--drain",
         "--master",
-        cluster,
+        coordinator,
         "--shards",
         "2",
         "--stall",
@@ -124,11 +124,11 @@ def test_an_executor_killed_in_mid_epoch_and_a_stalled_attempt_overtaken_by_spec
 
 
 @pytest.mark.soak
-def test_an_executor_of_a_resident_run_is_killed_in_mid_epoch(cluster: str, tmp_path: Path) -> None:
+def test_an_executor_of_a_resident_run_is_killed_in_mid_epoch(coordinator: str, tmp_path: Path) -> None:
     files = support.queries(7, 40)
     support.write_queries(tmp_path / "queries", files)
     killed_in = files[2][5]["id"]
-    options = ["--drain", "--resident", "--tasks", "2", "--master", cluster, "--shards", "2", "--stall", f"{killed_in}=6"]
+    options = ["--drain", "--resident", "--tasks", "2", "--master", coordinator, "--shards", "2", "--stall", f"{killed_in}=6"]
     process = support.start_job(tmp_path, *options)
     try:
         marker = tmp_path / f"stalled-{killed_in}"

@@ -10,10 +10,11 @@ import pytest
 from paperkit import Gather, Sum, dice, echoes, fails_without, holds, inject, key, rows, simulate, states, sums
 
 import millstream as ms
-from millstream.engine import epochs
+from millstream.engine import upkeep
 from millstream.errors import DamageError
 from millstream.faults import POINTS
-from millstream.simulation.driver import Acknowledgement, Fault, InputPlan, Simulation
+from millstream.simulation.driver import Acknowledgement, InputPlan, Simulation
+from millstream.simulation.fault import Fault
 from millstream.simulation.schedules import make_plan
 from millstream.state import compaction
 from millstream.state.compaction import named_by
@@ -107,7 +108,7 @@ class Watched(MemoryStorage):
 
     def stored(self) -> dict[str, list[int]]:
         """The objects that hold stored productions, each with the epochs whose manifests name it."""
-        names = {parcel.name for manifest in self.manifests for parcel in manifest.pending}
+        names = {stored_ref.name for manifest in self.manifests for stored_ref in manifest.pending}
         return {name: [manifest.epoch for manifest in self.manifests if name in named_by(manifest)] for name in sorted(names)}
 
 
@@ -121,7 +122,7 @@ def slow_plan(step: int, tail: Sequence[int] = ()) -> InputPlan:
 @pytest.fixture
 def collecting(monkeypatch: pytest.MonkeyPatch) -> None:
     """Collection after every epoch, which keeps two manifests, and for readers the first of each second of a minute."""
-    monkeypatch.setattr(epochs, "COLLECT_EVERY", 1)
+    monkeypatch.setattr(upkeep, "COLLECT_EVERY", 1)
     monkeypatch.setattr(compaction, "KEEP", 2)
 
 
@@ -262,4 +263,4 @@ def test_cycles_over_strong_edges_survive_what_everything_else_survives() -> Non
     p.compute(Down, inject(p), "again", key={"in": "k", "again": key}, produces=["again", "done"], production={"again": ms.STRONG})
     p.compute(Gather, "done", key=lambda record: "all")
     p.compute(Sum, "again", key=key, name="Circling", produces="circling", late=ms.DROP)
-    holds(p, ["crash", "retry", "zombie", "pause", "repeat", "fold"], seeds=40)
+    holds(p, ["crash", "retry", "zombie", "pause", "repeat", "compact"], seeds=40)

@@ -6,7 +6,8 @@ from paperkit import Sum, Windows, fails_without, holds, inject, key, rows, simu
 
 import millstream as ms
 from millstream.core.keyspace import ROW
-from millstream.simulation.driver import Fault, InputPlan
+from millstream.simulation.driver import InputPlan
+from millstream.simulation.fault import Fault
 from millstream.simulation.schedules import START, make_plan
 
 
@@ -67,7 +68,7 @@ def test_6_2_every_write_of_an_epoch_hangs_on_one_object() -> None:
 def test_6_2_a_zombie_writer_changes_nothing() -> None:
     """An attempt that stalled, was overtaken, and works and writes while later epochs are committed."""
     holds(sums(ms.STRONG), ["zombie"], seeds=80)
-    holds(everything(), ["zombie", "fold", "forget"], seeds=60)
+    holds(everything(), ["zombie", "compact", "forget"], seeds=60)
 
 
 def test_6_2_twin_a_replica_that_does_not_check_where_it_stands_takes_an_old_state_for_a_new_one() -> None:
@@ -102,10 +103,10 @@ def test_6_2_tokens_grow() -> None:
 
 
 def test_6_2_every_staged_object_carries_its_runs_number() -> None:
-    simulation, _ = simulate(sums(ms.STRONG), [Fault("crash", 1, "task.4-staged"), Fault("fold", 2)])
+    simulation, _ = simulate(sums(ms.STRONG), [Fault("crash", 1, "task.4-staged"), Fault("compact", 2)])
     units = [name.rsplit("/", 1)[1] for name in simulation.storage.list("units")]
     assert units and {unit.split("-")[1] for unit in units} <= {"1", "2"}
-    assert any("-fold-" in unit for unit in units)
+    assert any("-compact-" in unit for unit in units)
 
 
 def test_4_4_rows_are_kept_for_the_keys_that_need_them_only() -> None:

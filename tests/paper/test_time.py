@@ -117,7 +117,7 @@ def test_4_6_timers_fire_in_order_per_key_and_once() -> None:
 
 
 def test_4_6_timers_are_journaled_and_fire_once_across_crashes() -> None:
-    holds(alarms(), ["crash", "retry", "zombie", "pause", "forget", "fold"], seeds=80)
+    holds(alarms(), ["crash", "retry", "zombie", "pause", "forget", "compact"], seeds=80)
 
 
 def test_4_6_twin_timers_fire_again_where_an_epoch_may_be_committed_twice() -> None:

@@ -117,13 +117,13 @@ class DependsOnOrder(ms.Reducer):
         return sorted([*a, *b]) if len(a) + len(b) < 5 else [*a, *b]
 
 
-class FoldsOtherwise(Sum):
+class CompactsOtherwise(Sum):
     def fold(self, parts: Any) -> Any:
         found = [part for part in parts if part is not None]
         return max(found) if found else None
 
 
-class FoldsNoneAway(Sum):
+class CompactsNoneAway(Sum):
     def fold(self, parts: Any) -> Any:
         return sum(part or 0 for part in parts)
 
@@ -257,8 +257,8 @@ TWINS = [
     (NotCommutative(), "is not commutative: combine(a, b) gives 1, and combine(b, a) gives 2"),
     (NotAssociative(), "is not associative: combine(combine(a, b), c) gives"),
     (DependsOnOrder(), "depends on the"),
-    (FoldsOtherwise(), "folds differently: fold(parts) gives"),
-    (FoldsNoneAway(), "fold([]) gives 0: of nothing it must give None"),
+    (CompactsOtherwise(), "folds differently: fold(parts) gives"),
+    (CompactsNoneAway(), "fold([]) gives 0: of nothing it must give None"),
     (AddsOtherwise(), "adds differently: add(total, value) gives"),
     (DoesNotUndo(), "does not undo: remove(total, part) gives"),
     (LosesTheLast(), "does not undo: remove(total, part) gives"),

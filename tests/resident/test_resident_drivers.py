@@ -7,7 +7,7 @@ import signal
 from pathlib import Path
 
 import pytest
-import seatkit as kit
+import taskkit as kit
 
 from millstream.faults import POINTS
 

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-import seatkit as kit
+import taskkit as kit
 
 from millstream.engine.resident import coordinator
 from millstream.network import parse_address
@@ -55,13 +55,13 @@ def test_a_host_is_cut_off_and_comes_back(there: str, tmp_path: Path, monkeypatc
     with kit.ResidentRun(tmp_path, host=HERE, tls=True, nursery=nursery) as run:
         run.reader.size = 1 << 30  # tasks read, and exchange rows at both levels
         run.turn(*rows[:100])
-        assert [parse_address(who.address)[0] for who in run.cluster._roster.members] == [HERE, THERE]
+        assert [parse_address(who.address)[0] for who in run.coordinator._membership.members] == [HERE, THERE]
         away = run.pid(1)
         ip("link", "set", CABLE, "down")
         run.go()
         run.give(*rows[100:200])
         kit.until(lambda: run.mode.missing == [1])
-        said = "; ".join(run.cluster._roster.last_losses)
+        said = "; ".join(run.coordinator._membership.last_losses)
         assert "task 1" in said and ("nothing was heard of it" in said or "cannot reach" in said)
         ip("link", "set", CABLE, "up")
         run.wait(200, 90)

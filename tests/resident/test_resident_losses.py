@@ -7,7 +7,7 @@ import threading
 from pathlib import Path
 
 import pytest
-import seatkit as kit
+import taskkit as kit
 
 pytestmark = pytest.mark.crash
 
@@ -64,7 +64,7 @@ def test_tasks_killed_at_random_moments_under_load(tmp_path: Path) -> None:
 
 def test_without_the_rerun_rows_are_lost_and_the_check_sees_it(tmp_path: Path) -> None:
     run, wrong = loaded(tmp_path, 5, guards="rerun")
-    assert run.epochs.lost_epochs
+    assert run.lost_epochs
     assert wrong.get("lost"), "the epoch that was under way is committed without its rows"
 
 
@@ -77,9 +77,9 @@ def test_tasks_killed_at_every_point_of_a_task_and_on_both_levels(tmp_path: Path
         run.reader.size = size
         run.turn(*rows[:60])
         for number, (point, where) in enumerate(points, 1):
-            run.epochs.crash = f"worker:task.{point}@{run.epochs.latest.epoch + 1}{where}"  # type: ignore[union-attr]
+            run.points.armed = f"worker:task.{point}@{run.epochs.latest.epoch + 1}{where}"  # type: ignore[union-attr]
             run.turn(*rows[number * 60 : number * 60 + 60])
-            assert run.epochs.lost_epochs >= number, (point, where)
+            assert run.lost_epochs >= number, (point, where)
     assert kit.faults_of(tmp_path, rows) == {}
 
 

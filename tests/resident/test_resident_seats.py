@@ -10,7 +10,7 @@ import time
 from pathlib import Path
 
 import pytest
-import seatkit as kit
+import taskkit as kit
 
 from millstream.engine.resident import coordinator
 from millstream.engine.resident.worker import Setup
@@ -19,14 +19,14 @@ from millstream.errors import ClusterError, HookError
 pytestmark = pytest.mark.crash
 
 
-def key_on(seat: int) -> str:
-    return next(f"k{at}" for at in range(100) if kit.seat_of(f"k{at}") == seat)
+def key_on(slot: int) -> str:
+    return next(f"k{at}" for at in range(100) if kit.slot_of(f"k{at}") == slot)
 
 
-def beside(run: kit.ResidentRun, seat: int) -> None:
-    """One more process for a seat that is taken, as when Spark takes somebody for lost who is not."""
+def beside(run: kit.ResidentRun, slot: int) -> None:
+    """One more process for a slot that is taken, as when Spark takes somebody for lost who is not."""
     run.nursery.setups.clear()
-    threading.Thread(target=run.nursery.once, args=(seat,), daemon=True).start()
+    threading.Thread(target=run.nursery.once, args=(slot,), daemon=True).start()
 
 
 def units(work: Path) -> list[str]:
@@ -37,7 +37,7 @@ def units(work: Path) -> list[str]:
 
 
 def cut_off(work: Path, guards: str = "") -> tuple[kit.ResidentRun, dict[str, int]]:
-    """A task works on although the driver has given its attempt up and somebody else has its seat: its frame comes to its peer before that of the other.
+    """A task works on although the driver has given its attempt up and somebody else has its slot: its frame comes to its peer before that of the other.
     The code before the weak edge never says the same twice."""
     rows = kit.numbered(42)
     rows[40] |= {"key": key_on(0), "do": f"touch:{work / 'peer'}"}
@@ -97,7 +97,7 @@ def test_an_answer_to_an_old_attempt_does_not_count(tmp_path: Path) -> None:
         kit.until(lambda: run.mode.generation == 2)
         (tmp_path / f"dice.{pid}.go").touch()
         run.wait()
-        assert run.epochs.lost_epochs == 1 and run.pid(0) == pid
+        assert run.lost_epochs == 1 and run.pid(0) == pid
     assert kit.faults_of(tmp_path, rows) == {}
 
 
@@ -114,7 +114,7 @@ def test_a_silent_task_is_lost_and_its_seat_is_taken_again_when_it_wakes_up(tmp_
         run.go()
         run.give(*rows[30:60])
         kit.until(lambda: run.mode.missing == [1])
-        assert any("task 1" in loss and "nothing was heard of it for" in loss for loss in run.cluster._roster.last_losses)
+        assert any("task 1" in loss and "nothing was heard of it for" in loss for loss in run.coordinator._membership.last_losses)
         os.kill(asleep, signal.SIGCONT)  # finds that the driver has hung up, and ends: Spark puts somebody else there
         run.wait(60)
         assert run.pid(1) != asleep and run.mode.losses == 1
@@ -159,7 +159,7 @@ def test_tasks_are_replaced_by_plan_one_after_the_other(tmp_path: Path, monkeypa
 def test_tasks_that_do_not_come_are_named_and_waited_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(coordinator, "PATIENCE", 0.6)
     rows = kit.numbered(30)
-    with kit.ResidentRun(tmp_path, seats=3, nursery=kit.Nursery(3, holds=[1])) as run:
+    with kit.ResidentRun(tmp_path, slots=3, nursery=kit.Nursery(3, holds=[1])) as run:
         with pytest.raises(ClusterError, match=r"1 of 3 resident tasks have not come within \d+ seconds: 1\. .*say tasks="):
             run.turn(*rows)
         run.nursery.let_go()
@@ -190,7 +190,7 @@ def test_a_hook_that_ends_its_process_is_a_loss_and_nobody_blames_the_hook(tmp_p
     rows = kit.numbered(40, do={20: f"exit-once:{tmp_path / 'exited'}"})
     with kit.ResidentRun(tmp_path) as run:
         run.turn(*rows)
-        assert run.epochs.lost_epochs == 1 and run.mode.losses == 1
+        assert run.lost_epochs == 1 and run.mode.losses == 1
     assert kit.faults_of(tmp_path, rows) == {}
 
 
@@ -209,13 +209,13 @@ def test_losses_again_and_again_end_the_run_and_are_named(tmp_path: Path) -> Non
 
 
 def test_a_task_that_the_driver_hangs_up_on_while_it_is_idle_makes_room_for_another(tmp_path: Path) -> None:
-    """Its seat must not stay empty: a task that ends well is not started again by Spark."""
+    """Its slot must not stay empty: a task that ends well is not started again by Spark."""
     rows = kit.numbered(40)
     with kit.ResidentRun(tmp_path) as run:
         run.turn(*rows[:20])
         idle = run.pid(1)
-        run.cluster._members[1].connection.close()
-        kit.until(lambda: any(sign.seat == 1 and sign.pid != idle for sign in run.mode.tasks))
+        run.coordinator._members[1].connection.close()
+        kit.until(lambda: any(sign.slot == 1 and sign.pid != idle for sign in run.mode.tasks))
         run.turn(*rows[20:])
         assert (1, 1) in run.nursery.ended and run.mode.losses == 1
     assert kit.faults_of(tmp_path, rows) == {}
@@ -227,10 +227,10 @@ def test_when_a_run_has_ended_nothing_of_it_is_left_in_the_processes_that_it_use
     rows = kit.numbered(60)
     for end in (30, 60):
         nursery = kit.Nursery(2)
-        nursery.once = lambda seat, pids=None, job=1, nursery=nursery: kit.served(nursery.setup, seat, job)  # type: ignore[method-assign,misc]
+        nursery.once = lambda slot, pids=None, job=1, nursery=nursery: kit.served(nursery.setup, slot, job)  # type: ignore[method-assign,misc]
         with kit.ResidentRun(tmp_path, rows=rows[:end], nursery=nursery) as run:
             run.turn()
-            address = run.cluster.address
+            address = run.coordinator.address
     assert kit.faults_of(tmp_path, rows) == {}
     kit.until(
         lambda: {thread.name for thread in threading.enumerate() if "millstream" in thread.name} <= before,

@@ -14,17 +14,17 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import seatkit as kit
+import taskkit as kit
 
-from millstream.core.membership import Attempt, Seated
+from millstream.core.membership import Attempt, Member
 from millstream.engine.resident import messages, tls, wire
 from millstream.engine.resident.exchange import Exchange, GivenUp, PeerLost
-from millstream.engine.resident.messages import SeatHello, encode
+from millstream.engine.resident.messages import TaskHello, encode
 from millstream.errors import MillstreamError, RemoteProtocolError
 from millstream.network import parse_address
 
 COOKIE, OTHER = b"c" * 32, b"d" * 32
-Accepted = list[wire.SeatLink | Exception]
+Accepted = list[wire.TaskLink | Exception]
 
 
 @contextmanager
@@ -49,7 +49,7 @@ def server(cookie: bytes, tls: ssl.SSLContext | None = None, compared: bool = Tr
     wire.stop_listening(listener)
     thread.join(10)
     for one in found:
-        if isinstance(one, wire.SeatLink):
+        if isinstance(one, wire.TaskLink):
             one.close()
 
 
@@ -74,12 +74,12 @@ def test_where_the_server_does_not_compare_it_a_stranger_is_let_in_and_the_clien
         with pytest.raises(RemoteProtocolError, match="does not know the cookie"):
             wire.connect("127.0.0.1", port, OTHER)
         kit.until(lambda: found)
-        assert isinstance(found[0], wire.SeatLink), "so the comparison is what keeps strangers out"
+        assert isinstance(found[0], wire.TaskLink), "so the comparison is what keeps strangers out"
 
 
 def test_where_the_client_does_not_compare_it_a_false_driver_is_believed() -> None:
     with server(OTHER, compared=False) as (port, _):
-        link = wire.SeatLink(socket.create_connection(("127.0.0.1", port)), COOKIE, is_server=False, compared=False)
+        link = wire.TaskLink(socket.create_connection(("127.0.0.1", port)), COOKIE, is_server=False, compared=False)
         link.close()
 
 
@@ -119,7 +119,7 @@ def test_only_the_certificate_of_the_run_is_trusted_in_both_directions() -> None
         with pytest.raises((OSError, MillstreamError)):
             wire.connect("127.0.0.1", port, COOKIE)  # without TLS
         kit.until(lambda: len(found) == 4)
-        assert not any(isinstance(one, wire.SeatLink) for one in found[1:])
+        assert not any(isinstance(one, wire.TaskLink) for one in found[1:])
 
 
 def test_many_frames_at_once_in_both_directions_over_tls() -> None:
@@ -174,7 +174,10 @@ def test_hostile_bytes_on_both_ports_disturb_nobody(tmp_path: Path) -> None:
     rows = kit.numbered(60)
     with kit.ResidentRun(tmp_path) as run:
         run.turn(*rows[:20])
-        ports = [parse_address(address)[1] for address in (run.cluster.address, *(who.address for who in run.cluster._roster.members))]
+        ports = [
+            parse_address(address)[1]
+            for address in (run.coordinator.address, *(who.address for who in run.coordinator._membership.members))
+        ]
         held = [socket.create_connection(("127.0.0.1", port)) for port in ports for _ in range(20)]  # say nothing
         for port in ports:
             for data in hostile():
@@ -194,10 +197,10 @@ def test_somebody_who_knows_the_cookie_and_talks_nonsense_is_turned_away(tmp_pat
     rows = kit.numbered(40)
     with kit.ResidentRun(tmp_path) as run:
         run.turn(*rows[:20])
-        port = parse_address(run.cluster.address)[1]
+        port = parse_address(run.coordinator.address)[1]
         said = [
             (messages.HELLO, b"\xc1 no message"),
-            (messages.HELLO, encode(SeatHello(99, "h", 1, "a:1", 1))),
+            (messages.HELLO, encode(TaskHello(99, "h", 1, "a:1", 1))),
             (messages.ROWS, b""),
             (77, b"?"),
         ]
@@ -228,8 +231,8 @@ def test_whoever_says_a_little_at_a_time_does_not_get_more_time(monkeypatch: pyt
 
 @contextmanager
 def pair(**options: Any) -> Iterator[list[Exchange]]:
-    both = [Exchange(seat, 2, "127.0.0.1", COOKIE, None, None, options.get("trusting", False)) for seat in (0, 1)]
-    members = [Seated(seat, seat + 1, "here", 0, one.address) for seat, one in enumerate(both)]
+    both = [Exchange(slot, 2, "127.0.0.1", COOKIE, None, None, options.get("trusting", False)) for slot in (0, 1)]
+    members = [Member(slot, slot + 1, "here", 0, one.address) for slot, one in enumerate(both)]
     for one in both:
         one.generation(members)
     yield both
@@ -237,7 +240,7 @@ def pair(**options: Any) -> Iterator[list[Exchange]]:
         one.end()
 
 
-def reset(link: wire.SeatLink) -> None:
+def reset(link: wire.TaskLink) -> None:
     """Ends a connection as a network would: without a word."""
     link._socket.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
     link._socket.close()
@@ -258,11 +261,11 @@ def test_a_peer_whose_connection_breaks_before_its_frame_comes_is_named() -> Non
             reset(link)
         with pytest.raises(PeerLost) as caught:
             one.gather(at, 0)
-        assert caught.value.seats == [1]
+        assert caught.value.slots == [1]
 
 
-@pytest.mark.parametrize("closing", [wire.SeatLink.close, reset])
-def test_a_peer_that_comes_again_over_another_connection_is_heard(closing: Callable[[wire.SeatLink], None]) -> None:
+@pytest.mark.parametrize("closing", [wire.TaskLink.close, reset])
+def test_a_peer_that_comes_again_over_another_connection_is_heard(closing: Callable[[wire.TaskLink], None]) -> None:
     with pair() as (one, other):
         at = Attempt(1, 1)
         one.begin(at)

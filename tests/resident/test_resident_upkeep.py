@@ -1,4 +1,4 @@
-"""A resident run that lasts: folds go on whoever comes and goes, tasks are replaced without a failure for Spark, and one bad start ends nothing."""
+"""A resident run that lasts: compactions go on whoever comes and goes, tasks are replaced without a failure for Spark, and one bad start ends nothing."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import time
 from pathlib import Path
 
 import pytest
-import seatkit as kit
+import taskkit as kit
 
 from millstream.engine.resident import coordinator
 from millstream.errors import ClusterError
@@ -27,7 +27,7 @@ def longest_chain(run: kit.ResidentRun) -> int:
 
 
 def begun(work: Path) -> int:
-    return len(list(work.glob("fold-begun-*")))
+    return len(list(work.glob("compaction-begun-*")))
 
 
 def turn_until(run: kit.ResidentRun, what: object, first: int, at_most: int = 400) -> int:
@@ -43,21 +43,21 @@ def turn_until(run: kit.ResidentRun, what: object, first: int, at_most: int = 40
 def replace_oldest(run: kit.ResidentRun, monkeypatch: pytest.MonkeyPatch) -> None:
     before = {sign.pid for sign in run.mode.tasks}
     monkeypatch.setattr(coordinator, "RECYCLE_EVERY", 0.0)
-    run.cluster.recycle()
+    run.coordinator.recycle()
     monkeypatch.setattr(coordinator, "RECYCLE_EVERY", 3600.0)
     kit.until(lambda: not run.mode.missing and {sign.pid for sign in run.mode.tasks} != before)
 
 
 def test_a_fold_under_way_when_its_task_is_replaced_is_planned_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    hold = tmp_path / "hold-folds"
+    hold = tmp_path / "hold-compactions"
     hold.touch()
     with kit.ResidentRun(tmp_path) as run:
         rows = turn_until(run, lambda: begun(tmp_path) >= 2, 0)
         for _ in range(2):  # both tasks
             replace_oldest(run, monkeypatch)
-        assert run.epochs.folds.since() is None, "nobody is at work on what the old tasks had"
+        assert run.epochs.compaction.since() is None, "nobody is at work on what the old tasks had"
         hold.unlink()
-        rows = turn_until(run, lambda: run.epochs.folds.stats().folded >= 8, rows)
+        rows = turn_until(run, lambda: run.epochs.compaction.stats().compacted >= 8, rows)
         turn_until(run, lambda: longest_chain(run) <= MAX_RUNS + 1, rows)
         assert run.mode.losses == 0
 
@@ -65,43 +65,43 @@ def test_a_fold_under_way_when_its_task_is_replaced_is_planned_again(tmp_path: P
 def test_a_task_that_is_replaced_and_dies_before_it_has_ended_does_not_come_back_on_its_seat(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Spark fills the seat again, in the old job: that process and the new one would take it from each other for ever."""
+    """Spark fills the slot again, in the old job: that process and the new one would take it from each other for ever."""
     with kit.ResidentRun(tmp_path) as run:
         run.turn(*kit.numbered(12))
-        old = min(run.cluster._members.values(), key=lambda member: member.since).who
+        old = min(run.coordinator._members.values(), key=lambda member: member.since).who
         os.kill(old.pid, signal.SIGSTOP)
         replace_oldest(run, monkeypatch)
         there, generation = {sign.pid for sign in run.mode.tasks}, run.mode.generation
         os.kill(old.pid, signal.SIGKILL)
-        kit.until(lambda: len([seat for seat, _ in run.nursery.ended if seat == old.seat]) > 1)
-        assert [code for seat, code in run.nursery.ended if seat == old.seat] == [-signal.SIGKILL, 0], "who came in its place was sent home"
+        kit.until(lambda: len([slot for slot, _ in run.nursery.ended if slot == old.slot]) > 1)
+        assert [code for slot, code in run.nursery.ended if slot == old.slot] == [-signal.SIGKILL, 0], "who came in its place was sent home"
         run.turn(*kit.numbered(12, first=12))
         assert {sign.pid for sign in run.mode.tasks} == there and run.mode.generation == generation and run.mode.losses == 0
 
 
 def test_with_a_replacement_that_tells_nobody_chains_grow_and_collection_is_pinned(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The twin."""
-    hold = tmp_path / "hold-folds"
+    hold = tmp_path / "hold-compactions"
     hold.touch()
     with kit.ResidentRun(tmp_path) as run:
         rows = turn_until(run, lambda: begun(tmp_path) >= 2, 0)
-        run.cluster._gone = lambda *shards: None
+        run.coordinator._compaction.lost = lambda *shards: None
         for _ in range(2):
             replace_oldest(run, monkeypatch)
         hold.unlink()
-        pinned = run.epochs.folds.since()
+        pinned = run.epochs.compaction.since()
         assert pinned is not None
         turn_until(run, lambda: longest_chain(run) > 2 * MAX_RUNS, rows)
-        assert run.epochs.folds.since() == pinned
+        assert run.epochs.compaction.since() == pinned
 
 
 def test_a_fold_that_always_fails_is_logged_once_shown_and_left_alone_longer_and_longer(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    (tmp_path / "break-folds").touch()
-    with caplog.at_level(logging.WARNING, "millstream.folds"), kit.ResidentRun(tmp_path, shards=2) as run:
+    (tmp_path / "break-compactions").touch()
+    with caplog.at_level(logging.WARNING, "millstream.compactions"), kit.ResidentRun(tmp_path, shards=2) as run:
         began = time.monotonic()
-        rows = turn_until(run, lambda: run.epochs.folds.stats().failed >= 4, 0)
+        rows = turn_until(run, lambda: run.epochs.compaction.stats().failed >= 4, 0)
         for at in range(60):
             run.turn(*kit.numbered(12, first=rows + 12 * at))
         rows += 720
@@ -110,10 +110,10 @@ def test_a_fold_that_always_fails_is_logged_once_shown_and_left_alone_longer_and
         assert begun(tmp_path) <= chains * doublings, "epochs are many times more than that"
         told = [record.message for record in caplog.records]
         assert len(told) == len(set(told)) <= chains and "OSError: broken by the test" in told[0]
-        stats = run.epochs.folds.stats()
+        stats = run.epochs.compaction.stats()
         assert "shard" in stats.last_error and stats.since is None
-        (tmp_path / "break-folds").unlink()
-        turn_until(run, lambda: run.epochs.folds.stats().folded >= 4 or time.sleep(0.05), rows, 2000)
+        (tmp_path / "break-compactions").unlink()
+        turn_until(run, lambda: run.epochs.compaction.stats().compacted >= 4 or time.sleep(0.05), rows, 2000)
 
 
 def test_a_planned_replacement_is_no_failure_to_spark(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -132,9 +132,9 @@ def test_a_job_that_spark_gives_up_is_begun_again_for_the_seats_that_it_had(tmp_
     rows = kit.numbered(60)
     with kit.ResidentRun(tmp_path, nursery=kit.Nursery(2, tries=1)) as run:
         run.turn(*rows[:20])
-        replace_oldest(run, monkeypatch)  # the other seat is left in the first job
+        replace_oldest(run, monkeypatch)  # the other slot is left in the first job
         run.turn(*rows[20:40])
-        (replaced,) = {seat for seat, _ in run.nursery.ended}
+        (replaced,) = {slot for slot, _ in run.nursery.ended}
         has_it_now = run.pid(replaced)
         run.kill(1 - replaced)
         run.turn(*rows[40:])
@@ -153,7 +153,7 @@ def test_one_task_that_could_not_start_ends_nothing(tmp_path: Path) -> None:
         run.turn(*rows[20:40])
         run.turn(*rows[40:])
         assert not (tmp_path / "hiccup-0").exists() and not (tmp_path / "hiccup-1").exists(), "both came to pass"
-        assert any("task 1 could not start: OSError: the disk was slow" in loss for loss in run.cluster._roster.last_losses)
+        assert any("task 1 could not start: OSError: the disk was slow" in loss for loss in run.coordinator._membership.last_losses)
     assert kit.faults_of(tmp_path, rows) == {}
 
 

@@ -54,7 +54,7 @@ class Operation:
 
 
 @dataclass
-class History:
+class Metrics:
     """All operations, in the order in which they began."""
 
     operations: list[Operation] = field(default_factory=list)
@@ -234,7 +234,7 @@ def _counter(key: bytes, values: dict[int, Any], writes: dict[int, Operation], u
 class NotingClient:
     """A client whose operations come into a history. One at a time."""
 
-    def __init__(self, history: History, number: int, addresses: str | list[str], timeout: str = "10s") -> None:
+    def __init__(self, history: Metrics, number: int, addresses: str | list[str], timeout: str = "10s") -> None:
         self._history, self.number = history, number
         self.inner = AsyncClient(addresses, "t", timeout=timeout)
         self._values = itertools.count(1)
@@ -309,7 +309,7 @@ async def mixed(client: NotingClient, keys: int, seed: int, until: asyncio.Event
             await client.get(b"c%d" % chance.randrange(keys), counter=True)
 
 
-async def read_all(history: History, addresses: str | list[str], keys: int) -> None:
+async def read_all(history: Metrics, addresses: str | list[str], keys: int) -> None:
     """Everything is read once more, by somebody new: what was answered must be there."""
     client = NotingClient(history, 999, addresses, "20s")
     for number in range(keys):

@@ -12,7 +12,7 @@ from millstream.core.keys import key_bytes, shard_of
 from millstream.core.keyspace import ROW, Row, encode_row
 from millstream.service.live.serve import LivePipeline
 from millstream.service.proto import service_pb2 as pb
-from millstream.state.compaction import adopt, collect, fold, unit_name
+from millstream.state.compaction import adopt, collect, compact, unit_name
 from millstream.state.manifest import KEEP, ComputationState, Manifest, ManifestLog, ShardState
 from millstream.state.memory_storage import MemoryStorage
 from millstream.state.segment import SegmentRef, encode_segment, runs
@@ -106,16 +106,16 @@ class Checkpoint:
             table.low = max(table.low, self.rng.randrange(1000) + self.epoch * 10)
         return self.put(**deltas)
 
-    def fold_some(self) -> None:
+    def compact_some(self) -> None:
         table, shard = self.rng.choice(list(self.tables.values())), self.rng.randrange(self.shards)
         ordered = runs(table.chains[shard])
         if ordered:
             first = self.rng.randrange(len(ordered))
             last = self.rng.randrange(first, len(ordered))
-            self.fold(table, shard, [ref for run in ordered[first : last + 1] for ref in run])
+            self.compact(table, shard, [ref for run in ordered[first : last + 1] for ref in run])
 
-    def fold(self, table: Table, shard: int, chosen: list[SegmentRef]) -> None:
-        made = fold(self.storage, chosen, chosen[0] == table.chains[shard][0], self.epoch)
+    def compact(self, table: Table, shard: int, chosen: list[SegmentRef]) -> None:
+        made = compact(self.storage, chosen, chosen[0] == table.chains[shard][0], self.epoch)
         table.chains[shard] = adopt(table.chains[shard], chosen, made)
 
     def collect(self) -> None:
@@ -128,7 +128,7 @@ class Checkpoint:
         for table in self.tables.values():
             for shard in range(self.shards):
                 if table.chains[shard]:
-                    self.fold(table, shard, list(table.chains[shard]))
+                    self.compact(table, shard, list(table.chains[shard]))
         for _ in range(KEEP + 1):
             self.some()
         self.collect()

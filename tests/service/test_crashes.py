@@ -7,7 +7,7 @@ import random
 from pathlib import Path
 
 import pytest
-from history import OK, UNKNOWN, CuttingProxy, History, NotingClient, mixed, read_all
+from history import OK, UNKNOWN, CuttingProxy, Metrics, NotingClient, mixed, read_all
 from servicekit import NodeProcess
 
 from millstream.faults import REQUEST_POINTS
@@ -19,7 +19,7 @@ SPREAD = "point=ms.service.HASH, partitions=2"
 
 async def through_points(folder: Path, options: str, points: list[str], each: int) -> None:
     """One client adds ones. The node is killed at a point, and started again with the next one armed."""
-    node, history = NodeProcess(folder, options=options), History()
+    node, history = NodeProcess(folder, options=options), Metrics()
     for_good = "request.6" if "none()" in options else "request.5"  # without a log, the store decides
     armed = [f"{point}@{passage}" for point in points for passage in range(each, 2 * each, 2)]
     await asyncio.to_thread(node.start, armed[0])
@@ -71,9 +71,9 @@ def test_killed_at_every_point_at_many_passages(tmp_path: Path, options: str) ->
     asyncio.run(through_points(tmp_path, options, list(REQUEST_POINTS), 9))
 
 
-async def under_faults(folder: Path, options: str, seed: int, faults: list[str], cutting: float = 0.0, clients: int = 4) -> History:
+async def under_faults(folder: Path, options: str, seed: int, faults: list[str], cutting: float = 0.0, clients: int = 4) -> Metrics:
     """Clients at work while the node is killed, paused and cut off."""
-    chance, history, proxy = random.Random(seed), History(), CuttingProxy(seed, cutting)
+    chance, history, proxy = random.Random(seed), Metrics(), CuttingProxy(seed, cutting)
     way = await proxy.start()
     node = NodeProcess(folder, options=options, arguments=("--advertise", way))
     await asyncio.to_thread(node.start)

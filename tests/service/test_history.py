@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 
 import pytest
-from history import OK, REFUSED, UNKNOWN, History, Operation, problems
+from history import OK, REFUSED, UNKNOWN, Metrics, Operation, problems
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -38,9 +38,9 @@ class Perfect:
 
 
 @st.composite
-def good(draw: st.DrawFn) -> History:
+def good(draw: st.DrawFn) -> Metrics:
     """Some clients, whose operations overlap: begun, done at one moment, answered; or done and never answered; or never done."""
-    history, server = History(), Perfect()
+    history, server = Metrics(), Perfect()
     open_: dict[int, tuple[Operation, str]] = {}
     for number in range(draw(st.integers(1, 60))):
         client = draw(st.integers(0, 3))
@@ -76,11 +76,11 @@ def good(draw: st.DrawFn) -> History:
 
 
 @given(good())
-def test_what_a_perfect_partition_does_passes(history: History) -> None:
+def test_what_a_perfect_partition_does_passes(history: Metrics) -> None:
     assert history.problems() == []
 
 
-def last_writes(history: History) -> list[Operation]:
+def last_writes(history: Metrics) -> list[Operation]:
     """Answered writes whose key was read by somebody who began after the answer."""
     done = history.answered()
     return [
@@ -90,7 +90,7 @@ def last_writes(history: History) -> list[Operation]:
     ]
 
 
-def ruin(history: History, how: str, pick: int) -> bool:
+def ruin(history: Metrics, how: str, pick: int) -> bool:
     """Makes a good history bad; False if there is nothing in it to ruin in this way."""
     done, writes = history.answered(), last_writes(history)
     if how == "stale read":
@@ -206,7 +206,7 @@ def test_a_history_that_was_made_bad_is_found(how: str) -> None:
 
     @settings(max_examples=some(40))
     @given(good(), st.integers(0, 100))
-    def one(history: History, pick: int) -> None:
+    def one(history: Metrics, pick: int) -> None:
         if ruin(history, how, pick):
             ruined.append(history)
             assert list(problems(history.operations)), history.operations

@@ -59,7 +59,7 @@ def test_every_pinned_epoch_is_what_a_dictionary_holds(tmp_path_factory, seed: i
                 if act == "e":
                     world.some()
                 elif act == "f":
-                    world.fold_some()
+                    world.compact_some()
                 elif act == "c":
                     world.collect()
                 elif act == "l":

@@ -82,7 +82,7 @@ def test_a_replayed_watch_is_the_state_at_every_mark(tmp_path_factory, seed: int
                 if act == "e":
                     world.some()
                 elif act == "f":
-                    world.fold_some()
+                    world.compact_some()
                 elif act == "c":
                     world.collect()
                 elif act == "l":

@@ -7,7 +7,7 @@ import socket
 from pathlib import Path
 
 import pytest
-from history import OK, CuttingProxy, History, NotingClient, mixed, read_all
+from history import OK, CuttingProxy, Metrics, NotingClient, mixed, read_all
 from servicekit import NodeProcess
 
 from millstream.errors import MillstreamError, ServiceError
@@ -47,7 +47,7 @@ async def refusals(channel: Channel, count: int, timeout: float) -> list[BaseExc
     return [found if isinstance(found, BaseException) else None for found in done]
 
 
-async def until(history: History, more: int, tasks: list[asyncio.Future[None]], clients: set[int]) -> None:
+async def until(history: Metrics, more: int, tasks: list[asyncio.Future[None]], clients: set[int]) -> None:
     """Each of these clients has been answered so many more times."""
     before = {number: sum(one.client == number for one in history.answered()) for number in clients}
     while any(sum(one.client == number for one in history.answered()) < before[number] + more for number in clients):
@@ -59,7 +59,7 @@ async def until(history: History, more: int, tasks: list[asyncio.Future[None]], 
 
 async def replaced(folder: Path, seed: int) -> None:
     n1, n2 = pair(folder)
-    history, ending = History(), asyncio.Event()
+    history, ending = Metrics(), asyncio.Event()
     registry, away = folder / "registry", folder / "registry.away"
     await asyncio.to_thread(n1.start)
     knows_one = NotingClient(history, 1, n1.address, "40s")
@@ -114,7 +114,7 @@ def test_to_and_fro_between_two_nodes(tmp_path: Path, seed: int) -> None:
         nodes = [NodeProcess(tmp_path / name, name=name, options=options, arguments=shared) for name in ("n1", "n2")]
         for node in nodes:
             node.port = free_port()
-        history, ending, proxy = History(), asyncio.Event(), CuttingProxy(seed)
+        history, ending, proxy = Metrics(), asyncio.Event(), CuttingProxy(seed)
         addresses = [f"127.0.0.1:{node.port}" for node in nodes]
         await asyncio.to_thread(nodes[0].start)
         clients = [NotingClient(history, number, addresses, "60s") for number in range(4)]

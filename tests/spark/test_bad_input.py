@@ -180,14 +180,14 @@ def test_a_full_disk_during_staging_stops_the_run_and_loses_nothing(spark: Any, 
 
 
 def test_damaged_deltas_and_manifests_are_named(spark: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("MILLSTREAM_REPLICAS", str(tmp_path / "replicas-1"))
+    monkeypatch.setenv("MILLSTREAM_STATE_CACHE", str(tmp_path / "state caches-1"))
     write(tmp_path / "in", "a.json", good())
     run(counting(tmp_path, Sum), spark, tmp_path, drain=False)
     write(tmp_path / "in", "b.json", good(100))
     unit = next(path for path in (tmp_path / "checkpoint" / "units").iterdir() if "-rows-" not in path.name)
     whole = unit.read_bytes()
     unit.write_bytes(whole[:-20] + bytes([whole[-20] ^ 1]) + whole[-19:])
-    monkeypatch.setenv("MILLSTREAM_REPLICAS", str(tmp_path / "replicas-2"))  # a new host: it has to read the log
+    monkeypatch.setenv("MILLSTREAM_STATE_CACHE", str(tmp_path / "state caches-2"))  # a new host: it has to read the log
     with pytest.raises(ms.errors.DamageError, match=unit.name):
         run(counting(tmp_path, Sum), spark, tmp_path, drain=False)
     unit.unlink()

@@ -205,11 +205,11 @@ def test_many_epochs_are_folded_and_the_replica_may_be_deleted(spark: Any, tmp_p
     p = job.pipeline(tmp_path)
     files = support.queries(20, 12, seed=9)
     support.write_queries(tmp_path / "queries", files)
-    monkeypatch.setenv("MILLSTREAM_REPLICAS", str(tmp_path / "replicas"))
+    monkeypatch.setenv("MILLSTREAM_STATE_CACHE", str(tmp_path / "state_caches"))
     handle = run(p, spark, tmp_path, drain=False)
     import shutil
 
-    shutil.rmtree(tmp_path / "replicas")
+    shutil.rmtree(tmp_path / "state_caches")
     more = support.queries(22, 12, seed=9)
     support.write_queries(tmp_path / "queries", more)
     handle = run(job.pipeline(tmp_path), spark, tmp_path, drain=False)

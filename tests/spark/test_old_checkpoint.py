@@ -41,14 +41,14 @@ def test_the_checkpoint_is_caught_in_the_midst_of_everything(work: Path, monkeyp
     assert all(
         shard.timers > step.MAX_DUE and shard.next_low is not None and shard.next_low <= counter.low_watermark for shard in counter.shards
     )
-    assert any(parcel.slices for parcel in manifest.pending), "productions wait on the strong edge"
+    assert any(stored_ref.slices for stored_ref in manifest.pending), "productions wait on the strong edge"
     assert counter.dedup.dropped and all(shard.ids for shard in counter.shards)
     assert totals.shards[0].keys and set(manifest.sinks) == {"sums", "totals"}
     lengths = [len(runs(shard.segments)) for shard in counter.shards]
-    assert lengths == [4, 10], "one shard is folded, the other is not"
+    assert lengths == [4, 10], "one shard is compacted, the other is not"
     named = {ref.name for shard in counter.shards for ref in shard.segments}
-    assert any("-fold-" in name and name not in named for name in open_storage(work / "checkpoint").list("units")), (
-        "and its fold lies there"
+    assert any("-compaction-" in name and name not in named for name in open_storage(work / "checkpoint").list("units")), (
+        "and its compaction lies there"
     )
 
 

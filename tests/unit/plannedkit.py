@@ -7,16 +7,19 @@ from pathlib import Path
 from typing import Any
 
 import millstream as ms
-from millstream.core.guards import ALL_GUARDS
-from millstream.engine.contracts import Folded, FoldStats
+from millstream.engine.contracts import Compaction
+from millstream.engine.epochs import Epochs
 from millstream.engine.evolution import reconciled
-from millstream.engine.planned import PlannedEpochs
 from millstream.engine.program import Program
 from millstream.engine.receipts import EpochOrder, Receipt
-from millstream.engine.source_planner import Sources
+from millstream.engine.source_planner import SourcePlanner
+from millstream.engine.spark.run import PlannedRun
+from millstream.engine.trigger import Trigger
+from millstream.engine.upkeep import BackgroundUpkeep
 from millstream.sinks.base import SinkRow, TaskContext
 from millstream.sources.planned import PlannedReader, Take
 from millstream.state.compaction import unit_name
+from millstream.state.heartbeat import RunMode
 from millstream.state.manifest import ManifestLog
 from millstream.state.memory_storage import MemoryStorage
 from millstream.state.sink_part import Part
@@ -37,25 +40,6 @@ class Told(PlannedReader):
         return Take(str(len(self.rows)), [(int(start), len(self.rows))] if len(self.rows) > int(start) else [])
 
 
-class NoFolds:
-    """Folds nothing."""
-
-    def plan(self, manifest: Any, spark: Any) -> None:
-        pass
-
-    def finished(self) -> dict[tuple[str, int], Folded]:
-        return {}
-
-    def in_flight(self) -> set[str]:
-        return set()
-
-    def since(self) -> int | None:
-        return None
-
-    def stats(self) -> FoldStats:
-        return FoldStats()
-
-
 class Passes(ms.Computation):
     def process_record(self, record: ms.Record) -> None:
         self.produce(record.value)
@@ -70,51 +54,86 @@ def pipeline(sink: ms.sinks.Sink | None = None, watermark: Any = None) -> ms.Pip
     return p
 
 
-class KitEpochs(PlannedEpochs):
-    """One run. now: its wall clock. made: epochs whose tasks ran."""
+class KitRunner:
+    """Every row that is read becomes a row of every sink. made: epochs whose tasks ran."""
 
-    def __init__(self, program: Program, storage: MemoryStorage, readers: Mapping[str, PlannedReader], bounded: bool = False) -> None:
-        log = ManifestLog(storage)
-        found = log.latest()
-        token = log.runs.claim(found.token if found is not None else None)
-        latest = log.latest()
-        latest = None if latest is None else reconciled(latest, program)
-        super().__init__(program, 1, log, latest, token, None, NoFolds(), ALL_GUARDS)
-        self.now = 1_000_000 if latest is None else latest.now
+    def __init__(self, program: Program, readers: Mapping[str, PlannedReader], storage: MemoryStorage) -> None:
+        self.program, self.readers, self.storage = program, readers, storage
         self.made: list[int] = []
-        self.sources = Sources(readers, storage, token)
-        self.sources.begin(latest, bounded, lambda name, reader: None)
 
-    def clock(self) -> int:
-        return self.now
-
-    def turn(self) -> None:
-        """The next epoch, whatever there is to read."""
-        ranges, takes = self.sources.next(self.latest)
-        self.run_planned({name: take for name, take in takes.items() if take.pieces}, ranges, 0.0)
-
-    def job(self, takes: Mapping[str, Take] | None, order: EpochOrder) -> list[Receipt]:
+    def run(self, input: Mapping[str, Take] | None, order: EpochOrder) -> list[Receipt]:
         self.made.append(order.epoch)
         receipt = Receipt(0, 0, 0)
-        for name, take in (takes or {}).items():
-            reader = self.sources.readers[name]
+        for name, take in (input or {}).items():
+            reader = self.readers[name]
             assert isinstance(reader, Told)
             rows = [row for start, end in take.pieces for row in reader.rows[start:end]]
-            for emission in self.topology.emissions:
-                receipt.parts[emission.name] = self._part(emission, rows, order)
+            for emission in self.program.topology.emissions:
+                receipt.parts[emission.name] = self.part(emission, rows, order)
         return [receipt]
 
-    def _part(self, emission: Any, rows: list[Any], order: EpochOrder) -> Part:
+    def part(self, emission: Any, rows: list[Any], order: EpochOrder) -> Part:
         label = f"{self.program.name}-{emission.name}-0000"
-        context = TaskContext(self.storage, emission.name, order.epoch, label, "1.a", token=self.token, pipeline=self.program.name)
+        context = TaskContext(self.storage, emission.name, order.epoch, label, "1.a", token=order.token, pipeline=self.program.name)
         given = [SinkRow("k", 1, value) for value in rows]
         if not emission.sink.in_units:
             found: Part = emission.sink.stage(context, given)
             return found
         data = emission.sink.encode_part(context, given)
-        unit = unit_name(order.epoch, "t0", self.token)
+        unit = unit_name(order.epoch, "t0", order.token)
         self.storage.put(unit, data)
         return Part(rows=len(rows), staged=unit, in_checkpoint=True, own={"offset": 0, "length": len(data)})
+
+    def status(self) -> RunMode:
+        return RunMode()
+
+    def close(self) -> None:
+        pass
+
+
+class KitEpochs(Epochs[Mapping[str, Take]]):
+    """One run, put together. now: its wall clock."""
+
+    def __init__(
+        self,
+        program: Program,
+        storage: MemoryStorage,
+        readers: Mapping[str, PlannedReader],
+        bounded: bool = False,
+        runner: type[KitRunner] = KitRunner,
+        compaction: Compaction | None = None,
+    ) -> None:
+        log = ManifestLog(storage)
+        found = log.latest()
+        token = log.runs.claim(found.token if found is not None else None)
+        latest = log.latest()
+        latest = None if latest is None else reconciled(latest, program)
+        self.now = 1_000_000 if latest is None else latest.now
+        self.kit = runner(program, readers, storage)
+        self.sources = SourcePlanner(readers, storage, token, latest, bounded)
+        super().__init__(
+            program,
+            1,
+            log,
+            latest,
+            token,
+            runner=self.kit,
+            planner=self.sources,
+            compaction=compaction,
+            upkeep=BackgroundUpkeep(),
+            clock=lambda: self.now,
+        )
+
+    def turn(self) -> None:
+        """The next epoch, whatever there is to read."""
+        reading, takes = self.sources.next(self.latest)
+        self.run(takes, reading)
+
+    def trigger(self, bounded: bool = False) -> Trigger:
+        return Trigger(self, self.sources, bounded=bounded, every=0.0, eager=False)
+
+    def planned_run(self, bounded: bool = True, drain: bool = True, kind: type[PlannedRun] = PlannedRun) -> PlannedRun:
+        return kind(self.topology, self, self.sources, bounded=bounded, drain=drain, every=0.0, eager=False)
 
 
 def published(folder: Path) -> list[str]:

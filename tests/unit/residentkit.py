@@ -9,8 +9,8 @@ from typing import Any
 import millstream as ms
 from computations import Sum
 from millstream.core.guards import Guards
-from millstream.simulation.driver import Fault
-from millstream.simulation.resident_driver import ResidentSimulation
+from millstream.simulation.fault import Fault
+from millstream.simulation.planned_driver import PlannedSimulation
 from millstream.simulation.schedules import make_plan
 from millstream.state.manifest import Manifest
 
@@ -113,8 +113,8 @@ def rolling() -> ms.Pipeline:
 
 def simulate(
     pipeline: ms.Pipeline, faults: Sequence[Fault], seed: int = 1, guards: str = "", shards: int = 4
-) -> tuple[ResidentSimulation, Manifest]:
+) -> tuple[PlannedSimulation, Manifest]:
     """One resident run under a schedule made by hand; the simulation and the last manifest."""
     plan = make_plan([("in", row) for row in ROWS], seed)
-    simulation = ResidentSimulation(pipeline.program(), plan, faults, seed, shards, Guards.without(guards))
+    simulation = PlannedSimulation(pipeline.program(), plan, faults, seed, shards, Guards.without(guards), resident=True)
     return simulation, simulation.run()

@@ -59,11 +59,11 @@ def test_oracle_rows_come_in_the_order_of_key_time_id_and_stream(given_rows: lis
 
 FROZEN = """
 import gc
-from millstream.engine import process
+from millstream.engine.worker_process import PROCESS
 before = gc.get_freeze_count()
-worker_process.task_ended()
+PROCESS.end_task()
 after = gc.get_freeze_count()
-worker_process.task_ended()
+PROCESS.end_task()
 print(before, after > 10_000, gc.get_freeze_count() == after, len(gc.get_objects()) < 2_000)
 """
 
@@ -75,14 +75,15 @@ def test_what_a_worker_has_loaded_is_searched_for_garbage_only_once() -> None:
 
 
 def test_what_the_driver_says_is_decoded_once_per_process() -> None:
-    from millstream.engine import worker_process
+    from millstream.engine.worker_process import WorkerProcess
 
+    process = WorkerProcess()
     calls: list[bytes] = []
 
     def decode(data: bytes) -> Any:
         calls.append(data)
         return object()
 
-    first = worker_process.decoded(b"one", decode)
-    assert worker_process.decoded(b"one", decode) is first and len(calls) == 1
-    assert worker_process.decoded(b"two", decode) is not first and len(calls) == 2
+    first = process.decoded(b"one", decode)
+    assert process.decoded(b"one", decode) is first and len(calls) == 1
+    assert process.decoded(b"two", decode) is not first and len(calls) == 2

@@ -19,8 +19,8 @@ OLD, YOUNG = "00000000000000aa", "00000000000000bb"
 HOLD = """
 import sys
 from pathlib import Path
-from millstream.state.state_cache import open_replica
-open_replica(Path(sys.argv[1]), "lineage", 0)
+from millstream.state.state_cache import open_state_cache
+open_state_cache(Path(sys.argv[1]), "lineage", 0)
 print("open", flush=True)
 sys.stdin.read()
 """
@@ -28,8 +28,8 @@ sys.stdin.read()
 
 def cache(base: Path, boot: str, checkpoint: str, days: float = 0.0) -> Path:
     folder = base / boot / checkpoint
-    state_cache.open_replica(folder, "lineage", 0)
-    state_cache.forget_replica(folder, "lineage", 0)
+    state_cache.open_state_cache(folder, "lineage", 0)
+    state_cache.close_state_cache(folder, "lineage", 0)
     for path in folder.rglob("*"):
         os.utime(path, (time.time() - days * 86_400,) * 2)
     return folder
@@ -37,14 +37,14 @@ def cache(base: Path, boot: str, checkpoint: str, days: float = 0.0) -> Path:
 
 @pytest.fixture
 def host(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.setenv("MILLSTREAM_REPLICAS", str(tmp_path / "replicas"))
+    monkeypatch.setenv("MILLSTREAM_STATE_CACHE", str(tmp_path / "state_caches"))
     monkeypatch.setenv("MILLSTREAM_CACHE", str(tmp_path / "cache"))
     (tmp_path / "cache").mkdir()
     return tmp_path
 
 
 def test_what_a_process_uses_stays_until_it_ends_however_it_ends(host: Path) -> None:
-    folder = cache(host / "replicas", state_cache.boot_id(), "0" * 16, days=30)
+    folder = cache(host / "state_caches", state_cache.boot_id(), "0" * 16, days=30)
     with subprocess.Popen([sys.executable, "-c", HOLD, str(folder)], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as user:
         assert user.stdout is not None and user.stdout.readline() == b"open\n"
         assert cache_cleanup.is_in_use(folder) and main(["clean", "--all"]) == 0 and folder.exists()
@@ -55,7 +55,7 @@ def test_what_a_process_uses_stays_until_it_ends_however_it_ends(host: Path) -> 
 
 
 def test_clean_removes_old_boots_and_what_was_not_used_for_a_day(host: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    base = host / "replicas"
+    base = host / "state_caches"
     old, boot, fresh = cache(base, state_cache.boot_id(), OLD, 2), cache(base, BOOT_BEFORE, OLD), cache(base, state_cache.boot_id(), YOUNG)
     assert main(["clean", "--dry-run"]) == 0 and old.exists() and boot.exists()
     assert "would remove 2 caches" in capsys.readouterr().out
@@ -66,16 +66,16 @@ def test_clean_removes_old_boots_and_what_was_not_used_for_a_day(host: Path, cap
 
 
 def test_a_run_removes_by_itself_what_was_not_used_for_a_week(host: Path) -> None:
-    base = host / "replicas"
+    base = host / "state_caches"
     old, young = cache(base, BOOT_BEFORE, OLD, 8), cache(base, BOOT_BEFORE, YOUNG, 6)
     cache_cleanup.remove_idle(base)
     assert not old.exists() and young.exists()
 
 
 def test_on_a_disk_that_others_use_nothing_of_theirs_is_touched(host: Path) -> None:
-    base = host / "replicas"
+    base = host / "state_caches"
     ours, theirs = cache(base, BOOT_BEFORE, OLD, 30), base / "projects" / "thesis" / "chapter-1.txt"
-    nested = cache(base / "other" / "replicas", BOOT_BEFORE, OLD, 30)
+    nested = cache(base / "other" / "state_caches", BOOT_BEFORE, OLD, 30)
     beside = base / BOOT_BEFORE / "notes" / "a.txt"
     for path in (theirs, beside):
         path.parent.mkdir(parents=True)
@@ -87,7 +87,7 @@ def test_on_a_disk_that_others_use_nothing_of_theirs_is_touched(host: Path) -> N
 
 
 def test_what_somebody_else_removes_meanwhile_is_nobodys_error(host: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    base = host / "replicas"
+    base = host / "state_caches"
     cache(base, BOOT_BEFORE, OLD, 30)
     look = cache_cleanup.is_in_use
 
@@ -102,7 +102,7 @@ def test_what_somebody_else_removes_meanwhile_is_nobodys_error(host: Path, monke
 
 
 def test_whoever_begins_to_use_a_cache_while_it_is_removed_gets_a_new_one(host: Path) -> None:
-    folder = cache(host / "replicas", BOOT_BEFORE, OLD)
+    folder = cache(host / "state_caches", BOOT_BEFORE, OLD)
     with cache_cleanup._alone(folder) as is_alone:
         user = subprocess.Popen([sys.executable, "-c", HOLD, str(folder)], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
         while not _waits_for_a_lock(user.pid):
@@ -131,9 +131,9 @@ def test_only_the_newest_archives_of_spark_classes_are_kept(host: Path) -> None:
 
 def test_a_cache_that_somebody_deleted_is_protected_again_when_it_is_made_anew(tmp_path: Path) -> None:
     root = tmp_path / "boot" / "checkpoint"
-    state_cache.open_replica(root, "lineage", 0)
+    state_cache.open_state_cache(root, "lineage", 0)
     shutil.rmtree(root)
-    state_cache.open_replica(root, "lineage", 0)
+    state_cache.open_state_cache(root, "lineage", 0)
     assert cache_cleanup.is_in_use(root)
-    state_cache.forget_replica(root, "lineage", 0)
+    state_cache.close_state_cache(root, "lineage", 0)
     assert not cache_cleanup.is_in_use(root)

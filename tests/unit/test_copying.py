@@ -9,7 +9,7 @@ from unitkit import write_delta
 
 from millstream.errors import CheckpointError, DamageError
 from millstream.state.checkpoint_copy import CopyProgress, copy_checkpoint
-from millstream.state.compaction import fold
+from millstream.state.compaction import compact
 from millstream.state.manifest import ComputationState, Manifest, ManifestLog, ShardState, SourcePosition, manifest_name
 from millstream.state.memory_storage import MemoryStorage
 from millstream.state.segment import SegmentRef, merge
@@ -71,7 +71,7 @@ def test_what_the_run_collects_meanwhile_is_taken_from_a_newer_epoch() -> None:
     target = MemoryStorage()
 
     def go_on() -> None:
-        commit(source, 6, fold(source, chain, True, 6))
+        commit(source, 6, compact(source, chain, True, 6))
         source.delete([ref.name for ref in chain])
 
     source.before[chain[2].name] = go_on

@@ -1,4 +1,4 @@
-"""Folding: chains stay short, state stays what it is, collection takes leftovers and nothing else."""
+"""Compaction: chains stay short, state stays what it is, collection takes leftovers and nothing else."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from computations import Sum
 from effort import some
 from millstream.errors import DamageError
 from millstream.state import compaction
-from millstream.state.compaction import MAX_RUNS, adopt, collect, fold, made_in, named_by, to_fold, unit_name
+from millstream.state.compaction import MAX_RUNS, adopt, collect, compact, made_in, named_by, pick_segments, unit_name
 from millstream.state.manifest import KEEP, ComputationState, Manifest, ManifestLog, ShardState
 from millstream.state.memory_storage import MemoryStorage
 from millstream.state.segment import SegmentRef, merge, read_run, runs
@@ -38,13 +38,13 @@ def random_delta(rng: random.Random, keys: int) -> dict[bytes, bytes | None]:
     return delta
 
 
-def fold_if_due(storage: CountingStorage, chain: list[SegmentRef], epoch: int) -> tuple[list[SegmentRef], int]:
+def compact_if_due(storage: CountingStorage, chain: list[SegmentRef], epoch: int) -> tuple[list[SegmentRef], int]:
     """What the engine does after a commit; the bytes that it wrote."""
-    chosen = to_fold(chain)
+    chosen = pick_segments(chain)
     if not chosen:
         return chain, 0
     assert list(chosen) == chain[len(chain) - len(chosen) :]
-    made = fold(storage, chosen, chosen[0] == chain[0], epoch)
+    made = compact(storage, chosen, chosen[0] == chain[0], epoch)
     return adopt(chain, chosen, made), sum(ref.length for ref in made)
 
 
@@ -53,7 +53,7 @@ def test_chains_stay_short_and_state_stays_the_same_over_500_deltas(seed):
     rng = random.Random(seed)
     storage, model = CountingStorage(), {}
     chain: list[SegmentRef] = []
-    deltas = folds = 0
+    deltas = compactions = 0
     for epoch in range(500):
         delta = random_delta(rng, keys=300)
         apply(model, delta)
@@ -61,50 +61,50 @@ def test_chains_stay_short_and_state_stays_the_same_over_500_deltas(seed):
             ref = write_delta(storage, epoch, delta)
             chain.append(ref)
             deltas += ref.length
-        chain, cost = fold_if_due(storage, chain, epoch)
-        folds += cost
+        chain, cost = compact_if_due(storage, chain, epoch)
+        compactions += cost
         assert len(runs(chain)) <= MAX_RUNS
         if epoch % 50 == 0 or epoch == 499:
             assert dict(merge(storage, chain, drop_deleted=True)) == model
     assert chain[0].base and not any(ref.base for ref in chain[1:])
-    assert folds < 10 * deltas
+    assert compactions < 10 * deltas
 
 
 def test_chains_stay_short_when_the_state_only_grows():
     """Every entry is rewritten about once per doubling of the state."""
     storage = CountingStorage()
     chain: list[SegmentRef] = []
-    deltas = folds = 0
+    deltas = compactions = 0
     for epoch in range(500):
         ref = write_delta(storage, epoch, {b"%06d" % (epoch * 10 + i): b"x" * 10 for i in range(10)})
         chain.append(ref)
         deltas += ref.length
-        chain, cost = fold_if_due(storage, chain, epoch)
-        folds += cost
+        chain, cost = compact_if_due(storage, chain, epoch)
+        compactions += cost
         assert len(runs(chain)) <= MAX_RUNS
     assert len(list(merge(storage, chain, drop_deleted=True))) == 5000
-    assert folds < 9 * deltas  # log2(500)
+    assert compactions < 9 * deltas  # log2(500)
 
 
 def test_a_short_chain_is_left_alone():
     chain = [SegmentRef(f"u/{i}", 0, 10, 1, i, i) for i in range(MAX_RUNS)]
-    assert list(to_fold(chain)) == []
-    assert len(to_fold([*chain, SegmentRef("u/x", 0, 10, 1, 99, 99)])) >= 2
+    assert list(pick_segments(chain)) == []
+    assert len(pick_segments([*chain, SegmentRef("u/x", 0, 10, 1, 99, 99)])) >= 2
 
 
 def test_a_large_base_is_left_alone_until_enough_is_gathered():
     base = SegmentRef("u/base", 0, 10_000, 1, 0, 0, True)
     small = [SegmentRef(f"u/{i}", 0, 10, 1, i, i) for i in range(1, MAX_RUNS + 1)]
-    assert list(to_fold([base, *small])) == small
+    assert list(pick_segments([base, *small])) == small
     larger = [SegmentRef(f"u/{i}", 0, 1_000, 1, i, i) for i in range(1, MAX_RUNS + 1)]
-    assert list(to_fold([base, *larger])) == [base, *larger]
+    assert list(pick_segments([base, *larger])) == [base, *larger]
 
 
 def test_pieces_of_one_run_are_folded_together_or_not_at_all():
     pieces = [SegmentRef(f"u/base{i}", 0, 10, 1, 0, 5, True) for i in range(30)]
     small = [SegmentRef(f"u/{i}", 0, 1, 1, i, i) for i in range(6, 6 + MAX_RUNS)]
-    assert list(to_fold(pieces)) == []
-    chosen = list(to_fold([*pieces, *small]))
+    assert list(pick_segments(pieces)) == []
+    chosen = list(pick_segments([*pieces, *small]))
     assert chosen == small
 
 
@@ -115,9 +115,9 @@ def test_a_base_drops_deletions_and_another_fold_keeps_them():
         write_delta(storage, 1, {b"a": None}),
         write_delta(storage, 2, {b"c": None}),
     ]
-    (base,) = fold(storage, chain, True, 2)
+    (base,) = compact(storage, chain, True, 2)
     assert (list(read_run(storage, [base])), base.first, base.last, base.base) == ([(b"b", b"2")], 0, 2, True)
-    (upper,) = fold(storage, chain[1:], False, 2)
+    (upper,) = compact(storage, chain[1:], False, 2)
     assert (list(read_run(storage, [upper])), upper.first, upper.last, upper.base) == ([(b"a", None), (b"c", None)], 1, 2, False)
     assert dict(merge(storage, [chain[0], upper], drop_deleted=True)) == {b"b": b"2"}
 
@@ -125,7 +125,7 @@ def test_a_base_drops_deletions_and_another_fold_keeps_them():
 def test_a_fold_of_which_nothing_is_left_is_still_a_base():
     storage = CountingStorage()
     chain = [write_delta(storage, 0, {b"a": b"1"}), write_delta(storage, 1, {b"a": None})]
-    made = fold(storage, chain, True, 1)
+    made = compact(storage, chain, True, 1)
     assert len(made) == 1 and made[0].base and made[0].entries == 0
     assert list(read_run(storage, made)) == []
 
@@ -134,7 +134,7 @@ def test_a_large_fold_is_written_in_pieces_that_are_one_run(monkeypatch):
     monkeypatch.setattr(compaction, "PIECE", 200)
     storage = CountingStorage()
     model = {b"%04d" % i: b"x" * 10 for i in range(100)}
-    made = fold(storage, [write_delta(storage, 0, model)], True, 7)
+    made = compact(storage, [write_delta(storage, 0, model)], True, 7)
     assert len(made) > 5
     assert len(runs(made)) == 1
     assert dict(read_run(storage, made)) == model
@@ -145,7 +145,7 @@ def test_a_large_fold_is_written_in_pieces_that_are_one_run(monkeypatch):
 def test_a_fold_is_adopted_only_if_all_that_it_replaces_is_there():
     storage = CountingStorage()
     chain = [write_delta(storage, i, {b"a": b"%d" % i}) for i in range(5)]
-    made = fold(storage, chain[1:4], False, 4)
+    made = compact(storage, chain[1:4], False, 4)
     assert adopt(chain, chain[1:4], made) == [chain[0], *made, chain[4]]
     later = write_delta(storage, 5, {b"a": b"5"})
     assert adopt([*chain, later], chain[1:4], made) == [chain[0], *made, chain[4], later]
@@ -179,7 +179,7 @@ def test_folding_any_part_of_a_chain_changes_nothing(history, data):
             first = data.draw(st.integers(0, len(grouped) - 1))
             last = data.draw(st.integers(first, len(grouped) - 1))
             chosen = [ref for run in grouped[first : last + 1] for ref in run]
-            chain = adopt(chain, chosen, fold(storage, chosen, first == 0, epoch))
+            chain = adopt(chain, chosen, compact(storage, chosen, first == 0, epoch))
     assert dict(merge(storage, chain, drop_deleted=True)) == model
 
 
@@ -193,13 +193,13 @@ def test_a_name_tells_the_epoch_and_is_never_used_twice():
 
 
 class Driver:
-    """A driver in small: commits epochs on a log, folds, collects, may be replaced without noticing."""
+    """A driver in small: commits epochs on a log, compactions, collects, may be replaced without noticing."""
 
     def __init__(self, log: ManifestLog, token: str, rng: random.Random) -> None:
         self.log, self.token, self.rng = log, token, rng
         self.now, self.window = 0, rng.choice([0, 3000, 60_000])
         self.latest = log.latest()
-        self.done: tuple[list[SegmentRef], list[SegmentRef]] | None = None  # a fold that waits for adoption
+        self.done: tuple[list[SegmentRef], list[SegmentRef]] | None = None  # a compaction that waits for adoption
 
     def chain(self) -> list[SegmentRef]:
         return self.latest.computations["C"].shards[0].segments if self.latest else []
@@ -227,11 +227,11 @@ class Driver:
         self.latest = manifest
         return True
 
-    def fold(self) -> None:
+    def compact(self) -> None:
         chain = self.chain()
-        chosen = to_fold(chain) if self.rng.random() < 0.5 else chain[-3:]
+        chosen = pick_segments(chain) if self.rng.random() < 0.5 else chain[-3:]
         if chosen and self.done is None:
-            self.done = list(chosen), fold(self.log.storage, chosen, chosen[0] == chain[0], self.latest.epoch)
+            self.done = list(chosen), compact(self.log.storage, chosen, chosen[0] == chain[0], self.latest.epoch)
 
     def collect(self) -> int:
         if self.latest is None:
@@ -252,7 +252,7 @@ def test_collection_never_removes_what_a_kept_manifest_names(seed, acts):
     log = ManifestLog(CountingStorage())
     driver = Driver(log, "run", random.Random(seed))
     for act in acts:
-        {"e": driver.epoch, "f": driver.fold, "c": driver.collect}[act]()
+        {"e": driver.epoch, "f": driver.compact, "c": driver.collect}[act]()
         assert_whole(log)
 
 
@@ -272,7 +272,7 @@ def test_a_replaced_driver_never_removes_what_its_successor_made(seed, acts):
         if act == "e" and not fenced[who]:
             fenced[who] = not driver.epoch()
         elif act == "f" and not fenced[who]:
-            driver.fold()
+            driver.compact()
         elif act == "c":
             try:
                 driver.collect()
@@ -291,7 +291,7 @@ def test_collection_removes_leftovers_and_manifests_beyond_the_last_few():
         dead.append(unit_name(epoch, "dead"))
         log.storage.put(dead[-1], b"x")
         if epoch % 5 == 4:
-            driver.fold()
+            driver.compact()
     driver.epoch()
     gone = driver.collect()
     assert gone > 0
@@ -307,7 +307,7 @@ def test_collection_keeps_what_is_in_flight_and_takes_it_otherwise():
     log = ManifestLog(CountingStorage())
     driver = Driver(log, "run", random.Random(1))
     driver.epoch()
-    name = unit_name(0, "fold")
+    name = unit_name(0, "compact")
     log.storage.put(name, b"x")
     for _ in range(2 * KEEP):
         driver.epoch()
@@ -387,7 +387,7 @@ def test_minutes_at_sixty_epochs_a_second_keeps_few_and_reads_each_manifest_once
 def test_the_chains_of_a_manifest_are_counted_without_reading():
     storage = CountingStorage()
     long = [write_delta(storage, epoch, {b"%02d" % epoch: b"v"}) for epoch in range(MAX_RUNS + 1)]
-    short = fold(storage, long[:3], True, 3)
+    short = compact(storage, long[:3], True, 3)
     shards = [ShardState(long), ShardState(short), ShardState()]
     manifest = Manifest(MAX_RUNS, "run", 0, [(0, "run")], computations={"C": ComputationState(shards=shards), "D": ComputationState()})
     storage.reads.clear()
@@ -424,7 +424,7 @@ def test_a_manifest_that_somebody_else_removes_meanwhile_is_no_error():
 
 
 class FakeSpark:
-    """Runs a fold's job in this process, and lets the test look in the middle of it."""
+    """Runs a compaction's job in this process, and lets the test look in the middle of it."""
 
     def __init__(self) -> None:
         self.written, self.go_on = threading.Event(), threading.Event()
@@ -462,9 +462,9 @@ class FakeSpark:
 
 
 def test_collection_leaves_a_fold_alone_that_is_still_under_way(tmp_path):
-    """A fold of a large state outlasts many epochs. Its pieces have no name in any manifest until it is adopted."""
+    """A compaction of a large state outlasts many epochs. Its pieces have no name in any manifest until it is adopted."""
 
-    from millstream.engine.spark.compaction_job import Folds
+    from millstream.engine.spark.compaction_job import SparkCompaction
     from millstream.engine.worker_process import RunPlace
     from millstream.state.storage import LocalStorage
 
@@ -479,22 +479,22 @@ def test_collection_leaves_a_fold_alone_that_is_still_under_way(tmp_path):
         return manifest
 
     spark = FakeSpark()
-    folds = Folds(RunPlace(str(tmp_path), "id", None, None, 1), "1-run")
-    folds.plan(commit(20, chain), spark)
+    compactions = SparkCompaction(spark, RunPlace(str(tmp_path), "id", None, None, 1), "1-run")
+    compactions.plan(commit(20, chain))
     assert spark.written.wait(30)
     for epoch in range(21, 41):
         latest = commit(epoch, chain)
-    collect(log, latest, folds.in_flight(), folds.since())
+    collect(log, latest, compactions.in_flight(), compactions.since())
     spark.go_on.set()
-    folds.wait(30)
-    done = folds.finished()["C", 0]
+    compactions.wait(30)
+    done = compactions.finished()["C", 0]
     adopted = adopt(chain, done.chosen, done.made)
     assert adopted != chain
     assert len(dict(merge(storage, adopted, drop_deleted=True))) == len(chain)
 
 
 def test_at_the_end_of_a_run_no_fold_is_left_in_the_jvm_and_nobody_is_warned_of_it(tmp_path, caplog):
-    from millstream.engine.spark.compaction_job import Folds
+    from millstream.engine.spark.compaction_job import SparkCompaction
     from millstream.engine.worker_process import RunPlace
     from millstream.state.storage import LocalStorage
 
@@ -502,13 +502,13 @@ def test_at_the_end_of_a_run_no_fold_is_left_in_the_jvm_and_nobody_is_warned_of_
     chain = [write_delta(storage, 0, {b"%02d" % i: b"1"}) for i in range(MAX_RUNS + 1)]
     chain = [SegmentRef(r.name, r.offset, r.length, r.entries, i, i) for i, r in enumerate(chain)]
     spark = FakeSpark()
-    folds = Folds(RunPlace(str(tmp_path), "id", None, None, 1), "1-run")
-    folds.end()  # there may be none
-    folds = Folds(RunPlace(str(tmp_path), "id", None, None, 1), "1-run")
-    folds.plan(Manifest(20, "1-run", 0, [(0, "1-run")], computations={"C": ComputationState(shards=[ShardState(chain)])}), spark)
+    compactions = SparkCompaction(spark, RunPlace(str(tmp_path), "id", None, None, 1), "1-run")
+    compactions.close()  # there may be none
+    compactions = SparkCompaction(spark, RunPlace(str(tmp_path), "id", None, None, 1), "1-run")
+    compactions.plan(Manifest(20, "1-run", 0, [(0, "1-run")], computations={"C": ComputationState(shards=[ShardState(chain)])}))
     assert spark.written.wait(30)
-    folds.end()
-    assert folds.since() is None and folds.finished() == {} and folds.stats().failed == 0 and not caplog.records
+    compactions.close()
+    assert compactions.since() is None and compactions.finished() == {} and compactions.stats().failed == 0 and not caplog.records
 
 
 def test_the_fault_kit_goes_through_collection(monkeypatch):

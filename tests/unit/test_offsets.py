@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from millstream.engine.plan import Range, Reading
-from millstream.engine.spark.offsets import SparkOffsets
+from millstream.engine.spark.spark_planner import SparkOffsets
 
 
 def entry(folder: Path, epoch: int, *sources: str, at: int = 5) -> None:

@@ -11,11 +11,11 @@ import millstream as ms
 from millstream.core.authority import Standing
 from millstream.core.time import END
 from millstream.core.watermark import Progress, Seen
-from millstream.engine.metrics import LEAST, MOST, WINDOW, EpochStats, History
+from millstream.engine.metrics import LEAST, MOST, WINDOW, EpochStats, Metrics
 from millstream.engine.next_manifest import manifest_after
 from millstream.engine.plan import NOTHING, Position, Range, Reading, plan, to_store, unsettled
 from millstream.errors import Fenced, HookError
-from millstream.state.manifest import Manifest, Parcel
+from millstream.state.manifest import Manifest, ProductionsRef
 
 SOURCE = ms.sources.files("nowhere", schema="k string", format="json")
 
@@ -115,13 +115,13 @@ def test_an_adaptive_edge_stores_when_its_own_consumer_fails() -> None:
 def test_the_manifest_before_is_not_changed_by_what_follows() -> None:
     made = program().program()
     first = manifest_after(
-        made, plan(made.topology, START, Reading(batch=0, ranges={}), clock=10), None, [], token="1-a", shards=2, folded={}
+        made, plan(made.topology, START, Reading(batch=0, ranges={}), clock=10), None, [], token="1-a", shards=2, compacted={}
     )
-    first.pending = [Parcel(stream="ones", computation="Second", name="u", slices={}, oldest=1)]
+    first.pending = [ProductionsRef(stream="ones", computation="Second", name="u", slices={}, oldest=1)]
     before = msgspec.json.encode(first)
     position = Position.after(first, made.topology)
     second = manifest_after(
-        made, plan(made.topology, position, clock=20, drain=True), first, [], token="2-b", shards=2, folded={}, refused=3
+        made, plan(made.topology, position, clock=20, drain=True), first, [], token="2-b", shards=2, compacted={}, refused=3
     )
     assert msgspec.json.encode(first) == before
     assert (second.epoch, second.now, second.refused, second.runs) == (1, 20, 3, [(0, "1-a"), (1, "2-b")])
@@ -132,10 +132,10 @@ def test_the_manifest_before_is_not_changed_by_what_follows() -> None:
 def test_the_manifest_says_where_a_batch_and_its_epoch_differ() -> None:
     made = program().program()
     first = manifest_after(
-        made, plan(made.topology, START, Reading(batch=0, ranges={}), clock=1), None, [], token="1-a", shards=1, folded={}
+        made, plan(made.topology, START, Reading(batch=0, ranges={}), clock=1), None, [], token="1-a", shards=1, compacted={}
     )
     settled = manifest_after(
-        made, plan(made.topology, Position.after(first, made.topology), clock=9), first, [], token="1-a", shards=1, folded={}
+        made, plan(made.topology, Position.after(first, made.topology), clock=9), first, [], token="1-a", shards=1, compacted={}
     )
     assert settled.settle and settled.batch is None and settled.now == first.now
     third = manifest_after(
@@ -145,7 +145,7 @@ def test_the_manifest_says_where_a_batch_and_its_epoch_differ() -> None:
         [],
         token="1-a",
         shards=1,
-        folded={},
+        compacted={},
     )
     assert (third.epoch, third.batch, third.outside) == (2, 1, 1)
     assert isinstance(third, Manifest)
@@ -153,10 +153,10 @@ def test_the_manifest_says_where_a_batch_and_its_epoch_differ() -> None:
 
 @pytest.mark.parametrize("every", [10, 1_000, 3_600_000])
 def test_history_is_bounded_by_count_and_by_time(every: int) -> None:
-    history = History()
+    history = Metrics()
     for number in range(MOST + 500):
         history.add(EpochStats(number, 1, 1.0, job=True, at=number * every))
     kept = [one.epoch for one in history]
     young = min(MOST, WINDOW // every + 1)
     assert len(kept) == max(LEAST, young) and kept[-1] == MOST + 499 and kept == sorted(kept)
-    assert [one.epoch for one in history.recent(3)] == kept[-3:] and History().recent(3) == []
+    assert [one.epoch for one in history.recent(3)] == kept[-3:] and Metrics().recent(3) == []

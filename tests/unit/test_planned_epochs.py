@@ -7,10 +7,10 @@ import threading
 from pathlib import Path
 
 import pyarrow as pa
-from plannedkit import KitEpochs, NoFolds, Told, pipeline
+from plannedkit import KitEpochs, KitRunner, Told, pipeline
 
 import millstream as ms
-from millstream.engine.contracts import Folded
+from millstream.engine.contracts import Compacted, Compaction
 from millstream.sources.planned import PlannedReader
 from millstream.state.compaction import unit_name
 from millstream.state.manifest import KEEP
@@ -19,16 +19,24 @@ from millstream.state.memory_storage import MemoryStorage
 SCHEMA = pa.schema([("k", pa.string())])
 
 
+class FilesRead(KitRunner):
+    """Notes which files each epoch reads."""
+
+    def run(self, input, order):  # type: ignore[no-untyped-def]
+        self.read = sorted(Path(name).name for take in (input or {}).values() for name in take.names)
+        return super().run(None, order)
+
+
 class Files(KitEpochs):
-    """Notes which files its epochs read."""
+    """Knows which files its last epoch has read."""
 
     def turn(self) -> None:
-        self.read: list[str] = []
+        self.kit.read = []  # type: ignore[attr-defined]
         super().turn()
 
-    def job(self, takes, order):  # type: ignore[no-untyped-def]
-        self.read = sorted(Path(name).name for take in (takes or {}).values() for name in take.names)
-        return super().job(None, order)
+    @property
+    def read(self) -> list[str]:
+        return self.kit.read  # type: ignore[attr-defined,no-any-return]
 
 
 def reader(folder: Path) -> PlannedReader:
@@ -44,10 +52,10 @@ def test_files_of_an_epoch_that_is_found_committed_are_not_read_again(tmp_path: 
     """An outgoing run commits between our look at the newest manifest and our first epoch: its epoch stands, and so does what it read."""
     storage, program = MemoryStorage(), pipeline().program()
     put(tmp_path, "a.json", 1_700_000_000)
-    old = Files(program, storage, {"in": reader(tmp_path)})
+    old = Files(program, storage, {"in": reader(tmp_path)}, runner=FilesRead)
     old.turn()
     first = storage.objects.pop("manifests/00000000000000000000.json")  # it is about to commit
-    new = Files(program, storage, {"in": reader(tmp_path)})
+    new = Files(program, storage, {"in": reader(tmp_path)}, runner=FilesRead)
     assert new.latest is None
     storage.objects["manifests/00000000000000000000.json"] = first
     put(tmp_path, "b.json", 1_700_000_001)
@@ -58,14 +66,15 @@ def test_files_of_an_epoch_that_is_found_committed_are_not_read_again(tmp_path: 
     assert new.latest.sources["in"].offset == '{"files":2}'
 
 
-class SlowThread(NoFolds):
-    """A fold has ended. A thread that asks for it is so slow that the next manifest has it by then."""
+class SlowThread(Compaction):
+    """A compaction has ended. A thread that asks for it is so slow that the next manifest has it by then."""
 
     def __init__(self, made: str) -> None:
         self.made = {made}
         self.adopted = threading.Event()
+        self.adopted.set()
 
-    def finished(self) -> dict[tuple[str, int], Folded]:
+    def finished(self) -> dict[tuple[str, int], Compacted]:
         self.made = set()
         return {}
 
@@ -80,18 +89,19 @@ class SlowThread(NoFolds):
 
 def test_what_a_fold_has_made_is_not_collected_while_the_next_manifest_adopts_it() -> None:
     storage = MemoryStorage()
-    epochs = KitEpochs(pipeline().program(), storage, {"in": Told()})
+    made = unit_name(0, "compact")
+    compaction = SlowThread(made)
+    epochs = KitEpochs(pipeline().program(), storage, {"in": Told()}, compaction=compaction)
     for _ in range(2 * KEEP):
         epochs.turn()
-    assert epochs.latest is not None
-    made = unit_name(0, "fold")
+    compaction.made = {made}
     leftover = unit_name(0, "leftover")
-    storage.put(made, b"folded")
+    storage.put(made, b"compacted")
     storage.put(leftover, b"nobody's")
-    epochs.folds = folds = SlowThread(made)
-    epochs.collect(epochs.latest)
-    folds.finished()  # the next epoch takes it into its manifest
-    folds.adopted.set()
-    assert epochs._collecting is not None
-    epochs._collecting.join()
-    assert storage.exists(made) and not storage.exists(leftover) and not epochs.leftovers
+    epochs.upkeep.close()  # a collection that was begun on the way
+    compaction.adopted.clear()
+    epochs.collect()
+    compaction.finished()  # the next epoch takes it into its manifest
+    compaction.adopted.set()
+    epochs.upkeep.close()
+    assert storage.exists(made) and not storage.exists(leftover) and not epochs.upkeep.failure  # type: ignore[attr-defined]

@@ -12,10 +12,9 @@ from residentkit import ROWS, two_levels
 from effort import some
 from millstream.errors import MillstreamError
 from millstream.simulation.comparison import compare, undisturbed
-from millstream.simulation.driver import Fault
 from millstream.simulation.fakes import Violation
-from millstream.simulation.resident_driver import RESIDENT_KINDS
-from millstream.simulation.schedules import make_plan, make_schedule
+from millstream.simulation.fault import Fault
+from millstream.simulation.schedules import RESIDENT_KINDS, make_plan, make_schedule
 from millstream.sinks.two_phase import TwoPhaseSink
 
 PROGRAM = two_levels().program()
@@ -23,7 +22,7 @@ PROGRAM = two_levels().program()
 
 def differs(seed: int, faults: Sequence[Fault], shards: int = 2) -> str | None:
     """The first difference between what was published and the undisturbed run of the epochs that were committed."""
-    simulation = PreparedSimulation(PROGRAM, make_plan([("in", row) for row in ROWS], seed), faults, seed, shards)
+    simulation = PreparedSimulation(PROGRAM, make_plan([("in", row) for row in ROWS], seed), faults, seed, shards, resident=True)
     try:
         end = simulation.run()
         return compare(simulation, end, undisturbed(PROGRAM, simulation.committed_plan(), shards))
@@ -32,7 +31,7 @@ def differs(seed: int, faults: Sequence[Fault], shards: int = 2) -> str | None:
 
 
 def drawn(seed: int) -> list[Fault]:
-    return make_schedule(PROGRAM, make_plan([("in", row) for row in ROWS], seed), seed, RESIDENT_KINDS, 2, resident=True)
+    return make_schedule(PROGRAM, make_plan([("in", row) for row in ROWS], seed), seed, RESIDENT_KINDS, 2)
 
 
 def test_what_is_published_is_what_manifests_name() -> None:

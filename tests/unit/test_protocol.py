@@ -13,7 +13,8 @@ from millstream.connector import SinkServer
 from millstream.connector.sink.outputs import files
 from millstream.core.watermark import Progress, Seen
 from millstream.engine import epochs as epochs_module
-from millstream.simulation.driver import Driver, Fault, InputPlan, Killed, Simulation
+from millstream.simulation.driver import Driver, InputPlan, Killed, Simulation
+from millstream.simulation.fault import Fault
 from millstream.sinks.base import DriverContext, SinkRow, TaskContext
 from millstream.state.manifest import ManifestLog
 
@@ -69,24 +70,24 @@ def test_a_drain_longer_than_the_manifests_kept_may_be_interrupted_and_run_again
     first = Driver(s)
     first.run(s.plan.epochs[0], 0)
     for _ in range(25):
-        first.run_outside(drain=True)
+        first.epochs.run_outside(drain=True)
     second = Driver(s)
-    second.resume()
+    second.epochs.resume()
     second.run([], 1)  # Spark knows nothing of the drain: it asks for the epoch behind its last
-    second.drain(lambda: False)
+    second.epochs.drain(lambda: False)
     third = Driver(s)
-    third.resume()
+    third.epochs.resume()
     third.run([], 1)
-    assert third.latest is not None and third.latest.drained and third.latest.computations["Down"].records == 41
+    assert third.epochs.latest is not None and third.epochs.latest.drained and third.epochs.latest.computations["Down"].records == 41
 
 
 def test_new_input_behind_a_drain_is_refused_even_if_the_drain_was_interrupted() -> None:
     s = simulation(chain(), [{"k": "a", "at": 100}], [], [], [{"k": "a", "at": 200}])
     first = Driver(s)
     first.run(s.plan.epochs[0], 0)
-    first.run_outside(drain=True)
+    first.epochs.run_outside(drain=True)
     second = Driver(s)
-    second.resume()
+    second.epochs.resume()
     for epoch in (1, 2):
         second.run(s.plan.epochs[epoch], epoch)
     with pytest.raises(ms.errors.CheckpointError, match="was drained"):
@@ -105,12 +106,12 @@ def test_while_nobody_listened_nobody_was_silent() -> None:
     Driver(s).run(plan.epochs[0], 0)
     again = Driver(s)  # ten minutes later
     again.run(plan.epochs[1], 1)
-    assert not again.latest.injectors["two"].idle  # type: ignore[union-attr]
+    assert not again.epochs.latest.injectors["two"].idle  # type: ignore[union-attr]
     again.run(plan.epochs[2], 2)
-    assert not again.latest.injectors["two"].idle  # type: ignore[union-attr]
+    assert not again.epochs.latest.injectors["two"].idle  # type: ignore[union-attr]
     s.plan.clock[2] = 761_000
     again.run([], 3)
-    assert again.latest.injectors["two"].idle, "now it has been silent for a minute"  # type: ignore[union-attr]
+    assert again.epochs.latest.injectors["two"].idle, "now it has been silent for a minute"  # type: ignore[union-attr]
 
 
 def test_a_sub_source_never_heard_of_goes_idle_while_others_talk_and_strangers_are_forgotten() -> None:
@@ -193,13 +194,13 @@ def bounded_runs(s: Simulation, killed: int | None = None) -> None:
     """One bounded run per batch. killed: so many epochs into settling the first one, its driver dies."""
     for number, rows in enumerate(s.plan.epochs):
         driver = Driver(s)
-        driver.resume()
+        driver.epochs.resume()
         driver.run(rows, number)
         if number == 0 and killed is not None:
             left = iter(range(killed))
-            driver.settle(lambda left=left: next(left, None) is None)  # type: ignore[misc]
+            driver.epochs.settle(lambda left=left: next(left, None) is None)  # type: ignore[misc]
         else:
-            driver.settle(lambda: False)
+            driver.epochs.settle(lambda: False)
 
 
 def continuous_run(s: Simulation) -> None:
@@ -247,28 +248,33 @@ def test_a_batch_that_spark_asks_for_again_behind_epochs_outside_the_query_is_fo
     bounded_runs(s)
     before = outcome(s)
     again = Driver(s)
-    again.resume()
+    again.epochs.resume()
     again.run(s.plan.epochs[2], 2)
     assert outcome(s) == before
 
 
-class _TakenOver(Driver):
-    """A driver that is replaced between its look at the claims and the work of its tasks; the new owner folds, commits and collects."""
+def taken_over(simulation: Simulation) -> Driver:
+    """A driver that is replaced between its look at the claims and the work of its tasks; the new owner compacts, commits and collects."""
+    driver = Driver(simulation)
+    work = driver.tasks.run
 
-    def job(self, batch: Any, order: Any) -> Any:
-        if self.latest is not None and self.latest.epoch == 0:
-            newer = Driver(self.simulation)
+    def run(input: Any, order: Any) -> Any:
+        if order.epoch == 1:
+            newer = Driver(simulation)
             for number in range(1, 40):
                 newer.run([], number)
-            for name in self.simulation.storage.list("units"):
-                self.simulation.storage.delete([name])  # as collection does with what has been folded
-        return super().job(batch, order)
+            for name in simulation.storage.list("units"):
+                simulation.storage.delete([name])  # as collection does with what has been compacted
+        return work(input, order)
+
+    driver.tasks.run = run  # type: ignore[method-assign]
+    return driver
 
 
 def test_a_driver_that_was_replaced_while_it_worked_is_fenced_and_does_not_speak_of_damage() -> None:
     rows = [{"k": key, "at": 100, "n": 1} for key in "abcdef"]
     s = simulation(chain(), rows, rows, *[[] for _ in range(40)])
-    first = _TakenOver(s)
+    first = taken_over(s)
     first.run(s.plan.epochs[0], 0)
     with pytest.raises(ms.errors.Fenced, match="another driver owns"):
         first.run(s.plan.epochs[1], 1)
@@ -301,16 +307,16 @@ def test_a_batch_behind_a_drain_that_was_committed_and_not_published_is_publishe
         s = Simulation(chain().program(), plan, list(faults), 1)
         driver = Driver(s)
         driver.run(plan.epochs[0], 0)
-        driver.run_outside(drain=True)  # and killed in the midst of it
+        driver.epochs.run_outside(drain=True)  # and killed in the midst of it
         driver = Driver(s)
-        driver.resume()
+        driver.epochs.resume()
         try:
             driver.run([], 1)
         except Killed:
             driver = Driver(s)
-            driver.resume()
+            driver.epochs.resume()
             driver.run([], 1)
-        driver.drain(lambda: False)
+        driver.epochs.drain(lambda: False)
         return {name: len(ledger.rows(name)) for name, ledger in s.ledgers.items()}
 
     assert published(Fault("crash", 2, "epoch.6-committed")) == published() == {"a": 1, "b": 1, "c": 1}
@@ -326,12 +332,12 @@ def test_downtime_before_a_settling_that_is_resumed_is_no_silence() -> None:
     s = Simulation(p.program(), plan, [], 1)
     driver = Driver(s)
     driver.run(plan.epochs[0], 0)
-    driver.run_outside(drain=False)  # killed while it settled
+    driver.epochs.run_outside(drain=False)  # killed while it settled
     again = Driver(s)
-    again.resume()
+    again.epochs.resume()
     again.run(plan.epochs[1], 1)
-    assert again.latest is not None
-    assert not again.latest.injectors["two"].idle and again.latest.injectors["two"].watermark == 1
+    assert again.epochs.latest is not None
+    assert not again.epochs.latest.injectors["two"].idle and again.epochs.latest.injectors["two"].watermark == 1
 
 
 def test_a_drain_that_version_0_1_began_is_ended_and_new_input_behind_it_is_still_refused() -> None:
@@ -339,17 +345,17 @@ def test_a_drain_that_version_0_1_began_is_ended_and_new_input_behind_it_is_stil
     driver = Driver(s)
     driver.run(s.plan.epochs[0], 0)
     for _ in range(2):
-        driver.run_outside(drain=True)
+        driver.epochs.run_outside(drain=True)
     log = ManifestLog(s.storage)
     for epoch in log.epochs():
         old = log.read(epoch)
         old.outside = 0  # as 0.1 wrote it
         log.commit(old, exclusive=False)
     again = Driver(s)
-    again.resume()
+    again.epochs.resume()
     again.run([], 1)
-    again.drain(lambda: False)
-    assert again.latest is not None and again.latest.drained and again.latest.last_batch <= 1
+    again.epochs.drain(lambda: False)
+    assert again.epochs.latest is not None and again.epochs.latest.drained and again.epochs.latest.last_batch <= 1
     with pytest.raises(ms.errors.CheckpointError, match="was drained"):
         Driver(s).run(s.plan.epochs[2], 2)
 
@@ -359,5 +365,5 @@ def test_a_bounded_run_of_a_cycle_that_goes_round_for_ever_ends(monkeypatch: pyt
     s = simulation(cycle(), [{"k": "a", "at": 100, "n": 10**9}])
     driver = Driver(s)
     driver.run(s.plan.epochs[0], 0)
-    driver.settle(lambda: False)
-    assert driver.latest is not None and driver.latest.outside == 20 and driver.latest.pending
+    driver.epochs.settle(lambda: False)
+    assert driver.epochs.latest is not None and driver.epochs.latest.outside == 20 and driver.epochs.latest.pending

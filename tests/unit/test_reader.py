@@ -1,4 +1,4 @@
-"""The reader: what it says is what a dictionary says, from the log and from a replica, whatever is folded and collected meanwhile."""
+"""The reader: what it says is what a dictionary says, from the log and from a state cache, whatever is compacted and collected meanwhile."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from millstream.core.time import LOW_WATERMARK, WALL_CLOCK
 from millstream.errors import CheckpointError, DamageError, Overtaken
 from millstream.state import compaction, reader, segment, state_cache
 from millstream.state.codec import msgpack
-from millstream.state.compaction import adopt, collect, fold, unit_name
+from millstream.state.compaction import adopt, collect, compact, unit_name
 from millstream.state.manifest import KEEP, ComputationState, Manifest, ManifestLog, ShardState, manifest_name
 from millstream.state.queries import states
 from millstream.state.reader import AsOf, CommittedState, Following, latest, steady
@@ -57,7 +57,7 @@ class Busy(CountingStorage):
 
 
 class World:
-    """A computation that is written, folded and collected by hand, and what it must come to in each epoch."""
+    """A computation that is written, compacted and collected by hand, and what it must come to in each epoch."""
 
     def __init__(self, seed: int = 0, shards: int = 2, storage: Any = None) -> None:
         self.rng = random.Random(seed)
@@ -95,17 +95,17 @@ class World:
         keys = self.rng.sample(range(40), self.rng.randrange(0, 9))
         return self.commit({ROW + b"%02d" % k: None if self.rng.random() < 0.3 else row(b"%d" % self.epoch) for k in keys})
 
-    def fold_some(self) -> None:
+    def compact_some(self) -> None:
         shard = self.rng.randrange(self.shards)
         ordered = runs(self.chains[shard])
         if ordered:
             first = self.rng.randrange(len(ordered))
             last = self.rng.randrange(first, len(ordered))
-            self.fold(shard, [ref for run in ordered[first : last + 1] for ref in run])
+            self.compact(shard, [ref for run in ordered[first : last + 1] for ref in run])
 
-    def fold(self, shard: int, chosen: list[SegmentRef] | None = None) -> None:
+    def compact(self, shard: int, chosen: list[SegmentRef] | None = None) -> None:
         chosen = self.chains[shard] if chosen is None else chosen
-        made = fold(self.storage, chosen, chosen[0] == self.chains[shard][0], self.epoch)
+        made = compact(self.storage, chosen, chosen[0] == self.chains[shard][0], self.epoch)
         self.chains[shard] = adopt(self.chains[shard], chosen, made)
 
     def collect(self, window: int = 0) -> None:
@@ -114,10 +114,10 @@ class World:
         collect(self.log, newest, window=window)
 
     def overtake(self) -> None:
-        """So many epochs, folds and collections that nothing of before is left but its content."""
+        """So many epochs, compactions and collections that nothing of before is left but its content."""
         for shard in range(self.shards):
             if self.chains[shard]:
-                self.fold(shard)
+                self.compact(shard)
         for _ in range(KEEP + 1):
             self.commit({ROW + b"more": row(b"%d" % self.epoch)})
         self.collect()
@@ -128,18 +128,18 @@ def row(state: bytes) -> bytes:
 
 
 def tiny(patch: pytest.MonkeyPatch, block: int = 3, piece: int = 60) -> None:
-    """Segments of several blocks, and folds of several pieces, out of few entries."""
+    """Segments of several blocks, and compactions of several pieces, out of few entries."""
     patch.setattr(segment, "BLOCK", block)
     patch.setattr(compaction, "PIECE", piece)
 
 
-@pytest.fixture(params=["log", "replica"])
+@pytest.fixture(params=["log", "state_cache"])
 def backing(request: pytest.FixtureRequest, tmp_path: Path) -> dict[str, Any]:
-    return {} if request.param == "log" else {"replicas": tmp_path / "replicas"}
+    return {} if request.param == "log" else {"state_caches": tmp_path / "state_caches"}
 
 
 def readers_root(world: World, folder: Path) -> Path:
-    return state_cache.replica_root(world.log.identity().id, str(folder)) / "readers"
+    return state_cache.state_cache_root(world.log.identity().id, str(folder)) / "readers"
 
 
 def everything(found: AsOf | Following) -> dict[bytes, bytes]:
@@ -155,12 +155,12 @@ def test_what_is_read_is_what_a_dictionary_holds(tmp_path_factory, seed, acts, d
     with pytest.MonkeyPatch.context() as patch:
         tiny(patch, data.draw(st.integers(1, 5)), data.draw(st.sampled_from([1, 60, 1 << 20])))
         world = World(seed)
-        both = [CommittedState(world.log, memory=300), CommittedState(world.log, replicas=tmp_path_factory.mktemp("replicas"))]
+        both = [CommittedState(world.log, memory=300), CommittedState(world.log, state_caches=tmp_path_factory.mktemp("state_caches"))]
         for act in ["e", *acts, "e", "r"]:
             if act == "e":
                 world.commit_some()
             elif act == "f":
-                world.fold_some()
+                world.compact_some()
             else:
                 start, stop = sorted((data.draw(st.binary(max_size=2)), data.draw(st.binary(max_size=2))))
                 epoch = data.draw(st.sampled_from(sorted(world.as_of)))
@@ -267,7 +267,7 @@ def test_an_unknown_computation_and_an_empty_checkpoint_are_named(backing):
 
 
 def test_a_checkpoint_of_version_0_1_is_read_to_its_last_entry(backing):
-    """Identity, manifests, segments and parcels."""
+    """Identity, manifests, segments and stored productions."""
     storage = LocalStorage(Path(__file__).parent.parent / "data" / "checkpoint-0.1" / "checkpoint")
     log = ManifestLog(storage)
     assert log.identity().pipeline == "old" and log.storage.list("runs")
@@ -279,8 +279,8 @@ def test_a_checkpoint_of_version_0_1_is_read_to_its_last_entry(backing):
                     expected = [entry for entry in segment.merge(storage, shard.segments, drop_deleted=True) if entry[0] >= b"\x01"]
                     assert list(found.scan(name, b"\x01", b"\xff" * 9, shard=number)) == expected
                     count += len(expected)
-            for parcel in found.manifest.pending:
-                assert all(len(read_slice(storage, parcel, shard)) for shard in parcel.slices)
+            for stored_ref in found.manifest.pending:
+                assert all(len(read_slice(storage, stored_ref, shard)) for shard in stored_ref.slices)
     assert count > 100
 
 
@@ -342,7 +342,7 @@ def test_what_was_read_is_kept_and_not_more_than_may_be():
 def test_a_run_of_many_pieces_is_searched_and_not_read(monkeypatch):
     monkeypatch.setattr(compaction, "PIECE", 1 << 20)
     world = large(120_000)
-    world.fold(0)
+    world.compact(0)
     world.commit({})
     assert len(world.chains[0]) > 10
     share, readings = cost(world, lambda found: found.get("C", "00100000"))
@@ -391,12 +391,12 @@ def test_without_going_on_it_fails_and_says_what_there_is(monkeypatch):
 
 
 def test_a_held_epoch_cannot_be_overtaken(tmp_path, monkeypatch):
-    """What a replica has begun to answer it goes on answering, while the replica itself follows newer epochs."""
+    """What a state cache has begun to answer it goes on answering, while the state cache itself follows newer epochs."""
     tiny(monkeypatch)
     world = World(1, shards=1)
     for _ in range(6):
         world.commit_some()
-    committed = CommittedState(world.log, replicas=tmp_path)
+    committed = CommittedState(world.log, state_caches=tmp_path)
     with committed.newest() as found:
         assert everything(found) == world.as_of[5]
         for _ in range(3):
@@ -410,9 +410,9 @@ def test_a_replica_does_not_go_back_for_a_reader_of_an_older_epoch(tmp_path):
     world = World(1, shards=1)
     for _ in range(6):
         world.commit_some()
-    committed = CommittedState(world.log, replicas=tmp_path)
+    committed = CommittedState(world.log, state_caches=tmp_path)
     assert everything(committed.at()) == world.model
-    kept = state_cache.open_replica(readers_root(world, tmp_path), "C", 0)
+    kept = state_cache.open_state_cache(readers_root(world, tmp_path), "C", 0)
     before = kept.stats()
     assert everything(committed.at(2)) == world.as_of[2]  # from the log
     assert kept.stats() == before
@@ -487,9 +487,9 @@ def slow_scan(window: int) -> tuple[int, set[int]]:
             world.now += 16 if world.epoch % 3 else 18
             world.commit({ROW + b"more": row(b"%d" % world.epoch)})
             if world.epoch % 5 == 0:
-                world.fold(0, world.chains[0][1:])
+                world.compact(0, world.chains[0][1:])
             if world.epoch % 20 == 0:
-                world.fold(0)
+                world.compact(0)
                 world.collect(window)
 
     found = CommittedState(world.log, memory=0).at()
@@ -551,7 +551,7 @@ def test_no_changed_byte_gives_a_wrong_row(seed, data):
         world = World(seed, shards=1)
         for _ in range(4):
             world.commit_some()
-        world.fold_some()
+        world.compact_some()
         world.commit_some()
         ref = data.draw(st.sampled_from(world.chains[0])) if world.chains[0] else None
         if ref is None:
@@ -590,7 +590,7 @@ def test_the_newest_manifest_is_found_while_older_ones_go():
 # --- threads
 
 
-@pytest.mark.parametrize("how", ["log", "replica"])
+@pytest.mark.parametrize("how", ["log", "state_cache"])
 @pytest.mark.slow
 def test_threads_read_while_a_writer_commits_folds_and_collects(tmp_path, monkeypatch, how):
     """Every epoch writes the same number under every key: whoever sees two numbers in one cut has seen two epochs."""
@@ -603,7 +603,7 @@ def test_threads_read_while_a_writer_commits_folds_and_collects(tmp_path, monkey
         world.commit({ROW + key: row(b"%d" % (world.epoch + 1)) for key in keys})
 
     write()
-    committed = CommittedState(world.log, memory=4000, **({} if how == "log" else {"replicas": tmp_path}))
+    committed = CommittedState(world.log, memory=4000, **({} if how == "log" else {"state_caches": tmp_path}))
     shared, problems, seen = committed.at(), [], set()
     barrier = threading.Barrier(5)
 
@@ -631,7 +631,7 @@ def test_threads_read_while_a_writer_commits_folds_and_collects(tmp_path, monkey
     while any(thread.is_alive() for thread in threads):
         write()
         if world.epoch % 3 == 0:
-            world.fold_some()
+            world.compact_some()
         if world.epoch % 7 == 0:
             world.collect(compaction.WINDOW)
         if world.epoch > 20_000:
@@ -649,7 +649,7 @@ def test_a_replica_is_opened_once_by_many_threads(tmp_path):
 
     def open_it() -> None:
         barrier.wait()
-        found.append(state_cache.open_replica(tmp_path, "C", 0))
+        found.append(state_cache.open_state_cache(tmp_path, "C", 0))
 
     threads = [threading.Thread(target=open_it) for _ in range(8)]
     for thread in threads:
@@ -660,11 +660,11 @@ def test_a_replica_is_opened_once_by_many_threads(tmp_path):
 
 
 def test_a_map_does_not_grow_under_somebody_who_reads(tmp_path):
-    """Growing moves it, and what was held would point to nowhere: the log answers instead, and when nobody holds on, the replica does again."""
+    """Growing moves it, and what was held would point to nowhere: the log answers instead, and when nobody holds on, the state cache does again."""
     world = World(shards=1)
     world.commit({ROW + b"a": row(b"1")})
-    small = state_cache.open_replica(readers_root(world, tmp_path), "C", 0, map_size=1 << 20)
-    committed = CommittedState(world.log, replicas=tmp_path)
+    small = state_cache.open_state_cache(readers_root(world, tmp_path), "C", 0, map_size=1 << 20)
+    committed = CommittedState(world.log, state_caches=tmp_path)
     with committed.newest() as held:
         assert held.get("C", "a") == Row(b"1")
         world.commit({ROW + b"%06d" % i: row(bytes(200)) for i in range(8000)})
@@ -680,11 +680,11 @@ def test_a_map_does_not_grow_under_somebody_who_reads(tmp_path):
 def test_an_epoch_is_held_although_its_replica_is_deleted_and_another_reader_comes(tmp_path):
     world = World(seed=3, storage=LocalStorage(tmp_path / "log"))
     world.commit({ROW + b"%02d" % k: row(b"%d" % k) for k in range(9)})
-    state = CommittedState(world.log, replicas=tmp_path / "replicas")
+    state = CommittedState(world.log, state_caches=tmp_path / "state_caches")
     first = state.at()
     expected = [first.get("C", f"{k:02d}") for k in range(9)]
     assert all(expected)
-    shutil.rmtree(tmp_path / "replicas")
+    shutil.rmtree(tmp_path / "state_caches")
     second = state.at()
     assert [second.get("C", f"{k:02d}") for k in range(9)] == expected
     assert [first.get("C", f"{k:02d}") for k in range(9)] == expected

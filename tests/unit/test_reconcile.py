@@ -9,7 +9,7 @@ import millstream as ms
 from millstream.engine.evolution import reconciled
 from millstream.engine.program import Program
 from millstream.errors import CheckpointError
-from millstream.state.manifest import ComputationState, Manifest, Parcel, ShardState
+from millstream.state.manifest import ComputationState, Manifest, ProductionsRef, ShardState
 
 SOURCE = ms.sources.files("nowhere", schema="k string", format="json")
 
@@ -29,22 +29,22 @@ def program(first: str = "First", second: str = "Second", **options: object) -> 
     return p.program()
 
 
-def manifest(*names: str, codec: str = "msgpack", pending: list[Parcel] | None = None, hidden: str = "") -> Manifest:
+def manifest(*names: str, codec: str = "msgpack", pending: list[ProductionsRef] | None = None, hidden: str = "") -> Manifest:
     states = {name: ComputationState(shards=[ShardState(keys=3)], codec=codec, hidden=name == hidden) for name in names}
     return Manifest(epoch=4, token="1-x", now=0, runs=[(0, "1-x")], computations=states, pending=pending or [])
 
 
-def parcel(stream: str, computation: str) -> Parcel:
-    return Parcel(stream=stream, computation=computation, name="units/1", slices={0: (0, 10, 1)}, oldest=5)
+def stored_ref(stream: str, computation: str) -> ProductionsRef:
+    return ProductionsRef(stream=stream, computation=computation, name="units/1", slices={0: (0, 10, 1)}, oldest=5)
 
 
 def test_a_manifest_that_fits_goes_on_as_it_is() -> None:
-    before = manifest("First", "Second", "emit~in", pending=[parcel("ones", "Second")])
+    before = manifest("First", "Second", "emit~in", pending=[stored_ref("ones", "Second")])
     assert reconciled(before, program()) == before
 
 
 def test_a_rename_moves_the_state_and_what_waits_for_it_and_leaves_the_given_manifest_alone() -> None:
-    before = manifest("Old", "Second", pending=[parcel("ones", "Second")])
+    before = manifest("Old", "Second", pending=[stored_ref("ones", "Second")])
     copy = msgspec.json.encode(before)
     found = reconciled(before, program("New", renamed_from="Old"))
     assert set(found.computations) == {"New", "Second"} and found.computations["New"] == before.computations["Old"]
@@ -55,7 +55,7 @@ def test_what_waits_for_a_renamed_computation_goes_to_its_new_name() -> None:
     p = ms.Pipeline("changed")
     one = p.compute(Count, p.inject("in", SOURCE), key="k", name="First", produces="ones")
     p.compute(Count, one.via(ms.STRONG), name="New", renamed_from="Second", produces="twos")
-    found = reconciled(manifest("First", "Second", pending=[parcel("ones", "Second")]), p.program())
+    found = reconciled(manifest("First", "Second", pending=[stored_ref("ones", "Second")]), p.program())
     assert [waits.computation for waits in found.pending] == ["New"]
 
 
@@ -86,7 +86,7 @@ def test_a_codec_cannot_change_under_a_state() -> None:
 
 def test_what_waits_for_a_way_that_is_gone_must_be_consumed_first() -> None:
     with pytest.raises(CheckpointError, match="stored productions wait"):
-        reconciled(manifest("First", "Second", pending=[parcel("threes", "Second")]), program())
+        reconciled(manifest("First", "Second", pending=[stored_ref("threes", "Second")]), program())
 
 
 def test_an_old_name_that_is_still_there_is_no_rename() -> None:

@@ -1,4 +1,4 @@
-"""The replica: whatever it was before, after catching up it holds what the manifest says."""
+"""The state cache: whatever it was before, after catching up it holds what the manifest says."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ from millstream.core import subkeys
 from millstream.core.keyspace import after, sub_prefix
 from millstream.core.mapstate import MapState
 from millstream.errors import DamageError
-from millstream.state import state_cache as replica_module
+from millstream.state import state_cache as state_cache_module
 from millstream.state.codec import msgpack
-from millstream.state.compaction import adopt, fold
+from millstream.state.compaction import adopt, compact
 from millstream.state.manifest import Manifest
 from millstream.state.segment import SegmentRef, encode_segment
-from millstream.state.state_cache import Replica, open_replica, replica_root
+from millstream.state.state_cache import StateCache, open_state_cache, state_cache_root
 from millstream.state.storage import LocalStorage
 
 Delta = dict[bytes, bytes | None]
@@ -60,9 +60,9 @@ class Log:
         if delta:
             self.chain = [*self.chain, write_delta(self.storage, self.epoch, delta)]
 
-    def fold(self, first: int, last: int) -> None:
+    def compact(self, first: int, last: int) -> None:
         chosen = self.chain[first : last + 1]
-        self.chain = adopt(self.chain, chosen, fold(self.storage, chosen, first == 0, self.epoch))
+        self.chain = adopt(self.chain, chosen, compact(self.storage, chosen, first == 0, self.epoch))
 
 
 @pytest.fixture
@@ -71,18 +71,18 @@ def log() -> Log:
 
 
 @pytest.fixture
-def replica(tmp_path: Path):
-    found = Replica(tmp_path / "replica")
+def state_cache(tmp_path: Path):
+    found = StateCache(tmp_path / "state_cache")
     yield found
     found.close()
 
 
 def everything(
-    replica: Replica, log: Log, runs: list[tuple[int, str]] | None = None, epoch: int | None = None, chain: Any = None
+    state_cache: StateCache, log: Log, runs: list[tuple[int, str]] | None = None, epoch: int | None = None, chain: Any = None
 ) -> dict[bytes, bytes]:
     """All entries as of the log's last epoch, looked up in all ways."""
     at = log.epoch if epoch is None else epoch
-    view = replica.view(log.storage, log.chain if chain is None else chain, None if at < 0 else manifest(at, runs))
+    view = state_cache.view(log.storage, log.chain if chain is None else chain, None if at < 0 else manifest(at, runs))
     try:
         forth = list(view.scan(b"\x01", b"\xff" * 20))
         back = list(view.scan(b"\x01", b"\xff" * 20, reverse=True))
@@ -97,140 +97,140 @@ def everything(
 # --- catching up
 
 
-def test_before_the_first_epoch_it_is_empty(replica, log):
-    assert everything(replica, log) == {}
+def test_before_the_first_epoch_it_is_empty(state_cache, log):
+    assert everything(state_cache, log) == {}
 
 
-def test_a_fresh_replica_loads_the_whole_chain(replica, log):
+def test_a_fresh_replica_loads_the_whole_chain(state_cache, log):
     log.commit({b"a": b"1", b"b": b"2"})
     log.commit({b"a": None, b"c": b""})
-    assert everything(replica, log) == {b"b": b"2", b"c": b""}
+    assert everything(state_cache, log) == {b"b": b"2", b"c": b""}
 
 
-def test_it_reads_only_what_it_is_behind(replica, log):
+def test_it_reads_only_what_it_is_behind(state_cache, log):
     for i in range(4):
         log.commit({b"k%d" % i: b"v"})
-        everything(replica, log)
+        everything(state_cache, log)
     log.storage.reads.clear()
     for i in range(4, 7):
         log.commit({b"k%d" % i: b"v", b"k0": None})
-    assert everything(replica, log) == log.model
+    assert everything(state_cache, log) == log.model
     assert log.storage.reads == [ref.name for ref in log.chain[4:]]
     log.storage.reads.clear()
-    assert everything(replica, log) == log.model
+    assert everything(state_cache, log) == log.model
     assert log.storage.reads == []
 
 
-def test_it_counts_what_it_holds_and_what_that_cost(replica, log):
-    assert replica.stats() == replica_module.ReplicaStats(replica.stats().bytes, 0, 0, 0, 0)
+def test_it_counts_what_it_holds_and_what_that_cost(state_cache, log):
+    assert state_cache.stats() == state_cache_module.StateCacheStats(state_cache.stats().bytes, 0, 0, 0, 0)
     log.commit({b"k%d" % i: b"v" for i in range(500)})
     log.commit({b"k0": None})
-    everything(replica, log)
-    first = replica.stats()
+    everything(state_cache, log)
+    first = state_cache.stats()
     assert (first.entries, first.loads, first.catch_ups, first.segments) == (499, 1, 0, 2)
     assert first.bytes > 500 * 3
     log.commit({b"more": b"v"})
-    everything(replica, log)
-    everything(replica, log)
-    second = replica.stats()
+    everything(state_cache, log)
+    everything(state_cache, log)
+    second = state_cache.stats()
     assert (second.entries, second.loads, second.catch_ups, second.segments) == (500, 1, 1, 3)
-    everything(replica, log, [(0, "other")])
-    assert replica.stats().loads == 2
+    everything(state_cache, log, [(0, "other")])
+    assert state_cache.stats().loads == 2
 
 
-def test_an_epoch_without_a_delta_costs_no_read(replica, log):
+def test_an_epoch_without_a_delta_costs_no_read(state_cache, log):
     log.commit({b"a": b"1"})
-    everything(replica, log)
+    everything(state_cache, log)
     log.storage.reads.clear()
     log.commit({})
-    assert everything(replica, log) == {b"a": b"1"}
+    assert everything(state_cache, log) == {b"a": b"1"}
     assert log.storage.reads == []
 
 
-def test_it_catches_up_across_a_fold_that_covers_more_than_is_missing(replica, log):
+def test_it_catches_up_across_a_fold_that_covers_more_than_is_missing(state_cache, log):
     for i in range(6):
         log.commit({b"k%d" % i: b"%d" % i, b"same": b"%d" % i})
-    everything(replica, log)
+    everything(state_cache, log)
     for i in range(6, 9):
         log.commit({b"k%d" % i: b"%d" % i, b"same": b"%d" % i, b"k%d" % (i - 4): None})
-    log.fold(3, 8)
+    log.compact(3, 8)
     log.commit({b"last": b"1"})
     log.storage.reads.clear()
-    assert everything(replica, log) == log.model
+    assert everything(state_cache, log) == log.model
     assert log.storage.reads == [ref.name for ref in log.chain if ref.last >= 6]
 
 
-def test_a_fold_below_its_marker_costs_nothing(replica, log):
+def test_a_fold_below_its_marker_costs_nothing(state_cache, log):
     for i in range(6):
         log.commit({b"k%d" % i: b"1"})
-    everything(replica, log)
-    log.fold(0, 3)
+    everything(state_cache, log)
+    log.compact(0, 3)
     log.storage.reads.clear()
     log.commit({b"x": b"1"})
-    assert everything(replica, log) == log.model
+    assert everything(state_cache, log) == log.model
     assert log.storage.reads == [log.chain[-1].name]
 
 
-def test_it_loads_anew_when_the_base_is_newer(replica, log):
+def test_it_loads_anew_when_the_base_is_newer(state_cache, log):
     log.commit({b"gone": b"1", b"a": b"1"})
-    everything(replica, log)
+    everything(state_cache, log)
     log.commit({b"gone": None})
     log.commit({b"b": b"1"})
-    log.fold(0, 2)  # the base no longer says that "gone" went
+    log.compact(0, 2)  # the base no longer says that "gone" went
     log.storage.reads.clear()
-    assert everything(replica, log) == {b"a": b"1", b"b": b"1"}
+    assert everything(state_cache, log) == {b"a": b"1", b"b": b"1"}
     assert log.storage.reads == [log.chain[0].name]
 
 
-def test_it_loads_anew_when_it_is_ahead(replica, log):
+def test_it_loads_anew_when_it_is_ahead(state_cache, log):
     log.commit({b"a": b"1"})
     early = list(log.chain)
     log.commit({b"a": b"2", b"b": b"1"})
-    assert everything(replica, log) == {b"a": b"2", b"b": b"1"}
-    assert everything(replica, log, epoch=0, chain=early) == {b"a": b"1"}
-    assert everything(replica, log) == {b"a": b"2", b"b": b"1"}
+    assert everything(state_cache, log) == {b"a": b"2", b"b": b"1"}
+    assert everything(state_cache, log, epoch=0, chain=early) == {b"a": b"1"}
+    assert everything(state_cache, log) == {b"a": b"2", b"b": b"1"}
 
 
-def test_it_is_emptied_when_it_is_ahead_of_the_first_epoch(replica, log):
+def test_it_is_emptied_when_it_is_ahead_of_the_first_epoch(state_cache, log):
     log.commit({b"a": b"1"})
-    everything(replica, log)
-    assert everything(replica, log, epoch=-1, chain=[]) == {}
-    assert everything(replica, log) == {b"a": b"1"}
+    everything(state_cache, log)
+    assert everything(state_cache, log, epoch=-1, chain=[]) == {}
+    assert everything(state_cache, log) == {b"a": b"1"}
 
 
-def test_it_loads_anew_when_another_run_committed_its_epoch(replica, log):
+def test_it_loads_anew_when_another_run_committed_its_epoch(state_cache, log):
     log.commit({b"a": b"1"})
     log.commit({b"a": b"lost", b"lost": b"1"})
-    assert everything(replica, log, runs=[(0, "old")]) == {b"a": b"lost", b"lost": b"1"}
+    assert everything(state_cache, log, runs=[(0, "old")]) == {b"a": b"lost", b"lost": b"1"}
     other = Log(log.storage)
     other.chain, other.epoch, other.model = log.chain[:1], 0, {b"a": b"1"}
     other.commit({b"b": b"1"})
     other.commit({b"c": b"1"})
-    assert everything(replica, other, runs=[(0, "old"), (1, "new")]) == {b"a": b"1", b"b": b"1", b"c": b"1"}
+    assert everything(state_cache, other, runs=[(0, "old"), (1, "new")]) == {b"a": b"1", b"b": b"1", b"c": b"1"}
 
 
-def test_it_goes_on_when_a_new_run_continues_its_history(replica, log):
+def test_it_goes_on_when_a_new_run_continues_its_history(state_cache, log):
     log.commit({b"a": b"1"})
-    everything(replica, log, runs=[(0, "old")])
+    everything(state_cache, log, runs=[(0, "old")])
     log.commit({b"b": b"1"})
     log.storage.reads.clear()
-    assert everything(replica, log, runs=[(0, "old"), (1, "new")]) == log.model
+    assert everything(state_cache, log, runs=[(0, "old"), (1, "new")]) == log.model
     assert log.storage.reads == [log.chain[1].name]
 
 
-def test_it_loads_anew_when_its_run_is_forgotten(replica, log):
+def test_it_loads_anew_when_its_run_is_forgotten(state_cache, log):
     log.commit({b"a": b"1"})
-    everything(replica, log, runs=[(0, "old")])
+    everything(state_cache, log, runs=[(0, "old")])
     log.commit({b"b": b"1"})
     log.storage.reads.clear()
-    assert everything(replica, log, runs=[(1, "new")]) == log.model
+    assert everything(state_cache, log, runs=[(1, "new")]) == log.model
     assert len(log.storage.reads) == 2
 
 
 names = st.integers(0, 9).map(lambda i: b"k%d" % i)
 acts = st.one_of(
     st.tuples(st.just("commit"), st.dictionaries(names, st.one_of(st.none(), st.binary(max_size=3)), max_size=4)),
-    st.tuples(st.just("fold"), st.integers(0, 99), st.integers(0, 99)),
+    st.tuples(st.just("compact"), st.integers(0, 99), st.integers(0, 99)),
     st.tuples(st.just("view"), st.integers(0, 1)),
     st.tuples(st.just("old"), st.integers(0, 99)),
 )
@@ -239,46 +239,46 @@ acts = st.one_of(
 @settings(max_examples=some(60))
 @given(st.lists(acts, max_size=25))
 def test_two_replicas_that_look_now_and_then_always_see_what_a_dict_would_hold(tmp_path_factory, history):
-    folder = tmp_path_factory.mktemp("replicas")
+    folder = tmp_path_factory.mktemp("state_caches")
     log, past = Log(), []
-    replicas = [Replica(folder / "0"), Replica(folder / "1")]
+    state_caches = [StateCache(folder / "0"), StateCache(folder / "1")]
     for act, *args in [*history, ("view", 0), ("view", 1)]:
         if act == "commit":
             log.commit(args[0])
             past.append((log.epoch, log.chain, dict(log.model)))
-        elif act == "fold" and log.chain:
+        elif act == "compact" and log.chain:
             first, last = sorted(a % len(log.chain) for a in args)
-            log.fold(first, last)
+            log.compact(first, last)
         elif act == "view":
-            assert everything(replicas[args[0]], log) == log.model
+            assert everything(state_caches[args[0]], log) == log.model
         elif act == "old" and past:
             epoch, chain, model = past[args[0] % len(past)]
-            assert everything(replicas[0], log, epoch=epoch, chain=chain) == model
-    for one in replicas:
+            assert everything(state_caches[0], log, epoch=epoch, chain=chain) == model
+    for one in state_caches:
         one.close()
     shutil.rmtree(folder)
 
 
-def test_a_view_stays_as_it_is_while_the_replica_moves_on(replica, log):
+def test_a_view_stays_as_it_is_while_the_replica_moves_on(state_cache, log):
     log.commit({b"a": b"1"})
-    view = replica.view(log.storage, log.chain, manifest(0))
+    view = state_cache.view(log.storage, log.chain, manifest(0))
     log.commit({b"a": b"2"})
-    assert everything(replica, log) == {b"a": b"2"}
+    assert everything(state_cache, log) == {b"a": b"2"}
     assert view.get(b"a") == b"1"
     view.close()
 
 
-def test_the_marker_is_not_an_entry(replica, log):
+def test_the_marker_is_not_an_entry(state_cache, log):
     log.commit({b"a": b"1"})
-    view = replica.view(log.storage, log.chain, manifest(0))
+    view = state_cache.view(log.storage, log.chain, manifest(0))
     assert list(view.scan(b"", b"\xff")) == [(b"a", b"1")]
     assert list(view.scan(b"", b"\xff", reverse=True)) == [(b"a", b"1")]
     view.close()
 
 
-def test_scans_are_what_slices_of_a_sorted_list_are(replica, log):
+def test_scans_are_what_slices_of_a_sorted_list_are(state_cache, log):
     log.commit({b"%02d" % i: b"v" for i in range(0, 40, 2)})
-    view = replica.view(log.storage, log.chain, manifest(0))
+    view = state_cache.view(log.storage, log.chain, manifest(0))
     every = sorted(log.model)
     for start in (b"", b"00", b"01", b"10", b"38", b"39"):
         for stop in (b"00", b"01", b"11", b"38", b"39", b"99"):
@@ -288,19 +288,19 @@ def test_scans_are_what_slices_of_a_sorted_list_are(replica, log):
     view.close()
 
 
-def test_a_damaged_segment_is_an_error_and_leaves_the_replica_as_it_was(replica, log):
+def test_a_damaged_segment_is_an_error_and_leaves_the_replica_as_it_was(state_cache, log):
     log.commit({b"a": b"1"})
-    everything(replica, log)
+    everything(state_cache, log)
     log.commit({b"a": b"2"})
     log.commit({b"b": b"2"})
     name = log.chain[2].name
     sound = log.storage.objects[name]
     log.storage.objects[name] = sound[:-1] + b"x"
     with pytest.raises(DamageError):
-        everything(replica, log)
-    assert everything(replica, log, epoch=0, chain=log.chain[:1]) == {b"a": b"1"}
+        everything(state_cache, log)
+    assert everything(state_cache, log, epoch=0, chain=log.chain[:1]) == {b"a": b"1"}
     log.storage.objects[name] = sound
-    assert everything(replica, log) == {b"a": b"2", b"b": b"2"}
+    assert everything(state_cache, log) == {b"a": b"2", b"b": b"2"}
 
 
 # --- long keys
@@ -312,27 +312,27 @@ def long_names(seed: int, prefix: bytes) -> list[bytes]:
 
 
 @pytest.mark.parametrize("length", [0, 300, 470, 480, 483, 484, 485, 490, 499, 500, 511, 600])
-def test_keys_of_any_length_are_kept_found_and_deleted(replica, log, length):
+def test_keys_of_any_length_are_kept_found_and_deleted(state_cache, log, length):
     prefix = b"R" * length + b"k"
     keys = sorted({*long_names(length, prefix), prefix, prefix + b"\xff" * 30, prefix + b"\0" * 30})
     log.commit({key: b"%d" % at for at, key in enumerate(keys)})
-    assert everything(replica, log) == log.model
+    assert everything(state_cache, log) == log.model
     log.commit({key: None if at % 3 == 0 else b"new" for at, key in enumerate(keys) if at % 2})
-    assert everything(replica, log) == log.model
-    log.fold(0, 1)
-    assert everything(Replica(replica.folder.parent / "other"), log) == log.model
-    view = replica.view(log.storage, log.chain, manifest(log.epoch))
+    assert everything(state_cache, log) == log.model
+    log.compact(0, 1)
+    assert everything(StateCache(state_cache.folder.parent / "other"), log) == log.model
+    view = state_cache.view(log.storage, log.chain, manifest(log.epoch))
     assert all(view.get(key) == log.model.get(key) for key in keys)
     assert view.get(prefix + b"never" * 200) is None
     view.close()
 
 
 @pytest.mark.parametrize("length", [300, 470, 480, 483, 484, 485, 490, 499, 500, 600])
-def test_a_scan_finds_every_key_in_its_range_however_long(replica, log, length):
+def test_a_scan_finds_every_key_in_its_range_however_long(state_cache, log, length):
     prefix = b"R" * length + b"k"
     keys = sorted({*long_names(length, prefix), prefix})
     log.commit({key: b"v" for key in keys})
-    view = replica.view(log.storage, log.chain, manifest(0))
+    view = state_cache.view(log.storage, log.chain, manifest(0))
     edges = [b"R", b"S", prefix, after(prefix), *keys[::7], *[key + b"\0" for key in keys[::11]]]
     for start in edges:
         for stop in edges:
@@ -343,25 +343,25 @@ def test_a_scan_finds_every_key_in_its_range_however_long(replica, log, length):
 
 
 @pytest.mark.parametrize("length", [470, 485, 600])
-def test_a_scan_gives_long_keys_in_order(replica, log, length):
+def test_a_scan_gives_long_keys_in_order(state_cache, log, length):
     """The core's Store says `in order`, and MapState's merge of stored and changed entries lives by it."""
     prefix = b"R" * length + b"k"
     keys = sorted({*long_names(length, prefix)})
     log.commit({key: b"v" for key in keys})
-    view = replica.view(log.storage, log.chain, manifest(0))
+    view = state_cache.view(log.storage, log.chain, manifest(0))
     assert [k for k, _ in view.scan(prefix, after(prefix))] == keys
     assert [k for k, _ in view.scan(prefix, after(prefix), reverse=True)] == keys[::-1]
     view.close()
 
 
 @pytest.mark.parametrize("row_key", [b"u" * 10, b"u" * 470, b"u" * 485, b"u" * 600], ids=len)
-def test_a_map_under_a_long_key_is_sorted_and_shows_no_stale_entry(replica, log, row_key):
+def test_a_map_under_a_long_key_is_sorted_and_shows_no_stale_entry(state_cache, log, row_key):
     """A URL makes a long key."""
     encode, decode = msgpack.encoder(), msgpack.decoder(object)
     prefix = sub_prefix(row_key, "")
     model = {f"page-{i:020d}": i for i in range(30)}
     log.commit({prefix + subkeys.encode(k): encode(v) for k, v in model.items()})
-    view = replica.view(log.storage, log.chain, manifest(0))
+    view = state_cache.view(log.storage, log.chain, manifest(0))
     found = MapState()
     found.bind(view, prefix, encode, decode)
     for at, key in enumerate(sorted(model)):
@@ -378,7 +378,7 @@ def test_a_map_under_a_long_key_is_sorted_and_shows_no_stale_entry(replica, log,
     view.close()
 
 
-def test_pieces_of_a_base_with_long_keys_lose_nothing(replica, log):
+def test_pieces_of_a_base_with_long_keys_lose_nothing(state_cache, log):
     """Long keys are kept under another name, which may sort behind the next piece's first key."""
     shared = b"R" * 484
     first = [shared + b"a" * 5 + b"%03d" % i + b"x" * 20 for i in range(50)]
@@ -389,23 +389,23 @@ def test_pieces_of_a_base_with_long_keys_lose_nothing(replica, log):
         log.chain.append(SegmentRef(f"units/{at}", 0, len(data), len(piece), 0, 0, True))
     log.epoch = 0
     log.model = dict.fromkeys(first + second, b"v")
-    assert everything(replica, log) == log.model
+    assert everything(state_cache, log) == log.model
 
 
 # --- growth
 
 
 def test_the_map_grows_with_the_state(tmp_path, log, monkeypatch):
-    monkeypatch.setattr(replica_module, "_MAP_SIZE", 1 << 20)
-    replica = Replica(tmp_path / "small")
+    monkeypatch.setattr(state_cache_module, "_MAP_SIZE", 1 << 20)
+    state_cache = StateCache(tmp_path / "small")
     for epoch in range(4):
         log.commit({b"%d-%06d" % (epoch, i): bytes(1000) for i in range(1500)})
-        view = replica.view(log.storage, log.chain, manifest(log.epoch))
+        view = state_cache.view(log.storage, log.chain, manifest(log.epoch))
         assert sum(1 for _ in view.scan(b"\x01", b"\xff")) == 1500 * (epoch + 1)
         view.close()
-    assert replica._env.info()["map_size"] > 4 << 20
-    replica.close()
-    again = Replica(tmp_path / "small")
+    assert state_cache._env.info()["map_size"] > 4 << 20
+    state_cache.close()
+    again = StateCache(tmp_path / "small")
     view = again.view(log.storage, log.chain, manifest(log.epoch))
     assert view.get(b"3-000007") == bytes(1000)
     view.close()
@@ -416,14 +416,14 @@ def test_the_map_grows_with_the_state(tmp_path, log, monkeypatch):
 
 
 def _follow(folder: str, storage: str, rounds: int, go: Any, results: Any) -> None:
-    """A worker process: views the replica at every epoch of a log that the test has written."""
-    replica_module._MAP_SIZE = 1 << 20
+    """A worker process: views the state cache at every epoch of a log that the test has written."""
+    state_cache_module._MAP_SIZE = 1 << 20
     chain, _ = _written(LocalStorage(storage), rounds)
-    replica = open_replica(Path(folder), "C", 0)
+    state_cache = open_state_cache(Path(folder), "C", 0)
     go.wait(30)
     sizes = []
     for epoch in range(rounds):
-        view = replica.view(LocalStorage(storage), chain[: epoch + 1], manifest(epoch))
+        view = state_cache.view(LocalStorage(storage), chain[: epoch + 1], manifest(epoch))
         sizes.append(sum(1 for _ in view.scan(b"\x01", b"\xff")))
         view.close()
     results.put(sizes)
@@ -443,11 +443,11 @@ def _written(storage: LocalStorage, rounds: int) -> tuple[list[SegmentRef], dict
 
 
 def test_two_processes_share_a_replica_that_grows(tmp_path):
-    """Both race through the same epochs; one may find the replica ahead of it and load anew."""
+    """Both race through the same epochs; one may find the state cache ahead of it and load anew."""
     _written(LocalStorage(tmp_path / "log"), 10)
     context = multiprocessing.get_context("spawn")
     go, results = context.Event(), context.Queue()
-    args = (str(tmp_path / "replicas"), str(tmp_path / "log"), 10, go, results)
+    args = (str(tmp_path / "state_caches"), str(tmp_path / "log"), 10, go, results)
     workers = [context.Process(target=_follow, args=args) for _ in range(2)]
     for worker in workers:
         worker.start()
@@ -475,10 +475,10 @@ class Stuck(LocalStorage):
 
 def _get_stuck(folder: str, storage: str, flag: str, behind: int) -> None:
     chain, _ = _written(LocalStorage(storage), 10)
-    replica = open_replica(Path(folder), "C", 0)
+    state_cache = open_state_cache(Path(folder), "C", 0)
     if behind:
-        replica.view(LocalStorage(storage), chain[:behind], manifest(behind - 1)).close()
-    replica.view(Stuck(storage, chain[-1].name, flag), chain, manifest(9))
+        state_cache.view(LocalStorage(storage), chain[:behind], manifest(behind - 1)).close()
+    state_cache.view(Stuck(storage, chain[-1].name, flag), chain, manifest(9))
 
 
 @pytest.mark.parametrize("behind", [0, 4])
@@ -487,7 +487,7 @@ def test_a_process_killed_in_the_middle_of_catching_up_leaves_a_usable_replica(t
     chain, model = _written(storage, 10)
     flag = tmp_path / "flag"
     child = multiprocessing.get_context("spawn").Process(
-        target=_get_stuck, args=(str(tmp_path / "replicas"), str(storage.root), str(flag), behind)
+        target=_get_stuck, args=(str(tmp_path / "state_caches"), str(storage.root), str(flag), behind)
     )
     child.start()
     deadline = time.monotonic() + 30
@@ -497,12 +497,12 @@ def test_a_process_killed_in_the_middle_of_catching_up_leaves_a_usable_replica(t
     os.kill(child.pid, signal.SIGKILL)
     child.join(10)
     assert child.exitcode == -signal.SIGKILL
-    replica = open_replica(tmp_path / "replicas", "C", 0)
+    state_cache = open_state_cache(tmp_path / "state_caches", "C", 0)
     if behind:
-        view = replica.view(storage, chain[:behind], manifest(behind - 1))
+        view = state_cache.view(storage, chain[:behind], manifest(behind - 1))
         assert sum(1 for _ in view.scan(b"\x01", b"\xff")) == 200 * behind
         view.close()
-    view = replica.view(storage, chain, manifest(9))
+    view = state_cache.view(storage, chain, manifest(9))
     assert dict(view.scan(b"\x01", b"\xff")) == model
     view.close()
 
@@ -511,17 +511,17 @@ def test_a_process_killed_in_the_middle_of_catching_up_leaves_a_usable_replica(t
 
 
 def test_a_replica_is_opened_once_per_process(tmp_path):
-    assert open_replica(tmp_path, "C", 0) is open_replica(tmp_path, "C", 0)
-    assert open_replica(tmp_path, "C", 0) is not open_replica(tmp_path, "C", 1)
-    assert open_replica(tmp_path, "C", 0) is not open_replica(tmp_path, "D", 0)
+    assert open_state_cache(tmp_path, "C", 0) is open_state_cache(tmp_path, "C", 0)
+    assert open_state_cache(tmp_path, "C", 0) is not open_state_cache(tmp_path, "C", 1)
+    assert open_state_cache(tmp_path, "C", 0) is not open_state_cache(tmp_path, "D", 0)
 
 
 def test_a_folder_deleted_under_an_open_replica_is_made_again(tmp_path, log):
     log.commit({b"a": b"1"})
-    first = open_replica(tmp_path, "C", 0)
+    first = open_state_cache(tmp_path, "C", 0)
     assert everything(first, log) == log.model
     shutil.rmtree(tmp_path)
-    second = open_replica(tmp_path, "C", 0)
+    second = open_state_cache(tmp_path, "C", 0)
     assert second is not first
     log.commit({b"b": b"1"})
     assert everything(second, log) == log.model
@@ -530,19 +530,19 @@ def test_a_folder_deleted_under_an_open_replica_is_made_again(tmp_path, log):
 def test_a_torn_file_is_thrown_away(tmp_path, log):
     """It is a cache: deleting it costs time, never data. So it must not stop a run."""
     log.commit({b"a": b"1"})
-    replica = Replica(tmp_path / "torn")
-    everything(replica, log)
-    replica.close()
+    state_cache = StateCache(tmp_path / "torn")
+    everything(state_cache, log)
+    state_cache.close()
     (tmp_path / "torn" / "data.mdb").write_bytes(b"garbage" * 2000)
-    again = Replica(tmp_path / "torn")
+    again = StateCache(tmp_path / "torn")
     assert everything(again, log) == log.model
     again.close()
 
 
 def test_replicas_of_two_checkpoints_and_two_boots_do_not_meet(tmp_path, monkeypatch):
-    monkeypatch.setenv("MILLSTREAM_REPLICAS", str(tmp_path))
-    one = replica_root("one")
-    assert one.is_relative_to(tmp_path) and one != replica_root("other")
-    monkeypatch.setattr(replica_module, "boot_id", lambda: "next boot")
-    assert replica_root("one") != one
-    assert replica_root("one", str(tmp_path / "elsewhere")).is_relative_to(tmp_path / "elsewhere")
+    monkeypatch.setenv("MILLSTREAM_STATE_CACHE", str(tmp_path))
+    one = state_cache_root("one")
+    assert one.is_relative_to(tmp_path) and one != state_cache_root("other")
+    monkeypatch.setattr(state_cache_module, "boot_id", lambda: "next boot")
+    assert state_cache_root("one") != one
+    assert state_cache_root("one", str(tmp_path / "elsewhere")).is_relative_to(tmp_path / "elsewhere")

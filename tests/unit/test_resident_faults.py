@@ -12,8 +12,8 @@ from effort import some
 from millstream.core.guards import Guards
 from millstream.core.keyspace import ROW, decode_row
 from millstream.simulation.comparison import compare, undisturbed
-from millstream.simulation.driver import Fault
-from millstream.simulation.resident_driver import ResidentSimulation
+from millstream.simulation.fault import Fault
+from millstream.simulation.planned_driver import PlannedSimulation
 from millstream.state.segment import merge
 
 LOSSES = ("lose", "stale", "rejoin")
@@ -26,7 +26,7 @@ def exact(pipeline: ms.Pipeline, seeds: range, **options: Any) -> None:
 # --- every kind does something
 
 
-def differs(simulation: ResidentSimulation, end: Any) -> str | None:
+def differs(simulation: PlannedSimulation, end: Any) -> str | None:
     return compare(simulation, end, undisturbed(simulation.program, simulation.committed_plan(), simulation.shards), exact=True)
 
 
@@ -84,7 +84,7 @@ def test_negative_twin(guard: str, fault: str, first: int) -> None:
     assert f"The shortest schedule that shows it:\n  1. {fault} in epoch" in str(caught.value)
 
 
-def numbers(simulation: ResidentSimulation, end: Any, computation: str) -> list[int]:
+def numbers(simulation: PlannedSimulation, end: Any, computation: str) -> list[int]:
     _, kind = simulation.compiled.make(computation)
     return sorted(
         number

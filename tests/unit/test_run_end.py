@@ -34,7 +34,7 @@ class Stuck(Told):
 def test_a_source_that_cannot_be_closed_ends_the_run_with_an_error_and_the_last_word_is_said() -> None:
     program = pipeline().program()
     epochs = KitEpochs(program, MemoryStorage(), {"in": Stuck([1])}, bounded=True)
-    run = PlannedRun(program.topology, epochs, bounded=True, drain=True, every=0.0, eager=False)
+    run = epochs.planned_run()
     said: list[str] = []
     run.start(lambda: said.append("ended"))
     assert run.done.wait(60) and said == ["ended"]
@@ -55,7 +55,7 @@ class Unreadable(Told):
 def test_an_error_that_cannot_be_explained_is_told_as_it_is() -> None:
     program = pipeline().program()
     epochs = KitEpochs(program, MemoryStorage(), {"in": Unreadable([1])}, bounded=True)
-    run = PlannedRun(program.topology, epochs, bounded=True, drain=True, every=0.0, eager=False)
+    run = epochs.planned_run()
     run.start(lambda: None)
     assert run.done.wait(60) and isinstance(run.error, InputError) and "a.parquet" in str(run.error)
 
@@ -77,7 +77,7 @@ def test_a_run_that_does_not_begin_ends_what_was_started_for_it(kind: type[Plann
     program, ended = pipeline().program(), []
     epochs = KitEpochs(program, MemoryStorage(), {"in": Told([1])}, bounded=True)
     epochs.close = lambda: ended.append("epochs")  # type: ignore[method-assign]
-    run = kind(program.topology, epochs, bounded=True, drain=True, every=0.0, eager=False)
+    run = epochs.planned_run(kind=kind)
     run.beside.append(lambda: ended.append("beside"))
     with pytest.raises(MillstreamError):
         Handle(program, run, Narrator("p", quiet=True), serve)
@@ -86,9 +86,16 @@ def test_a_run_that_does_not_begin_ends_what_was_started_for_it(kind: type[Plann
 
 def test_a_collection_that_fails_is_said_once(caplog: pytest.LogCaptureFixture) -> None:
     epochs = KitEpochs(pipeline().program(), MemoryStorage(), {"in": Told()})
+    epochs.turn()
+
+    def denied(*given: object) -> None:
+        raise OSError("no permission")
+
+    epochs.publishing.collect_log = denied  # type: ignore[method-assign]
     with caplog.at_level(logging.WARNING):
         for _ in range(3):
-            epochs.collection_failed(OSError("no permission"))
+            epochs.collect()
+            epochs.upkeep.close()
     assert [record.message for record in caplog.records] == [
         "what no manifest needs could not be removed, and is left for the next time: no permission"
     ]
@@ -97,9 +104,9 @@ def test_a_collection_that_fails_is_said_once(caplog: pytest.LogCaptureFixture) 
 def test_a_resident_job_that_was_about_to_begin_when_the_run_ended_does_not_begin() -> None:
     job = ResidentJob(None, "1-a")  # whoever asks Spark for anything fails
     with pytest.raises(RuntimeError):
-        job.run(1, [0])
-    job.end(seated=False)
-    job.run(1, [0])
+        job.run(b"", 1, [0])
+    job.end(joined=False)
+    job.run(b"", 1, [0])
 
 
 class Slow:
@@ -141,7 +148,7 @@ def test_whoever_waits_is_told_of_an_error_when_all_is_closed_and_not_before() -
     """He may then end Spark, or the process, which something of the run's still uses."""
     program = pipeline().program()
     epochs = KitEpochs(program, MemoryStorage(), {"in": Unreadable([1])}, bounded=True)
-    run = PlannedRun(program.topology, epochs, bounded=True, drain=True, every=0.0, eager=False)
+    run = epochs.planned_run()
     closing, go = threading.Event(), threading.Event()
     run.beside.append(lambda: (closing.set(), go.wait(60)))  # type: ignore[arg-type,return-value]
     handle = Handle(program, run, Narrator("p", quiet=True))
@@ -165,6 +172,6 @@ class StopsItself(Told):
 def test_a_stop_in_the_thread_of_the_run_itself_does_not_wait_for_itself() -> None:
     program, source = pipeline().program(), StopsItself([1])
     epochs = KitEpochs(program, MemoryStorage(), {"in": source})
-    source.run = run = PlannedRun(program.topology, epochs, bounded=False, drain=False, every=0.0, eager=False)
+    source.run = run = epochs.planned_run(bounded=False, drain=False)
     run.start(lambda: None)
     assert run.done.wait(60) and run.error is None

@@ -12,7 +12,7 @@ from millstream.core.outcome import Counts, Outcome
 from millstream.core.record import Production
 from millstream.engine.program import Compiled
 from millstream.engine.receipts import EpochOrder, Receipt
-from millstream.engine.routing import Departures
+from millstream.engine.routing import Routed
 from millstream.engine.staging import Staging, Unit
 from millstream.errors import Fenced
 from millstream.sinks import Part, Sink, SinkRow, TaskContext
@@ -36,13 +36,13 @@ def test_a_replaced_run_stages_nothing_at_a_sink(shared: bool) -> None:
     storage, sink = MemoryStorage(), Elsewhere()
     compiled = Compiled(pipeline(sink).program())
     token = Runs(storage).claim(None)
-    order = EpochOrder(epoch=0, token=token, before=None, times={}, stored=[], driver=0, crash="")
+    order = EpochOrder(epoch=0, now=0, token=token, before=None, times={}, stored=[], driver=0, crash="")
     group = compiled.topology.levels[0][0]
     made = Outcome({}, [Production("out", "k", 1, "1", msgspec.msgpack.encode("row"))], Counts())
 
     def stage() -> None:
         unit = Unit(storage, "units/0") if shared else None
-        Staging(compiled, storage, order, group, 0, lambda name: None, unit).stage(Receipt(0, 0, 0), {"Passes": made}, Departures())
+        Staging(compiled, storage, order, group, 0, lambda name: None, unit).stage(Receipt(0, 0, 0), {"Passes": made}, Routed())
 
     stage()
     assert sink.staged == [1]

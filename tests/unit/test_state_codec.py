@@ -316,7 +316,9 @@ zones = st.sampled_from(
 naive = st.datetimes(datetime.datetime(1990, 1, 1), datetime.datetime(2030, 1, 1))
 moments = st.builds(lambda at, zone, fold: at.replace(tzinfo=zone, fold=fold), naive, st.none() | zones, st.integers(0, 1))
 repeated_hour = st.builds(
-    lambda minute, fold: datetime.datetime(2024, 10, 27, 2, minute, tzinfo=BERLIN, fold=fold), st.integers(0, 59), st.integers(0, 1)
+    lambda minute, fold: datetime.datetime(2024, 10, 27, 2, minute, tzinfo=BERLIN, fold=fold),
+    st.integers(0, 59),
+    st.integers(0, 1),
 )
 odd = st.one_of(
     st.binary(max_size=3).map(bytearray),

@@ -16,11 +16,11 @@ from unitkit import write_delta
 
 from millstream.errors import DamageError, StorageError
 from millstream.state import storage as storage_module
-from millstream.state.compaction import adopt, fold
+from millstream.state.compaction import adopt, compact
 from millstream.state.manifest import ComputationState, Manifest, ManifestLog, ShardState
 from millstream.state.memory_storage import MemoryStorage
 from millstream.state.segment import encode_segment, merge, read_blocks
-from millstream.state.state_cache import Replica
+from millstream.state.state_cache import StateCache
 from millstream.state.storage import LocalStorage, ObjectStorage, Storage, open_storage
 from s3server import S3Server
 
@@ -455,7 +455,7 @@ def test_manifests_segments_folds_and_replica_work_on_both(storage, tmp_path):
     assert log.identify("p", 1, 5, ["in"]) == identity
     model: dict[bytes, bytes] = {}
     chain: list[Any] = []
-    replica = Replica(tmp_path / "replica")
+    state_cache = StateCache(tmp_path / "state_cache")
     for epoch in range(8):
         delta: dict[bytes, bytes | None] = {b"k%d" % i: b"%d" % epoch for i in range(epoch, epoch + 3)}
         if epoch:
@@ -464,12 +464,12 @@ def test_manifests_segments_folds_and_replica_work_on_both(storage, tmp_path):
         for key, value in delta.items():
             model.pop(key, None) if value is None else model.__setitem__(key, value)
         if epoch == 5:
-            chain = adopt(chain, chain, fold(storage, chain, True, epoch))
+            chain = adopt(chain, chain, compact(storage, chain, True, epoch))
         manifest = Manifest(epoch, "run", 0, [(0, "run")], computations={"C": ComputationState(shards=[ShardState(chain)])})
         assert log.commit(manifest) is True
         assert log.commit(Manifest(epoch, "other", 0, [(0, "other")])) is False
         if epoch % 3 == 0:
-            view = replica.view(storage, chain, manifest)
+            view = state_cache.view(storage, chain, manifest)
             assert dict(view.scan(b"k", b"l")) == model
             view.close()
     assert log.epochs() == list(range(8))
@@ -478,4 +478,4 @@ def test_manifests_segments_folds_and_replica_work_on_both(storage, tmp_path):
     chain = found.computations["C"].shards[0].segments
     assert len(chain) == 3 and chain[0].base
     assert dict(merge(storage, chain, drop_deleted=True)) == model
-    replica.close()
+    state_cache.close()

@@ -11,7 +11,7 @@ from pyspark.sql.datasource import DataSource, SimpleDataSourceStreamReader
 from pyspark.sql.types import LongType, StructField, StructType
 
 import millstream as ms
-from millstream.engine.source_planner import Sources
+from millstream.engine.source_planner import SourcePlanner
 from millstream.engine.spark.data_sources import DataSourceReader
 from millstream.sources.planned import PlannedReader, Take
 from millstream.state.manifest import Manifest
@@ -20,11 +20,9 @@ from millstream.state.memory_storage import MemoryStorage
 SCHEMA = pa.schema([("k", pa.string())])
 
 
-def run(folder: Path, storage: MemoryStorage, token: str, latest: Manifest | None) -> Sources:
+def run(folder: Path, storage: MemoryStorage, token: str, latest: Manifest | None) -> SourcePlanner:
     reader = ms.sources.files(folder, schema="k string", format="json").reader(lambda given: SCHEMA, None)
-    sources = Sources({"in": reader}, storage, token)
-    sources.begin(latest, False, lambda name, reader: None)
-    return sources
+    return SourcePlanner({"in": reader}, storage, token, latest, False)
 
 
 def put(folder: Path, name: str, at: int) -> None:
@@ -32,16 +30,16 @@ def put(folder: Path, name: str, at: int) -> None:
     os.utime(folder / name, (at, at))
 
 
-def planned(sources: Sources, token: str, latest: Manifest | None) -> tuple[Manifest, list[str]]:
+def planned(sources: SourcePlanner, token: str, latest: Manifest | None) -> tuple[Manifest, list[str]]:
     """The manifest of what is planned next, and the files that it reads."""
     reading, takes = sources.next(latest)
     assert reading.positions is not None
     epoch = 0 if latest is None else latest.epoch + 1
     manifest = Manifest(epoch=epoch, token=token, now=0, runs=[(0, token)], sources=dict(reading.positions))
-    return manifest, sorted(Path(name).name for name in takes["in"].names)
+    return manifest, sorted(Path(name).name for take in takes.values() for name in take.names)
 
 
-def overtaken(tmp_path: Path) -> tuple[Sources, Manifest]:
+def overtaken(tmp_path: Path) -> tuple[SourcePlanner, Manifest]:
     """The old run has planned one file, the new one two; the old one commits."""
     storage = MemoryStorage()
     put(tmp_path, "a.json", 1_700_000_000)
@@ -56,7 +54,7 @@ def overtaken(tmp_path: Path) -> tuple[Sources, Manifest]:
 
 def test_files_that_an_outgoing_run_has_read_are_not_read_again(tmp_path: Path) -> None:
     new, committed = overtaken(tmp_path)
-    new.renew(committed)
+    new.took_over(committed)
     assert planned(new, "2-b", committed)[1] == ["b.json"]
 
 
@@ -82,8 +80,7 @@ def test_an_epoch_begins_where_the_last_manifest_says_whatever_was_planned_since
     """Twice the same start: what was planned and not committed has left nothing behind."""
     reader, storage = Numbers(), MemoryStorage()
     for token, there in (("1-a", 3), ("2-b", 7)):
-        sources = Sources({"in": reader}, storage, token)
-        sources.begin(None, False, lambda name, reader: None)
+        sources = SourcePlanner({"in": reader}, storage, token, None, False)
         reader.there = there
         assert sources.next(None)[1]["in"].pieces == [(0, there)]
     assert storage.objects == {}

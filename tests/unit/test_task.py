@@ -34,9 +34,10 @@ from millstream.engine.program import Compiled
 from millstream.engine.receipts import EpochOrder, Receipt
 from millstream.engine.task import Result, Task
 from millstream.errors import StorageError
-from millstream.simulation import driver
-from millstream.simulation.driver import Fault, InputPlan, Simulation
+from millstream.simulation import loop_tasks
+from millstream.simulation.driver import InputPlan, Simulation
 from millstream.simulation.fakes import Host, HostCache
+from millstream.simulation.fault import Fault
 from millstream.simulation.list_inputs import Injected, ListInputs
 from millstream.sinks import Part, Sink, SinkRow, TaskContext
 from millstream.state.memory_storage import MemoryStorage
@@ -204,13 +205,13 @@ def made(result: Result, storage: Storage) -> dict[str, Any]:
         ref = work.segment
         data = None if ref is None else storage.read(ref.name, ref.offset, ref.length)
         said[computation] = (data, ref and (ref.entries, ref.first, ref.last), work.counts, work.produced, work.dedup)
-    parcels = [
+    stored_refs = [
         (p.stream, p.computation, p.oldest, {s: (storage.read(p.name, at, size), count) for s, (at, size, count) in p.slices.items()})
-        for p in receipt.parcels
+        for p in receipt.stored_refs
     ]
     parts = {name: (part.rows, part.own, pickle.loads(storage.read(str(part.staged)))) for name, part in receipt.parts.items()}
     plain = (receipt.level, receipt.group, receipt.shard, receipt.unit, receipt.consumed, receipt.seen, receipt.failure, receipt.message)
-    return {"parts": parts, "work": said, "parcels": parcels, "sent": result.sent, "receipt": plain}
+    return {"parts": parts, "work": said, "stored_refs": stored_refs, "sent": result.sent, "receipt": plain}
 
 
 class Twice(Task):
@@ -235,9 +236,9 @@ class Twice(Task):
 def compared(monkeypatch: pytest.MonkeyPatch) -> list[Receipt]:
     """Simulated clusters compare from now on. The receipts of the tasks that were compared."""
     found: list[Receipt] = []
-    monkeypatch.setattr(driver, "Injected", Noting)
-    monkeypatch.setattr(driver, "ListInputs", Both)
-    monkeypatch.setattr(driver, "Task", Twice)
+    monkeypatch.setattr(loop_tasks, "Injected", Noting)
+    monkeypatch.setattr(loop_tasks, "ListInputs", Both)
+    monkeypatch.setattr(loop_tasks, "Task", Twice)
     monkeypatch.setattr(Twice, "compared", found)
     return found
 
@@ -302,7 +303,7 @@ def test_a_table_and_lists_agree_on_all_that_is_promised_above(compared: list[Re
     simulation = Simulation(pipeline().program(), plan, [], 1, shards=SHARDS)
     end = simulation.run()
     assert {receipt.level for receipt in compared} == {0, 1}
-    assert any(receipt.consumed for receipt in compared) and any(receipt.parcels for receipt in compared)
+    assert any(receipt.consumed for receipt in compared) and any(receipt.stored_refs for receipt in compared)
     assert any(seen.subs for r in compared for seen in r.seen.values()) and any(seen.lags for r in compared for seen in r.seen.values())
     assert end.computations["Mix"].dedup.dropped == 2, "one in the epoch, one in a later epoch"
     letters = [value["error"] for *_, value, _ in simulation.ledgers["Mix.dead-letters"].rows("Mix.dead-letters")]
@@ -371,7 +372,7 @@ def test_a_failure_is_a_receipt_that_names_nothing_and_sends_nothing(kind: str, 
     units = set(storage.list("units"))
     group = compiled.topology.levels[0][0]
     times = {spec.name: Times(1_000, BEGINNING, BEGINNING, 5) for spec in compiled.topology.computations}
-    order = EpochOrder(before.epoch + 1, before.token, before, times, [], 0, "")
+    order = EpochOrder(before.epoch + 1, 1_000, before.token, before, times, [], 0, "")
     cache, points = Unclosed(storage), list[str]()
     task = Task(compiled, order, group, 0, shards=1, storage=storage, cache=cache, point=points.append)
     injected = Noting(compiled, 1, 1_000, {})
@@ -392,7 +393,7 @@ def test_a_failure_is_a_receipt_that_names_nothing_and_sends_nothing(kind: str, 
     receipt, sent = task.run(inputs)
     assert sent == {}
     assert receipt.failure == failure and receipt.message
-    assert (receipt.work, receipt.parts, receipt.parcels, receipt.unit) == ({}, {}, [], 0), "what was staged has no name in it"
+    assert (receipt.work, receipt.parts, receipt.stored_refs, receipt.unit) == ({}, {}, [], 0), "what was staged has no name in it"
     assert points == (["task.3-shuffled"] if failure == "HookError" else ["task.3-shuffled", "task.4-staging"])
     assert len(set(storage.list("units")) - units) == (0 if failure == "HookError" else 1), "a leftover, for collection"
     assert cache.open == 0

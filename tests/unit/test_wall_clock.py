@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime
+from functools import partial
 from typing import Any
 
 import pytest
@@ -15,7 +16,7 @@ from millstream.core.authority import Standing, times
 from millstream.core.time import BEGINNING, END
 from millstream.engine.spark.run import PlannedRun
 from millstream.simulation.driver import Driver, InputPlan, Simulation
-from millstream.simulation.resident_driver import ResidentDriver, ResidentSimulation
+from millstream.simulation.planned_driver import PlannedDriver, PlannedSimulation
 from millstream.state.manifest import Manifest, ManifestLog
 from millstream.status import view
 from millstream.status.inspect import Overview
@@ -80,23 +81,24 @@ def pipeline(first: Any = Beat, production: str = ms.WEAK) -> ms.Pipeline:
 
 def bounded_run(simulation: Any, clock: int, drain: bool) -> Manifest:
     """One bounded run from its start to its end, at a wall clock, of whatever has arrived."""
-    if isinstance(simulation, ResidentSimulation):
+    if isinstance(simulation, PlannedSimulation):
         simulation.now = clock
-        driver: Any = ResidentDriver(simulation)
-        driver.resume()
-        run = PlannedRun(driver.topology, driver, bounded=True, drain=drain, every=0.0, eager=False)
+        driver: Any = PlannedDriver(simulation)
+        driver.epochs.resume()
+        topology = driver.epochs.topology
+        run = PlannedRun(topology, driver.epochs, driver.planner, bounded=True, drain=drain, every=0.0, eager=False)
         run.start(lambda: None)
         assert run.done.wait(60)
         if run.error is not None:
             raise run.error
     else:
         driver = Driver(simulation)
-        driver.resume()
-        driver.clock = lambda: clock
+        driver.epochs.resume()
+        driver.epochs.clock = lambda: clock
         for number in range(simulation.done + 1, len(simulation.plan.epochs)):
             driver.run(simulation.plan.epochs[number], number)
             simulation.done = number
-        (driver.drain if drain else driver.settle)(lambda: False)
+        (driver.epochs.drain if drain else driver.epochs.settle)(lambda: False)
     latest = ManifestLog(simulation.storage).latest()
     assert latest is not None
     return latest
@@ -106,7 +108,11 @@ def simulation_of(kind: Any, made: ms.Pipeline) -> Any:
     return kind(made.program(), InputPlan([[("in", ROW)]], [1_000]), [], seed=1)
 
 
-ENGINES = pytest.mark.parametrize("kind", [Simulation, ResidentSimulation], ids=["micro-batch", "resident"])
+ENGINES = pytest.mark.parametrize(
+    "kind",
+    [Simulation, PlannedSimulation, partial(PlannedSimulation, resident=True)],
+    ids=["planned by Spark", "micro-batch", "resident"],
+)
 EDGES = pytest.mark.parametrize("production", [ms.WEAK, ms.STRONG])
 
 
@@ -201,13 +207,13 @@ def test_the_time_of_the_commit_and_the_clock_of_the_epoch_are_two_things(kind: 
     """A run that only settles what is left gives its epochs the clock of the last input; they are committed when they are committed."""
     s = simulation_of(kind, pipeline(Heard, ms.STRONG))
     s.now = 1_000
-    driver = (ResidentDriver if kind is ResidentSimulation else Driver)(s)
-    if kind is ResidentSimulation:
+    driver: Any = PlannedDriver(s) if isinstance(s, PlannedSimulation) else Driver(s)
+    if isinstance(s, PlannedSimulation):
         driver.turn()
     else:
         driver.run(s.plan.epochs[0], 0)
-    driver.clock = lambda: 77_000_000
-    driver.settle(lambda: False)
+    driver.epochs.clock = lambda: 77_000_000
+    driver.epochs.settle(lambda: False)
     latest = ManifestLog(s.storage).latest()
     assert latest is not None and latest.settle and (latest.now, latest.committed_at) == (1_000, 77_000_000)
     status = status_of("wall", latest)

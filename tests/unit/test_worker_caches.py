@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -11,32 +12,35 @@ import pytest
 import millstream as ms
 from millstream.engine import worker_process
 from millstream.engine.spark import pickling
-from millstream.engine.worker_process import ProcessCache, RunPlace, compiled_of, storage_of, task_ended
+from millstream.engine.worker_process import RunPlace, WorkerProcess
 from millstream.state.storage import LocalStorage
 
 
-@pytest.fixture
-def clock(monkeypatch: pytest.MonkeyPatch) -> Any:
+class Clock:
     """A clock that is moved by hand."""
 
-    class Clock:
-        now = 1e6
+    now = 1e6
 
-        def monotonic(self) -> float:
-            return self.now
+    def __call__(self) -> float:
+        return self.now
 
-    made = Clock()
-    monkeypatch.setattr(worker_process, "time", made)
-    monkeypatch.setattr(worker_process, "_swept", 0.0)
+
+@pytest.fixture
+def clock() -> Clock:
+    return Clock()
+
+
+@pytest.fixture
+def process(clock: Clock) -> Iterator[WorkerProcess]:
+    made = WorkerProcess(clock)
     yield made
-    made.now += 10 * worker_process.IDLE
-    task_ended()
+    made.close()
+    assert sum(made.stats().values()) == 0
 
 
-def held() -> tuple[int, int]:
+def held(process: WorkerProcess) -> tuple[int, int]:
     """Open files of this process, and everything that is kept."""
-    kept = (worker_process._COMPILED, worker_process._STORAGE, worker_process._FILTERS, worker_process._REPLICAS)
-    return len(os.listdir("/proc/self/fd")), sum(len(cache) for cache in kept)  # type: ignore[arg-type]
+    return len(os.listdir("/proc/self/fd")), sum(process.stats().values())
 
 
 def blob(name: str) -> bytes:
@@ -45,55 +49,67 @@ def blob(name: str) -> bytes:
     return pickling.dumps(p.program())
 
 
-def work(tmp_path: Path, pipeline: int, shards: int = 20) -> None:
+def work(process: WorkerProcess, tmp_path: Path, pipeline: int, shards: int = 20) -> None:
     """A task of a pipeline of its own, on some shards."""
-    place = RunPlace(str(tmp_path / f"c{pipeline}"), f"id{pipeline}", None, str(tmp_path / "replicas"), shards)
-    compiled_of(f"digest {pipeline}", blob(f"p{pipeline}"))
-    cache = ProcessCache(place)
+    place = RunPlace(str(tmp_path / f"c{pipeline}"), f"id{pipeline}", None, str(tmp_path / "state_caches"), shards)
+    process.compiled(f"digest {pipeline}", blob(f"p{pipeline}"))
+    cache = process.cache(place)
     for shard in range(shards):
         cache.filters("lineage", shard, "in")
         cache.view("lineage", shard, [], None).close()  # type: ignore[arg-type]
-    task_ended()
+    process.end_task()
 
 
-def test_a_worker_keeps_what_is_in_use_and_closes_the_rest(tmp_path: Path, clock: Any) -> None:
-    work(tmp_path, 0)
-    one = held()
+def test_a_worker_keeps_what_is_in_use_and_closes_the_rest(tmp_path: Path, clock: Clock, process: WorkerProcess) -> None:
+    work(process, tmp_path, 0)
+    one = held(process)
     for pipeline in range(1, 30):
         clock.now += worker_process.IDLE / 2
-        work(tmp_path, pipeline)
-    files, kept = held()
+        work(process, tmp_path, pipeline)
+    files, kept = held(process)
     assert kept <= 3 * one[1] and files <= 3 * one[0], (one, files, kept)
 
 
-def test_with_nothing_idle_all_of_it_is_kept(tmp_path: Path, clock: Any) -> None:
+def test_with_nothing_idle_all_of_it_is_kept(tmp_path: Path, clock: Clock, process: WorkerProcess) -> None:
     """The twin: what bounds the other test is the sweep, not something else."""
-    before = held()
+    before = held(process)
     for pipeline in range(10):
-        work(tmp_path, pipeline)
-    files, kept = held()
+        work(process, tmp_path, pipeline)
+    files, kept = held(process)
     assert kept - before[1] >= 10 * 41 and files - before[0] >= 10 * 20
 
 
-def test_what_is_asked_for_again_and_again_is_never_let_go_of(tmp_path: Path, clock: Any) -> None:
-    cache = ProcessCache(RunPlace(str(tmp_path / "c"), "id", None, str(tmp_path / "replicas"), 1))
+def test_what_is_asked_for_again_and_again_is_never_let_go_of(tmp_path: Path, clock: Clock, process: WorkerProcess) -> None:
+    cache = process.cache(RunPlace(str(tmp_path / "c"), "id", None, str(tmp_path / "state_caches"), 1))
     filters = cache.filters("lineage", 0, "in")
     for _ in range(50):
         clock.now += worker_process.IDLE * 0.9
         assert cache.filters("lineage", 0, "in") is filters
-        task_ended()
+        process.end_task()
 
 
-def test_pipelines_that_take_turns_are_compiled_once_each(clock: Any) -> None:
+def test_pipelines_that_take_turns_are_compiled_once_each(process: WorkerProcess) -> None:
     blobs = {name: blob(name) for name in ("a", "b")}
-    found = [compiled_of(name, blobs[name]) for _ in range(5) for name in ("a", "b")]
+    found = [process.compiled(name, blobs[name]) for _ in range(5) for name in ("a", "b")]
     assert len({id(one) for one in found}) == 2
 
 
-def test_a_storage_with_other_options_is_another_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, clock: Any) -> None:
+def test_a_storage_with_other_options_is_another_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, process: WorkerProcess) -> None:
     """Keys that were rotated, another endpoint: the second run of a session must not go on with those of the first."""
     opened: list[Any] = []
     monkeypatch.setattr(worker_process, "open_storage", lambda url, options: (opened.append(options), LocalStorage(url))[1])
     for options in ({"key": "old", "region": "x"}, {"region": "x", "key": "old"}, {"key": "new", "region": "x"}, None):
-        storage_of(RunPlace(str(tmp_path), "id", options, None, 1))
+        process.storage(RunPlace(str(tmp_path), "id", options, None, 1))
     assert opened == [{"key": "old", "region": "x"}, {"key": "new", "region": "x"}, None]
+
+
+def test_more_than_the_most_of_a_kind_is_closed_oldest_first(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, process: WorkerProcess
+) -> None:
+    monkeypatch.setattr(worker_process, "MOST", 10)
+    process.end_task()  # the next look is a while away
+    work(process, tmp_path, 0, shards=25)
+    assert process.stats()["filters"] == 25
+    process._clock.now += worker_process.IDLE / 5  # type: ignore[attr-defined]
+    process.end_task()
+    assert process.stats()["filters"] == 10 and process.stats()["state_caches"] == 10

@@ -11,7 +11,8 @@ from millstream.core.guards import ALL_GUARDS, Guards
 from millstream.core.keys import key_bytes, shard_of
 from millstream.core.keyspace import ROW, SUB
 from millstream.simulation.comparison import compare, undisturbed
-from millstream.simulation.driver import Fault, InputPlan, Simulation
+from millstream.simulation.driver import InputPlan, Simulation
+from millstream.simulation.fault import Fault
 from millstream.simulation.view_checks import EpochJudge
 from millstream.state.memory_storage import MemoryStore
 

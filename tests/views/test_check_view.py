@@ -18,7 +18,7 @@ from millstream.cli import main
 from millstream.core import subkeys
 from millstream.core.keys import key_bytes
 from millstream.core.keyspace import ROW, SUB, encode_row, sub_prefix
-from millstream.engine.repair import MendingEpochs, mended
+from millstream.engine.repair import RepairRunner, mended
 from millstream.state import heartbeat
 from millstream.state.reader import CommittedState
 from millstream.state.storage import LocalStorage
@@ -322,7 +322,7 @@ def test_several_damages_at_once_in_a_view_and_in_one_on_it(recorded: Recorded) 
 
 
 def test_a_drained_checkpoint_is_mended(recorded: Recorded) -> None:
-    recorded.driver.drain(lambda: False)
+    recorded.driver.epochs.drain(lambda: False)
     a_total(recorded)
     what_is_shown(recorded)
     assert not repaired(recorded).count
@@ -408,8 +408,8 @@ def test_twin_a_message_that_mends_and_comes_last_undoes_what_the_sender_said(re
     def last(self: Any, computation: str, shard: int, order: Any) -> Any:
         return [(text, time, "~", batch, at) for text, time, _, batch, at in given(self, computation, shard, order)]
 
-    given = MendingEpochs._arrivals
-    monkeypatch.setattr(MendingEpochs, "_arrivals", last)
+    given = RepairRunner._arrivals
+    monkeypatch.setattr(RepairRunner, "_arrivals", last)
     what_is_shown(recorded)
     assert {one.view for one in repaired(recorded).first} == {"sizes"}
 

@@ -15,7 +15,7 @@ from effort import some
 from millstream.core import backfill
 from millstream.core.guards import Guards
 from millstream.simulation.driver import InputPlan, Simulation
-from millstream.simulation.schedules import KINDS, make_plan, make_schedule, repeated
+from millstream.simulation.schedules import SPARK_LOG_KINDS, make_plan, make_schedule, repeated
 from millstream.simulation.view_checks import EpochJudge
 from millstream.testing import assert_exactly_once
 from millstream.views.agg_tree import Tree
@@ -158,7 +158,7 @@ def test_the_sweep_is_under_way_when_faults_strike(small_portions: None) -> None
     for seed in range(2000, 2020):
         plan = make_plan(trade(2000), seed)
         then = (random.Random(f"then {seed}").randrange(1, len(plan.epochs)), shop(more=True).program())
-        schedule = make_schedule(shop().program(), plan, seed, KINDS, 2)
+        schedule = make_schedule(shop().program(), plan, seed, SPARK_LOG_KINDS, 2)
         simulation = Watched(shop().program(), repeated(plan, schedule), schedule, seed, then=then)
         simulation.run()
         struck += any(fault.epoch - 1 in simulation.filling for fault in schedule)
@@ -272,7 +272,7 @@ def cuts(seed: int, production: str = ms.WEAK) -> list[bool]:
     ]  # fmt: skip
     program = bank(production).program()
     plan = make_plan([("moves", row) for row in rows], seed)
-    schedule = make_schedule(program, plan, seed, KINDS, 2)
+    schedule = make_schedule(program, plan, seed, SPARK_LOG_KINDS, 2)
     simulation = Simulation(program, repeated(plan, schedule), schedule, seed, judge=EpochJudge())
     simulation.run()
     documents, debits, credits = (snapshots(simulation, f"{name}~told") for name in ("moves", "debits", "credits"))

@@ -11,7 +11,7 @@ import pytest
 import millstream as ms
 from millstream.core import subkeys
 from millstream.reducers import Reducer
-from millstream.views.agg_tree import FAN, LEAST, LOAD, DoesNotReduce, Tree, address, depth, fold_all, hashed, leaf_of
+from millstream.views.agg_tree import FAN, LEAST, LOAD, DoesNotReduce, Tree, address, compact_all, depth, hashed, leaf_of
 
 encode, decode = ms.codecs.msgpack.encoder(), ms.codecs.msgpack.decoder(object)
 
@@ -65,14 +65,14 @@ class Large:
         self.leaves = tree.leaves
 
     def check(self) -> None:
-        assert self.total == fold_all(self.reducer, self.model.values())
+        assert self.total == compact_all(self.reducer, self.model.values())
         assert self.leaves == 1 or LEAST * self.leaves <= len(self.model) <= LOAD * self.leaves
         expected: dict[int, Any] = {}
         found: list[dict[str, Any]] = [{} for _ in range(self.leaves)]
         for origin, parts in self.model.items():
             found[leaf_of(hashed(origin), self.leaves)][origin] = parts
         expected.update({at: leaf for at, leaf in enumerate(found) if leaf})
-        below = [fold_all(self.reducer, leaf.values()) for leaf in found]
+        below = [compact_all(self.reducer, leaf.values()) for leaf in found]
         for level in range(1, depth(self.leaves) + 1):
             nodes = [below[at : at + FAN] for at in range(0, len(below), FAN)]
             for at, node in enumerate(nodes):

@@ -20,8 +20,9 @@ from millstream.core.keys import key_bytes, key_text, shard_of
 from millstream.core.keyspace import ROW, Row, decode_row, encode_row
 from millstream.errors import DefinitionError
 from millstream.faults import POINTS
-from millstream.simulation.driver import Fault, Simulation
-from millstream.simulation.schedules import KINDS, make_plan, make_schedule, repeated
+from millstream.simulation.driver import Simulation
+from millstream.simulation.fault import Fault
+from millstream.simulation.schedules import SPARK_LOG_KINDS, make_plan, make_schedule, repeated
 from millstream.simulation.view_checks import EpochJudge
 from millstream.state.memory_storage import MemoryStore
 from millstream.views.agg_tree import depth
@@ -162,7 +163,7 @@ def random_posts(seed: int, count: int = 30) -> list[dict[str, Any]]:
 def test_next_of_one_change_is_prev_of_the_following_for_every_key_and_stream_under_faults(seed: int) -> None:
     program = several().program()
     plan = make_plan([("users", row) for row in random_posts(seed)], seed)
-    schedule = make_schedule(program, plan, seed, KINDS, 2)
+    schedule = make_schedule(program, plan, seed, SPARK_LOG_KINDS, 2)
     simulation = Simulation(program, repeated(plan, schedule), schedule, seed, judge=EpochJudge())
     simulation.run()
     streams = [stream for stream in simulation.ledgers if stream.endswith("~told")]

@@ -46,23 +46,23 @@ class Recorded:
     def _simulate(self) -> None:
         self.simulation = Simulation(self.program, self.plan, [], seed=1, shards=self.shards, storage=self.storage)
         self.driver = Driver(self.simulation)
-        if self.driver.latest is not None:
-            self.driver.latest = reconciled(self.driver.latest, self.simulation.program)
+        if self.driver.epochs.latest is not None:
+            self.driver.epochs.latest = reconciled(self.driver.epochs.latest, self.simulation.program)
 
     def become(self, pipeline: ms.Pipeline, portion: int = 10_000) -> None:
         """A restart with changed code. portion: rows that a sweep passes in its first epoch."""
         self._take(pipeline)
         self.runner.become(pipeline)
-        assert self.driver.latest is not None
-        for builds in (self.driver.latest.builds, self.runner._engine.builds):
+        assert self.driver.epochs.latest is not None
+        for builds in (self.driver.epochs.latest.builds, self.runner._engine.builds):
             builds.update({name: msgspec.structs.replace(build, portion=portion) for name, build in builds.items()})
 
     def restart(self) -> None:
         """A new driver, on other workers."""
         self.driver = Driver(self.simulation)
-        assert self.driver.latest is not None
-        self.driver.latest = reconciled(self.driver.latest, self.simulation.program)
-        self.driver.resume()
+        assert self.driver.epochs.latest is not None
+        self.driver.epochs.latest = reconciled(self.driver.epochs.latest, self.simulation.program)
+        self.driver.epochs.resume()
 
     def copied(self) -> Recorded:
         """The same checkpoint once more, for whoever changes it. Its runner stays where it is."""

@@ -126,8 +126,8 @@ class Check:
     def _repair(self, report: AuditReport) -> None:
         spark = None
         if any(map(_wants_spark, self._program.topology.emissions)):
+            from millstream.engine.spark.asked import ready_sinks
             from millstream.engine.spark.session import local_session
-            from millstream.engine.spark.start import ready_sinks
 
             spark = local_session(self._program.name)
             ready_sinks(self._program.topology)

@@ -8,7 +8,7 @@ import time
 from millstream.cli.arguments import a_duration
 from millstream.core.time import duration
 from millstream.state import cache_cleanup
-from millstream.state.state_cache import boot_id, replicas_folder
+from millstream.state.state_cache import boot_id, state_caches_folder
 from millstream.status.view import size
 
 
@@ -29,7 +29,7 @@ def _clean(args: argparse.Namespace) -> int:
     from millstream.engine.spark.jvm import cache_folder
 
     since = time.time() - (0 if args.all else duration(args.unused_for) / 1000)
-    base = replicas_folder()
+    base = state_caches_folder()
     found = [one for one in cache_cleanup.state_caches(base) if one.used <= since or one.path.parent.name != boot_id()]
     found += cache_cleanup.archives(cache_folder(), 0 if args.all else cache_cleanup.ARCHIVES)
     gone = []

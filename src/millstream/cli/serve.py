@@ -48,7 +48,7 @@ def add_command(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -
     serve.add_argument("--advertise", metavar="HOST:PORT", help="how clients reach the data plane, if not as it listens")
     serve.add_argument("--limits", choices=("on", "off"), default="on", help="off: a mesh limits calls")
     serve.add_argument(
-        "--replicas", metavar="DIR", help="with --checkpoint: where the copy that answers is kept (by default a temporary directory)"
+        "--state caches", metavar="DIR", help="with --checkpoint: where the copy that answers is kept (by default a temporary directory)"
     )
     serve.add_argument(
         "--cookie",
@@ -150,7 +150,7 @@ async def _serve_checkpoint(args: argparse.Namespace) -> int:
         tls=tls_of(args),
         cookie=cookie_of(args),
         storage_options=dict(args.storage_option) or None,
-        replicas=args.replicas,
+        replicas=args.state_caches,
         limits=limits.off(limits.DATA) if args.limits == "off" else limits.DATA,
         force=args.force,
     )

@@ -6,7 +6,7 @@ tokens      a run looks for a newer one before it writes or publishes
 dedup       a repeated id is dropped
 receipts    consumers must have been fed by the attempts that are committed
 journal     what is pending is delivered again until the commit that consumed it
-markers     a replica is used only for the epoch and run it stands at
+markers     a state cache is used only for the epoch and run it stands at
 rerun       an epoch of which a resident task was lost is run again; off: it is committed without its rows
 attempts    frames of another attempt are thrown away; off: they count
 offsets     an epoch begins where the last manifest says; off: where the last one that was planned ended, be it committed or not

@@ -11,7 +11,7 @@ Everything that one computation keeps for one shard lives in one ordered map fro
 Rules
 1. A row is one entry, so state and timers change together. The index holds at most one entry per key and kind, so a key
    with a thousand timers costs two index writes when its earliest timer changes, and none otherwise.
-2. A delta is a set of puts and deletes of such entries; log, snapshot and replica know no more than that.
+2. A delta is a set of puts and deletes of such entries; log, snapshot and state cache know no more than that.
 3. Times are biased and big-endian: the order of bytes is the order of time.
 """
 

@@ -1,38 +1,38 @@
 """Generations and attempts: who takes part in an epoch of a resident run, and whose frames count. Pure: no socket, no clock of its own.
 
-A *seat* is one resident task: a number from 0 up to the count of tasks, and for ever the same shards. Spark fills it, and fills it again when what sat there is
-lost. A *generation* is one filling of all seats: everybody in it knows everybody's address. An *attempt* is one try at one epoch; its number grows with
+A *slot* is one resident task: a number from 0 up to the count of tasks, and for ever the same shards. Spark fills it, and fills it again when what sat there is
+lost. A *generation* is one filling of all slots: everybody in it knows everybody's address. An *attempt* is one try at one epoch; its number grows with
 every try of every epoch, and is never used twice in a run.
 
-The driver's side, `Roster`:
+The driver's side, `Membership`:
 
-| what happens | some seat is empty | all seats are filled |
+| what happens | some slot is empty | all slots are filled |
 | --- | --- | --- |
-| somebody says hello for an empty seat | it sits down; if it was the last, a new generation begins | - |
-| somebody says hello for a taken seat | who sat there is told to go, the newcomer sits down | the same, and a new generation begins |
-| who sits there is lost | the seat is empty; it counts as a loss | the same; the generation, and the attempt in it, are over |
+| somebody says hello for an empty slot | it sits down; if it was the last, a new generation begins | - |
+| somebody says hello for a taken slot | who sat there is told to go, the newcomer sits down | the same, and a new generation begins |
+| who sits there is lost | the slot is empty; it counts as a loss | the same; the generation, and the attempt in it, are over |
 | the same, and others have said that they cannot reach it | the same, but it is the loss that was counted then | the same |
 | somebody else is lost (told to go before) | nothing | nothing |
 | somebody cannot even say hello | it counts as a loss | the same |
-| who sits there goes as planned | the seat is empty, which is no loss | the same; the generation, and the attempt in it, are over |
+| who sits there goes as planned | the slot is empty, which is no loss | the same; the generation, and the attempt in it, are over |
 | somebody cannot reach somebody | nothing | a new generation begins, and the attempt is over; it counts as a loss |
 | an attempt is begun | refused | it gets the next number |
-| an answer comes | dropped | counted, if it names this generation and attempt, once per seat; else dropped |
+| an answer comes | dropped | counted, if it names this generation and attempt, once per slot; else dropped |
 
-A task's side, `Inbox`: frames come from other tasks, in any order and at any time.
+A task's side, `ExchangeBuffer`: frames come from other tasks, in any order and at any time.
 
 | a frame's attempt is | what becomes of it |
 | --- | --- |
 | older than the one at work | dropped: it belongs to a try that nobody will commit |
-| the one at work | kept; a level is complete when every seat has sent its frame of that level |
+| the one at work | kept; a level is complete when every slot has sent its frame of that level |
 | newer | kept: the sender has got its order before us |
 
 Rules
 1. Attempts are compared as (generation, number): of two, the greater is the younger, whatever order they come in.
 2. A frame is counted once per sender, level and attempt.
-3. What was taken is over: a frame that comes again, or from a seat that does not exist, is dropped.
+3. What was taken is over: a frame that comes again, or from a slot that does not exist, is dropped.
 4. Losses are counted by time, and each once: a task that dies is often missed by its peers before its own connection closes. A host that dies, or a job that
-   Spark gives up, takes many tasks along: different seats that are lost within `BURST` are one accident. More than `MOST_LOSSES` accidents within
+   Spark gives up, takes many tasks along: different slots that are lost within `BURST` are one accident. More than `MOST_LOSSES` accidents within
    `LOSS_WINDOW` are none: the run ends, and says who was lost.
 """
 
@@ -56,10 +56,10 @@ class Attempt(msgspec.Struct, frozen=True, order=True):
     number: int = 0
 
 
-class Seated(msgspec.Struct, frozen=True):
-    """Who sits on a seat. id: of this filling, never used twice; address: where the others reach it."""
+class Member(msgspec.Struct, frozen=True):
+    """Who sits on a slot. id: of this filling, never used twice; address: where the others reach it."""
 
-    seat: int
+    slot: int
     id: int
     host: str = ""
     pid: int = 0
@@ -71,7 +71,7 @@ class _Accident:
 
     def __init__(self, at: float) -> None:
         self.at = at
-        self.seats: set[int] = set()
+        self.slots: set[int] = set()
         self.texts: list[str] = []
 
     def __str__(self) -> str:
@@ -79,87 +79,87 @@ class _Accident:
         return self.texts[0] + (f" and {more} more at about the same time" if more else "")
 
 
-class Roster:
-    """The seats of a resident run, as its driver sees them."""
+class Membership:
+    """The slots of a resident run, as its driver sees them."""
 
-    def __init__(self, seats: int) -> None:
-        self.seats = seats
+    def __init__(self, slots: int) -> None:
+        self.slots = slots
         self.generation = 0
         self.losses = 0
-        self._members: dict[int, Seated] = {}
+        self._members: dict[int, Member] = {}
         self._attempt = Attempt()
         self._answered: dict[int, Any] = {}
         self._recent: deque[_Accident] = deque(maxlen=MOST_LOSSES + 1)
         self._missed: set[int] = set()  # ids of members that somebody could not reach, and that have not answered since
 
     @property
-    def members(self) -> list[Seated]:
-        """Who is there, by seat."""
-        return [self._members[seat] for seat in sorted(self._members)]
+    def members(self) -> list[Member]:
+        """Who is there, by slot."""
+        return [self._members[slot] for slot in sorted(self._members)]
 
     @property
     def missing(self) -> list[int]:
-        """The seats that are empty."""
-        return [seat for seat in range(self.seats) if seat not in self._members]
+        """The slots that are empty."""
+        return [slot for slot in range(self.slots) if slot not in self._members]
 
     @property
     def is_complete(self) -> bool:
-        """Whether all seats are filled."""
-        return len(self._members) == self.seats
+        """Whether all slots are filled."""
+        return len(self._members) == self.slots
 
     @property
     def attempt(self) -> Attempt:
         """The attempt at work, or the last one."""
         return self._attempt
 
-    def hello(self, who: Seated) -> Seated | None:
-        """Somebody sits down. Returns who has to go. Afterwards, if the roster is complete, a new generation has begun."""
-        if not 0 <= who.seat < self.seats:
-            raise ValueError(f"there is no seat {who.seat}: there are {self.seats}")
-        before = self._members.get(who.seat)
-        self._members[who.seat] = who
+    def hello(self, who: Member) -> Member | None:
+        """Somebody sits down. Returns who has to go. Afterwards, if the membership is complete, a new generation has begun."""
+        if not 0 <= who.slot < self.slots:
+            raise ValueError(f"there is no slot {who.slot}: there are {self.slots}")
+        before = self._members.get(who.slot)
+        self._members[who.slot] = who
         if self.is_complete:
             self.generation += 1
         self._answered = {}
         return before
 
-    def lost(self, who: Seated, now: float, why: str = "") -> bool:
-        """Somebody is gone. Returns whether that was a loss: it sat on its seat until now."""
-        if self._members.get(who.seat) != who:
+    def lost(self, who: Member, now: float, why: str = "") -> bool:
+        """Somebody is gone. Returns whether that was a loss: it sat on its slot until now."""
+        if self._members.get(who.slot) != who:
             return False
-        del self._members[who.seat]
+        del self._members[who.slot]
         self._answered = {}
         if who.id not in self._missed:
-            self._lose(now, f"task {who.seat} on {who.host} (process {who.pid}){': ' + why if why else ''}", [who.seat])
+            self._lose(now, f"task {who.slot} on {who.host} (process {who.pid}){': ' + why if why else ''}", [who.slot])
         self._missed.discard(who.id)
         return True
 
-    def _lose(self, now: float, what: str, seats: Sequence[int]) -> None:
+    def _lose(self, now: float, what: str, slots: Sequence[int]) -> None:
         self.losses += 1
         last = self._recent[-1] if self._recent else None
-        if last is None or now - last.at > BURST or not last.seats.isdisjoint(seats):  # a seat that is lost again is another accident
+        if last is None or now - last.at > BURST or not last.slots.isdisjoint(slots):  # a slot that is lost again is another accident
             last = _Accident(now)
             self._recent.append(last)
-        last.seats.update(seats)
+        last.slots.update(slots)
         last.texts.append(what)
 
-    def could_not_start(self, seat: int, now: float, why: str) -> None:
+    def could_not_start(self, slot: int, now: float, why: str) -> None:
         """Somebody was to sit down and cannot: an accident like a loss."""
-        self._lose(now, f"task {seat} could not start: {why}", [seat])
+        self._lose(now, f"task {slot} could not start: {why}", [slot])
 
-    def leave(self, who: Seated) -> None:
-        """Somebody goes as planned: an empty seat, and no loss."""
-        if self._members.get(who.seat) == who:
-            del self._members[who.seat]
+    def leave(self, who: Member) -> None:
+        """Somebody goes as planned: an empty slot, and no loss."""
+        if self._members.get(who.slot) == who:
+            del self._members[who.slot]
             self._answered = {}
 
     def renew(self, now: float, why: str, missed: Sequence[int] = ()) -> None:
-        """Everybody is there, and somebody cannot reach somebody: a new generation begins, and it counts as a loss. missed: the seats that cannot be
+        """Everybody is there, and somebody cannot reach somebody: a new generation begins, and it counts as a loss. missed: the slots that cannot be
         reached."""
         if not self.is_complete:
             return
         self._lose(now, why, missed)
-        self._missed |= {self._members[seat].id for seat in missed if seat in self._members}
+        self._missed |= {self._members[slot].id for slot in missed if slot in self._members}
         self._answered = {}
         self.generation += 1
 
@@ -174,9 +174,9 @@ class Roster:
         return recent if len(recent) > MOST_LOSSES else []
 
     def begin(self) -> Attempt:
-        """The next attempt. All seats must be filled."""
+        """The next attempt. All slots must be filled."""
         if not self.is_complete:
-            raise ValueError(f"seats {self.missing} are empty")
+            raise ValueError(f"slots {self.missing} are empty")
         self._attempt = Attempt(self.generation, self._attempt.number + 1)
         self._answered = {}
         return self._attempt
@@ -185,25 +185,25 @@ class Roster:
         """Whether an attempt can still be answered."""
         return self.is_complete and attempt == self._attempt and attempt.generation == self.generation
 
-    def answer(self, who: Seated, attempt: Attempt, what: Any) -> bool:
+    def answer(self, who: Member, attempt: Attempt, what: Any) -> bool:
         """A member's answer to an attempt. Returns whether it counts."""
-        if not self.is_current(attempt) or self._members.get(who.seat) != who or who.seat in self._answered:
+        if not self.is_current(attempt) or self._members.get(who.slot) != who or who.slot in self._answered:
             return False
-        self._answered[who.seat] = what
+        self._answered[who.slot] = what
         self._missed.discard(who.id)
         return True
 
     @property
     def answers(self) -> list[Any] | None:
-        """The answers to the attempt at work, by seat, when all are there."""
-        return [self._answered[seat] for seat in range(self.seats)] if len(self._answered) == self.seats else None
+        """The answers to the attempt at work, by slot, when all are there."""
+        return [self._answered[slot] for slot in range(self.slots)] if len(self._answered) == self.slots else None
 
 
-class Inbox:
+class ExchangeBuffer:
     """What other tasks have sent to one task. trusting: for tests that show what the attempt's number is for: nobody looks at it."""
 
-    def __init__(self, seats: int, trusting: bool = False) -> None:
-        self.seats = seats
+    def __init__(self, slots: int, trusting: bool = False) -> None:
+        self.slots = slots
         self._trusting = trusting
         self._at = Attempt()
         self._frames: dict[tuple[Attempt, int], dict[int, Any]] = {}
@@ -228,7 +228,7 @@ class Inbox:
         if not self._trusting and (attempt < self._at or (attempt == self._at and level in self._taken)):
             return False
         frames = self._frames.setdefault(self._place(attempt, level), {})
-        if sender in frames or not 0 <= sender < self.seats:
+        if sender in frames or not 0 <= sender < self.slots:
             return False
         frames[sender] = what
         return True
@@ -237,13 +237,13 @@ class Inbox:
         return (Attempt() if self._trusting else attempt), level
 
     def is_complete(self, level: int) -> bool:
-        """Whether every seat has sent its frame of a level."""
+        """Whether every slot has sent its frame of a level."""
         return not self.missing(level)
 
     def missing(self, level: int) -> list[int]:
-        """The seats whose frame of a level has not come."""
+        """The slots whose frame of a level has not come."""
         frames = self._frames.get(self._place(self._at, level), {})
-        return [seat for seat in range(self.seats) if seat not in frames]
+        return [slot for slot in range(self.slots) if slot not in frames]
 
     def take(self, level: int) -> Sequence[Any]:
         """The frames of a level by sender, which are then let go of."""

@@ -6,7 +6,7 @@ Rules
 2. What becomes of it is its computation's choice, as for a hook that raises: the epoch fails, or, with dead letters, the record goes there once
    and everything else goes on. Such a dead letter has the key "".
 3. A rejected record moves no watermark and is not deduplicated.
-4. On its way it has no key (None), and its value is wrapped together with the reason. So it passes through shuffles and parcels like any other.
+4. On its way it has no key (None), and its value is wrapped together with the reason. So it passes through shuffles and stored productions like any other.
 """
 
 from __future__ import annotations

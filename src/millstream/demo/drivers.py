@@ -136,7 +136,7 @@ class Drivers:
         return {
             faults.VARIABLE: f"{kill.point}@{kill.epoch}" if kill is not None and kill.point else "",
             "SPARK_LOCAL_DIRS": str(scratch / "spark"),
-            "MILLSTREAM_REPLICAS": str(scratch / "replicas"),
+            "MILLSTREAM_STATE_CACHE": str(scratch / "replicas"),
         }
 
     def _after(self, child: Child, kill: Planned | None, number: int) -> None:

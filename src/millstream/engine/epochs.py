@@ -7,10 +7,11 @@
     5. Receipts: every shard of every group exactly once, every consumer fed by the very attempts that are about to be committed.
        Sinks are prepared.
     6. Manifest N is created exclusively. This is the commit.
-    7. Sinks publish, folds are planned, leftovers are collected.
+    7. Sinks publish, compactions are planned, garbage is collected.
 
-Here is only what is done, in its order. What an epoch will do is decided by `plan` behind step 2; what its manifest says follows in `aftermath` from the plan
-and the receipts; whose the checkpoint is, `ownership` knows; sinks are told by `publishing`. Subclasses say how tasks are run (`job`).
+Here is only what is done, in its order. What an epoch will do is decided by `plan` behind step 2; what its manifest says follows in `next_manifest` from the
+plan and the receipts; who owns the checkpoint, `ownership` knows; sinks are told by `publishing`. What runs the tasks, knows the sources, compacts, collects
+garbage, tells the time and has crash points is given (`contracts`).
 
 A bounded run adds epochs at its end, outside the query and with no input: to drain (event time ends), or to settle (whatever its input has made due is
 done, as the idle epochs of a continuous run would do it). A run that was killed while it settled goes on with that before it takes new input. At its very
@@ -22,39 +23,50 @@ from __future__ import annotations
 import logging
 import os
 import threading
-import time as clock
+import time
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, Generic, TypeVar
 
-from millstream.core.guards import Guards
-from millstream.engine.contracts import Folding, Planner
-from millstream.engine.declared import declared
+import msgspec
+
+from millstream.core.guards import ALL_GUARDS, Guards
+from millstream.engine.contracts import Compaction, Planner, TaskRunner
 from millstream.engine.hints import Hints
-from millstream.engine.metrics import EpochStats, History
+from millstream.engine.metrics import EpochStats, Metrics
 from millstream.engine.next_manifest import idle_after, manifest_after
 from millstream.engine.ownership import Ownership
-from millstream.engine.plan import NOTHING, Plan, Position, Reading, plan, to_store, unsettled
+from millstream.engine.plan import NOTHING, Plan, Position, Reading, declared, plan, to_store, unsettled
 from millstream.engine.program import Program
 from millstream.engine.publishing import Publishing
 from millstream.engine.receipts import EpochOrder, Receipt, checked, total_stats
-from millstream.errors import CheckpointError, EpochAbandoned, Fenced, HookError, SinkError, StorageError
+from millstream.engine.upkeep import Upkeep
+from millstream.errors import CheckpointError, EpochAbandoned, Fenced, HookError, MillstreamError, SinkError, StorageError
+from millstream.faults import CrashPoints
 from millstream.state.fencing import run_number
 from millstream.state.heartbeat import RunMode
 from millstream.state.manifest import Manifest, ManifestLog, edge_name
 from millstream.state.sink_part import Part
-from millstream.state.stats import ReplicaStats
+from millstream.state.stats import StateCacheStats
 
 _log = logging.getLogger("millstream.input")
 
 TRIES = 5
-COLLECT_EVERY = 20
 MOST_SETTLING = 1000  # epochs
 
+Input = TypeVar("Input")
 
-class Epochs:
-    """Runs epochs on one checkpoint, for one run of a pipeline."""
 
-    is_planned = False  # whether Millstream plans all sources itself
+def wall_clock() -> int:
+    """Milliseconds."""
+    return int(time.time() * 1000)
+
+
+class Epochs(Generic[Input]):
+    """Runs epochs on one checkpoint, for one run of a pipeline. Input: what the runner of its tasks gets, where something came in.
+
+    points: called between any two steps. session: what sinks may use on the driver. warn: hears of input that looks wrong, after the commit. adjust: changes a
+    plan before it is carried out. stopping: set when no further epoch is to begin.
+    """
 
     def __init__(
         self,
@@ -63,9 +75,19 @@ class Epochs:
         log: ManifestLog,
         latest: Manifest | None,
         token: str,
-        planner: Planner | None,
-        folds: Folding,
-        guards: Guards,
+        *,
+        runner: TaskRunner[Input],
+        planner: Planner,
+        compaction: Compaction | None = None,
+        upkeep: Upkeep | None = None,
+        guards: Guards = ALL_GUARDS,
+        clock: Callable[[], int] = wall_clock,
+        points: CrashPoints | None = None,
+        session: Callable[[], Any] = lambda: None,
+        metrics: Metrics | None = None,
+        stopping: threading.Event | None = None,
+        warn: Callable[[str], None] | None = None,
+        adjust: Callable[[Plan], Plan] = lambda planned: planned,
     ) -> None:
         self.program = program
         self.topology = program.topology
@@ -74,66 +96,37 @@ class Epochs:
         self.log = log
         self.latest = latest
         self.token = token
+        self.runner = runner
         self.planner = planner
-        self.folds = folds
+        self.compaction = compaction or Compaction()
+        self.upkeep = upkeep or Upkeep()
         self.guards = guards
+        self.clock = clock
+        self.points = points or CrashPoints()
+        self.session = session
+        self.metrics = metrics or Metrics()
+        self.stopping = stopping or threading.Event()
         self.ownership = Ownership(log, token, guards, latest)
-        self.hints = Hints(program.topology)
-        self.publishing = Publishing(program, log, token, self.session, self.point)
-        self.crash = ""
-        self.history = History()
+        self.publishing = Publishing(program, log, token, session, self.points)
         self.lock = threading.Lock()
         self.error: BaseException | None = None
-        self.stopping = False
         self.abandoned = 0
-        self._phases: dict[str, float] = {}  # of the epoch under way: milliseconds
-        self.replicas: dict[str, ReplicaStats] = {}  # by computation, over all shards, as the last epoch with tasks found them
+        self.state_caches: dict[str, StateCacheStats] = {}  # by computation, over all shards, as the last epoch with tasks found them
+        self._hints = Hints(program.topology)
+        self._warn = warn or (lambda hint: _log.warning("%s: %s", program.name, hint))
+        self._adjust = adjust
         self._began_at = -1 if latest is None else latest.epoch
         self._listened = False  # this run has committed an epoch of its own time: not one that settles at the time of the last run
 
-    # --- what a way of running tasks adds
-
-    def job(self, batch: Any, order: EpochOrder) -> list[Receipt]:
-        """Runs the tasks of an epoch on what came in (None: only time has moved). One receipt per group and shard. Called once per attempt at an epoch."""
-        raise NotImplementedError
-
-    def point(self, name: str, epoch: int) -> None:
-        """A place where a test can have the process killed. Called between any two steps."""
-
-    def session(self) -> Any:
-        """What sinks may use on the driver. Called whenever a sink is."""
-        return None
-
-    def read_files(self, injector: str) -> tuple[dict[str, int], set[str]]:
-        """The files of a file source with their times of modification, and those that have been read. Called once per epoch, if a watermark follows them."""
-        raise NotImplementedError
-
-    def acknowledge(self, number: int) -> None:
-        """Tells sources what is safe: a batch is committed and published. Called in step 7, at least once for every batch."""
-
-    def took_over(self, manifest: Manifest) -> None:
-        """An outgoing run has committed one more epoch, which stands. Called before it is published."""
-
-    def clock(self) -> int:
-        """The wall clock, where the source's log does not say."""
-        return int(clock.time() * 1000)
-
     # --- the epoch
 
-    def run(self, batch: Any, number: int) -> None:
-        """The epoch of a batch that the source's log has under a number."""
-        assert self.planner is not None
-        ranges = self.planner.reading(number)
-        epoch = self.ownership.epoch_of(number, self.latest)
-        if not self.ownership.nothing_to_do(epoch, ranges, self.latest):
+    def run(self, input: Input | None, reading: Reading) -> None:
+        """The epoch of a batch, as its planner has planned it. input: what `TaskRunner.run` gets."""
+        assert reading.batch is not None
+        epoch = self.ownership.epoch_of(reading.batch, self.latest)
+        if not self.ownership.nothing_to_do(epoch, reading, self.latest):
             assert epoch is not None
-            self._run(batch if ranges.may_have_rows else None, epoch, ranges)
-
-    def run_reading(self, frame: Any, ranges: Reading) -> None:
-        """The next epoch, of sources that Millstream plans itself. frame: what `job` gets; None if nothing came in."""
-        epoch = self._next()
-        if not self.ownership.nothing_to_do(epoch, ranges, self.latest):
-            self._run(frame if ranges.may_have_rows else None, epoch, ranges)
+            self._run(input if reading.may_have_rows else None, epoch, reading)
 
     def run_outside(self, drain: bool, at: int | None = None) -> None:
         """One more epoch, outside the query: in a drain event time ends, otherwise only what is due is done. at: by the wall clock then, or by that which
@@ -141,33 +134,33 @@ class Epochs:
         assert self.latest is not None
         self._run(None, self.latest.epoch + 1, NOTHING if at is None else Reading(planned_at=at, ranges={}), drain)
 
-    def _run(self, frame: Any, epoch: int, ranges: Reading, drain: bool = False) -> None:
+    def _run(self, input: Input | None, epoch: int, ranges: Reading, drain: bool = False) -> None:
         try:
-            self._seven_steps(frame, epoch, ranges, drain)
+            self._seven_steps(input, epoch, ranges, drain)
         except (CheckpointError, StorageError, SinkError, OSError) as error:
             if not isinstance(error, Fenced) or error.culprits:  # the driver knows more of a replaced run than the task that noticed it
                 self.explain(error)
             raise
 
-    def _seven_steps(self, frame: Any, epoch: int, ranges: Reading, drain: bool) -> None:
-        began = clock.perf_counter()
+    def _seven_steps(self, input: Input | None, epoch: int, ranges: Reading, drain: bool) -> None:
+        began = time.perf_counter()
         done = self.ownership.committed(epoch, ranges, self.latest)  # 1
         if done is not None:
             if self.latest is None or done.epoch > self.latest.epoch:
-                self.took_over(done)
+                self.planner.took_over(done)
                 self.latest = done
             self._publish(done, redo=True)
             return
-        self.point("epoch.1-looked", epoch)
+        self.points("epoch.1-looked", epoch)
         before = self.latest  # 2
-        self.point("epoch.2-read", epoch)
-        planned, receipts = self._worked(self._plan(before, ranges, drain), before, frame)  # 3, 4, 5
+        self.points("epoch.2-read", epoch)
+        planned, receipts = self._work(self._plan(before, ranges, drain), before, input)  # 3, 4, 5
         if not self.guards.acknowledgement and ranges.batch is not None:
-            self.acknowledge(ranges.batch)
-        self.point("epoch.5-checked", epoch)
-        upkeep = self.is_upkeep_due(epoch)
+            self.planner.acknowledge(ranges.batch, ranges.positions or {})
+        self.points("epoch.5-checked", epoch)
+        upkeep = self.upkeep.is_due(epoch)
         refused = self.log.runs.refusals() if upkeep or self._began_at == epoch - 1 else []
-        tasks = self.noted("tasks", began)
+        tasks = self.metrics.end_of_tasks(began)
         manifest = manifest_after(
             self.program,
             planned,
@@ -175,7 +168,7 @@ class Epochs:
             receipts,
             token=self.token,
             shards=self.shards,
-            folded=self.folds.finished(),
+            compacted=self.compaction.finished(),
             refused=len(refused),
         )
         self.publishing.prepare(manifest)
@@ -183,14 +176,14 @@ class Epochs:
         ours = self._commit(manifest)  # 6
         self.latest = manifest if ours else self._adopted(epoch)
         self._listened = self._listened or not planned.settles
-        committed = self.noted("commit", tasks)
-        self.point("epoch.6-committed", epoch)
+        committed = self.metrics.note("commit", tasks)
+        self.points("epoch.6-committed", epoch)
         self._publish(self.latest, redo=not ours, instead={} if ours else manifest.sinks)  # 7
-        published = self.noted("publish", committed)
+        published = self.metrics.note("publish", committed)
         self._maintain(self.latest, refused, upkeep)
-        self.noted("upkeep", published)
-        self._note(planned, receipts, (clock.perf_counter() - began) * 1000)
-        self.point("epoch.7-done", epoch)
+        self.metrics.note("upkeep", published)
+        self._note(planned, receipts, (time.perf_counter() - began) * 1000)
+        self.points("epoch.7-done", epoch)
 
     def _commit(self, manifest: Manifest) -> bool:
         manifest.committed_at = self.clock()
@@ -199,17 +192,17 @@ class Epochs:
     # --- 2: what will be done
 
     def _plan(self, before: Manifest | None, ranges: Reading, drain: bool) -> Plan:
-        said = {} if ranges.batch is None else declared(self.topology, self.read_files)
+        said = {} if ranges.batch is None else declared(self.topology, self.planner.files)
         position = Position.after(before, self.topology)
-        return plan(self.topology, position, ranges, clock=self.clock(), drain=drain, said=said, listened=self._listened)
+        return self._adjust(plan(self.topology, position, ranges, clock=self.clock(), drain=drain, said=said, listened=self._listened))
 
     # --- 3, 4 and 5: the job
 
-    def _worked(self, planned: Plan, before: Manifest | None, frame: Any) -> tuple[Plan, list[Receipt]]:
+    def _work(self, planned: Plan, before: Manifest | None, input: Input | None) -> tuple[Plan, list[Receipt]]:
         """The plan that was carried out, and its receipts. If a consumer behind an adaptive edge fails, the edge stores, and the epoch is planned anew."""
         while planned.has_work:
             try:
-                return planned, self._receipts(planned, before, frame)
+                return planned, self._receipts(planned, before, input)
             except Exception as error:
                 more = to_store(self.topology, error, planned.storing)
                 if not more:
@@ -217,20 +210,21 @@ class Epochs:
                 planned = planned.storing_too(self.topology, more)
         return planned, []
 
-    def _receipts(self, planned: Plan, before: Manifest | None, frame: Any) -> list[Receipt]:
+    def _receipts(self, planned: Plan, before: Manifest | None, input: Input | None) -> list[Receipt]:
         order = EpochOrder(
             epoch=planned.epoch,
+            now=planned.now,
             token=self.token,
             before=before,
             times=planned.times,
             stored=list(planned.storing),
             driver=os.getpid(),
-            crash=self.crash,
+            crash=self.points.armed,
             guards=self.guards,
         )
         for _ in range(TRIES):
             try:
-                return checked(self.job(frame, order), self.topology, self.shards, self.guards.receipts)
+                return checked(self.runner.run(input, order), self.topology, self.shards, self.guards.receipts)
             except EpochAbandoned as error:
                 self.abandoned += 1
                 last = error
@@ -245,57 +239,52 @@ class Epochs:
         self.ownership.check(manifest.epoch)
         self.publishing.publish(manifest, redo, instead or {})
         if manifest.batch is not None:
-            self.acknowledge(manifest.batch)
+            self.planner.acknowledge(manifest.batch, manifest.sources)
 
     def _maintain(self, manifest: Manifest, refused: Sequence[str], upkeep: bool) -> None:
         if refused:
             self.storage.delete(refused)
-        self.folds.plan(manifest, self.session())
+        self.compaction.plan(manifest)
         if upkeep:
-            self.collect(manifest)
+            self.collect()
 
-    def is_upkeep_due(self, epoch: int) -> bool:
-        """Whether this epoch is followed by a collection. Called once per epoch."""
-        return epoch % COLLECT_EVERY == 0
-
-    def collect(self, manifest: Manifest) -> None:
+    def collect(self) -> None:
         """Removes what no manifest needs."""
-        self.publishing.collect(manifest, self.folds)
+        if self.latest is not None:
+            self.upkeep.collect(self.latest, self.publishing, self.compaction)
 
     def _note(self, planned: Plan, receipts: Sequence[Receipt], millis: float) -> None:
         records = sum(seen.records for receipt in receipts for seen in receipt.seen.values())
         if receipts:
-            self.replicas = total_stats(receipts)
+            self.state_caches = total_stats(receipts)
         for receipt in receipts:
-            late = [hint for name, work in receipt.work.items() for hint in self.hints.of_late(name, work.counts)]
-            for hint in (*late, *self.hints.of_times(receipt.seen)):
-                self.warn(hint)
+            late = [hint for name, work in receipt.work.items() for hint in self._hints.of_late(name, work.counts)]
+            for hint in (*late, *self._hints.of_times(receipt.seen)):
+                self._warn(hint)
         stored = {edge_name(*edge): why for edge, why in planned.storing.items()}
-        phases, self._phases = self._phases, {}
-        self.history.add(EpochStats(planned.epoch, records, millis, job=bool(receipts), stored=stored, at=self.clock(), phases=phases))
-
-    def warn(self, hint: str) -> None:
-        """Says that input looks wrong. Called after the commit."""
-        _log.warning("%s: %s", self.program.name, hint)
-
-    def noted(self, phase: str, since: float) -> float:
-        """Notes how long a phase of the epoch under way took; the time now."""
-        now = clock.perf_counter()
-        self.add_phase(phase, (now - since) * 1000)
-        return now
-
-    def add_phase(self, phase: str, millis: float) -> None:
-        """Adds to what a phase of the epoch under way took."""
-        self._phases[phase] = self._phases.get(phase, 0.0) + millis
+        self.metrics.add(EpochStats(planned.epoch, records, millis, job=bool(receipts), stored=stored, at=self.clock()))
 
     # --- before, between and behind the epochs of the query
 
     def resume(self) -> None:
-        """At the start of a run: what the last one committed and may not have published. Where Spark plans, it asks itself for epochs of its query.
-        A run that was ended while it settled goes on with that."""
-        if self.latest is not None and (self.is_planned or self.latest.batch is None):
+        """At the start of a run: publishes what the last one committed and may not have published (where Spark plans, it asks itself for epochs of its query),
+        goes on with a run that was ended while it settled, and collects garbage."""
+        try:
+            self._resume()
+            self.collect()
+        except MillstreamError as error:
+            self.explain(error)
+            raise
+
+    def publish_again(self) -> None:
+        """Publishes what the last run committed and may not have published."""
+        if self.latest is not None:
             self._publish(self.latest, redo=True)
-        if self.is_planned and run_number(self.token) > 1 and any(emission.sink.takes_back for emission in self.topology.emissions):
+
+    def _resume(self) -> None:
+        if self.latest is not None and (self.planner.is_ours or self.latest.batch is None):
+            self.publish_again()
+        if self.planner.is_ours and run_number(self.token) > 1 and any(emission.sink.takes_back for emission in self.topology.emissions):
             self.close_off()  # nothing has been staged yet
         if self.latest is not None and self.latest.settle:
             self._settle(lambda: False, self.latest.now)
@@ -310,7 +299,7 @@ class Epochs:
                 manifest = idle_after(before, self.token)
             else:
                 planned = self._plan(None, NOTHING, False)
-                manifest = manifest_after(self.program, planned, None, [], token=self.token, shards=self.shards, folded={})
+                manifest = manifest_after(self.program, planned, None, [], token=self.token, shards=self.shards, compacted={})
                 manifest.settle = False
             self.ownership.check_commit(manifest.epoch)
             if self._commit(manifest):
@@ -321,7 +310,7 @@ class Epochs:
 
     def _adopted(self, epoch: int) -> Manifest:
         found = self.ownership.adopted(epoch)
-        self.took_over(found)
+        self.planner.took_over(found)
         return found
 
     def drain(self, stopped: Callable[[], bool]) -> None:
@@ -364,7 +353,7 @@ class Epochs:
     def is_left_open(self) -> bool:
         """Whether the last epoch leaves something that the next run would publish: what waits, or what it may have published already. Where Spark plans, its
         own log knows that."""
-        return self.latest is not None and bool(self.latest.waiting or (self.is_planned and self.latest.sinks))
+        return self.latest is not None and bool(self.latest.waiting or (self.planner.is_ours and self.latest.sinks))
 
     def may_repeat(self) -> bool:
         """Whether the last epoch has published parts that lie in units. What is published is told by its file alone then: one that somebody has taken away
@@ -375,7 +364,16 @@ class Epochs:
 
     def mode(self) -> RunMode:
         """How epochs are run, and where their time goes."""
-        return RunMode(epochs_per_second=self.history.per_second(self.clock()), phases=self.history.phases())
+        return msgspec.structs.replace(
+            self.runner.status(), epochs_per_second=self.metrics.per_second(self.clock()), phases=self.metrics.phases()
+        )
+
+    def close(self) -> None:
+        """At the end of a run."""
+        for part in (self.runner, self.compaction, self.upkeep, self.planner):
+            part.close()
+        for injector in self.topology.injectors.values():
+            injector.source.close()
 
     @property
     def published(self) -> dict[str, tuple[str, int]]:

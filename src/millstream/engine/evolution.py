@@ -21,7 +21,7 @@ def reconciled(latest: Manifest, program: Program, drop: Sequence[str] = ()) -> 
     _check_missing(renamed, program, drop)
     _check_codecs(renamed, program)
     names = {spec.name for spec in program.topology.computations}
-    found = msgspec.structs.replace(renamed, pending=[parcel for parcel in renamed.pending if parcel.computation in names])
+    found = msgspec.structs.replace(renamed, pending=[stored_ref for stored_ref in renamed.pending if stored_ref.computation in names])
     _check_ways(found, program)
     _check_waiting(found, program, drop)
     present = [name for name, state in found.computations.items() if any(shard.keys for shard in state.shards)]
@@ -51,7 +51,8 @@ def _renamed(latest: Manifest, program: Program) -> Manifest:
             for name, state in latest.builds.items()
         },
         pending=[
-            msgspec.structs.replace(parcel, computation=old_to_new.get(parcel.computation, parcel.computation)) for parcel in latest.pending
+            msgspec.structs.replace(stored_ref, computation=old_to_new.get(stored_ref.computation, stored_ref.computation))
+            for stored_ref in latest.pending
         ],
     )
 

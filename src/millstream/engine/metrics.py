@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import time
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from itertools import islice
 
 import msgspec
@@ -27,14 +28,38 @@ class EpochStats(msgspec.Struct):
     phases: dict[str, float] = {}
 
 
-class History:
-    """Keeps the last epochs."""
+class Metrics:
+    """Keeps the last epochs, and the phases of the one under way."""
 
     def __init__(self) -> None:
         self._kept: deque[EpochStats] = deque(maxlen=MOST)
+        self._phases: dict[str, float] = {}  # milliseconds
+        self._has_task_phases = False
+
+    def note(self, phase: str, since: float) -> float:
+        """Adds to a phase of the epoch under way what has passed since a moment; the moment now."""
+        now = time.perf_counter()
+        self.add_phase(phase, (now - since) * 1000)
+        return now
+
+    def add_phase(self, phase: str, millis: float) -> None:
+        """Adds to what a phase of the epoch under way took."""
+        self._phases[phase] = self._phases.get(phase, 0.0) + millis
+
+    def add_task_phases(self, phases: Mapping[str, float]) -> None:
+        """Adds what phases inside the tasks took: they stand in the place of one phase for all of it."""
+        self._has_task_phases = True
+        for phase, millis in phases.items():
+            self.add_phase(phase, millis)
+
+    def end_of_tasks(self, since: float) -> float:
+        """The tasks of the epoch under way, which began at a moment, have ended; the moment now."""
+        has_phases, self._has_task_phases = self._has_task_phases, False
+        return time.perf_counter() if has_phases else self.note("tasks", since)
 
     def add(self, one: EpochStats) -> None:
-        """Adds the newest, and lets go of what is too old."""
+        """Adds the newest epoch with the phases that were noted, and lets go of what is too old."""
+        one.phases, self._phases = self._phases, {}
         self._kept.append(one)
         while len(self._kept) > LEAST and self._kept[0].at < one.at - WINDOW:
             self._kept.popleft()
@@ -59,14 +84,12 @@ class History:
         return recent * 1000 / since
 
     def phases(self) -> dict[str, float]:
-        """Where the milliseconds of an epoch with tasks went lately, on average. A phase that is told in parts is left out."""
+        """Where the milliseconds of an epoch with tasks went lately, on average."""
         found = [one for one in self._last_seconds() if one.job]
         total: dict[str, float] = {}
         for one in found:
             for name, millis in one.phases.items():
                 total[name] = total.get(name, 0.0) + millis
-        if "orders and receipts" in total:
-            total.pop("tasks", None)
         return {name: round(millis / len(found), 2) for name, millis in total.items()}
 
     def recent(self, count: int) -> list[EpochStats]:

@@ -1,9 +1,9 @@
-"""What a manifest says after an epoch: from the plan, the receipts of its tasks, and the folds that have ended. Pure.
+"""What a manifest says after an epoch: from the plan, the receipts of its tasks, and the compactions that have ended. Pure.
 
 Rules
 1. The manifest before is not changed: what goes on is copied.
 2. A computation without a receipt stays as it was; only time has passed for it.
-3. A fold that has ended is put in the place of what it folded, if all of that is still in the chain.
+3. A compaction that has ended is put in the place of what it compacted, if all of that is still in the chain.
 4. A drain is over when nothing waits any more, and no computation is being filled anew.
 """
 
@@ -21,7 +21,7 @@ from millstream.core.step import LAST_LATE
 from millstream.core.time import END
 from millstream.core.topology import ComputationSpec, Topology
 from millstream.core.watermark import Progress, Seen, effective
-from millstream.engine.contracts import Folded
+from millstream.engine.contracts import Compacted
 from millstream.engine.plan import Plan, adaptive_edges
 from millstream.engine.program import Program
 from millstream.engine.receipts import Receipt, Work
@@ -30,7 +30,7 @@ from millstream.state.manifest import ComputationState, Manifest, ShardState, Wa
 from millstream.state.sink_part import Part
 
 MOST_WAITING = 512  # parts of a sink that rolls: they stand in every manifest until they are published
-KEPT_RUNS = 64  # a replica that was last brought up to date by an older run loads anew
+KEPT_RUNS = 64  # a state cache that was last brought up to date by an older run loads anew
 
 
 def manifest_after(
@@ -41,14 +41,16 @@ def manifest_after(
     *,
     token: str,
     shards: int,
-    folded: Mapping[tuple[str, int], Folded],
+    compacted: Mapping[tuple[str, int], Compacted],
     refused: int = 0,
 ) -> Manifest:
     """The manifest that commits an epoch. refused: writes of replaced runs that were found since the last one."""
     topology = program.topology
-    computations = {spec.name: _computation(program, spec, plan, before, receipts, token, shards, folded) for spec in topology.computations}
+    computations = {
+        spec.name: _computation(program, spec, plan, before, receipts, token, shards, compacted) for spec in topology.computations
+    }
     sinks, waiting = _sinks(topology, plan, before, receipts)
-    pending = [parcel for receipt in receipts for parcel in receipt.parcels]
+    pending = [stored_ref for receipt in receipts for stored_ref in receipt.stored_refs]
     builds = _builds(plan, receipts)
     filled = not any(build.is_filling for build in builds.values())
     over = (
@@ -164,7 +166,7 @@ def _computation(
     receipts: Sequence[Receipt],
     token: str,
     shards: int,
-    folded: Mapping[tuple[str, int], Folded],
+    compacted: Mapping[tuple[str, int], Compacted],
 ) -> ComputationState:
     name, standing = spec.name, plan.standings[spec.name]
     old = before.computations.get(name) if before is not None else None
@@ -187,8 +189,8 @@ def _computation(
     )
     mine = {r.shard: r.work[name] for r in receipts if name in r.work}
     for shard, state in enumerate(old.shards):
-        fold = folded.get((name, shard))
-        chain = state.segments if fold is None else adopt(state.segments, fold.chosen, fold.made)
+        compact = compacted.get((name, shard))
+        chain = state.segments if compact is None else adopt(state.segments, compact.chosen, compact.made)
         after = msgspec.structs.replace(state, segments=chain, low_watermark=standing.low)
         delta = mine.get(shard)
         if delta is not None:

@@ -10,7 +10,7 @@ Rules
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import msgspec
 
@@ -21,7 +21,7 @@ from millstream.core.backfill import BuildOrders, BuildState, begun, orders
 from millstream.core.outcome import Times
 from millstream.core.topology import ADAPTIVE, Topology
 from millstream.core.watermark import Progress, Seen, later
-from millstream.errors import HookError, MillstreamError, SinkError
+from millstream.errors import HookError, InputError, MillstreamError, SinkError
 from millstream.state.manifest import Manifest, SourcePosition, edge_name
 
 
@@ -127,6 +127,26 @@ class Plan(msgspec.Struct):
             said=self.said,
             storing={**self.storing, **more},
         )
+
+
+def declared(topology: Topology, read_files: Callable[[str], tuple[Mapping[str, int], set[str]]]) -> dict[str, int]:
+    """By injector, what its source declares now. read_files: the files of a file source, and those that have been read."""
+    found: dict[str, int] = {}
+    for name, injector in topology.injectors.items():
+        files = read_files(name) if injector.watermark.wants_files else ({}, set[str]())
+        try:
+            said = injector.watermark.said(*files)
+        except MillstreamError:
+            raise
+        except Exception as error:
+            raise InputError(
+                f"injected stream {name!r}: the callable that declares its watermark raised {type(error).__name__}: {error}"
+            ) from error
+        if said is not None and said.__class__ is not int:
+            raise InputError(f"injected stream {name!r}: its watermark was declared as {said!r}: give milliseconds as an int, or None")
+        if said is not None:
+            found[name] = said
+    return found
 
 
 def to_store(topology: Topology, error: Exception, storing: Mapping[Edge, str]) -> dict[Edge, str]:
@@ -238,7 +258,7 @@ def standings_of(manifest: Manifest) -> dict[str, Standing]:
             output=state.output,
             held=min((shard.held for shard in state.shards if shard.held is not None), default=None),
             next_low=min((shard.next_low for shard in state.shards if shard.next_low is not None), default=None),
-            pending=min((parcel.oldest for parcel in manifest.pending if parcel.computation == name), default=None),
+            pending=min((stored_ref.oldest for stored_ref in manifest.pending if stored_ref.computation == name), default=None),
             crowded=any(shard.timers > step.MAX_DUE for shard in state.shards),
         )
     return found

@@ -12,7 +12,7 @@ from typing import Any
 
 import msgspec
 
-from millstream.engine.contracts import Folding
+from millstream.engine.contracts import Compaction
 from millstream.engine.program import Program
 from millstream.sinks.base import DriverContext
 from millstream.state import compaction
@@ -66,19 +66,14 @@ class Publishing:
                     )
         self._point("epoch.7-published", manifest.epoch)
 
-    def collect(self, manifest: Manifest, folds: Folding) -> None:
-        """Removes what no manifest needs, in the checkpoint and at the sinks."""
-        self.collect_log(manifest, *self.folded_meanwhile(folds))
-        self.sweep(manifest)
-
-    def folded_meanwhile(self, folds: Folding) -> tuple[int | None, set[str]]:
-        """What a collection has to know of folds that its manifest does not name. Asked by whoever commits, between two commits: later, a fold may
+    def compacted_meanwhile(self, compactions: Compaction) -> tuple[int | None, set[str]]:
+        """What a collection has to know of compactions that its manifest does not name. Asked by whoever commits, between two commits: later, a compaction may
         already be in a manifest that the collection does not look at."""
-        since = folds.since()  # asked before what is done: a fold that ends in between is then in one of the two
-        return since, folds.in_flight()
+        since = compactions.since()  # asked before what is done: a compaction that ends in between is then in one of the two
+        return since, compactions.in_flight()
 
     def collect_log(self, manifest: Manifest, since: int | None, in_flight: set[str]) -> None:
-        """The same in the checkpoint alone, from any thread. since, in_flight: as `folded_meanwhile` says."""
+        """The same in the checkpoint alone, from any thread. since, in_flight: as `compacted_meanwhile` says."""
         compaction.collect(self._log, manifest, in_flight, since)
 
     def sweep(self, manifest: Manifest) -> None:

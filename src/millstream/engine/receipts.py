@@ -13,17 +13,18 @@ from millstream.core.outcome import Counts, Times
 from millstream.core.topology import Topology
 from millstream.core.watermark import Seen
 from millstream.errors import BY_NAME, EpochAbandoned, MillstreamError
-from millstream.state.manifest import Manifest, Parcel
+from millstream.state.manifest import Manifest, ProductionsRef
 from millstream.state.segment import SegmentRef
 from millstream.state.sink_part import Part
-from millstream.state.stats import ReplicaStats
+from millstream.state.stats import StateCacheStats
 
 
 class EpochOrder(msgspec.Struct):
-    """What the driver tells the tasks of one epoch. stored: the adaptive edges (stream, consumer) that store in it. tries: how often this run has told it
-    to resident tasks before; of two tasks that are at the same work, the one that was told later is right."""
+    """What the driver tells the tasks of one epoch. now: its wall clock. stored: the adaptive edges (stream, consumer) that store in it. tries: how often this
+    run has told it to resident tasks before; of two tasks that are at the same work, the one that was told later is right."""
 
     epoch: int
+    now: int
     token: str
     before: Manifest | None
     times: dict[str, Times]
@@ -54,9 +55,9 @@ class Receipt(msgspec.Struct):
     consumed: list[int] = []
     work: dict[str, Work] = {}
     parts: dict[str, Part] = {}
-    parcels: list[Parcel] = []
+    stored_refs: list[ProductionsRef] = []
     seen: dict[str, Seen] = {}
-    replicas: dict[str, ReplicaStats] = {}
+    state_caches: dict[str, StateCacheStats] = {}
     failure: str | None = None
     message: str = ""
 
@@ -88,11 +89,11 @@ def checked(receipts: list[Receipt], topology: Topology, shards: int, fed: bool)
     return receipts
 
 
-def total_stats(receipts: Iterable[Receipt]) -> dict[str, ReplicaStats]:
-    """How the replicas of each computation are doing, over all shards."""
-    found: dict[str, ReplicaStats] = {}
+def total_stats(receipts: Iterable[Receipt]) -> dict[str, StateCacheStats]:
+    """How the state caches of each computation are doing, over all shards."""
+    found: dict[str, StateCacheStats] = {}
     for receipt in receipts:
-        for name, one in receipt.replicas.items():
+        for name, one in receipt.state_caches.items():
             before = found.get(name)
-            found[name] = one if before is None else ReplicaStats(*map(sum, zip(astuple(before), astuple(one), strict=True)))
+            found[name] = one if before is None else StateCacheStats(*map(sum, zip(astuple(before), astuple(one), strict=True)))
     return found

@@ -6,7 +6,7 @@ Rules
    same epoch tells the difference to those very rows. So everybody is right after one epoch, whatever is wrong on the way: by the same induction by which
    an ordinary epoch keeps views right. For that, a message that mends comes before all others of its group.
 3. A row that cannot be decoded is taken for an empty one; what it showed is not known, and so not told.
-4. Nothing is read but the log: no replica is touched.
+4. Nothing is read but the log: no state cache is touched.
 5. Event time is what the mended computations have come to, or the clock where there is none: at the beginning, and behind the end of a drain.
 """
 
@@ -16,27 +16,26 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import msgspec
-import numpy as np
 
 from millstream.core.arrivals import Arrivals
-from millstream.core.dedup import IdRows, SpanFilters
-from millstream.core.guards import ALL_GUARDS
+from millstream.core.dedup import IdRows, NoIds, SpanFilters
 from millstream.core.keys import shard_of
 from millstream.core.keyspace import ROW, OpenStore, Row, decode_row, encode_row
 from millstream.core.time import BEGINNING, END
 from millstream.core.topology import Route
 from millstream.core.watermark import Seen
-from millstream.engine.contracts import Folded, FoldStats
 from millstream.engine.epochs import Epochs
 from millstream.engine.evolution import reconciled
-from millstream.engine.plan import NOTHING, Plan, Reading
+from millstream.engine.plan import Plan
 from millstream.engine.program import Arrival, Compiled, Program
 from millstream.engine.receipts import EpochOrder, Receipt
 from millstream.engine.task import Task
 from millstream.errors import CheckpointError
 from millstream.state.blocks import Chain, Segments
-from millstream.state.manifest import Manifest, ManifestLog
+from millstream.state.heartbeat import RunMode
+from millstream.state.manifest import Manifest, ManifestLog, SourcePosition
 from millstream.state.segment import SegmentRef
+from millstream.state.storage import Storage
 
 Mending = tuple[str, str, bytes]  # the computation, the text of the group, and the message
 
@@ -54,8 +53,19 @@ def mended(program: Program, log: ManifestLog, epoch: int, mends: Sequence[Mendi
         raise CheckpointError(
             f"{log.storage.url}: an epoch was committed since {epoch}, which was checked. Check again when the pipeline does not run."
         )
-    epochs = MendingEpochs(program, shards, log, _unchanged(before, program), token, mends, spark)
-    epochs.resume_publishing()
+    runner = RepairRunner(program, shards, log.storage, mends)
+    epochs: Epochs[None] = Epochs(
+        program,
+        shards,
+        log,
+        _unchanged(before, program),
+        token,
+        runner=runner,
+        planner=_NoSources(),
+        session=lambda: spark,
+        adjust=_with_times,
+    )
+    epochs.publish_again()  # sinks get epochs in their order
     epochs.run_outside(drain=False)
     assert epochs.latest is not None
     return epochs.latest
@@ -77,39 +87,35 @@ def _unchanged(before: Manifest, program: Program) -> Manifest:
     return found
 
 
-class MendingEpochs(Epochs):
-    """Runs one epoch whose only input are messages that mend."""
+def _with_times(planned: Plan) -> Plan:
+    """Rule 5: nothing could be said behind the end of time."""
+    times = {
+        name: msgspec.structs.replace(one, least=BEGINNING, promised=BEGINNING) if one.least == END else one
+        for name, one in planned.times.items()
+    }
+    return msgspec.structs.replace(planned, due=True, times=times)
 
-    def __init__(
-        self, program: Program, shards: int, log: ManifestLog, latest: Manifest, token: str, mends: Sequence[Mending], spark: Any = None
-    ) -> None:
-        super().__init__(program, shards, log, latest, token, _NoBatches(), _NoFolds(), ALL_GUARDS)
+
+class RepairRunner:
+    """Runs the tasks of one epoch whose only input are messages that mend."""
+
+    def __init__(self, program: Program, shards: int, storage: Storage, mends: Sequence[Mending]) -> None:
         self._compiled = Compiled(program)
-        self._spark = spark
+        self.topology = program.topology
+        self.shards = shards
+        self.storage = storage
         self._mends: dict[tuple[str, int], list[tuple[str, bytes]]] = {}
         for computation, text, body in mends:
             self._mends.setdefault((computation, shard_of(text.encode(), shards)), []).append((text, body))
 
-    def session(self) -> Any:
-        return self._spark
+    def status(self) -> RunMode:
+        """It is not asked for."""
+        return RunMode()
 
-    def resume_publishing(self) -> None:
-        """What the last run has committed and may not have published: sinks get epochs in their order."""
-        assert self.latest is not None
-        self._publish(self.latest, redo=True)
+    def close(self) -> None:
+        """Nothing is open."""
 
-    def _plan(self, before: Manifest | None, ranges: Reading, drain: bool) -> Plan:
-        found = super()._plan(before, ranges, drain)
-        times = {
-            name: msgspec.structs.replace(one, least=BEGINNING, promised=BEGINNING) if one.least == END else one
-            for name, one in found.times.items()
-        }  # rule 5: nothing could be said behind the end of time
-        return msgspec.structs.replace(found, due=True, times=times)
-
-    def acknowledge(self, number: int) -> None:
-        """Sources are told by the next run of the pipeline."""
-
-    def job(self, batch: Any, order: EpochOrder) -> list[Receipt]:
+    def run(self, input: None, order: EpochOrder) -> list[Receipt]:
         receipts: list[Receipt] = []
         handed: dict[tuple[str, int], list[tuple[int, Arrival]]] = {}
         cache = _LogCache(self.storage, self._overlays(order))
@@ -126,10 +132,10 @@ class MendingEpochs(Epochs):
                     )
                     receipt, sent = task.run(inputs)
                     receipts.append(receipt)
-                    for to_shard, at, *row in (row for rows in sent.values() for row in rows):
-                        route = self.topology.routes[at]
-                        arrival = self._compiled.arrival(route.stream, *row)
-                        handed.setdefault((route.computation, to_shard), []).append((receipt.unit, arrival))
+                    for row in (row for rows in sent.values() for row in rows.rows()):
+                        route = self.topology.routes[row.route]
+                        arrival = self._compiled.arrival(route.stream, row.key, row.time, row.id, row.body)
+                        handed.setdefault((route.computation, row.shard), []).append((receipt.unit, arrival))
         return receipts
 
     def _arrivals(self, computation: str, shard: int, order: EpochOrder) -> list[Arrival]:
@@ -141,7 +147,7 @@ class MendingEpochs(Epochs):
     def _time(self, order: EpochOrder) -> int:
         """Rule 5: one for all."""
         lows = [order.times[computation].low_watermark for computation, _ in self._mends]
-        return max((low for low in lows if BEGINNING < low < END), default=order.times[next(iter(order.times))].now)
+        return max((low for low in lows if BEGINNING < low < END), default=order.now)
 
     def _overlays(self, order: EpochOrder) -> dict[tuple[str, int], dict[bytes, bytes]]:
         """Rule 3, by lineage and shard."""
@@ -214,48 +220,25 @@ class _MendingInputs:
         return {}
 
     def ids(self, computation: str, stream: str) -> IdRows:
-        return _NoIds()
+        return NoIds()
 
     def arrivals(self, computation: str, keep: Mapping[str, Any]) -> Arrivals:
         return Arrivals.of(self._rows[computation])
 
 
-class _NoIds:
-    """No record came from a source. Implements deduplication's IdRows."""
+class _NoSources:
+    """Implements Planner: nothing is read. Sources are told by the next run of the pipeline."""
 
-    hashes = np.array([], np.uint64)
+    is_ours = True
 
-    def ids(self, positions: Any) -> list[bytes]:
-        return []
+    def files(self, injector: str) -> tuple[Mapping[str, int], set[str]]:
+        return {}, set()
 
-    def packed(self, positions: Any) -> bytes:
-        return b""
-
-    def in_order(self, positions: Any) -> Any:
-        return positions
-
-
-class _NoBatches:
-    """Implements Planner: nothing is read outside the query."""
-
-    def reading(self, number: int) -> Reading:
-        return NOTHING
-
-
-class _NoFolds:
-    """Implements Folding: the next run folds."""
-
-    def plan(self, manifest: Manifest, spark: Any) -> None:
+    def acknowledge(self, batch: int, positions: Mapping[str, SourcePosition]) -> None:
         """Not here."""
 
-    def finished(self) -> dict[tuple[str, int], Folded]:
-        return {}
+    def took_over(self, manifest: Manifest) -> None:
+        """Not here."""
 
-    def in_flight(self) -> set[str]:
-        return set()
-
-    def since(self) -> int | None:
-        return None
-
-    def stats(self) -> FoldStats:
-        return FoldStats()
+    def close(self) -> None:
+        """Nothing is open."""

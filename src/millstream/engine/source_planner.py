@@ -1,24 +1,23 @@
-"""The planned sources of a run: where each of them stands, and what the next epoch reads. Driver.
+"""Millstream's own planner: where each source of a run stands, and what the next epoch reads. Driver.
 
 Rules
 1. Where an epoch begins is what the last manifest says; where it ends is decided here, and stands in its own manifest. Nothing else is written down, so an
    epoch that was not committed leaves nothing behind and is planned anew.
-2. The files that were read are a chain of segments, like state: an epoch adds those that it reads, and the chain is folded when it has become long. They are
-   staged under a name of this run, like everything of an epoch.
-3. A checkpoint whose epochs were planned by Spark is taken over once: what Spark's log says of the last committed epoch is where the first of ours begins.
+2. The files that were read are a chain of segments, like state: an epoch adds those that it reads, and the chain is compacted when it has become long. They
+   are staged under a name of this run, like everything of an epoch.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 
 import msgspec
 
 from millstream.core.guards import ALL_GUARDS, Guards
-from millstream.engine.next_manifest import outside_of
 from millstream.engine.plan import Range, Reading
+from millstream.errors import CheckpointError
 from millstream.sources.planned import PlannedReader, Take
-from millstream.state.compaction import adopt, fold, to_fold, unit_name
+from millstream.state.compaction import adopt, compact, pick_segments, unit_name
 from millstream.state.manifest import Manifest, SourcePosition
 from millstream.state.segment import SegmentRef, encode_segment, merge
 from millstream.state.storage import Storage
@@ -27,33 +26,36 @@ _pack = msgspec.msgpack.Encoder().encode
 _number = msgspec.msgpack.Decoder(int).decode
 
 
-class Sources:
-    """The readers of a run, by injector."""
+class SourcePlanner:
+    """The readers of a run, by injector. bounded: the run ends with its input."""
 
-    def __init__(self, readers: Mapping[str, PlannedReader], storage: Storage, token: str, guards: Guards = ALL_GUARDS) -> None:
+    is_ours = True
+
+    def __init__(
+        self,
+        readers: Mapping[str, PlannedReader],
+        storage: Storage,
+        token: str,
+        latest: Manifest | None,
+        bounded: bool,
+        guards: Guards = ALL_GUARDS,
+    ) -> None:
         self.readers = dict(readers)
         self._storage = storage
         self._token = token
         self._guards = guards
-        self._adopted: dict[str, Take] = {}
         self._starts: dict[str, str] = {}
-        self._bounded = False
-
-    def begin(self, latest: Manifest | None, bounded: bool, spark: Callable[[str, PlannedReader], Take | None]) -> None:
-        """At the start of a run. spark: what Spark's log says of an injector that no manifest of ours knows yet; None if nothing."""
         self._bounded = bounded
         for name, reader in self.readers.items():
             position = latest.sources.get(name) if latest is not None else None
-            if position is None:
-                taken = spark(name, reader)
-                if taken is not None:
-                    self._adopted[name] = taken
-                    self._starts[name] = taken.end
-                reader.begin(taken.names if taken is not None else {}, bounded)
-            else:
-                reader.begin(names_read(self._storage, position), bounded)
+            if position is None and latest is not None and any(progress.records for progress in latest.injectors.values()):
+                raise CheckpointError(
+                    f"{storage.url} was read by Spark's own planner so far, and now Millstream is to read injected stream {name!r}: it does not know how far "
+                    f"the stream was read. Leave the sources as they were, or start with a new checkpoint."
+                )
+            reader.begin({} if position is None else names_read(storage, position), bounded)
 
-    def renew(self, manifest: Manifest) -> None:
+    def took_over(self, manifest: Manifest) -> None:
         """A run before this one has committed one more epoch: what it read, readers have not heard of."""
         for name, position in manifest.sources.items():
             if name in self.readers:
@@ -61,8 +63,8 @@ class Sources:
 
     def next(self, latest: Manifest | None) -> tuple[Reading, dict[str, Take]]:
         """What the next epoch reads."""
-        before, takes, ranges, positions = outside_of(latest), {}, {}, {}
-        epoch = 0 if latest is None else latest.epoch + 1
+        takes, ranges, positions = {}, {}, {}
+        epoch, batch = (0, 0) if latest is None else (latest.epoch + 1, latest.last_batch + 1)
         for name, reader in self.readers.items():
             known = latest.sources.get(name) if latest is not None else None
             start = known.offset if known is not None else self._starts.get(name)
@@ -71,7 +73,7 @@ class Sources:
             take = takes[name] = reader.plan(start if self._guards.offsets else self._last_planned(name, start))
             ranges[name] = Range(start, take.end)
             positions[name] = SourcePosition(take.end, self._chain(name, known, take, epoch))
-        return Reading(batch=epoch - before, ranges=ranges, positions=positions), takes
+        return Reading(batch=batch, ranges=ranges, positions=positions), {name: take for name, take in takes.items() if take.pieces}
 
     def _last_planned(self, name: str, start: str) -> str:
         """For tests that show what manifests are for: where an epoch ends is written down when it is planned, and the next one begins there."""
@@ -80,33 +82,32 @@ class Sources:
         self._storage.put(known, self.readers[name].plan(begin).end.encode())
         return begin
 
-    def is_taking_over(self, latest: Manifest) -> bool:
-        """Whether something that Spark's log said does not stand in a manifest of ours yet: it is written down again whenever somebody plans, until then."""
-        return any(name not in latest.sources for name in self._adopted)
-
     def nothing(self, latest: Manifest) -> Reading:
         """An epoch that reads nothing: all sources stay where they are."""
-        return Reading(batch=latest.epoch + 1 - outside_of(latest), ranges={}, positions=latest.sources)
+        return Reading(batch=latest.last_batch + 1, ranges={}, positions=latest.sources)
 
     def _chain(self, name: str, known: SourcePosition | None, take: Take, epoch: int) -> list[SegmentRef]:
         chain = list(known.names) if known is not None else []
         entries: dict[bytes, bytes | None] = {file.encode(): _pack(time) for file, time in take.names.items()}
         entries |= {file.encode(): None for file in take.gone}
-        if known is None and name in self._adopted:
-            entries = {**{file.encode(): _pack(time) for file, time in self._adopted[name].names.items()}, **entries}
         if not entries:
             return chain
         data = encode_segment(sorted(entries.items()))
         unit = unit_name(epoch, "names", self._token)
         self._storage.put(unit, data)
         chain.append(SegmentRef(name=unit, offset=0, length=len(data), entries=len(entries), first=epoch, last=epoch))
-        chosen = to_fold(chain)
+        chosen = pick_segments(chain)
         if chosen:
-            made = fold(self._storage, chosen, chosen[0] == chain[0], epoch, self._token)
+            made = compact(self._storage, chosen, chosen[0] == chain[0], epoch, self._token)
             chain = adopt(chain, chosen, made)
         return chain
 
-    def committed(self, positions: Mapping[str, SourcePosition]) -> None:
+    def files(self, injector: str) -> tuple[Mapping[str, int], set[str]]:
+        """The files of a source, and those that were read."""
+        reader = self.readers[injector]
+        return reader.files(), reader.files_read()
+
+    def acknowledge(self, batch: int, positions: Mapping[str, SourcePosition]) -> None:
         """Tells readers what is safe."""
         for name, position in positions.items():
             if name in self.readers:

@@ -20,12 +20,12 @@ from millstream.core.outcome import Outcome
 from millstream.core.topology import Group
 from millstream.engine.program import Compiled
 from millstream.engine.receipts import EpochOrder, Receipt, Work
-from millstream.engine.routing import Departures
+from millstream.engine.routing import Routed
 from millstream.errors import Fenced
 from millstream.sinks.base import IdentifiedRow, Sink, SinkRow, TaskContext
 from millstream.state.compaction import unit_name
 from millstream.state.fencing import refuse, run_number, superseded
-from millstream.state.manifest import Parcel
+from millstream.state.manifest import ProductionsRef
 from millstream.state.segment import SegmentRef, encode_segment
 from millstream.state.sink_part import Part
 from millstream.state.storage import Storage
@@ -77,7 +77,7 @@ class Staging:
         self.shard = shard
         self.point = point
 
-    def stage(self, receipt: Receipt, outcomes: Mapping[str, Outcome], out: Departures) -> None:
+    def stage(self, receipt: Receipt, outcomes: Mapping[str, Outcome], out: Routed) -> None:
         """Writes the unit, then the sink parts. Fills the receipt."""
         order = self.order
         if self.unit is None:
@@ -101,7 +101,7 @@ class Staging:
                 segment=ref, counts=outcome.counts, produced=len(outcome.productions), dedup=outcome.dedup, millis=outcome.millis
             )
         for (stream, computation), by_shard in sorted(out.kept.items()):
-            parcel = Parcel(
+            stored_ref = ProductionsRef(
                 stream=stream,
                 computation=computation,
                 name=name,
@@ -110,8 +110,8 @@ class Staging:
             )
             for shard, rows in sorted(by_shard.items()):
                 data = encode_slice(rows)
-                parcel.slices[shard] = (unit.add(data), len(data), len(rows))
-            receipt.parcels.append(parcel)
+                stored_ref.slices[shard] = (unit.add(data), len(data), len(rows))
+            receipt.stored_refs.append(stored_ref)
         with_parts = any(emission.sink.in_units for emission in self.compiled.topology.emissions)
         if self.unit is None and not with_parts:
             unit.write()

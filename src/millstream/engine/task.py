@@ -30,7 +30,7 @@ from millstream.core.topology import Group, Route
 from millstream.core.watermark import Seen
 from millstream.engine.program import Compiled
 from millstream.engine.receipts import EpochOrder, Receipt
-from millstream.engine.routing import Sent, outgoing
+from millstream.engine.routing import SentRows, route
 from millstream.engine.staging import Staging, Unit
 from millstream.errors import MillstreamError, travelling_name
 from millstream.state.manifest import ComputationState, Manifest
@@ -72,7 +72,7 @@ class Result(NamedTuple):
     """What a task gives back. sent: rows for later levels of this epoch, by level."""
 
     receipt: Receipt
-    sent: dict[int, list[Sent]]
+    sent: dict[int, SentRows]
 
 
 class _Checked(NamedTuple):
@@ -114,7 +114,7 @@ class Task:
         receipt = Receipt(self.group.level, self.group.index, self.shard)
         try:
             outcomes = self._outcomes(inputs, receipt)
-            out = outgoing(self.compiled, outcomes.values(), self.shards, set(self.order.stored))  # g
+            out = route(self.compiled, outcomes.values(), self.shards, set(self.order.stored))  # g
             Staging(self.compiled, self.storage, self.order, self.group, self.shard, self.point, self.unit).stage(
                 receipt, outcomes, out
             )  # h
@@ -135,7 +135,7 @@ class Task:
             checked = {name: self._deduplicated(name, inputs, view) for name, view in views.items()}  # d
             arrivals = {name: inputs.arrivals(name, one.keep) for name, one in checked.items()}  # e
             outcomes = self.compiled.run_group(self.group, arrivals, views, self.order.times, self.order.guards)  # f
-            receipt.replicas = {name: one for name, view in views.items() if (one := view.stats()) is not None}
+            receipt.state_caches = {name: one for name, view in views.items() if (one := view.stats()) is not None}
         finally:
             for view in views.values():
                 view.close()
@@ -147,15 +147,15 @@ class Task:
     def _stored(self) -> Iterable[tuple[Route, Any]]:
         """The productions that were stored for this shard, by the way they take."""
         before = self.order.before
-        for parcel in before.pending if before is not None else ():
-            if parcel.computation not in self.group.computations:
+        for stored_ref in before.pending if before is not None else ():
+            if stored_ref.computation not in self.group.computations:
                 continue
-            rows = read_slice(self.storage, parcel, self.shard)
+            rows = read_slice(self.storage, stored_ref, self.shard)
             if rows is None:
                 continue
             if not self.order.guards.journal:
-                del parcel.slices[self.shard]  # "delivered": gone with the first attempt
-            yield next(r for r in self.compiled.routes_of[parcel.stream] if r.computation == parcel.computation), rows
+                del stored_ref.slices[self.shard]  # "delivered": gone with the first attempt
+            yield next(r for r in self.compiled.routes_of[stored_ref.stream] if r.computation == stored_ref.computation), rows
 
     def _known(self, computation: str) -> ComputationState | None:
         """What the last manifest says of a computation."""

@@ -14,14 +14,15 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import NamedTuple
 
 import msgspec
 
-from millstream.engine.declared import declared
-from millstream.engine.plan import Position, unsettled
-from millstream.engine.planned import PlannedEpochs
+from millstream.engine.epochs import Epochs
+from millstream.engine.plan import Position, declared, unsettled
+from millstream.engine.source_planner import SourcePlanner
+from millstream.sources.planned import Take
 from millstream.state.manifest import Manifest
 
 POLL = 0.02  # seconds
@@ -37,11 +38,12 @@ class _Idle(NamedTuple):
     due: list[int]
 
 
-class Pacing:
+class Trigger:
     """Runs the epochs of planned sources. every: the least time between two of them, in seconds. eager: an epoch at every turn, also if nothing happens."""
 
-    def __init__(self, epochs: PlannedEpochs, *, bounded: bool, every: float, eager: bool) -> None:
+    def __init__(self, epochs: Epochs[Mapping[str, Take]], planner: SourcePlanner, *, bounded: bool, every: float, eager: bool) -> None:
         self._epochs = epochs
+        self._planner = planner
         self._bounded = bounded
         self._every = every
         self._eager = eager
@@ -49,7 +51,7 @@ class Pacing:
         self._looked = 0.0
         self._planning = 0.0  # seconds that the sources took to tell the last time
         self._idle: _Idle | None = None
-        self._polls = not all([reader.wake(self._event.set) for reader in epochs.sources.readers.values()])
+        self._polls = not all([reader.wake(self._event.set) for reader in planner.readers.values()])
 
     def wake(self) -> None:
         """There may be something to do, or to stop."""
@@ -60,7 +62,7 @@ class Pacing:
         while not stopped():
             began = time.monotonic()
             self._event.clear()
-            done = self._turn()
+            done = self.turn()
             if not done and self._bounded:
                 return
             left = 0.0 if self._bounded else self._every - (time.monotonic() - began)
@@ -77,18 +79,19 @@ class Pacing:
             if self._event.is_set() and not stopped():
                 self._event.clear()
 
-    def _turn(self) -> bool:
+    def turn(self) -> bool:
         """One epoch, if there is anything to do. Returns whether there was."""
         epochs = self._epochs
         with epochs.lock:
-            if epochs.stopping:
+            if epochs.stopping.is_set():
                 return False
             planning = time.perf_counter()
-            ranges, takes = epochs.sources.next(epochs.latest)
+            reading, takes = self._planner.next(epochs.latest)
             self._planning = time.perf_counter() - planning
-            if not ranges.may_have_rows and not self._is_wanted():
+            if not reading.may_have_rows and not self._is_wanted():
                 return False
-            epochs.run_planned({name: take for name, take in takes.items() if take.pieces}, ranges, planning)
+            epochs.metrics.note("plan", planning)
+            epochs.run(takes, reading)
             return True
 
     def _is_wanted(self) -> bool:
@@ -98,7 +101,7 @@ class Pacing:
             return True
         if self._bounded:
             return False
-        if self._eager or self._epochs.sources.is_taking_over(latest):
+        if self._eager:
             return True
         idle = self._idle_after(latest)
         now = self._epochs.clock()
@@ -109,7 +112,7 @@ class Pacing:
         self._looked = time.monotonic()
         if self._epochs.may_repeat():
             return True
-        said = declared(self._epochs.topology, self._epochs.read_files)
+        said = declared(self._epochs.topology, self._planner.files)
         return unsettled(self._epochs.topology, idle.position, now, said)
 
     def _idle_after(self, latest: Manifest) -> _Idle:
@@ -136,6 +139,6 @@ class Pacing:
         epochs = self._epochs
         with epochs.lock:
             if epochs.latest is not None and epochs.latest.waiting:
-                epochs.run_planned({}, msgspec.structs.replace(epochs.sources.nothing(epochs.latest), flush=True), time.perf_counter())
+                epochs.run({}, msgspec.structs.replace(self._planner.nothing(epochs.latest), flush=True))
             if epochs.is_left_open():
                 epochs.close_off()

@@ -1,6 +1,7 @@
-"""What a worker process keeps between tasks: programs, the order under way, storages, replicas and filters. Losing it costs time only.
+"""What a worker process keeps between tasks: programs, what the driver says, storages, state caches and filters. Losing it costs time only.
 
-Rule: Spark's workers outlive pipelines. What nobody has asked for within `IDLE` is let go of, and closed; between two tasks, when nobody uses anything of it.
+Rule: Spark's workers outlive pipelines. What was not asked for within `IDLE`, and what is more than `MOST` of a kind, is closed; between two tasks, when
+nothing of it is in use.
 """
 
 from __future__ import annotations
@@ -19,10 +20,11 @@ from millstream.engine.columns.arrow_rows import ValueColumn
 from millstream.engine.program import Compiled
 from millstream.state.manifest import Manifest
 from millstream.state.segment import SegmentRef
-from millstream.state.state_cache import ReplicaView, forget_replica, open_replica, replica_root
+from millstream.state.state_cache import StateCacheView, close_state_cache, open_state_cache, state_cache_root
 from millstream.state.storage import Storage, open_storage
 
 IDLE = 600.0  # seconds
+MOST = 4096  # of a kind
 _FREEZE_EVERY = 200  # tasks
 Key = TypeVar("Key", bound=Hashable)
 Value = TypeVar("Value")
@@ -34,99 +36,130 @@ class RunPlace(msgspec.Struct):
     checkpoint: str
     checkpoint_id: str
     storage_options: dict[str, Any] | None
-    replicas: str | None
+    state_caches: str | None
     shards: int
     values: list[list[ValueColumn]] = []
 
 
 class IdleCache(Generic[Key, Value]):
-    """Values by key, each with the time at which it was last asked for. close: lets go of what one holds."""
+    """Values by key, each with the time at which it was last asked for, oldest first. close: lets go of what a value holds."""
 
-    def __init__(self, close: Callable[[Key, Value], None] = lambda key, value: None) -> None:
+    def __init__(self, clock: Callable[[], float], close: Callable[[Key, Value], None] = lambda key, value: None) -> None:
+        self._clock = clock
         self._close = close
         self._kept: dict[Key, tuple[Value, float]] = {}
 
     def get(self, key: Key, make: Callable[[], Value]) -> Value:
         """The value of a key, made if it is not there."""
-        now = time.monotonic()
-        found = self._kept.get(key)
-        value = make() if found is None else found[0]
-        self._kept[key] = (value, now)
+        known = self._kept.pop(key, None)
+        value = make() if known is None else known[0]
+        self._kept[key] = (value, self._clock())
         return value
 
-    def sweep(self, now: float) -> None:
-        """Lets go of what nobody has asked for."""
-        for key in [key for key, (_, used) in self._kept.items() if now - used > IDLE]:
-            self._close(key, self._kept.pop(key)[0])
+    def evict(self, idle: float = IDLE) -> None:
+        """Closes what was not asked for within so many seconds, and what is more than `MOST`."""
+        now, excess = self._clock(), len(self._kept) - MOST
+        for at, (key, (value, used)) in enumerate(list(self._kept.items())):
+            if at >= excess and now - used <= idle:
+                return
+            del self._kept[key]
+            self._close(key, value)
 
     def __len__(self) -> int:
         return len(self._kept)
 
 
-_COMPILED: IdleCache[str, Compiled] = IdleCache()  # by digest
-_STORAGE: IdleCache[bytes, Storage] = IdleCache()  # by URL and options
-_FILTERS: IdleCache[tuple[str, str, int, str], SpanFilters] = IdleCache()  # checkpoint, lineage, shard, stream
-_REPLICAS: IdleCache[tuple[Path, str, int], None] = IdleCache(
-    lambda key, _: forget_replica(*key)
-)  # root, lineage, shard; `state/state_cache` has them
+class WorkerProcess:
+    """All that one process keeps. One object per process (`PROCESS`); tests make their own."""
 
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._programs: IdleCache[str, Compiled] = IdleCache(clock)  # by digest
+        self._storages: IdleCache[bytes, Storage] = IdleCache(clock)  # by URL and options
+        self._filters: IdleCache[tuple[str, str, int, str], SpanFilters] = IdleCache(clock)  # checkpoint, lineage, shard, stream
+        self._state_caches: IdleCache[tuple[Path, str, int], None] = IdleCache(
+            clock, lambda key, _: close_state_cache(*key)
+        )  # root, lineage, shard; `state/state_cache` has them: a process may open one only once
+        self._decoded: dict[Any, tuple[bytes, Any]] = {}  # by decoder: the last bytes, and what they are
+        self._tasks = 0
+        self._evicted = 0.0
 
-def compiled_of(digest: str, blob: bytes) -> Compiled:
-    """A program, compiled once per process."""
-    return _COMPILED.get(digest, lambda: Compiled(pickle.loads(blob)))
+    def compiled(self, digest: str, blob: bytes) -> Compiled:
+        """A program, compiled once."""
+        return self._programs.get(digest, lambda: Compiled(pickle.loads(blob)))
 
+    def decoded(self, data: bytes, decode: Callable[[bytes], Any]) -> Any:
+        """What the driver says to all tasks of an epoch is decoded once per process, not once per shard and group. No task changes it."""
+        known = self._decoded.get(decode)
+        if known is None or known[0] != data:
+            known = self._decoded[decode] = (data, decode(data))
+        return known[1]
 
-_DECODED: dict[Any, tuple[bytes, Any]] = {}
-_tasks = 0
-_swept = 0.0
+    def storage(self, place: RunPlace) -> Storage:
+        """The checkpoint's storage, opened once."""
+        key = msgspec.msgpack.encode([place.checkpoint, place.storage_options], order="deterministic")
+        return self._storages.get(key, lambda: open_storage(place.checkpoint, place.storage_options))
 
+    def cache(self, place: RunPlace) -> ProcessCache:
+        """The task's Cache, for a checkpoint."""
+        return ProcessCache(place, self.storage(place), self._filters, self._state_caches)
 
-def decoded(data: bytes, decode: Callable[[bytes], Any]) -> Any:
-    """What the driver says to all tasks of an epoch is decoded once per process, not once per shard and group. Nobody changes it."""
-    known = _DECODED.get(decode)
-    if known is None or known[0] != data:
-        known = _DECODED[decode] = (data, decode(data))
-    return known[1]
+    def end_task(self) -> None:
+        """Between two tasks: lets go of what is not used any more, and keeps Python's search for garbage short."""
+        now = self._clock()
+        if now - self._evicted > IDLE / 10:
+            self._evicted = now
+            self._evict(IDLE)
+        self._freeze()
 
+    def _evict(self, idle: float) -> None:
+        for cache in (self._programs, self._storages, self._filters, self._state_caches):
+            cache.evict(idle)  # type: ignore[attr-defined]
 
-def task_ended() -> None:
-    """Between two tasks: lets go of what nobody uses any more, and keeps the search for garbage short."""
-    global _swept
-    now = time.monotonic()
-    if now - _swept > IDLE / 10:
-        _swept = now
-        for cache in (_COMPILED, _STORAGE, _FILTERS, _REPLICAS):
-            cache.sweep(now)  # type: ignore[attr-defined]
-    _freeze()
+    def _freeze(self) -> None:
+        """PySpark looks for garbage after every task, among all that a worker has loaded: about 40 ms. What is there after the first task (modules, programs,
+        caches) is taken out of that search, and again from time to time what has come to stay since."""
+        self._tasks += 1
+        if self._tasks == 1 or self._tasks % _FREEZE_EVERY == 0:
+            gc.collect()
+            gc.freeze()
 
+    def stats(self) -> dict[str, int]:
+        """How much is kept, by kind."""
+        return {
+            "programs": len(self._programs),
+            "storages": len(self._storages),
+            "filters": len(self._filters),
+            "state_caches": len(self._state_caches),
+        }
 
-def _freeze() -> None:
-    """PySpark looks for garbage after every task, among all that a worker has loaded: about 40 ms. What is there after the first task (modules, programs,
-    caches) is taken out of that search, and again from time to time what has come to stay since."""
-    global _tasks
-    _tasks += 1
-    if _tasks == 1 or _tasks % _FREEZE_EVERY == 0:
-        gc.collect()
-        gc.freeze()
-
-
-def storage_of(place: RunPlace) -> Storage:
-    """The checkpoint's storage, opened once per process."""
-    key = msgspec.msgpack.encode([place.checkpoint, place.storage_options], order="deterministic")
-    return _STORAGE.get(key, lambda: open_storage(place.checkpoint, place.storage_options))
+    def close(self) -> None:
+        """Lets go of everything."""
+        self._evict(-1.0)
 
 
 class ProcessCache:
-    """Replicas in LMDB and filters in memory, of the process that happens to run a shard. Implements the task's Cache."""
+    """State caches in LMDB and filters in memory, of the process that happens to run a shard. Implements the task's Cache."""
 
-    def __init__(self, place: RunPlace) -> None:
+    def __init__(
+        self,
+        place: RunPlace,
+        storage: Storage,
+        filters: IdleCache[tuple[str, str, int, str], SpanFilters],
+        state_caches: IdleCache[tuple[Path, str, int], None],
+    ) -> None:
         self._checkpoint_id = place.checkpoint_id
-        self._root = replica_root(place.checkpoint_id, place.replicas)
-        self._storage = storage_of(place)
+        self._root = state_cache_root(place.checkpoint_id, place.state_caches)
+        self._storage = storage
+        self._filters = filters
+        self._state_caches = state_caches
 
-    def view(self, lineage: str, shard: int, chain: Sequence[SegmentRef], before: Manifest) -> ReplicaView:
-        _REPLICAS.get((self._root, lineage, shard), lambda: None)
-        return open_replica(self._root, lineage, shard).view(self._storage, chain, before)
+    def view(self, lineage: str, shard: int, chain: Sequence[SegmentRef], before: Manifest) -> StateCacheView:
+        self._state_caches.get((self._root, lineage, shard), lambda: None)
+        return open_state_cache(self._root, lineage, shard).view(self._storage, chain, before)
 
     def filters(self, lineage: str, shard: int, stream: str) -> SpanFilters:
-        return _FILTERS.get((self._checkpoint_id, lineage, shard, stream), SpanFilters)
+        return self._filters.get((self._checkpoint_id, lineage, shard, stream), SpanFilters)
+
+
+PROCESS = WorkerProcess()

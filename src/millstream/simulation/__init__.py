@@ -3,7 +3,7 @@
     local        one process, dictionaries, a hand-moved clock: the oracle
     cluster      the production protocol and tasks over storage in memory, under a schedule of faults
     resident     the same for resident runs: planned epochs, tasks that are lost and come back
-    seats        those tasks, and the network between them
+    slots        those tasks, and the network between them
     oracle       the undisturbed run of the same plan on the local engine, and how the two are compared
     readings     what tables and views hold after an epoch, and whether a recomputation gives the same
     inputs       rows of injected streams as Python dictionaries, for both

@@ -1,7 +1,7 @@
-"""A simulated cluster: the real epoch protocol, manifests, segments, parcels and folds, over a storage in memory, under a schedule of faults.
+"""A simulated run: the real epoch protocol, manifests, segments, stored productions and compactions, over a storage in memory, under a schedule of faults.
 
 What is real: `engine/epochs.py`, `engine/task.py` with all it does, everything in `state/` but the disk. What is modelled: the source, which forgets
-what was acknowledged; its log, which does not; the network between tasks (it delivers in any order); worker processes with their replicas; and
+what was acknowledged; its log, which does not; the network between tasks (it delivers in any order); worker processes with their state caches; and
 processes that die, stall or wake up late.
 A run is determined by its plan and its schedule; both follow from a seed. After the last fault the run goes on undisturbed to its end, and is
 compared with the local engine, which knows nothing of all this. Behind the end of event time the clock goes on once, for wall-clock timers.
@@ -12,8 +12,8 @@ compared with the local engine, which knows nothing of all this. Behind the end 
     recompute  a task is run again after its productions have been consumed
     zombie     a task's attempt stalls, is overtaken, and works and writes after later epochs have been committed
     repeat     the source brings a record again
-    fold       a chain of segments is folded beside the epoch
-    forget     a worker loses its replicas
+    compact    a chain of segments is compacted beside the epoch
+    forget     a worker loses its state caches
 
 The run may be restarted as another version of the program on the way (`Simulation.then`), as a deployment of changed code would be.
 If somebody is to judge them, after every commit all views are compared with a recomputation from what the manifest names (`simulation/view_checks.py`).
@@ -25,55 +25,30 @@ import random
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from typing import Any
+from typing import Any, Protocol
 
 import msgspec
 
 from millstream.core.guards import ALL_GUARDS, Guards
-from millstream.core.topology import Emission, Group, Topology
-from millstream.engine.contracts import Folded, FoldStats
+from millstream.core.topology import Emission, Topology
+from millstream.engine.contracts import Compacted, Compaction
 from millstream.engine.epochs import Epochs
 from millstream.engine.evolution import reconciled
 from millstream.engine.plan import Range, Reading
 from millstream.engine.program import Compiled, Program
-from millstream.engine.receipts import EpochOrder, Receipt
-from millstream.engine.task import Result, Task
 from millstream.errors import Fenced
+from millstream.faults import CrashPoints
 from millstream.simulation.fakes import Host, HostCache, Killed, PublishedRows, Violation
-from millstream.simulation.list_inputs import Handed, Injected, ListInputs
+from millstream.simulation.fault import Fault
+from millstream.simulation.loop_tasks import InputRows, LoopTasks
 from millstream.simulation.view_checks import EpochJudge, EpochRead
-from millstream.state.compaction import collect, fold
+from millstream.state.compaction import compact
 from millstream.state.manifest import Manifest, ManifestLog
 from millstream.state.memory_storage import MemoryStorage
 from millstream.state.segment import runs
 from millstream.state.storage import Storage
 
 AFTER_THE_END = 10_000  # milliseconds
-
-
-class Fault(msgspec.Struct, frozen=True):
-    """One thing that goes wrong. `task` counts the tasks of an epoch; `later` is how many epochs it takes to wake up, or which record is repeated."""
-
-    kind: str
-    epoch: int
-    point: str = ""
-    task: int = 0
-    later: int = 0
-
-    def __str__(self) -> str:
-        where = {
-            "crash": f"{self.point}, task {self.task}" if self.task else self.point,
-            "pause": f"{self.point}, for {self.later} epochs",
-            "zombie": f"task {self.task}, for {self.later} epochs",
-            "repeat": f"record {self.later}",
-            "replan": f"{self.point}, and planned anew with {'fewer' if self.later % 2 else 'more'} rows",
-            "lose": f"task {self.task}, after {self.later} steps",
-            "stale": f"task {self.task}, after {self.later} steps, and its frames come later",
-            "rejoin": f"task {self.task}, after {self.later} steps, and who sat there goes on",
-            "forget": "",
-            "fold": "",
-        }.get(self.kind, f"task {self.task}")
-        return f"{self.kind} in epoch {self.epoch}" + (f": {where}" if where else "")
 
 
 class Acknowledgement(msgspec.Struct, frozen=True):
@@ -92,161 +67,116 @@ class InputPlan(msgspec.Struct):
     idle: dict[int, int] = {}
 
 
-class SimulatedFolds:
-    """Folds at once; the next manifest adopts the result."""
+class SimulatedCompaction(Compaction):
+    """Compacts at once; the next manifest adopts the result."""
 
     def __init__(self, simulation: Simulation, token: str) -> None:
-        self.simulation = simulation
-        self.token = token
-        self.done: dict[tuple[str, int], Folded] = {}
+        self._simulation = simulation
+        self._token = token
+        self._done: dict[tuple[str, int], Compacted] = {}
 
-    def plan(self, manifest: Manifest, spark: Any) -> None:
-        if not self.simulation.hits("fold", manifest.epoch):
+    def plan(self, manifest: Manifest) -> None:
+        simulation = self._simulation
+        if not simulation.hits("compact", manifest.epoch):
             return
         for name, state in manifest.computations.items():
             for shard, one in enumerate(state.shards):
                 groups = runs(one.segments)
                 if len(groups) > 1:
-                    chosen = [
-                        ref
-                        for run in groups[self.simulation.dice("fold", manifest.epoch, name, shard).randrange(len(groups) - 1) :]
-                        for ref in run
-                    ]
-                    made = fold(self.simulation.storage, chosen, chosen[0] == one.segments[0], manifest.epoch, self.token)
-                    self.done[name, shard] = Folded(chosen, made)
+                    first = simulation.dice("compact", manifest.epoch, name, shard).randrange(len(groups) - 1)
+                    chosen = [ref for run in groups[first:] for ref in run]
+                    made = compact(simulation.storage, chosen, chosen[0] == one.segments[0], manifest.epoch, self._token)
+                    self._done[name, shard] = Compacted(chosen, made)
 
-    def finished(self) -> dict[tuple[str, int], Folded]:
-        done, self.done = self.done, {}
+    def finished(self) -> dict[tuple[str, int], Compacted]:
+        done, self._done = self._done, {}
         return done
 
     def in_flight(self) -> set[str]:
-        return {ref.name for one in self.done.values() for ref in one.made}
-
-    def since(self) -> int | None:
-        return None
-
-    def stats(self) -> FoldStats:
-        return FoldStats()
+        return {ref.name for one in self._done.values() for ref in one.made}
 
 
-def claimed(log: ManifestLog) -> str:
-    """The token of a run that begins."""
+def claim(log: ManifestLog) -> str:
+    """Takes the checkpoint over; the token of the run that begins."""
     latest = log.latest()
     return log.runs.claim(latest.token if latest is not None else None)
 
 
-class Driver(Epochs):
-    """The real protocol, with simulated tasks."""
+class SimulatedPoints(CrashPoints):
+    """Tells the simulation where a driver is."""
 
-    def __init__(self, simulation: Simulation) -> None:
+    def __init__(self, driver: SimulatedDriver) -> None:
+        super().__init__()
+        self._driver = driver
+
+    def __call__(self, name: str, epoch: int) -> None:
+        self._driver.simulation.at(self._driver, name, self._driver.index)
+
+
+class SimulatedDriver(Protocol):
+    """A driver, as what it is made of sees it. index: which of the epochs that read it is at; -1: an epoch outside the query."""
+
+    simulation: Any
+    compiled: Compiled
+    epochs: Epochs[Any]
+    index: int
+
+
+class Driver:
+    """A driver whose epochs are planned by (a model of) Spark's log, with simulated tasks. It is the planner of its epochs, too."""
+
+    is_ours = False
+
+    def __init__(self, simulation: Simulation, warn: Callable[[str], None] | None = lambda hint: None) -> None:
         log = ManifestLog(simulation.storage)
-        token = claimed(log)
+        token = claim(log)
+        self.simulation = simulation
         self.compiled = simulation.compiled_at(simulation.done + 1)
+        self.index = -1
         program = self.compiled.program
         latest = log.latest()
-        latest = None if latest is None else reconciled(latest, program)
-        super().__init__(program, simulation.shards, log, latest, token, simulation, SimulatedFolds(simulation, token), simulation.guards)
-        self.simulation = simulation
-        self.hosts = [Host() for _ in range(simulation.dice("hosts", token.split("-")[0]).randint(1, 4))]
-        if self.latest is not None:
-            collect(log, self.latest)
+        self.tasks = LoopTasks(self, lambda rows: rows)
+        self.epochs: Epochs[InputRows] = Epochs(
+            program,
+            simulation.shards,
+            log,
+            None if latest is None else reconciled(latest, program),
+            token,
+            runner=self.tasks,
+            planner=self,
+            compaction=SimulatedCompaction(simulation, token),
+            guards=simulation.guards,
+            clock=self.clock,
+            points=SimulatedPoints(self),
+            warn=warn,
+        )
 
     def clock(self) -> int:
+        """The wall clock."""
         return self.simulation.plan.clock[-1] + (AFTER_THE_END if self.simulation.is_over else 0)
 
-    def warn(self, hint: str) -> None:
-        """Nobody listens: the same records are run many times."""
+    def run(self, rows: InputRows, number: int) -> None:
+        """The epoch of a batch of Spark's log."""
+        self.index = number
+        try:
+            self.epochs.run(rows, self.simulation.reading(number))
+        finally:
+            self.index = -1
 
-    def read_files(self, injector: str) -> tuple[dict[str, int], set[str]]:
-        return {}, set()  # there are no files: such a watermark stands still until the drain, as in the local engine
+    def files(self, injector: str) -> tuple[Mapping[str, int], set[str]]:
+        """There are no files: such a watermark stands still until the drain, as in the local engine."""
+        return {}, set()
 
-    def acknowledge(self, number: int) -> None:
-        self.simulation.told.append(
-            Acknowledgement(self.token, number, self.log.exists(number))
-        )  # epochs outside the query come behind all batches
+    def acknowledge(self, batch: int, positions: Mapping[str, Any]) -> None:
+        """The source hears it."""
+        is_committed = self.epochs.log.exists(batch)  # epochs outside the query come behind all batches
+        self.simulation.told.append(Acknowledgement(self.epochs.token, batch, is_committed))
 
-    def point(self, name: str, epoch: int) -> None:
-        self.simulation.at(self, name, epoch)
+    def took_over(self, manifest: Manifest) -> None:
+        """Spark's log says what was read."""
 
-    def job(self, batch: Any, order: EpochOrder) -> list[Receipt]:
-        receipts: dict[int, Receipt] = {}
-        injected = self._injected(batch or [], order)
-        handed: dict[tuple[str, int], list[Handed]] = {}
-        number = 0
-        again: list[tuple[int, Callable[[], Receipt]]] = []
-        for groups in self.topology.levels:
-            for group in groups:
-                for shard in range(self.shards):
-                    task = _Attempts(
-                        self, order, group, shard, number, injected, {n: list(handed.get((n, shard), ())) for n in group.computations}
-                    )
-                    if self.simulation.hits("retry", order.epoch, number):
-                        task.run("lost")
-                    for fault in self.simulation.found("zombie", order.epoch, number):
-                        self.simulation.sleep(order.epoch + fault.later, lambda task=task: task.run("zombie"))  # type: ignore[misc]
-                    receipt, sent = task.run("first")
-                    receipts[number] = receipt
-                    for to_shard, route, *row in (row for rows in sent.values() for row in rows):
-                        to = self.topology.routes[route]
-                        arrival = self.compiled.arrival(to.stream, *row)
-                        handed.setdefault((to.computation, to_shard), []).append(Handed(receipt.unit, arrival))
-                    if self.simulation.hits("recompute", order.epoch, number):
-                        again.append((number, lambda task=task: task.run("again").receipt))  # type: ignore[misc]
-                    number += 1
-        for number, rerun in again:
-            receipts[number] = rerun()
-        return list(receipts.values())
-
-    def _injected(self, rows: Sequence[tuple[str, dict[str, Any]]], order: EpochOrder) -> Injected:
-        now = next(iter(order.times.values())).now
-        progress = order.before.injectors if order.before else {}
-        injected = Injected(self.compiled, self.shards, now, progress)
-        for stream, row in rows:
-            injected.add(self.topology.injectors[stream], row)
-        return injected
-
-
-class _Attempts:
-    """One task of one epoch, which may be attempted several times."""
-
-    def __init__(
-        self,
-        driver: Driver,
-        order: EpochOrder,
-        group: Group,
-        shard: int,
-        number: int,
-        injected: Injected,
-        handed: Mapping[str, list[Handed]],
-    ) -> None:
-        self.driver = driver
-        self.order = order
-        self.group = group
-        self.shard = shard
-        self.number = number
-        self.injected = injected
-        self.handed = handed
-
-    def run(self, attempt: str) -> Result:
-        """One attempt, on some host."""
-        driver, order, simulation = self.driver, self.order, self.driver.simulation
-        dice = simulation.dice("attempt", order.epoch, self.number, attempt)
-        host = dice.choice(driver.hosts)
-        task = Task(
-            driver.compiled,
-            order,
-            self.group,
-            self.shard,
-            shards=driver.shards,
-            storage=simulation.storage,
-            cache=HostCache(host, simulation.storage, trusting=not order.guards.markers),
-            point=lambda name: simulation.at_task(order.epoch, name, self.number),
-        )
-        inputs = ListInputs(driver.compiled, self.injected, self.group, self.shard, self.handed, dice, order.guards.order)
-        result = task.run(inputs)
-        for delta in result.receipt.work.values():
-            delta.millis = 0.0  # nothing is ever slow here
-        return result
+    def close(self) -> None:
+        """Nothing is open."""
 
 
 class Simulation:
@@ -331,10 +261,10 @@ class Simulation:
                 self.used.add(fault)
                 raise Killed(name)
 
-    def at(self, driver: Any, name: str, epoch: int) -> None:
+    def at(self, driver: SimulatedDriver, name: str, epoch: int) -> None:
         """A point in the driver."""
-        if name == "epoch.6-committed" and driver.latest is not None:
-            self._look(driver.compiled, driver.latest)
+        if name == "epoch.6-committed" and driver.epochs.latest is not None:
+            self._look(driver.compiled, driver.epochs.latest)
         self.at_task(epoch, name, 0)
         for fault in self.schedule:
             if fault.kind == "pause" and fault.epoch == epoch and fault.point == name and fault not in self.used:
@@ -362,7 +292,7 @@ class Simulation:
             if name in refined
             for shard, one in enumerate(state.shards)
         }
-        return EpochRead(compiled, stores, manifest.builds, {parcel.computation for parcel in manifest.pending})
+        return EpochRead(compiled, stores, manifest.builds, {stored_ref.computation for stored_ref in manifest.pending})
 
     # --- the source, and its log
 
@@ -378,6 +308,10 @@ class Simulation:
             ranges={"all": Range(str(number), str(number + 1))} if rows else {},
             digest=f"{number}",
         )
+
+    def committed_plan(self, plan: InputPlan) -> InputPlan:
+        """What was read by the epochs that were committed, without what came again: here, what was planned."""
+        return plan
 
     # --- the run
 
@@ -401,7 +335,8 @@ class Simulation:
     def _begin(self) -> None:
         """A driver's whole life, or what there is of it."""
         driver = Driver(self)
-        driver.resume()
+        epochs = driver.epochs
+        epochs.resume()
         while self.done + 1 < len(self.plan.epochs):
             epoch = self.done + 1
             if self.compiled_at(epoch) is not driver.compiled:
@@ -411,13 +346,13 @@ class Simulation:
             self._wake(epoch)
             self._resume(epoch)
             if self.hits("forget", epoch):
-                driver.hosts = [Host() for _ in driver.hosts]
-        while driver.latest is not None and not driver.latest.drained:
-            epoch = driver.latest.epoch + 1
-            driver.run_outside(drain=True)
+                driver.tasks.forget()
+        while epochs.latest is not None and not epochs.latest.drained:
+            epoch = epochs.latest.epoch + 1
+            epochs.run_outside(drain=True)
             self._wake(epoch)
         self.is_over = True
-        driver.drain(lambda: False)
+        epochs.drain(lambda: False)
 
     def _epoch(self, epoch: int, run: Callable[[], None]) -> None:
         """One epoch of a driver; in a thread of its own where it is going to stall."""

@@ -1,4 +1,4 @@
-"""What a simulation models: a sink, worker processes with their replicas, and processes that are killed."""
+"""What a simulation models: a sink, worker processes with their state caches, and processes that are killed."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ class PublishedRows(Sink):
         return [row for name in self.storage.list(f"out/{emission}") for row in pickle.loads(self.storage.read(name))]
 
 
-class MemoryReplica:
+class MemoryStateCache:
     """One shard in the memory of one worker, with the rules of `state/state_cache.py`."""
 
     def __init__(self) -> None:
@@ -76,15 +76,15 @@ class MemoryReplica:
 
 
 class Host:
-    """A worker process: replicas and filters."""
+    """A worker process: state caches and filters."""
 
     def __init__(self) -> None:
-        self.replicas: dict[tuple[str, int], MemoryReplica] = {}
+        self.state_caches: dict[tuple[str, int], MemoryStateCache] = {}
         self.filters: dict[tuple[str, int, str], SpanFilters] = {}
 
 
 class HostCache:
-    """A host's replicas and filters, as a task wants them. trusting: a replica is used whatever it stands at."""
+    """A host's state caches and filters, as a task wants them. trusting: a state cache is used whatever it stands at."""
 
     def __init__(self, host: Host, storage: Storage, trusting: bool) -> None:
         self._host = host
@@ -92,7 +92,7 @@ class HostCache:
         self._trusting = trusting
 
     def view(self, lineage: str, shard: int, chain: Sequence[SegmentRef], before: Manifest) -> MemoryStore:
-        return self._host.replicas.setdefault((lineage, shard), MemoryReplica()).view(self._storage, chain, before, self._trusting)
+        return self._host.state_caches.setdefault((lineage, shard), MemoryStateCache()).view(self._storage, chain, before, self._trusting)
 
     def filters(self, lineage: str, shard: int, stream: str) -> SpanFilters:
         return self._host.filters.setdefault((lineage, shard, stream), SpanFilters())

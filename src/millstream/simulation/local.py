@@ -24,12 +24,11 @@ from millstream.core.statekind import StateKind
 from millstream.core.time import BEGINNING, END, LOW_WATERMARK, WALL_CLOCK
 from millstream.core.topology import Topology
 from millstream.core.watermark import Progress, Seen
-from millstream.engine.declared import declared
 from millstream.engine.hints import Hints
 from millstream.engine.next_manifest import injectors_after
-from millstream.engine.plan import Plan, Position, plan
+from millstream.engine.plan import Plan, Position, declared, plan
 from millstream.engine.program import Arrival, Compiled, Program
-from millstream.engine.routing import outgoing
+from millstream.engine.routing import route
 from millstream.errors import DefinitionError
 from millstream.simulation.list_inputs import Injected
 from millstream.state.memory_storage import MemoryStore
@@ -171,11 +170,12 @@ class LocalEngine:
         return held, dropped
 
     def _forward(self, outcome: Outcome, queued: dict[tuple[str, int], list[Arrival]], stored: list[Stored]) -> None:
-        out = outgoing(self.compiled, [outcome], self.shards, self.storing)
+        out = route(self.compiled, [outcome], self.shards, self.storing)
         for rows in out.sent.values():
-            for shard, index, *row in rows:
-                route = self.topology.routes[index]
-                queued.setdefault((route.computation, shard), []).append(self.compiled.arrival(route.stream, *row))
+            for row in rows.rows():
+                to = self.topology.routes[row.route]
+                arrival = self.compiled.arrival(to.stream, row.key, row.time, row.id, row.body)
+                queued.setdefault((to.computation, row.shard), []).append(arrival)
         for (stream, computation), by_shard in out.kept.items():
             stored += [
                 (stream, computation, shard, self.compiled.arrival(stream, *row)) for shard, kept in by_shard.items() for row in kept

@@ -14,21 +14,32 @@ from millstream.faults import POINTS
 from millstream.simulation.comparison import compare, undisturbed
 from millstream.simulation.diagnosis import WRONG
 from millstream.simulation.diff import cut_short
-from millstream.simulation.driver import Fault, InputPlan, Simulation
+from millstream.simulation.driver import InputPlan, Simulation
 from millstream.simulation.epoch_cuts import Rows
 from millstream.simulation.fakes import Violation
+from millstream.simulation.fault import Fault
 from millstream.simulation.list_inputs import is_rejected
-from millstream.simulation.local import LocalEngine
-from millstream.simulation.resident_driver import BEFORE_COMMIT, COMMITTING, RESIDENT_KINDS, ResidentSimulation
+from millstream.simulation.planned_driver import BEFORE_COMMIT, COMMITTING, PLANNED_KINDS, RESIDENT_KINDS, PlannedSimulation
 from millstream.simulation.view_checks import EpochJudge
 from millstream.simulation.view_equivalence import only_refined
 
-__all__ = ["KINDS", "RESIDENT_KINDS", "Counterexample", "make_plan", "make_schedule", "may_repeat", "repeated", "shrink", "trial"]
+__all__ = [
+    "PLANNED_KINDS",
+    "RESIDENT_KINDS",
+    "SPARK_LOG_KINDS",
+    "Counterexample",
+    "make_plan",
+    "make_schedule",
+    "may_repeat",
+    "repeated",
+    "shrink",
+    "trial",
+]
 
-KINDS = ("crash", "pause", "retry", "recompute", "zombie", "repeat", "fold", "forget")
+SPARK_LOG_KINDS = tuple(kind for kind in PLANNED_KINDS if kind != "replan")
 START = 1_700_000_000_000
 _PAUSES = ("epoch.2-read", "epoch.5-checked", "epoch.6-committed")
-_RESIDENT_PAUSES = (*_PAUSES, COMMITTING)
+_PLANNED_PAUSES = (*_PAUSES, COMMITTING)
 _STEPS = 14  # of a task in one epoch, about
 _MOST = 5  # faults in one schedule
 
@@ -54,7 +65,7 @@ def make_schedule(
     kinds: Collection[str],
     shards: int,
     then: Program | None = None,
-    resident: bool = False,
+    spark_log: bool = False,
 ) -> list[Fault]:
     """One to five faults. then: what the program is restarted as, which may have more tasks."""
     dice = random.Random(f"schedule {seed}")
@@ -74,7 +85,7 @@ def make_schedule(
             point = dice.choice(POINTS)
             found.append(Fault(kind, epoch, point, task=dice.randrange(tasks) if point.startswith("task.") else 0))
         elif kind == "pause":
-            found.append(Fault(kind, epoch, dice.choice(_RESIDENT_PAUSES if resident else _PAUSES), later=dice.randint(0, 3)))
+            found.append(Fault(kind, epoch, dice.choice(_PAUSES if spark_log else _PLANNED_PAUSES), later=dice.randint(0, 3)))
         elif kind == "replan":
             point = dice.choice(BEFORE_COMMIT)
             found.append(Fault(kind, epoch, point, dice.randrange(tasks) if point.startswith("task.") else 0, dice.randint(0, 1)))
@@ -84,7 +95,8 @@ def make_schedule(
             if repeatable:
                 found.append(Fault(kind, epoch, later=dice.choice(repeatable)))
         else:
-            found.append(Fault(kind, epoch, task=dice.randrange(tasks), later=dice.randint(0, 3)))
+            task, later = dice.randrange(tasks), dice.randint(0, 3)
+            found.append(Fault(kind, epoch, task=0 if kind in ("compact", "forget") else task, later=later if kind == "zombie" else 0))
     return list(dict.fromkeys(found))
 
 
@@ -139,40 +151,40 @@ def trial(
     program: Program,
     records: Rows,
     seed: int,
-    kinds: Collection[str] = KINDS,
+    kinds: Collection[str] = PLANNED_KINDS,
     shards: int = 2,
     guards: Guards = ALL_GUARDS,
     then: Program | None = None,
     resident: bool = False,
+    spark_log: bool = False,
+    schedule: Sequence[Fault] | None = None,
 ) -> Counterexample | None:
-    """Runs one seed; None if the run ends as the undisturbed one does. then: what it is restarted as in the middle. resident: with tasks that stay, and
-    epochs that are planned by Millstream; then the undisturbed run is one of the epochs that were committed."""
+    """Runs one seed; None if the run ends as the undisturbed one does. then: what it is restarted as in the middle. resident: with tasks that stay.
+
+    Epochs are planned as production plans them, so the undisturbed run is one of the epochs that were committed. spark_log: a model of Spark's log plans
+    them instead, as for sources that only Spark can read. schedule: these faults, not ones that are drawn.
+    """
     plan = make_plan(records, seed)
     after = None if then is None else (random.Random(f"then {seed}").randrange(1, len(plan.epochs)), then)
     judge = EpochJudge()
     try:
-        oracle = undisturbed(program, plan, shards, then=after, judge=judge) if not resident else None
+        undisturbed(program, plan, shards, then=after, judge=judge)
     except Violation as violation:
         return Counterexample(seed, (), str(violation), wrong=True)
-    schedule = make_schedule(program, plan, seed, kinds, shards, then, resident)
-
-    def expected(simulation: Simulation) -> LocalEngine:
-        if isinstance(simulation, ResidentSimulation):
-            return undisturbed(program, simulation.committed_plan(), shards, then=after)
-        assert oracle is not None
-        return oracle
+    if schedule is None:
+        schedule = make_schedule(program, plan, seed, kinds, shards, then, spark_log)
 
     def differs(faults: Sequence[Fault]) -> str | None:
         simulation: Simulation
-        if resident:
-            simulation = ResidentSimulation(program, plan, faults, seed, shards, guards, then=after, judge=judge)
-        else:
+        if spark_log:
             simulation = Simulation(program, repeated(plan, faults), faults, seed, shards, guards, then=after, judge=judge)
+        else:
+            simulation = PlannedSimulation(program, plan, faults, seed, shards, guards, then=after, judge=judge, resident=resident)
         dropped = all(injector.dedup is not None for injector in program.topology.injectors.values())
         try:
             exact = dropped or not any(fault.kind == "repeat" for fault in faults) or not only_refined(program)
             end = simulation.run()
-            return compare(simulation, end, expected(simulation), exact)
+            return compare(simulation, end, undisturbed(program, simulation.committed_plan(plan), shards, then=after), exact)
         except Violation as violation:
             return str(violation)
         except MillstreamError as error:

@@ -3,7 +3,7 @@
 Rules
 1. All of it is a cache: removing it costs time, never data. A folder is taken for a cache by its name, `<boot>/<checkpoint>`: the place may be a disk
    that others use, too.
-2. Nothing that a process uses is removed: whoever uses a cache of state holds a lock in its folder (`replica.py`), for as long as it lives; and whoever
+2. Nothing that a process uses is removed: whoever uses a cache of state holds a lock in its folder (`state_cache.py`), for as long as it lives; and whoever
    removes one holds it alone, so that nobody begins to use what is half gone.
 3. A run removes by itself what was not used for `IDLE`, and all but the newest archives. `millstream clean` removes more.
 """
@@ -26,7 +26,7 @@ IN_USE = "in-use"
 IDLE = 7 * 86_400.0  # seconds
 ARCHIVES = 2
 ARCHIVE = "spark-classes-*"
-_NAME = re.compile(r"([0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}|unknown)/[0-9a-f]{16}")  # `replica_root`
+_NAME = re.compile(r"([0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}|unknown)/[0-9a-f]{16}")  # `state_cache_root`
 
 
 class Leftover(msgspec.Struct, frozen=True):

@@ -1,10 +1,10 @@
-"""Folding: many small segments into few large ones, and collection of what no manifest names.
+"""Compaction: many small segments into few large ones, and collection of what no manifest names.
 
 Rules
-1. A chain of runs is folded when it has more than `MAX_RUNS`: from the newest back, as long as the next older run is not more than
+1. A chain of runs is compacted when it has more than `MAX_RUNS`: from the newest back, as long as the next older run is not more than
    twice as large as what has been gathered. Every entry is rewritten about once per doubling of the state, and a chain stays short.
-2. A fold that reaches the oldest run is a snapshot: deletions are dropped, and it becomes the base.
-3. Folds happen beside the epochs; the next manifest adopts them. One that nobody adopts is a leftover like any other.
+2. A compaction that reaches the oldest run is a snapshot: deletions are dropped, and it becomes the base.
+3. Compactions happen beside the epochs; the next manifest adopts them. One that nobody adopts is a leftover like any other.
 4. Kept are the newest `KEEP` manifests and, for readers, the first of each second of the last `WINDOW`: at 60 epochs a second a reader has one that
    lasts for a minute, and collection has at most some seventy to look at. Time is the manifests' own (`now`), so no clock is asked.
 5. An object's name begins with the epoch in which it was made. Collection after the commit of N removes only objects made before the newest `KEEP`
@@ -44,7 +44,7 @@ def made_in(name: str) -> int:
     return int(name.rsplit("/", 1)[-1].split("-", 1)[0])
 
 
-def to_fold(chain: Sequence[SegmentRef]) -> Sequence[SegmentRef]:
+def pick_segments(chain: Sequence[SegmentRef]) -> Sequence[SegmentRef]:
     """The newest part of a chain that should become one run; empty if all is well."""
     ordered = runs(chain)
     if len(ordered) <= MAX_RUNS:
@@ -60,14 +60,14 @@ def to_fold(chain: Sequence[SegmentRef]) -> Sequence[SegmentRef]:
     return chosen
 
 
-def fold(storage: Storage, chosen: Sequence[SegmentRef], is_base: bool, epoch: int, token: str = "0-") -> list[SegmentRef]:
+def compact(storage: Storage, chosen: Sequence[SegmentRef], is_base: bool, epoch: int, token: str = "0-") -> list[SegmentRef]:
     """Writes the run that replaces the chosen segments. Memory: one piece, whatever the size of the state."""
     first, last = chosen[0].first, chosen[-1].last
     made: list[SegmentRef] = []
 
     def flush(piece: list[Entry]) -> None:
         data = encode_segment(piece)
-        name = unit_name(epoch, "fold", token)
+        name = unit_name(epoch, "compact", token)
         storage.put(name, data)
         made.append(SegmentRef(name=name, offset=0, length=len(data), entries=len(piece), first=first, last=last, base=is_base))
 
@@ -97,7 +97,7 @@ def adopt(chain: Sequence[SegmentRef], chosen: Sequence[SegmentRef], made: Seque
 def named_by(manifest: Manifest) -> set[str]:
     """The objects that a manifest needs."""
     names = {ref.name for c in manifest.computations.values() for shard in c.shards for ref in shard.segments}
-    names.update(parcel.name for parcel in manifest.pending)
+    names.update(stored_ref.name for stored_ref in manifest.pending)
     for parts in (*manifest.sinks.values(), *(waiting.parts for waiting in manifest.waiting.values())):
         names.update(part.staged for part in parts if part.in_checkpoint and part.staged is not None)
     names.update(ref.name for position in manifest.sources.values() for ref in position.names)
@@ -110,11 +110,11 @@ def second_of(now: int) -> int:
 
 
 def collect(
-    log: ManifestLog, newest: Manifest, in_flight: Iterable[str] = (), folding_since: int | None = None, window: int = WINDOW
+    log: ManifestLog, newest: Manifest, in_flight: Iterable[str] = (), compacting_since: int | None = None, window: int = WINDOW
 ) -> int:
     """Removes manifests that are not kept any longer, and objects that nothing names. Returns how many objects went.
 
-    in_flight: finished folds that the next manifest may adopt. folding_since: the epoch in which a fold still under way began.
+    in_flight: finished compactions that the next manifest may adopt. compacting_since: the epoch in which a compaction still under way began.
     window: for how long (milliseconds) a manifest of each second is kept; 0: no longer than others.
     """
     storage, known = log.storage, log.collection
@@ -137,7 +137,7 @@ def collect(
     needed = set(in_flight)
     for epoch in kept:
         needed |= known.names[epoch] if epoch in known.names else _note(log, log.read(epoch))
-    limit = recent[0] if folding_since is None else min(recent[0], folding_since)
+    limit = recent[0] if compacting_since is None else min(recent[0], compacting_since)
     gone = [name for name in storage.list(UNITS) if name not in needed and made_in(name) < limit]
     old = [epoch for epoch in epochs if epoch not in kept]
     storage.delete(map(manifest_name, old))
@@ -152,7 +152,7 @@ def collect(
 
 
 class ChainStats(msgspec.Struct, frozen=True):
-    """The log of one computation: its segments, their bytes and entries, the runs of its longest chain, and how many bytes are due to be folded."""
+    """The log of one computation: its segments, their bytes and entries, the runs of its longest chain, and how many bytes are due to be compacted."""
 
     segments: int
     bytes: int
@@ -172,7 +172,7 @@ def stats(manifest: Manifest) -> dict[str, ChainStats]:
             bytes=sum(ref.length for ref in every),
             entries=sum(ref.entries for ref in every),
             longest=max((len(runs(chain)) for chain in chains), default=0),
-            due=sum(ref.length for chain in chains for ref in to_fold(chain)),
+            due=sum(ref.length for chain in chains for ref in pick_segments(chain)),
         )
     return found
 

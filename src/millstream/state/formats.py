@@ -4,7 +4,7 @@ Rules
 1. What the version before wrote is read. The number of a format that is no longer read is dropped a version later, never at once.
 2. A newer number is refused by name, before anything else is looked at: it is no damage, and trying to read it could go wrong silently.
 3. A number rises when a version that does not know the change would go wrong. A field with a default, and bytes where nobody looks, need no new number.
-4. A manifest's number speaks for all that only manifests lead to: units with their segments and parcels, rows, map entries, ids, parts of sinks.
+4. A manifest's number speaks for all that only manifests lead to: units with their segments and stored productions, rows, map entries, ids, parts of sinks.
 5. What decides nothing (the text of a claim, a sign of life) is passed over if it is newer.
 """
 

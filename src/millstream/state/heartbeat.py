@@ -20,9 +20,9 @@ _PATIENCE = 4 * EVERY * 1000
 
 
 class TaskSign(msgspec.Struct, frozen=True):
-    """One resident task: its seat, where it is, its shards, its memory (bytes); at: what it has been at for longer than a second, and for how long."""
+    """One resident task: its slot, where it is, its shards, its memory (bytes); at: what it has been at for longer than a second, and for how long."""
 
-    seat: int
+    slot: int
     host: str
     pid: int
     shards: list[int]
@@ -32,7 +32,7 @@ class TaskSign(msgspec.Struct, frozen=True):
 
 
 class RunMode(msgspec.Struct, frozen=True):
-    """How a run runs its epochs: "micro-batch", one Spark job each; or "resident", in tasks that stay. generation: how often all seats were filled; missing:
+    """How a run runs its epochs: "micro-batch", one Spark job each; or "resident", in tasks that stay. generation: how often all slots were filled; missing:
     those that are empty; jobs: how often Spark was asked for tasks. phases: where the milliseconds of an epoch go, on average."""
 
     name: str = "micro-batch"

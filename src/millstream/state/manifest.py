@@ -34,7 +34,7 @@ IDENTITY_NAME = "identity.json"
 KEEP = 10
 
 
-class Parcel(msgspec.Struct):
+class ProductionsRef(msgspec.Struct):
     """Stored productions of one task over one edge. slices: by the consumer's shard, (offset, length, count) in the object."""
 
     stream: str
@@ -112,7 +112,7 @@ class Manifest(msgspec.Struct):
     drained: bool = False
     ended: int | None = None  # the first epoch of the drain: from it on, no source may bring anything
     offsets: str | None = None
-    pending: list[Parcel] = []
+    pending: list[ProductionsRef] = []
     edges: dict[str, EdgeState] = {}
     refused: int = 0  # writes of runs that had been replaced
     outside: int = 0  # how many epochs up to this one were run outside the query, and so have no number in Spark's log

@@ -1,4 +1,4 @@
-"""The reader: committed state by key, by range and by prefix, as of an epoch, while a pipeline goes on writing, folding and collecting.
+"""The reader: committed state by key, by range and by prefix, as of an epoch, while a pipeline goes on writing, compacting and collecting.
 
     committed = CommittedState(ManifestLog(storage))
     committed.at(17)              one epoch: every answer is as of it, or `Overtaken`
@@ -11,9 +11,9 @@ Rules
    that is missing or broken.
 3. A scan of `at()` that is overtaken goes on behind the last key that it gave, at a newer epoch: every key comes once and in order, each as of an epoch
    that was the newest meanwhile, later keys never as of an earlier epoch. Whoever needs one cut through all of them uses `steady`, or `at(epoch)`.
-4. The log answers without reading whole segments (`state/blocks.py`). With `replicas=` an LMDB copy on this host answers (`state/state_cache.py`), brought
+4. The log answers without reading whole segments (`state/blocks.py`). With `state_caches=` an LMDB copy on this host answers (`state/state_cache.py`), brought
    up to date when it is asked, and holds its epoch: what it has begun to answer cannot be overtaken. It is not the workers' copy, whatever the folder.
-5. Readers are safe for threads, and share what is in memory. Close one that uses replicas, or forget it: it holds pages.
+5. Readers are safe for threads, and share what is in memory. Close one that uses state caches, or forget it: it holds pages.
 """
 
 from __future__ import annotations
@@ -161,16 +161,16 @@ class Following(Reader):
 
 
 class CommittedState:
-    """The committed state of a checkpoint. replicas: a folder for LMDB copies of what is asked for; without it the log answers.
+    """The committed state of a checkpoint. state caches: a folder for LMDB copies of what is asked for; without it the log answers.
 
     memory: how many bytes of the log are kept in memory at most.
     """
 
-    def __init__(self, log: ManifestLog, *, replicas: str | Path | None = None, memory: int = LIMIT) -> None:
+    def __init__(self, log: ManifestLog, *, state_caches: str | Path | None = None, memory: int = LIMIT) -> None:
         self.log = log
         self.segments = Segments(log.storage, memory)
-        self._folder = replicas
-        self._replicas: Path | None = None
+        self._folder = state_caches
+        self._state_caches: Path | None = None
         self._known = False
 
     def at(self, epoch: int | None = None) -> AsOf | Following:
@@ -222,16 +222,16 @@ class CommittedState:
         raise AssertionError("unreachable")
 
     def store(self, manifest: Manifest, computation: str, shard: int) -> Entries:
-        """The entries of a shard as of a manifest: from a replica, if there is to be one and it can, or from the log."""
+        """The entries of a shard as of a manifest: from a state cache, if there is to be one and it can, or from the log."""
         state = manifest.computations[computation]
         chain = state.shards[shard].segments
         if self._folder is not None:
-            from millstream.state.state_cache import READERS_MAP_SIZE, open_replica, replica_root
+            from millstream.state.state_cache import READERS_MAP_SIZE, open_state_cache, state_cache_root
 
-            if self._replicas is None:
-                self._replicas = replica_root(self.log.identity().id, str(self._folder)) / "readers"
-            replica = open_replica(self._replicas, state.lineage or computation, shard, READERS_MAP_SIZE)
-            held = replica.held(self.log.storage, chain, manifest)
+            if self._state_caches is None:
+                self._state_caches = state_cache_root(self.log.identity().id, str(self._folder)) / "readers"
+            state_cache = open_state_cache(self._state_caches, state.lineage or computation, shard, READERS_MAP_SIZE)
+            held = state_cache.held(self.log.storage, chain, manifest)
             if held is not None:
                 return held
         return Chain(self.segments, chain)

@@ -1,4 +1,4 @@
-"""The replica: this host's copy of one shard's entries, in LMDB, shared by its worker processes.
+"""The state cache: this host's copy of one shard's entries, in LMDB, shared by its worker processes.
 
 Rules
 1. It holds committed entries only, and a marker: the last epoch applied and the run that committed it, written in the same
@@ -7,9 +7,9 @@ Rules
    applied whole, because it ends in the same entries. Anything else (ahead, of another history, older than the base): load anew.
 3. A reader checks the marker inside its own read transaction, so a writer next to it cannot move the ground under its feet.
 4. No fsync: after a power cut the file may be torn, so the folder is named after the boot and the next boot starts afresh.
-5. Workers have replicas of their own, and readers have others (`held`): a reader may want an older epoch than the newest, and what it holds open keeps
-   LMDB from using pages again. A replica never goes back for a reader.
-6. Whoever has a replica open holds a lock in the folder of its checkpoint, so that nobody clears it away (`clearing.py`).
+5. Workers have state caches of their own, and readers have others (`held`): a reader may want an older epoch than the newest, and what it holds open keeps
+   LMDB from using pages again. A state cache never goes back for a reader.
+6. Whoever has a state cache open holds a lock in the folder of its checkpoint, so that nobody clears it away (`clearing.py`).
 7. An environment is opened once per process, whatever the threads. While somebody holds one of its epochs its map cannot grow, since growing moves it;
    so readers map much at once, which costs nothing but addresses.
 
@@ -35,7 +35,7 @@ from millstream.state.cache_cleanup import IN_USE, use
 from millstream.state.longkeys import LONG, scan_entries, stored_entry, stored_key, value_of
 from millstream.state.manifest import Manifest
 from millstream.state.segment import SegmentRef, read_blocks
-from millstream.state.stats import ReplicaStats
+from millstream.state.stats import StateCacheStats
 from millstream.state.storage import Storage
 
 _MARKER = b"\0marker"
@@ -48,10 +48,10 @@ class _Busy(Exception):
     """The map must move, and somebody holds an epoch."""
 
 
-class ReplicaView:
+class StateCacheView:
     """The entries of a shard as of one epoch: a read transaction. Implements the core's Store."""
 
-    def __init__(self, transaction: lmdb.Transaction, stats: Callable[[], ReplicaStats]) -> None:
+    def __init__(self, transaction: lmdb.Transaction, stats: Callable[[], StateCacheStats]) -> None:
         self._transaction = transaction
         self.stats = stats
         self._get: Callable[[bytes], bytes | None] = transaction.get  # type: ignore[assignment]
@@ -77,7 +77,7 @@ class ReplicaView:
         self._transaction.abort()
 
 
-class Replica:
+class StateCache:
     """One shard's LMDB environment in this process."""
 
     def __init__(self, folder: Path, map_size: int | None = None) -> None:
@@ -101,7 +101,7 @@ class Replica:
                     raise
                 shutil.rmtree(self.folder, ignore_errors=True)  # a torn cache: load it anew
 
-    def view(self, storage: Storage, chain: Sequence[SegmentRef], manifest: Manifest | None) -> ReplicaView:
+    def view(self, storage: Storage, chain: Sequence[SegmentRef], manifest: Manifest | None) -> StateCacheView:
         """The entries as of a manifest (None: before the first epoch), after catching up with it."""
         for _ in range(100):
             try:
@@ -110,13 +110,13 @@ class Replica:
                 self._resize(0)
                 continue
             if transaction.get(_MARKER) == mark_of(manifest):
-                return ReplicaView(transaction, self.stats)
+                return StateCacheView(transaction, self.stats)
             transaction.abort()
             self._catch_up(storage, chain, manifest)
-        raise RuntimeError(f"the replica in {self.folder} keeps changing: two runs share it")
+        raise RuntimeError(f"the state cache in {self.folder} keeps changing: two runs share it")
 
     def held(self, storage: Storage, chain: Sequence[SegmentRef], manifest: Manifest) -> Held | None:
-        """The entries as of a manifest, for as long as somebody wants them and for any thread, whatever becomes of the replica.
+        """The entries as of a manifest, for as long as somebody wants them and for any thread, whatever becomes of the state cache.
 
         None if it has gone past that manifest, or would have to move under somebody else's feet: then the log must be read.
         """
@@ -131,10 +131,10 @@ class Replica:
             self._holders += 1
         return found
 
-    def stats(self) -> ReplicaStats:
+    def stats(self) -> StateCacheStats:
         """How large it is, and what it cost this process so far."""
         stat, info = self._env.stat(), self._env.info()
-        return ReplicaStats(
+        return StateCacheStats(
             bytes=(info["last_pgno"] + 1) * stat["psize"],
             entries=max(0, stat["entries"] - 1),  # one of them is the marker, which comes with the first
             loads=self._loads,
@@ -231,7 +231,7 @@ class Replica:
 class Held:
     """A view that threads may share: one reads at a time, a portion of a scan at once. Implements the core's Store."""
 
-    def __init__(self, view: ReplicaView, let_go: Callable[[], None]) -> None:
+    def __init__(self, view: StateCacheView, let_go: Callable[[], None]) -> None:
         self._view = view
         self._lock = threading.Lock()
         self._let_go = weakref.finalize(self, let_go)
@@ -261,7 +261,7 @@ class Held:
 
 
 def mark_of(manifest: Manifest | None) -> bytes | None:
-    """What a replica's marker says when it stands at a manifest."""
+    """What a state cache's marker says when it stands at a manifest."""
     return None if manifest is None else msgspec.msgpack.encode((manifest.epoch, manifest.token_at(manifest.epoch)))
 
 
@@ -276,7 +276,7 @@ def missing(marker: bytes | None, chain: Sequence[SegmentRef], manifest: Manifes
     return None if any(ref.base for ref in newer) else newer
 
 
-_OPEN: dict[Path, Replica] = {}
+_OPEN: dict[Path, StateCache] = {}
 _IN_USE: dict[Path, int] = {}  # by root: the lock that says so
 _OPENING = threading.Lock()
 
@@ -289,20 +289,20 @@ def boot_id() -> str:
         return "unknown"
 
 
-def replica_root(checkpoint_id: str, folder: str | None = None) -> Path:
-    """The folder of a checkpoint's replicas on this host. MILLSTREAM_REPLICAS chooses the disk."""
-    return replicas_folder(folder) / boot_id() / checkpoint_id
+def state_cache_root(checkpoint_id: str, folder: str | None = None) -> Path:
+    """The folder of a checkpoint's state caches on this host. MILLSTREAM_STATE_CACHE chooses the disk."""
+    return state_caches_folder(folder) / boot_id() / checkpoint_id
 
 
-def replicas_folder(folder: str | None = None) -> Path:
-    """The folder of all replicas on this host."""
+def state_caches_folder(folder: str | None = None) -> Path:
+    """The folder of all state caches on this host."""
     import tempfile
 
-    return Path(folder or os.environ.get("MILLSTREAM_REPLICAS") or os.path.join(tempfile.gettempdir(), f"millstream-{os.getuid()}"))
+    return Path(folder or os.environ.get("MILLSTREAM_STATE_CACHE") or os.path.join(tempfile.gettempdir(), f"millstream-{os.getuid()}"))
 
 
-def open_replica(root: Path, lineage: str, shard: int, map_size: int | None = None) -> Replica:
-    """The replica of a shard, opened once per process. It is named after the state's lineage: a computation that takes over the name of one
+def open_state_cache(root: Path, lineage: str, shard: int, map_size: int | None = None) -> StateCache:
+    """The state cache of a shard, opened once per process. It is named after the state's lineage: a computation that takes over the name of one
     that is gone must not find its rows."""
     folder = root / lineage / str(shard)
     with _OPENING:
@@ -312,14 +312,14 @@ def open_replica(root: Path, lineage: str, shard: int, map_size: int | None = No
                 os.close(before)
         found = _OPEN.get(folder)
         if found is None:
-            found = _OPEN[folder] = Replica(folder, map_size)
+            found = _OPEN[folder] = StateCache(folder, map_size)
         elif not (folder / "data.mdb").exists():  # somebody deleted the cache under us
             found.retire()
-            found = _OPEN[folder] = Replica(folder, map_size)
+            found = _OPEN[folder] = StateCache(folder, map_size)
     return found
 
 
-def forget_replica(root: Path, lineage: str, shard: int) -> None:
+def close_state_cache(root: Path, lineage: str, shard: int) -> None:
     """Nobody in this process asks for it any more: it is closed when nobody holds an epoch of it, and opened anew if somebody comes after all."""
     with _OPENING:
         found = _OPEN.pop(root / lineage / str(shard), None)

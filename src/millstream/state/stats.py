@@ -5,8 +5,8 @@ from __future__ import annotations
 import msgspec
 
 
-class ReplicaStats(msgspec.Struct, frozen=True):
-    """A replica: its size on disk, its entries, and how often this process loaded it anew, brought it up to date, and applied a segment."""
+class StateCacheStats(msgspec.Struct, frozen=True):
+    """A state cache: its size on disk, its entries, and how often this process loaded it anew, brought it up to date, and applied a segment."""
 
     bytes: int
     entries: int

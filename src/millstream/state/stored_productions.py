@@ -1,4 +1,4 @@
-"""Parcels: stored productions of one task over one edge, cut by the consumer's shard.
+"""Stored productions of one task over one edge, cut by the consumer's shard.
 
 They lie in the producer's unit and are named by its manifest, so they are committed with the producer's state. The consumer's task
 reads its own slice in the next epoch; no shuffle carries it. When the manifest that consumed them is there, nobody names them.
@@ -16,7 +16,7 @@ from zlib import crc32
 import pyarrow as pa
 
 from millstream.errors import DamageError
-from millstream.state.manifest import Parcel
+from millstream.state.manifest import ProductionsRef
 from millstream.state.storage import Storage
 
 StoredRow = tuple[str, int, str, bytes]
@@ -36,18 +36,18 @@ def encode_slice(rows: Sequence[StoredRow]) -> bytes:
     return _HEAD.pack(crc32(data)) + data
 
 
-def read_slice(storage: Storage, parcel: Parcel, shard: int) -> Any:
-    """What a parcel holds for a shard, as an Arrow table; None if nothing."""
-    where = parcel.slices.get(shard)
+def read_slice(storage: Storage, stored_ref: ProductionsRef, shard: int) -> Any:
+    """What is stored for a shard, as an Arrow table; None if nothing."""
+    where = stored_ref.slices.get(shard)
     if where is None:
         return None
     offset, length, count = where
-    data = storage.read(parcel.name, offset, length)
+    data = storage.read(stored_ref.name, offset, length)
     body = memoryview(data)[_HEAD.size :]
     if len(data) != length or _HEAD.unpack_from(data)[0] != crc32(body):
         raise DamageError(
-            f"productions of stream {parcel.stream!r} stored in {parcel.name} of {storage.url} are damaged: {parcel.computation!r} cannot consume them. "
-            f"Restore that object from a copy."
+            f"productions of stream {stored_ref.stream!r} stored in {stored_ref.name} of {storage.url} are damaged: {stored_ref.computation!r} cannot "
+            f"consume them. Restore that object from a copy."
         )
     table = pa.ipc.open_stream(body).read_all()
     assert len(table) == count

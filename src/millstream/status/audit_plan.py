@@ -99,7 +99,7 @@ def planned(program: Program, latest: Manifest, views: Sequence[str] = (), sampl
     if unknown:
         known = ", ".join([*derived, *tables]) or "none"
         raise DefinitionError(f"no view is called {unknown[0]!r}; there are: {known}")
-    waiting = {parcel.computation for parcel in manifest.pending}
+    waiting = {stored_ref.computation for stored_ref in manifest.pending}
     consumers, skipped = list[str](), dict[str, str]()
     for name, one in derived.items():
         if views and name not in views:

@@ -1,7 +1,7 @@
 """A checkpoint for people: what the latest manifest says. The rows behind it are made readable by `readable/listing.py`; `view` shows both.
 
 Rules
-1. Only the log is read, never a replica. One look shows one epoch: it is begun anew if that is collected meanwhile (`steady`).
+1. Only the log is read, never a state cache. One look shows one epoch: it is begun anew if that is collected meanwhile (`steady`).
 """
 
 from __future__ import annotations

@@ -45,7 +45,7 @@ def phases(mode: RunMode) -> str:
 
 def stuck(mode: RunMode) -> list[str]:
     """What tasks have been at for long: a hook that hangs shows here."""
-    return [f"task {one.seat} has been at {one.at} for {one.millis / 1000:,.0f} s" for one in mode.tasks if one.at]
+    return [f"task {one.slot} has been at {one.at} for {one.millis / 1000:,.0f} s" for one in mode.tasks if one.at]
 
 
 def details(mode: RunMode) -> list[RenderableType]:
@@ -57,7 +57,7 @@ def details(mode: RunMode) -> list[RenderableType]:
             table.add_column(title)
         for one in mode.tasks:
             at = Text(f"{one.at}, for {one.millis / 1000:,.0f} s" if one.at else "", style="yellow" if one.millis > _LONG else "")
-            table.add_row(str(one.seat), one.host, str(one.pid), _ranges(one.shards), f"{one.memory >> 20:,} MB", at)
+            table.add_row(str(one.slot), one.host, str(one.pid), _ranges(one.shards), f"{one.memory >> 20:,} MB", at)
         parts += ["", table]
     where = phases(mode)
     if where:

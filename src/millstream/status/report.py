@@ -99,7 +99,7 @@ class Status(msgspec.Struct):
     mode: RunMode = RunMode()
     clock: int | None = None
     waits_for: str = ""  # the input that a running pipeline has not had for some seconds
-    parts: dict[str, dict[str, Any]] = {}  # while it runs, what its parts say of themselves: sources, sinks, folds, replicas, log
+    parts: dict[str, dict[str, Any]] = {}  # while it runs, what its parts say of themselves: sources, sinks, compactions, state caches, log
 
     def __repr__(self) -> str:
         return f"<{self}>"

@@ -215,7 +215,7 @@ class Tree:
             else:
                 self._entries.delete(at)
             if reducer is not None:
-                changed[at] = fold_all(reducer, leaf.values())
+                changed[at] = compact_all(reducer, leaf.values())
         was, self._stands = self._stands, self.leaves
         self._dirty, self._gone = {}, []
         if reducer is None:
@@ -261,7 +261,7 @@ class Tree:
 
     def _root(self, reducer: Reducer, level: int) -> Any:
         if level == 0:
-            return fold_all(reducer, self.leaf(0).values())
+            return compact_all(reducer, self.leaf(0).values())
         data = self._entries.get(address(level, 0))
         return None if data is None else reducer.fold(self._decode(data))
 
@@ -283,6 +283,6 @@ class Tree:
         return data
 
 
-def fold_all(reducer: Reducer, contributions: Iterable[list[Any]]) -> Any:
+def compact_all(reducer: Reducer, contributions: Iterable[list[Any]]) -> Any:
     """The total of contributions that stand in one place."""
     return reducer.fold([part for parts in contributions for part in parts])

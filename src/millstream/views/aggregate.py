@@ -25,7 +25,7 @@ from millstream.core.record import Record
 from millstream.errors import HookError
 from millstream.reducers import Reducer
 from millstream.views import invertible
-from millstream.views.agg_tree import DoesNotReduce, Tree, depth, fold_all
+from millstream.views.agg_tree import DoesNotReduce, Tree, compact_all, depth
 from millstream.views.change import RESTATED, UPDATE, Document, unchanged, unpacked
 from millstream.views.distinct import ReferenceIndex
 from millstream.views.operator import Sender, Sending
@@ -221,7 +221,7 @@ class ViewGroup(Sender):
         """The total that a row of such contributions keeps."""
         if self.inverts:
             return invertible.changed(self.reducer, None, [part for parts in contributions for part in parts], ())
-        return fold_all(self.reducer, contributions)
+        return compact_all(self.reducer, contributions)
 
     def documents(self, key: Any, state: GroupRow) -> Iterator[tuple[str, list[Document]]]:
         if state.shown:
@@ -253,7 +253,7 @@ class ViewGroup(Sender):
         if self.inverts:
             total = invertible.bare(row.total)
         else:
-            total = row.total if row.leaves else fold_all(self.reducer, row.inline.values())
+            total = row.total if row.leaves else compact_all(self.reducer, row.inline.values())
         shown = self.reducer.show(total)
         if self.index:
             is_inline = not row.leaves and self.rules.origins

@@ -18,7 +18,7 @@ import msgspec
 
 from millstream.core.keys import key_of, key_text
 from millstream.views import invertible
-from millstream.views.agg_tree import FAN, address, depth, fold_all, hashed, leaf_of
+from millstream.views.agg_tree import FAN, address, compact_all, depth, hashed, leaf_of
 from millstream.views.aggregate import GroupRow, ViewGroup
 from millstream.views.change import MEND, packed, unchanged
 from millstream.views.join import Join, JoinRow
@@ -190,7 +190,7 @@ def _nodes(view: ViewGroup, group: Any, row: GroupRow) -> Iterator[Discrepancy]:
         if leaf:
             expected[at] = leaf
     if not view.inverts:
-        below: list[Any] = [fold_all(view.reducer, entries.get(at, {}).values()) for at in range(row.leaves)]
+        below: list[Any] = [compact_all(view.reducer, entries.get(at, {}).values()) for at in range(row.leaves)]
         for level in range(1, depth(row.leaves) + 1):
             nodes = [_trimmed(below[at : at + FAN]) for at in range(0, len(below), FAN)]
             expected.update({address(level, at): decode(view.encode(node)) for at, node in enumerate(nodes) if node})

@@ -164,7 +164,7 @@ class _Asked:
     def _child(self, module: str, *arguments: str, log: str) -> Child:
         scratch = (self.output / SCRATCH).absolute()
         (scratch / "spark").mkdir(parents=True, exist_ok=True)
-        env = {"SPARK_LOCAL_DIRS": str(scratch / "spark"), "MILLSTREAM_REPLICAS": str(scratch / "replicas"), "PYTHONUNBUFFERED": "1"}
+        env = {"SPARK_LOCAL_DIRS": str(scratch / "spark"), "MILLSTREAM_STATE_CACHE": str(scratch / "replicas"), "PYTHONUNBUFFERED": "1"}
         return Child(module, *arguments, log=self.output / log, env=env)
 
     def _listening(self, server: Child) -> str:

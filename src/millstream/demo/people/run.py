@@ -94,7 +94,7 @@ class _Demo:
         scratch = (self.output / SCRATCH).absolute()
         (scratch / "spark").mkdir(parents=True, exist_ok=True)
         crash = f"{kill[1]}@{kill[0]}" if kill is not None and kill[1] else ""
-        env = {faults.VARIABLE: crash, "SPARK_LOCAL_DIRS": str(scratch / "spark"), "MILLSTREAM_REPLICAS": str(scratch / "replicas")}
+        env = {faults.VARIABLE: crash, "SPARK_LOCAL_DIRS": str(scratch / "spark"), "MILLSTREAM_STATE_CACHE": str(scratch / "replicas")}
         child = Child(DRIVER, str(self.output), log=self.output / LOG, env=env)
         seen = self.watcher.look()
         whence = f"goes on after epoch {seen.epoch}" if seen.epoch >= 0 else "starts Spark"

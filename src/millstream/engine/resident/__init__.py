@@ -4,7 +4,7 @@
     messages   what driver and tasks say to each other
     cluster    the driver's end: who is there, who is lost, whose answers count
     epochs     the seven steps, with resident tasks in the place of Spark's jobs
-    folds      folding inside the tasks
+    compactions      compaction inside the tasks
     worker     a task's end: waits for orders, reads, steps, answers
     exchange   rows from task to task
     tables     keyed rows split by owner, and Arrow tables as bytes

@@ -1,7 +1,7 @@
 """Rows from task to task: every task sends every other one frame per level, also an empty one, so that each knows when its input is complete.
 
 Rules
-1. What counts is decided by `core/membership.Inbox`; here are the sockets.
+1. What counts is decided by `core/membership.ExchangeBuffer`; here are the sockets.
 2. A thread reads each connection, so that two tasks that send to each other never wait for each other. What is buffered is at most one epoch: nobody
    sends for the next one before this one is over.
 3. Who cannot be reached is named, and so is a peer whose connection breaks while something of it is missing: the driver decides what becomes of it. Of one
@@ -17,7 +17,7 @@ import threading
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from millstream.core.membership import Attempt, Inbox, Seated
+from millstream.core.membership import Attempt, ExchangeBuffer, Member
 from millstream.engine.resident import messages, wire
 from millstream.errors import MillstreamError
 from millstream.network import parse_address, written
@@ -28,9 +28,9 @@ _log = logging.getLogger("millstream.resident")
 class PeerLost(Exception):
     """A task cannot reach another one."""
 
-    def __init__(self, seats: Sequence[int], why: str) -> None:
+    def __init__(self, slots: Sequence[int], why: str) -> None:
         super().__init__(why)
-        self.seats = list(seats)
+        self.slots = list(slots)
 
 
 class GivenUp(Exception):
@@ -41,18 +41,18 @@ class Exchange:
     """One task's end of the exchange."""
 
     def __init__(
-        self, seat: int, seats: int, host: str, cookie: bytes, server: ssl.SSLContext | None, client: ssl.SSLContext | None, trusting: bool
+        self, slot: int, slots: int, host: str, cookie: bytes, server: ssl.SSLContext | None, client: ssl.SSLContext | None, trusting: bool
     ) -> None:
-        self._seat, self._cookie, self._server_tls, self._client_tls = seat, cookie, server, client
-        self._inbox = Inbox(seats, trusting)
+        self._slot, self._cookie, self._server_tls, self._client_tls = slot, cookie, server, client
+        self._buffer = ExchangeBuffer(slots, trusting)
         self._changed = threading.Condition()
         self._given_up = Attempt()
         self._sending: Attempt | None = None
         self._is_over = False
-        self._members: dict[int, Seated] = {}
-        self._links: dict[int, tuple[Seated, wire.SeatLink]] = {}
-        self._incoming: list[wire.SeatLink] = []
-        self._came_by: dict[int, wire.SeatLink] = {}  # by sender: the last connection over which a frame came
+        self._members: dict[int, Member] = {}
+        self._links: dict[int, tuple[Member, wire.TaskLink]] = {}
+        self._incoming: list[wire.TaskLink] = []
+        self._came_by: dict[int, wire.TaskLink] = {}  # by sender: the last connection over which a frame came
         self._cut: set[int] = set()  # senders whose last connection has broken
         self._listener = wire.listen(host)
         self.address = written(host, self._listener.getsockname()[1])
@@ -60,13 +60,13 @@ class Exchange:
 
     # --- what the driver says
 
-    def generation(self, members: Sequence[Seated]) -> None:
-        """All seats are filled: who sits where."""
-        self._members = {member.seat: member for member in members}
-        for seat, (known, link) in list(self._links.items()):
-            if self._members.get(seat) != known:
+    def generation(self, members: Sequence[Member]) -> None:
+        """All slots are filled: who sits where."""
+        self._members = {member.slot: member for member in members}
+        for slot, (known, link) in list(self._links.items()):
+            if self._members.get(slot) != known:
                 link.close()
-                del self._links[seat]
+                del self._links[slot]
         with self._changed:
             self._cut.clear()
 
@@ -98,50 +98,50 @@ class Exchange:
     def begin(self, attempt: Attempt) -> None:
         """Work begins on an attempt."""
         with self._changed:
-            self._inbox.begin(attempt)
+            self._buffer.begin(attempt)
 
     def send(self, attempt: Attempt, level: int, frames: dict[int, Any]) -> None:
-        """Sends everybody else its frame of a level: bytes by seat; nothing is an empty frame."""
+        """Sends everybody else its frame of a level: bytes by slot; nothing is an empty frame."""
         self._sending = attempt
         try:
-            for seat in sorted(self._members, key=lambda seat: (seat - self._seat) % len(self._members)):
-                if seat != self._seat:
-                    self._send(seat, attempt, level, frames.get(seat, b""))
+            for slot in sorted(self._members, key=lambda slot: (slot - self._slot) % len(self._members)):
+                if slot != self._slot:
+                    self._send(slot, attempt, level, frames.get(slot, b""))
         finally:
             self._sending = None
 
-    def _send(self, seat: int, attempt: Attempt, level: int, data: Any) -> None:
+    def _send(self, slot: int, attempt: Attempt, level: int, data: Any) -> None:
         try:
-            self._link(seat).send(messages.ROWS, [data], attempt, level, self._seat)
+            self._link(slot).send(messages.ROWS, [data], attempt, level, self._slot)
         except (OSError, MillstreamError) as error:
-            self._links.pop(seat, None)
+            self._links.pop(slot, None)
             if self._given_up >= attempt:
                 raise GivenUp from error
-            raise PeerLost([seat], str(error)) from error
+            raise PeerLost([slot], str(error)) from error
 
     def own(self, attempt: Attempt, level: int) -> None:
         """Its own frame, which goes nowhere: what it has for itself it keeps."""
         with self._changed:
-            self._inbox.put(self._seat, attempt, level, b"")
+            self._buffer.put(self._slot, attempt, level, b"")
 
     def gather(self, attempt: Attempt, level: int) -> list[Any]:
         """The frames of a level, when all are there. Raises GivenUp or PeerLost."""
         self.own(attempt, level)
         with self._changed:
-            while not self._inbox.is_complete(level):
+            while not self._buffer.is_complete(level):
                 if self._given_up >= attempt or self._is_over:
                     raise GivenUp
-                cut = [seat for seat in self._inbox.missing(level) if seat in self._cut]
+                cut = [slot for slot in self._buffer.missing(level) if slot in self._cut]
                 if cut:
                     raise PeerLost(cut, "the connection has broken")
                 self._changed.wait()
-            return [data for data in self._inbox.take(level) if len(data)]
+            return [data for data in self._buffer.take(level) if len(data)]
 
-    def _link(self, seat: int) -> wire.SeatLink:
-        found = self._links.get(seat)
+    def _link(self, slot: int) -> wire.TaskLink:
+        found = self._links.get(slot)
         if found is None:
-            host, port = parse_address(self._members[seat].address)
-            found = self._links[seat] = (self._members[seat], wire.connect(host, port, self._cookie, self._client_tls))
+            host, port = parse_address(self._members[slot].address)
+            found = self._links[slot] = (self._members[slot], wire.connect(host, port, self._cookie, self._client_tls))
         return found[1]
 
     # --- threads
@@ -167,16 +167,16 @@ class Exchange:
                 self._cut |= {sender for sender, last in self._came_by.items() if last is connection}
             self._changed.notify_all()
 
-    def _got(self, connection: wire.SeatLink, frame: wire.ResidentFrame) -> None:
+    def _got(self, connection: wire.TaskLink, frame: wire.ResidentFrame) -> None:
         if frame.kind == messages.ROWS:
             with self._changed:
                 self._came_by[frame.sender] = connection
                 self._cut.discard(frame.sender)
-                if self._inbox.put(frame.sender, frame.attempt, frame.level, frame.body):
+                if self._buffer.put(frame.sender, frame.attempt, frame.level, frame.body):
                     self._changed.notify_all()
 
 
-def read_all(connection: wire.SeatLink, got: Callable[[wire.ResidentFrame], None]) -> None:
+def read_all(connection: wire.TaskLink, got: Callable[[wire.ResidentFrame], None]) -> None:
     """Reads a connection to its end."""
     try:
         while (frame := connection.receive()) is not None:

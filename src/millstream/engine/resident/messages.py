@@ -1,12 +1,12 @@
 """What driver and tasks of a resident run say to each other. Plain data; frames and sockets are `wire`.
 
-HELLO       task to driver: which seat, where others reach it
-GENERATION  driver to task: all seats are filled; who sits where
+HELLO       task to driver: which slot, where others reach it
+GENERATION  driver to task: all slots are filled; who sits where
 ORDER       driver to task: an epoch, and what is to be read for it
 RECEIPTS    task to driver: what became of it
 FAILED      task to driver: something that is no receipt: a peer that is gone, an error that nobody expected
 ROWS        task to task: rows for a level; one frame per level and attempt, also if there are none
-FOLD        driver to task; FOLDED: task to driver
+COMPACT        driver to task; COMPACTED: task to driver
 BEAT        task to driver: it is alive, and what it is at
 GIVE_UP     driver to task: an attempt is over before its end
 END         driver to task: the run is over; or (recycle) this process is to be replaced
@@ -18,16 +18,16 @@ from typing import Any
 
 import msgspec
 
-from millstream.core.membership import Seated
+from millstream.core.membership import Member
 from millstream.engine.receipts import EpochOrder, Receipt
 
-HELLO, GENERATION, ORDER, RECEIPTS, FAILED, ROWS, FOLD, FOLDED, BEAT, GIVE_UP, END = range(1, 12)
+HELLO, GENERATION, ORDER, RECEIPTS, FAILED, ROWS, COMPACT, COMPACTED, BEAT, GIVE_UP, END = range(1, 12)
 
 
-class SeatHello(msgspec.Struct):
+class TaskHello(msgspec.Struct):
     """A task sits down. address: where its peers reach it; job: the number of the job that it is of."""
 
-    seat: int
+    slot: int
     host: str
     pid: int
     address: str
@@ -38,40 +38,40 @@ class Generation(msgspec.Struct):
     """Who sits where."""
 
     number: int
-    members: list[Seated]
+    members: list[Member]
 
 
-class SeatReads(msgspec.Struct):
+class TaskReads(msgspec.Struct):
     """What one task reads of an injector: pieces, pickled by the driver."""
 
     injector: int
     pieces: bytes
 
 
-class SeatOrder(msgspec.Struct):
+class TaskOrder(msgspec.Struct):
     """One epoch, for one task. rows: by level, keyed rows that the driver has read for it, as Arrow bytes. reads: what it reads itself; None: nobody reads,
     so there is nothing to exchange before the first level."""
 
     order: EpochOrder
     rows: dict[int, bytes] = {}
-    reads: list[SeatReads] | None = None
+    reads: list[TaskReads] | None = None
 
 
-class SeatReceipts(msgspec.Struct):
+class TaskReceipts(msgspec.Struct):
     """What the shards of one task did, and how long what took (milliseconds)."""
 
     receipts: list[Receipt]
     phases: dict[str, float] = {}
 
 
-class SeatFailure(msgspec.Struct):
-    """Why a task could not answer. lost: the seats that it could not reach; error: the class and text of an error that nobody expected; seat: of a task that
+class TaskFailure(msgspec.Struct):
+    """Why a task could not answer. lost: the slots that it could not reach; error: the class and text of an error that nobody expected; slot: of a task that
     could not even start."""
 
     lost: list[int] = []
     error: str = ""
     text: str = ""
-    seat: int = 0
+    slot: int = 0
 
 
 class Beat(msgspec.Struct):
@@ -85,7 +85,7 @@ class Beat(msgspec.Struct):
 
 
 class Ending(msgspec.Struct):
-    """The end of a task. recycle: somebody is to take its seat."""
+    """The end of a task. recycle: somebody is to take its slot."""
 
     recycle: bool = False
 

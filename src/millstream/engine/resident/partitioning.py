@@ -1,20 +1,23 @@
-"""Keyed rows on their way between processes: split by the task that owns them, and as bytes.
+"""Keyed rows on their way between resident tasks: as Arrow tables, split by the task that owns them, and as bytes.
 
 Rules
-1. A row belongs to the task of its shard: `shard % seats`. Its column `part` says the shard (`part % shards`).
+1. A row belongs to the task of its shard: `shard % slots`. Its column `part` says the shard (`part % shards`).
 2. Bytes are an Arrow IPC stream; no bytes are no rows.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
 
-from millstream.core.topology import Route
-from millstream.engine.routing import Sent
+from millstream.core.topology import Group, Topology
+from millstream.engine.columns.keying import Keying
+from millstream.engine.routing import SentRows
+from millstream.engine.task import Inputs
+from millstream.sources.planned import PlannedReader
 
 _OPTIONS = pa.ipc.IpcWriteOptions()
 
@@ -51,19 +54,23 @@ def from_bytes(data: Any) -> Any:
 
 def joined(tables: Sequence[Any]) -> Any:
     """Several tables as one; None if there are none. A column that one of them lacks is null there."""
+    tables = [table for table in tables if table is not None]
     if not tables:
         return None
     return tables[0] if len(tables) == 1 else pa.concat_tables(tables, promote_options="default")
 
 
-class RouteArrays:
-    """The routes of a topology as arrays: level and group of each."""
+class ArrowRows:
+    """The rows of a resident run, as Arrow tables. Implements the round's RowFormat."""
 
-    def __init__(self, routes: Sequence[Route], shards: int) -> None:
-        self.levels = np.array([route.level for route in routes], np.int32)
-        self.offsets = np.array([route.group * shards for route in routes], np.int32)
-        self.shards = shards
-        self._all_first = not self.levels.any()
+    def __init__(self, topology: Topology, shards: int, slots: int, inputs: Callable[[Any], Inputs] | None = None) -> None:
+        """inputs: what a task gets of its rows (in a task)."""
+        self._levels = np.array([route.level for route in topology.routes], np.int32)
+        self._offsets = np.array([route.group * shards for route in topology.routes], np.int32)
+        self._shards = shards
+        self._slots = slots
+        self._inputs = inputs
+        self._all_first = not self._levels.any()
 
     def by_level(self, table: Any) -> dict[int, Any]:
         """Keyed rows of a source by the level that they go to, with the part of that level (group and shard)."""
@@ -72,48 +79,47 @@ class RouteArrays:
         if self._all_first:
             return {0: table}
         route = table.column("route").to_numpy()
-        level = self.levels[route]
+        level = self._levels[route]
         found = {}
         for one in np.unique(level).tolist():
             which = level == one
             rows = table if which.all() else table.filter(pa.array(which))
             if one:  # keyed rows for later levels say their shard alone
                 numbers = rows.column("route").to_numpy()
-                part = (rows.column("part").to_numpy() % self.shards + self.offsets[numbers]).astype(np.int32)
+                part = (rows.column("part").to_numpy() % self._shards + self._offsets[numbers]).astype(np.int32)
                 rows = rows.set_column(rows.schema.get_field_index("part"), "part", pa.array(part))
             found[one] = rows
         return found
 
-    def sent(self, rows: Sequence[Sent], unit: int) -> Any:
+    def sent(self, rows: SentRows, unit: int) -> Any:
         """Productions of one attempt at one shard, as keyed rows of their level."""
-        shard, route, key, ts, ids, body = zip(*rows, strict=True)
-        numbers = np.array(route, np.int32)
-        count = len(rows)
+        routes = np.array(rows.routes, np.int32)
         arrays = [
-            pa.array(np.array(shard, np.int32) + self.offsets[numbers]),
-            pa.array(numbers),
-            pa.array(key, pa.string()),
-            pa.array(ts, pa.int64()),
-            pa.array(ids, pa.string()),
-            pa.array(np.zeros(count, np.int64)),
-            pa.array(body, pa.binary()),
-            pa.array(np.full(count, unit, np.int64)),
+            pa.array(np.array(rows.shards, np.int32) + self._offsets[routes]),
+            pa.array(routes),
+            pa.array(rows.keys, pa.string()),
+            pa.array(rows.times, pa.int64()),
+            pa.array(rows.ids, pa.string()),
+            pa.array(np.zeros(len(routes), np.int64)),
+            pa.array(rows.bodies, pa.binary()),
+            pa.array(np.full(len(routes), unit, np.int64)),
         ]
         return pa.Table.from_arrays(arrays, schema=_SENT)
 
+    def by_slot(self, table: Any) -> dict[int, Any]:
+        """Keyed rows by the task that owns them."""
+        if table is None or not len(table):
+            return {}
+        if self._slots == 1:
+            return {0: table}
+        return _split(table, (table.column("part").to_numpy() % self._shards) % self._slots)
 
-def by_seat(table: Any, shards: int, seats: int) -> dict[int, Any]:
-    """Keyed rows by the task that owns them."""
-    if table is None or not len(table):
-        return {}
-    if seats == 1:
-        return {0: table}
-    return _split(table, (table.column("part").to_numpy() % shards) % seats)
-
-
-def by_part(table: Any) -> dict[int, Any]:
-    """Rows of one task by their `part`: shard and, where a level has several, group."""
-    return {} if table is None or not len(table) else _split(table, table.column("part").to_numpy())
+    def inputs(self, received: Sequence[Any]) -> Callable[[Group, int, int], Inputs]:
+        """The inputs of the tasks of a level, by group and shard."""
+        assert self._inputs is not None
+        make, table = self._inputs, joined(received)
+        parts = {} if table is None or not len(table) else _split(table, table.column("part").to_numpy())
+        return lambda group, shard, number: make(parts.get(group.index * self._shards + shard))
 
 
 def _split(table: Any, where: Any) -> dict[int, Any]:
@@ -126,3 +132,9 @@ def _split(table: Any, where: Any) -> dict[int, Any]:
     numbers, starts = np.unique(where[order], return_index=True)
     bounds = [*starts.tolist(), len(where)]
     return {number: ordered.slice(bounds[at], bounds[at + 1] - bounds[at]) for at, number in enumerate(numbers.tolist())}
+
+
+def read_keyed(reader: PlannedReader, keying: Keying, rows: ArrowRows, piece: Any, now: int) -> list[tuple[int, Any]]:
+    """What a split has, keyed, by level. On the driver, where it is little, or in a task."""
+    batches = list(reader.read(piece))
+    return list(rows.by_level(keying.keyed(pa.Table.from_batches(batches), now, reader.origin(piece))).items()) if batches else []

@@ -1,30 +1,29 @@
-"""Epochs on resident tasks: the seven steps of engine/epochs.py, with an order per task in the place of a Spark job.
+"""The tasks of an epoch in resident tasks: an order to each, and its receipts back.
 
 Rules
 1. Little input is read and keyed here, and goes out with the orders; more is read by the tasks, which then send each other what is whose.
 2. A task is told its own part of the last manifest only.
-3. An epoch of which a task was lost is run again, with the same input and the same clock, by whoever has the seats then.
+3. An epoch of which a task was lost is run again, with the same input and the same clock, by whoever has the slots then.
 """
 
 from __future__ import annotations
 
-import pickle
 import time
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from typing import Any
+from typing import Any, Generic, Protocol, TypeVar
 
 import msgspec
-import pyarrow as pa
 
+from millstream.core.guards import ALL_GUARDS, Guards
 from millstream.engine.columns.keying import Keying
-from millstream.engine.planned import PlannedEpochs
+from millstream.engine.metrics import Metrics
 from millstream.engine.receipts import EpochOrder, Receipt
-from millstream.engine.resident.coordinator import Cluster, UnexpectedFailure
-from millstream.engine.resident.messages import SeatOrder, SeatReads, SeatReceipts, encode
-from millstream.engine.resident.partitioning import RouteArrays, by_seat, joined, to_bytes
+from millstream.engine.resident.coordinator import Coordinator, UnexpectedFailure
+from millstream.engine.resident.messages import TaskOrder, TaskReads, TaskReceipts, encode
+from millstream.engine.resident.partitioning import ArrowRows, joined, read_keyed, to_bytes
 from millstream.errors import MillstreamError, TaskLost
-from millstream.sources.planned import Take
+from millstream.sources.planned import PlannedReader, Take
 from millstream.state.heartbeat import RunMode
 from millstream.state.manifest import ComputationState, Manifest, ShardState
 
@@ -34,115 +33,160 @@ _UNEXPECTED = 4  # tries
 _EMPTY = ShardState()
 
 
-class ResidentEpochs(PlannedEpochs):
-    """Runs epochs on resident tasks. `cluster`, `keyings` (by injector) and `seats` are set before the first of them."""
+Input = TypeVar("Input")
 
-    cluster: Cluster
-    keyings: Mapping[str, Keying]
-    seats: int
-    pickled: Callable[[Any], bytes] = staticmethod(pickle.dumps)
-    _ways: RouteArrays | None = None
 
-    def job(self, takes: Mapping[str, Take] | None, order: EpochOrder) -> list[Receipt]:
-        input = _Input()
+class ResidentTasks(Protocol[Input]):
+    """The resident tasks of a run: real ones, over sockets, or simulated ones."""
+
+    def recycle(self) -> None:
+        """Replaces a task that has become old (between two epochs)."""
+
+    def gather(self, stopped: Callable[[], bool]) -> None:
+        """Waits until all tasks are there."""
+
+    def read(self, takes: Mapping[str, Take], now: int) -> Input:
+        """What an epoch reads, as tasks get it (once per epoch, whatever is lost)."""
+
+    def attempt(self, input: Input, order: EpochOrder) -> list[Receipt]:
+        """One attempt at an epoch. Raises TaskLost, or what a task failed with."""
+
+    def status(self) -> RunMode:
+        """Who is there."""
+
+    def close(self) -> None:
+        """Tells all tasks that the run is over."""
+
+
+class ResidentRunner(Generic[Input]):
+    """Runs the tasks of epochs in resident tasks."""
+
+    def __init__(self, tasks: ResidentTasks[Input], guards: Guards = ALL_GUARDS, stopped: Callable[[], bool] = lambda: False) -> None:
+        self._tasks = tasks
+        self._guards = guards
+        self._stopped = stopped
+        self._tried = (-1, 0)  # epoch, and tries of it
+        self.lost_epochs = 0  # how often an epoch was run again because a task was lost
+        self.status, self.close = tasks.status, tasks.close
+
+    def run(self, input: Mapping[str, Take] | None, order: EpochOrder) -> list[Receipt]:
+        """All tasks of an epoch. Raises what they failed with."""
+        self._tasks.recycle()
+        read: Input | None = None
         unexpected = 0
         while True:
-            self.cluster.gather(lambda: self.stopping)
+            self._tasks.gather(self._stopped)
             try:
-                if not input.is_made:
-                    input = self._input(takes or {}, order)
-                began = time.perf_counter()
-                answers = self.cluster.run(partial(self._encoded, self.next_try(order), input))
-                self._note_answers(answers, began)
-                return [receipt for answer in answers for receipt in answer.receipts]
+                if read is None:
+                    read = self._tasks.read(input or {}, order.now)
+                return self._tasks.attempt(read, self._next_try(order))
             except TaskLost:
                 self.lost_epochs += 1
-                if not self.guards.rerun:
-                    takes, input = None, _Input()
+                if not self._guards.rerun:
+                    read = self._tasks.read({}, order.now)
             except UnexpectedFailure as error:
                 unexpected += 1
                 if unexpected >= _UNEXPECTED:
                     raise MillstreamError(str(error)) from error
 
-    lost_epochs = 0  # how often an epoch was run again because a task was lost
+    def _next_try(self, order: EpochOrder) -> EpochOrder:
+        """An order with the number of tries of its epoch so far."""
+        self._tried = (order.epoch, self._tried[1] + 1 if self._tried[0] == order.epoch else 0)
+        return msgspec.structs.replace(order, tries=self._tried[1])
 
-    def mode(self) -> RunMode:
-        return msgspec.structs.replace(
-            self.cluster.status(), epochs_per_second=self.history.per_second(self.clock()), phases=self.history.phases()
-        )
 
-    def run_planned(self, takes: Mapping[str, Take], ranges: Any, planning: float) -> None:
-        self.cluster.recycle()
-        super().run_planned(takes, ranges, planning)
+class TaskInput(msgspec.Struct):
+    """What the tasks of an epoch get: rows by slot and level, or what each reads."""
 
-    def _input(self, takes: Mapping[str, Take], order: EpochOrder) -> _Input:
-        """What the epoch reads: rows, or what tasks are to read. Made once, whatever is lost."""
+    rows: dict[int, dict[int, Any]] = {}
+    reads: list[list[TaskReads]] | None = None
+
+
+class RemoteTasks:
+    """Tasks in other processes. ended: called when all of them have been told that the run is over, with whether all were there."""
+
+    def __init__(
+        self,
+        coordinator: Coordinator,
+        rows: ArrowRows,
+        slots: int,
+        readers: Mapping[str, PlannedReader],
+        keyings: Mapping[str, Keying],
+        metrics: Metrics,
+        pickled: Callable[[Any], bytes],
+        ended: Callable[[bool], None],
+    ) -> None:
+        self._coordinator = coordinator
+        self._rows = rows
+        self._slots = slots
+        self._readers = readers
+        self._keyings = keyings
+        self._metrics = metrics
+        self._pickled = pickled
+        self._ended = ended
+        self.recycle, self.gather, self.status = coordinator.recycle, coordinator.gather, coordinator.status
+
+    def attempt(self, input: TaskInput, order: EpochOrder) -> list[Receipt]:
+        """An order to every task, and the receipts of all."""
+        began = time.perf_counter()
+        answers = self._coordinator.run(partial(self._encoded, order, input))
+        self._note_answers(answers, began)
+        return [receipt for answer in answers for receipt in answer.receipts]
+
+    def close(self) -> None:
+        """Tells all tasks that the run is over."""
+        joined = not self._coordinator.status().missing
+        self._coordinator.stop()
+        self._ended(joined)
+
+    def read(self, takes: Mapping[str, Take], now: int) -> TaskInput:
+        """Rows, or what tasks are to read."""
         if not takes:
-            return _Input(True)
+            return TaskInput()
         if sum(take.size for take in takes.values()) <= LITTLE:
-            return _Input(True, self._read(takes, order))
-        names = list(self.topology.injectors)
-        reads: list[list[SeatReads]] = [[] for _ in range(self.seats)]
+            return TaskInput(self._keyed(takes, now))
+        reads: list[list[TaskReads]] = [[] for _ in range(self._slots)]
         turn = 0
         for name, take in takes.items():
-            mine: list[list[Any]] = [[] for _ in range(self.seats)]
+            mine: list[list[Any]] = [[] for _ in range(self._slots)]
             for piece in take.pieces:
-                mine[turn % self.seats].append(piece)
+                mine[turn % self._slots].append(piece)
                 turn += 1
-            for seat, pieces in enumerate(mine):
+            for slot, pieces in enumerate(mine):
                 if pieces:
-                    reads[seat].append(SeatReads(names.index(name), self.pickled(pieces)))
-        return _Input(True, {}, reads)
+                    reads[slot].append(TaskReads(list(self._readers).index(name), self._pickled(pieces)))
+        return TaskInput({}, reads)
 
-    def _read(self, takes: Mapping[str, Take], order: EpochOrder) -> dict[int, dict[int, Any]]:
-        """Rows by seat and level, as bytes."""
-        if self._ways is None:
-            self._ways = RouteArrays(self.topology.routes, self.shards)
-        now = next(iter(order.times.values())).now if order.times else 0
+    def _keyed(self, takes: Mapping[str, Take], now: int) -> dict[int, dict[int, Any]]:
+        """Rows by slot and level, as bytes."""
+        began = time.perf_counter()
         tables: dict[int, list[Any]] = {}
         for name, take in takes.items():
-            reader, keying = self.sources.readers[name], self.keyings[name]
             for piece in take.pieces:
-                began = time.perf_counter()
-                batches = list(reader.read(piece))
-                began = self.noted("read", began)
-                if batches:
-                    keyed = keying.keyed(pa.Table.from_batches(batches), now, reader.origin(piece))
-                    for level, table in self._ways.by_level(keyed).items():
-                        tables.setdefault(level, []).append(table)
-                self.noted("key", began)
-        began = time.perf_counter()
+                for level, table in read_keyed(self._readers[name], self._keyings[name], self._rows, piece, now):
+                    tables.setdefault(level, []).append(table)
         found: dict[int, dict[int, Any]] = {}
         for level, some in tables.items():
-            for seat, rows in by_seat(joined(some), self.shards, self.seats).items():
-                found.setdefault(seat, {})[level] = bytes(to_bytes(rows))
-        self.noted("key", began)
+            for slot, rows in self._rows.by_slot(joined(some)).items():
+                found.setdefault(slot, {})[level] = bytes(to_bytes(rows))
+        self._metrics.note("read", began)
         return found
 
-    def _encoded(self, order: EpochOrder, input: _Input, seat: int) -> list[bytes]:
-        before = None if order.before is None else part_of(order.before, seat, self.seats)
+    def _encoded(self, order: EpochOrder, input: TaskInput, slot: int) -> list[bytes]:
+        before = None if order.before is None else part_of(order.before, slot, self._slots)
         own = msgspec.structs.replace(order, before=before)
-        return [encode(SeatOrder(own, input.rows.get(seat, {}), None if input.reads is None else input.reads[seat]))]
+        return [encode(TaskOrder(own, input.rows.get(slot, {}), None if input.reads is None else input.reads[slot]))]
 
-    def _note_answers(self, answers: Sequence[SeatReceipts], began: float) -> None:
+    def _note_answers(self, answers: Sequence[TaskReceipts], began: float) -> None:
         """Where the time of the slowest task went, and what is left for the way there and back."""
         whole = (time.perf_counter() - began) * 1000
         slowest = max(answers, key=lambda answer: sum(answer.phases.values()))
-        for name, millis in slowest.phases.items():
-            self.add_phase(f"task: {name}", millis)
-        self.add_phase("orders and receipts", whole - sum(slowest.phases.values()))
+        phases = {f"task: {name}": millis for name, millis in slowest.phases.items()}
+        self._metrics.add_task_phases({**phases, "orders and receipts": whole - sum(phases.values())})
 
 
-class _Input(msgspec.Struct):
-    """What the tasks of an epoch get: rows by seat and level, or what each reads."""
-
-    is_made: bool = False
-    rows: dict[int, dict[int, Any]] = {}
-    reads: list[list[SeatReads]] | None = None
-
-
-def part_of(manifest: Manifest, seat: int, seats: int) -> Manifest:
-    """What the task of a seat needs of a manifest: its own shards."""
+def part_of(manifest: Manifest, slot: int, slots: int) -> Manifest:
+    """What the task of a slot needs of a manifest: its own shards."""
     return Manifest(
         epoch=manifest.epoch,
         token=manifest.token,
@@ -151,13 +195,13 @@ def part_of(manifest: Manifest, seat: int, seats: int) -> Manifest:
         injectors=manifest.injectors,
         computations={
             name: ComputationState(
-                lineage=state.lineage, shards=[one if shard % seats == seat else _EMPTY for shard, one in enumerate(state.shards)]
+                lineage=state.lineage, shards=[one if shard % slots == slot else _EMPTY for shard, one in enumerate(state.shards)]
             )
             for name, state in manifest.computations.items()
         },
         pending=[
-            msgspec.structs.replace(parcel, slices=mine)
-            for parcel in manifest.pending
-            if (mine := {shard: one for shard, one in parcel.slices.items() if shard % seats == seat})
+            msgspec.structs.replace(stored_ref, slices=mine)
+            for stored_ref in manifest.pending
+            if (mine := {shard: one for shard, one in stored_ref.slices.items() if shard % slots == slot})
         ],
     )

@@ -1,25 +1,25 @@
-"""Folding inside the tasks: the owner of a shard folds its chain in a thread, beside the epochs; the next manifest adopts the result.
+"""Compaction inside the tasks: the owner of a shard compacts its chain in a thread, beside the epochs; the next manifest adopts the result.
 
-A fold reads and writes the log only, so one that is lost with its task is planned again.
+A compaction reads and writes the log only, so one that is lost with its task is planned again.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
 
-from millstream.engine.compaction_orders import EndedFolds, FoldOrder
+from millstream.engine.compaction_orders import CompactionOrder, FinishedCompactions
 from millstream.state.manifest import Manifest
 
 
-class ResidentFolds(EndedFolds):
-    """Plans folds, hands them to tasks, and takes in what they made. send: gives an order to the task of a shard; False if it is not there."""
+class TaskCompaction(FinishedCompactions):
+    """Plans compactions, hands them to tasks, and takes in what they made. send: gives an order to the task of a shard; False if it is not there."""
 
-    def __init__(self, token: str, send: Callable[[FoldOrder], bool]) -> None:
+    def __init__(self, token: str, send: Callable[[CompactionOrder], bool]) -> None:
         super().__init__(token)
         self._send = send
         self._under_way: dict[tuple[str, int], int] = {}  # computation and shard: since which epoch
 
-    def plan(self, manifest: Manifest, spark: object) -> None:
+    def plan(self, manifest: Manifest) -> None:
         """Hands out what is due and not under way."""
         for order in self._due(manifest):
             with self._lock:
@@ -29,8 +29,8 @@ class ResidentFolds(EndedFolds):
             if not self._send(order):
                 self.lost(order.shard)
 
-    def came(self, order: FoldOrder) -> None:
-        """A task has folded (from the thread that hears it)."""
+    def came(self, order: CompactionOrder) -> None:
+        """A task has compacted (from the thread that hears it)."""
         with self._lock:
             if self._under_way.get(order.where) != order.epoch:
                 return  # it was given up, and may have been collected since: its task was taken for lost
@@ -38,11 +38,11 @@ class ResidentFolds(EndedFolds):
             self._take_in(order)
 
     def lost(self, *shards: int) -> None:
-        """The folds of some shards are gone with their task: they are planned again."""
+        """The compactions of some shards are gone with their task: they are planned again."""
         with self._lock:
             self._under_way = {where: epoch for where, epoch in self._under_way.items() if where[1] not in shards}
 
     def since(self) -> int | None:
-        """The oldest epoch in which a fold under way began."""
+        """The oldest epoch in which a compaction under way began."""
         with self._lock:
             return min(self._under_way.values(), default=None)

@@ -50,7 +50,7 @@ class Closed(ConnectionResetError):
     """The other end has closed the connection, or its process has ended. What breaks it (a timeout, a reset) is another OSError."""
 
 
-class SeatLink:
+class TaskLink:
     """One end of a connection whose other end has proved that it knows the cookie."""
 
     def __init__(self, sock: socket.socket, cookie: bytes, *, is_server: bool, compared: bool = True) -> None:
@@ -141,25 +141,25 @@ def stop_listening(sock: socket.socket) -> None:
     sock.close()
 
 
-def connect(host: str, port: int, cookie: bytes, tls: ssl.SSLContext | None = None, patience: float = GREETING) -> SeatLink:
+def connect(host: str, port: int, cookie: bytes, tls: ssl.SSLContext | None = None, patience: float = GREETING) -> TaskLink:
     """Connects to whoever listens there. Raises OSError or RemoteProtocolError."""
     sock = socket.create_connection((host, port), patience)
     try:
         if tls is not None:
             sock = tls.wrap_socket(sock)
-        return SeatLink(sock, cookie, is_server=False)
+        return TaskLink(sock, cookie, is_server=False)
     except BaseException:
         sock.close()
         raise
 
 
-def accept(sock: socket.socket, cookie: bytes, tls: ssl.SSLContext | None = None, compared: bool = True) -> SeatLink:
+def accept(sock: socket.socket, cookie: bytes, tls: ssl.SSLContext | None = None, compared: bool = True) -> TaskLink:
     """The other end of that, for a socket that was accepted."""
     try:
         if tls is not None:
             sock.settimeout(GREETING)
             sock = tls.wrap_socket(sock, server_side=True)
-        return SeatLink(sock, cookie, is_server=True, compared=compared)
+        return TaskLink(sock, cookie, is_server=True, compared=compared)
     except ssl.SSLError as error:
         sock.close()
         raise RemoteProtocolError(f"the handshake failed: {error}") from error

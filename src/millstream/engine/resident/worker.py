@@ -1,13 +1,12 @@
 """A resident task: says hello, waits for orders, reads what it is told to, runs its shards level by level, and answers. It ends when the driver does.
 
 Rules
-1. One order at a time, in the main thread. Threads beside it hear the driver and the peers, give signs of life, and fold.
-2. The shards of a seat are `shard % seats`, for ever: a task that takes a seat over finds its replicas where its predecessor left them, or loads them.
-3. All that an attempt stages lies in one object, written once; rows for later levels travel before it is durable, because nothing counts before the manifest.
-4. A failure that retrying cannot fix is a receipt; anything unexpected is told to the driver, which tries again.
-5. A task whose driver is gone ends: what it would stage belongs to nobody. If a hook does not let it, its process is ended. A driver that hangs up without a
-   word has taken it for lost: it fails, so that Spark fills the seat again.
-6. When it has ended, nothing of it is left in the process, which Spark may use for something else.
+1. One order at a time, in the main thread. Threads beside it hear the driver and the peers, give signs of life, and compact.
+2. The shards of a slot are `shard % slots`, for ever: a task that takes a slot over finds its state caches where its predecessor left them, or loads them.
+3. What an attempt does, and in which order, is `round`'s; here are its sockets. Anything unexpected is told to the driver, which tries again.
+4. A task whose driver is gone ends: what it would stage belongs to nobody. If a hook does not let it, its process is ended. A driver that hangs up without a
+   word has taken it for lost: it fails, so that Spark fills the slot again.
+5. When it has ended, nothing of it is left in the process, which Spark may use for something else.
 """
 
 from __future__ import annotations
@@ -21,39 +20,35 @@ import socket
 import threading
 import time
 import traceback
-from functools import partial
 from typing import Any
 
 import msgspec
-import pyarrow as pa
 
 from millstream import faults
+from millstream.core.guards import Guards
 from millstream.core.membership import Attempt
 from millstream.engine.columns.arrow_inputs import ArrowInputs
 from millstream.engine.columns.keying import Keying
-from millstream.engine.compaction_orders import FoldOrder, carry_out
-from millstream.engine.receipts import EpochOrder, Receipt
+from millstream.engine.compaction_orders import CompactionOrder, carry_out
 from millstream.engine.resident import messages, tls, wire
 from millstream.engine.resident.exchange import Exchange, GivenUp, PeerLost, read_all
 from millstream.engine.resident.messages import (
     Beat,
     Ending,
     Generation,
-    SeatFailure,
-    SeatHello,
-    SeatOrder,
-    SeatReceipts,
+    TaskFailure,
+    TaskHello,
+    TaskOrder,
+    TaskReceipts,
     decode,
     encode,
 )
-from millstream.engine.resident.partitioning import RouteArrays, by_part, by_seat, from_bytes, joined, to_bytes
-from millstream.engine.staging import Unit, check_token
-from millstream.engine.task import Task
-from millstream.engine.worker_process import ProcessCache, RunPlace, compiled_of, storage_of, task_ended
+from millstream.engine.resident.partitioning import ArrowRows, from_bytes, joined, read_keyed, to_bytes
+from millstream.engine.resident.round import Await, Read, Round, RunTask, Send, Stage, Step
+from millstream.engine.worker_process import PROCESS, RunPlace
 from millstream.errors import MillstreamError, travelling_name
 from millstream.network import parse_address
 from millstream.sources.planned import PlannedReader
-from millstream.state.compaction import unit_name
 
 BEAT_EVERY = 1.0  # seconds
 _GRACE = 20.0  # seconds that a hook has when the driver is gone
@@ -65,7 +60,7 @@ class Setup(msgspec.Struct):
 
     address: str
     cookie: bytes
-    seats: int
+    slots: int
     digest: str
     program: bytes
     place: RunPlace
@@ -76,53 +71,51 @@ class Setup(msgspec.Struct):
 
 
 class HungUp(Exception):
-    """The driver has closed the connection without saying that the run is over. If it is still there, Spark has to fill the seat again."""
+    """The driver has closed the connection without saying that the run is over. If it is still there, Spark has to fill the slot again."""
 
 
-def serve(setup_bytes: bytes, seat: int, job: int) -> bool:
-    """In a Spark task: takes a seat until the run is over. job: the number of its job. Returns whether this process has had its day, and another is to
-    have the seat."""
+def serve(setup_bytes: bytes, slot: int, job: int) -> bool:
+    """In a Spark task: takes a slot until the run is over. job: the number of its job. Returns whether this process has had its day, and another is to
+    have the slot."""
     setup = msgspec.msgpack.decode(setup_bytes, type=Setup)
-    return ResidentTask(setup, seat, job).run()
+    return ResidentTask(setup, slot, job).run()
 
 
 class ResidentTask:
-    """One seat, as long as this process has it."""
+    """One slot, as long as this process has it."""
 
-    def __init__(self, setup: Setup, seat: int, job: int) -> None:
-        self.seat = seat
+    def __init__(self, setup: Setup, slot: int, job: int) -> None:
+        self.slot = slot
         self._setup = setup
         server, client = tls.contexts(setup.certificate, setup.private_key)
         host, port = parse_address(setup.address)
         self._driver = wire.connect(host, port, setup.cookie, client, patience=60.0)
         try:
             self._unpack(setup)
-            trusting = "attempts" in setup.guards_off.split(",")
-            self._exchange = Exchange(seat, setup.seats, self._driver.host, setup.cookie, server, client, trusting)
+            trusting = not Guards.without(setup.guards_off).attempts
+            self._exchange = Exchange(slot, setup.slots, self._driver.host, setup.cookie, server, client, trusting)
         except BaseException as error:  # the driver can say it better than Spark, which would only try again
-            self._failed(Attempt(), SeatFailure(error=type(error).__name__, text=str(error), seat=seat))
+            self._failed(Attempt(), TaskFailure(error=type(error).__name__, text=str(error), slot=slot))
             self._driver.close()
             raise
         self._at: tuple[int, int] | None = None  # level and shard
         self._mail: queue.SimpleQueue[wire.ResidentFrame | None] = queue.SimpleQueue()
-        self._folds: queue.SimpleQueue[bytes | None] = queue.SimpleQueue()
+        self._compactions: queue.SimpleQueue[bytes | None] = queue.SimpleQueue()
         self._ended = threading.Event()
-        self._driver.send(messages.HELLO, [encode(SeatHello(seat, socket.gethostname(), os.getpid(), self._exchange.address, job))])
+        self._driver.send(messages.HELLO, [encode(TaskHello(slot, socket.gethostname(), os.getpid(), self._exchange.address, job))])
 
     def _unpack(self, setup: Setup) -> None:
-        self._compiled = compiled_of(setup.digest, setup.program)
-        self._place = setup.place
-        self._storage = storage_of(setup.place)
-        self._cache = ProcessCache(setup.place)
+        compiled = self._compiled = PROCESS.compiled(setup.digest, setup.program)
+        self._storage = PROCESS.storage(setup.place)
+        self._cache = PROCESS.cache(setup.place)
         self._shards = setup.place.shards
-        self._mine = range(self.seat, self._shards, setup.seats)
-        self._ways = RouteArrays(self._compiled.topology.routes, self._shards)
+        self._rows = ArrowRows(compiled.topology, self._shards, setup.slots, lambda table: ArrowInputs(compiled, setup.place.values, table))
         self._readers: list[PlannedReader] = [pickle.loads(reader) for reader, _ in setup.sources]
         self._keyings: list[Keying] = [pickle.loads(keying) for _, keying in setup.sources]
 
     def run(self) -> bool:
         """Until the driver ends the run, or is gone. Returns whether the task is to be replaced."""
-        for target in (self._hear, self._beat, self._fold):
+        for target in (self._hear, self._beat, self._compact):
             threading.Thread(target=target, name=f"millstream-resident{target.__name__}", daemon=True).start()
         try:
             while (frame := self._mail.get()) is not None:
@@ -130,14 +123,14 @@ class ResidentTask:
                     self._exchange.generation(decode(frame.body, Generation).members)
                 elif frame.kind == messages.ORDER:
                     if not self._exchange.is_given_up(frame.attempt):
-                        self._obey(frame.attempt, decode(frame.body, SeatOrder))
+                        self._obey(frame.attempt, decode(frame.body, TaskOrder))
                 elif frame.kind == messages.END:
                     ending: Ending = decode(frame.body, Ending)
                     return ending.recycle
             raise HungUp(f"the driver at {self._setup.address} has closed the connection: it has ended, or has taken this task for lost")
         finally:
             self._ended.set()
-            self._folds.put(None)
+            self._compactions.put(None)
             self._exchange.end()
             self._driver.close()
 
@@ -148,21 +141,21 @@ class ResidentTask:
         self._exchange.end()
         self._mail.put(None)
         if not self._ended.wait(_GRACE):
-            os._exit(1)  # rule 5
+            os._exit(1)  # rule 4
 
     def _got(self, frame: wire.ResidentFrame) -> None:
         if frame.kind == messages.GIVE_UP:
             self._exchange.give_up(frame.attempt)
-        elif frame.kind == messages.FOLD:
-            self._folds.put(bytes(frame.body))
+        elif frame.kind == messages.COMPACT:
+            self._compactions.put(bytes(frame.body))
         else:
             self._mail.put(frame)
 
-    def _fold(self) -> None:
-        while (given := self._folds.get()) is not None:
-            order = decode(given, FoldOrder)
+    def _compact(self) -> None:
+        while (given := self._compactions.get()) is not None:
+            order = decode(given, CompactionOrder)
             try:
-                self._driver.send(messages.FOLDED, [encode(carry_out(self._storage, order))])
+                self._driver.send(messages.COMPACTED, [encode(carry_out(self._storage, order))])
             except OSError:
                 return
 
@@ -192,25 +185,25 @@ class ResidentTask:
 
     # --- an order
 
-    def _obey(self, attempt: Attempt, order: SeatOrder) -> None:
+    def _obey(self, attempt: Attempt, order: TaskOrder) -> None:
         gc.disable()  # records and rows make no cycles worth looking for thousands of times an epoch
         try:
-            self._driver.send(messages.RECEIPTS, [encode(_Epoch(self, attempt, order).run())], attempt)
+            self._driver.send(messages.RECEIPTS, [encode(_Attempt(self, attempt, order).run())], attempt)
         except GivenUp:
             pass
         except PeerLost as lost:
-            self._failed(attempt, SeatFailure(lost=lost.seats, text=str(lost)))
+            self._failed(attempt, TaskFailure(lost=lost.slots, text=str(lost)))
         except MillstreamError as error:
-            self._failed(attempt, SeatFailure(error=travelling_name(error), text=str(error)))
+            self._failed(attempt, TaskFailure(error=travelling_name(error), text=str(error)))
         except (Exception, SystemExit) as error:  # a hook that exits would else look like a process that was killed
-            self._failed(attempt, SeatFailure(error=type(error).__name__, text="".join(traceback.format_exception(error))[-4000:]))
+            self._failed(attempt, TaskFailure(error=type(error).__name__, text="".join(traceback.format_exception(error))[-4000:]))
         finally:
             self._at = None
             self._compiled.running = None
             gc.enable()
-            task_ended()
+            PROCESS.end_task()
 
-    def _failed(self, attempt: Attempt, failure: SeatFailure) -> None:
+    def _failed(self, attempt: Attempt, failure: TaskFailure) -> None:
         self._driver.send(messages.FAILED, [encode(failure)], attempt)
 
 
@@ -223,97 +216,72 @@ def _memory() -> int:
         return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
 
 
-class _Epoch:
-    """One attempt at one epoch, on all shards of a seat."""
+class _Attempt:
+    """One attempt at one epoch, driven by sockets."""
 
-    def __init__(self, task: ResidentTask, attempt: Attempt, order: SeatOrder) -> None:
+    def __init__(self, task: ResidentTask, attempt: Attempt, order: TaskOrder) -> None:
         self.task = task
         self.attempt = attempt
-        self.order: EpochOrder = order.order
-        self.given = order
-        self.rows: dict[int, list[Any]] = {level: [from_bytes(data)] for level, data in order.rows.items()}
-        self.away: dict[int, dict[int, list[Any]]] = {}  # level, seat
+        self.order = order
         self.phases: dict[str, float] = {}
-        self.now = next(iter(self.order.times.values())).now if self.order.times else 0
 
-    def run(self) -> SeatReceipts:
-        task = self.task
-        at = time.perf_counter()
+    def run(self) -> TaskReceipts:
+        task, order = self.task, self.order.order
         task._exchange.begin(self.attempt)
-        if self.given.reads is not None:
-            self._read()
-            at = self._noted("read", at)
-            self._swap(0)
-            at = self._noted("exchange", at)
-        unit = Unit(task._storage, unit_name(self.order.epoch, f"t{task.seat}", self.order.token))
-        receipts: list[Receipt] = []
-        for level, groups in enumerate(task._compiled.topology.levels):
-            if level:
-                self._swap(level)
-                at = self._noted("exchange", at)
-            parts = by_part(joined(self.rows.pop(level, [])))
-            for group in groups:
-                for shard in task._mine:
-                    task._at = (level, shard)
-                    result = Task(
-                        task._compiled,
-                        self.order,
-                        group,
-                        shard,
-                        shards=task._shards,
-                        storage=task._storage,
-                        cache=task._cache,
-                        point=partial(self._point, level, shard),
-                        unit=unit,
-                    ).run(ArrowInputs(task._compiled, task._place.values, parts.get(group.index * task._shards + shard)))
-                    receipts.append(result.receipt)
-                    if result.receipt.failure:
-                        return SeatReceipts([result.receipt])
-                    for later, sent in result.sent.items():
-                        self._add(later, task._ways.sent(sent, result.receipt.unit))
+        round = Round(
+            task._compiled,
+            order,
+            task.slot,
+            task._setup.slots,
+            task._shards,
+            rows=task._rows,
+            given={level: from_bytes(data) for level, data in self.order.rows.items()},
+            reads=self.order.reads is not None,
+            storage=task._storage,
+            cache=task._cache,
+            point=lambda name, level, shard, number: faults.point(name, order.epoch, order.crash, order.driver, level, shard),
+        )
+        steps = round.steps()
+        brought: Any = None
+        at = time.perf_counter()
+        while True:
+            try:
+                step = steps.send(brought)
+            except StopIteration as end:
+                return TaskReceipts(end.value, self.phases)
+            if step.__class__ is RunTask:
+                task._at = (step.level, step.shard)  # type: ignore[union-attr]
+                brought = None
+                continue
             at = self._noted("step", at)
-        check_token(task._storage, self.order)
-        for shard in task._mine:
-            faults.point("task.4-staging", self.order.epoch, self.order.crash, self.order.driver, None, shard)
-        unit.write()
-        for shard in task._mine:
-            faults.point("task.4-staged", self.order.epoch, self.order.crash, self.order.driver, None, shard)
-        self._noted("stage", at)
-        return SeatReceipts(receipts, self.phases)
+            phase, brought = self._do(step)
+            at = self._noted(phase, at)
+
+    def _do(self, step: Step) -> tuple[str, Any]:
+        """Does what the round wants; the phase that its time counts for, and what it brings."""
+        exchange = self.task._exchange
+        if isinstance(step, Read):
+            return "read", self._read()
+        if isinstance(step, Send):
+            frames = {slot: to_bytes(joined(tables)) for slot, tables in step.rows.items()}
+            exchange.send(self.attempt, step.level, frames)
+            return "exchange", None
+        if isinstance(step, Await):
+            return "exchange", [from_bytes(data) for data in exchange.gather(self.attempt, step.level)]
+        assert isinstance(step, Stage)
+        step.unit.write()
+        return "stage", None
 
     def _noted(self, phase: str, since: float) -> float:
         now = time.perf_counter()
         self.phases[phase] = self.phases.get(phase, 0.0) + (now - since) * 1000
         return now
 
-    def _point(self, level: int, shard: int, name: str) -> None:
-        if name == "task.3-shuffled":
-            faults.point(name, self.order.epoch, self.order.crash, self.order.driver, level, shard)
-
-    def _read(self) -> None:
+    def _read(self) -> list[tuple[int, Any]]:
         """What this task reads, keyed."""
-        for one in self.given.reads or ():
+        found: list[tuple[int, Any]] = []
+        for one in self.order.reads or ():
             reader, keying = self.task._readers[one.injector], self.task._keyings[one.injector]
             for piece in pickle.loads(one.pieces):
-                batches = list(reader.read(piece))
-                if batches:
-                    keyed = keying.keyed(pa.Table.from_batches(batches), self.now, reader.origin(piece))
-                    for level, table in self.task._ways.by_level(keyed).items():
-                        self._add(level, table)
-
-    def _add(self, level: int, table: Any) -> None:
-        """Rows for a level: ours stay, those of others wait to be sent."""
-        for seat, rows in by_seat(table, self.task._shards, self.task._setup.seats).items():
-            if seat == self.task.seat:
-                self.rows.setdefault(level, []).append(rows)
-            else:
-                self.away.setdefault(level, {}).setdefault(seat, []).append(rows)
-
-    def _swap(self, level: int) -> None:
-        """Everybody gets what we have for a level, and we get what they have."""
-        exchange = self.task._exchange
-        if self.task._setup.seats == 1:
-            return
-        frames = {seat: to_bytes(joined(tables)) for seat, tables in self.away.pop(level, {}).items()}
-        exchange.send(self.attempt, level, frames)
-        self.rows.setdefault(level, []).extend(from_bytes(data) for data in exchange.gather(self.attempt, level))
+                found += read_keyed(reader, keying, self.task._rows, piece, self.order.order.now)
+        return found

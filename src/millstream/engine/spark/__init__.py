@@ -8,7 +8,7 @@
     rows                in the JVM: from source columns to keyed rows
     task, inputs, arrow in the task: bytes unpacked, rows as the task wants them, Arrow to Python and back
     offsets             what Spark's own log says of a batch
-    folds               folding beside the epochs
+    compactions               compaction beside the epochs
     pickling, reasons   programs by value; Spark's errors in words
     data_sources        Python data sources of PySpark's, planned by Millstream
     intake_source       the connector's intake as a Spark data source

@@ -1,6 +1,6 @@
-"""Folding beside the epochs: a background thread runs a small Spark job that folds what is due; the next manifest adopts the result.
+"""Compaction beside the epochs: a background thread runs a small Spark job that compacts what is due; the next manifest adopts the result.
 
-A fold reads and writes the log only, so it may run anywhere; nothing waits for it, and a fold that dies is planned again.
+A compaction reads and writes the log only, so it may run anywhere; nothing waits for it, and a compaction that dies is planned again.
 """
 
 from __future__ import annotations
@@ -13,36 +13,36 @@ from typing import Any
 
 import msgspec
 
-from millstream.engine.compaction_orders import EndedFolds, FoldOrder, carry_out
-from millstream.engine.worker_process import RunPlace, storage_of
+from millstream.engine.compaction_orders import CompactionOrder, FinishedCompactions, carry_out
+from millstream.engine.worker_process import PROCESS, RunPlace
 from millstream.state.manifest import Manifest
 
 _IN_TIME = 10.0  # seconds
 
 
-class Folds(EndedFolds):
-    """Plans folds, runs one job at a time, hands over the results."""
+class SparkCompaction(FinishedCompactions):
+    """Plans compactions, runs one job at a time, hands over the results."""
 
-    def __init__(self, place: RunPlace, token: str) -> None:
+    def __init__(self, spark: Any, place: RunPlace, token: str) -> None:
         super().__init__(token)
+        self._spark = spark
         self._place = place
-        self._group = f"millstream folds {token}"
+        self._group = f"millstream compactions {token}"
         self._thread: threading.Thread | None = None
         self._began = 0
-        self._spark: Any = None
         self._is_ending = False
 
-    def plan(self, manifest: Manifest, spark: Any) -> None:
+    def plan(self, manifest: Manifest) -> None:
         """Starts a job if a chain has grown too long and none is under way."""
         if self._thread is not None and self._thread.is_alive():
             return
         orders = self._due(manifest)
         if orders:
-            self._began, self._spark = manifest.epoch, spark
-            self._thread = threading.Thread(target=self._run, args=(spark, orders), name="millstream-folds", daemon=True)
+            self._began = manifest.epoch
+            self._thread = threading.Thread(target=self._run, args=(orders,), name="millstream-compactions", daemon=True)
             self._thread.start()
 
-    def _run(self, spark: Any, orders: Sequence[FoldOrder]) -> None:
+    def _run(self, orders: Sequence[CompactionOrder]) -> None:
         place = msgspec.msgpack.encode(self._place)
         work = [(msgspec.msgpack.encode(order),) for order in orders]
 
@@ -52,7 +52,8 @@ class Folds(EndedFolds):
             return compaction_job.run_partition(place, batches)
 
         try:
-            spark.sparkContext.setJobGroup(self._group, "folds of Millstream", True)
+            spark = self._spark
+            spark.sparkContext.setJobGroup(self._group, "compactions of Millstream", True)
             frame = spark.createDataFrame(work, "body binary").repartition(len(work))
             bodies = frame.mapInArrow(run, "body binary").toArrow().column("body").to_pylist()
         except Exception as error:
@@ -64,7 +65,7 @@ class Folds(EndedFolds):
             return
         with self._lock:
             for body in bodies:
-                self._take_in(msgspec.msgpack.decode(body, type=FoldOrder))
+                self._take_in(msgspec.msgpack.decode(body, type=CompactionOrder))
 
     def since(self) -> int | None:
         """The epoch in which the job under way began, if there is one."""
@@ -75,7 +76,7 @@ class Folds(EndedFolds):
         if self._thread is not None:
             self._thread.join(seconds)
 
-    def end(self) -> None:
+    def close(self) -> None:
         """At the end of a run: cancels the job under way, which no manifest would adopt, so that its thread is not in the JVM any more (`jvm`, rule 5)."""
         self._is_ending = True
         until = time.monotonic() + _IN_TIME
@@ -86,11 +87,11 @@ class Folds(EndedFolds):
 
 
 def run_partition(place_bytes: bytes, batches: Iterator[Any]) -> Iterator[Any]:
-    """In the task: folds what the rows say."""
+    """In the task: compacts what the rows say."""
     import pyarrow as pa
 
-    storage = storage_of(msgspec.msgpack.decode(place_bytes, type=RunPlace))
+    storage = PROCESS.storage(msgspec.msgpack.decode(place_bytes, type=RunPlace))
     for batch in batches:
         for body in batch.column(0).to_pylist():
-            order = carry_out(storage, msgspec.msgpack.decode(body, type=FoldOrder))
+            order = carry_out(storage, msgspec.msgpack.decode(body, type=CompactionOrder))
             yield pa.record_batch([pa.array([msgspec.msgpack.encode(order)], pa.binary())], names=["body"])

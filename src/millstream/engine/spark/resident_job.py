@@ -1,4 +1,4 @@
-"""Spark's part in a resident run: one long job, whose tasks take seats and keep them. Spark places, starts and retries them, and ships the program.
+"""Spark's part in a resident run: one long job, whose tasks take slots and keep them. Spark places, starts and retries them, and ships the program.
 
 Rules
 1. A plain job, no barrier: Spark retries one lost task and leaves the others alone.
@@ -15,9 +15,6 @@ import time
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from millstream import faults
-from millstream.engine.resident.runner import ResidentEpochs
-
 from .error_text import reason
 
 _IN_TIME = 10.0  # seconds
@@ -25,7 +22,7 @@ _AT_ONCE = 0.2  # seconds
 
 
 class ResidentJob:
-    """The jobs of a run's tasks: one for all of them, and one for each that was replaced by plan. `setup` is set before they are run."""
+    """The jobs of a run's tasks: one for all of them, and one for each that was replaced by plan."""
 
     def __init__(self, spark: Any, token: str) -> None:
         self._spark = spark
@@ -33,11 +30,9 @@ class ResidentJob:
         self._running = 0
         self._changed = threading.Condition()
         self._is_over = False
-        self.setup = b""
 
-    def run(self, job: int, seats: Sequence[int]) -> None:
-        """Runs a job (its number) with a task for each of some seats until it ends (a thread of the driver's). Raises what Spark ended it with."""
-        setup = self.setup
+    def run(self, setup: bytes, job: int, slots: Sequence[int]) -> None:
+        """Runs a job (its number) with a task for each of some slots until it ends (a thread of the driver's). Raises what Spark ended it with."""
 
         def sit(batches: Iterator[Any]) -> Iterator[Any]:
             from pyspark import TaskContext as SparkTask
@@ -46,7 +41,7 @@ class ResidentJob:
 
             context = SparkTask.get()
             assert context is not None
-            if not worker.serve(setup, seats[context.partitionId()], job):
+            if not worker.serve(setup, slots[context.partitionId()], job):
                 for _ in batches:  # rule 3
                     pass
             yield from ()
@@ -58,7 +53,7 @@ class ResidentJob:
         try:
             context = self._spark.sparkContext
             context.setJobGroup(self._group, "resident tasks of Millstream", True)
-            self._spark.range(0, len(seats), 1, len(seats)).mapInArrow(sit, "seat long").collect()
+            self._spark.range(0, len(slots), 1, len(slots)).mapInArrow(sit, "slot long").collect()
         except Exception as error:
             raise RuntimeError(reason(error)) from error
         finally:
@@ -66,12 +61,12 @@ class ResidentJob:
                 self._running -= 1
                 self._changed.notify_all()
 
-    def end(self, seated: bool) -> None:
-        """Waits for the jobs; cancels them if they do not end. seated: all tasks have heard that the run is over; one that is still on its way never will."""
+    def end(self, joined: bool) -> None:
+        """Waits for the jobs; cancels them if they do not end. joined: all tasks have heard that the run is over; one that is still on its way never will."""
         with self._changed:
             self._is_over = True
         until = time.monotonic() + 2 * _IN_TIME
-        patience = _IN_TIME if seated else _AT_ONCE
+        patience = _IN_TIME if joined else _AT_ONCE
         while not self._has_ended(patience) and time.monotonic() < until:
             with contextlib.suppress(Exception):
                 self._spark.sparkContext.cancelJobGroup(self._group)
@@ -80,26 +75,3 @@ class ResidentJob:
     def _has_ended(self, seconds: float) -> bool:
         with self._changed:
             return self._changed.wait_for(lambda: not self._running, seconds)
-
-
-class SparkResidentEpochs(ResidentEpochs):
-    """Resident epochs in a Spark session."""
-
-    spark: Any
-    resident_job: ResidentJob
-
-    def __init__(self, *args: Any) -> None:
-        super().__init__(*args)
-        self.crash = faults.armed()
-
-    def session(self) -> Any:
-        return self.spark
-
-    def point(self, name: str, epoch: int) -> None:
-        faults.point(name, epoch, self.crash)
-
-    def close(self) -> None:
-        seated = not self.cluster.status().missing
-        self.cluster.stop()
-        self.resident_job.end(seated)
-        super().close()

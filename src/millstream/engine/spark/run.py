@@ -13,13 +13,13 @@ from collections.abc import Callable
 from typing import Any
 
 from millstream.core.topology import Topology
-from millstream.engine.planned import PlannedEpochs
-from millstream.engine.trigger import Pacing
+from millstream.engine.epochs import Epochs
+from millstream.engine.source_planner import SourcePlanner
+from millstream.engine.trigger import Trigger
 from millstream.errors import ClusterError, InputError, MillstreamError
 from millstream.sources import FileSource
 
 from .error_text import SHARED_LOG, reason, translated
-from .job_runner import SparkEpochs
 
 _RESTARTS = 6
 
@@ -29,7 +29,7 @@ class Run:
 
     query: Any = None  # Spark's own, if Spark plans the epochs
 
-    def __init__(self, topology: Topology, epochs: Any, *, bounded: bool, drain: bool) -> None:
+    def __init__(self, topology: Topology, epochs: Epochs[Any], *, bounded: bool, drain: bool) -> None:
         self.epochs = epochs
         self.bounded = bounded
         self.stopping = False
@@ -61,7 +61,8 @@ class Run:
     def stop(self, seconds: float | None = None) -> bool:
         """Ends the run between two epochs. Returns whether it has ended within so many seconds (None: however long it takes)."""
         began = time.monotonic()
-        self.stopping = self.epochs.stopping = True
+        self.stopping = True
+        self.epochs.stopping.set()
         self.wake()
         if threading.current_thread() is self._thread:
             return False  # a sink's function, say: it ends when that returns
@@ -124,7 +125,7 @@ class QueryRun(Run):
     """A run whose epochs Spark plans. start: starts the query."""
 
     def __init__(
-        self, topology: Topology, epochs: SparkEpochs, start: Callable[[], Any], *, bounded: bool, drain: bool, disturbed_until: float
+        self, topology: Topology, epochs: Epochs[Any], start: Callable[[], Any], *, bounded: bool, drain: bool, disturbed_until: float
     ) -> None:
         super().__init__(topology, epochs, bounded=bounded, drain=drain)
         self._start_query = start
@@ -174,15 +175,18 @@ class QueryRun(Run):
 class PlannedRun(Run):
     """A run whose epochs Millstream plans. every: the least time between two of them, in seconds. eager: an epoch at every turn."""
 
-    def __init__(self, topology: Topology, epochs: PlannedEpochs, *, bounded: bool, drain: bool, every: float, eager: bool) -> None:
+    def __init__(
+        self, topology: Topology, epochs: Epochs[Any], planner: SourcePlanner, *, bounded: bool, drain: bool, every: float, eager: bool
+    ) -> None:
         super().__init__(topology, epochs, bounded=bounded, drain=drain)
-        self._pacing = Pacing(epochs, bounded=bounded, every=every, eager=eager)
+        self._planner = planner
+        self._trigger = Trigger(epochs, planner, bounded=bounded, every=every, eager=eager)
 
     def work(self) -> None:
-        self._pacing.run(lambda: self.stopping)
+        self._trigger.run(lambda: self.stopping)
 
     def wake(self) -> None:
-        self._pacing.wake()
+        self._trigger.wake()
 
     def _explained(self, error: BaseException) -> BaseException:
         """What Spark could not read is said in the words of our own readers, as in a resident run: with the line."""
@@ -190,7 +194,7 @@ class PlannedRun(Run):
         if not isinstance(found, InputError) or found is error:
             return found
         try:
-            told = next((one for reader in self.epochs.sources.readers.values() if (one := reader.refused(str(found))) is not None), None)
+            told = next((one for reader in self._planner.readers.values() if (one := reader.refused(str(found))) is not None), None)
         except Exception:  # the file cannot even be looked at
             return found
         return found if told is None else InputError("\n  ".join((str(told), *self._hints)))

@@ -1,15 +1,13 @@
-"""Runs whose epochs Millstream plans itself: their readers, what is taken over from Spark's log, and the two ways of running them.
+"""Builds the runs whose epochs Millstream plans itself: their readers, and the two ways of running them.
 
 Rule: what cannot work is refused before anything is written, with the way out.
 """
 
 from __future__ import annotations
 
-import hashlib
-import os
-import secrets
 import socket
 from collections.abc import Mapping
+from functools import partial
 from typing import Any
 
 import msgspec
@@ -18,30 +16,27 @@ from pyspark.sql import SparkSession
 from pyspark.sql import types as T
 from pyspark.sql.pandas.types import from_arrow_schema, to_arrow_schema
 
-from millstream.core.guards import ALL_GUARDS
+from millstream import faults
 from millstream.core.topology import Injector, Topology
 from millstream.core.watermark import Declared
 from millstream.engine.columns.keying import Keying
-from millstream.engine.next_manifest import outside_of
-from millstream.engine.resident import tls
-from millstream.engine.resident.coordinator import Cluster
-from millstream.engine.resident.task_compaction import ResidentFolds
-from millstream.engine.resident.worker import Setup
-from millstream.engine.source_planner import Sources
-from millstream.errors import CheckpointError, DamageError, DefinitionError, MillstreamError
+from millstream.engine.resident.assemble import ResidentParts, assemble
+from millstream.engine.source_planner import SourcePlanner
+from millstream.errors import DefinitionError, MillstreamError
+from millstream.faults import CrashPoints
 from millstream.network import is_loopback
 from millstream.sources import FileSource
-from millstream.sources.planned import PlannedReader, Take
-from millstream.state.manifest import Manifest
+from millstream.sources.planned import PlannedReader
 
 from . import keyed_rows, pickling
+from .asked import Starting
 from .batch_reader import TakeFrames, prototype
+from .compaction_job import SparkCompaction
 from .error_text import reason
-from .job_runner import PlannedSparkEpochs
-from .resident_job import ResidentJob, SparkResidentEpochs
+from .job_runner import SparkJobRunner, SplitJobRunner
+from .resident_job import ResidentJob
 from .run import PlannedRun, Run
 from .session import ARROW, OWN_SESSION, UTC
-from .start import Starting, resume
 
 MOST = 128 << 20  # bytes of one epoch, where nobody says how much
 ROLL = 5_000  # milliseconds: for how long sinks of files wait in a resident run, if nobody says it
@@ -107,32 +102,6 @@ def arrow_schema(given: Any) -> pa.Schema:
     return to_arrow_schema(struct, timezone="UTC")
 
 
-def _begin(asked: Starting, sources: Sources, latest: Manifest | None) -> None:
-    """Readers hear what was read so far; once, that is what Spark's log says."""
-
-    def from_spark(name: str, reader: PlannedReader) -> Take | None:
-        if latest is None or (number := latest.epoch - outside_of(latest)) < 0:
-            return None
-        reading = asked.offsets().reading(number)
-        said = reading.ranges
-        if None not in (reading.digest, latest.offsets) and reading.digest != latest.offsets:
-            raise DamageError(
-                f"epoch {latest.epoch} of {asked.storage.url} was committed with other source offsets than Spark's checkpoint in {asked.spark_folder} has now. "
-                f"They do not belong together: restore both from the same copy, or start with a new checkpoint."
-            )
-        if said is None or name not in said:
-            if not any(state.records for state in latest.injectors.values()):
-                return None
-            raise CheckpointError(
-                f"{asked.storage.url} was begun by a version of Millstream that let Spark plan, and Spark's own checkpoint in {asked.spark_folder} does not "
-                f"say how far injected stream {name!r} was read. Restore both from the same copy, say spark_checkpoint=, or start with a new checkpoint."
-            )
-        at = list(asked.program.topology.injectors).index(name)
-        return reader.adopt(said[name].end, os.path.join(asked.spark_folder, "sources", str(at)))
-
-    sources.begin(latest, asked.trigger is None, from_spark)
-
-
 def micro_batch_run(asked: Starting) -> Run:
     """A Spark job per epoch."""
     topology, spark = asked.program.topology, asked.spark
@@ -147,21 +116,20 @@ def micro_batch_run(asked: Starting) -> Run:
         place = asked.place(identity, [keyed_rows.value_layout(injectors[name], frame, topology) for name, frame in frames.items()])
         token = asked.log.runs.claim(latest.token if latest is not None else None)
         latest = asked.latest()  # a run that ends may have committed one more before it found the claim
-        epochs = PlannedSparkEpochs(asked.program, place, asked.log, latest, token, value_types)
-        own = _own_settings(spark)
-        epochs.set_session(spark, own)
-        epochs.frames = TakeFrames(own, topology, sources, identity.shards, value_types)
-        epochs.sources = Sources({name: one.reader for name, one in planned.items()}, asked.storage, token, epochs.guards)
-        _begin(asked, epochs.sources, latest)
-        resume(epochs)
-        every = 0.0 if asked.trigger is None else asked.trigger / 1000
-        return PlannedRun(topology, epochs, bounded=asked.trigger is None, drain=asked.drain, every=every, eager=True)
+        own = own_session(spark)
+        runner = SplitJobRunner(
+            SparkJobRunner(own, asked.program, place, value_types), TakeFrames(own, topology, sources, identity.shards, value_types)
+        )
+        planner = SourcePlanner({name: one.reader for name, one in planned.items()}, asked.storage, token, latest, asked.trigger is None)
+        epochs = asked.epochs(identity, latest, token, runner=runner, planner=planner, compaction=SparkCompaction(spark, place, token))
+        epochs.resume()
+        return PlannedRun(topology, epochs, planner, bounded=asked.trigger is None, drain=asked.drain, every=_every(asked), eager=True)
     except BaseException:
         _close(planned, topology)
         raise
 
 
-def _own_settings(spark: Any) -> Any:
+def own_session(spark: Any) -> Any:
     """A copy of the user's session, with all that was set in it, and with the settings that a query of ours would have (a query has a copy, too)."""
     own = SparkSession(spark.sparkContext, spark._jsparkSession.cloneSession())
     for name, value in ARROW.items():
@@ -188,11 +156,11 @@ def _struct(one: _Planned) -> T.StructType:
 def resident_run(asked: Starting, tasks: int | None) -> Run:
     """One long Spark job, and epochs over sockets."""
     topology, spark, program = asked.program.topology, asked.spark, asked.program
-    seats = _seats(spark, topology, tasks)
+    slots = count_slots(spark, topology, tasks)
     if "://" in asked.storage.url:
         asked.say(f"each epoch makes several requests in a row to {asked.storage.url}: a local disk commits ten times as fast")
     planned = _readers(asked)
-    epochs: SparkResidentEpochs | None = None
+    parts: ResidentParts | None = None
     try:
         _check_settings(spark, topology, planned)
         for name, one in planned.items():  # what only Spark can do is refused before anything is written
@@ -204,53 +172,43 @@ def resident_run(asked: Starting, tasks: int | None) -> Run:
         place = asked.place(identity, [keying.layout for keying in keyings.values()])
         token = asked.log.runs.claim(latest.token if latest is not None else None)
         latest = asked.latest()
-        blob = pickling.dumps(program)
+        _limit(planned, topology)
         host, remote = _host(spark)
-        certificate, key = tls.made() if remote else (b"", b"")
-        cookie = secrets.token_bytes(32)
         job = ResidentJob(spark, token)
-        cluster = Cluster(
-            seats,
-            identity.shards,
-            host,
-            cookie,
-            begin=job.run,
-            tls=tls.contexts(certificate, key)[0],
-            fold=lambda order: folds.came(order),
-            gone=lambda *shards: folds.lost(*shards),
+        parts = assemble(
+            program,
+            log=asked.log,
+            latest=latest,
+            token=token,
+            place=place,
+            slots=slots,
+            readers={name: one.reader for name, one in planned.items()},
+            keyings=keyings,
+            host=host,
+            remote=remote,
+            bounded=asked.trigger is None,
+            pickled=pickling.dumps,
+            ended=job.end,
+            session=lambda: spark,
+            points=CrashPoints(faults.armed()),
             say=asked.say,
         )
-        folds = ResidentFolds(token, cluster.send_fold)
-        job.setup = msgspec.msgpack.encode(
-            Setup(
-                address=cluster.address,
-                cookie=cookie,
-                seats=seats,
-                digest=hashlib.blake2b(blob, digest_size=16).hexdigest(),
-                program=blob,
-                place=place,
-                sources=[(pickling.dumps(one.reader), pickling.dumps(keyings[name])) for name, one in planned.items()],
-                certificate=certificate,
-                private_key=key,
-            )
+        asked.say(f"starting {slots} resident task{'s' if slots > 1 else ''}")
+        parts.start(partial(job.run, msgspec.msgpack.encode(parts.setup)))
+        parts.epochs.resume()
+        return PlannedRun(
+            topology, parts.epochs, parts.planner, bounded=asked.trigger is None, drain=asked.drain, every=_every(asked), eager=False
         )
-        _limit(planned, topology)
-        epochs = SparkResidentEpochs(program, identity.shards, asked.log, latest, token, None, folds, ALL_GUARDS)
-        epochs.spark, epochs.resident_job = spark, job
-        epochs.cluster, epochs.keyings, epochs.seats = cluster, keyings, seats
-        epochs.pickled = pickling.dumps
-        epochs.sources = Sources({name: one.reader for name, one in planned.items()}, asked.storage, token, epochs.guards)
-        _begin(asked, epochs.sources, latest)
-        asked.say(f"starting {seats} resident task{'s' if seats > 1 else ''}")
-        cluster.start()
-        resume(epochs)
-        every = 0.0 if asked.trigger is None else asked.trigger / 1000
-        return PlannedRun(topology, epochs, bounded=asked.trigger is None, drain=asked.drain, every=every, eager=False)
     except BaseException:
-        if epochs is not None:
-            epochs.close()
+        if parts is not None:
+            parts.epochs.close()
         _close(planned, topology)
         raise
+
+
+def _every(asked: Starting) -> float:
+    """The least time between two epochs, in seconds."""
+    return 0.0 if asked.trigger is None else asked.trigger / 1000
 
 
 def _limit(planned: Mapping[str, _Planned], topology: Topology) -> None:
@@ -262,30 +220,30 @@ def _limit(planned: Mapping[str, _Planned], topology: Topology) -> None:
             one.reader.most = MOST
 
 
-def _seats(spark: Any, topology: Topology, tasks: int | None) -> int:
+def count_slots(spark: Any, topology: Topology, tasks: int | None) -> int:
     """How many tasks there are. Each holds a slot for as long as the run lasts."""
     conf = spark.sparkContext.getConf()
     if conf.get("spark.speculation", "false").lower() == "true":
         raise DefinitionError(
-            "this session has spark.speculation=true: Spark would start a second copy of a resident task that seems slow, and each copy would take the seat "
+            "this session has spark.speculation=true: Spark would start a second copy of a resident task that seems slow, and each copy would take the slot "
             "from the other. Set it to false, or run without resident=True."
         )
-    slots = max(1, spark.sparkContext.defaultParallelism // int(conf.get("spark.task.cpus", "1")))
+    cores = max(1, spark.sparkContext.defaultParallelism // int(conf.get("spark.task.cpus", "1")))
     greedy = [emission for emission in topology.emissions if emission.sink.needs_spark]
     spare = 1 if greedy or conf.get(OWN_SESSION, "") else 0
     if tasks is None:
-        tasks = max(1, slots - spare)
+        tasks = max(1, cores - spare)
     if not spark.sparkContext.master.startswith("local"):
         return tasks  # executors may still come
-    if tasks > slots:
+    if tasks > cores:
         raise DefinitionError(
-            f"{tasks} resident tasks need {tasks} slots, and this session has {slots} ({spark.sparkContext.master}): say tasks={slots}, or give it more cores."
+            f"{tasks} resident tasks need {tasks} slots, and this session has {cores} ({spark.sparkContext.master}): say tasks={cores}, or give it more cores."
         )
-    if greedy and tasks == slots:
+    if greedy and tasks == cores:
         raise DefinitionError(
-            f"stream {greedy[0].stream!r} goes to {greedy[0].sink.describe()}, which runs jobs of Spark's, and {tasks} resident tasks take all {slots} slots "
-            f"of this session: say tasks={slots - 1}, or give the session another core."
-            if slots > 1
+            f"stream {greedy[0].stream!r} goes to {greedy[0].sink.describe()}, which runs jobs of Spark's, and {tasks} resident tasks take all {cores} slots "
+            f"of this session: say tasks={cores - 1}, or give the session another core."
+            if cores > 1
             else f"stream {greedy[0].stream!r} goes to {greedy[0].sink.describe()}, which runs jobs of Spark's, and this session has one slot, which a "
             f"resident task takes: give the session another core."
         )

@@ -7,21 +7,18 @@ import time
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
-import msgspec
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 from pyspark.sql import types as T
-from pyspark.sql.pandas.types import to_arrow_schema
 
 from millstream.core.keys import check_shards
 from millstream.core.time import Duration, duration
 from millstream.core.topology import Injector, Topology
-from millstream.engine.columns.arrow_rows import ValueColumn
+from millstream.engine.contracts import Stopped
 from millstream.engine.epochs import Epochs
 from millstream.engine.evolution import reconciled
 from millstream.engine.program import Compiled, Program
 from millstream.engine.validate import check
-from millstream.engine.worker_process import RunPlace
 from millstream.errors import (
     CheckpointError,
     DefinitionError,
@@ -29,67 +26,23 @@ from millstream.errors import (
 )
 from millstream.sources import FileSource
 from millstream.state.cache_cleanup import remove_idle
-from millstream.state.manifest import Identity, Manifest, ManifestLog
-from millstream.state.state_cache import replicas_folder
-from millstream.state.storage import LocalStorage, Storage, open_storage
+from millstream.state.manifest import Manifest, ManifestLog
+from millstream.state.state_cache import state_caches_folder
+from millstream.state.storage import LocalStorage, open_storage
 
-from . import keyed_rows, pickling
+from . import keyed_rows, pickling, run_builder
+from .asked import Starting
+from .compaction_job import SparkCompaction
 from .error_text import reason
-from .job_runner import SparkEpochs
+from .job_runner import SparkJobRunner
 from .jvm import WarmUp
-from .offsets import SourceFiles, SparkOffsets
 from .run import QueryRun, Run
-from .session import ARROW, OWN_SESSION, hush, local_session, unsuitable
+from .session import ARROW, hush, local_session, unsuitable
+from .spark_planner import SourceFiles, SparkOffsets, SparkPlanner
 
 LITTLE = 32 << 20  # bytes of files
 _TRIGGER = 500  # milliseconds
 DISTURBANCE = 60.0  # seconds: for so long a run that has just been replaced may still be at Spark's log
-
-
-class Starting(msgspec.Struct):
-    """What a run is asked for, checked as far as it can be without its sources. trigger: milliseconds between epochs; None: a bounded run."""
-
-    program: Program
-    spark: Any
-    storage: Storage
-    log: ManifestLog
-    spark_folder: str
-    storage_options: dict[str, Any] | None
-    trigger: int | None
-    drain: bool
-    shards: int | None
-    drop: Sequence[str]
-    say: Callable[[str], None]
-
-    def identified(self) -> tuple[Identity, Manifest | None]:
-        """The checkpoint's identity, written now if it is new, and the manifest to go on from."""
-        ready_sinks(self.program.topology)
-        cores = self.spark.sparkContext.defaultParallelism
-        if self.spark.sparkContext.getConf().get(OWN_SESSION, ""):
-            cores = max(1, cores - 1)  # the slot to spare is nobody's shard
-        identity = self.log.identify(self.program.name, self.shards, cores, list(self.program.topology.injectors))
-        return identity, self.latest()
-
-    def latest(self) -> Manifest | None:
-        """The manifest to go on from, as this program has it."""
-        found = self.log.latest()
-        return None if found is None else reconciled(found, self.program, self.drop)
-
-    def place(self, identity: Identity, values: list[list[ValueColumn]]) -> RunPlace:
-        """Where the run keeps its things. values: per injector, how its value travels."""
-        return RunPlace(
-            checkpoint=self.storage.url,
-            checkpoint_id=identity.id,
-            storage_options=self.storage_options,
-            replicas=os.environ.get("MILLSTREAM_REPLICAS"),
-            shards=identity.shards,
-            values=values,
-        )
-
-    def offsets(self) -> SparkOffsets:
-        """Spark's own log, if it is in reach."""
-        folder = None if "://" in self.spark_folder else os.path.join(self.spark_folder, "offsets")
-        return SparkOffsets(folder, list(self.program.topology.injectors))
 
 
 def start(
@@ -157,7 +110,7 @@ def start(
             drop=drop,
             say=say,
         )
-        remove_idle(replicas_folder())
+        remove_idle(state_caches_folder())
         for injector in topology.injectors.values():
             _check_source(injector, topology, offsets=not foreign or "://" not in asked.spark_folder)
         if resident:
@@ -181,17 +134,19 @@ def _query_run(asked: Starting) -> Run:
     _frame(spark, asked.program, sources, value_types, 1)  # finds unknown columns before anything is written
     identity, latest = asked.identified()
     _check_never_planned(latest, asked)
-    offsets = asked.offsets()
+    offsets = SparkOffsets(None if "://" in asked.spark_folder else os.path.join(asked.spark_folder, "offsets"), list(topology.injectors))
     _check_offsets(offsets, latest, asked.spark_folder, asked.storage.url)
     place = asked.place(identity, [keyed_rows.value_layout(injector, source, topology) for injector, source in pairs])
     files = _source_files(topology.injectors.values(), asked.spark_folder)
     recent = log.runs.last_claim()
     token = log.runs.claim(latest.token if latest is not None else None)
     latest = asked.latest()  # a run that ends may have committed one more before it found the claim
-    epochs = SparkEpochs(asked.program, place, log, latest, token, value_types, offsets, files)
+    planner = SparkPlanner(offsets, topology.injectors, files)
+    runner = SparkJobRunner(run_builder.own_session(spark), asked.program, place, value_types)
+    epochs = asked.epochs(identity, latest, token, runner=runner, planner=planner, compaction=SparkCompaction(spark, place, token))
     frame = _frame(spark, asked.program, sources, value_types, identity.shards)
-    resume(epochs)
-    writer = frame.writeStream.foreachBatch(_function(epochs)).option("checkpointLocation", asked.spark_folder)
+    epochs.resume()
+    writer = frame.writeStream.foreachBatch(_function(epochs, planner)).option("checkpointLocation", asked.spark_folder)
     writer = writer.trigger(availableNow=True) if asked.trigger is None else writer.trigger(processingTime=f"{asked.trigger} milliseconds")
     return QueryRun(
         topology,
@@ -211,25 +166,6 @@ def _check_never_planned(latest: Manifest | None, asked: Starting) -> None:
             f"{asked.storage.url} was read by Millstream's own planner so far, and now Spark is to read injected stream {names[0]!r}: Spark does not know how "
             f"far the streams were read. Leave the source as it was, or start with a new checkpoint."
         )
-
-
-def ready_sinks(topology: Topology) -> None:
-    """Makes sinks ready for use, or finds out that one cannot work. There must be a session."""
-    for emission in topology.emissions:
-        emission.sink.check()
-        emission.sink.resolve(lambda ddl: to_arrow_schema(T.StructType.fromDDL(ddl), timezone="UTC"))
-
-
-def resume(epochs: Epochs) -> None:
-    """What the last run has left: parts that are committed and not published, what was due, and what no manifest needs."""
-    latest = epochs.latest
-    try:
-        epochs.resume()
-        if latest is not None:
-            epochs.collect(latest)
-    except MillstreamError as error:
-        epochs.explain(error)
-        raise
 
 
 def _is_little(topology: Topology) -> bool:
@@ -377,10 +313,17 @@ def _spark_folder(storage: Any, checkpoint: str) -> str:
     return "s3a://" + checkpoint.split("://", 1)[1].rstrip("/") + "/spark"
 
 
-def _function(epochs: SparkEpochs) -> Callable[[DataFrame, int], None]:
-    """Spark wants a plain function."""
+def _function(epochs: Epochs[DataFrame], planner: SparkPlanner) -> Callable[[DataFrame, int], None]:
+    """What Spark's foreachBatch calls. An error is kept for the handle, because Spark would only pass on its text."""
 
-    def each(batch: DataFrame, epoch: int) -> None:
-        epochs(batch, epoch)
+    def each(batch: DataFrame, number: int) -> None:
+        with epochs.lock:
+            if epochs.stopping.is_set():
+                raise Stopped("the pipeline is being stopped; this epoch runs at the next start")
+            try:
+                epochs.run(batch, planner.reading(number))
+            except BaseException as error:
+                epochs.error = error
+                raise
 
     return each

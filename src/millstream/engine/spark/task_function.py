@@ -19,7 +19,7 @@ from millstream.engine.columns import arrow_rows
 from millstream.engine.columns.arrow_inputs import ArrowInputs
 from millstream.engine.receipts import EpochOrder, encode_receipt
 from millstream.engine.task import Result, Task
-from millstream.engine.worker_process import ProcessCache, RunPlace, compiled_of, decoded, storage_of, task_ended
+from millstream.engine.worker_process import PROCESS, RunPlace
 
 _PIECE = 50_000  # rows of one Arrow batch
 
@@ -56,9 +56,9 @@ def run_partition(
     batches: Iterator[Any],
 ) -> Iterator[Any]:
     """One partition of one level: rows in, rows for the next level and receipts out."""
-    compiled = compiled_of(digest, blob)
-    place: RunPlace = decoded(place_bytes, _decode_place)
-    order: EpochOrder = decoded(order_bytes, _decode_order)
+    compiled = PROCESS.compiled(digest, blob)
+    place: RunPlace = PROCESS.decoded(place_bytes, _decode_place)
+    order: EpochOrder = PROCESS.decoded(order_bytes, _decode_order)
     routes = compiled.topology.routes
     layout = Layout(pa.ipc.read_schema(pa.py_buffer(schema_bytes)), routes, level, place.shards)
     shard = partition % place.shards
@@ -68,8 +68,8 @@ def run_partition(
         compiled.topology.levels[level][partition // place.shards],
         shard,
         shards=place.shards,
-        storage=storage_of(place),
-        cache=ProcessCache(place),
+        storage=PROCESS.storage(place),
+        cache=PROCESS.cache(place),
         point=lambda name: faults.point(name, order.epoch, order.crash, order.driver, level, shard),
     )
     pieces = [batch for batch in batches if batch.num_rows]
@@ -80,7 +80,7 @@ def run_partition(
         yield from layout.onward(onward)
     finally:
         gc.enable()
-        task_ended()
+        PROCESS.end_task()
 
 
 def _split(table: Any, routes: Sequence[Route], level: int) -> tuple[Any, Any]:
@@ -119,18 +119,18 @@ class Layout:
             return
         for sent in result.sent.values():
             for at in range(0, len(sent), _PIECE):
-                piece = sent[at : at + _PIECE]
-                shard, route, key, ts, ids, body = zip(*piece, strict=True)
+                piece = slice(at, at + _PIECE)
+                routes = np.array(sent.routes[piece], np.int32)
                 yield self._batch(
-                    len(piece),
-                    part=np.array(shard, np.int32) + self._offset[np.array(route)],
-                    route=route,
-                    key=key,
-                    ts=ts,
-                    id=ids,
-                    body=body,
-                    ord=np.zeros(len(piece), np.int64),
-                    unit=np.full(len(piece), result.receipt.unit, np.int64),
+                    len(routes),
+                    part=np.array(sent.shards[piece], np.int32) + self._offset[routes],
+                    route=routes,
+                    key=sent.keys[piece],
+                    ts=sent.times[piece],
+                    id=sent.ids[piece],
+                    body=sent.bodies[piece],
+                    ord=np.zeros(len(routes), np.int64),
+                    unit=np.full(len(routes), result.receipt.unit, np.int64),
                 )
         yield self._batch(1, part=[0], route=[arrow_rows.RECEIPT], body=[receipt])
 

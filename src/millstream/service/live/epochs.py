@@ -30,7 +30,7 @@ from millstream.errors import StorageError
 from millstream.state.manifest import Manifest
 from millstream.state.queries import Reader
 from millstream.state.segment import SegmentRef
-from millstream.state.state_cache import Held, forget_replica, open_replica, replica_root
+from millstream.state.state_cache import Held, close_state_cache, open_state_cache, state_cache_root
 from millstream.state.storage import Storage
 
 KEEP = 8
@@ -159,7 +159,7 @@ class PinnedEpochs:
     def open(self, checkpoint: str) -> Path:
         """Takes a folder for the copies of a checkpoint's state. Rule 5."""
         if self._root is None:
-            self._root, lock = _own_folder(replica_root(checkpoint, self._folder) / "live")
+            self._root, lock = _own_folder(state_cache_root(checkpoint, self._folder) / "live")
             self._locks.append(lock)
         return self._root
 
@@ -232,11 +232,11 @@ class PinnedEpochs:
     def _held(self, storage: Storage, own: ShardName, chain: Sequence[SegmentRef], manifest: Manifest) -> Held:
         assert self._root is not None, "open comes first"
         self._opened.add(own)
-        replica = open_replica(self._root, *own, _MAP_SIZE)
+        replica = open_state_cache(self._root, *own, _MAP_SIZE)
         held = replica.held(storage, chain, manifest)
         if held is None:  # it is of a history that went further than this one
             shutil.rmtree(replica.folder, ignore_errors=True)
-            held = open_replica(self._root, *own, _MAP_SIZE).held(storage, chain, manifest)
+            held = open_state_cache(self._root, *own, _MAP_SIZE).held(storage, chain, manifest)
         if held is None:
             raise StorageError(
                 f"the copy of {own[0]}, shard {own[1]}, in {replica.folder} cannot grow past {_MAP_SIZE >> 30} GB. Use more shards: a new checkpoint."
@@ -249,7 +249,7 @@ class PinnedEpochs:
             return
         needed = {own for pin in self._pins for own in pin.shares}
         for own in self._opened - needed:
-            forget_replica(self._root, *own)
+            close_state_cache(self._root, *own)
             if self._pins:
                 shutil.rmtree(self._root / own[0] / str(own[1]), ignore_errors=True)
         self._opened &= needed

@@ -1,13 +1,12 @@
 """A resident run without Spark: the driver in this process, its tasks in processes of their own, and somebody in Spark's place who starts them again.
 
-`Nursery` does what Spark does for a run: it starts a process per seat, starts one that has failed again, and gives the job up when one has failed too
+`Nursery` does what Spark does for a run: it starts a process per slot, starts one that has failed again, and gives the job up when one has failed too
 often. Processes are forked off a server that has all modules, as Spark's own workers are. `ResidentRun` is what `engine/spark/run_builder.py` builds, with rows
 that a test gives. The pipeline has two levels with a weak edge between them, and numbers everything: what is lost or doubled leaves a gap.
 """
 
 from __future__ import annotations
 
-import hashlib
 import json
 import multiprocessing
 import os
@@ -30,20 +29,15 @@ import pyarrow as pa
 
 import millstream as ms
 from millstream import faults
-from millstream.core.guards import Guards
 from millstream.core.keys import key_text, shard_of
 from millstream.engine.columns.keying import Keying
-from millstream.engine.compaction_orders import FoldOrder, carry_out
+from millstream.engine.compaction_orders import CompactionOrder, carry_out
 from millstream.engine.resident import worker
-from millstream.engine.resident.tls import contexts, made
-from millstream.engine.resident.coordinator import Cluster
-from millstream.engine.resident.runner import ResidentEpochs
-from millstream.engine.resident.task_compaction import ResidentFolds
+from millstream.engine.resident.assemble import assemble
 from millstream.engine.resident.worker import Setup
-from millstream.engine.source_planner import Sources
 from millstream.engine.spark import pickling
-from millstream.engine.trigger import Pacing
-from millstream.engine.worker_process import RunPlace, compiled_of
+from millstream.engine.trigger import Trigger
+from millstream.engine.worker_process import RunPlace, WorkerProcess
 from millstream.sources.base import Source
 from millstream.sources.planned import PlannedReader, Take
 from millstream.state.manifest import ManifestLog
@@ -51,7 +45,7 @@ from millstream.state.storage import open_storage
 
 GROUPS = 5
 _forks = multiprocessing.get_context("forkserver")
-_forks.set_forkserver_preload(["seatkit"])
+_forks.set_forkserver_preload(["taskkit"])
 
 
 def until(what: Callable[[], Any], seconds: float = 30.0, said: Callable[[], str] = str) -> None:
@@ -62,9 +56,9 @@ def until(what: Callable[[], Any], seconds: float = 30.0, said: Callable[[], str
         time.sleep(0.005)
 
 
-def seat_of(key: str, shards: int = 4, seats: int = 2) -> int:
+def slot_of(key: str, shards: int = 4, slots: int = 2) -> int:
     """Who has a key."""
-    return shard_of(key_text(key).encode(), shards) % seats
+    return shard_of(key_text(key).encode(), shards) % slots
 
 
 # --- rows
@@ -194,8 +188,8 @@ def pipeline(work: Path, source: Source) -> ms.Pipeline:
 
 
 class _Forked:
-    def __init__(self, setup: bytes, seat: int, job: int) -> None:
-        self._process = _forks.Process(target=task, args=(setup, seat, job), daemon=True)
+    def __init__(self, setup: bytes, slot: int, job: int) -> None:
+        self._process = _forks.Process(target=task, args=(setup, slot, job), daemon=True)
         self._process.start()
         self.pid: int = self._process.pid or 0
 
@@ -207,8 +201,8 @@ class _Forked:
 class Started:
     """The same with a command: for tasks that need more than a fork, as a network of their own."""
 
-    def __init__(self, setup: bytes, seat: int, job: int, prefix: Sequence[str]) -> None:
-        command = [*prefix, sys.executable, __file__, str(seat), str(job)]
+    def __init__(self, setup: bytes, slot: int, job: int, prefix: Sequence[str]) -> None:
+        command = [*prefix, sys.executable, __file__, str(slot), str(job)]
         self._process = subprocess.Popen(command, stdin=subprocess.PIPE)
         assert self._process.stdin is not None
         self._process.stdin.write(setup)
@@ -219,70 +213,75 @@ class Started:
         return self._process.wait()
 
 
-def task(setup: bytes, seat: int, job: int) -> None:
+def task(setup: bytes, slot: int, job: int) -> None:
     """The body of a task's process."""
     given = msgspec.msgpack.decode(setup, type=Setup)
     if given.digest.startswith("cannot"):
         raise SystemExit(1)  # dies before it has said anything
     worker.carry_out = partial(_carry_out, Path(given.place.checkpoint).parent)  # type: ignore[attr-defined]
-    worker.compiled_of = partial(_compiled_of, Path(given.place.checkpoint).parent, seat)  # type: ignore[attr-defined]
+    worker.PROCESS = HiccupProcess(Path(given.place.checkpoint).parent, slot)  # type: ignore[attr-defined]
     try:
-        worker.serve(setup, seat, job)
+        worker.serve(setup, slot, job)
     except Exception:
         os._exit(1)  # what Spark would log
 
 
-def _carry_out(work: Path, storage: Any, order: FoldOrder) -> FoldOrder:
-    """A fold that takes as long as there is a file `hold-folds`, and fails while there is one `break-folds`."""
-    (work / f"fold-begun-{order.computation}-{order.shard}-{time.monotonic_ns()}").touch()
-    while (work / "hold-folds").exists():
+def _carry_out(work: Path, storage: Any, order: CompactionOrder) -> CompactionOrder:
+    """A compaction that takes as long as there is a file `hold-compactions`, and fails while there is one `break-compactions`."""
+    (work / f"compaction-begun-{order.computation}-{order.shard}-{time.monotonic_ns()}").touch()
+    while (work / "hold-compactions").exists():
         time.sleep(0.005)
-    if (work / "break-folds").exists():
+    if (work / "break-compactions").exists():
         return msgspec.structs.replace(order, error="OSError: broken by the test")
     return carry_out(storage, order)
 
 
-def _compiled_of(work: Path, seat: int, *given: Any) -> Any:
-    """A task cannot start while there is a file `hiccup-SEAT`, which it takes away unless it is to last."""
-    hiccup = work / f"hiccup-{seat}"
-    if hiccup.exists():
-        if hiccup.read_text() != "for ever":
-            hiccup.unlink()
-        raise OSError("the disk was slow")
-    return compiled_of(*given)
+class HiccupProcess(WorkerProcess):
+    """A task cannot start while there is a file `hiccup-SLOT`, which it takes away unless it is to last."""
+
+    def __init__(self, work: Path, slot: int) -> None:
+        super().__init__()
+        self._hiccup = work / f"hiccup-{slot}"
+
+    def compiled(self, digest: str, blob: bytes) -> Any:
+        if self._hiccup.exists():
+            if self._hiccup.read_text() != "for ever":
+                self._hiccup.unlink()
+            raise OSError("the disk was slow")
+        return super().compiled(digest, blob)
 
 
-def served(setup: bytes, seat: int, job: int) -> int:
+def served(setup: bytes, slot: int, job: int) -> int:
     """The same in a thread of this process."""
     try:
-        worker.serve(setup, seat, job)
+        worker.serve(setup, slot, job)
         return 0
     except Exception:
         return 1
 
 
 class Nursery:
-    """Runs a process per seat, as a job of Spark's does: one that fails is started again, `tries` times in all. holds: seats that it leaves empty."""
+    """Runs a process per slot, as a job of Spark's does: one that fails is started again, `tries` times in all. holds: slots that it leaves empty."""
 
     def __init__(
-        self, seats: int, tries: int = 1000, holds: Sequence[int] = (), prefixes: Mapping[int, Sequence[str]] | None = None
+        self, slots: int, tries: int = 1000, holds: Sequence[int] = (), prefixes: Mapping[int, Sequence[str]] | None = None
     ) -> None:
         self.tries, self.holds = tries, set(holds)
         self.prefixes = prefixes or {}
         self.setup = b""
-        self.setups: dict[int, bytes] = {}  # of seats that are told something else
+        self.setups: dict[int, bytes] = {}  # of slots that are told something else
         self.jobs = 0
         self.alive: set[int] = set()
-        self.ended: list[tuple[int, int]] = []  # seat and exit code
+        self.ended: list[tuple[int, int]] = []  # slot and exit code
         self._lock = threading.Condition()
         self._closed = False
 
-    def begin(self, job: int, seats: Sequence[int]) -> None:
-        """A job: until all its seats have ended well. Raises if one fails too often."""
+    def begin(self, job: int, slots: Sequence[int]) -> None:
+        """A job: until all its slots have ended well. Raises if one fails too often."""
         self.jobs += 1
         failed: list[str] = []
         pids: set[int] = set()
-        threads = [threading.Thread(target=self._keep, args=(job, seat, failed, pids), daemon=True) for seat in seats]
+        threads = [threading.Thread(target=self._keep, args=(job, slot, failed, pids), daemon=True) for slot in slots]
         for one in threads:
             one.start()
         for one in threads:
@@ -290,24 +289,24 @@ class Nursery:
         if failed:
             raise RuntimeError(f"Job aborted due to stage failure: {failed[0]}")
 
-    def _keep(self, job: int, seat: int, failed: list[str], pids: set[int]) -> None:
+    def _keep(self, job: int, slot: int, failed: list[str], pids: set[int]) -> None:
         with self._lock:
-            self._lock.wait_for(lambda: seat not in self.holds or self._closed or bool(failed))
+            self._lock.wait_for(lambda: slot not in self.holds or self._closed or bool(failed))
         for left in reversed(range(self.tries)):
             if self._closed or failed:
                 return
-            if self.once(seat, pids, job) == 0:
+            if self.once(slot, pids, job) == 0:
                 return
             if not left:
-                failed.append(f"task {seat} failed {self.tries} times")
+                failed.append(f"task {slot} failed {self.tries} times")
                 self.kill_all(pids)
                 with self._lock:
                     self._lock.notify_all()
 
-    def once(self, seat: int, pids: set[int] | None = None, job: int = 1) -> int:
-        """One process on a seat, until it ends. By hand: one more, beside the one that is there. pids: of its job."""
-        setup = self.setups.get(seat, self.setup)
-        process = Started(setup, seat, job, self.prefixes[seat]) if seat in self.prefixes else _Forked(setup, seat, job)
+    def once(self, slot: int, pids: set[int] | None = None, job: int = 1) -> int:
+        """One process on a slot, until it ends. By hand: one more, beside the one that is there. pids: of its job."""
+        setup = self.setups.get(slot, self.setup)
+        process = Started(setup, slot, job, self.prefixes[slot]) if slot in self.prefixes else _Forked(setup, slot, job)
         with self._lock:
             self.alive.add(process.pid)
             if pids is not None:
@@ -317,11 +316,11 @@ class Nursery:
         code = process.wait()
         with self._lock:
             self.alive.discard(process.pid)
-            self.ended.append((seat, code))
+            self.ended.append((slot, code))
         return code
 
     def let_go(self) -> None:
-        """Seats that were held are filled."""
+        """Slots that were held are filled."""
         with self._lock:
             self.holds.clear()
             self._lock.notify_all()
@@ -345,28 +344,26 @@ class Nursery:
 # --- the run
 
 
-class KitEpochs(ResidentEpochs):
+class KitPoints(faults.CrashPoints):
+    """pause: an epoch before whose commit the process stops itself."""
+
     pause: int | None = None
 
-    def point(self, name: str, epoch: int) -> None:
-        faults.point(name, epoch, self.crash)
+    def __call__(self, name: str, epoch: int) -> None:
+        super().__call__(name, epoch)
         if epoch == self.pause and name == "epoch.5-checked":
             self.pause = None
             os.kill(os.getpid(), signal.SIGSTOP)
 
-    def close(self) -> None:
-        self.cluster.stop()
-        super().close()
-
 
 class ResidentRun:
-    """One resident run on a checkpoint in `work`. Use it with `with`. proxied: the seat whose way to the driver can be cut."""
+    """One resident run on a checkpoint in `work`. Use it with `with`. proxied: the slot whose way to the driver can be cut."""
 
     def __init__(
         self,
         work: Path,
         *,
-        seats: int = 2,
+        slots: int = 2,
         shards: int = 4,
         guards: str = "",
         crash: str = "",
@@ -393,49 +390,35 @@ class ResidentRun:
         keying = Keying(program, topology.injectors["rows"], self.reader.schema, shards, None)
         latest = log.latest()
         token = log.runs.claim(latest.token if latest is not None else None)
-        certificate, key = made() if tls else (b"", b"")
-        cookie = secrets.token_bytes(32)
-        self.nursery = nursery or Nursery(seats)
-        self.cluster = Cluster(
-            seats,
-            shards,
-            host,
-            cookie,
-            begin=self.nursery.begin,
-            tls=contexts(certificate, key)[0],
-            fold=lambda order: folds.came(order),
-            gone=lambda *shards: folds.lost(*shards),
-        )
-        folds = ResidentFolds(token, self.cluster.send_fold)
-        blob = pickling.dumps(program)
-        self.setup = Setup(
-            address=self.cluster.address,
-            cookie=cookie,
-            seats=seats,
-            digest=hashlib.blake2b(blob, digest_size=16).hexdigest(),
-            program=blob,
-            place=RunPlace(str(work / "checkpoint"), identity.id, None, str(work / "replicas"), shards, [keying.layout]),
-            sources=[(pickling.dumps(self.reader), pickling.dumps(keying))],
-            certificate=certificate,
-            private_key=key,
+        self.nursery = nursery or Nursery(slots)
+        self.points = KitPoints(crash)
+        parts = assemble(
+            program,
+            log=log,
+            latest=latest,
+            token=token,
+            place=RunPlace(str(work / "checkpoint"), identity.id, None, str(work / "state_caches"), shards, [keying.layout]),
+            slots=slots,
+            readers={"rows": self.reader},
+            keyings={"rows": keying},
+            host=host,
+            remote=tls,
+            bounded=False,
+            pickled=pickling.dumps,
+            points=self.points,
             guards_off=guards,
         )
+        self.epochs, self.coordinator, self.setup = parts.epochs, parts.coordinator, parts.setup
         change(self.setup)
         self.nursery.setup = msgspec.msgpack.encode(self.setup)
         if proxied is not None:
-            self.proxy = Proxy(self.cluster.address)
+            self.proxy = Proxy(self.coordinator.address)
             self.nursery.setups[proxied] = msgspec.msgpack.encode(msgspec.structs.replace(self.setup, address=self.proxy.address))
-        self.epochs = KitEpochs(program, shards, log, latest, token, None, folds, Guards.without(guards))
-        self.epochs.cluster, self.epochs.keyings, self.epochs.seats = self.cluster, {"rows": keying}, seats
-        self.epochs.pickled = pickling.dumps
-        self.epochs.crash = crash
-        self.epochs.sources = Sources({"rows": self.reader}, log.storage, token)
-        self.epochs.sources.begin(latest, False, lambda name, reader: None)
-        self._pacing = Pacing(self.epochs, bounded=False, every=0.0, eager=False)
+        self._trigger = Trigger(self.epochs, parts.planner, bounded=False, every=0.0, eager=False)
         self._stopping = False
         self._thread: threading.Thread | None = None
         self.error: BaseException | None = None
-        self.cluster.start()
+        parts.start(self.nursery.begin)
         self.epochs.resume()
 
     def __enter__(self) -> ResidentRun:
@@ -450,7 +433,7 @@ class ResidentRun:
     def turn(self, *rows: dict[str, Any]) -> None:
         """Epochs, here and now, until all that was given is committed."""
         self.reader.give(rows)
-        while self._pacing._turn():
+        while self._trigger.turn():
             pass
 
     def go(self) -> None:
@@ -460,7 +443,7 @@ class ResidentRun:
 
     def _go(self) -> None:
         try:
-            self._pacing.run(lambda: self._stopping)
+            self._trigger.run(lambda: self._stopping)
         except BaseException as error:
             self.error = error
 
@@ -473,7 +456,7 @@ class ResidentRun:
 
     def stop(self, check: bool = True) -> None:
         self._stopping = True
-        self._pacing.wake()
+        self._trigger.wake()
         if self._thread is not None:
             self._thread.join(30)
         self.epochs.close()
@@ -484,20 +467,25 @@ class ResidentRun:
             raise self.error
 
     @property
-    def mode(self) -> Any:
-        return self.cluster.status()
+    def lost_epochs(self) -> int:
+        """How often an epoch was run again because a task was lost."""
+        return self.epochs.runner.lost_epochs  # type: ignore[attr-defined,no-any-return]
 
-    def pid(self, seat: int) -> int:
-        """The process on a seat, once there is one."""
+    @property
+    def mode(self) -> Any:
+        return self.coordinator.status()
+
+    def pid(self, slot: int) -> int:
+        """The process on a slot, once there is one."""
         found: list[int] = []
-        until(lambda: found.extend(sign.pid for sign in self.mode.tasks if sign.seat == seat) or found)
+        until(lambda: found.extend(sign.pid for sign in self.mode.tasks if sign.slot == slot) or found)
         return found[0]
 
-    def kill(self, seat: int) -> int:
+    def kill(self, slot: int) -> int:
         """kill -9 of whoever sits there; waits until somebody else does. Returns who was killed."""
-        before = self.pid(seat)
+        before = self.pid(slot)
         os.kill(before, signal.SIGKILL)
-        until(lambda: any(sign.seat == seat and sign.pid != before for sign in self.mode.tasks) or self.error is not None)
+        until(lambda: any(sign.slot == slot and sign.pid != before for sign in self.mode.tasks) or self.error is not None)
         return before
 
 
@@ -548,7 +536,7 @@ def _drive(work: Path, crash: str, guards: str, pause: int | None, much: bool, p
         with ResidentRun(work, rows=rows, crash=crash, guards=guards) as run:
             run.reader.per_epoch = per_epoch
             run.reader.size = 1 << 30 if much else 1
-            run.epochs.pause = pause
+            run.points.pause = pause
             run.turn()
     except ms.errors.MillstreamError as error:
         (work / f"said-{os.getpid()}").write_text(f"{type(error).__name__}: {error}")
@@ -642,6 +630,6 @@ class Proxy:
 
 
 if __name__ == "__main__":
-    import seatkit
+    import taskkit
 
-    seatkit.task(sys.stdin.buffer.read(), int(sys.argv[1]), int(sys.argv[2]))
+    taskkit.task(sys.stdin.buffer.read(), int(sys.argv[1]), int(sys.argv[2]))

@@ -1,4 +1,6 @@
-"""Spark's own offset log, read where it is a local folder: what an epoch consists of, and whether there is anything in it.
+"""Where Spark plans: its own offset log, read where it is a local folder, says what a batch consists of, and whether there is anything in it.
+
+This is the path of sources that only Spark can read. Nothing new is to depend on it.
 
 Entry N is written before epoch N runs: a version, a line about the batch, then one line per source in the order of the plan; the ticking
 source comes last. A source whose line equals that of entry N-1 has nothing new. Where the log cannot be read, the answer is
@@ -11,9 +13,12 @@ import hashlib
 import json
 import os
 import urllib.parse
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
+from millstream.core.topology import Injector
 from millstream.engine.plan import Range, Reading
+from millstream.errors import CheckpointError
+from millstream.state.manifest import Manifest, SourcePosition
 
 
 class SparkOffsets:
@@ -64,6 +69,39 @@ def _planned_at(line: str) -> int | None:
         return int(json.loads(line)["batchTimestampMs"])
     except (ValueError, KeyError, TypeError):
         return None
+
+
+class SparkPlanner:
+    """What the driver asks of sources that Spark plans. files: of injectors whose watermark follows them."""
+
+    is_ours = False
+
+    def __init__(self, offsets: SparkOffsets, injectors: Mapping[str, Injector], files: Mapping[str, SourceFiles]) -> None:
+        self.reading = offsets.reading
+        self._injectors = injectors
+        self._files = files
+
+    def files(self, injector: str) -> tuple[Mapping[str, int], set[str]]:
+        """The files of a source, and those that were read."""
+        return self._files[injector].now()
+
+    def acknowledge(self, batch: int, positions: Mapping[str, SourcePosition]) -> None:
+        """Tells sources what Spark's log has for a batch."""
+        told = [injector for injector in self._injectors.values() if injector.source.is_acknowledged]
+        ranges = self.reading(batch).ranges if told else None
+        for injector in told:
+            if ranges is None:
+                raise CheckpointError(
+                    f"injected stream {injector.name!r}: {injector.source.describe()} must be told what is committed, and Spark's offset log cannot be "
+                    f"read. Keep Spark's checkpoint in a local folder, with run(..., spark_checkpoint=...)."
+                )
+            injector.source.acknowledge(ranges[injector.name].end)
+
+    def took_over(self, manifest: Manifest) -> None:
+        """Spark's log says what was read."""
+
+    def close(self) -> None:
+        """Nothing is open."""
 
 
 class SourceFiles:

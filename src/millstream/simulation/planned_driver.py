@@ -1,13 +1,13 @@
-"""A simulated resident run: the real planned epochs, sources and offsets (`engine/planned.py`, `engine/source_planner.py`), and tasks that stay
-(`simulation/tasks.py`).
+"""A simulated run as production plans it: the real epochs, planner and offsets (`engine/source_planner.py`). Its tasks run in a loop, as in a micro-batch
+(`simulation/loop_tasks.py`), or stay (`simulation/resident_tasks.py`).
 
-    lose       a task is lost in the middle of an epoch: after some of its frames, or with everything staged; the epoch is run again
-    stale      the same, and what the lost attempt has sent arrives in the middle of the next one
-    rejoin     a seat is taken over by a newcomer without replicas, while who sat there goes on and writes
     replan     the driver dies before the commit, and the epoch is planned anew with other rows
+    lose       where tasks stay: one is lost in the middle of an epoch, after some of its frames, or with everything staged; the epoch is run again
+    stale      as `lose`, and what the lost attempt has sent arrives in the middle of the next one
+    rejoin     a slot is taken over by a newcomer without state caches, while its predecessor goes on and writes
 
-Beside these there are `crash`, `pause`, `repeat`, `fold` and `forget` of `simulation/driver.py`. A driver may also pause between its last look at the claims
-and the commit, be replaced, and commit nevertheless.
+Beside these there are the faults of `simulation/driver.py`. A driver may also pause between its last look at the claims and the commit, be replaced, and commit
+nevertheless.
 
 Rules
 1. The source has as many rows as have arrived; what it has of an epoch may be another amount the next time it is asked. It forgets what was acknowledged.
@@ -27,21 +27,29 @@ import msgspec
 from millstream.core.guards import ALL_GUARDS, Guards
 from millstream.engine.epochs import Epochs
 from millstream.engine.evolution import reconciled
-from millstream.engine.planned import PlannedEpochs
 from millstream.engine.program import Program
-from millstream.engine.receipts import EpochOrder, Receipt
-from millstream.engine.source_planner import Sources
-from millstream.errors import TaskLost
-from millstream.simulation.driver import AFTER_THE_END, Fault, InputPlan, SimulatedFolds, Simulation, claimed
+from millstream.engine.resident.runner import ResidentRunner
+from millstream.engine.source_planner import SourcePlanner
+from millstream.engine.upkeep import Upkeep
+from millstream.simulation.driver import (
+    AFTER_THE_END,
+    InputPlan,
+    SimulatedCompaction,
+    SimulatedPoints,
+    Simulation,
+    claim,
+)
 from millstream.simulation.fakes import Killed, Violation
-from millstream.simulation.tasks import EpochInput, SimulatedSeats
+from millstream.simulation.fault import Fault
+from millstream.simulation.loop_tasks import LoopTasks
+from millstream.simulation.resident_tasks import SimulatedTasks
 from millstream.simulation.view_checks import EpochJudge
 from millstream.sources.planned import PlannedReader, Take
-from millstream.state.compaction import collect
 from millstream.state.manifest import Manifest, ManifestLog
 from millstream.state.storage import Storage
 
-RESIDENT_KINDS = ("crash", "pause", "repeat", "fold", "forget", "lose", "stale", "rejoin", "replan")
+PLANNED_KINDS = ("crash", "pause", "retry", "recompute", "zombie", "repeat", "compact", "forget", "replan")
+RESIDENT_KINDS = ("crash", "pause", "repeat", "compact", "forget", "lose", "stale", "rejoin", "replan")
 COMMITTING = "epoch.6-committing"  # behind the last look at the claims
 BEFORE_COMMIT = ("epoch.1-looked", "epoch.2-read", "task.3-shuffled", "task.4-staging", "task.4-staged", "epoch.5-checked", COMMITTING)
 _STARTED = "started"
@@ -66,7 +74,7 @@ class Arrived(msgspec.Struct):
 class SimulatedReader(PlannedReader):
     """Plans and reads one stream. An offset says how many of its rows were read."""
 
-    def __init__(self, simulation: ResidentSimulation, stream: str) -> None:
+    def __init__(self, simulation: PlannedSimulation, stream: str) -> None:
         self._simulation = simulation
         self._stream = stream
 
@@ -91,7 +99,7 @@ class SimulatedReader(PlannedReader):
 class _NotingLog(ManifestLog):
     """Notes what is committed, by whomever; and has a place to pause behind the last check."""
 
-    driver: ResidentDriver
+    driver: PlannedDriver
 
     def commit(self, manifest: Manifest, exclusive: bool = True) -> bool:
         simulation = self.driver.simulation
@@ -102,74 +110,52 @@ class _NotingLog(ManifestLog):
         return done
 
 
-class ResidentDriver(PlannedEpochs):
-    """The real protocol and planner, with simulated tasks."""
+class PlannedDriver:
+    """A driver whose epochs are planned by Millstream, with simulated tasks."""
 
-    def __init__(self, simulation: ResidentSimulation) -> None:
+    def __init__(self, simulation: PlannedSimulation) -> None:
         log = _NotingLog(simulation.storage)
         log.driver = self
-        token = claimed(log)
+        token = claim(log)
         latest = log.latest()
+        self.simulation = simulation
         self.compiled = simulation.compiled_at(_index(latest))
+        self.index = -1
         program = self.compiled.program
         latest = None if latest is None else reconciled(latest, program)
-        super().__init__(program, simulation.shards, log, latest, token, None, SimulatedFolds(simulation, token), simulation.guards)
-        self.simulation = simulation
-        self.sources = Sources(
-            {name: SimulatedReader(simulation, name) for name in self.topology.injectors}, log.storage, token, simulation.guards
+        self._readers = {name: SimulatedReader(simulation, name) for name in program.topology.injectors}
+        self.planner = SourcePlanner(self._readers, log.storage, token, latest, True, simulation.guards)
+        self.tasks: SimulatedTasks | LoopTasks
+        if simulation.resident:
+            self.tasks = SimulatedTasks(self, simulation.dice("slots", token.split("-")[0]).choice([1, 2, 2, 3]), self._read)
+            runner: Any = ResidentRunner(self.tasks, simulation.guards)
+        else:
+            runner = self.tasks = LoopTasks(self, lambda takes: [row for rows in self._read(takes) for row in rows])
+        self.epochs: Epochs[Mapping[str, Take]] = Epochs(
+            program,
+            simulation.shards,
+            log,
+            latest,
+            token,
+            runner=runner,
+            planner=self.planner,
+            compaction=SimulatedCompaction(simulation, token),
+            upkeep=Upkeep(_COLLECT_EVERY),
+            guards=simulation.guards,
+            clock=lambda: simulation.now,
+            points=SimulatedPoints(self),
+            warn=lambda hint: None,
         )
-        self.sources.begin(latest, True, lambda name, reader: None)
-        self.tasks = SimulatedSeats(self, simulation.dice("seats", token.split("-")[0]).choice([1, 2, 2, 3]))
-        self.index = -1
-        if self.latest is not None:
-            collect(log, self.latest)
 
     def turn(self) -> None:
         """The next epoch, whatever there is to read."""
-        self.index = _index(self.latest)
-        ranges, takes = self.sources.next(self.latest)
-        self.run_planned({name: take for name, take in takes.items() if take.pieces}, ranges, 0.0)
+        self.index = _index(self.epochs.latest)
+        reading, takes = self.planner.next(self.epochs.latest)
+        self.epochs.run(takes, reading)
 
-    def clock(self) -> int:
-        return self.simulation.now
-
-    def warn(self, hint: str) -> None:
-        """Nobody listens: the same records are run many times."""
-
-    def point(self, name: str, epoch: int) -> None:
-        self.simulation.at(self, name, self.index)
-
-    def is_upkeep_due(self, epoch: int) -> bool:
-        return epoch % _COLLECT_EVERY == 0
-
-    def collect(self, manifest: Manifest) -> None:
-        Epochs.collect(self, manifest)
-
-    def job(self, takes: Mapping[str, Take] | None, order: EpochOrder) -> list[Receipt]:
-        input = self._input(takes or {})
-        while True:
-            self.tasks.gather()
-            self.simulation.attempts += 1
-            self.simulation.generations = max(self.simulation.generations, self.tasks.roster.generation)
-            try:
-                return self.tasks.run(input, self.next_try(order))
-            except TaskLost:
-                if not self.guards.rerun:
-                    input = EpochInput()
-
-    def _input(self, takes: Mapping[str, Take]) -> EpochInput:
-        """Rows that the driver reads, or what each task is to read."""
-        dice = self.simulation.dice("reads", self.index)
-        pieces = [[(name, row) for row in self._read(name, piece)] for name, take in takes.items() for piece in take.pieces]
-        if dice.random() < 0.5:
-            return EpochInput([row for rows in pieces for row in rows])
-        seats = self.tasks.count
-        return EpochInput([], [[row for rows in pieces[seat::seats] for row in rows] for seat in range(seats)])
-
-    def _read(self, name: str, piece: Any) -> list[dict[str, Any]]:
-        reader = self.sources.readers[name]
-        assert isinstance(reader, SimulatedReader)
-        return reader.rows(piece)
+    def _read(self, takes: Mapping[str, Take]) -> list[list[tuple[str, dict[str, Any]]]]:
+        """The rows of every split."""
+        return [[(name, row) for row in self._readers[name].rows(piece)] for name, take in takes.items() for piece in take.pieces]
 
 
 def _index(latest: Manifest | None) -> int:
@@ -177,8 +163,8 @@ def _index(latest: Manifest | None) -> int:
     return 0 if latest is None else latest.last_batch + 1
 
 
-class ResidentSimulation(Simulation):
-    """One resident run of a program under a schedule."""
+class PlannedSimulation(Simulation):
+    """One run of a program under a schedule, whose epochs are planned as production does. resident: in tasks that stay; else in micro-batches."""
 
     def __init__(
         self,
@@ -191,8 +177,10 @@ class ResidentSimulation(Simulation):
         storage: Storage | None = None,
         then: tuple[int, Program] | None = None,
         judge: EpochJudge | None = None,
+        resident: bool = False,
     ) -> None:
         super().__init__(program, plan, schedule, seed, shards, guards, storage, then, judge)
+        self.resident = resident
         epochs = _arrivals(plan, schedule)
         self.arrivals = [one for rows in epochs for one in rows]
         self._bounds = [sum(map(len, epochs[: at + 1])) for at in range(len(epochs))]
@@ -234,7 +222,7 @@ class ResidentSimulation(Simulation):
             self._other[fault.epoch] = dice.randint(min(end + 1, len(self.arrivals)), len(self.arrivals))
         self.now += dice.choice([0, 300, 3000])
 
-    def committed_plan(self) -> InputPlan:
+    def committed_plan(self, plan: InputPlan | None = None) -> InputPlan:
         """What was read by the epochs that were committed, without what came again (rule 2)."""
         epochs: list[list[tuple[str, dict[str, Any]]]] = []
         clock: list[int] = []
@@ -301,19 +289,21 @@ class ResidentSimulation(Simulation):
     # --- the run
 
     def _begin(self) -> None:
-        driver = ResidentDriver(self)
+        driver = PlannedDriver(self)
         try:
             self._drive(driver)
         except Killed:
             driver.index = -1
-            self.sleep(self._index + self.dice("orphans", self._index).randint(0, 2), driver.tasks.orphaned)
+            if isinstance(driver.tasks, SimulatedTasks):
+                self.sleep(self._index + self.dice("orphans", self._index).randint(0, 2), driver.tasks.orphaned)
             raise
 
-    def _drive(self, driver: ResidentDriver) -> None:
+    def _drive(self, driver: PlannedDriver) -> None:
+        epochs = driver.epochs
         self._wake_at(self._index, _STARTED)
-        driver.resume()
-        while _index(driver.latest) < len(self.plan.epochs) or not self._is_all_read(driver.latest):
-            index = self._index = _index(driver.latest)
+        epochs.resume()
+        while _index(epochs.latest) < len(self.plan.epochs) or not self._is_all_read(epochs.latest):
+            index = self._index = _index(epochs.latest)
             if self.compiled_at(index) is not driver.compiled:
                 raise Killed("stopped, to be started as another program")
             self.now = max(self.now, self.plan.clock[min(index, len(self.plan.clock) - 1)])
@@ -324,15 +314,15 @@ class ResidentSimulation(Simulation):
             if self.hits("forget", index):
                 driver.tasks.forget()
         driver.index = -1
-        assert driver.latest is not None
-        self.now = driver.latest.now
+        assert epochs.latest is not None
+        self.now = epochs.latest.now
         for _ in range(_MOST_DRAINING):
-            if driver.latest.drained:
+            if epochs.latest.drained:
                 self.now += AFTER_THE_END
-                driver.drain(lambda: False)
+                epochs.drain(lambda: False)
                 return
-            driver.run_outside(drain=True)
-            self._wake(driver.latest.epoch)
+            epochs.run_outside(drain=True)
+            self._wake(epochs.latest.epoch)
         raise Violation("event time does not end")
 
 

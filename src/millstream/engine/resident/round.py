@@ -1,0 +1,172 @@
+"""One attempt of a resident task at one epoch: a generator without sockets that yields what it wants done, and is sent what that brings.
+
+    Read        what this task is to read, keyed: (level, rows) pairs come back
+    Send        rows of a level to other tasks: one message to each of them, also an empty one
+    Await       the rows that other tasks have sent for a level come back
+    RunTask     the task of a shard is about to run
+    Stage       the unit is made durable
+
+It returns the receipts. In production sockets drive it (`worker`), in the simulation lists and dice (`simulation/tasks`). So the order of what happens, and the
+moments of the crash points, are the same by construction.
+
+Rules
+1. The shards of a task are `shard % slots`.
+2. All that an attempt stages lies in one unit, written once; rows for later levels travel before it is durable, because nothing counts before the manifest.
+   "task.4-staging" is before that write, "task.4-staged" behind it: everything of this task is durable then.
+3. A failure that retrying cannot fix is the only receipt.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
+from typing import Any, NamedTuple, Protocol
+
+from millstream.core.topology import Group
+from millstream.engine.program import Compiled
+from millstream.engine.receipts import EpochOrder, Receipt
+from millstream.engine.routing import SentRows
+from millstream.engine.staging import Unit, check_token
+from millstream.engine.task import Cache, Inputs, Task
+from millstream.state.compaction import unit_name
+from millstream.state.storage import Storage
+
+
+class Read(NamedTuple):
+    """Brings (level, rows) pairs."""
+
+
+class Send(NamedTuple):
+    """rows: by slot; the other slots get an empty message."""
+
+    level: int
+    rows: Mapping[int, Sequence[Any]]
+
+
+class Await(NamedTuple):
+    """Brings what other tasks have sent."""
+
+    level: int
+
+
+class RunTask(NamedTuple):
+    """The task of a shard is next."""
+
+    level: int
+    shard: int
+
+
+class Stage(NamedTuple):
+    """The unit is to be written."""
+
+    unit: Unit
+
+
+Step = Read | Send | Await | RunTask | Stage
+
+
+class RowFormat(Protocol):
+    """How rows travel between tasks: Arrow tables, or lists."""
+
+    def sent(self, rows: SentRows, unit: int) -> Any:
+        """Productions of one task for one level."""
+
+    def by_slot(self, rows: Any) -> Mapping[int, Any]:
+        """Rows by the slot that owns them."""
+
+    def inputs(self, received: Sequence[Any]) -> Callable[[Group, int, int], Inputs]:
+        """The inputs of a level's tasks, by group, shard and number."""
+
+
+class Round:
+    """One attempt at one epoch, on all shards of a slot. given: by level, rows that the driver has read. reads: tasks read themselves. point: a crash point,
+    with level, shard and the task's number among all tasks of the epoch."""
+
+    def __init__(
+        self,
+        compiled: Compiled,
+        order: EpochOrder,
+        slot: int,
+        slots: int,
+        shards: int,
+        *,
+        rows: RowFormat,
+        given: Mapping[int, Any],
+        reads: bool,
+        storage: Storage,
+        cache: Cache,
+        point: Callable[[str, int, int, int], None],
+    ) -> None:
+        self._compiled = compiled
+        self._order = order
+        self._slot, self._slots, self._shards = slot, slots, shards
+        self._rows = rows
+        self._reads = reads
+        self._storage = storage
+        self._cache = cache
+        self._point = point
+        self._mine: dict[int, list[Any]] = {level: [some] for level, some in given.items()}
+        self._away: dict[int, dict[int, list[Any]]] = {}  # level, slot
+        levels = compiled.topology.levels
+        each = [(level, group, shard) for level, groups in enumerate(levels) for group in groups for shard in range(shards)]
+        self._tasks = [(level, group, shard, number) for number, (level, group, shard) in enumerate(each) if shard % slots == slot]
+
+    def steps(self) -> Generator[Step, Any, list[Receipt]]:
+        """The attempt."""
+        if self._reads:
+            for level, rows in (yield Read()):
+                self._add(level, rows)
+            yield from self._exchange(0)
+        order = self._order
+        unit = Unit(self._storage, unit_name(order.epoch, f"t{self._slot}", order.token))
+        receipts: list[Receipt] = []
+        for level in range(len(self._compiled.topology.levels)):
+            if level:
+                yield from self._exchange(level)
+            inputs = self._rows.inputs(self._mine.pop(level, []))
+            for _, group, shard, number in (task for task in self._tasks if task[0] == level):
+                yield RunTask(level, shard)
+                task = Task(
+                    self._compiled,
+                    order,
+                    group,
+                    shard,
+                    shards=self._shards,
+                    storage=self._storage,
+                    cache=self._cache,
+                    point=lambda name, at=(level, shard, number): self._at_task(name, *at),  # type: ignore[misc]
+                    unit=unit,
+                )
+                result = task.run(inputs(group, shard, number))
+                if result.receipt.failure:
+                    return [result.receipt]
+                receipts.append(result.receipt)
+                for later, sent in result.sent.items():
+                    self._add(later, self._rows.sent(sent, result.receipt.unit))
+        check_token(self._storage, order)
+        self._at_all("task.4-staging")
+        yield Stage(unit)
+        self._at_all("task.4-staged")
+        return receipts
+
+    def _at_task(self, name: str, level: int, shard: int, number: int) -> None:
+        if name == "task.3-shuffled":  # rule 2: the points of step 4 surround the write
+            self._point(name, level, shard, number)
+
+    def _at_all(self, name: str) -> None:
+        for level, _, shard, number in self._tasks:
+            self._point(name, level, shard, number)
+
+    def _add(self, level: int, rows: Any) -> None:
+        """Rows for a level: ours stay, those of others wait to be sent."""
+        for slot, some in self._rows.by_slot(rows).items():
+            if slot == self._slot:
+                self._mine.setdefault(level, []).append(some)
+            else:
+                self._away.setdefault(level, {}).setdefault(slot, []).append(some)
+
+    def _exchange(self, level: int) -> Generator[Step, Any, None]:
+        """Every task gets what we have for a level, and we get what they have."""
+        if self._slots > 1:
+            yield Send(level, self._away.pop(level, {}))
+            received: Iterable[Any] = yield Await(level)
+            self._mine.setdefault(level, []).extend(received)
