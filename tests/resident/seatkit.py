@@ -44,7 +44,7 @@ from millstream.engine.resident.folds import ResidentFolds
 from millstream.engine.resident.worker import Setup
 from millstream.engine.spark import pickling
 from millstream.sources.base import Source
-from millstream.sources.planned import PlannedReader, Take
+from millstream.sources.splits import PlannedReader, SplitPlan
 from millstream.state.manifest import ManifestLog
 from millstream.state.storage import open_storage
 
@@ -87,10 +87,10 @@ class GivenReader(PlannedReader):
     def first(self) -> str:
         return "0"
 
-    def plan(self, start: str) -> Take:
+    def plan(self, start: str) -> SplitPlan:
         begin, end = int(start), min(len(self.rows), int(start) + self.per_epoch)
         pieces = [self.rows[at : min(end, at + 50)] for at in range(begin, end, 50)]
-        return Take(str(end), pieces, self.size)
+        return SplitPlan(str(end), pieces, self.size)
 
     def read(self, piece: Any) -> Iterator[pa.RecordBatch]:
         yield pa.RecordBatch.from_pylist(piece, schema=self.schema)
@@ -429,7 +429,7 @@ class ResidentRun:
         self.epochs.pickled = pickling.dumps
         self.epochs.crash = crash
         self.epochs.sources = Sources({"rows": self.reader}, log.storage, token)
-        self.epochs.sources.begin(latest, False, lambda name, reader: None)
+        self.epochs.sources.begin(latest, False)
         self._pacing = Pacing(self.epochs, bounded=False, every=0.0, eager=False)
         self._stopping = False
         self._thread: threading.Thread | None = None

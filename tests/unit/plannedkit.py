@@ -15,7 +15,7 @@ from millstream.engine.reading import Sources
 from millstream.engine.receipts import EpochOrder, Receipt
 from millstream.engine.reconcile import reconciled
 from millstream.sinks.base import SinkRow, TaskContext
-from millstream.sources.planned import PlannedReader, Take
+from millstream.sources.splits import PlannedReader, SplitPlan
 from millstream.state.folding import unit_name
 from millstream.state.manifest import ManifestLog
 from millstream.state.memory import MemoryStorage
@@ -33,8 +33,8 @@ class Told(PlannedReader):
     def first(self) -> str:
         return "0"
 
-    def plan(self, start: str) -> Take:
-        return Take(str(len(self.rows)), [(int(start), len(self.rows))] if len(self.rows) > int(start) else [])
+    def plan(self, start: str) -> SplitPlan:
+        return SplitPlan(str(len(self.rows)), [(int(start), len(self.rows))] if len(self.rows) > int(start) else [])
 
 
 class NoFolds:
@@ -83,7 +83,7 @@ class KitEpochs(PlannedEpochs):
         self.now = 1_000_000 if latest is None else latest.now
         self.made: list[int] = []
         self.sources = Sources(readers, storage, token)
-        self.sources.begin(latest, bounded, lambda name, reader: None)
+        self.sources.begin(latest, bounded)
 
     def clock(self) -> int:
         return self.now
@@ -91,15 +91,15 @@ class KitEpochs(PlannedEpochs):
     def turn(self) -> None:
         """The next epoch, whatever there is to read."""
         ranges, takes = self.sources.next(self.latest)
-        self.run_planned({name: take for name, take in takes.items() if take.pieces}, ranges, 0.0)
+        self.run_planned({name: take for name, take in takes.items() if take.splits}, ranges, 0.0)
 
-    def job(self, takes: Mapping[str, Take] | None, order: EpochOrder) -> list[Receipt]:
+    def job(self, takes: Mapping[str, SplitPlan] | None, order: EpochOrder) -> list[Receipt]:
         self.made.append(order.epoch)
         receipt = Receipt(0, 0, 0)
         for name, take in (takes or {}).items():
             reader = self.sources.readers[name]
             assert isinstance(reader, Told)
-            rows = [row for start, end in take.pieces for row in reader.rows[start:end]]
+            rows = [row for start, end in take.splits for row in reader.rows[start:end]]
             for emission in self.topology.emissions:
                 receipt.parts[emission.name] = self._part(emission, rows, order)
         return [receipt]

@@ -12,7 +12,6 @@ import millstream as ms
 from millstream.engine.reconcile import reconciled
 from millstream.errors import BY_NAME, CheckpointError, DefinitionError, HookError, MillstreamError, travelling_name
 from millstream.simulation.cluster import InputPlan, Simulation
-from millstream.sources.base import as_source
 from millstream.state.manifest import ComputationState, Manifest, ShardState
 
 SOURCE = ms.sources.files("nowhere", schema="k string, at long, id string", format="json")
@@ -117,33 +116,6 @@ def test_a_key_of_an_injected_stream_that_is_python_is_refused_when_the_graph_is
     p.compute(Pass, p.inject("in", SOURCE, timestamp="at"), key=key)
     with pytest.raises(DefinitionError, match="is a Python callable"):
         p.program()
-
-
-def test_a_source_that_only_has_the_methods_of_version_0_1_is_asked_for_all_of_them() -> None:
-    class Old:
-        asked: list[Any] = []
-
-        def load(self, spark: Any) -> Any:
-            return "frame"
-
-        def require(self, *, key: bool, time: bool) -> None:
-            self.asked.append((key, time))
-
-        def acknowledge(self, offset: str) -> None:
-            self.asked.append(offset)
-
-        def close(self) -> None:
-            self.asked.append("closed")
-
-        def waits_for(self) -> str:
-            return "the moon"
-
-    source = as_source(Old())
-    assert source is not None and source.is_acknowledged and source.load(None) == "frame" and source.waits_for() == "the moon"
-    source.require(key=True, time=False)
-    source.acknowledge("7")
-    source.close()
-    assert Old.asked == [(True, False), "7", "closed"]
 
 
 def test_two_computations_cannot_take_over_the_state_of_one() -> None:

@@ -11,7 +11,7 @@ from plannedkit import KitEpochs, NoFolds, Told, pipeline
 
 import millstream as ms
 from millstream.engine.contracts import Folded
-from millstream.sources.planned import PlannedReader
+from millstream.sources.splits import PlannedReader
 from millstream.state.folding import unit_name
 from millstream.state.manifest import KEEP
 from millstream.state.memory import MemoryStorage

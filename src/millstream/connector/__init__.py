@@ -40,7 +40,6 @@ from millstream.connector.wire import messages
 from millstream.connector.wire.codec import decode, encode
 from millstream.connector.wire.decoder import Decoder, RunDecoder
 from millstream.network import Tls
-from millstream.renamed import renamed
 
 __all__ = [
     "Decoder",
@@ -72,5 +71,3 @@ __all__ = [
     "source_effects",
     "txnlog",
 ]
-
-__getattr__ = renamed(__name__, {"Files": "FileOutputs", "Memory": "MemoryOutputs", "Postgres": "PostgresOutputs", "Standing": "Recovered"})

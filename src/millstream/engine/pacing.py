@@ -88,7 +88,7 @@ class Pacing:
             self._planning = time.perf_counter() - planning
             if not ranges.may_have_rows and not self._is_wanted():
                 return False
-            epochs.run_planned({name: take for name, take in takes.items() if take.pieces}, ranges, planning)
+            epochs.run_planned({name: take for name, take in takes.items() if take.splits}, ranges, planning)
             return True
 
     def _is_wanted(self) -> bool:
@@ -98,7 +98,7 @@ class Pacing:
             return True
         if self._bounded:
             return False
-        if self._eager or self._epochs.sources.is_taking_over(latest):
+        if self._eager:
             return True
         idle = self._idle_after(latest)
         now = self._epochs.clock()

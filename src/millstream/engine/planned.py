@@ -17,7 +17,7 @@ from millstream.engine.epochs import Epochs
 from millstream.engine.plan import Reading
 from millstream.engine.reading import Sources
 from millstream.engine.receipts import EpochOrder
-from millstream.sources.planned import Take
+from millstream.sources.splits import SplitPlan
 from millstream.state.manifest import Manifest
 
 _log = logging.getLogger("millstream.planned")
@@ -35,7 +35,7 @@ class PlannedEpochs(Epochs):
     _collecting: threading.Thread | None = None
     _tried = (-1, 0)  # epoch, and tries of it
 
-    def run_planned(self, takes: Mapping[str, Take], ranges: Reading, planning: float) -> None:
+    def run_planned(self, takes: Mapping[str, SplitPlan], ranges: Reading, planning: float) -> None:
         """The next epoch. takes: what it reads, by injector; planning: when it began to be planned."""
         self._under_way = ranges
         self.noted("plan", planning)

@@ -5,19 +5,18 @@ Rules
    epoch that was not committed leaves nothing behind and is planned anew.
 2. The files that were read are a chain of segments, like state: an epoch adds those that it reads, and the chain is folded when it has become long. They are
    staged under a name of this run, like everything of an epoch.
-3. A checkpoint whose epochs were planned by Spark is taken over once: what Spark's log says of the last committed epoch is where the first of ours begins.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 
 import msgspec
 
 from millstream.core.guards import ALL_GUARDS, Guards
 from millstream.engine.aftermath import outside_of
 from millstream.engine.plan import Range, Reading
-from millstream.sources.planned import PlannedReader, Take
+from millstream.sources.splits import PlannedReader, SplitPlan
 from millstream.state.folding import adopt, fold, to_fold, unit_name
 from millstream.state.manifest import Manifest, SourcePosition
 from millstream.state.segment import SegmentRef, encode_segment, merge
@@ -35,23 +34,15 @@ class Sources:
         self._storage = storage
         self._token = token
         self._guards = guards
-        self._adopted: dict[str, Take] = {}
         self._starts: dict[str, str] = {}
         self._bounded = False
 
-    def begin(self, latest: Manifest | None, bounded: bool, spark: Callable[[str, PlannedReader], Take | None]) -> None:
-        """At the start of a run. spark: what Spark's log says of an injector that no manifest of ours knows yet; None if nothing."""
+    def begin(self, latest: Manifest | None, bounded: bool) -> None:
+        """At the start of a run."""
         self._bounded = bounded
         for name, reader in self.readers.items():
             position = latest.sources.get(name) if latest is not None else None
-            if position is None:
-                taken = spark(name, reader)
-                if taken is not None:
-                    self._adopted[name] = taken
-                    self._starts[name] = taken.end
-                reader.begin(taken.names if taken is not None else {}, bounded)
-            else:
-                reader.begin(names_read(self._storage, position), bounded)
+            reader.begin({} if position is None else names_read(self._storage, position), bounded)
 
     def renew(self, manifest: Manifest) -> None:
         """A run before this one has committed one more epoch: what it read, readers have not heard of."""
@@ -59,7 +50,7 @@ class Sources:
             if name in self.readers:
                 self.readers[name].begin(names_read(self._storage, position), self._bounded)
 
-    def next(self, latest: Manifest | None) -> tuple[Reading, dict[str, Take]]:
+    def next(self, latest: Manifest | None) -> tuple[Reading, dict[str, SplitPlan]]:
         """What the next epoch reads."""
         before, takes, ranges, positions = outside_of(latest), {}, {}, {}
         epoch = 0 if latest is None else latest.epoch + 1
@@ -80,20 +71,14 @@ class Sources:
         self._storage.put(known, self.readers[name].plan(begin).end.encode())
         return begin
 
-    def is_taking_over(self, latest: Manifest) -> bool:
-        """Whether something that Spark's log said does not stand in a manifest of ours yet: it is written down again whenever somebody plans, until then."""
-        return any(name not in latest.sources for name in self._adopted)
-
     def nothing(self, latest: Manifest) -> Reading:
         """An epoch that reads nothing: all sources stay where they are."""
         return Reading(batch=latest.epoch + 1 - outside_of(latest), ranges={}, positions=latest.sources)
 
-    def _chain(self, name: str, known: SourcePosition | None, take: Take, epoch: int) -> list[SegmentRef]:
+    def _chain(self, name: str, known: SourcePosition | None, take: SplitPlan, epoch: int) -> list[SegmentRef]:
         chain = list(known.names) if known is not None else []
         entries: dict[bytes, bytes | None] = {file.encode(): _pack(time) for file, time in take.names.items()}
         entries |= {file.encode(): None for file in take.gone}
-        if known is None and name in self._adopted:
-            entries = {**{file.encode(): _pack(time) for file, time in self._adopted[name].names.items()}, **entries}
         if not entries:
             return chain
         data = encode_segment(sorted(entries.items()))

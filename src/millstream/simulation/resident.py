@@ -36,7 +36,7 @@ from millstream.simulation.cluster import AFTER_THE_END, Fault, InputPlan, Simul
 from millstream.simulation.models import Killed, Violation
 from millstream.simulation.readings import EpochJudge
 from millstream.simulation.seats import EpochInput, SimulatedSeats
-from millstream.sources.planned import PlannedReader, Take
+from millstream.sources.splits import PlannedReader, SplitPlan
 from millstream.state.folding import collect
 from millstream.state.manifest import Manifest, ManifestLog
 from millstream.state.storage import Storage
@@ -73,12 +73,12 @@ class SimulatedReader(PlannedReader):
     def first(self) -> str:
         return "0"
 
-    def plan(self, start: str) -> Take:
+    def plan(self, start: str) -> SplitPlan:
         begin, end = int(start), self._simulation.arrived(self._stream)
         if end <= begin:
-            return Take(start)
+            return SplitPlan(start)
         middle = begin + (end - begin) // 2
-        return Take(str(end), [piece for piece in ((begin, middle), (middle, end)) if piece[0] < piece[1]], end - begin)
+        return SplitPlan(str(end), [piece for piece in ((begin, middle), (middle, end)) if piece[0] < piece[1]], end - begin)
 
     def rows(self, piece: tuple[int, int]) -> list[dict[str, Any]]:
         """What the source still has of a piece."""
@@ -118,7 +118,7 @@ class ResidentDriver(PlannedEpochs):
         self.sources = Sources(
             {name: SimulatedReader(simulation, name) for name in self.topology.injectors}, log.storage, token, simulation.guards
         )
-        self.sources.begin(latest, True, lambda name, reader: None)
+        self.sources.begin(latest, True)
         self.tasks = SimulatedSeats(self, simulation.dice("seats", token.split("-")[0]).choice([1, 2, 2, 3]))
         self.index = -1
         if self.latest is not None:
@@ -128,7 +128,7 @@ class ResidentDriver(PlannedEpochs):
         """The next epoch, whatever there is to read."""
         self.index = _index(self.latest)
         ranges, takes = self.sources.next(self.latest)
-        self.run_planned({name: take for name, take in takes.items() if take.pieces}, ranges, 0.0)
+        self.run_planned({name: take for name, take in takes.items() if take.splits}, ranges, 0.0)
 
     def clock(self) -> int:
         return self.simulation.now
@@ -145,7 +145,7 @@ class ResidentDriver(PlannedEpochs):
     def collect(self, manifest: Manifest) -> None:
         Epochs.collect(self, manifest)
 
-    def job(self, takes: Mapping[str, Take] | None, order: EpochOrder) -> list[Receipt]:
+    def job(self, takes: Mapping[str, SplitPlan] | None, order: EpochOrder) -> list[Receipt]:
         input = self._input(takes or {})
         while True:
             self.tasks.gather()
@@ -157,10 +157,10 @@ class ResidentDriver(PlannedEpochs):
                 if not self.guards.rerun:
                     input = EpochInput()
 
-    def _input(self, takes: Mapping[str, Take]) -> EpochInput:
+    def _input(self, takes: Mapping[str, SplitPlan]) -> EpochInput:
         """Rows that the driver reads, or what each task is to read."""
         dice = self.simulation.dice("reads", self.index)
-        pieces = [[(name, row) for row in self._read(name, piece)] for name, take in takes.items() for piece in take.pieces]
+        pieces = [[(name, row) for row in self._read(name, piece)] for name, take in takes.items() for piece in take.splits]
         if dice.random() < 0.5:
             return EpochInput([row for rows in pieces for row in rows])
         seats = self.tasks.count

@@ -13,7 +13,6 @@ from __future__ import annotations
 import json
 import os
 import re
-import warnings
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -27,7 +26,7 @@ if TYPE_CHECKING:
     from millstream.connector.source.protocol.stats import SourceStats
     from millstream.connector.source.server import SourceServer
     from millstream.network import Tls
-    from millstream.sources.planned import PlannedReader
+    from millstream.sources.splits import PlannedReader
 
 _SIZE = re.compile(r"^\s*(\d+)\s*([KMG])i?B\s*$", re.IGNORECASE)
 _UNITS = {"K": 1 << 10, "M": 1 << 20, "G": 1 << 30}
@@ -40,16 +39,6 @@ class PushedStats(msgspec.Struct, frozen=True):
     server: SourceStats | None = None
     watermark: int | None = None
     held_by: str | None = None
-
-    def __getitem__(self, name: str) -> Any:
-        """The old way, when this was a dictionary with all counters in it."""
-        named = name.replace(" ", "_")
-        warnings.warn(
-            f"stats() gives a PushedStats now: write .{named if hasattr(self, named) else 'server.' + named} instead of [{name!r}]",
-            DeprecationWarning,
-            stacklevel=2,
-        )
-        return getattr(self if hasattr(self, named) else self.server, named)
 
 
 class PushedSource(Source):

@@ -16,15 +16,15 @@ from typing import TYPE_CHECKING, Any
 
 from millstream.connector.intake import reader as intake_reader
 from millstream.errors import CheckpointError, DamageError
-from millstream.sources.planned import PlannedReader, Take
 from millstream.sources.pushed_rows import SCHEMA, rows_between
+from millstream.sources.splits import PlannedReader, SplitPlan
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
     from millstream.sources.pushed import PushedSource
 
-_PIECE = 256 << 10  # bytes that are worth a task of their own
+_SPLIT = 256 << 10  # bytes that are worth a task of their own
 
 
 class IntakeReader(PlannedReader):
@@ -49,7 +49,7 @@ class IntakeReader(PlannedReader):
     def first(self) -> str:
         return _offset(intake_reader.acknowledged(self._folder).position)
 
-    def plan(self, start: str) -> Take:
+    def plan(self, start: str) -> SplitPlan:
         if self._telling is not None:
             self._telling.check()
         begin, end = _position(start), self._durable()
@@ -61,14 +61,14 @@ class IntakeReader(PlannedReader):
         if self._target is not None:
             end = max(begin, min(end, self._target))
         if begin == end:
-            return Take(start)
+            return SplitPlan(start)
         most = self.most if self._messages is None and self._size is None else self._size
         if most is None or self._messages is not None or end - begin > most:
             end = intake_reader.until(self._folder, begin, end, self._messages, most)
-        return Take(_offset(end), intake_reader.split(self._folder, begin, end, self._partitions, _PIECE), end - begin)
+        return SplitPlan(_offset(end), intake_reader.split(self._folder, begin, end, self._partitions, _SPLIT), end - begin)
 
-    def read(self, piece: Any) -> Iterator[pa.RecordBatch]:
-        return rows_between(self._folder, *piece)
+    def read(self, split: Any) -> Iterator[pa.RecordBatch]:
+        return rows_between(self._folder, *split)
 
     def committed(self, end: str) -> None:
         if self._source is None:

@@ -24,7 +24,7 @@ from millstream.engine.resident.cluster import Cluster, UnexpectedFailure
 from millstream.engine.resident.messages import SeatOrder, SeatReads, SeatReceipts, encode
 from millstream.engine.resident.tables import RouteArrays, by_seat, joined, to_bytes
 from millstream.errors import MillstreamError, TaskLost
-from millstream.sources.planned import Take
+from millstream.sources.splits import SplitPlan
 from millstream.state.alive import RunMode
 from millstream.state.manifest import ComputationState, Manifest, ShardState
 
@@ -43,7 +43,7 @@ class ResidentEpochs(PlannedEpochs):
     pickled: Callable[[Any], bytes] = staticmethod(pickle.dumps)
     _ways: RouteArrays | None = None
 
-    def job(self, takes: Mapping[str, Take] | None, order: EpochOrder) -> list[Receipt]:
+    def job(self, takes: Mapping[str, SplitPlan] | None, order: EpochOrder) -> list[Receipt]:
         input = _Input()
         unexpected = 0
         while True:
@@ -71,11 +71,11 @@ class ResidentEpochs(PlannedEpochs):
             self.cluster.status(), epochs_per_second=self.history.per_second(self.clock()), phases=self.history.phases()
         )
 
-    def run_planned(self, takes: Mapping[str, Take], ranges: Any, planning: float) -> None:
+    def run_planned(self, takes: Mapping[str, SplitPlan], ranges: Any, planning: float) -> None:
         self.cluster.recycle()
         super().run_planned(takes, ranges, planning)
 
-    def _input(self, takes: Mapping[str, Take], order: EpochOrder) -> _Input:
+    def _input(self, takes: Mapping[str, SplitPlan], order: EpochOrder) -> _Input:
         """What the epoch reads: rows, or what tasks are to read. Made once, whatever is lost."""
         if not takes:
             return _Input(True)
@@ -86,7 +86,7 @@ class ResidentEpochs(PlannedEpochs):
         turn = 0
         for name, take in takes.items():
             mine: list[list[Any]] = [[] for _ in range(self.seats)]
-            for piece in take.pieces:
+            for piece in take.splits:
                 mine[turn % self.seats].append(piece)
                 turn += 1
             for seat, pieces in enumerate(mine):
@@ -94,7 +94,7 @@ class ResidentEpochs(PlannedEpochs):
                     reads[seat].append(SeatReads(names.index(name), self.pickled(pieces)))
         return _Input(True, {}, reads)
 
-    def _read(self, takes: Mapping[str, Take], order: EpochOrder) -> dict[int, dict[int, Any]]:
+    def _read(self, takes: Mapping[str, SplitPlan], order: EpochOrder) -> dict[int, dict[int, Any]]:
         """Rows by seat and level, as bytes."""
         if self._ways is None:
             self._ways = RouteArrays(self.topology.routes, self.shards)
@@ -102,7 +102,7 @@ class ResidentEpochs(PlannedEpochs):
         tables: dict[int, list[Any]] = {}
         for name, take in takes.items():
             reader, keying = self.sources.readers[name], self.keyings[name]
-            for piece in take.pieces:
+            for piece in take.splits:
                 began = time.perf_counter()
                 batches = list(reader.read(piece))
                 began = self.noted("read", began)

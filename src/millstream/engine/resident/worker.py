@@ -52,7 +52,7 @@ from millstream.engine.staging import Unit, check_token
 from millstream.engine.task import Task
 from millstream.errors import MillstreamError, travelling_name
 from millstream.network import parse_address
-from millstream.sources.planned import PlannedReader
+from millstream.sources.splits import PlannedReader
 from millstream.state.folding import unit_name
 
 BEAT_EVERY = 1.0  # seconds

@@ -20,7 +20,7 @@ from millstream.engine.process import RunPlace
 from millstream.engine.program import Program
 from millstream.engine.receipts import EpochOrder, Receipt, decode_receipt
 from millstream.errors import CheckpointError, EpochAbandoned
-from millstream.sources.planned import Take
+from millstream.sources.splits import SplitPlan
 from millstream.state.manifest import Manifest, ManifestLog
 
 from . import pickling, rows
@@ -147,7 +147,7 @@ class PlannedSparkEpochs(PlannedEpochs, SparkEpochs):
 
     frames: TakeFrames
 
-    def job(self, takes: Mapping[str, Take] | None, order: EpochOrder) -> list[Receipt]:  # type: ignore[override]
+    def job(self, takes: Mapping[str, SplitPlan] | None, order: EpochOrder) -> list[Receipt]:  # type: ignore[override]
         return SparkEpochs.job(self, self.frames.frame(takes) if takes else None, order)
 
     def close(self) -> None:

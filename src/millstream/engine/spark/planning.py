@@ -6,7 +6,6 @@ Rule: what cannot work is refused before anything is written, with the way out.
 from __future__ import annotations
 
 import hashlib
-import os
 import secrets
 import socket
 from collections.abc import Mapping
@@ -21,17 +20,15 @@ from pyspark.sql.pandas.types import from_arrow_schema, to_arrow_schema
 from millstream.core.guards import ALL_GUARDS
 from millstream.core.topology import Injector, Topology
 from millstream.core.watermark import Declared
-from millstream.engine.aftermath import outside_of
 from millstream.engine.columns.keying import Keying
 from millstream.engine.reading import Sources
 from millstream.engine.resident import certificates
 from millstream.engine.resident.cluster import Cluster
 from millstream.engine.resident.folds import ResidentFolds
 from millstream.engine.resident.worker import Setup
-from millstream.errors import CheckpointError, DamageError, DefinitionError, MillstreamError
+from millstream.errors import CheckpointError, DefinitionError, MillstreamError
 from millstream.network import is_loopback
-from millstream.sources import FileSource
-from millstream.sources.planned import PlannedReader, Take
+from millstream.sources.splits import PlannedReader
 from millstream.state.manifest import Manifest
 
 from . import pickling, rows
@@ -87,7 +84,7 @@ def _readers(asked: Starting) -> dict[str, _Planned]:
 
 def _reader(injector: Injector, topology: Topology) -> _Planned:
     forgiving = any(topology.takes_rejected(r.computation) for r in topology.routes if r.stream == injector.name)
-    if injector.watermark.wants_files and not isinstance(injector.source, FileSource):
+    if injector.watermark.wants_files and not injector.source.reads_files:
         raise DefinitionError(f"injected stream {injector.name!r}: watermarks.files needs ms.sources.files with a local directory")
     try:
         reader = injector.source.reader(arrow_schema, rows.UNREADABLE if forgiving else None)
@@ -108,29 +105,13 @@ def arrow_schema(given: Any) -> pa.Schema:
 
 
 def _begin(asked: Starting, sources: Sources, latest: Manifest | None) -> None:
-    """Readers hear what was read so far; once, that is what Spark's log says."""
-
-    def from_spark(name: str, reader: PlannedReader) -> Take | None:
-        if latest is None or (number := latest.epoch - outside_of(latest)) < 0:
-            return None
-        reading = asked.offsets().reading(number)
-        said = reading.ranges
-        if None not in (reading.digest, latest.offsets) and reading.digest != latest.offsets:
-            raise DamageError(
-                f"epoch {latest.epoch} of {asked.storage.url} was committed with other source offsets than Spark's checkpoint in {asked.spark_folder} has now. "
-                f"They do not belong together: restore both from the same copy, or start with a new checkpoint."
-            )
-        if said is None or name not in said:
-            if not any(state.records for state in latest.injectors.values()):
-                return None
-            raise CheckpointError(
-                f"{asked.storage.url} was begun by a version of Millstream that let Spark plan, and Spark's own checkpoint in {asked.spark_folder} does not "
-                f"say how far injected stream {name!r} was read. Restore both from the same copy, say spark_checkpoint=, or start with a new checkpoint."
-            )
-        at = list(asked.program.topology.injectors).index(name)
-        return reader.adopt(said[name].end, os.path.join(asked.spark_folder, "sources", str(at)))
-
-    sources.begin(latest, asked.trigger is None, from_spark)
+    """Readers hear what was read so far."""
+    if latest is not None and not latest.sources and any(state.records for state in latest.injectors.values()):
+        raise CheckpointError(
+            f"the epochs of {asked.storage.url} were planned by Spark, and now Millstream is to plan them. It does not know what Spark has read: "
+            f"keep a source that only Spark reads, or start with a new checkpoint."
+        )
+    sources.begin(latest, asked.trigger is None)
 
 
 def micro_batch_run(asked: Starting) -> Run:
@@ -292,27 +273,18 @@ def _seats(spark: Any, topology: Topology, tasks: int | None) -> int:
     return tasks
 
 
-#: Settings of a session that change what Spark's readers of files do, and that ours do not follow: the name, and the values that ours have.
-_OTHERWISE = {
-    "spark.sql.caseSensitive": ("false",),
-    "spark.sql.legacy.timeParserPolicy": ("corrected", "exception"),
-    "spark.sql.files.ignoreCorruptFiles": ("false",),
-}
-
-
 def _check_settings(spark: Any, topology: Topology, planned: Mapping[str, _Planned]) -> None:
     """Rows must be the same in both modes, so settings that only Spark's readers follow are refused where they matter."""
     zone = spark.conf.get("spark.sql.session.timeZone")
     for name, one in planned.items():
         source = topology.injectors[name].source
-        is_text = isinstance(source, FileSource) and source.format != "parquet" and "timeZone" not in source.options
         for column in one.schema:
-            if pa.types.is_timestamp(column.type) and (is_text or column.type.tz is None) and zone not in UTC:
+            if pa.types.is_timestamp(column.type) and (source.has_session_times or column.type.tz is None) and zone not in UTC:
                 raise DefinitionError(
                     f"injected stream {name!r}, column {column.name!r}: this session has spark.sql.session.timeZone={zone}, and a resident run reads times in "
                     f"UTC. Set it to UTC, or run without resident=True."
                 )
-        for setting, values in _OTHERWISE.items() if isinstance(source, FileSource) else ():
+        for setting, values in source.session_settings().items():
             said = spark.conf.get(setting, values[0])
             if said.lower() not in values:
                 raise DefinitionError(

@@ -27,7 +27,6 @@ from millstream.errors import (
     DefinitionError,
     MillstreamError,
 )
-from millstream.sources import FileSource
 from millstream.state.clearing import remove_idle
 from millstream.state.manifest import Identity, Manifest, ManifestLog
 from millstream.state.replica import replicas_folder
@@ -244,13 +243,7 @@ def _source_files(injectors: Iterable[Injector], spark_folder: str) -> dict[str,
     for at, injector in enumerate(injectors):
         if injector.watermark.wants_files:
             path = getattr(injector.source, "path", None)
-            if (
-                not isinstance(injector.source, FileSource)
-                or path is None
-                or "://" in path
-                or "://" in spark_folder
-                or not os.path.isdir(path)
-            ):
+            if not injector.source.reads_files or path is None or "://" in path or "://" in spark_folder or not os.path.isdir(path):
                 raise DefinitionError(
                     f"injected stream {injector.name!r}: watermarks.files needs ms.sources.files with a local directory, and a local checkpoint"
                 )

@@ -1,10 +1,8 @@
 """Columns of text made columns of another type, all at once, where the result is certainly Spark's.
 
-Rules
-1. A column is taken if every text in it is of the one plain form of its type: a number as digits, a date as 2020-01-31, a time as 2020-01-31T23:59:59.123
-   (or with a blank in the middle), with Z or nothing behind it. Everything else is a `Misfit`: it may be wrong, or only unusual. Whoever asked then reads
-   value by value (`texts`).
-2. Null stays null.
+Rule: a column is taken if every text in it is null or of the plainest form of its type: a number as digits, a date as 2020-01-31, a time as
+2020-01-31T23:59:59.123 (or with a blank in the middle), with Z or nothing behind it. Otherwise `OnlySpark` is raised, and the caller reads value by value
+(`parse_values`).
 """
 
 from __future__ import annotations
@@ -14,19 +12,13 @@ import decimal
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from millstream.sources.filereading.errors import OnlySpark
+
 _TIME = r"^[0-9]{4}-[0-9]{2}-[0-9]{2}[T ](?:[01][0-9]|2[0-3]):[0-5][0-9]:[0-5][0-9](?:\.[0-9]{1,6})?"
 _DATE = r"^[0-9]{4}-[0-9]{2}-[0-9]{2}$"
 _NUMBER = r"^-?[0-9]{1,300}(?:\.[0-9]{1,300})?(?:[eE][+-]?[0-9]{1,2})?$"
 _INTEGER = r"^-?[0-9]{1,18}$"
 _WIDE = decimal.Context(prec=100)
-
-
-class Misfit(Exception):
-    """A value that does not fit its column. what: for people."""
-
-    def __init__(self, what: str = "") -> None:
-        super().__init__(what)
-        self.what = what
 
 
 def cast(array: pa.Array, wanted: pa.DataType, zone: str) -> pa.Array:
@@ -47,12 +39,12 @@ def cast(array: pa.Array, wanted: pa.DataType, zone: str) -> pa.Array:
     if t.is_boolean(wanted):
         lower = pc.utf8_lower(array)
         if not pc.all(pc.is_in(lower, pa.array(["true", "false", None])), min_count=0).as_py():
-            raise Misfit
+            raise OnlySpark
         return pc.equal(lower, "true")
     if t.is_large_string(wanted):
         return array.cast(wanted)
     if not (t.is_signed_integer(wanted) or t.is_floating(wanted) or t.is_decimal(wanted)):
-        raise Misfit
+        raise OnlySpark
     _check(array, _INTEGER if t.is_signed_integer(wanted) else _NUMBER)
     return checked(array.cast(wanted)) if t.is_decimal(wanted) else array.cast(wanted)
 
@@ -62,10 +54,10 @@ def checked(array: pa.Array) -> pa.Array:
     kind = array.type
     most = pa.scalar(decimal.Decimal(10**kind.precision - 1).scaleb(-kind.scale, _WIDE), kind)
     if not pc.all(pc.less_equal(pc.abs(array), most), min_count=0).as_py():
-        raise Misfit
+        raise OnlySpark
     return array
 
 
 def _check(array: pa.Array, pattern: str) -> None:
     if not pc.all(pc.match_substring_regex(array, pattern), min_count=0).as_py():
-        raise Misfit
+        raise OnlySpark

@@ -4,7 +4,7 @@ Rules
 1. Between two offsets there is always the same. What an epoch reads is decided by `plan` on the driver and stands in its manifest, as the offset at its
    end; where the next one begins is what the last manifest says. Nothing is written before the epoch is committed, and an epoch that was not committed is
    planned anew, perhaps with more.
-2. A piece can be read anywhere: in a task on any host, or on the driver. Pieces and the reader itself are pickled to the tasks, without what they
+2. A split can be read anywhere: in a task on any host, or on the driver. Splits and the reader itself are pickled to the tasks, without what they
    keep open on the driver.
 3. Offsets are text, JSON by custom. They are compared for equality and never looked into by the engine.
 """
@@ -22,15 +22,15 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
 
-class Take(msgspec.Struct, frozen=True):
+class SplitPlan(msgspec.Struct, frozen=True):
     """What one epoch reads of one source, up to the offset `end`.
 
-    pieces: what is to be read, each by one task; none if nothing is new. size: about how many bytes that is. names: the files that are read with it
+    splits: what is to be read, each by one task; none if nothing is new. size: about how many bytes that is. names: the files that are read with it
     (name to time of modification), which a manifest keeps for ever; gone: names that need not be kept any longer.
     """
 
     end: str
-    pieces: Sequence[Any] = ()
+    splits: Sequence[Any] = ()
     size: int = 0
     names: Mapping[str, int] = {}
     gone: Sequence[str] = ()
@@ -46,23 +46,23 @@ class PlannedReader:
 
     def begin(self, names: Mapping[str, int], bounded: bool) -> None:
         """Driver, at the start of a run, before the first `plan`; and again if a run that was being replaced has committed one more epoch.
-        names: what all takes that were committed named and did not take back. bounded: only what is there now is to be read."""
+        names: what all plans that were committed named and did not take back. bounded: only what is there now is to be read."""
 
     def first(self) -> str:
         """Driver, once, for a new checkpoint: the offset to begin at."""
         raise NotImplementedError
 
-    def plan(self, start: str) -> Take:
-        """Driver, before every epoch: what it reads, from an offset on; everything there is, or as much as one epoch may have. A take that comes
-        back to `start` with no pieces says that nothing is new. May be called again with the same start if the last take was not committed."""
+    def plan(self, start: str) -> SplitPlan:
+        """Driver, before every epoch: what it reads, from an offset on; everything there is, or as much as one epoch may have. A plan that
+        ends at `start` with no splits says that nothing is new. May be called again with the same start if the last plan was not committed."""
         raise NotImplementedError
 
-    def read(self, piece: Any) -> Iterator[pa.RecordBatch]:
-        """Task or driver: the rows of a piece. InputError (or what the JVM's reader would raise as one) names the file and what is wrong."""
+    def read(self, split: Any) -> Iterator[pa.RecordBatch]:
+        """Task or driver: the rows of a split. InputError (or what the JVM's reader would raise as one) names the file and what is wrong."""
         raise NotImplementedError
 
-    def origin(self, piece: Any) -> str:
-        """Task or driver: the file that a piece comes from, as Spark's input_file_name() has it; "" for sources without files."""
+    def origin(self, split: Any) -> str:
+        """Task or driver: the file that a split comes from, as Spark's input_file_name() has it; "" for sources without files."""
         return ""
 
     def refused(self, text: str) -> InputError | None:
@@ -82,13 +82,8 @@ class PlannedReader:
         return {}
 
     def files_read(self) -> set[str]:
-        """Driver, likewise: those (as `files` names them) that some take had, be it committed or under way."""
+        """Driver, likewise: those (as `files` names them) that some plan had, be it committed or under way."""
         return set()
-
-    def adopt(self, offset: str, folder: str) -> Take:
-        """Driver, once, for a checkpoint whose epochs were planned by Spark: what Spark's log says, as a take without pieces: the offset in our
-        words, and the names. folder: what Spark kept for this source."""
-        return Take(offset)
 
     def close(self) -> None:
         """Driver, once, at the end of a run. May be called twice."""

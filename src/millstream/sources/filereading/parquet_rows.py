@@ -20,7 +20,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from millstream.sources.filereading.refusal import refusal
+from millstream.sources.filereading.errors import input_error
 
 _ROWS = 65_536
 _LEGACY = (b"org.apache.spark.legacyDateTime", b"org.apache.spark.legacyINT96")
@@ -28,7 +28,7 @@ _VERSION = b"org.apache.spark.version"
 _OLD_DAY, _OLD_MOMENT = -141_427, -2_208_988_800_000_000  # 1582-10-15, 1900-01-01
 
 
-class _Misfit(Exception):
+class _OtherType(Exception):
     pass
 
 
@@ -63,13 +63,13 @@ class ParquetRows:
             with pq.ParquetFile(path, arrow_extensions_enabled=False, coerce_int96_timestamp_unit="us") as file:
                 yield from self._rows(path, file, range(start, file.num_row_groups if end is None else end))
         except pa.ArrowException as error:
-            raise refusal(path, f"this is not a Parquet file, or it is damaged: {error}") from error
+            raise input_error(path, f"this is not a Parquet file, or it is damaged: {error}") from error
 
     def _rows(self, path: str, file: Any, groups: range) -> Iterator[pa.RecordBatch]:
         try:
             found = [_matching(field.name, file.schema_arrow) for field in self.schema]
-        except _Misfit as misfit:
-            raise refusal(path, str(misfit)) from None
+        except _OtherType as misfit:
+            raise input_error(path, str(misfit)) from None
         names = [field.name for field in found if field is not None]
         if not names:
             for group in groups:
@@ -88,9 +88,9 @@ class ParquetRows:
                     arrays.append(_fitted(batch.column(there.name), field.type, raw))
                     if old:
                         _check_calendar(arrays[-1])
-                except (_Misfit, pa.ArrowException) as misfit:
+                except (_OtherType, pa.ArrowException) as misfit:
                     what = f": {misfit}" if str(misfit) else ""
-                    raise refusal(
+                    raise input_error(
                         path, f"column {field.name!r} is {there.type} in the file, and {field.type} in the schema{what}"
                     ) from None
             yield pa.RecordBatch.from_arrays(arrays, schema=self.schema)
@@ -100,7 +100,7 @@ def _matching(name: str, fields: Any) -> pa.Field | None:
     """The field of a file's schema, or of a struct in it, that a column is read from."""
     found = [field for field in fields if field.name.lower() == name.lower()]
     if len(found) > 1:
-        raise _Misfit(f"it has {' and '.join(repr(field.name) for field in found)}, and the schema asks for {name!r}")
+        raise _OtherType(f"it has {' and '.join(repr(field.name) for field in found)}, and the schema asks for {name!r}")
     return found[0] if found else None
 
 
@@ -141,7 +141,7 @@ def _cast(array: pa.Array, wanted: pa.DataType, raw: bool) -> pa.Array:
     if t.is_date(kind) and (t.is_date(wanted) or wanted == pa.timestamp("us")):
         return array.cast(pa.date32()).cast(wanted)
     if not _takes(kind, wanted):
-        raise _Misfit
+        raise _OtherType
     return array.cast(wanted)  # which refuses values that do not fit
 
 
@@ -190,4 +190,4 @@ def _check_calendar(array: pa.Array) -> None:
     elif t.is_date(kind) or t.is_timestamp(kind):
         least = pc.min(array.cast(pa.int32() if t.is_date(kind) else pa.int64())).as_py()
         if least is not None and least < (_OLD_DAY if t.is_date(kind) else _OLD_MOMENT):
-            raise _Misfit("it has dates of the old calendar, which only Spark's reader turns into the new one")
+            raise _OtherType("it has dates of the old calendar, which only Spark's reader turns into the new one")

@@ -7,15 +7,24 @@ import unicodedata
 
 from millstream.errors import InputError
 
-#: What whoever feeds the stream can do.
+#: What an operator can do.
 ADVICE = (
     "an injected stream cannot be read; nothing of this epoch was committed. Fix or remove the file, and run again; or send such rows to a stream, with "
     "compute(..., on_error=ms.DEAD_LETTER) for every computation that reads it, and pipeline.emit(pipeline.dead_letters(NAME), SINK) to keep them."
 )
+WAY_OUT = "only Spark reads this. Write it in the plain form, or run without resident=True"
 _MOST = 300
 
 
-def refusal(path: str, what: str, line: int | None = None, text: str | None = None) -> InputError:
+class Malformed(ValueError):
+    """A value or a line that does not fit, for Spark neither."""
+
+
+class OnlySpark(ValueError):
+    """A value or a line in a form of which we are not certain what Spark's reader makes."""
+
+
+def input_error(path: str, what: str, line: int | None = None, text: str | None = None) -> InputError:
     """The error for a file, perhaps for one line of it."""
     where = address(path) if line is None else f"{address(path)}, line {line}"
     shown = "" if text is None else f": {text[:_MOST]}{'...' if len(text) > _MOST else ''}"

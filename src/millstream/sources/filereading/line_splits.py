@@ -3,8 +3,8 @@
 Rules
 1. A line ends with "\\n", "\\r\\n" or "\\r", whichever comes, as Hadoop's reader has it. What comes out has "\\n" alone.
 2. A byte order mark at the beginning of the file is left out.
-3. A piece of a file is a range of bytes. It has those runs between two "\\n" that begin in it. So pieces that lie side by side have every line once.
-4. A compressed file (told by the end of its name, as Spark does) is one piece. It is unpacked block by block, and its length is that of what is in it:
+3. A split of a file is a range of bytes. It has those runs between two "\\n" that begin in it. So splits that lie side by side have every line once.
+4. A compressed file (told by the end of its name, as Spark does) is one split. It is unpacked block by block, and its length is that of what is in it:
    what an epoch may have, and what is little enough for the driver, is a matter of memory.
 5. A line is at most `LONGEST` bytes: a file that has no ends of lines is an error, and not a reason to hold all of it.
 """
@@ -21,7 +21,7 @@ from functools import lru_cache, partial
 from typing import Any, BinaryIO, cast
 
 from millstream.errors import InputError
-from millstream.sources.filereading.refusal import refusal
+from millstream.sources.filereading.errors import input_error
 
 _BLOCK = 4 << 20
 _MARK = b"\xef\xbb\xbf"
@@ -48,7 +48,7 @@ def _opened(path: str) -> BinaryIO:
     if path.endswith(".deflate"):
         return cast(BinaryIO, io.BufferedReader(_Inflated(path)))
     if path.endswith(_OTHERS):
-        raise refusal(path, "it is compressed in a way that only Spark reads. Use .gz, .bz2 or no compression")
+        raise input_error(path, "it is compressed in a way that only Spark reads. Use .gz, .bz2 or no compression")
     return open(path, "rb", buffering=0)
 
 
@@ -79,7 +79,7 @@ class _Inflated(io.RawIOBase):
 
 
 def blocks(path: str, start: int = 0, end: int | None = None, size: int = _BLOCK) -> Iterator[bytes]:
-    """The lines of a piece in blocks of about so many bytes. Every block ends with "\\n" (added to the last line if it has none) and begins with a line.
+    """The lines of a split in blocks of about so many bytes. Every block ends with "\\n" (added to the last line if it has none) and begins with a line.
 
     >>> import tempfile
     >>> with tempfile.NamedTemporaryFile() as file:
@@ -129,7 +129,7 @@ def _joined(parts: Sequence[bytes]) -> bytes:
 
 
 def _too_long(path: str, begins: int) -> InputError:
-    return refusal(
+    return input_error(
         path,
         f"a line that begins at byte {begins:,} is longer than {LONGEST:,} bytes. Each record stands on a line of its own, which ends with a line feed: "
         f"is this one document over many lines, or no text at all?",
@@ -153,7 +153,7 @@ def _ends(block: bytes) -> bytes:
     return block if block.endswith(b"\n") else block + b"\n"
 
 
-def pieces(path: str, length: int, size: int) -> list[tuple[int, int | None]]:
+def splits(path: str, length: int, size: int) -> list[tuple[int, int | None]]:
     """The ranges that a file of some length is read in."""
     if length <= size * 3 // 2 or is_compressed(path):
         return [(0, None)]
