@@ -30,7 +30,7 @@ class Bystander:
 
     def __init__(self, sink: SinkProcess) -> None:
         self.sink = sink
-        self.client = WorkerClient.connect(sink.address, "bystander", timeout=5)
+        self.client = WorkerClient.connect(sink.address, "bystander", timeout="5s")
         self.done = b""
 
     def works(self) -> None:
@@ -146,7 +146,7 @@ def test_names_with_slashes_stay_inside(sink: SinkProcess, bystander: Bystander,
 
 
 def test_ten_thousand_connections_stop_nobody(nursery: Nursery, tmp_path: Path) -> None:
-    with SinkProcess(nursery, tmp_path / "sink", server={"sessions": 20, "strangers": 20}) as sink:
+    with SinkProcess(nursery, tmp_path / "sink", server={"sessions": 20, "unauthenticated": 20}) as sink:
         bystander = Bystander(sink)
         bystander.works()
         process = psutil.Process(sink.pid)
@@ -169,7 +169,7 @@ def test_ten_thousand_connections_stop_nobody(nursery: Nursery, tmp_path: Path) 
             for peer in crowd:
                 peer.close()
         bystander.works()
-        with WorkerClient.connect(sink.address, "newcomer", timeout=5, patience=5) as newcomer:
+        with WorkerClient.connect(sink.address, "newcomer", timeout="5s", patience="5s") as newcomer:
             assert newcomer.offset == 0
         assert threads <= 20 + 2 * 20 + 4
         assert process.memory_info().rss - before < 32 * MEGABYTE

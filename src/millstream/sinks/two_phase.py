@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from millstream.core.time import duration
+from millstream.core.time import Duration, duration
 from millstream.errors import SinkError, SinkRefused
 from millstream.sinks.base import DriverContext, Part, Sink, SinkRow, TaskContext
 from millstream.sinks.files import check_numbers, plain
@@ -61,14 +61,14 @@ class TwoPhaseSink(Sink):
     takes_back = True
 
     def __init__(
-        self, address: str, cookie: str, tls: Tls | None, encode: Callable[[SinkRow], bytes] | None, timeout: float, patience: float
+        self, address: str, cookie: str, tls: Tls | None, encode: Callable[[SinkRow], bytes] | None, timeout: Duration, patience: Duration
     ) -> None:
         self.address = address
         self.cookie = cookie
         self.tls = tls
         self.encode = encode
-        self.timeout = timeout
-        self.patience = patience
+        self.timeout, self.patience = timeout, patience
+        duration(timeout), duration(patience)  # which refuse what has no unit
         self._open: dict[str, WorkerClient] = {}  # driver: names taken over between the phases
         self._stats = TwoPhaseStats()
 
@@ -216,15 +216,15 @@ def connector(
     cookie: str = "",
     tls: Tls | None = None,
     encode: Callable[[SinkRow], bytes] | None = None,
-    timeout: str | int = "30s",
-    patience: str | int = "30s",
+    timeout: Duration = "30s",
+    patience: Duration = "30s",
 ) -> TwoPhaseSink:
     """A sink over TCP that commits with the epoch: exactly once in whatever stands behind `millstream sink`, or any program that speaks the protocol.
 
     encode: what a row becomes, by default a JSON line with key, timestamp and value. timeout: for every answer of the sink. patience: how long to try while
     it is away, before the epoch fails. The sink must be reachable from every worker and from the driver. docs/connector.md tells more.
 
-    >>> connector("127.0.0.1:7400", cookie="secret").describe()
-    'the sink at 127.0.0.1:7400'
+    >>> connector("127.0.0.1:7402", cookie="secret").describe()
+    'the sink at 127.0.0.1:7402'
     """
-    return TwoPhaseSink(address, cookie, tls, encode, duration(timeout) / 1000, duration(patience) / 1000)
+    return TwoPhaseSink(address, cookie, tls, encode, timeout, patience)

@@ -10,7 +10,6 @@ Rules
 
 from __future__ import annotations
 
-import json
 import os
 import re
 from collections.abc import Sequence
@@ -19,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from millstream.core.time import duration
-from millstream.errors import CheckpointError, DefinitionError
+from millstream.errors import DefinitionError
 from millstream.sources.base import Source
 
 if TYPE_CHECKING:
@@ -117,11 +116,9 @@ class PushedSource(Source):
         """An epoch is committed whose end for this source is this offset, as Spark wrote it (driver, after every commit; again does no harm)."""
         if self._server is None or offset.strip() in ("-", ""):
             return
-        try:
-            position = json.loads(offset)["position"]
-        except (ValueError, TypeError, KeyError):
-            raise CheckpointError(f"{offset!r} is not an offset of this source ({self.describe()})") from None
-        self._server.acknowledge(position)
+        from millstream.connector.intake.reader import IntakeOffset
+
+        self._server.acknowledge(IntakeOffset.read(offset).position)
 
     def watermark(self) -> int | None:
         """For `ms.watermarks.declared(source.watermark)`: how far event time is complete, by what the pushers have declared; None says nothing yet."""

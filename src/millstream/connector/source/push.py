@@ -12,7 +12,7 @@ Rules
    bounded by `most` bytes: then `send` waits. What is not acknowledged when the process dies is the caller's to send again, from the point that `notify` tells.
 2. Ids of a stream increase. An id that is not above the acknowledged point is not sent, and `send` says so: whoever can only start from the
    beginning may do that.
-3. A server that is away, or says RESTART, is tried again, here or where it says, for `patience` seconds (None: for ever). A stream that is active elsewhere
+3. A server that is away, or says RESTART, is tried again, here or where it says, for `patience` (None: for ever). A stream that is active elsewhere
    likewise. What the server says with ERROR is final.
    RESTART is followed to the host of the address that was given, to those in `hosts`, and with TLS, which checks who answers, to any. It is not followed
    elsewhere: the cookie and the messages would go to whoever says so. When the connection to the new address fails, the one that was given is tried, and
@@ -46,6 +46,7 @@ from millstream.connector.source.protocol.tables import ClientStream, Line, Push
 from millstream.connector.wire import messages as m
 from millstream.connector.wire.codec import encode, message_head
 from millstream.connector.wire.decoder import Decoder
+from millstream.core.time import Duration, duration
 from millstream.errors import DefinitionError, InputError, LocalProtocolError, MillstreamError, NetworkError, RemoteProtocolError
 from millstream.network import Tls, client_context, keep_alive, parse_address
 
@@ -80,8 +81,8 @@ class PushClient:
         tls: Tls | None = None,
         program: str = "millstream",
         instance: str | None = None,
-        timeout: float = 30.0,
-        patience: float | None = 120.0,
+        timeout: Duration = "30s",
+        patience: Duration | None = "2m",
         most: int = 64 << 20,
         hosts: Sequence[str] = (),
     ) -> None:
@@ -92,7 +93,8 @@ class PushClient:
         self.instance = f"{socket.gethostname()}-{os.getpid()}-{secrets.token_hex(4)}" if instance is None else instance
         self._program, self._cookie = program, cookie
         self._context = None if tls is None else client_context(tls)
-        self._timeout, self._patience, self._most = timeout, patience, most
+        self._timeout, self._most = duration(timeout) / 1000, most
+        self._patience = None if patience is None else duration(patience) / 1000
         self._changed = threading.Condition()  # guards everything below
         self._streams: dict[str, Outgoing] = {}
         self._numbers: dict[int, Outgoing] = {}
@@ -167,10 +169,12 @@ class PushClient:
             self._announced(stream).end()
             self._wake()
 
-    def wait(self, timeout: float | None = None) -> bool:
+    def wait(self, timeout: Duration | None = None) -> bool:
         """Waits until everything sent is acknowledged, which is when the pipeline has committed it. False if time runs out."""
         with self._changed:
-            return self._wait_for(lambda: not any(found.waits for found in self._streams.values()), timeout)
+            return self._wait_for(
+                lambda: not any(found.waits for found in self._streams.values()), None if timeout is None else duration(timeout) / 1000
+            )
 
     def acknowledged(self, stream: str) -> int | None:
         """The last id of a stream that is known to be committed."""

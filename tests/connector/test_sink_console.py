@@ -5,13 +5,13 @@ from __future__ import annotations
 import pytest
 
 from millstream.connector import MemoryOutputs, SinkServer, WorkerClient
-from millstream.connector.sink import narrator
-from millstream.connector.sink.narrator import SinkNarrator
+from millstream.connector.sink import console
+from millstream.connector.sink.console import SinkConsole
 from millstream.errors import SinkError
 
 
 def test_who_comes_and_goes_has_a_line_and_commits_are_one() -> None:
-    told = SinkNarrator()
+    told = SinkConsole()
     with SinkServer(MemoryOutputs(), watcher=told) as server:
         with WorkerClient.connect(server.address, "w") as worker:
             for number in range(3):
@@ -39,8 +39,8 @@ def test_who_comes_and_goes_has_a_line_and_commits_are_one() -> None:
 
 def test_commits_are_gathered_to_one_line_a_second(monkeypatch: pytest.MonkeyPatch) -> None:
     clock = [100.0]
-    monkeypatch.setattr(narrator.time, "monotonic", lambda: clock[0])
-    told = SinkNarrator()
+    monkeypatch.setattr(console.time, "monotonic", lambda: clock[0])
+    told = SinkConsole()
     told.committed("a", 5)
     assert told.take() == ["committed 5 bytes in 1 transaction of 'a'"]
     for worker in "bcdef":
@@ -56,14 +56,14 @@ def test_commits_are_gathered_to_one_line_a_second(monkeypatch: pytest.MonkeyPat
 
 
 def test_a_crowd_is_counted() -> None:
-    told = SinkNarrator()
+    told = SinkConsole()
     for number in range(1000):
         told.came(str(number), "somewhere")
     assert len(lines := told.take()) == 21 and lines[-1] == "980 more have connected, disconnected or were refused"
 
 
 def test_what_peers_say_is_written_so_that_no_terminal_obeys_it() -> None:
-    told = SinkNarrator()
+    told = SinkConsole()
     told.came("\x1b[2J\n", "here")
     told.refused("here", "\x1b]0;x\x07")
     told.committed("\r\x1b[A", 1)

@@ -50,7 +50,7 @@ class _Commits:
         return f"committed {self.size:,} bytes in {self.count:,} transaction{'s' if self.count > 1 else ''} of {', '.join(names)}"
 
 
-class SinkNarrator(Watcher):
+class SinkConsole(Watcher):
     """A watcher that makes lines of it. `take` gives those that are due."""
 
     def __init__(self) -> None:

@@ -16,7 +16,7 @@ from sourcekit import HERE, Committing
 from waiting import until
 
 from millstream.connector.source.push import PushClient, Waiting
-from millstream.connector.source.push_signs import Signs
+from millstream.connector.source.push_console import WaitMessages
 from millstream.connector.source.server import SourceServer
 
 
@@ -29,13 +29,13 @@ def commits(seconds: float) -> Waiting:
 
 
 def test_a_wait_is_told_after_a_second_and_then_every_ten() -> None:
-    signs = Signs()
+    signs = WaitMessages()
     told = [tenth for tenth in range(350) if signs.look(away(tenth / 10)) is not None]
     assert told == [10, 110, 210, 310]
 
 
 def test_the_end_of_a_wait_for_the_server_is_told_and_a_new_wait_begins_anew() -> None:
-    signs = Signs()
+    signs = WaitMessages()
     assert signs.look(away(3)) == "waiting for h:1 to listen (3 s)"
     assert signs.look(None) == "h:1 answers" and signs.look(None) is None
     assert signs.look(commits(1.5)) == "waiting for the pipeline at h:1 to commit 5 bytes (2 s)"
@@ -44,12 +44,12 @@ def test_the_end_of_a_wait_for_the_server_is_told_and_a_new_wait_begins_anew() -
 
 
 def test_a_wait_that_nobody_was_told_of_ends_silently() -> None:
-    signs = Signs()
+    signs = WaitMessages()
     assert [signs.look(away(0.9)), signs.look(None), signs.look(commits(0.9)), signs.look(None)] == [None] * 4
 
 
 def test_a_wait_for_lines_is_told_once_and_not_too_often() -> None:
-    signs = Signs()
+    signs = WaitMessages()
     assert signs.look_at_input("a.txt", 3, 0.9, 100) is None
     assert signs.look_at_input("a.txt", 3, 1.1, 100) == "3 records are committed; waiting for more lines of a.txt"
     assert signs.look_at_input("a.txt", 3, 500, 599) is None  # the same wait
@@ -81,7 +81,7 @@ def test_a_client_knows_what_it_waits_for(tmp_path: Path, free: str) -> None:
         client.send("s", 1, b"one")
         assert waits(client, f"the pipeline at {free} to commit")
         with Committing(server):
-            assert client.wait(10) and client.waiting() is None
+            assert client.wait("10s") and client.waiting() is None
         server.stop()
         until(lambda: waits(client, f"{free} to listen"))
 
@@ -97,7 +97,7 @@ def test_a_client_knows_that_it_waits_for_another(tmp_path: Path) -> None:
 
 def test_a_client_that_is_not_answered_says_so(free: str) -> None:
     host, _, port = free.rpartition(":")
-    with socket.create_server((host, int(port))), PushClient(free, timeout=60) as client:
+    with socket.create_server((host, int(port))), PushClient(free, timeout="60s") as client:
         until(lambda: waits(client, f"{free} to answer"))
 
 

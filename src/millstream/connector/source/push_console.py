@@ -1,4 +1,4 @@
-"""Signs of life of `millstream push`: what it waits for, on stderr.
+"""WaitMessages of life of `millstream push`: what it waits for, on stderr.
 
 Rules
 1. A wait is told when it has lasted for about a second, and again every ten seconds. Nothing is said while lines flow: that the pipeline
@@ -23,7 +23,7 @@ FIRST, AGAIN = 1.0, 10.0
 _LOOK_EVERY = 0.2
 
 
-class Signs:
+class WaitMessages:
     """Decides what to say. `look` is given what is waited for, and returns a line when one is due."""
 
     def __init__(self) -> None:
@@ -66,7 +66,7 @@ class PushProgress:
         self.at = time.monotonic()
 
 
-class Teller:
+class ProgressPrinter:
     """A thread that prints the signs while it is entered."""
 
     def __init__(self, client: PushClient, progress: PushProgress, say: Callable[[str], None] | None = None) -> None:
@@ -75,7 +75,7 @@ class Teller:
         self._stopping = threading.Event()
         self._thread = threading.Thread(target=self._run, name="millstream-push-signs", daemon=True)
 
-    def __enter__(self) -> Teller:
+    def __enter__(self) -> ProgressPrinter:
         self._thread.start()
         return self
 
@@ -84,7 +84,7 @@ class Teller:
         self._thread.join()
 
     def _run(self) -> None:
-        signs, progress = Signs(), self._progress
+        signs, progress = WaitMessages(), self._progress
         while not self._stopping.wait(_LOOK_EVERY):
             found, now = self._client.waiting(), time.monotonic()
             if found is not None and not found.is_away:

@@ -1,9 +1,9 @@
 """Who has a worker's name at a sink server, and who has left it.
 
 Rules
-1. A name has one seat and one line before it. Who comes is put at the end of the line: a connection that has said HELLO, and a leaving that was said with
+1. A name has one holder and one line before it. Who comes is put at the end of the line: a connection that has said HELLO, and a leaving that was said with
    WORKERS_LEFT. Each has its turn when all before it have come to rest, and they never change places.
-2. Who comes cuts off the connection that has the name, seated or still in line, and its unread input is dropped. To refuse the new one instead would let a
+2. Who comes cuts off the connection that has the name, or is still in line for it, and its unread input is dropped. To refuse the new one instead would let a
    half-open socket keep a worker out for ever. Only who comes with a lower fence is refused, and cuts nobody off.
 3. So a leaving is of the life that has the name when the word arrives, whether it is connected or not. Who says HELLO later is a new life:
    it is not cut off, and its turn comes when the old output is put aside. Its fence begins at 0.
@@ -38,7 +38,7 @@ _HANGS = 1.0  # seconds after which a connection that was cut is not left the ti
 
 
 class CutOff(Protocol):
-    """A connection, as far as it concerns its seat."""
+    """A connection, as far as its name is concerned."""
 
     is_cut: bool
 
@@ -78,15 +78,15 @@ class _Line:
         return turn
 
 
-class Seat:
-    """A connection in its seat."""
+class Registration:
+    """A connection that holds its name."""
 
     def __init__(self, connection: CutOff, since: int) -> None:
         self.connection, self.since = connection, since
 
 
-class Seats:
-    """The seats of all names."""
+class NameRegistry:
+    """Who holds which name."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()  # of everything below
@@ -99,15 +99,15 @@ class Seats:
         return name in self._lines
 
     @contextlib.contextmanager
-    def sit(self, name: str, connection: CutOff, fence: int) -> Iterator[Seat]:
-        """The seat of a name, when it is our turn. We may have been cut off by then."""
+    def hold(self, name: str, connection: CutOff, fence: int) -> Iterator[Registration]:
+        """Holds a name, from when it is our turn. We may have been cut off by then."""
         with self._lock:
             line = self._lines.setdefault(name, _Line())
             if fence < line.fence:
                 raise RemoteProtocolError(too_low(fence, line.fence))
             line.fence = fence
             turn = line.join(connection, fenced("another connection has this worker's name now"))
-            place = Seat(connection, next(self._clock))
+            place = Registration(connection, next(self._clock))
         try:
             turn.wait()
             yield place
@@ -127,7 +127,7 @@ class Seats:
 
     # ---- leaving
 
-    def leave(self, teller: Seat, names: Sequence[str], archive: Callable[[str], None]) -> None:
+    def leave(self, teller: Registration, names: Sequence[str], archive: Callable[[str], None]) -> None:
         """Rules 3 to 7: these have left. Returns when their outputs are put aside."""
         with self._lock:
             if teller.connection.is_cut:
@@ -142,7 +142,7 @@ class Seats:
                 if turn.failure is not None:
                     raise SinkError(f"the output of worker {name!r}, which has left, cannot be put aside: {turn.failure}")
 
-    def _said(self, teller: Seat, name: str) -> tuple[str, _Line | None, _Turn | None]:
+    def _said(self, teller: Registration, name: str) -> tuple[str, _Line | None, _Turn | None]:
         """A word about a name: the line and turn of a new leaving, or the turn of the one that it repeats, if that is not done."""
         line = self._lines.get(name)
         said, speakers = self._left.get(name, (-1, set()))

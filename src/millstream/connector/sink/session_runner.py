@@ -24,7 +24,7 @@ log = logging.getLogger("millstream.connector")
 
 
 class Peer(Protocol):
-    """A connection, as far as it concerns its lane. Once it is cut off, what is not decoded is dropped."""
+    """A connection, as far as it concerns its runner. Once it is cut off, what is not decoded is dropped."""
 
     is_cut: bool
 
@@ -39,7 +39,7 @@ class Done(msgspec.Struct):
     close: bool = False
 
 
-class Lane:
+class SessionRunner:
     """A session, the decoder of its bytes, and the output of its worker.
 
     `leave` puts aside the outputs of workers that have left, and returns then. `committed` is told how many bytes a transaction has committed.
