@@ -245,7 +245,7 @@ def test_what_cannot_be_put_aside_is_told_and_may_be_said_again() -> None:
         assert [name for name, _ in memory.archived] == ["gone"] and server.stats().repeated_leavings == 0
 
 
-def test_one_message_can_speak_of_a_thousand_workers() -> None:
+def test_one_message_can_speak_of_many_workers() -> None:
     with SinkServer(MemoryOutputs()) as server, WorkerClient.connect(server.address, "w") as worker:
         worker.workers_left([str(number) for number in range(1000)])
         with pytest.raises(SinkError, match="at most 1000"):

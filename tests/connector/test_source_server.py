@@ -16,6 +16,7 @@ from sourcekit import Committing, RawPusher, commit, memory, stored
 from waiting import until
 
 from millstream.connector.intake import writer as intake_module
+from millstream.connector.source.protocol.outgoing import Outgoing
 from millstream.connector.source.protocol.session import WATERMARK_KEY, Needs
 from millstream.connector.source.push import PushClient
 from millstream.connector.source.server import SourceServer
@@ -246,15 +247,22 @@ def test_declared_watermarks_count_when_what_is_before_them_is_committed(server:
         until(lambda: server.watermark() == 90)
 
 
-def test_a_watermark_is_declared_again_after_a_reconnect(tmp_path: Path) -> None:
-    first = SourceServer(tmp_path).start()
+@pytest.mark.parametrize("again", [True, False])
+def test_a_watermark_is_declared_again_after_a_reconnect(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, again: bool) -> None:
+    """It was received, and not committed, when the server went: the next one has a log of its own, and hears of it only if it is said again."""
+    first = SourceServer(tmp_path / "first").start()
     with PushClient(first.address) as client:
         client.notify("a")
-        until(lambda: first.stats().streams == 1)
-        first.stop()
         client.declare("a", 77)
-        with SourceServer(tmp_path, first.address) as second, Committing(second):
-            until(lambda: second.watermark() == 77)
+        until(lambda: first.stats().received == 1)
+        if not again:  # the twin: a client that forgets what it has promised
+            monkeypatch.setattr(Outgoing, "_mark", lambda self, watermark: 0)
+        first.stop()
+        with SourceServer(tmp_path / "second", first.address) as second, Committing(second):
+            until(lambda: second.stats().streams == 1)
+            client.send("a", 1, b"x")
+            assert client.wait("10s")
+            assert second.watermark() == (77 if again else None)
 
 
 def test_what_the_server_knows_survives_a_restart(tmp_path: Path) -> None:

@@ -39,7 +39,7 @@ from millstream.connector.wire.codec import encode, message_head
 from millstream.connector.wire.decoder import Decoder
 from millstream.core.time import Duration, duration
 from millstream.errors import RemoteProtocolError, SinkError, SinkRefused
-from millstream.network import Tls, client_context, keep_alive, parse_address
+from millstream.network import Tls, client_context, dial
 
 #: Bytes are sent in messages of about this size, and never more than twice of it.
 MESSAGE_SIZE = 256 << 10
@@ -223,13 +223,8 @@ class WorkerClient:
         at = self._session.offset
         self._session = WorkerSession(self.name, self._cookie, self._program)
         self._decoder = Decoder(_ANSWER_LIMIT)
-        host, port = parse_address(self.address)
         try:
-            plain = socket.create_connection((host, port), self._timeout)
-            keep_alive(plain)
-            self._socket = plain
-            if self._context is not None:
-                self._socket = self._context.wrap_socket(plain, server_hostname=host)
+            self._socket = dial(self.address, self._timeout, self._context)
         except (OSError, ssl.SSLError) as error:
             text = f"the sink at {self.address} cannot be reached: {error}"
             if isinstance(error, ssl.SSLError) and not isinstance(error, (ssl.SSLEOFError, ssl.SSLZeroReturnError)):

@@ -48,7 +48,7 @@ from millstream.connector.wire.codec import encode, message_head
 from millstream.connector.wire.decoder import Decoder
 from millstream.core.time import Duration, duration
 from millstream.errors import DefinitionError, InputError, LocalProtocolError, MillstreamError, NetworkError, RemoteProtocolError
-from millstream.network import Tls, client_context, keep_alive, parse_address
+from millstream.network import Tls, client_context, dial, parse_address
 
 _log = logging.getLogger("millstream.connector")
 _ANSWER_LIMIT = 1 << 20
@@ -258,7 +258,8 @@ class PushClient:
             while self._closing is None:
                 session = PushSession(self._program, self.instance, self._cookie)
                 try:
-                    with self._dial() as sock, selectors.DefaultSelector() as self._selector:
+                    with dial(self.address, self._timeout, self._context) as sock, selectors.DefaultSelector() as self._selector:
+                        sock.setblocking(False)
                         self._selector.register(sock, selectors.EVENT_READ)
                         self._selector.register(self._wake_read, selectors.EVENT_READ)
                         self._talk(sock, session)
@@ -319,19 +320,6 @@ class PushClient:
             )
             address = self._given
         self.address, self._other = address, self._given
-
-    def _dial(self) -> socket.socket:
-        host, port = parse_address(self.address)
-        sock = socket.create_connection((host, port), self._timeout)
-        try:
-            keep_alive(sock)
-            if self._context is not None:
-                sock = self._context.wrap_socket(sock, server_hostname=host)
-        except BaseException:
-            sock.close()
-            raise
-        sock.setblocking(False)
-        return sock
 
     def _talk(self, sock: socket.socket, session: PushSession) -> None:
         """Until the connection ends, from our side or theirs."""

@@ -5,7 +5,7 @@ Rules
    case alone are an error.
 2. A value of another type is taken where Spark takes it and nothing is lost (`_cast`). Every other difference between the types of the file and of the
    schema is an error, even where Spark would read something: a number as a date, or the low bits of a number that is too large.
-3. Dates before 1582 and times before 1900 in files of Spark 2, which counted by another calendar, are an error.
+3. A file of Spark 2 with dates or times, which may count by another calendar, is an error.
 4. A file without a single byte has no rows.
 """
 
@@ -20,12 +20,11 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from millstream.sources.filereading.errors import input_error
+from millstream.sources.filereading.errors import WAY_OUT, input_error
 
 _ROWS = 65_536
 _LEGACY = (b"org.apache.spark.legacyDateTime", b"org.apache.spark.legacyINT96")
 _VERSION = b"org.apache.spark.version"
-_OLD_DAY, _OLD_MOMENT = -141_427, -2_208_988_800_000_000  # 1582-10-15, 1900-01-01
 
 
 class _OtherType(Exception):
@@ -76,7 +75,8 @@ class ParquetRows:
                 count = file.metadata.row_group(group).num_rows
                 yield pa.RecordBatch.from_arrays([pa.nulls(count, field.type) for field in self.schema], schema=self.schema)
             return
-        old = _is_old(file.metadata.metadata or {})
+        if _is_old(file.metadata.metadata or {}) and any(field is not None and _has_dates(field.type) for field in found):
+            raise input_error(path, f"it was written by Spark 2, and its dates may be of the old calendar: {WAY_OUT}")
         raw = all(file.schema.column(at).physical_type != "INT96" for at in range(len(file.schema)))
         for batch in file.iter_batches(_ROWS, row_groups=list(groups), columns=names, use_threads=False):
             arrays = []
@@ -86,8 +86,6 @@ class ParquetRows:
                     continue
                 try:
                     arrays.append(_fitted(batch.column(there.name), field.type, raw))
-                    if old:
-                        _check_calendar(arrays[-1])
                 except (_OtherType, pa.ArrowException) as misfit:
                     what = f": {misfit}" if str(misfit) else ""
                     raise input_error(
@@ -177,17 +175,6 @@ def _is_old(metadata: dict[bytes, bytes]) -> bool:
     return any(key in metadata for key in _LEGACY) or metadata.get(_VERSION, b"9").split(b".")[0] in (b"1", b"2")
 
 
-def _check_calendar(array: pa.Array) -> None:
-    kind, t = array.type, pa.types
-    if t.is_struct(kind):
-        for at in range(kind.num_fields):
-            _check_calendar(array.field(at))
-    elif t.is_list(kind):
-        _check_calendar(array.flatten())
-    elif t.is_map(kind):
-        _check_calendar(array.keys)
-        _check_calendar(array.items)
-    elif t.is_date(kind) or t.is_timestamp(kind):
-        least = pc.min(array.cast(pa.int32() if t.is_date(kind) else pa.int64())).as_py()
-        if least is not None and least < (_OLD_DAY if t.is_date(kind) else _OLD_MOMENT):
-            raise _OtherType("it has dates of the old calendar, which only Spark's reader turns into the new one")
+def _has_dates(kind: pa.DataType) -> bool:
+    inner = [kind.field(at).type for at in range(kind.num_fields)]
+    return bool(pa.types.is_date(kind) or pa.types.is_timestamp(kind) or any(map(_has_dates, inner)))

@@ -53,7 +53,8 @@ def parser(kind: pa.DataType, zone: str) -> Parser:
     if t.is_date(kind):
         return date
     if t.is_timestamp(kind):
-        return lambda text: timestamp(text, None if kind.tz is None else ZoneInfo(zone))
+        own = None if kind.tz is None else ZoneInfo(zone)
+        return lambda text: timestamp(text, own)
     raise AssertionError(kind)
 
 

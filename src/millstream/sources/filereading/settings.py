@@ -17,50 +17,29 @@ import msgspec
 from millstream.sources.filereading.errors import OnlySpark
 from millstream.sources.schema import Kind, columns
 
+
+def _values(text: str) -> dict[str, set[str]]:
+    """Of options with their values, all in lower case."""
+    return {option: set(values.split("|")) for option, _, values in (word.partition("=") for word in text.split())}
+
+
 #: What decides only what Spark infers or keeps in memory: any value does, because a schema is given.
-_IDLE = {
-    "inferschema",
-    "samplingratio",
-    "prefersdecimal",
-    "primitivesasstring",
-    "dropfieldifallnull",
-    "preferdate",
-    "mergeschema",
-    "ignorenullfields",
-    "maxcachedfiles",
-    "discardcachedinputratio",
-    "filenameonly",
-    "enforceschema",
-}
+_IDLE = _values(
+    "inferschema samplingratio prefersdecimal primitivesasstring dropfieldifallnull preferdate mergeschema ignorenullfields maxcachedfiles "
+    "discardcachedinputratio filenameonly enforceschema"
+)
 #: By option, the values (in lower case) that are Spark's default, or the same to us.
-_SAME = {
-    "latestfirst": {"false"},
-    "cleansource": {"off"},
-    "recursivefilelookup": {"false"},
-    "ignorecorruptfiles": {"false"},
-    "ignoremissingfiles": {"false"},
-    "multiline": {"false"},
-    "encoding": {"utf-8", "utf8"},
-    "charset": {"utf-8", "utf8"},
-    "locale": {"en-us"},
-    "mode": {"failfast", "dropmalformed"},
-}
-_SAME_JSON = {
-    "allowcomments": {"false"},
-    "allowunquotedfieldnames": {"false"},
-    "allowsinglequotes": {"true"},
-    "allownumericleadingzeros": {"false"},
-    "allowbackslashescapinganycharacter": {"false"},
-    "allowunquotedcontrolchars": {"false"},
-    "allownonnumericnumbers": {"true"},
-}
-_SAME_CSV = {
-    "ignoreleadingwhitespace": {"false"},
-    "ignoretrailingwhitespace": {"false"},
-    "columnpruning": {"true", "false"},
-    "comment": set[str](),
-    "unescapedquotehandling": {"stop_at_delimiter"},
-}
+_SAME = _values(
+    "latestfirst=false cleansource=off recursivefilelookup=false ignorecorruptfiles=false ignoremissingfiles=false multiline=false "
+    "encoding=utf-8|utf8 charset=utf-8|utf8 locale=en-us mode=failfast|dropmalformed"
+)
+_SAME_JSON = _values(
+    "allowcomments=false allowunquotedfieldnames=false allowsinglequotes=true allownumericleadingzeros=false "
+    "allowbackslashescapinganycharacter=false allowunquotedcontrolchars=false allownonnumericnumbers=true"
+)
+_SAME_CSV = _values(
+    "ignoreleadingwhitespace=false ignoretrailingwhitespace=false columnpruning=true|false unescapedquotehandling=stop_at_delimiter"
+)
 _UNITS = {"us": 1e-3, "ms": 1, "s": 1000, "m": 60_000, "min": 60_000, "h": 3_600_000, "d": 86_400_000, "": 1}
 _AGE = re.compile(r"([0-9]+)\s*([a-z]*)$")
 _WEEK = 7 * 86_400_000
