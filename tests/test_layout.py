@@ -36,7 +36,6 @@ LAYERS = {
     "views": 9,
     "faults": 11,
     "extras": 11,
-    "renamed": 11,
     "errors": 11,
 }
 
