@@ -106,14 +106,14 @@ def _reader(spark: Any, data: Path) -> Any:
 
 def floor(spark: Any, data: Path, work: Path) -> list[Epoch]:
     """The same plan (key, shard, shuffle, Arrow, receipts to the driver) with nothing done in the task."""
-    from millstream.engine.spark.query import _frame
+    from millstream.engine.spark.start import _frame
 
     source = ms.sources.files(data, schema=SCHEMA, format="parquet", max_files_per_epoch=1)
     program = pipeline(source, work / "counts", id="id").program()
     loaded = source.load(spark)
-    from millstream.engine.spark import rows
+    from millstream.engine.spark import keyed_rows
 
-    types = [rows.value_type(i, loaded, program.topology) for i in program.topology.injectors.values()]
+    types = [keyed_rows.value_type(i, loaded, program.topology) for i in program.topology.injectors.values()]
     frame = _frame(spark, program, [loaded], types, 2)
 
     def identity(batches: Iterator[Any]) -> Iterator[Any]:

@@ -36,7 +36,7 @@ from millstream.service.live.follow import Follower
 from millstream.service.live.history import ChangeHistory
 from millstream.service.live.server import serve_checkpoint
 from millstream.service.proto import service_pb2 as pb
-from millstream.state.folding import unit_name
+from millstream.state.compaction import unit_name
 from millstream.state.manifest import ComputationState, Manifest, ManifestLog, ShardState
 from millstream.state.segment import SegmentRef, encode_segment
 from millstream.state.storage import LocalStorage

@@ -291,7 +291,7 @@ def _group_cpu(size: int, epochs: int = 60, each: int = 100) -> float:
     from millstream.core.keys import key_text
     from millstream.core.outcome import Times
     from millstream.engine.program import Compiled
-    from millstream.state.memory import MemoryStore
+    from millstream.state.memory_storage import MemoryStore
     from millstream.views.change import INSERT, UPDATE, packed
 
     p = ms.Pipeline("one")

@@ -22,7 +22,7 @@ from typing import Any
 
 import millstream as ms
 from millstream.state.manifest import ManifestLog
-from millstream.state.memory import MemoryStorage
+from millstream.state.memory_storage import MemoryStorage
 from millstream.state.segment import merge
 from millstream.state.storage import open_storage
 

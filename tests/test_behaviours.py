@@ -19,7 +19,7 @@ import pytest
 
 import millstream as ms
 from computations import Windows
-from millstream.simulation.cluster import InputPlan, Simulation
+from millstream.simulation.driver import InputPlan, Simulation
 from millstream.state.manifest import Manifest, ManifestLog
 from millstream.state.storage import open_storage
 

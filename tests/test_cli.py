@@ -20,9 +20,9 @@ from millstream.cli import main
 from millstream.core.time import BEGINNING
 from millstream.errors import DamageError, DefinitionError
 from millstream.readable import listing
-from millstream.simulation.cluster import Driver, Fault, InputPlan, Simulation
+from millstream.simulation.driver import Driver, Fault, InputPlan, Simulation
 from millstream.simulation.local import LocalEngine
-from millstream.state import alive
+from millstream.state import heartbeat
 from millstream.state.manifest import Manifest, ManifestLog
 from millstream.state.storage import LocalStorage, open_storage
 from millstream.status import inspect, view
@@ -221,7 +221,7 @@ def test_status_says_whether_a_driver_is_alive_and_how_fast(
     checkpoint: str, capsys: pytest.CaptureFixture[str], state: str, age: int, says: str
 ) -> None:
     at = int(time.time() * 1000) - age
-    alive.say(open_storage(checkpoint), alive.Alive("1-abcd", at, "mill", 4711, state, 2, 512.5, 40.0, "files in in/"))
+    heartbeat.say(open_storage(checkpoint), heartbeat.Alive("1-abcd", at, "mill", 4711, state, 2, 512.5, 40.0, "files in in/"))
     try:
         assert says in called(capsys, "status", checkpoint)
         found = json.loads(called(capsys, "status", checkpoint, "--json"))
@@ -232,7 +232,7 @@ def test_status_says_whether_a_driver_is_alive_and_how_fast(
         )
         assert (found["status"]["records_per_second"], found["status"]["epoch_millis"]) == (512.5, 40.0)
     finally:
-        open_storage(checkpoint).delete([alive.NAME])
+        open_storage(checkpoint).delete([heartbeat.NAME])
 
 
 def test_status_before_the_first_epoch(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

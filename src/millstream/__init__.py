@@ -27,7 +27,7 @@ from millstream.reducers import (
     top,
 )
 from millstream.state import codec as codecs
-from millstream.views import feeds as changes
+from millstream.views import cdc as changes
 
 __version__ = "0.1.0"
 

@@ -21,9 +21,9 @@ import msgspec
 
 from millstream.engine.program import Compiled, Program
 from millstream.errors import DefinitionError
-from millstream.state import alive, folding
+from millstream.state import compaction, heartbeat
+from millstream.state.queries import states
 from millstream.state.reader import steady
-from millstream.state.rows import states
 from millstream.status import tables
 from millstream.status.narrator import Narrator
 from millstream.status.report import Status, status_of
@@ -141,7 +141,7 @@ class Handle:
             "sinks": {name: {**msgspec.to_builtins(one), "own": sinks[name]} for name, one in epochs.publishing.published.items()},
             "folds": epochs.folds.stats(),
             "replicas": dict(epochs.replicas),
-            "log": folding.stats(epochs.latest) if epochs.latest is not None else {},
+            "log": compaction.stats(epochs.latest) if epochs.latest is not None else {},
         }
         return msgspec.to_builtins(found)  # type: ignore[no-any-return]
 
@@ -199,7 +199,7 @@ class Handle:
 
     # --- signs of life
 
-    def _waits_for(self, mode: alive.RunMode) -> str:
+    def _waits_for(self, mode: heartbeat.RunMode) -> str:
         """What a running pipeline waits for: tasks that are not there, or input that it has not had for some seconds."""
         if self.running and mode.missing:
             return "its tasks to start" if not mode.generation else f"{_tasks(mode.missing)} to be replaced"
@@ -214,7 +214,7 @@ class Handle:
         said = 0.0
         while not self._run.done.wait(1.0 if said else 0.0):
             try:  # rule 4
-                if time.monotonic() - said >= alive.EVERY:
+                if time.monotonic() - said >= heartbeat.EVERY:
                     said = time.monotonic()
                     with self._signing:
                         if not self._is_over:
@@ -230,7 +230,7 @@ class Handle:
         if epochs.log.runs.superseded(epochs.token) or not epochs.log.runs.has_claim(epochs.token):
             return  # somebody else's checkpoint, or nobody's
         status = self._status()
-        sign = alive.Alive(
+        sign = heartbeat.Alive(
             run=epochs.token,
             at=int(time.time() * 1000),
             host=socket.gethostname(),
@@ -242,15 +242,15 @@ class Handle:
             waits_for=status.waits_for,
             mode=status.mode,
         )
-        alive.say(epochs.storage, sign)
+        heartbeat.say(epochs.storage, sign)
 
     def _last_word(self) -> str:
         return "failed" if self._run.error is not None else "stopped" if self._run.stopping else "ended"
 
 
 def launch(program: Program, narrator: Narrator, *, serve: str | None = None, **asked: Any) -> Handle:
-    """Starts a pipeline on Spark. asked: see `engine/spark/query.start`."""
-    from millstream.engine.spark.query import start
+    """Starts a pipeline on Spark. asked: see `engine/spark/start.start`."""
+    from millstream.engine.spark.start import start
 
     return Handle(program, start(program, say=narrator.say, **asked), narrator, serve)
 

@@ -32,10 +32,10 @@ from millstream.sinks.base import Sink
 from millstream.sources.base import as_source
 from millstream.sources.fields import check_injector, check_keys, table_fields
 from millstream.state.codec import msgpack
-from millstream.views import feeds
-from millstream.views.define import CHANGES, LATEST, TOLD, Joined, PipelineTable, Relation, View, compiled
-from millstream.views.feeds import Feed
-from millstream.views.gateway import TableRules
+from millstream.views import cdc
+from millstream.views.cdc import Feed
+from millstream.views.dsl import CHANGES, LATEST, TOLD, Joined, PipelineTable, Relation, View, compiled
+from millstream.views.table import TableRules
 
 if TYPE_CHECKING:
     from millstream.handle import Handle
@@ -320,7 +320,7 @@ class Pipeline:
             raise DefinitionError(f"table {name!r}: give deleted= or change=, not both: a form of change says itself what is a deletion")
         if on_error not in (FAIL, DEAD_LETTER):
             raise DefinitionError(f"table {name!r}: on_error={on_error!r}: use ms.FAIL or ms.DEAD_LETTER")
-        feed = change or feeds.upserts(deleted=deleted)
+        feed = change or cdc.upserts(deleted=deleted)
         if not isinstance(feed, Feed):
             raise DefinitionError(f"table {name!r}: change={change!r}: use one of ms.changes, such as ms.changes.debezium()")
         versioned = version is not None or feed.version is not None
@@ -333,7 +333,7 @@ class Pipeline:
             self._table_input(name, given, name if not at else f"{name}.{at + 1}", key, feed, timestamp) for at, given in enumerate(sources)
         ]
         rules = TableRules(
-            read=feeds.reader(name, feed, version, is_sorted=len(sources) > 1 or not self._is_injected(inputs[0].stream)),
+            read=cdc.reader(name, feed, version, is_sorted=len(sources) > 1 or not self._is_injected(inputs[0].stream)),
             versioned=versioned,
             columns=None if columns is None else tuple(columns),
             tombstones=None if tombstones is None else duration(tombstones),

@@ -33,12 +33,12 @@ from millstream.core.keys import check_shards
 from millstream.core.record import Timer
 from millstream.core.time import duration
 from millstream.core.topology import ADAPTIVE
-from millstream.engine.checks import check
 from millstream.engine.program import Compiled, Program
+from millstream.engine.validate import check
 from millstream.errors import DefinitionError, InputWarning
 from millstream.pipeline import Pipeline
-from millstream.reducers.laws import assert_reducer
-from millstream.simulation import readings
+from millstream.reducers.law_checks import assert_reducer
+from millstream.simulation import view_checks
 from millstream.simulation.local import Emitted, LocalEngine, SimulatedCrash
 
 if TYPE_CHECKING:
@@ -179,15 +179,15 @@ class LocalRunner:
 
     def view(self, name: str, key: Any = None) -> Any:
         """What a view shows, by group (of a table: its documents, by key); with a key, one of them, None if there is none."""
-        return readings.shown(self._engine, name) if key is None else readings.shown(self._engine, name).get(key)
+        return view_checks.shown(self._engine, name) if key is None else view_checks.shown(self._engine, name).get(key)
 
     def contributions(self, view: str, group: Any) -> dict[Any, list[Any]]:
         """What each document gives to a group of a view, by the document's key."""
-        return readings.contributions(self._engine, view, group)
+        return view_checks.contributions(self._engine, view, group)
 
     def check(self) -> None:
         """Recomputes every view from its rows' senders, and raises AssertionError if anything is not as it should be, down to every node."""
-        found = readings.differences(self._engine)
+        found = view_checks.differences(self._engine)
         if found:
             raise AssertionError(f"{len(found)} differences:\n" + "\n".join(f"  {one}" for one in found[:20]))
 
@@ -280,8 +280,8 @@ def _in_any_epochs(
     watermarks: str = "known",
     expressions: Expressions | None = None,
 ) -> Any:
-    from millstream.simulation.cuts import KNOWN, OWN, Trials
-    from millstream.simulation.findings import find
+    from millstream.simulation.diagnosis import find
+    from millstream.simulation.epoch_cuts import KNOWN, OWN, Trials
 
     program = _program(pipeline, expressions)
     names = [name for spec in program.topology.computations for name in (spec.name, *spec.streams)]

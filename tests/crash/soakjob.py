@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import millstream as ms
-from millstream.engine.resident import cluster
+from millstream.engine.resident import coordinator
 
 SOURCES = ("web", "app", "api")
 
@@ -107,7 +107,7 @@ def main() -> None:
     parser.add_argument("--replace-every", type=float, help="seconds after which each resident task is replaced")
     given = parser.parse_args()
     if given.replace_every:
-        cluster.RECYCLE_EVERY = given.replace_every
+        coordinator.RECYCLE_EVERY = given.replace_every
     spark: Any = None
     if given.master:
         from millstream.engine.spark.session import local_session

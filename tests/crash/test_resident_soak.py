@@ -15,7 +15,7 @@ import psutil
 import pytest
 from soakkit import Feeder, Job, free_address, log_size, newest, verified
 
-from millstream.state.folding import MAX_RUNS
+from millstream.state.compaction import MAX_RUNS
 
 pytestmark = [pytest.mark.spark, pytest.mark.crash, pytest.mark.soak]
 

@@ -12,7 +12,7 @@ import millstream as ms
 from computations import Gather, Sum, Windows
 from effort import some
 from millstream.core.guards import Guards
-from millstream.simulation.cluster import Fault, InputPlan, Simulation
+from millstream.simulation.driver import Fault, InputPlan, Simulation
 from millstream.simulation.schedules import make_plan, repeated
 from millstream.state.storage import Storage
 

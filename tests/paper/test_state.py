@@ -6,7 +6,7 @@ from paperkit import Sum, Windows, fails_without, holds, inject, key, rows, simu
 
 import millstream as ms
 from millstream.core.keyspace import ROW
-from millstream.simulation.cluster import Fault, InputPlan
+from millstream.simulation.driver import Fault, InputPlan
 from millstream.simulation.schedules import START, make_plan
 
 

@@ -1,7 +1,7 @@
 """A resident run without Spark: the driver in this process, its tasks in processes of their own, and somebody in Spark's place who starts them again.
 
 `Nursery` does what Spark does for a run: it starts a process per seat, starts one that has failed again, and gives the job up when one has failed too
-often. Processes are forked off a server that has all modules, as Spark's own workers are. `ResidentRun` is what `engine/spark/planning.py` builds, with rows
+often. Processes are forked off a server that has all modules, as Spark's own workers are. `ResidentRun` is what `engine/spark/run_builder.py` builds, with rows
 that a test gives. The pipeline has two levels with a weak edge between them, and numbers everything: what is lost or doubled leaves a gap.
 """
 
@@ -33,16 +33,17 @@ from millstream import faults
 from millstream.core.guards import Guards
 from millstream.core.keys import key_text, shard_of
 from millstream.engine.columns.keying import Keying
-from millstream.engine.foldorders import FoldOrder, carry_out
-from millstream.engine.pacing import Pacing
-from millstream.engine.process import RunPlace, compiled_of
-from millstream.engine.reading import Sources
-from millstream.engine.resident import certificates, worker
-from millstream.engine.resident.cluster import Cluster
-from millstream.engine.resident.epochs import ResidentEpochs
-from millstream.engine.resident.folds import ResidentFolds
+from millstream.engine.compaction_orders import FoldOrder, carry_out
+from millstream.engine.resident import worker
+from millstream.engine.resident.coordinator import Cluster
+from millstream.engine.resident.runner import ResidentEpochs
+from millstream.engine.resident.task_compaction import ResidentFolds
+from millstream.engine.resident.tls import contexts, made
 from millstream.engine.resident.worker import Setup
+from millstream.engine.source_planner import Sources
 from millstream.engine.spark import pickling
+from millstream.engine.trigger import Pacing
+from millstream.engine.worker_process import RunPlace, compiled_of
 from millstream.sources.base import Source
 from millstream.sources.splits import PlannedReader, SplitPlan
 from millstream.state.manifest import ManifestLog
@@ -392,7 +393,7 @@ class ResidentRun:
         keying = Keying(program, topology.injectors["rows"], self.reader.schema, shards, None)
         latest = log.latest()
         token = log.runs.claim(latest.token if latest is not None else None)
-        certificate, key = certificates.made() if tls else (b"", b"")
+        certificate, key = made() if tls else (b"", b"")
         cookie = secrets.token_bytes(32)
         self.nursery = nursery or Nursery(seats)
         self.cluster = Cluster(
@@ -401,7 +402,7 @@ class ResidentRun:
             host,
             cookie,
             begin=self.nursery.begin,
-            tls=certificates.contexts(certificate, key)[0],
+            tls=contexts(certificate, key)[0],
             fold=lambda order: folds.came(order),
             gone=lambda *shards: folds.lost(*shards),
         )

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 import seatkit as kit
 
-from millstream.engine.resident import cluster
+from millstream.engine.resident import coordinator
 from millstream.network import parse_address
 
 pytestmark = [pytest.mark.crash, pytest.mark.soak]
@@ -49,7 +49,7 @@ def there() -> Iterator[str]:
 
 
 def test_a_host_is_cut_off_and_comes_back(there: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(cluster, "SILENCE", 3.0)
+    monkeypatch.setattr(coordinator, "SILENCE", 3.0)
     rows = kit.numbered(300)
     nursery = kit.Nursery(2, prefixes={1: ["ip", "netns", "exec", there]})
     with kit.ResidentRun(tmp_path, host=HERE, tls=True, nursery=nursery) as run:

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 import seatkit as kit
 
-from millstream.engine.resident import cluster
+from millstream.engine.resident import coordinator
 from millstream.engine.resident.worker import Setup
 from millstream.errors import ClusterError, HookError
 
@@ -109,7 +109,7 @@ def test_a_silent_task_is_lost_and_its_seat_is_taken_again_when_it_wakes_up(tmp_
     with kit.ResidentRun(tmp_path) as run:
         run.turn(*rows[:30])
         asleep = run.pid(1)
-        monkeypatch.setattr(cluster, "SILENCE", 1.5)
+        monkeypatch.setattr(coordinator, "SILENCE", 1.5)
         os.kill(asleep, signal.SIGSTOP)
         run.go()
         run.give(*rows[30:60])
@@ -129,7 +129,7 @@ def test_a_silent_task_does_not_hold_the_driver_whatever_it_is_to_be_told(tmp_pa
     with kit.ResidentRun(tmp_path) as run:
         run.turn(*rows[:2])
         asleep = run.pid(1)
-        monkeypatch.setattr(cluster, "SILENCE", 1.5)
+        monkeypatch.setattr(coordinator, "SILENCE", 1.5)
         os.kill(asleep, signal.SIGSTOP)
         run.go()
         run.give(rows[2])
@@ -143,7 +143,7 @@ def test_a_silent_task_does_not_hold_the_driver_whatever_it_is_to_be_told(tmp_pa
 
 
 def test_tasks_are_replaced_by_plan_one_after_the_other(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(cluster, "RECYCLE_EVERY", 0.2)
+    monkeypatch.setattr(coordinator, "RECYCLE_EVERY", 0.2)
     rows = kit.numbered(400)
     pids = set()
     with kit.ResidentRun(tmp_path) as run:
@@ -151,19 +151,19 @@ def test_tasks_are_replaced_by_plan_one_after_the_other(tmp_path: Path, monkeypa
             run.turn(*rows[at : at + 20])
             pids |= {sign.pid for sign in run.mode.tasks}
         assert run.mode.losses == 0
-        monkeypatch.setattr(cluster, "RECYCLE_EVERY", 3600.0)
+        monkeypatch.setattr(coordinator, "RECYCLE_EVERY", 3600.0)
     assert len(pids) > 3
     assert kit.faults_of(tmp_path, rows) == {}
 
 
 def test_tasks_that_do_not_come_are_named_and_waited_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(cluster, "PATIENCE", 0.6)
+    monkeypatch.setattr(coordinator, "PATIENCE", 0.6)
     rows = kit.numbered(30)
     with kit.ResidentRun(tmp_path, seats=3, nursery=kit.Nursery(3, holds=[1])) as run:
         with pytest.raises(ClusterError, match=r"1 of 3 resident tasks have not come within \d+ seconds: 1\. .*say tasks="):
             run.turn(*rows)
         run.nursery.let_go()
-        monkeypatch.setattr(cluster, "PATIENCE", 60.0)
+        monkeypatch.setattr(coordinator, "PATIENCE", 60.0)
         run.turn()
     assert kit.faults_of(tmp_path, rows) == {}
 

@@ -16,8 +16,8 @@ from typing import Any
 import pytest
 import seatkit as kit
 
-from millstream.core.attempts import Attempt, Seated
-from millstream.engine.resident import certificates, messages, wire
+from millstream.core.membership import Attempt, Seated
+from millstream.engine.resident import messages, tls, wire
 from millstream.engine.resident.exchange import Exchange, GivenUp, PeerLost
 from millstream.engine.resident.messages import SeatHello, encode
 from millstream.errors import MillstreamError, RemoteProtocolError
@@ -102,16 +102,16 @@ def test_a_proof_cannot_be_sent_back() -> None:
 
 
 def test_only_the_certificate_of_the_run_is_trusted_in_both_directions() -> None:
-    ours, theirs = certificates.made(), certificates.made()
-    with server(COOKIE, certificates.contexts(*ours)[0]) as (port, found):
-        link = wire.connect("127.0.0.1", port, COOKIE, certificates.contexts(*ours)[1])
+    ours, theirs = tls.made(), tls.made()
+    with server(COOKIE, tls.contexts(*ours)[0]) as (port, found):
+        link = wire.connect("127.0.0.1", port, COOKIE, tls.contexts(*ours)[1])
         kit.until(lambda: found)
         link.send(messages.BEAT, [b"x" * 200_000])
         assert len(found[0].receive().body) == 200_000
         link.close()
         with pytest.raises((OSError, MillstreamError)):  # it knows the cookie, but does not trust our certificate
-            wire.connect("127.0.0.1", port, COOKIE, certificates.contexts(*theirs)[1])
-        careless = certificates.contexts(*theirs)[1]
+            wire.connect("127.0.0.1", port, COOKIE, tls.contexts(*theirs)[1])
+        careless = tls.contexts(*theirs)[1]
         assert careless is not None
         careless.verify_mode = ssl.CERT_NONE  # trusts anybody: then it is the server that says no
         with pytest.raises((OSError, MillstreamError)):
@@ -124,9 +124,9 @@ def test_only_the_certificate_of_the_run_is_trusted_in_both_directions() -> None
 
 def test_many_frames_at_once_in_both_directions_over_tls() -> None:
     """Several threads send at both ends while one reads there, as between a driver and a task: every frame comes, whole and in its order."""
-    made = certificates.made()
-    with server(COOKIE, certificates.contexts(*made)[0]) as (port, found):
-        near = wire.connect("127.0.0.1", port, COOKIE, certificates.contexts(*made)[1])
+    made = tls.made()
+    with server(COOKIE, tls.contexts(*made)[0]) as (port, found):
+        near = wire.connect("127.0.0.1", port, COOKIE, tls.contexts(*made)[1])
         kit.until(lambda: found)
         ends: list[Any] = [near, found[0]]
         got: list[dict[int, list[int]]] = [{}, {}]

@@ -11,10 +11,10 @@ from pathlib import Path
 import pytest
 import seatkit as kit
 
-from millstream.engine.resident import cluster
+from millstream.engine.resident import coordinator
 from millstream.errors import ClusterError
-from millstream.state.copying import copy_checkpoint
-from millstream.state.folding import MAX_RUNS
+from millstream.state.checkpoint_copy import copy_checkpoint
+from millstream.state.compaction import MAX_RUNS
 from millstream.state.storage import open_storage
 
 pytestmark = pytest.mark.crash
@@ -42,9 +42,9 @@ def turn_until(run: kit.ResidentRun, what: object, first: int, at_most: int = 40
 
 def replace_oldest(run: kit.ResidentRun, monkeypatch: pytest.MonkeyPatch) -> None:
     before = {sign.pid for sign in run.mode.tasks}
-    monkeypatch.setattr(cluster, "RECYCLE_EVERY", 0.0)
+    monkeypatch.setattr(coordinator, "RECYCLE_EVERY", 0.0)
     run.cluster.recycle()
-    monkeypatch.setattr(cluster, "RECYCLE_EVERY", 3600.0)
+    monkeypatch.setattr(coordinator, "RECYCLE_EVERY", 3600.0)
     kit.until(lambda: not run.mode.missing and {sign.pid for sign in run.mode.tasks} != before)
 
 

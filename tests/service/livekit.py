@@ -12,9 +12,9 @@ from millstream.core.keys import key_bytes, shard_of
 from millstream.core.keyspace import ROW, Row, encode_row
 from millstream.service.live.serve import LivePipeline
 from millstream.service.proto import service_pb2 as pb
-from millstream.state.folding import adopt, collect, fold, unit_name
+from millstream.state.compaction import adopt, collect, fold, unit_name
 from millstream.state.manifest import KEEP, ComputationState, Manifest, ManifestLog, ShardState
-from millstream.state.memory import MemoryStorage
+from millstream.state.memory_storage import MemoryStorage
 from millstream.state.segment import SegmentRef, encode_segment, runs
 
 Rows = dict[bytes, bytes]

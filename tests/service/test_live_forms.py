@@ -26,7 +26,7 @@ from millstream.errors import RefusedRequest, TooLarge
 from millstream.service.live.portions import LIMIT, Portions
 from millstream.service.live.serve import LivePipeline
 from millstream.service.proto import service_pb2 as pb
-from millstream.simulation.cluster import Driver, InputPlan, Simulation
+from millstream.simulation.driver import Driver, InputPlan, Simulation
 from millstream.state.manifest import ManifestLog
 from millstream.state.storage import LocalStorage
 

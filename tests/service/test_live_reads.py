@@ -20,7 +20,7 @@ from millstream.service.live.follow import Follower
 from millstream.service.live.history import ChangeHistory
 from millstream.service.proto import service_pb2 as pb
 from millstream.state.manifest import ManifestLog, manifest_name
-from millstream.state.memory import MemoryStorage
+from millstream.state.memory_storage import MemoryStorage
 from millstream.state.reader import CommittedState
 from millstream.state.storage import LocalStorage
 

@@ -16,7 +16,7 @@ from millstream.service.logs.disk import DiskLog, SharedDiskLog, disk
 from millstream.service.logs.none import none
 from millstream.service.logs.objects import ObjectsLog, SharedObjectsLog, objects
 from millstream.service.messages import LogRecord
-from millstream.state.memory import MemoryStorage
+from millstream.state.memory_storage import MemoryStorage
 from s3server import S3Server
 
 

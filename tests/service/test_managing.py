@@ -22,7 +22,7 @@ from millstream.service.plan import Add, Del, Update, plan
 from millstream.service.proto import service_pb2 as pb
 from millstream.service.registries.base import Desired, NodeEntry, NodeJoined, PartitionMoved, PartitionRemoved, PartitionsAdded, Registry
 from millstream.service.registries.storage import EVERY, StorageRegistry
-from millstream.state.memory import MemoryStorage
+from millstream.state.memory_storage import MemoryStorage
 from millstream.state.storage import open_storage
 from s3server import S3Server
 

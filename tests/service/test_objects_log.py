@@ -15,7 +15,7 @@ from millstream.errors import DamageError, Fenced, NotReady, StorageError, Unkno
 from millstream.service.logs.objects import ObjectsLog, SharedObjectsLog, objects
 from millstream.service.logs.slots import Slot, decode_slot, encode_slot, slot_name
 from millstream.service.messages import LogRecord, encode_record
-from millstream.state.memory import MemoryStorage
+from millstream.state.memory_storage import MemoryStorage
 from millstream.state.storage import LocalStorage
 
 

@@ -17,7 +17,7 @@ from millstream.service.proto import service_pb2 as pb
 from millstream.service.saving import SnapshotPlaces, save
 from millstream.service.stores.snapshots import describe_snapshot, read_snapshot
 from millstream.service.upload import upload_once
-from millstream.state.memory import MemoryStorage
+from millstream.state.memory_storage import MemoryStorage
 from millstream.state.storage import LocalStorage
 
 

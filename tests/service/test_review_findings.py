@@ -39,7 +39,7 @@ from millstream.service.stores.snapshots import write_snapshot
 from millstream.service.transforms import drop_fields
 from millstream.service.trial import serving
 from millstream.service.turn import Turn, TurnView
-from millstream.state.memory import MemoryStorage
+from millstream.state.memory_storage import MemoryStorage
 from millstream.state.storage import LocalStorage
 
 

@@ -28,7 +28,7 @@ from millstream.service.stores.snapshots import (
     write_snapshot,
 )
 from millstream.service.upload import upload_once, watch_and_upload
-from millstream.state.memory import MemoryStorage
+from millstream.state.memory_storage import MemoryStorage
 from millstream.state.storage import LocalStorage, Storage, open_storage
 from s3server import S3Server
 

@@ -14,9 +14,9 @@ import pytest
 from sparkkit import BASE, run, write
 
 import millstream as ms
-from millstream.engine.spark import jvm, residents
+from millstream.engine.spark import jvm, resident_job
 from millstream.errors import DefinitionError
-from millstream.state import alive
+from millstream.state import heartbeat
 from millstream.state.manifest import ManifestLog
 from millstream.state.storage import open_storage
 from millstream.status.narrator import Narrator
@@ -164,7 +164,7 @@ def test_a_stop_that_waits_for_a_hung_hook_says_that_the_run_has_not_ended(spark
 def test_signs_of_life_go_on_when_one_of_them_fails(
     spark: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(alive, "EVERY", 0.0)
+    monkeypatch.setattr(heartbeat, "EVERY", 0.0)
     failing = threading.Event()
     failures: list[int] = []
     tell = Narrator.tell
@@ -182,9 +182,9 @@ def test_signs_of_life_go_on_when_one_of_them_fails(
         failing.set()
         until(lambda: len(failures) >= 2)
         failing.clear()
-        before = alive.last_sign(storage)
+        before = heartbeat.last_sign(storage)
         assert before is not None
-        until(lambda: (alive.last_sign(storage) or before).at > before.at)
+        until(lambda: (heartbeat.last_sign(storage) or before).at > before.at)
     finally:
         handle.stop()
     told = [record.message for record in caplog.records if "sign of life" in record.message]
@@ -203,8 +203,8 @@ def test_a_resident_run_says_that_it_waits_for_its_tasks_until_they_are_there(
     spark: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     """Whoever pushes meanwhile must not read that the run waits for input."""
-    go, begin = threading.Event(), residents.ResidentJob.run
-    monkeypatch.setattr(residents.ResidentJob, "run", lambda self, *given: (go.wait(60), begin(self, *given)))
+    go, begin = threading.Event(), resident_job.ResidentJob.run
+    monkeypatch.setattr(resident_job.ResidentJob, "run", lambda self, *given: (go.wait(60), begin(self, *given)))
     handle = simple(tmp_path).run(spark, checkpoint=tmp_path / "checkpoint", resident=True, tasks=1, shards=1)
     try:
         assert handle.status().waits_for == "its tasks to start"

@@ -11,7 +11,7 @@ import pytest
 from sparkkit import write
 
 import millstream as ms
-from millstream.engine.mending import mended
+from millstream.engine.repair import mended
 from millstream.status.audit import checked_here, checked_on_spark
 from millstream.status.audit_plan import planned
 

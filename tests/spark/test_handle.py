@@ -11,7 +11,7 @@ import pytest
 from sparkkit import BASE, write
 
 import millstream as ms
-from millstream.state import alive
+from millstream.state import heartbeat
 from millstream.state.storage import open_storage
 
 pytestmark = pytest.mark.spark
@@ -64,13 +64,13 @@ def test_a_run_that_is_quiet_or_stopped_says_nothing_that_nobody_asked_for(
     deadline = time.monotonic() + 60
     while handle.status().records < 1 and time.monotonic() < deadline:
         time.sleep(0.05)
-    sign = alive.last_sign(open_storage(str(tmp_path / "checkpoint")))
+    sign = heartbeat.last_sign(open_storage(str(tmp_path / "checkpoint")))
     assert sign is not None and sign.is_alive(int(time.time() * 1000))
     handle.stop()
     assert handle.status().state == "stopped" and not handle.running
     out, err = capfd.readouterr()
     assert out == "" and err == ""
-    sign = alive.last_sign(open_storage(str(tmp_path / "checkpoint")))
+    sign = heartbeat.last_sign(open_storage(str(tmp_path / "checkpoint")))
     assert sign is not None and sign.state == "stopped" and not sign.is_alive(sign.at)
 
 

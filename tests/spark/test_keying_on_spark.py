@@ -141,11 +141,11 @@ class Case(NamedTuple):
         return (route, ts, id, *others) if topology.routes[route].spread else (part, route, key, ts, id, *others)
 
     def frame(self, source: Any) -> Any:
-        from millstream.engine.spark import rows
+        from millstream.engine.spark import keyed_rows
 
         topology = self.pipeline.program().topology
         injector = next(iter(topology.injectors.values()))
-        return rows.keyed_frame(injector, 0, source, topology, SHARDS, [rows.value_type(injector, source, topology)])
+        return keyed_rows.keyed_frame(injector, 0, source, topology, SHARDS, [keyed_rows.value_type(injector, source, topology)])
 
 
 def files() -> Any:
@@ -269,7 +269,7 @@ def test_oracle_many_rows_are_keyed_as_the_jvm_keys_them(spark: Any, seed: int) 
 def test_oracle_values_and_files_are_as_the_jvm_has_them(spark: Any, tmp_path: Path) -> None:
     from pyspark.sql import functions as F
 
-    from millstream.engine.spark import rows
+    from millstream.engine.spark import keyed_rows
 
     unlike = ("void", "took", "clock")  # Parquet has them not, or otherwise
     table = rows_of({name: kind for name, kind in {**KEYS, **OTHERS}.items() if name not in unlike}, 40, 7)
@@ -283,7 +283,7 @@ def test_oracle_values_and_files_are_as_the_jvm_has_them(spark: Any, tmp_path: P
         wanted = wanted.take(np.argsort(wanted.column("route").to_numpy(), kind="stable"))
         found = case.keying().keyed(table, wanted.column("ts")[0].as_py(), origin)
         topology = case.pipeline.program().topology
-        assert case.keying().layout == rows.value_layout(topology.injectors["in"], source, topology)
+        assert case.keying().layout == keyed_rows.value_layout(topology.injectors["in"], source, topology)
         assert found.column_names == wanted.column_names
         ours, theirs = found.flatten(), wanted.cast(found.schema).flatten()
         assert ours.column_names == theirs.column_names

@@ -66,9 +66,9 @@ def test_a_run_goes_on_in_the_other_mode(spark: Any, tmp_path: Path, first: bool
 
 
 def test_much_input_is_read_by_the_tasks(spark: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from millstream.engine.resident import epochs
+    from millstream.engine.resident import runner
 
-    monkeypatch.setattr(epochs, "LITTLE", 100)
+    monkeypatch.setattr(runner, "LITTLE", 100)
     for at in range(5):
         write(tmp_path / "in", f"{at}.json", [{"k": f"k{i % 7}", "n": i, "at": BASE + i} for i in range(300)])
     handle = run(simple(tmp_path), spark, tmp_path, resident=True, shards=4)
@@ -150,18 +150,18 @@ def test_settings_that_only_spark_follows_are_refused(spark: Any, tmp_path: Path
 def test_a_task_is_replaced_by_plan_which_is_no_loss_and_no_failure_to_spark(
     spark: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from millstream.engine.resident import cluster
+    from millstream.engine.resident import coordinator
 
     handle = simple(tmp_path).run(spark, checkpoint=tmp_path / "checkpoint", resident=True, shards=2, quiet=True)
     try:
         write(tmp_path / "in", "0.json", [{"k": "a", "n": 1, "at": BASE}])
         until(lambda: handle.status().records == 1)
         before = {task.pid for task in handle.status().mode.tasks}
-        monkeypatch.setattr(cluster, "RECYCLE_EVERY", 0.0)
+        monkeypatch.setattr(coordinator, "RECYCLE_EVERY", 0.0)
         for at in range(1, 4):
             write(tmp_path / "in", f"{at}.json", [{"k": "a", "n": 1, "at": BASE + at}])
             until(lambda at=at: handle.status().records == at + 1)  # type: ignore[misc]
-        monkeypatch.setattr(cluster, "RECYCLE_EVERY", 3600.0)
+        monkeypatch.setattr(coordinator, "RECYCLE_EVERY", 3600.0)
         until(lambda: len(handle.status().mode.tasks) == 2)
         mode = handle.status().mode
         assert mode.losses == 0 and mode.generation > 2

@@ -17,7 +17,7 @@ import millstream as ms
 import support
 from millstream.core import authority
 from millstream.engine.receipts import EpochOrder, Receipt, checked
-from millstream.engine.spark import task
+from millstream.engine.spark import task_function
 from millstream.status.report import standings_of
 
 pytestmark = pytest.mark.spark
@@ -115,7 +115,7 @@ def test_a_zombie_attempt_that_wakes_up_late_changes_nothing_and_is_collected(sp
     import msgspec
 
     zombie = list(
-        task.run_partition(
+        task_function.run_partition(
             epochs.digest,
             epochs.blob,
             epochs.place_bytes,

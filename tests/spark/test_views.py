@@ -12,7 +12,7 @@ import pytest
 from sparkkit import write
 
 import millstream as ms
-from millstream.core import builds
+from millstream.core import backfill
 from millstream.demo.people.judge import published
 
 pytestmark = pytest.mark.spark
@@ -127,8 +127,8 @@ def test_views_are_what_sql_says_of_the_same_files(spark: Any, tmp_path: Path) -
 
 
 def test_a_changed_view_and_a_new_one_are_filled_beside_the_old(spark: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(builds, "FIRST_PORTION", 40)
-    monkeypatch.setattr(builds, "_portion", lambda portion, millis: 40)
+    monkeypatch.setattr(backfill, "FIRST_PORTION", 40)
+    monkeypatch.setattr(backfill, "_portion", lambda portion, millis: 40)
     options: dict[str, Any] = {"checkpoint": tmp_path / "checkpoint", "available_now": True, "drain": False, "quiet": True}
     posts(tmp_path, files=2, each=300)
     changed(tmp_path, "1", name_of, more=False).run(spark, **options).await_termination()

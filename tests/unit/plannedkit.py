@@ -9,17 +9,17 @@ from typing import Any
 import millstream as ms
 from millstream.core.guards import ALL_GUARDS
 from millstream.engine.contracts import Folded, FoldStats
+from millstream.engine.evolution import reconciled
 from millstream.engine.planned import PlannedEpochs
 from millstream.engine.program import Program
-from millstream.engine.reading import Sources
 from millstream.engine.receipts import EpochOrder, Receipt
-from millstream.engine.reconcile import reconciled
+from millstream.engine.source_planner import Sources
 from millstream.sinks.base import SinkRow, TaskContext
 from millstream.sources.splits import PlannedReader, SplitPlan
-from millstream.state.folding import unit_name
+from millstream.state.compaction import unit_name
 from millstream.state.manifest import ManifestLog
-from millstream.state.memory import MemoryStorage
-from millstream.state.part import Part
+from millstream.state.memory_storage import MemoryStorage
+from millstream.state.sink_part import Part
 
 SOURCE = ms.sources.files("nowhere", schema="k string, at long", format="json")
 

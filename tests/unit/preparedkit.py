@@ -15,8 +15,8 @@ import msgspec
 
 from millstream.connector.wire import refusals
 from millstream.errors import SinkError, SinkRefused
-from millstream.simulation.models import PublishedRows
-from millstream.simulation.resident import ResidentSimulation
+from millstream.simulation.fakes import PublishedRows
+from millstream.simulation.resident_driver import ResidentSimulation
 from millstream.sinks.base import DriverContext, Part, SinkRow, TaskContext
 from millstream.sinks.two_phase import TwoPhaseSink, _fence
 

@@ -9,8 +9,8 @@ from typing import Any
 import millstream as ms
 from computations import Sum
 from millstream.core.guards import Guards
-from millstream.simulation.cluster import Fault
-from millstream.simulation.resident import ResidentSimulation
+from millstream.simulation.driver import Fault
+from millstream.simulation.resident_driver import ResidentSimulation
 from millstream.simulation.schedules import make_plan
 from millstream.state.manifest import Manifest
 

@@ -16,8 +16,8 @@ from hypothesis import strategies as st
 
 import millstream as ms
 from effort import some
-from millstream.simulation.cuts import Cut, Trials
-from millstream.simulation.instances import SHARINGS
+from millstream.simulation.epoch_cuts import Cut, Trials
+from millstream.simulation.instance_sharing import SHARINGS
 from millstream.testing import LocalRunner, assert_exactly_once, assert_same_in_any_epochs
 
 EPOCHS = "the result depends on how input falls into epochs"
@@ -479,7 +479,7 @@ def test_records_that_are_no_rows_are_refused() -> None:
 
 def test_what_the_step_binds_is_told_from_what_a_program_keeps() -> None:
     """Else the check would reset what the step needs, or blame a name that no user knows."""
-    from millstream.simulation.instances import ONE, SharedCompiled
+    from millstream.simulation.instance_sharing import ONE, SharedCompiled
     from millstream.simulation.local import LocalEngine
 
     p = pipeline(Windows, on_error=ms.DEAD_LETTER)

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from effort import some
 from millstream.core.record import ListBatch
-from millstream.engine.columns.arrow import ALL, to_arrivals
+from millstream.engine.columns.arrow_rows import ALL, to_arrivals
 
 rows = st.lists(
     st.tuples(
@@ -61,9 +61,9 @@ FROZEN = """
 import gc
 from millstream.engine import process
 before = gc.get_freeze_count()
-process.task_ended()
+worker_process.task_ended()
 after = gc.get_freeze_count()
-process.task_ended()
+worker_process.task_ended()
 print(before, after > 10_000, gc.get_freeze_count() == after, len(gc.get_objects()) < 2_000)
 """
 
@@ -75,7 +75,7 @@ def test_what_a_worker_has_loaded_is_searched_for_garbage_only_once() -> None:
 
 
 def test_what_the_driver_says_is_decoded_once_per_process() -> None:
-    from millstream.engine import process
+    from millstream.engine import worker_process
 
     calls: list[bytes] = []
 
@@ -83,6 +83,6 @@ def test_what_the_driver_says_is_decoded_once_per_process() -> None:
         calls.append(data)
         return object()
 
-    first = process.decoded(b"one", decode)
-    assert process.decoded(b"one", decode) is first and len(calls) == 1
-    assert process.decoded(b"two", decode) is not first and len(calls) == 2
+    first = worker_process.decoded(b"one", decode)
+    assert worker_process.decoded(b"one", decode) is first and len(calls) == 1
+    assert worker_process.decoded(b"two", decode) is not first and len(calls) == 2

@@ -1,4 +1,4 @@
-"""Generations and attempts: the tables of core/attempts.py row by row, and both machines beside dumb models under anything that may happen."""
+"""Generations and attempts: the tables of core/membership.py row by row, and both machines beside dumb models under anything that may happen."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from effort import some
-from millstream.core.attempts import LOSS_WINDOW, MOST_LOSSES, Attempt, Inbox, Roster, Seated
+from millstream.core.membership import LOSS_WINDOW, MOST_LOSSES, Attempt, Inbox, Roster, Seated
 
 
 def who(seat: int, id: int = 0) -> Seated:

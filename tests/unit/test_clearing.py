@@ -12,14 +12,14 @@ from pathlib import Path
 import pytest
 
 from millstream.cli import main
-from millstream.state import clearing, replica
+from millstream.state import cache_cleanup, state_cache
 
 BOOT_BEFORE = "7a1c0f52-2f2e-4f6c-9c66-0d4c7d0f3c11"
 OLD, YOUNG = "00000000000000aa", "00000000000000bb"
 HOLD = """
 import sys
 from pathlib import Path
-from millstream.state.replica import open_replica
+from millstream.state.state_cache import open_replica
 open_replica(Path(sys.argv[1]), "lineage", 0)
 print("open", flush=True)
 sys.stdin.read()
@@ -28,8 +28,8 @@ sys.stdin.read()
 
 def cache(base: Path, boot: str, checkpoint: str, days: float = 0.0) -> Path:
     folder = base / boot / checkpoint
-    replica.open_replica(folder, "lineage", 0)
-    replica.forget_replica(folder, "lineage", 0)
+    state_cache.open_replica(folder, "lineage", 0)
+    state_cache.forget_replica(folder, "lineage", 0)
     for path in folder.rglob("*"):
         os.utime(path, (time.time() - days * 86_400,) * 2)
     return folder
@@ -44,11 +44,11 @@ def host(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def test_what_a_process_uses_stays_until_it_ends_however_it_ends(host: Path) -> None:
-    folder = cache(host / "replicas", replica.boot_id(), "0" * 16, days=30)
+    folder = cache(host / "replicas", state_cache.boot_id(), "0" * 16, days=30)
     with subprocess.Popen([sys.executable, "-c", HOLD, str(folder)], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as user:
         assert user.stdout is not None and user.stdout.readline() == b"open\n"
-        assert clearing.is_in_use(folder) and main(["clean", "--all"]) == 0 and folder.exists()
-        assert not clearing.remove(clearing.Leftover(folder, 0, 0.0, "")), "also if it was not in use a moment ago"
+        assert cache_cleanup.is_in_use(folder) and main(["clean", "--all"]) == 0 and folder.exists()
+        assert not cache_cleanup.remove(cache_cleanup.Leftover(folder, 0, 0.0, "")), "also if it was not in use a moment ago"
         user.kill()
         user.wait()
     assert main(["clean", "--all"]) == 0 and not folder.exists()
@@ -56,7 +56,7 @@ def test_what_a_process_uses_stays_until_it_ends_however_it_ends(host: Path) -> 
 
 def test_clean_removes_old_boots_and_what_was_not_used_for_a_day(host: Path, capsys: pytest.CaptureFixture[str]) -> None:
     base = host / "replicas"
-    old, boot, fresh = cache(base, replica.boot_id(), OLD, 2), cache(base, BOOT_BEFORE, OLD), cache(base, replica.boot_id(), YOUNG)
+    old, boot, fresh = cache(base, state_cache.boot_id(), OLD, 2), cache(base, BOOT_BEFORE, OLD), cache(base, state_cache.boot_id(), YOUNG)
     assert main(["clean", "--dry-run"]) == 0 and old.exists() and boot.exists()
     assert "would remove 2 caches" in capsys.readouterr().out
     assert main(["clean"]) == 0 and not old.exists() and not boot.parent.exists() and fresh.exists()
@@ -68,7 +68,7 @@ def test_clean_removes_old_boots_and_what_was_not_used_for_a_day(host: Path, cap
 def test_a_run_removes_by_itself_what_was_not_used_for_a_week(host: Path) -> None:
     base = host / "replicas"
     old, young = cache(base, BOOT_BEFORE, OLD, 8), cache(base, BOOT_BEFORE, YOUNG, 6)
-    clearing.remove_idle(base)
+    cache_cleanup.remove_idle(base)
     assert not old.exists() and young.exists()
 
 
@@ -81,7 +81,7 @@ def test_on_a_disk_that_others_use_nothing_of_theirs_is_touched(host: Path) -> N
         path.parent.mkdir(parents=True)
         path.write_text("years of work")
         os.utime(path, (time.time() - 400 * 86_400,) * 2)
-    clearing.remove_idle(base)
+    cache_cleanup.remove_idle(base)
     assert main(["clean", "--all"]) == 0
     assert not ours.exists() and theirs.exists() and beside.exists() and nested.exists()
 
@@ -89,21 +89,21 @@ def test_on_a_disk_that_others_use_nothing_of_theirs_is_touched(host: Path) -> N
 def test_what_somebody_else_removes_meanwhile_is_nobodys_error(host: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     base = host / "replicas"
     cache(base, BOOT_BEFORE, OLD, 30)
-    look = clearing.is_in_use
+    look = cache_cleanup.is_in_use
 
     def removed_meanwhile(folder: Path) -> bool:
         found = look(folder)
         shutil.rmtree(folder.parent)
         return found
 
-    monkeypatch.setattr(clearing, "is_in_use", removed_meanwhile)
-    clearing.remove_idle(base)
+    monkeypatch.setattr(cache_cleanup, "is_in_use", removed_meanwhile)
+    cache_cleanup.remove_idle(base)
     assert not (base / BOOT_BEFORE).exists()
 
 
 def test_whoever_begins_to_use_a_cache_while_it_is_removed_gets_a_new_one(host: Path) -> None:
     folder = cache(host / "replicas", BOOT_BEFORE, OLD)
-    with clearing._alone(folder) as is_alone:
+    with cache_cleanup._alone(folder) as is_alone:
         user = subprocess.Popen([sys.executable, "-c", HOLD, str(folder)], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
         while not _waits_for_a_lock(user.pid):
             time.sleep(0.01)
@@ -111,7 +111,7 @@ def test_whoever_begins_to_use_a_cache_while_it_is_removed_gets_a_new_one(host: 
         shutil.rmtree(folder)
     with user:
         assert user.stdout is not None and user.stdout.readline() == b"open\n"
-        assert clearing.is_in_use(folder) and (folder / "lineage" / "0").exists()
+        assert cache_cleanup.is_in_use(folder) and (folder / "lineage" / "0").exists()
         user.kill()
 
 
@@ -131,9 +131,9 @@ def test_only_the_newest_archives_of_spark_classes_are_kept(host: Path) -> None:
 
 def test_a_cache_that_somebody_deleted_is_protected_again_when_it_is_made_anew(tmp_path: Path) -> None:
     root = tmp_path / "boot" / "checkpoint"
-    replica.open_replica(root, "lineage", 0)
+    state_cache.open_replica(root, "lineage", 0)
     shutil.rmtree(root)
-    replica.open_replica(root, "lineage", 0)
-    assert clearing.is_in_use(root)
-    replica.forget_replica(root, "lineage", 0)
-    assert not clearing.is_in_use(root)
+    state_cache.open_replica(root, "lineage", 0)
+    assert cache_cleanup.is_in_use(root)
+    state_cache.forget_replica(root, "lineage", 0)
+    assert not cache_cleanup.is_in_use(root)

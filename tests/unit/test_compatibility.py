@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 
 import millstream as ms
-from millstream.engine.reconcile import reconciled
+from millstream.engine.evolution import reconciled
 from millstream.errors import BY_NAME, CheckpointError, DefinitionError, HookError, MillstreamError, travelling_name
-from millstream.simulation.cluster import InputPlan, Simulation
+from millstream.simulation.driver import InputPlan, Simulation
 from millstream.state.manifest import ComputationState, Manifest, ShardState
 
 SOURCE = ms.sources.files("nowhere", schema="k string, at long, id string", format="json")

@@ -8,10 +8,10 @@ import pytest
 from unitkit import write_delta
 
 from millstream.errors import CheckpointError, DamageError
-from millstream.state.copying import CopyProgress, copy_checkpoint
-from millstream.state.folding import fold
+from millstream.state.checkpoint_copy import CopyProgress, copy_checkpoint
+from millstream.state.compaction import fold
 from millstream.state.manifest import ComputationState, Manifest, ManifestLog, ShardState, SourcePosition, manifest_name
-from millstream.state.memory import MemoryStorage
+from millstream.state.memory_storage import MemoryStorage
 from millstream.state.segment import SegmentRef, merge
 
 

@@ -15,8 +15,8 @@ import millstream as ms
 from effort import some
 from millstream.core import dedup as dedup_module
 from millstream.core.dedup import Dedup, Filter, SpanFilters, check, dedup
-from millstream.simulation.inputs import ListIds
-from millstream.state.memory import MemoryStore
+from millstream.simulation.list_inputs import ListIds
+from millstream.state.memory_storage import MemoryStore
 from millstream.testing import LocalRunner
 
 

@@ -16,7 +16,7 @@ from millstream.core import step as step_module
 from millstream.core.keys import key_bytes
 from millstream.core.visit import AHEAD, BEHIND, NOW, Saved
 from millstream.errors import HookError
-from millstream.state.memory import MemoryStore
+from millstream.state.memory_storage import MemoryStore
 
 
 class Gathers(ms.Computation):

@@ -15,12 +15,12 @@ import millstream as ms
 from computations import Sum
 from effort import some
 from millstream.errors import DamageError
-from millstream.state import folding
-from millstream.state.folding import MAX_RUNS, adopt, collect, fold, made_in, named_by, to_fold, unit_name
+from millstream.state import compaction
+from millstream.state.compaction import MAX_RUNS, adopt, collect, fold, made_in, named_by, to_fold, unit_name
 from millstream.state.manifest import KEEP, ComputationState, Manifest, ManifestLog, ShardState
-from millstream.state.memory import MemoryStorage
-from millstream.state.part import Part
+from millstream.state.memory_storage import MemoryStorage
 from millstream.state.segment import SegmentRef, merge, read_run, runs
+from millstream.state.sink_part import Part
 
 
 def apply(model: dict[bytes, bytes], delta: dict[bytes, bytes | None]) -> None:
@@ -131,7 +131,7 @@ def test_a_fold_of_which_nothing_is_left_is_still_a_base():
 
 
 def test_a_large_fold_is_written_in_pieces_that_are_one_run(monkeypatch):
-    monkeypatch.setattr(folding, "PIECE", 200)
+    monkeypatch.setattr(compaction, "PIECE", 200)
     storage = CountingStorage()
     model = {b"%04d" % i: b"x" * 10 for i in range(100)}
     made = fold(storage, [write_delta(storage, 0, model)], True, 7)
@@ -391,10 +391,10 @@ def test_the_chains_of_a_manifest_are_counted_without_reading():
     shards = [ShardState(long), ShardState(short), ShardState()]
     manifest = Manifest(MAX_RUNS, "run", 0, [(0, "run")], computations={"C": ComputationState(shards=shards), "D": ComputationState()})
     storage.reads.clear()
-    found = folding.stats(manifest)
+    found = compaction.stats(manifest)
     size = sum(ref.length for ref in long)
-    assert found["C"] == folding.ChainStats(MAX_RUNS + 2, size + short[0].length, MAX_RUNS + 4, MAX_RUNS + 1, size)
-    assert found["D"] == folding.ChainStats(0, 0, 0, 0, 0)
+    assert found["C"] == compaction.ChainStats(MAX_RUNS + 2, size + short[0].length, MAX_RUNS + 4, MAX_RUNS + 1, size)
+    assert found["D"] == compaction.ChainStats(0, 0, 0, 0, 0)
     assert storage.reads == []
 
 
@@ -464,8 +464,8 @@ class FakeSpark:
 def test_collection_leaves_a_fold_alone_that_is_still_under_way(tmp_path):
     """A fold of a large state outlasts many epochs. Its pieces have no name in any manifest until it is adopted."""
 
-    from millstream.engine.process import RunPlace
-    from millstream.engine.spark.folds import Folds
+    from millstream.engine.spark.compaction_job import Folds
+    from millstream.engine.worker_process import RunPlace
     from millstream.state.storage import LocalStorage
 
     storage = LocalStorage(tmp_path)
@@ -494,8 +494,8 @@ def test_collection_leaves_a_fold_alone_that_is_still_under_way(tmp_path):
 
 
 def test_at_the_end_of_a_run_no_fold_is_left_in_the_jvm_and_nobody_is_warned_of_it(tmp_path, caplog):
-    from millstream.engine.process import RunPlace
-    from millstream.engine.spark.folds import Folds
+    from millstream.engine.spark.compaction_job import Folds
+    from millstream.engine.worker_process import RunPlace
     from millstream.state.storage import LocalStorage
 
     storage = LocalStorage(tmp_path)
@@ -523,7 +523,7 @@ def test_the_fault_kit_goes_through_collection(monkeypatch):
         delete(self, names)
 
     monkeypatch.setattr(MemoryStorage, "delete", counted)
-    monkeypatch.setattr(folding, "KEEP", 2)
+    monkeypatch.setattr(compaction, "KEEP", 2)
     p = ms.Pipeline("sums")
     source = ms.sources.files("nowhere", schema="key string, at long, n long", format="json")
     sums = p.compute(Sum, p.inject("in", source, timestamp="at"), key="key", produces="sums")

@@ -11,7 +11,7 @@ import pytest
 import millstream as ms
 from millstream.engine.epochs import Epochs
 from millstream.errors import InputWarning
-from millstream.simulation.cluster import Driver, InputPlan, Simulation
+from millstream.simulation.driver import Driver, InputPlan, Simulation
 from millstream.testing import LocalRunner
 
 

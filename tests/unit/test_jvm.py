@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from millstream.engine.spark import jvm
-from millstream.engine.spark.reasons import reason, translated
+from millstream.engine.spark.error_text import reason, translated
 from millstream.errors import Fenced, InputError
 
 

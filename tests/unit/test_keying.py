@@ -17,7 +17,7 @@ import pytest
 import millstream as ms
 from millstream.core.keys import key_text
 from millstream.core.time import END
-from millstream.engine.columns.arrow import ValueColumn
+from millstream.engine.columns.arrow_rows import ValueColumn
 from millstream.engine.columns.keying import Keying
 from millstream.errors import DefinitionError, InputError
 from millstream.sources.base import BETWEEN
@@ -201,5 +201,5 @@ def test_expressions_that_are_known_in_python_may_be_times_and_ids() -> None:
 
 
 def test_rows_are_keyed_without_pyspark() -> None:
-    code = "import sys, millstream.engine.columns.keying, millstream.engine.columns.inputs; print('pyspark' in sys.modules)"
+    code = "import sys, millstream.engine.columns.keying, millstream.engine.columns.arrow_inputs; print('pyspark' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.split() == ["False"]

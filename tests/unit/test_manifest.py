@@ -18,9 +18,9 @@ from millstream.state.manifest import (
     ShardState,
     manifest_name,
 )
-from millstream.state.memory import MemoryStorage
-from millstream.state.part import Part
+from millstream.state.memory_storage import MemoryStorage
 from millstream.state.segment import SegmentRef
+from millstream.state.sink_part import Part
 from millstream.state.storage import LocalStorage
 
 

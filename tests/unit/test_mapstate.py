@@ -16,7 +16,7 @@ from millstream.core.keyspace import sub_prefix
 from millstream.core.mapstate import MapState
 from millstream.core.statekind import StateKind
 from millstream.state.codec import msgpack
-from millstream.state.memory import MemoryStore
+from millstream.state.memory_storage import MemoryStore
 
 encode, decode = msgpack.encoder(), msgpack.decoder(object)
 PREFIX = sub_prefix(b"tea", "pages")

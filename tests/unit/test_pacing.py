@@ -10,9 +10,9 @@ from plannedkit import KitEpochs, Told, pipeline, published
 
 import millstream as ms
 from millstream.core.outcome import Counts
-from millstream.engine.pacing import Pacing
 from millstream.engine.receipts import Work
-from millstream.state.memory import MemoryStorage
+from millstream.engine.trigger import Pacing
+from millstream.state.memory_storage import MemoryStorage
 
 
 def paced(watermark: ms.watermarks.Policy | None = None, rows: list[int] | None = None) -> tuple[KitEpochs, Pacing]:

@@ -11,8 +11,8 @@ import millstream as ms
 from millstream.core.authority import Standing
 from millstream.core.time import END
 from millstream.core.watermark import Progress, Seen
-from millstream.engine.aftermath import manifest_after
-from millstream.engine.history import LEAST, MOST, WINDOW, EpochStats, History
+from millstream.engine.metrics import LEAST, MOST, WINDOW, EpochStats, History
+from millstream.engine.next_manifest import manifest_after
 from millstream.engine.plan import NOTHING, Position, Range, Reading, plan, to_store, unsettled
 from millstream.errors import Fenced, HookError
 from millstream.state.manifest import Manifest, Parcel

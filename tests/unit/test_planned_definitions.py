@@ -6,7 +6,7 @@ import pytest
 from plannedkit import Passes
 
 import millstream as ms
-from millstream.engine.spark.planning import MOST, _limit, _reader
+from millstream.engine.spark.run_builder import MOST, _limit, _reader
 from millstream.errors import DefinitionError
 
 

@@ -12,9 +12,9 @@ from plannedkit import KitEpochs, NoFolds, Told, pipeline
 import millstream as ms
 from millstream.engine.contracts import Folded
 from millstream.sources.splits import PlannedReader
-from millstream.state.folding import unit_name
+from millstream.state.compaction import unit_name
 from millstream.state.manifest import KEEP
-from millstream.state.memory import MemoryStorage
+from millstream.state.memory_storage import MemoryStorage
 
 SCHEMA = pa.schema([("k", pa.string())])
 

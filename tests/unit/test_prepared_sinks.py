@@ -11,10 +11,10 @@ from residentkit import ROWS, two_levels
 
 from effort import some
 from millstream.errors import MillstreamError
-from millstream.simulation.cluster import Fault
-from millstream.simulation.models import Violation
-from millstream.simulation.oracle import compare, undisturbed
-from millstream.simulation.resident import RESIDENT_KINDS
+from millstream.simulation.comparison import compare, undisturbed
+from millstream.simulation.driver import Fault
+from millstream.simulation.fakes import Violation
+from millstream.simulation.resident_driver import RESIDENT_KINDS
 from millstream.simulation.schedules import make_plan, make_schedule
 from millstream.sinks.two_phase import TwoPhaseSink
 

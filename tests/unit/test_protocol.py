@@ -13,7 +13,7 @@ from millstream.connector import SinkServer
 from millstream.connector.sink.outputs import files
 from millstream.core.watermark import Progress, Seen
 from millstream.engine import epochs as epochs_module
-from millstream.simulation.cluster import Driver, Fault, InputPlan, Killed, Simulation
+from millstream.simulation.driver import Driver, Fault, InputPlan, Killed, Simulation
 from millstream.sinks.base import DriverContext, SinkRow, TaskContext
 from millstream.state.manifest import ManifestLog
 

@@ -25,15 +25,15 @@ from millstream.core.record import Timer
 from millstream.core.statekind import StateKind
 from millstream.core.time import LOW_WATERMARK, WALL_CLOCK
 from millstream.errors import CheckpointError, DamageError, Overtaken
-from millstream.state import folding, reader, replica, segment
+from millstream.state import compaction, reader, segment, state_cache
 from millstream.state.codec import msgpack
-from millstream.state.folding import adopt, collect, fold, unit_name
+from millstream.state.compaction import adopt, collect, fold, unit_name
 from millstream.state.manifest import KEEP, ComputationState, Manifest, ManifestLog, ShardState, manifest_name
-from millstream.state.parcel import read_slice
+from millstream.state.queries import states
 from millstream.state.reader import AsOf, CommittedState, Following, latest, steady
-from millstream.state.rows import states
 from millstream.state.segment import SegmentRef, encode_segment, runs
 from millstream.state.storage import LocalStorage
+from millstream.state.stored_productions import read_slice
 
 Delta = dict[bytes, bytes | None]
 
@@ -130,7 +130,7 @@ def row(state: bytes) -> bytes:
 def tiny(patch: pytest.MonkeyPatch, block: int = 3, piece: int = 60) -> None:
     """Segments of several blocks, and folds of several pieces, out of few entries."""
     patch.setattr(segment, "BLOCK", block)
-    patch.setattr(folding, "PIECE", piece)
+    patch.setattr(compaction, "PIECE", piece)
 
 
 @pytest.fixture(params=["log", "replica"])
@@ -139,7 +139,7 @@ def backing(request: pytest.FixtureRequest, tmp_path: Path) -> dict[str, Any]:
 
 
 def readers_root(world: World, folder: Path) -> Path:
-    return replica.replica_root(world.log.identity().id, str(folder)) / "readers"
+    return state_cache.replica_root(world.log.identity().id, str(folder)) / "readers"
 
 
 def everything(found: AsOf | Following) -> dict[bytes, bytes]:
@@ -340,7 +340,7 @@ def test_what_was_read_is_kept_and_not_more_than_may_be():
 
 
 def test_a_run_of_many_pieces_is_searched_and_not_read(monkeypatch):
-    monkeypatch.setattr(folding, "PIECE", 1 << 20)
+    monkeypatch.setattr(compaction, "PIECE", 1 << 20)
     world = large(120_000)
     world.fold(0)
     world.commit({})
@@ -412,7 +412,7 @@ def test_a_replica_does_not_go_back_for_a_reader_of_an_older_epoch(tmp_path):
         world.commit_some()
     committed = CommittedState(world.log, replicas=tmp_path)
     assert everything(committed.at()) == world.model
-    kept = replica.open_replica(readers_root(world, tmp_path), "C", 0)
+    kept = state_cache.open_replica(readers_root(world, tmp_path), "C", 0)
     before = kept.stats()
     assert everything(committed.at(2)) == world.as_of[2]  # from the log
     assert kept.stats() == before
@@ -505,7 +505,7 @@ def test_a_slow_reader_at_sixty_epochs_a_second_keeps_its_epoch(monkeypatch):
     tiny(monkeypatch, block=2, piece=1 << 20)
     monkeypatch.setattr(segment, "_SPAN", 0)
     monkeypatch.setattr(reader, "_PATIENCE", 0)
-    count, epochs = slow_scan(folding.WINDOW)
+    count, epochs = slow_scan(compaction.WINDOW)
     assert count == 30 and len(epochs) == 1  # overtaken once at the most, before it gave anything
     with pytest.raises(Overtaken):  # without the window it never comes to the end
         slow_scan(0)
@@ -633,7 +633,7 @@ def test_threads_read_while_a_writer_commits_folds_and_collects(tmp_path, monkey
         if world.epoch % 3 == 0:
             world.fold_some()
         if world.epoch % 7 == 0:
-            world.collect(folding.WINDOW)
+            world.collect(compaction.WINDOW)
         if world.epoch > 20_000:
             break
     for thread in threads:
@@ -649,7 +649,7 @@ def test_a_replica_is_opened_once_by_many_threads(tmp_path):
 
     def open_it() -> None:
         barrier.wait()
-        found.append(replica.open_replica(tmp_path, "C", 0))
+        found.append(state_cache.open_replica(tmp_path, "C", 0))
 
     threads = [threading.Thread(target=open_it) for _ in range(8)]
     for thread in threads:
@@ -663,7 +663,7 @@ def test_a_map_does_not_grow_under_somebody_who_reads(tmp_path):
     """Growing moves it, and what was held would point to nowhere: the log answers instead, and when nobody holds on, the replica does again."""
     world = World(shards=1)
     world.commit({ROW + b"a": row(b"1")})
-    small = replica.open_replica(readers_root(world, tmp_path), "C", 0, map_size=1 << 20)
+    small = state_cache.open_replica(readers_root(world, tmp_path), "C", 0, map_size=1 << 20)
     committed = CommittedState(world.log, replicas=tmp_path)
     with committed.newest() as held:
         assert held.get("C", "a") == Row(b"1")

@@ -6,8 +6,8 @@ import msgspec
 import pytest
 
 import millstream as ms
+from millstream.engine.evolution import reconciled
 from millstream.engine.program import Program
-from millstream.engine.reconcile import reconciled
 from millstream.errors import CheckpointError
 from millstream.state.manifest import ComputationState, Manifest, Parcel, ShardState
 

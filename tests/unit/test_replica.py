@@ -21,12 +21,12 @@ from millstream.core import subkeys
 from millstream.core.keyspace import after, sub_prefix
 from millstream.core.mapstate import MapState
 from millstream.errors import DamageError
-from millstream.state import replica as replica_module
+from millstream.state import state_cache as replica_module
 from millstream.state.codec import msgpack
-from millstream.state.folding import adopt, fold
+from millstream.state.compaction import adopt, fold
 from millstream.state.manifest import Manifest
-from millstream.state.replica import Replica, open_replica, replica_root
 from millstream.state.segment import SegmentRef, encode_segment
+from millstream.state.state_cache import Replica, open_replica, replica_root
 from millstream.state.storage import LocalStorage
 
 Delta = dict[bytes, bytes | None]

@@ -11,9 +11,9 @@ import millstream as ms
 from effort import some
 from millstream.core.guards import Guards
 from millstream.core.keyspace import ROW, decode_row
-from millstream.simulation.cluster import Fault
-from millstream.simulation.oracle import compare, undisturbed
-from millstream.simulation.resident import ResidentSimulation
+from millstream.simulation.comparison import compare, undisturbed
+from millstream.simulation.driver import Fault
+from millstream.simulation.resident_driver import ResidentSimulation
 from millstream.state.segment import merge
 
 LOSSES = ("lose", "stale", "rejoin")

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from millstream.engine.resident.folds import FoldOrder, ResidentFolds
-from millstream.state.folding import MAX_RUNS
+from millstream.engine.resident.task_compaction import FoldOrder, ResidentFolds
+from millstream.state.compaction import MAX_RUNS
 from millstream.state.manifest import ComputationState, Manifest, ShardState
 from millstream.state.segment import SegmentRef
 

@@ -12,9 +12,9 @@ import pytest
 from plannedkit import KitEpochs, Told, pipeline, published
 
 import millstream as ms
-from millstream.engine.reconcile import reconciled
+from millstream.engine.evolution import reconciled
 from millstream.errors import CheckpointError
-from millstream.state.memory import MemoryStorage
+from millstream.state.memory_storage import MemoryStorage
 
 LONG = 3_600_000
 

@@ -14,12 +14,12 @@ from plannedkit import KitEpochs, Told, pipeline
 from rich.console import Console
 
 from millstream.cli.run import watch
-from millstream.engine.spark.residents import ResidentJob
+from millstream.engine.spark.resident_job import ResidentJob
 from millstream.engine.spark.run import PlannedRun
 from millstream.errors import InputError, MillstreamError
 from millstream.handle import Handle
 from millstream.sources.splits import SplitPlan
-from millstream.state.memory import MemoryStorage
+from millstream.state.memory_storage import MemoryStorage
 from millstream.status.narrator import Narrator
 from millstream.status.report import Status, status_of
 

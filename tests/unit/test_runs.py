@@ -7,10 +7,10 @@ import threading
 import msgspec
 import pytest
 
-from millstream.state import alive
-from millstream.state import runs as runs_module
-from millstream.state.memory import MemoryStorage
-from millstream.state.runs import Runs, refuse, run_number
+from millstream.state import fencing as runs_module
+from millstream.state import heartbeat
+from millstream.state.fencing import Runs, refuse, run_number
+from millstream.state.memory_storage import MemoryStorage
 from millstream.state.storage import LocalStorage
 
 
@@ -79,13 +79,13 @@ def test_a_claim_of_version_0_1_says_when_and_ours_is_read_by_it():
 
 def test_a_sign_of_a_later_version_is_passed_over():
     storage = MemoryStorage()
-    sign = alive.Alive("1-a", 5, "host", 7, "running", waits_for="files")
-    alive.say(storage, sign)
-    assert alive.last_sign(storage) == sign
-    alive.say(storage, msgspec.structs.replace(sign, format=2))
-    assert alive.last_sign(storage) is None
-    storage.put(alive.NAME, b'{"run":"1-a","at":5,"host":"host","pid":7,"state":"running","waits_for":"files"}')  # as 0.1 wrote it
-    assert alive.last_sign(storage) == sign
+    sign = heartbeat.Alive("1-a", 5, "host", 7, "running", waits_for="files")
+    heartbeat.say(storage, sign)
+    assert heartbeat.last_sign(storage) == sign
+    heartbeat.say(storage, msgspec.structs.replace(sign, format=2))
+    assert heartbeat.last_sign(storage) is None
+    storage.put(heartbeat.NAME, b'{"run":"1-a","at":5,"host":"host","pid":7,"state":"running","waits_for":"files"}')  # as 0.1 wrote it
+    assert heartbeat.last_sign(storage) == sign
 
 
 def test_claims_of_long_ago_are_removed(monkeypatch):

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from effort import some
 from millstream.errors import DamageError
 from millstream.state import segment
-from millstream.state.memory import MemoryStorage
+from millstream.state.memory_storage import MemoryStorage
 from millstream.state.segment import SegmentRef, encode_segment, merge, newest, read_blocks, read_index, read_run, read_some, runs
 
 keys = st.binary(min_size=1, max_size=6)

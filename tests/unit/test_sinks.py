@@ -18,8 +18,8 @@ import millstream as ms
 from effort import some
 from millstream.errors import DefinitionError, SinkError
 from millstream.sinks.base import DriverContext, Part, SinkRow, TaskContext
-from millstream.state.folding import unit_name
-from millstream.state.memory import MemoryStorage
+from millstream.state.compaction import unit_name
+from millstream.state.memory_storage import MemoryStorage
 
 SCHEMA = pa.schema([("key", pa.string()), ("timestamp", pa.int64()), ("value", pa.int64())])
 
@@ -318,7 +318,7 @@ def test_a_value_that_cannot_wait_in_the_checkpoint_is_a_sink_error():
 
 
 def test_staged_rows_wait_in_the_checkpoint_under_the_name_of_their_epoch():
-    from millstream.state.folding import made_in
+    from millstream.state.compaction import made_in
 
     checkpoint = MemoryStorage()
     part = ms.sinks.memory().stage(task(7, checkpoint=checkpoint), ROWS)

@@ -10,14 +10,14 @@ from plannedkit import pipeline
 
 from millstream.core.outcome import Counts, Outcome
 from millstream.core.record import Production
-from millstream.engine.departures import Departures
 from millstream.engine.program import Compiled
 from millstream.engine.receipts import EpochOrder, Receipt
+from millstream.engine.routing import Departures
 from millstream.engine.staging import Staging, Unit
 from millstream.errors import Fenced
 from millstream.sinks import Part, Sink, SinkRow, TaskContext
-from millstream.state.memory import MemoryStorage
-from millstream.state.runs import Runs
+from millstream.state.fencing import Runs
+from millstream.state.memory_storage import MemoryStorage
 
 
 class Elsewhere(Sink):

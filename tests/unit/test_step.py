@@ -22,7 +22,7 @@ from millstream.core.record import Batch, ListBatch
 from millstream.core.time import BEGINNING, END
 from millstream.errors import HookError
 from millstream.state.codec import msgpack, pickle
-from millstream.state.memory import MemoryStore
+from millstream.state.memory_storage import MemoryStore
 
 LOW, WALL = ms.LOW_WATERMARK, ms.WALL_CLOCK
 

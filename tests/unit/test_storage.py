@@ -16,11 +16,11 @@ from unitkit import write_delta
 
 from millstream.errors import DamageError, StorageError
 from millstream.state import storage as storage_module
-from millstream.state.folding import adopt, fold
+from millstream.state.compaction import adopt, fold
 from millstream.state.manifest import ComputationState, Manifest, ManifestLog, ShardState
-from millstream.state.memory import MemoryStorage
-from millstream.state.replica import Replica
+from millstream.state.memory_storage import MemoryStorage
 from millstream.state.segment import encode_segment, merge, read_blocks
+from millstream.state.state_cache import Replica
 from millstream.state.storage import LocalStorage, ObjectStorage, Storage, open_storage
 from s3server import S3Server
 

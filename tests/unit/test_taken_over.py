@@ -11,11 +11,11 @@ from pyspark.sql.datasource import DataSource, SimpleDataSourceStreamReader
 from pyspark.sql.types import LongType, StructField, StructType
 
 import millstream as ms
-from millstream.engine.reading import Sources
+from millstream.engine.source_planner import Sources
 from millstream.engine.spark.data_sources import DataSourceReader
 from millstream.sources.splits import PlannedReader, SplitPlan
 from millstream.state.manifest import Manifest
-from millstream.state.memory import MemoryStorage
+from millstream.state.memory_storage import MemoryStorage
 
 SCHEMA = pa.schema([("k", pa.string())])
 

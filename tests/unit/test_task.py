@@ -1,7 +1,7 @@
 """One task, two kinds of inputs: what Spark's shuffle brings as an Arrow table, and a simulation as lists, must come to the same.
 
 A simulated cluster runs every attempt of every task twice, on the same records, and compares. The table is made here, by hand, from the rows that the
-source brought, with the columns that `engine/spark/rows.py` names. Where the two differ by design, the table is given what the lists have:
+source brought, with the columns that `engine/spark/keyed_rows.py` names. Where the two differ by design, the table is given what the lists have:
 
 - the hash of an id, and the id of a record that has none of its own, is Spark's xxhash64 in `ord`; lists have a blake2b. Both are the same on a retry.
 - a rejected record that has a key goes to its key's shard on Spark, and to shard 0 here. Its dead letter has no key, so either will do.
@@ -28,18 +28,18 @@ from millstream.core.keys import key_text, shard_of
 from millstream.core.outcome import Times
 from millstream.core.time import BEGINNING
 from millstream.core.topology import Injector, Route
-from millstream.engine.columns.arrow import ValueColumn
-from millstream.engine.columns.inputs import ArrowInputs
+from millstream.engine.columns.arrow_inputs import ArrowInputs
+from millstream.engine.columns.arrow_rows import ValueColumn
 from millstream.engine.program import Compiled
 from millstream.engine.receipts import EpochOrder, Receipt
 from millstream.engine.task import Result, Task
 from millstream.errors import StorageError
-from millstream.simulation import cluster
-from millstream.simulation.cluster import Fault, InputPlan, Simulation
-from millstream.simulation.inputs import Injected, ListInputs
-from millstream.simulation.models import Host, HostCache
+from millstream.simulation import driver
+from millstream.simulation.driver import Fault, InputPlan, Simulation
+from millstream.simulation.fakes import Host, HostCache
+from millstream.simulation.list_inputs import Injected, ListInputs
 from millstream.sinks import Part, Sink, SinkRow, TaskContext
-from millstream.state.memory import MemoryStorage
+from millstream.state.memory_storage import MemoryStorage
 from millstream.state.storage import Storage
 
 SHARDS = 2
@@ -235,9 +235,9 @@ class Twice(Task):
 def compared(monkeypatch: pytest.MonkeyPatch) -> list[Receipt]:
     """Simulated clusters compare from now on. The receipts of the tasks that were compared."""
     found: list[Receipt] = []
-    monkeypatch.setattr(cluster, "Injected", Noting)
-    monkeypatch.setattr(cluster, "ListInputs", Both)
-    monkeypatch.setattr(cluster, "Task", Twice)
+    monkeypatch.setattr(driver, "Injected", Noting)
+    monkeypatch.setattr(driver, "ListInputs", Both)
+    monkeypatch.setattr(driver, "Task", Twice)
     monkeypatch.setattr(Twice, "compared", found)
     return found
 

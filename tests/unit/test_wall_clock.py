@@ -14,8 +14,8 @@ from effort import some
 from millstream.core.authority import Standing, times
 from millstream.core.time import BEGINNING, END
 from millstream.engine.spark.run import PlannedRun
-from millstream.simulation.cluster import Driver, InputPlan, Simulation
-from millstream.simulation.resident import ResidentDriver, ResidentSimulation
+from millstream.simulation.driver import Driver, InputPlan, Simulation
+from millstream.simulation.resident_driver import ResidentDriver, ResidentSimulation
 from millstream.state.manifest import Manifest, ManifestLog
 from millstream.status import view
 from millstream.status.inspect import Overview

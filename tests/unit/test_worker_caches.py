@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 
 import millstream as ms
-from millstream.engine import process
-from millstream.engine.process import ProcessCache, RunPlace, compiled_of, storage_of, task_ended
+from millstream.engine import worker_process
 from millstream.engine.spark import pickling
+from millstream.engine.worker_process import ProcessCache, RunPlace, compiled_of, storage_of, task_ended
 from millstream.state.storage import LocalStorage
 
 
@@ -26,16 +26,16 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Any:
             return self.now
 
     made = Clock()
-    monkeypatch.setattr(process, "time", made)
-    monkeypatch.setattr(process, "_swept", 0.0)
+    monkeypatch.setattr(worker_process, "time", made)
+    monkeypatch.setattr(worker_process, "_swept", 0.0)
     yield made
-    made.now += 10 * process.IDLE
+    made.now += 10 * worker_process.IDLE
     task_ended()
 
 
 def held() -> tuple[int, int]:
     """Open files of this process, and everything that is kept."""
-    kept = (process._COMPILED, process._STORAGE, process._FILTERS, process._REPLICAS)
+    kept = (worker_process._COMPILED, worker_process._STORAGE, worker_process._FILTERS, worker_process._REPLICAS)
     return len(os.listdir("/proc/self/fd")), sum(len(cache) for cache in kept)  # type: ignore[arg-type]
 
 
@@ -60,7 +60,7 @@ def test_a_worker_keeps_what_is_in_use_and_closes_the_rest(tmp_path: Path, clock
     work(tmp_path, 0)
     one = held()
     for pipeline in range(1, 30):
-        clock.now += process.IDLE / 2
+        clock.now += worker_process.IDLE / 2
         work(tmp_path, pipeline)
     files, kept = held()
     assert kept <= 3 * one[1] and files <= 3 * one[0], (one, files, kept)
@@ -79,7 +79,7 @@ def test_what_is_asked_for_again_and_again_is_never_let_go_of(tmp_path: Path, cl
     cache = ProcessCache(RunPlace(str(tmp_path / "c"), "id", None, str(tmp_path / "replicas"), 1))
     filters = cache.filters("lineage", 0, "in")
     for _ in range(50):
-        clock.now += process.IDLE * 0.9
+        clock.now += worker_process.IDLE * 0.9
         assert cache.filters("lineage", 0, "in") is filters
         task_ended()
 
@@ -93,7 +93,7 @@ def test_pipelines_that_take_turns_are_compiled_once_each(clock: Any) -> None:
 def test_a_storage_with_other_options_is_another_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, clock: Any) -> None:
     """Keys that were rotated, another endpoint: the second run of a session must not go on with those of the first."""
     opened: list[Any] = []
-    monkeypatch.setattr(process, "open_storage", lambda url, options: (opened.append(options), LocalStorage(url))[1])
+    monkeypatch.setattr(worker_process, "open_storage", lambda url, options: (opened.append(options), LocalStorage(url))[1])
     for options in ({"key": "old", "region": "x"}, {"region": "x", "key": "old"}, {"key": "new", "region": "x"}, None):
         storage_of(RunPlace(str(tmp_path), "id", options, None, 1))
     assert opened == [{"key": "old", "region": "x"}, {"key": "new", "region": "x"}, None]

@@ -14,7 +14,7 @@ from millstream.core.statekind import StateKind
 from millstream.core.step import Outcome, Step, Times, Wiring
 from millstream.core.time import BEGINNING
 from millstream.state.codec import msgpack
-from millstream.state.memory import MemoryStorage, MemoryStore
+from millstream.state.memory_storage import MemoryStorage, MemoryStore
 from millstream.state.segment import SegmentRef, encode_segment
 
 

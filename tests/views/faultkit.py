@@ -10,10 +10,10 @@ import millstream as ms
 from millstream.core.guards import ALL_GUARDS, Guards
 from millstream.core.keys import key_bytes, shard_of
 from millstream.core.keyspace import ROW, SUB
-from millstream.simulation.cluster import Fault, InputPlan, Simulation
-from millstream.simulation.oracle import compare, undisturbed
-from millstream.simulation.readings import EpochJudge
-from millstream.state.memory import MemoryStore
+from millstream.simulation.comparison import compare, undisturbed
+from millstream.simulation.driver import Fault, InputPlan, Simulation
+from millstream.simulation.view_checks import EpochJudge
+from millstream.state.memory_storage import MemoryStore
 
 SCHEMA = "id long, name string, gone boolean, ts long"
 SOURCE = ms.sources.files("in/", schema=SCHEMA)

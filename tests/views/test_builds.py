@@ -10,7 +10,7 @@ from test_model import Model
 
 import millstream as ms
 from effort import some
-from millstream.core import builds, step
+from millstream.core import backfill, step
 from millstream.errors import CheckpointError
 
 SCHEMA = "id long, name string, age long, score double, tags array<string>, gone boolean, ts long"
@@ -64,8 +64,8 @@ def chain(rows: list[Any]) -> dict[Any, Any]:
 
 @pytest.fixture(autouse=True)
 def _small_portions(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(builds, "FIRST_PORTION", 3)
-    monkeypatch.setattr(builds, "_portion", lambda portion, millis: 3)
+    monkeypatch.setattr(backfill, "FIRST_PORTION", 3)
+    monkeypatch.setattr(backfill, "_portion", lambda portion, millis: 3)
 
 
 def live(runner: ms.testing.LocalRunner, model: Model, n: int) -> None:
@@ -197,7 +197,7 @@ def test_a_changed_join_says_what_to_do() -> None:
 
 
 def test_a_sweep_takes_portions() -> None:
-    assert step.MAX_DUE > builds.FIRST_PORTION
+    assert step.MAX_DUE > backfill.FIRST_PORTION
     runner = ms.testing.LocalRunner(pipeline_of(), shards=1)
     model = Model(random.Random(3), 200, 3)
     live(runner, model, 100)

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 import millstream as ms
-from millstream.core import builds
+from millstream.core import backfill
 
 SCHEMA = "id long, name string, age long, ts long, gone boolean"
 
@@ -30,8 +30,8 @@ def made(define: Callable[[ms.Pipeline, int], None], version: int) -> ms.Pipelin
 
 @pytest.fixture(autouse=True)
 def _small_portions(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(builds, "FIRST_PORTION", 3)
-    monkeypatch.setattr(builds, "_portion", lambda portion, millis: 3)
+    monkeypatch.setattr(backfill, "FIRST_PORTION", 3)
+    monkeypatch.setattr(backfill, "_portion", lambda portion, millis: 3)
 
 
 @pytest.mark.parametrize("epochs", [1, 2, 9])

@@ -18,15 +18,15 @@ from millstream.cli import main
 from millstream.core import subkeys
 from millstream.core.keys import key_bytes
 from millstream.core.keyspace import ROW, SUB, encode_row, sub_prefix
-from millstream.engine.mending import MendingEpochs, mended
-from millstream.state import alive
+from millstream.engine.repair import MendingEpochs, mended
+from millstream.state import heartbeat
 from millstream.state.reader import CommittedState
 from millstream.state.storage import LocalStorage
 from millstream.status import tables
 from millstream.status.audit import checked_here
 from millstream.status.audit_plan import AuditReport, planned
 from millstream.status.inspect import now
-from millstream.views.leaves import address
+from millstream.views.agg_tree import address
 
 encode, decode = ms.codecs.msgpack.encoder(), ms.codecs.msgpack.decoder(object)
 
@@ -555,7 +555,7 @@ def test_many_differences_are_counted_and_the_first_are_told(command: Any, recor
 
 def test_the_command_refuses_what_makes_no_sense(command: Any, recorded: Recorded) -> None:
     assert "no share" in command("--sample", "200%")[2] and "no view is called 'nobody'" in command("nobody")[2]
-    alive.say(LocalStorage(Path("checkpoint")), alive.Alive("1-x", now(), "host", 7, "running"))
+    heartbeat.say(LocalStorage(Path("checkpoint")), heartbeat.Alive("1-x", now(), "host", 7, "running"))
     code, _, err = command("--repair")
     assert code == 1 and "a driver is at work" in err and "process 7 on host" in err
     assert command()[0] == 0, "a check may run beside it"

@@ -12,13 +12,13 @@ from faultkit import snapshots
 
 import millstream as ms
 from effort import some
-from millstream.core import builds
+from millstream.core import backfill
 from millstream.core.guards import Guards
-from millstream.simulation.cluster import InputPlan, Simulation
-from millstream.simulation.readings import EpochJudge
+from millstream.simulation.driver import InputPlan, Simulation
 from millstream.simulation.schedules import KINDS, make_plan, make_schedule, repeated
+from millstream.simulation.view_checks import EpochJudge
 from millstream.testing import assert_exactly_once
-from millstream.views.leaves import Tree
+from millstream.views.agg_tree import Tree
 
 USERS = ms.sources.files("in/", schema="id long, name string, gone boolean, ts long")
 ORDERS = ms.sources.files("in/", schema="id long, user long, amount long, gone boolean, ts long")
@@ -70,8 +70,8 @@ def trade(seed: int, count: int = 26, users: int = 5, orders: int = 9) -> Rows:
 
 @pytest.fixture
 def small_portions(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(builds, "FIRST_PORTION", 2)
-    monkeypatch.setattr(builds, "_portion", lambda portion, millis: 2)
+    monkeypatch.setattr(backfill, "FIRST_PORTION", 2)
+    monkeypatch.setattr(backfill, "_portion", lambda portion, millis: 2)
 
 
 # --- a thousand seeds

@@ -11,7 +11,7 @@ import pytest
 import millstream as ms
 from millstream.core import subkeys
 from millstream.reducers import Reducer
-from millstream.views.leaves import FAN, LEAST, LOAD, DoesNotReduce, Tree, address, depth, fold_all, hashed, leaf_of
+from millstream.views.agg_tree import FAN, LEAST, LOAD, DoesNotReduce, Tree, address, depth, fold_all, hashed, leaf_of
 
 encode, decode = ms.codecs.msgpack.encoder(), ms.codecs.msgpack.decoder(object)
 

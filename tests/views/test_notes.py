@@ -20,12 +20,12 @@ from millstream.core.keys import key_bytes, key_text, shard_of
 from millstream.core.keyspace import ROW, Row, decode_row, encode_row
 from millstream.errors import DefinitionError
 from millstream.faults import POINTS
-from millstream.simulation.cluster import Fault, Simulation
-from millstream.simulation.readings import EpochJudge
+from millstream.simulation.driver import Fault, Simulation
 from millstream.simulation.schedules import KINDS, make_plan, make_schedule, repeated
-from millstream.state.memory import MemoryStore
-from millstream.views.leaves import depth
-from millstream.views.sender import Sender
+from millstream.simulation.view_checks import EpochJudge
+from millstream.state.memory_storage import MemoryStore
+from millstream.views.agg_tree import depth
+from millstream.views.operator import Sender
 
 Runner = ms.testing.LocalRunner
 

@@ -11,11 +11,11 @@ import msgspec
 import millstream as ms
 from millstream.core.keys import key_bytes, shard_of
 from millstream.core.keyspace import ROW, Row, decode_row, encode_row
-from millstream.engine.reconcile import reconciled
-from millstream.simulation.cluster import Driver, InputPlan, Simulation
-from millstream.state.folding import unit_name
+from millstream.engine.evolution import reconciled
+from millstream.simulation.driver import Driver, InputPlan, Simulation
+from millstream.state.compaction import unit_name
 from millstream.state.manifest import Manifest, ManifestLog
-from millstream.state.memory import MemoryStorage
+from millstream.state.memory_storage import MemoryStorage
 from millstream.state.reader import CommittedState
 from millstream.state.segment import SegmentRef, encode_segment
 from millstream.state.storage import LocalStorage

@@ -10,12 +10,12 @@ from typing import Any
 from millstream.cli.arguments import failed, print_json, storage_option
 from millstream.cli.files import file_and_name, load, pipeline_in
 from millstream.core.topology import Emission
-from millstream.engine.mending import mended
 from millstream.engine.program import Program
+from millstream.engine.repair import mended
 from millstream.errors import CheckpointError, Overtaken
 from millstream.readable.relations import rows_shown
 from millstream.sinks import FileSink, MemorySink, TwoPhaseSink
-from millstream.state.alive import last_sign
+from millstream.state.heartbeat import last_sign
 from millstream.state.manifest import ManifestLog
 from millstream.state.reader import latest
 from millstream.state.storage import open_storage
@@ -126,8 +126,8 @@ class Check:
     def _repair(self, report: AuditReport) -> None:
         spark = None
         if any(map(_wants_spark, self._program.topology.emissions)):
-            from millstream.engine.spark.query import ready_sinks
             from millstream.engine.spark.session import local_session
+            from millstream.engine.spark.start import ready_sinks
 
             spark = local_session(self._program.name)
             ready_sinks(self._program.topology)

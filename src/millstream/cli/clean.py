@@ -7,8 +7,8 @@ import time
 
 from millstream.cli.arguments import a_duration
 from millstream.core.time import duration
-from millstream.state import clearing
-from millstream.state.replica import boot_id, replicas_folder
+from millstream.state import cache_cleanup
+from millstream.state.state_cache import boot_id, replicas_folder
 from millstream.status.view import size
 
 
@@ -30,11 +30,11 @@ def _clean(args: argparse.Namespace) -> int:
 
     since = time.time() - (0 if args.all else duration(args.unused_for) / 1000)
     base = replicas_folder()
-    found = [one for one in clearing.state_caches(base) if one.used <= since or one.path.parent.name != boot_id()]
-    found += clearing.archives(cache_folder(), 0 if args.all else clearing.ARCHIVES)
+    found = [one for one in cache_cleanup.state_caches(base) if one.used <= since or one.path.parent.name != boot_id()]
+    found += cache_cleanup.archives(cache_folder(), 0 if args.all else cache_cleanup.ARCHIVES)
     gone = []
     for one in found:
-        if args.dry_run or clearing.remove(one):
+        if args.dry_run or cache_cleanup.remove(one):
             gone.append(one)
             print(f"{'would remove' if args.dry_run else 'removed'} {one.path} ({one.what}, {size(one.bytes)})")
         else:

@@ -7,7 +7,7 @@ import sys
 import time
 
 from millstream.cli.arguments import storage_option
-from millstream.state.copying import CopyProgress, copy_checkpoint
+from millstream.state.checkpoint_copy import CopyProgress, copy_checkpoint
 from millstream.state.storage import open_storage
 from millstream.status.view import size
 

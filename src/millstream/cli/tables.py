@@ -15,11 +15,11 @@ from millstream.cli.arguments import at_least_one, failed, print_json, show, sto
 from millstream.errors import CheckpointError
 from millstream.readable.relations import ShownRow, plain_row
 from millstream.state.manifest import ManifestLog
-from millstream.state.rows import Reader
+from millstream.state.queries import Reader
 from millstream.state.storage import open_storage
 from millstream.status import inspect, relation_view, tables
 from millstream.status.relations import relations_of
-from millstream.views.define import TABLE
+from millstream.views.dsl import TABLE
 
 _FEW = 20
 _TOLD_EVERY = 2.0  # seconds

@@ -2,7 +2,7 @@
 
 Rules
 1. A key's *text* tells its type, so that the string "1" and the number 1 are two keys on every path.
-2. The JVM can build the same text with plain column expressions (`engine/spark/rows.py` does), so that a key computed
+2. The JVM can build the same text with plain column expressions (`engine/spark/keyed_rows.py` does), so that a key computed
    by Spark and one computed in Python meet in the same shard and the same row. Strings, the common case, are their
    own text; everything else begins with a NUL and a letter.
 3. A shard is `crc32(text) % shards`: both sides have CRC-32, and it is fast in both.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
-from millstream.core.builds import Build
+from millstream.core.backfill import Build
 from millstream.core.dedup import DedupCounts
 from millstream.core.record import Production
 from millstream.core.time import BEGINNING
@@ -19,7 +19,7 @@ class Times(msgspec.Struct, frozen=True):
     late_before: what is older is late; nothing is where event time had ended before. least: what its streams had promised before, or, where that was the
     end, what anybody still waits for: no production may be older. promised: what they promise now: no hold may be older.
     sweeps: visits of all rows in portions, by name: how many rows in this epoch, 0 for all that are left, PAUSED for none. builds: what is to be
-    known of computations that are derived from this one, and of itself, where it is no matter of course (core/builds.py).
+    known of computations that are derived from this one, and of itself, where it is no matter of course (core/backfill.py).
     """
 
     now: int

@@ -39,6 +39,7 @@ from typing import Any
 import msgspec
 
 from millstream.core.arrivals import Arrivals
+from millstream.core.backfill_scan import settled, sweep_entry
 from millstream.core.computation import Computation
 from millstream.core.keys import key_of
 from millstream.core.keyspace import (
@@ -62,7 +63,6 @@ from millstream.core.outcome import DROP, HOOK, Counts, LateRecord, Outcome, Tim
 from millstream.core.record import Production, Record, Timer, described, shown
 from millstream.core.rejected import Rejected, wrong_time
 from millstream.core.statekind import StateKind
-from millstream.core.sweeps import settled, sweep_entry
 from millstream.core.time import BEGINNING, END
 from millstream.core.visit import Saved, Visit
 from millstream.errors import HookError, InputError

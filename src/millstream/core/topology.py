@@ -23,7 +23,7 @@ from typing import Any
 
 import msgspec
 
-from millstream.core.builds import Derivation
+from millstream.core.backfill import Derivation
 from millstream.core.computation import Computation
 from millstream.core.dedup import Dedup
 from millstream.core.outcome import DROP, HOOK

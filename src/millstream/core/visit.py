@@ -19,12 +19,12 @@ from collections.abc import Callable, Hashable
 from hashlib import blake2b
 from typing import Any
 
+from millstream.core.backfill_scan import Portion
 from millstream.core.guards import ALL_GUARDS, Guards
 from millstream.core.keys import key_text
 from millstream.core.keyspace import STATE_HOLD, Holds, Row, TimerSet
 from millstream.core.outcome import Times, Wiring
 from millstream.core.record import Production, Record, Timer
-from millstream.core.sweeps import Portion
 from millstream.core.time import BEGINNING, END, LOW_WATERMARK, WALL_CLOCK
 
 OWN: Any = object()  # the key at hand

@@ -27,21 +27,21 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from millstream.core.guards import Guards
-from millstream.engine.aftermath import idle_after, manifest_after
 from millstream.engine.contracts import Folding, Planner
 from millstream.engine.declared import declared
 from millstream.engine.hints import Hints
-from millstream.engine.history import EpochStats, History
+from millstream.engine.metrics import EpochStats, History
+from millstream.engine.next_manifest import idle_after, manifest_after
 from millstream.engine.ownership import Ownership
 from millstream.engine.plan import NOTHING, Plan, Position, Reading, plan, to_store, unsettled
 from millstream.engine.program import Program
 from millstream.engine.publishing import Publishing
 from millstream.engine.receipts import EpochOrder, Receipt, checked, total_stats
 from millstream.errors import CheckpointError, EpochAbandoned, Fenced, HookError, SinkError, StorageError
-from millstream.state.alive import RunMode
+from millstream.state.fencing import run_number
+from millstream.state.heartbeat import RunMode
 from millstream.state.manifest import Manifest, ManifestLog, edge_name
-from millstream.state.part import Part
-from millstream.state.runs import run_number
+from millstream.state.sink_part import Part
 from millstream.state.stats import ReplicaStats
 
 _log = logging.getLogger("millstream.input")

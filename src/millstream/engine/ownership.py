@@ -14,8 +14,8 @@ from __future__ import annotations
 from millstream.core.guards import Guards
 from millstream.engine.plan import Reading
 from millstream.errors import CheckpointError, DamageError, Fenced
+from millstream.state.fencing import refuse, run_number
 from millstream.state.manifest import Manifest, ManifestLog
-from millstream.state.runs import refuse, run_number
 
 
 class Ownership:

@@ -17,7 +17,7 @@ import msgspec
 from millstream.core import step
 from millstream.core.adaptive import EdgeState
 from millstream.core.authority import Edge, Standing, propagate, times
-from millstream.core.builds import BuildOrders, BuildState, begun, orders
+from millstream.core.backfill import BuildOrders, BuildState, begun, orders
 from millstream.core.outcome import Times
 from millstream.core.topology import ADAPTIVE, Topology
 from millstream.core.watermark import Progress, Seen, later

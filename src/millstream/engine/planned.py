@@ -15,8 +15,8 @@ import msgspec
 
 from millstream.engine.epochs import Epochs
 from millstream.engine.plan import Reading
-from millstream.engine.reading import Sources
 from millstream.engine.receipts import EpochOrder
+from millstream.engine.source_planner import Sources
 from millstream.sources.splits import SplitPlan
 from millstream.state.manifest import Manifest
 

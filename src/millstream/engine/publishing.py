@@ -15,9 +15,9 @@ import msgspec
 from millstream.engine.contracts import Folding
 from millstream.engine.program import Program
 from millstream.sinks.base import DriverContext
-from millstream.state import folding
+from millstream.state import compaction
 from millstream.state.manifest import KEEP, Manifest, ManifestLog
-from millstream.state.part import Part
+from millstream.state.sink_part import Part
 
 
 class Published(msgspec.Struct):
@@ -79,7 +79,7 @@ class Publishing:
 
     def collect_log(self, manifest: Manifest, since: int | None, in_flight: set[str]) -> None:
         """The same in the checkpoint alone, from any thread. since, in_flight: as `folded_meanwhile` says."""
-        folding.collect(self._log, manifest, in_flight, since)
+        compaction.collect(self._log, manifest, in_flight, since)
 
     def sweep(self, manifest: Manifest) -> None:
         """The same at the sinks alone."""

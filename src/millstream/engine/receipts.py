@@ -14,8 +14,8 @@ from millstream.core.topology import Topology
 from millstream.core.watermark import Seen
 from millstream.errors import BY_NAME, EpochAbandoned, MillstreamError
 from millstream.state.manifest import Manifest, Parcel
-from millstream.state.part import Part
 from millstream.state.segment import SegmentRef
+from millstream.state.sink_part import Part
 from millstream.state.stats import ReplicaStats
 
 

@@ -18,18 +18,18 @@ import msgspec
 
 from millstream.core.outcome import Outcome
 from millstream.core.topology import Group
-from millstream.engine.departures import Departures
 from millstream.engine.program import Compiled
 from millstream.engine.receipts import EpochOrder, Receipt, Work
+from millstream.engine.routing import Departures
 from millstream.errors import Fenced
 from millstream.sinks.base import IdentifiedRow, Sink, SinkRow, TaskContext
-from millstream.state.folding import unit_name
+from millstream.state.compaction import unit_name
+from millstream.state.fencing import refuse, run_number, superseded
 from millstream.state.manifest import Parcel
-from millstream.state.parcel import encode_slice
-from millstream.state.part import Part
-from millstream.state.runs import refuse, run_number, superseded
 from millstream.state.segment import SegmentRef, encode_segment
+from millstream.state.sink_part import Part
 from millstream.state.storage import Storage
+from millstream.state.stored_productions import encode_slice
 
 SMALL = 256 << 10  # bytes of a part that may lie in a unit; the driver copies it from there
 

@@ -28,15 +28,15 @@ from millstream.core.keyspace import NoEntries, OpenStore
 from millstream.core.outcome import Outcome
 from millstream.core.topology import Group, Route
 from millstream.core.watermark import Seen
-from millstream.engine.departures import Sent, outgoing
 from millstream.engine.program import Compiled
 from millstream.engine.receipts import EpochOrder, Receipt
+from millstream.engine.routing import Sent, outgoing
 from millstream.engine.staging import Staging, Unit
 from millstream.errors import MillstreamError, travelling_name
 from millstream.state.manifest import ComputationState, Manifest
-from millstream.state.parcel import read_slice
 from millstream.state.segment import SegmentRef
 from millstream.state.storage import Storage
+from millstream.state.stored_productions import read_slice
 
 
 class Inputs(Protocol):

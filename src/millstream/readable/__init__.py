@@ -3,5 +3,5 @@
     listing      rows of a computation: state, MapStates, timers and holds, as JSON can say them
     relations    tables, views and joins: what they show, and what each document gives
 
-Who prints, serves or draws them is above. It must not know where the rows come from: a `Reader` (`state/rows.py`) gives them.
+Who prints, serves or draws them is above. It must not know where the rows come from: a `Reader` (`state/queries.py`) gives them.
 """

@@ -21,8 +21,8 @@ from millstream.core.keys import key_bytes, key_of
 from millstream.core.keyspace import Row
 from millstream.core.record import Timer
 from millstream.state.codec import msgpack
-from millstream.state.rows import Reader, hold_of, timers_of
-from millstream.views.define import TABLE
+from millstream.state.queries import Reader, hold_of, timers_of
+from millstream.views.dsl import TABLE
 
 
 class Opaque(msgspec.Struct, frozen=True):

@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from typing import Any, NamedTuple
 
-from millstream.core.builds import BuildState
+from millstream.core.backfill import BuildState
 from millstream.core.keys import BadKey, key_bytes, key_of
 from millstream.core.keyspace import Row, after, sub_prefix
 from millstream.core.statekind import StateKind
@@ -21,14 +21,14 @@ from millstream.errors import CheckpointError, DefinitionError
 from millstream.readable.listing import plain
 from millstream.state.codec import msgpack
 from millstream.state.manifest import ComputationState, Manifest
-from millstream.state.memory import MemoryStore
-from millstream.state.rows import Reader, bound
+from millstream.state.memory_storage import MemoryStore
+from millstream.state.queries import Reader, bound
+from millstream.views.agg_tree import Tree
+from millstream.views.aggregate import GroupRow, ViewGroup
 from millstream.views.change import ViewCodec
-from millstream.views.define import JOIN, TABLE, VIEW
-from millstream.views.gateway import Gateway
-from millstream.views.group import GroupRow, ViewGroup
+from millstream.views.dsl import JOIN, TABLE, VIEW
 from millstream.views.join import INNER, Join, JoinRow
-from millstream.views.leaves import Tree
+from millstream.views.table import Gateway
 
 _decode = msgpack.decoder(object)
 _encode = msgpack.encoder()

@@ -16,12 +16,12 @@ Pure: value in, value out (`laws` draws lots, by a seed). Nothing here knows a g
 """
 
 from millstream.reducers.base import Reducer
-from millstream.reducers.best import bottom, top
-from millstream.reducers.elements import any, collect, distinct
+from millstream.reducers.composite import Several, as_reducer
 from millstream.reducers.extremes import first, last, max, min
-from millstream.reducers.laws import assert_reducer
-from millstream.reducers.several import Several, as_reducer
+from millstream.reducers.law_checks import assert_reducer
 from millstream.reducers.sums import count, mean, stats, sum
+from millstream.reducers.topk import bottom, top
+from millstream.reducers.values import any, collect, distinct
 
 __all__ = [
     "Reducer",

@@ -28,7 +28,7 @@ def upload_once(folder: Path | str, storage: Storage, say: Say = lambda text: No
 
     Raises the first failure, after all others were tried.
 
-    >>> from millstream.state.memory import MemoryStorage
+    >>> from millstream.state.memory_storage import MemoryStorage
     >>> upload_once(Path("nothing/here"), MemoryStorage())
     []
     """

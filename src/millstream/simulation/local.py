@@ -14,7 +14,7 @@ import msgspec
 from millstream.core import step
 from millstream.core.arrivals import Arrivals
 from millstream.core.authority import Edge, Standing
-from millstream.core.builds import begun, builds_after, swept_by
+from millstream.core.backfill import begun, builds_after, swept_by
 from millstream.core.guards import ALL_GUARDS, Guards
 from millstream.core.keys import key_bytes, key_of, shard_of
 from millstream.core.keyspace import ROW, after, decode_row
@@ -24,16 +24,16 @@ from millstream.core.statekind import StateKind
 from millstream.core.time import BEGINNING, END, LOW_WATERMARK, WALL_CLOCK
 from millstream.core.topology import Topology
 from millstream.core.watermark import Progress, Seen
-from millstream.engine.aftermath import injectors_after
 from millstream.engine.declared import declared
-from millstream.engine.departures import outgoing
 from millstream.engine.hints import Hints
+from millstream.engine.next_manifest import injectors_after
 from millstream.engine.plan import Plan, Position, plan
 from millstream.engine.program import Arrival, Compiled, Program
+from millstream.engine.routing import outgoing
 from millstream.errors import DefinitionError
-from millstream.simulation.inputs import Injected
-from millstream.state.memory import MemoryStore
-from millstream.state.rows import bound
+from millstream.simulation.list_inputs import Injected
+from millstream.state.memory_storage import MemoryStore
+from millstream.state.queries import bound
 
 
 class Emitted(msgspec.Struct, frozen=True):

@@ -11,17 +11,17 @@ from millstream.core.guards import ALL_GUARDS, Guards
 from millstream.engine.program import Compiled, Program
 from millstream.errors import MillstreamError
 from millstream.faults import POINTS
-from millstream.simulation.cluster import Fault, InputPlan, Simulation
-from millstream.simulation.cuts import Rows
-from millstream.simulation.differences import cut_short
-from millstream.simulation.findings import WRONG
-from millstream.simulation.inputs import is_rejected
+from millstream.simulation.comparison import compare, undisturbed
+from millstream.simulation.diagnosis import WRONG
+from millstream.simulation.diff import cut_short
+from millstream.simulation.driver import Fault, InputPlan, Simulation
+from millstream.simulation.epoch_cuts import Rows
+from millstream.simulation.fakes import Violation
+from millstream.simulation.list_inputs import is_rejected
 from millstream.simulation.local import LocalEngine
-from millstream.simulation.models import Violation
-from millstream.simulation.oracle import compare, undisturbed
-from millstream.simulation.readings import EpochJudge
-from millstream.simulation.refined import only_refined
-from millstream.simulation.resident import BEFORE_COMMIT, COMMITTING, RESIDENT_KINDS, ResidentSimulation
+from millstream.simulation.resident_driver import BEFORE_COMMIT, COMMITTING, RESIDENT_KINDS, ResidentSimulation
+from millstream.simulation.view_checks import EpochJudge
+from millstream.simulation.view_equivalence import only_refined
 
 __all__ = ["KINDS", "RESIDENT_KINDS", "Counterexample", "make_plan", "make_schedule", "may_repeat", "repeated", "shrink", "trial"]
 

@@ -24,7 +24,7 @@ import msgspec
 from millstream.core.time import Duration, duration
 from millstream.errors import DefinitionError, SinkError
 from millstream.sinks.base import DriverContext, IdentifiedRow, Part, Sink, SinkRow, TaskContext, part_bytes
-from millstream.state.folding import made_in
+from millstream.state.compaction import made_in
 from millstream.state.storage import Storage, open_storage
 
 ROLLED = (

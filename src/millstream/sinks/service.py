@@ -23,7 +23,7 @@ from millstream.errors import DamageError, DefinitionError, Fenced, FencedRun, S
 from millstream.service.messages import Decision
 from millstream.sinks.base import DriverContext, Part, Sink, SinkRow, TaskContext
 from millstream.sinks.files import check_numbers, plain
-from millstream.state.runs import run_number
+from millstream.state.fencing import run_number
 
 if TYPE_CHECKING:
     from millstream.network import Tls

@@ -26,7 +26,7 @@ from millstream.core.time import Duration, duration
 from millstream.errors import SinkError, SinkRefused
 from millstream.sinks.base import DriverContext, Part, Sink, SinkRow, TaskContext
 from millstream.sinks.files import check_numbers, plain
-from millstream.state.runs import run_number
+from millstream.state.fencing import run_number
 
 if TYPE_CHECKING:
     from millstream.connector import WorkerClient

@@ -10,7 +10,7 @@ from typing import Any
 
 from millstream.core.topology import Injector, Input, check_columns
 from millstream.sources.schema import columns as columns_of
-from millstream.views.feeds import Feed
+from millstream.views.cdc import Feed
 
 
 def check_injector(injector: Injector) -> None:

@@ -27,7 +27,7 @@ from millstream.core.codec import Codec
 from millstream.core.mapstate import MapState
 from millstream.errors import DefinitionError
 from millstream.state import extensions
-from millstream.state.sameness import alike, difference, has_open_parts
+from millstream.state.roundtrip import alike, difference, has_open_parts
 
 __all__ = ["Codec", "msgpack", "named", "pickle"]
 

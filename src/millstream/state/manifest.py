@@ -6,7 +6,7 @@ Rules
    productions, what the sinks have still to publish, and which run wrote it. Recovery needs the newest one and nothing else.
 3. Its second line is a CRC-32 of the first: damage is told from absence.
 4. `identity.json` is written once: the checkpoint's own id, the pipeline's name and the number of shards.
-5. Who may write them is decided by claims (`state/runs.py`).
+5. Who may write them is decided by claims (`state/fencing.py`).
 """
 
 from __future__ import annotations
@@ -18,16 +18,16 @@ from zlib import crc32
 import msgspec
 
 from millstream.core.adaptive import EdgeState
-from millstream.core.builds import BuildState
+from millstream.core.backfill import BuildState
 from millstream.core.dedup import DedupCounts
 from millstream.core.outcome import LateRecord
 from millstream.core.time import BEGINNING
 from millstream.core.watermark import Progress
 from millstream.errors import CheckpointError, DamageError
 from millstream.state import formats
-from millstream.state.part import Part
-from millstream.state.runs import Runs
+from millstream.state.fencing import Runs
 from millstream.state.segment import SegmentRef
+from millstream.state.sink_part import Part
 from millstream.state.storage import Storage
 
 IDENTITY_NAME = "identity.json"
@@ -189,7 +189,7 @@ def _from_2(body: bytes) -> bytes:
 
 
 class Collection(msgspec.Struct):
-    """What collection (`state/folding.py`) knows of the manifests that are kept, their times and the objects that they name, and what it has done:
+    """What collection (`state/compaction.py`) knows of the manifests that are kept, their times and the objects that they name, and what it has done:
     how often it ran, and how many objects and manifests it removed."""
 
     times: dict[int, int] = {}

@@ -11,7 +11,7 @@ Rules
    that is missing or broken.
 3. A scan of `at()` that is overtaken goes on behind the last key that it gave, at a newer epoch: every key comes once and in order, each as of an epoch
    that was the newest meanwhile, later keys never as of an earlier epoch. Whoever needs one cut through all of them uses `steady`, or `at(epoch)`.
-4. The log answers without reading whole segments (`state/blocks.py`). With `replicas=` an LMDB copy on this host answers (`state/replica.py`), brought
+4. The log answers without reading whole segments (`state/blocks.py`). With `replicas=` an LMDB copy on this host answers (`state/state_cache.py`), brought
    up to date when it is asked, and holds its epoch: what it has begun to answer cannot be overtaken. It is not the workers' copy, whatever the folder.
 5. Readers are safe for threads, and share what is in memory. Close one that uses replicas, or forget it: it holds pages.
 """
@@ -30,9 +30,9 @@ from typing import Protocol, TypeVar
 from millstream.core.keyspace import Store
 from millstream.errors import CheckpointError, DamageError, Overtaken
 from millstream.state.blocks import LIMIT, CacheStats, Chain, Segments
-from millstream.state.folding import named_by, second_of
+from millstream.state.compaction import named_by, second_of
 from millstream.state.manifest import Manifest, ManifestLog
-from millstream.state.rows import Reader
+from millstream.state.queries import Reader
 
 TRIES = 20  # how often a reader that comes to nothing is overtaken, until it gives up
 _PATIENCE = 0.01  # seconds
@@ -194,7 +194,7 @@ class CommittedState:
         return AsOf(self, found)
 
     def newer(self, cut: AsOf) -> AsOf:
-        """A reader to go on with, for one that was overtaken: of an epoch that lasts (`state/folding.py`), if there is a newer one, or of the newest."""
+        """A reader to go on with, for one that was overtaken: of an epoch that lasts (`state/compaction.py`), if there is a newer one, or of the newest."""
         newest = self.newest()
         second = second_of(newest.manifest.now)
         if second_of(cut.manifest.now) != second:
@@ -226,7 +226,7 @@ class CommittedState:
         state = manifest.computations[computation]
         chain = state.shards[shard].segments
         if self._folder is not None:
-            from millstream.state.replica import READERS_MAP_SIZE, open_replica, replica_root
+            from millstream.state.state_cache import READERS_MAP_SIZE, open_replica, replica_root
 
             if self._replicas is None:
                 self._replicas = replica_root(self.log.identity().id, str(self._folder)) / "readers"

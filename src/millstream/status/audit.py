@@ -29,16 +29,16 @@ from millstream.core.statekind import StateKind
 from millstream.engine.program import Compiled, Program
 from millstream.errors import BY_NAME, MillstreamError, travelling_name
 from millstream.state.manifest import ManifestLog
-from millstream.state.memory import MemoryStore
+from millstream.state.memory_storage import MemoryStore
+from millstream.state.queries import Reader, maps_prefix
 from millstream.state.reader import AsOf, CommittedState
-from millstream.state.rows import Reader, maps_prefix
 from millstream.state.storage import open_storage
 from millstream.status.audit_plan import FIRST, AuditPlan, AuditReport, Judgement, Mend
-from millstream.views import audit
-from millstream.views.audit import Discrepancy, Expected
-from millstream.views.group import ViewGroup
+from millstream.views import check
+from millstream.views.aggregate import ViewGroup
+from millstream.views.check import Discrepancy, Expected
 from millstream.views.join import Join
-from millstream.views.sender import Sender
+from millstream.views.operator import Sender
 
 Stated = tuple[int, bytes, bytes, bytes]  # the part that judges it, group, origin, and what is given
 Given = tuple[bytes, bytes, bytes]  # the same for one part
@@ -89,7 +89,7 @@ class Auditor:
             except Exception as error:
                 yield self._wrong(Discrepancy(sender, key, "document", None, f"cannot be read: {type(error).__name__}: {error}"))
                 continue
-            for one in audit.gifts(made, key, state, consumers):
+            for one in check.gifts(made, key, state, consumers):
                 if isinstance(one, Discrepancy):
                     yield self._wrong(one)
                 elif self._sampled(one.consumer, one.group):
@@ -109,7 +109,7 @@ class Auditor:
         state = kind.decode(decode_row(raw).state)
         for field, sub in kind.maps(state):
             store: Store = NoEntries()
-            if (whole or isinstance(made, Join)) and audit.has_entries(made, state):
+            if (whole or isinstance(made, Join)) and check.has_entries(made, state):
                 start = maps_prefix(row_key)
                 store = MemoryStore(self._cut.scan(name, start, after(start), shard=shard))
             sub.bind(store, sub_prefix(row_key, field), kind.encode_sub, kind.decode_sub)
@@ -141,11 +141,11 @@ class Auditor:
             for one in found:
                 judgement.add(one)
             if found and self._plan.mends:
-                yield Mend(name, text, audit.mend(consumer, generation, expected))
+                yield Mend(name, text, check.mend(consumer, generation, expected))
         for text in strays:
             judgement.add(_stray(name, text))
             if self._plan.mends:
-                yield Mend(name, text, audit.mend(consumer, generation, Expected()))
+                yield Mend(name, text, check.mend(consumer, generation, Expected()))
         yield judgement
 
     def _compared(
@@ -156,9 +156,9 @@ class Auditor:
             try:
                 row = self._state(name, shard, consumer, self._make(name)[1], row_key, raw, whole=True)
             except Exception as error:
-                yield audit.unreadable(consumer, text, error)
+                yield check.unreadable(consumer, text, error)
                 return
-        yield from audit.compared(consumer, text, row, expected, generation)
+        yield from check.compared(consumer, text, row, expected, generation)
 
     def _strays(self, name: str, shard: int) -> Iterator[str]:
         """Groups that have entries beside a row that is not there, or that needs none."""
@@ -171,7 +171,7 @@ class Auditor:
             last, text = row_key, row_key.decode()
             raw = self._cut.entry(name, shard, ROW + row_key)
             try:
-                is_stray = raw is None or not audit.has_entries(consumer, kind.decode(decode_row(raw).state))
+                is_stray = raw is None or not check.has_entries(consumer, kind.decode(decode_row(raw).state))
             except Exception:
                 continue  # the row has been named
             if is_stray and self._sampled(name, text):
@@ -199,7 +199,7 @@ def _grouped(given: Iterable[Given], decode: Callable[[bytes], Any]) -> Iterator
         expected = Expected({}, [])
         for _, origin, body in rows:
             right, parts = decode(body)
-            audit.add(expected, origin.decode(), parts, right)
+            check.add(expected, origin.decode(), parts, right)
         yield group, expected
 
 
@@ -245,7 +245,7 @@ def checked_on_spark(
 ) -> AuditReport:
     """The check as a batch job of Spark's."""
     from millstream.engine.spark import pickling
-    from millstream.engine.spark.batch import two_steps
+    from millstream.engine.spark.two_stage_job import two_steps
 
     order = (pickling.dumps(program), msgspec.msgpack.encode(plan), log.storage.url, storage_options)
     pieces = [(sender, shard) for sender in plan.senders for shard in range(plan.shards)]

@@ -10,12 +10,12 @@ from typing import NamedTuple
 
 import msgspec
 
+from millstream.engine.evolution import reconciled
 from millstream.engine.program import Program
-from millstream.engine.reconcile import reconciled
 from millstream.errors import DefinitionError
 from millstream.state.manifest import Manifest
-from millstream.views.audit import Discrepancy
-from millstream.views.define import TABLE
+from millstream.views.check import Discrepancy
+from millstream.views.dsl import TABLE
 
 FIRST = 20  # differences that are told, of each part and in all
 

@@ -11,7 +11,7 @@ import time
 import msgspec
 
 from millstream.readable.listing import Listing, MapView, Opaque, RowView, keys_of, listed, looked_up, plain, plain_listing
-from millstream.state.alive import Alive, last_sign
+from millstream.state.heartbeat import Alive, last_sign
 from millstream.state.manifest import ManifestLog
 from millstream.state.reader import latest, steady
 from millstream.status.report import Status, status_of

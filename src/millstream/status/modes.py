@@ -6,7 +6,7 @@ from rich.console import RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from millstream.state.alive import RunMode
+from millstream.state.heartbeat import RunMode
 
 _LONG = 10_000  # milliseconds at one key, after which that is worth a colour
 _SHOWN = 0.05  # milliseconds
@@ -15,7 +15,7 @@ _SHOWN = 0.05  # milliseconds
 def words(mode: RunMode) -> str:
     """The mode in a few words.
 
-    >>> from millstream.state.alive import TaskSign
+    >>> from millstream.state.heartbeat import TaskSign
     >>> words(RunMode("resident", generation=2, losses=1, tasks=[TaskSign(0, "host", 7, [0, 1])]))
     'resident, generation 2, 1 task, 1 loss'
     >>> words(RunMode())

@@ -13,7 +13,7 @@ from rich.text import Text
 from millstream.status.relations import Fill, Relations, RelationStatus
 from millstream.status.tables import ShownRow
 from millstream.status.view import size
-from millstream.views.define import JOIN, TABLE, VIEW
+from millstream.views.dsl import JOIN, TABLE, VIEW
 
 
 def listed(found: Relations) -> RenderableType:

@@ -11,7 +11,7 @@ from millstream.core.topology import STRONG
 from millstream.readable.relations import rows_shown
 from millstream.state.manifest import ComputationState, Manifest
 from millstream.status.tables import relations
-from millstream.views.define import TABLE, VIEW
+from millstream.views.dsl import TABLE, VIEW
 
 _DEEP = "groups of depth "
 

@@ -12,9 +12,9 @@ from millstream.core.authority import Holder, holder
 from millstream.core.dedup import DedupCounts
 from millstream.core.outcome import LateRecord
 from millstream.core.time import BEGINNING, END
-from millstream.engine.history import EpochStats
+from millstream.engine.metrics import EpochStats
 from millstream.engine.plan import standings_of
-from millstream.state.alive import RunMode
+from millstream.state.heartbeat import RunMode
 from millstream.state.manifest import Manifest
 
 

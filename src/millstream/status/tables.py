@@ -13,10 +13,10 @@ from typing import Any, TypeVar
 
 from millstream.readable.relations import ShownRow, given, relation, relations, shown
 from millstream.state.manifest import ManifestLog
+from millstream.state.queries import Reader
 from millstream.state.reader import AsOf, CommittedState, steady
-from millstream.state.rows import Reader
 from millstream.state.storage import open_storage
-from millstream.views.define import TABLE
+from millstream.views.dsl import TABLE
 
 __all__ = ["ShownRow", "at", "by_key", "frame", "given", "origins", "read", "relation", "relations", "shown", "tabled"]
 

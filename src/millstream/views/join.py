@@ -16,12 +16,12 @@ from typing import Any, ClassVar
 
 import msgspec
 
-from millstream.core.builds import switch_name
+from millstream.core.backfill import switch_name
 from millstream.core.keys import key_of, key_text
 from millstream.core.mapstate import MapState
 from millstream.core.record import Record
 from millstream.views.change import RESTATED, Document, unpacked
-from millstream.views.sender import Sender, Sending
+from millstream.views.operator import Sender, Sending
 
 INNER, LEFT = "inner", "left"
 INLINE_BYTES = 1024

@@ -13,7 +13,7 @@ from millstream.errors import MillstreamError
 from millstream.state.manifest import Manifest, ManifestLog
 from millstream.state.reader import CommittedState
 from millstream.state.storage import open_storage
-from millstream.views.leaves import FAN, depth
+from millstream.views.agg_tree import FAN, depth
 
 
 class TreeSight(msgspec.Struct, frozen=True):

@@ -26,7 +26,7 @@ from millstream.errors import InputError
 from millstream.sources.base import BETWEEN
 
 from . import casts, hashing, refusals
-from .arrow import ValueColumn, to_list, whole
+from .arrow_rows import ValueColumn, to_list, whole
 
 _MANY, _SAMPLE = 2048, 1024  # rows from which on it is worth while to look at how often keys repeat, and of how many
 _TYPES = {"string": pa.string(), "long": pa.int64()}

@@ -11,5 +11,5 @@
     certificates
                a certificate per run, where there is more than one host
 
-Generations and attempts are `core/attempts.py`. It must not know pyspark: Spark's part is `engine/spark/residents.py`.
+Generations and attempts are `core/membership.py`. It must not know pyspark: Spark's part is `engine/spark/resident_job.py`.
 """

@@ -1,7 +1,7 @@
 """Rows from task to task: every task sends every other one frame per level, also an empty one, so that each knows when its input is complete.
 
 Rules
-1. What counts is decided by `core/attempts.Inbox`; here are the sockets.
+1. What counts is decided by `core/membership.Inbox`; here are the sockets.
 2. A thread reads each connection, so that two tasks that send to each other never wait for each other. What is buffered is at most one epoch: nobody
    sends for the next one before this one is over.
 3. Who cannot be reached is named, and so is a peer whose connection breaks while something of it is missing: the driver decides what becomes of it. Of one
@@ -17,7 +17,7 @@ import threading
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from millstream.core.attempts import Attempt, Inbox, Seated
+from millstream.core.membership import Attempt, Inbox, Seated
 from millstream.engine.resident import messages, wire
 from millstream.errors import MillstreamError
 from millstream.network import parse_address, written

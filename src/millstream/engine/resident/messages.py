@@ -18,7 +18,7 @@ from typing import Any
 
 import msgspec
 
-from millstream.core.attempts import Seated
+from millstream.core.membership import Seated
 from millstream.engine.receipts import EpochOrder, Receipt
 
 HELLO, GENERATION, ORDER, RECEIPTS, FAILED, ROWS, FOLD, FOLDED, BEAT, GIVE_UP, END = range(1, 12)

@@ -22,7 +22,7 @@ import time
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from millstream.core.attempts import Attempt
+from millstream.core.membership import Attempt
 from millstream.errors import RemoteProtocolError
 from millstream.network import keep_alive
 

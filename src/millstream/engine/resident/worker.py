@@ -28,13 +28,12 @@ import msgspec
 import pyarrow as pa
 
 from millstream import faults
-from millstream.core.attempts import Attempt
-from millstream.engine.columns.inputs import ArrowInputs
+from millstream.core.membership import Attempt
+from millstream.engine.columns.arrow_inputs import ArrowInputs
 from millstream.engine.columns.keying import Keying
-from millstream.engine.foldorders import FoldOrder, carry_out
-from millstream.engine.process import ProcessCache, RunPlace, compiled_of, storage_of, task_ended
+from millstream.engine.compaction_orders import FoldOrder, carry_out
 from millstream.engine.receipts import EpochOrder, Receipt
-from millstream.engine.resident import certificates, messages, wire
+from millstream.engine.resident import messages, tls, wire
 from millstream.engine.resident.exchange import Exchange, GivenUp, PeerLost, read_all
 from millstream.engine.resident.messages import (
     Beat,
@@ -47,13 +46,14 @@ from millstream.engine.resident.messages import (
     decode,
     encode,
 )
-from millstream.engine.resident.tables import RouteArrays, by_part, by_seat, from_bytes, joined, to_bytes
+from millstream.engine.resident.partitioning import RouteArrays, by_part, by_seat, from_bytes, joined, to_bytes
 from millstream.engine.staging import Unit, check_token
 from millstream.engine.task import Task
+from millstream.engine.worker_process import ProcessCache, RunPlace, compiled_of, storage_of, task_ended
 from millstream.errors import MillstreamError, travelling_name
 from millstream.network import parse_address
 from millstream.sources.splits import PlannedReader
-from millstream.state.folding import unit_name
+from millstream.state.compaction import unit_name
 
 BEAT_EVERY = 1.0  # seconds
 _GRACE = 20.0  # seconds that a hook has when the driver is gone
@@ -92,7 +92,7 @@ class ResidentTask:
     def __init__(self, setup: Setup, seat: int, job: int) -> None:
         self.seat = seat
         self._setup = setup
-        server, client = certificates.contexts(setup.certificate, setup.private_key)
+        server, client = tls.contexts(setup.certificate, setup.private_key)
         host, port = parse_address(setup.address)
         self._driver = wire.connect(host, port, setup.cookie, client, patience=60.0)
         try:

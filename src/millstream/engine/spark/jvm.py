@@ -28,7 +28,7 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
-from millstream.state import clearing
+from millstream.state import cache_cleanup
 
 JAVA = 17
 _HUSHED = ("-Xlog:disable", "-Xlog:all=error:stderr")  # Java warns of an archive that it does without on stdout, which is the program's own
@@ -217,8 +217,8 @@ def archive() -> Path | None:
         with contextlib.suppress(OSError):
             if time.time() - made.stat().st_mtime > _SETTLED:
                 made.rename(kept)
-                for old in clearing.archives(folder):
-                    clearing.remove(old)
+                for old in cache_cleanup.archives(folder):
+                    cache_cleanup.remove(old)
     return kept
 
 
@@ -246,7 +246,7 @@ class WarmUp:
 
     def _work(self) -> None:
         def touch(batches: Iterator[Any]) -> Iterator[Any]:
-            import millstream.engine.spark.task  # noqa: F401
+            import millstream.engine.spark.task_function  # noqa: F401
 
             yield from batches
 

@@ -13,12 +13,12 @@ from collections.abc import Callable
 from typing import Any
 
 from millstream.core.topology import Topology
-from millstream.engine.pacing import Pacing
 from millstream.engine.planned import PlannedEpochs
+from millstream.engine.trigger import Pacing
 from millstream.errors import ClusterError, InputError, MillstreamError
 
-from .epoch import SparkEpochs
-from .reasons import SHARED_LOG, reason, translated
+from .error_text import SHARED_LOG, reason, translated
+from .job_runner import SparkEpochs
 
 _RESTARTS = 6
 

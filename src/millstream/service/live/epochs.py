@@ -29,9 +29,9 @@ from pathlib import Path
 from millstream.errors import StorageError
 from millstream.state.durable import lock_folder
 from millstream.state.manifest import Manifest
-from millstream.state.replica import Held, forget_replica, open_replica, replica_root
-from millstream.state.rows import Reader
+from millstream.state.queries import Reader
 from millstream.state.segment import SegmentRef
+from millstream.state.state_cache import Held, forget_replica, open_replica, replica_root
 from millstream.state.storage import Storage
 
 KEEP = 8

@@ -24,9 +24,9 @@ from collections.abc import Callable
 from millstream.errors import CheckpointError, DamageError, MillstreamError, NotReady
 from millstream.service.live.epochs import KEEP, PinnedEpochs
 from millstream.service.live.history import ChangeHistory, ChangeSet, read_changes
-from millstream.state.folding import named_by
+from millstream.state.compaction import named_by
 from millstream.state.manifest import Manifest, ManifestLog, manifest_name
-from millstream.state.memory import MemoryStorage
+from millstream.state.memory_storage import MemoryStorage
 from millstream.state.storage import LocalStorage, Storage
 
 NEAR_PAUSE = 0.02  # seconds between two looks at a folder

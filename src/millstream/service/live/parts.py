@@ -21,8 +21,8 @@ from millstream.core.keyspace import ROW, Row, after, decode_row, sub_prefix
 from millstream.errors import RefusedRequest
 from millstream.readable.listing import decoder, plain, plain_view, row_view
 from millstream.readable.relations import plain_row, shown, shown_by
-from millstream.state.rows import Reader, hold_of, timers_of
-from millstream.views.define import JOIN, TABLE
+from millstream.state.queries import Reader, hold_of, timers_of
+from millstream.views.dsl import JOIN, TABLE
 
 _json = msgspec.json.Encoder().encode
 _pack = msgspec.msgpack.Encoder().encode

@@ -28,7 +28,7 @@ from millstream.service.live.epochs import PinnedEpoch
 from millstream.service.live.history import ChangeSet, Wanted, read_changes
 from millstream.service.live.portions import Portions
 from millstream.service.proto import service_pb2 as pb
-from millstream.views.define import JOIN
+from millstream.views.dsl import JOIN
 
 if TYPE_CHECKING:
     from millstream.service.live.serve import LivePipeline

@@ -26,7 +26,7 @@ from typing import Any, TypeVar
 from millstream.errors import DamageError, Fenced, NotReady, StorageError, UnknownOutcome
 from millstream.service.logs.slots import Slot, SlotWalk, damaged_slot, decode_slot, encode_slot, slot_name
 from millstream.service.messages import LIMIT, LogRecord, decode_record, encode_record
-from millstream.state.prefixed import under
+from millstream.state.prefixed_storage import under
 from millstream.state.storage import LocalStorage, Storage, open_storage
 
 _T = TypeVar("_T")

@@ -30,7 +30,7 @@ from millstream.errors import StorageError
 from millstream.service.messages import Change
 from millstream.service.stores.base import Pinned
 from millstream.state.longkeys import LONG, scan_entries, stored_entry, stored_key, value_of
-from millstream.state.replica import boot_id
+from millstream.state.state_cache import boot_id
 
 _NUMBER = struct.Struct(">Q")
 _APPLIED = b"\xff" * _NUMBER.size

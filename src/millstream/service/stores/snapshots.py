@@ -79,7 +79,7 @@ async def write_snapshot(
 
     >>> from pathlib import Path
     >>> from millstream.service.stores.memory import memory
-    >>> from millstream.state.memory import MemoryStorage
+    >>> from millstream.state.memory_storage import MemoryStorage
     >>> store, storage = memory().open(Path("unused")).of(1), MemoryStorage()
     >>> store.apply([(b"Ka", b"1")], upto=7)
     >>> asyncio.run(write_snapshot(store.pin(), storage, "snapshots/7")).rows

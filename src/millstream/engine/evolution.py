@@ -1,0 +1,101 @@
+"""The latest manifest and a pipeline that may have changed since: renames are applied, and what could lose state by accident is refused. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import msgspec
+
+from millstream.core.backfill import begun
+from millstream.engine.program import Program
+from millstream.errors import CheckpointError
+from millstream.sinks.base import Sink
+from millstream.state.manifest import Manifest
+
+_HELPER = "emit~"  # how version 0.1 told its helpers from a user's computations
+
+
+def reconciled(latest: Manifest, program: Program, drop: Sequence[str] = ()) -> Manifest:
+    """The manifest that a run of a program goes on from. drop: computations whose state may go although others are new."""
+    renamed = _renamed(latest, program)
+    _check_missing(renamed, program, drop)
+    _check_codecs(renamed, program)
+    names = {spec.name for spec in program.topology.computations}
+    found = msgspec.structs.replace(renamed, pending=[parcel for parcel in renamed.pending if parcel.computation in names])
+    _check_ways(found, program)
+    _check_waiting(found, program, drop)
+    present = [name for name, state in found.computations.items() if any(shard.keys for shard in state.shards)]
+    builds = begun(program.topology.derived, found.builds, present, found.now, found.epoch)
+    filled = not any(build.is_filling for build in builds.values())
+    return msgspec.structs.replace(found, builds=builds, drained=found.drained and filled)  # what is new is still to be filled
+
+
+def _renamed(latest: Manifest, program: Program) -> Manifest:
+    names = {spec.name for spec in program.topology.computations}
+    old_to_new: dict[str, str] = {}
+    for spec in program.topology.computations:
+        old = spec.renamed_from
+        if old and old in latest.computations and spec.name not in latest.computations:
+            if old in names:
+                raise CheckpointError(f"computation {spec.name!r} says renamed_from={old!r}, but {old!r} is still there")
+            if old in old_to_new:
+                raise CheckpointError(
+                    f"computations {old_to_new[old]!r} and {spec.name!r} both say renamed_from={old!r}: only one can take over its state"
+                )
+            old_to_new[old] = spec.name
+    return msgspec.structs.replace(
+        latest,
+        computations={old_to_new.get(name, name): state for name, state in latest.computations.items()},
+        builds={
+            old_to_new.get(name, name): msgspec.structs.replace(state, senders=tuple(old_to_new.get(one, one) for one in state.senders))
+            for name, state in latest.builds.items()
+        },
+        pending=[
+            msgspec.structs.replace(parcel, computation=old_to_new.get(parcel.computation, parcel.computation)) for parcel in latest.pending
+        ],
+    )
+
+
+def _check_missing(latest: Manifest, program: Program, drop: Sequence[str]) -> None:
+    specs = {spec.name: spec for spec in program.topology.computations}
+    known = {name for name, state in latest.computations.items() if not state.hidden and not name.startswith(_HELPER)}
+    gone = sorted(name for name in known - set(specs) if name not in drop)
+    new = sorted(name for name, spec in specs.items() if name not in known and not spec.hidden)
+    if gone and new:
+        raise CheckpointError(
+            f"the checkpoint has state of {', '.join(map(repr, gone))}, which the pipeline no longer has, and the pipeline has "
+            f"{', '.join(map(repr, new))}, which the checkpoint does not know. If one was renamed, say compute(..., name=new, renamed_from=old); "
+            f"if its state may go, run(..., drop={gone!r})."
+        )
+
+
+def _check_codecs(latest: Manifest, program: Program) -> None:
+    for spec in program.topology.computations:
+        state = latest.computations.get(spec.name)
+        codec = program.codec_of(spec.name).name
+        if state is not None and state.codec != codec and any(shard.keys for shard in state.shards):
+            raise CheckpointError(
+                f"the state of computation {spec.name!r} was written with codec {state.codec!r}, and the pipeline says {codec!r}. "
+                f"Keep the codec, or rename the computation and drop its state."
+            )
+
+
+def _check_waiting(latest: Manifest, program: Program, drop: Sequence[str]) -> None:
+    known = {emission.name for emission in program.topology.emissions if type(emission.sink).encode_part is not Sink.encode_part}
+    lost = sorted(name for name in latest.waiting if name not in known and name not in drop)
+    if lost:
+        rows = sum(part.rows for name in lost for part in latest.waiting[name].parts)
+        raise CheckpointError(
+            f"{rows} committed rows wait in the checkpoint to be published for {', '.join(map(repr, lost))}, which the pipeline no longer sends to a sink of "
+            f"files. Run once more with that sink, so that they are; if they may go, run(..., drop={lost!r})."
+        )
+
+
+def _check_ways(latest: Manifest, program: Program) -> None:
+    ways = {(route.stream, route.computation) for route in program.topology.routes}
+    lost = sorted({f"{p.stream!r} into {p.computation!r}" for p in latest.pending if (p.stream, p.computation) not in ways})
+    if lost:
+        raise CheckpointError(
+            f"stored productions wait in the checkpoint for a way that the pipeline no longer has: {', '.join(lost)}. Run once more with that edge as it "
+            f"was (strong or adaptive), so that they are consumed, and then change it."
+        )

@@ -1,0 +1,108 @@
+"""The planned sources of a run: where each of them stands, and what the next epoch reads. Driver.
+
+Rules
+1. Where an epoch begins is what the last manifest says; where it ends is decided here, and stands in its own manifest. Nothing else is written down, so an
+   epoch that was not committed leaves nothing behind and is planned anew.
+2. The files that were read are a chain of segments, like state: an epoch adds those that it reads, and the chain is folded when it has become long. They are
+   staged under a name of this run, like everything of an epoch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import msgspec
+
+from millstream.core.guards import ALL_GUARDS, Guards
+from millstream.engine.next_manifest import outside_of
+from millstream.engine.plan import Range, Reading
+from millstream.sources.splits import PlannedReader, SplitPlan
+from millstream.state.compaction import adopt, fold, to_fold, unit_name
+from millstream.state.manifest import Manifest, SourcePosition
+from millstream.state.segment import SegmentRef, encode_segment, merge
+from millstream.state.storage import Storage
+
+_pack = msgspec.msgpack.Encoder().encode
+_number = msgspec.msgpack.Decoder(int).decode
+
+
+class Sources:
+    """The readers of a run, by injector."""
+
+    def __init__(self, readers: Mapping[str, PlannedReader], storage: Storage, token: str, guards: Guards = ALL_GUARDS) -> None:
+        self.readers = dict(readers)
+        self._storage = storage
+        self._token = token
+        self._guards = guards
+        self._starts: dict[str, str] = {}
+        self._bounded = False
+
+    def begin(self, latest: Manifest | None, bounded: bool) -> None:
+        """At the start of a run."""
+        self._bounded = bounded
+        for name, reader in self.readers.items():
+            position = latest.sources.get(name) if latest is not None else None
+            reader.begin({} if position is None else names_read(self._storage, position), bounded)
+
+    def renew(self, manifest: Manifest) -> None:
+        """A run before this one has committed one more epoch: what it read, readers have not heard of."""
+        for name, position in manifest.sources.items():
+            if name in self.readers:
+                self.readers[name].begin(names_read(self._storage, position), self._bounded)
+
+    def next(self, latest: Manifest | None) -> tuple[Reading, dict[str, SplitPlan]]:
+        """What the next epoch reads."""
+        before, takes, ranges, positions = outside_of(latest), {}, {}, {}
+        epoch = 0 if latest is None else latest.epoch + 1
+        for name, reader in self.readers.items():
+            known = latest.sources.get(name) if latest is not None else None
+            start = known.offset if known is not None else self._starts.get(name)
+            if start is None:
+                start = self._starts[name] = reader.first()
+            take = takes[name] = reader.plan(start if self._guards.offsets else self._last_planned(name, start))
+            ranges[name] = Range(start, take.end)
+            positions[name] = SourcePosition(take.end, self._chain(name, known, take, epoch))
+        return Reading(batch=epoch - before, ranges=ranges, positions=positions), takes
+
+    def _last_planned(self, name: str, start: str) -> str:
+        """For tests that show what manifests are for: where an epoch ends is written down when it is planned, and the next one begins there."""
+        known = f"planned-{name}"
+        begin = self._storage.read(known).decode() if self._storage.exists(known) else start
+        self._storage.put(known, self.readers[name].plan(begin).end.encode())
+        return begin
+
+    def nothing(self, latest: Manifest) -> Reading:
+        """An epoch that reads nothing: all sources stay where they are."""
+        return Reading(batch=latest.epoch + 1 - outside_of(latest), ranges={}, positions=latest.sources)
+
+    def _chain(self, name: str, known: SourcePosition | None, take: SplitPlan, epoch: int) -> list[SegmentRef]:
+        chain = list(known.names) if known is not None else []
+        entries: dict[bytes, bytes | None] = {file.encode(): _pack(time) for file, time in take.names.items()}
+        entries |= {file.encode(): None for file in take.gone}
+        if not entries:
+            return chain
+        data = encode_segment(sorted(entries.items()))
+        unit = unit_name(epoch, "names", self._token)
+        self._storage.put(unit, data)
+        chain.append(SegmentRef(name=unit, offset=0, length=len(data), entries=len(entries), first=epoch, last=epoch))
+        chosen = to_fold(chain)
+        if chosen:
+            made = fold(self._storage, chosen, chosen[0] == chain[0], epoch, self._token)
+            chain = adopt(chain, chosen, made)
+        return chain
+
+    def committed(self, positions: Mapping[str, SourcePosition]) -> None:
+        """Tells readers what is safe."""
+        for name, position in positions.items():
+            if name in self.readers:
+                self.readers[name].committed(position.offset)
+
+    def close(self) -> None:
+        """Ends what readers keep open."""
+        for reader in self.readers.values():
+            reader.close()
+
+
+def names_read(storage: Storage, position: SourcePosition) -> dict[str, int]:
+    """The files that were read, with their times of modification."""
+    return {key.decode(): _number(value) for key, value in merge(storage, position.names, drop_deleted=True) if value is not None}

@@ -1,0 +1,379 @@
+"""From `pipeline.run` to a run that can be started: checks, sources, the streaming query."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+import msgspec
+from pyspark.sql import DataFrame
+from pyspark.sql import functions as F
+from pyspark.sql import types as T
+from pyspark.sql.pandas.types import to_arrow_schema
+
+from millstream.core.keys import check_shards
+from millstream.core.time import Duration, duration
+from millstream.core.topology import Injector, Topology
+from millstream.engine.columns.arrow_rows import ValueColumn
+from millstream.engine.epochs import Epochs
+from millstream.engine.evolution import reconciled
+from millstream.engine.program import Compiled, Program
+from millstream.engine.validate import check
+from millstream.engine.worker_process import RunPlace
+from millstream.errors import (
+    CheckpointError,
+    DefinitionError,
+    MillstreamError,
+)
+from millstream.state.cache_cleanup import remove_idle
+from millstream.state.manifest import Identity, Manifest, ManifestLog
+from millstream.state.state_cache import replicas_folder
+from millstream.state.storage import LocalStorage, Storage, open_storage
+
+from . import keyed_rows, pickling
+from .error_text import reason
+from .job_runner import SparkEpochs
+from .jvm import WarmUp
+from .offsets import SourceFiles, SparkOffsets
+from .run import QueryRun, Run
+from .session import ARROW, OWN_SESSION, hush, local_session, unsuitable
+
+LITTLE = 32 << 20  # bytes of files
+_TRIGGER = 500  # milliseconds
+DISTURBANCE = 60.0  # seconds: for so long a run that has just been replaced may still be at Spark's log
+
+
+class Starting(msgspec.Struct):
+    """What a run is asked for, checked as far as it can be without its sources. trigger: milliseconds between epochs; None: a bounded run."""
+
+    program: Program
+    spark: Any
+    storage: Storage
+    log: ManifestLog
+    spark_folder: str
+    storage_options: dict[str, Any] | None
+    trigger: int | None
+    drain: bool
+    shards: int | None
+    drop: Sequence[str]
+    say: Callable[[str], None]
+
+    def identified(self) -> tuple[Identity, Manifest | None]:
+        """The checkpoint's identity, written now if it is new, and the manifest to go on from."""
+        ready_sinks(self.program.topology)
+        cores = self.spark.sparkContext.defaultParallelism
+        if self.spark.sparkContext.getConf().get(OWN_SESSION, ""):
+            cores = max(1, cores - 1)  # the slot to spare is nobody's shard
+        identity = self.log.identify(self.program.name, self.shards, cores, list(self.program.topology.injectors))
+        return identity, self.latest()
+
+    def latest(self) -> Manifest | None:
+        """The manifest to go on from, as this program has it."""
+        found = self.log.latest()
+        return None if found is None else reconciled(found, self.program, self.drop)
+
+    def place(self, identity: Identity, values: list[list[ValueColumn]]) -> RunPlace:
+        """Where the run keeps its things. values: per injector, how its value travels."""
+        return RunPlace(
+            checkpoint=self.storage.url,
+            checkpoint_id=identity.id,
+            storage_options=self.storage_options,
+            replicas=os.environ.get("MILLSTREAM_REPLICAS"),
+            shards=identity.shards,
+            values=values,
+        )
+
+    def offsets(self) -> SparkOffsets:
+        """Spark's own log, if it is in reach."""
+        folder = None if "://" in self.spark_folder else os.path.join(self.spark_folder, "offsets")
+        return SparkOffsets(folder, list(self.program.topology.injectors))
+
+
+def start(
+    program: Program,
+    *,
+    spark: Any,
+    checkpoint: str,
+    trigger: Duration | None,
+    available_now: bool,
+    drain: bool,
+    shards: int | None,
+    spark_checkpoint: str | None,
+    storage_options: dict[str, Any] | None,
+    drop: Sequence[str],
+    resident: bool,
+    tasks: int | None,
+    say: Callable[[str], None],
+) -> Run:
+    """Checks all that can be checked, and makes a run that can be started. spark: a session, or what makes one, or None for one of our own. say: tells
+    somebody who waits what is going on."""
+    from . import run_builder
+
+    topology = program.topology
+    if shards is not None:
+        check_shards(shards)
+    run_builder.check_tasks(resident, tasks)
+    millis = None if available_now else duration(trigger) if trigger is not None else 0 if resident else _TRIGGER
+    storage = open_storage(checkpoint, storage_options)
+    _check_pickles(program)
+    check(Compiled(program))
+    foreign = {name: why for name, injector in topology.injectors.items() if (why := injector.source.unplanned()) is not None}
+    if resident:
+        run_builder.check_planned(foreign)
+    for emission in topology.emissions:
+        emission.sink.by_default(run_builder.ROLL if resident else 0)  # the same pipeline may have been run in the other mode before
+    log = ManifestLog(storage)
+    if log.check_identity(program.name, shards, list(topology.injectors)) is not None and (found := log.latest()) is not None:
+        reconciled(found, program, drop)  # what the checkpoint refuses is refused before Spark is started
+    warm, is_ours = None, spark is None or (callable(spark) and not isinstance(spark, type))
+    is_default = spark is None
+    if is_ours:
+        say("starting Spark, which takes some seconds")
+        if spark is not None:
+            spark = spark()
+        else:
+            spark = local_session(program.name, short=millis is None and _is_little(topology), resident=resident)
+            warm = None if resident else WarmUp(spark)
+    try:
+        _check_session(spark)
+        hush(spark, at_length=not is_ours and not resident)
+        if not is_default:
+            for said in unsuitable(spark):
+                say(f"this Spark session has {said}")
+        say(f"reading {', '.join(injector.source.describe() for injector in topology.injectors.values())}; checkpoint {storage.url}")
+        asked = Starting(
+            program=program,
+            spark=spark,
+            storage=storage,
+            log=log,
+            spark_folder=spark_checkpoint or _spark_folder(storage, checkpoint),
+            storage_options=storage_options,
+            trigger=millis,
+            drain=drain,
+            shards=shards,
+            drop=drop,
+            say=say,
+        )
+        remove_idle(replicas_folder())
+        for injector in topology.injectors.values():
+            _check_source(injector, topology, offsets=not foreign or "://" not in asked.spark_folder)
+        if resident:
+            return run_builder.resident_run(asked, tasks)
+        run = run_builder.micro_batch_run(asked) if not foreign else _query_run(asked)
+    except BaseException:
+        if warm is not None:
+            warm.end()
+        raise
+    if warm is not None:
+        run.beside.append(warm.end)
+    return run
+
+
+def _query_run(asked: Starting) -> Run:
+    """A run whose epochs Spark plans: some source can only be read by Spark."""
+    topology, spark, log = asked.program.topology, asked.spark, asked.log
+    sources = [_load(injector, spark, topology) for injector in topology.injectors.values()]
+    pairs = list(zip(topology.injectors.values(), sources, strict=True))
+    value_types = [keyed_rows.value_type(injector, source, topology) for injector, source in pairs]
+    _frame(spark, asked.program, sources, value_types, 1)  # finds unknown columns before anything is written
+    identity, latest = asked.identified()
+    _check_never_planned(latest, asked)
+    offsets = asked.offsets()
+    _check_offsets(offsets, latest, asked.spark_folder, asked.storage.url)
+    place = asked.place(identity, [keyed_rows.value_layout(injector, source, topology) for injector, source in pairs])
+    files = _source_files(topology.injectors.values(), asked.spark_folder)
+    recent = log.runs.last_claim()
+    token = log.runs.claim(latest.token if latest is not None else None)
+    latest = asked.latest()  # a run that ends may have committed one more before it found the claim
+    epochs = SparkEpochs(asked.program, place, log, latest, token, value_types, offsets, files)
+    frame = _frame(spark, asked.program, sources, value_types, identity.shards)
+    resume(epochs)
+    writer = frame.writeStream.foreachBatch(_function(epochs)).option("checkpointLocation", asked.spark_folder)
+    writer = writer.trigger(availableNow=True) if asked.trigger is None else writer.trigger(processingTime=f"{asked.trigger} milliseconds")
+    return QueryRun(
+        topology,
+        epochs,
+        lambda: _started(spark, writer),
+        bounded=asked.trigger is None,
+        drain=asked.drain,
+        disturbed_until=time.monotonic() + (DISTURBANCE if recent is not None and time.time() - recent.began < DISTURBANCE else 0.0),
+    )
+
+
+def _check_never_planned(latest: Manifest | None, asked: Starting) -> None:
+    """Where Millstream has planned the sources, Spark's log does not know how far they are read."""
+    if latest is not None and latest.sources:
+        names = [name for name, injector in asked.program.topology.injectors.items() if injector.source.unplanned() is not None]
+        raise CheckpointError(
+            f"{asked.storage.url} was read by Millstream's own planner so far, and now Spark is to read injected stream {names[0]!r}: Spark does not know how "
+            f"far the streams were read. Leave the source as it was, or start with a new checkpoint."
+        )
+
+
+def ready_sinks(topology: Topology) -> None:
+    """Makes sinks ready for use, or finds out that one cannot work. There must be a session."""
+    for emission in topology.emissions:
+        emission.sink.check()
+        emission.sink.resolve(lambda ddl: to_arrow_schema(T.StructType.fromDDL(ddl), timezone="UTC"))
+
+
+def resume(epochs: Epochs) -> None:
+    """What the last run has left: parts that are committed and not published, what was due, and what no manifest needs."""
+    latest = epochs.latest
+    try:
+        epochs.resume()
+        if latest is not None:
+            epochs.collect(latest)
+    except MillstreamError as error:
+        epochs.explain(error)
+        raise
+
+
+def _is_little(topology: Topology) -> bool:
+    """Whether all there is to read is so little that starting Spark takes longer."""
+    sizes = [injector.source.size() for injector in topology.injectors.values()]
+    return all(size is not None and size < LITTLE for size in sizes)
+
+
+def _source_files(injectors: Iterable[Injector], spark_folder: str) -> dict[str, SourceFiles]:
+    """For injectors whose watermark is that of the oldest file not yet read."""
+    found = {}
+    for at, injector in enumerate(injectors):
+        if injector.watermark.wants_files:
+            path = getattr(injector.source, "path", None)
+            if not injector.source.reads_files or path is None or "://" in path or "://" in spark_folder or not os.path.isdir(path):
+                raise DefinitionError(
+                    f"injected stream {injector.name!r}: watermarks.files needs ms.sources.files with a local directory, and a local checkpoint"
+                )
+            found[injector.name] = SourceFiles(path, os.path.join(spark_folder, "sources", str(at)))
+    return found
+
+
+def _check_offsets(offsets: SparkOffsets, latest: Manifest | None, folder: str, url: str) -> None:
+    """Spark's offsets and the manifests must have the same past."""
+    lost = latest is not None and offsets.behind(max(0, latest.last_batch))
+    alone = latest is None and (offsets.newest() or 0) > 0
+    if lost or alone:
+        which = f"{url} has manifests up to epoch {latest.epoch}" if latest else f"{url} has no manifest"
+        raise CheckpointError(
+            f"{which}, but Spark's own checkpoint in {folder} ends at {offsets.newest()}. They do not belong together: "
+            f"restore both from the same copy, or start with a new checkpoint."
+        )
+
+
+def _check_pickles(program: Program) -> None:
+    """Finds the part of a pipeline that cannot travel to the workers."""
+    try:
+        pickling.dumps(program)
+        return
+    except Exception as error:
+        whole = error
+    suspects: list[tuple[str, Any]] = []
+    for spec in program.topology.computations:
+        suspects.append((f"computation {spec.name!r}", spec.factory))
+        suspects += [(f"computation {spec.name!r}, key of stream {i.stream!r}", i.key) for i in spec.inputs]
+        suspects.append((f"computation {spec.name!r}, codec", spec.codec))
+    suspects += [(f"sink of stream {e.stream!r}", e.sink) for e in program.topology.emissions]
+    for what, value in suspects:
+        if hasattr(value, "_jc"):
+            continue
+        try:
+            pickling.dumps(value)
+        except Exception as error:
+            raise DefinitionError(
+                f"{what} cannot be sent to the workers: {type(error).__name__}: {error}. Open files, locks and sessions inside a hook, not outside."
+            ) from error
+    raise DefinitionError(f"the pipeline cannot be sent to the workers: {whole}") from whole
+
+
+def _check_session(spark: Any) -> None:
+    if not hasattr(spark, "_jsparkSession"):
+        raise DefinitionError("Millstream needs a classic Spark session (not Spark Connect): it runs foreachBatch on the driver")
+
+
+def _check_source(injector: Injector, topology: Topology, offsets: bool) -> None:
+    """What a source can say no to before anything is written; and what would stop the pipeline, so that the source can refuse it where it comes in.
+    Consumers with dead letters take everything."""
+    try:
+        injector.source.check(offsets=offsets)
+    except DefinitionError as error:
+        raise DefinitionError(f"injected stream {injector.name!r}: {error}") from error
+    strict = [route for route in topology.routes if route.stream == injector.name and not topology.takes_rejected(route.computation)]
+    injector.source.require(
+        key=any(_is("key", one) for route in strict for one in (route.key if isinstance(route.key, tuple) else (route.key,))),
+        time=bool(strict) and _is("event_time", injector.timestamp),
+    )
+
+
+def _is(name: str, column: Any) -> bool:
+    """Whether a column is given by this name. (A Column is equal to nothing: comparing gives another Column.)"""
+    return isinstance(column, str) and column == name
+
+
+def _load(injector: Injector, spark: Any, topology: Topology) -> DataFrame:
+    name, source = injector.name, injector.source
+    forgiving = any(topology.takes_rejected(r.computation) for r in topology.routes if r.stream == name)
+    try:
+        frame = source.load(spark, keyed_rows.UNREADABLE if forgiving else None)
+    except MillstreamError:
+        raise
+    except Exception as error:
+        missing = "PATH_NOT_FOUND" in str(error) or "Path does not exist" in str(error)
+        nothing = f"there is nothing at {getattr(source, 'path', 'its place')}. Make the directory, or correct the path"
+        raise DefinitionError(f"injected stream {name!r}: Spark cannot open its source: {nothing if missing else reason(error)}") from error
+    if not getattr(frame, "isStreaming", False):
+        raise DefinitionError(
+            f"injected stream {name!r}: its source gave a {type(frame).__name__} that is not a streaming one. Use spark.readStream."
+        )
+    return frame
+
+
+def _frame(spark: Any, program: Program, sources: list[DataFrame], value_types: list[T.DataType], shards: int) -> DataFrame:
+    """All injectors in one DataFrame, and a source that has something new at every trigger, so that time passes when input does not."""
+    frames = [
+        keyed_rows.keyed_frame(injector, at, sources[at], program.topology, shards, value_types)
+        for at, injector in enumerate(program.topology.injectors.values())
+    ]
+    tick = spark.readStream.format("rate-micro-batch").option("rowsPerBatch", 1).option("numPartitions", 1).load()
+    empty = tick.filter(F.lit(False)).select(*[F.lit(None).cast(field.dataType).alias(field.name) for field in frames[0].schema.fields])
+    whole = frames[0]
+    for frame in [*frames[1:], empty]:
+        whole = whole.union(frame)
+    return whole
+
+
+def _started(spark: Any, writer: Any) -> Any:
+    """Starts the query with settings of its own, also in a user's session; a query copies the settings at its start.
+
+    One lets Spark leave the ticking source's empty branch out of its plans; the others are those of `session.ARROW`, unless the session says otherwise.
+    """
+    wanted = {"spark.sql.optimizer.pruneFiltersCanPruneStreamingSubplan": "true"}
+    wanted |= {name: value for name, value in ARROW.items() if not spark.sparkContext.getConf().contains(name)}
+    before = {name: spark.conf.get(name, None) for name in wanted}
+    for name, value in wanted.items():
+        spark.conf.set(name, value)
+    try:
+        return writer.start()
+    finally:
+        for name, old in before.items():
+            if old is None:
+                spark.conf.unset(name)
+            else:
+                spark.conf.set(name, old)
+
+
+def _spark_folder(storage: Any, checkpoint: str) -> str:
+    if isinstance(storage, LocalStorage):
+        return str(storage.root / "spark")
+    return "s3a://" + checkpoint.split("://", 1)[1].rstrip("/") + "/spark"
+
+
+def _function(epochs: SparkEpochs) -> Callable[[DataFrame, int], None]:
+    """Spark wants a plain function."""
+
+    def each(batch: DataFrame, epoch: int) -> None:
+        epochs(batch, epoch)
+
+    return each

@@ -1,0 +1,329 @@
+"""The replica: this host's copy of one shard's entries, in LMDB, shared by its worker processes.
+
+Rules
+1. It holds committed entries only, and a marker: the last epoch applied and the run that committed it, written in the same
+   transaction. It is a cache: deleting it costs time, never data.
+2. Behind the manifest: apply the segments that are newer than the marker. A segment that covers more epochs than are missing may be
+   applied whole, because it ends in the same entries. Anything else (ahead, of another history, older than the base): load anew.
+3. A reader checks the marker inside its own read transaction, so a writer next to it cannot move the ground under its feet.
+4. No fsync: after a power cut the file may be torn, so the folder is named after the boot and the next boot starts afresh.
+5. Workers have replicas of their own, and readers have others (`held`): a reader may want an older epoch than the newest, and what it holds open keeps
+   LMDB from using pages again. A replica never goes back for a reader.
+6. Whoever has a replica open holds a lock in the folder of its checkpoint, so that nobody clears it away (`clearing.py`).
+7. An environment is opened once per process, whatever the threads. While somebody holds one of its epochs its map cannot grow, since growing moves it;
+   so readers map much at once, which costs nothing but addresses.
+
+Why LMDB: opened by several processes at once (RocksDB has one writer process), get and open several times faster, and its
+worse write amplification stays on a local disk cache. Figures: benchmarks/README.md.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import threading
+import weakref
+from collections.abc import Callable, Iterator, Sequence
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import lmdb
+import msgspec
+
+from millstream.state.cache_cleanup import IN_USE, use
+from millstream.state.longkeys import LONG, scan_entries, stored_entry, stored_key, value_of
+from millstream.state.manifest import Manifest
+from millstream.state.segment import SegmentRef, read_blocks
+from millstream.state.stats import ReplicaStats
+from millstream.state.storage import Storage
+
+_MARKER = b"\0marker"
+_MAP_SIZE = 1 << 30
+READERS_MAP_SIZE = 1 << 38
+_CHUNK = 256  # how many entries of a scan are read at a time where threads share a transaction
+
+
+class _Busy(Exception):
+    """The map must move, and somebody holds an epoch."""
+
+
+class ReplicaView:
+    """The entries of a shard as of one epoch: a read transaction. Implements the core's Store."""
+
+    def __init__(self, transaction: lmdb.Transaction, stats: Callable[[], ReplicaStats]) -> None:
+        self._transaction = transaction
+        self.stats = stats
+        self._get: Callable[[bytes], bytes | None] = transaction.get  # type: ignore[assignment]
+
+    def get(self, key: bytes) -> bytes | None:
+        return self._get(key) if len(key) < LONG else value_of(key, self._get(stored_key(key)))
+
+    def scan(self, start: bytes, stop: bytes, reverse: bool = False) -> Iterator[tuple[bytes, bytes]]:
+        return scan_entries(self._transaction, start, stop, reverse, _MARKER)
+
+    def keys(self, start: bytes, stop: bytes) -> Iterator[bytes]:
+        """Entries with start <= key < stop, in order, without their values. For short keys only."""
+        with self._transaction.cursor() as cursor:
+            if cursor.set_range(start):
+                moves: Any = cursor.iternext(keys=True, values=False)
+                for key in moves:
+                    if key >= stop:
+                        break
+                    yield key
+
+    def close(self) -> None:
+        """Ends the transaction."""
+        self._transaction.abort()
+
+
+class Replica:
+    """One shard's LMDB environment in this process."""
+
+    def __init__(self, folder: Path, map_size: int | None = None) -> None:
+        self.folder = folder
+        self._map_size = map_size or _MAP_SIZE
+        self._lock = threading.RLock()
+        self._is_retired = False
+        self._holders = self._loads = self._catch_ups = self._segments = 0
+        self._open()
+
+    def _open(self) -> None:
+        for last in (False, True):
+            self.folder.mkdir(parents=True, exist_ok=True)
+            try:
+                self._env = lmdb.open(
+                    str(self.folder), map_size=self._map_size, sync=False, metasync=False, readahead=True, max_readers=512, max_spare_txns=2
+                )
+                return
+            except (lmdb.InvalidError, lmdb.CorruptedError, lmdb.VersionMismatchError):
+                if last:
+                    raise
+                shutil.rmtree(self.folder, ignore_errors=True)  # a torn cache: load it anew
+
+    def view(self, storage: Storage, chain: Sequence[SegmentRef], manifest: Manifest | None) -> ReplicaView:
+        """The entries as of a manifest (None: before the first epoch), after catching up with it."""
+        for _ in range(100):
+            try:
+                transaction = self._env.begin()
+            except lmdb.MapResizedError:
+                self._resize(0)
+                continue
+            if transaction.get(_MARKER) == mark_of(manifest):
+                return ReplicaView(transaction, self.stats)
+            transaction.abort()
+            self._catch_up(storage, chain, manifest)
+        raise RuntimeError(f"the replica in {self.folder} keeps changing: two runs share it")
+
+    def held(self, storage: Storage, chain: Sequence[SegmentRef], manifest: Manifest) -> Held | None:
+        """The entries as of a manifest, for as long as somebody wants them and for any thread, whatever becomes of the replica.
+
+        None if it has gone past that manifest, or would have to move under somebody else's feet: then the log must be read.
+        """
+        with self._lock:
+            mark = self._marker()
+            if mark is not None and msgspec.msgpack.decode(mark)[0] > manifest.epoch:
+                return None
+            try:
+                found = Held(self.view(storage, chain, manifest), self._let_go)
+            except _Busy:
+                return None
+            self._holders += 1
+        return found
+
+    def stats(self) -> ReplicaStats:
+        """How large it is, and what it cost this process so far."""
+        stat, info = self._env.stat(), self._env.info()
+        return ReplicaStats(
+            bytes=(info["last_pgno"] + 1) * stat["psize"],
+            entries=max(0, stat["entries"] - 1),  # one of them is the marker, which comes with the first
+            loads=self._loads,
+            catch_ups=self._catch_ups,
+            segments=self._segments,
+        )
+
+    def _marker(self) -> bytes | None:
+        try:
+            with self._env.begin() as transaction:
+                return transaction.get(_MARKER)
+        except lmdb.MapResizedError:
+            return None
+
+    def _let_go(self) -> None:
+        with self._lock:
+            self._holders -= 1
+            if self._is_retired and not self._holders:
+                self.close()
+
+    def _resize(self, size: int) -> None:
+        if self._holders:
+            raise _Busy
+        self._env.set_mapsize(size)
+
+    def _catch_up(self, storage: Storage, chain: Sequence[SegmentRef], manifest: Manifest | None) -> None:
+        with self._lock:
+            self._catch_up_alone(storage, chain, manifest)
+
+    def _catch_up_alone(self, storage: Storage, chain: Sequence[SegmentRef], manifest: Manifest | None) -> None:
+        while True:
+            try:
+                with self._env.begin(write=True) as transaction:
+                    marker = transaction.get(_MARKER)
+                    if marker == mark_of(manifest):
+                        return
+                    due = missing(marker, chain, manifest)
+                    if due is None:
+                        database = self._env.open_db(None, txn=transaction)
+                        transaction.drop(database, delete=False)
+                        due = chain
+                    empty = len(due) == len(chain)
+                    sorted_so_far = empty
+                    for ref in due:
+                        sorted_so_far = self._apply(transaction, storage, ref, sorted_so_far and ref.base)
+                    mark = mark_of(manifest)
+                    if mark is not None:
+                        transaction.put(_MARKER, mark)
+                self._loads += empty
+                self._catch_ups += not empty
+                self._segments += len(due)
+                return
+            except lmdb.MapFullError:
+                self._resize(self._env.info()["map_size"] * 2)
+            except lmdb.MapResizedError:
+                self._resize(0)
+            except (lmdb.CorruptedError, lmdb.PageNotFoundError, lmdb.InvalidError):
+                if self._holders:
+                    raise _Busy from None
+                self._env.close()
+                shutil.rmtree(self.folder, ignore_errors=True)
+                self._open()
+
+    def _apply(self, transaction: lmdb.Transaction, storage: Storage, ref: SegmentRef, append: bool) -> bool:
+        """Puts and deletes. `append` says that every key is behind all that are there, which is faster; returns whether that still holds."""
+        delete = transaction.delete
+        with transaction.cursor() as cursor:
+            for keys, values in read_blocks(storage, ref):
+                if any(len(key) >= LONG for key in keys):
+                    pairs: list[Any] = [stored_entry(key, value) for key, value in zip(keys, values, strict=True)]
+                    append = False
+                else:
+                    pairs = list(zip(keys, values, strict=True))
+                if None in values:
+                    for key, value in pairs:
+                        if value is None:
+                            delete(key)
+                    pairs = [pair for pair in pairs if pair[1] is not None]
+                cursor.putmulti(pairs, append=append)
+        return append
+
+    def retire(self) -> None:
+        """Nobody comes any more: it is closed when nobody holds an epoch of it."""
+        with self._lock:
+            self._is_retired = True
+            if not self._holders:
+                self.close()
+
+    def close(self) -> None:
+        """Closes the environment."""
+        self._env.close()
+
+
+class Held:
+    """A view that threads may share: one reads at a time, a portion of a scan at once. Implements the core's Store."""
+
+    def __init__(self, view: ReplicaView, let_go: Callable[[], None]) -> None:
+        self._view = view
+        self._lock = threading.Lock()
+        self._let_go = weakref.finalize(self, let_go)
+        self._let_go.atexit = False
+
+    def get(self, key: bytes) -> bytes | None:
+        with self._lock:
+            return self._view.get(key)
+
+    def scan(self, start: bytes, stop: bytes, reverse: bool = False) -> Iterator[tuple[bytes, bytes]]:
+        while True:
+            with self._lock:
+                part = list(islice(self._view.scan(start, stop, reverse), _CHUNK))
+            yield from part
+            if len(part) < _CHUNK:
+                return
+            if reverse:
+                stop = part[-1][0]
+            else:
+                start = part[-1][0] + b"\0"
+
+    def close(self) -> None:
+        """Ends the transaction. Who forgets it holds the epoch until this object is gone."""
+        with self._lock:
+            self._view.close()
+        self._let_go()
+
+
+def mark_of(manifest: Manifest | None) -> bytes | None:
+    """What a replica's marker says when it stands at a manifest."""
+    return None if manifest is None else msgspec.msgpack.encode((manifest.epoch, manifest.token_at(manifest.epoch)))
+
+
+def missing(marker: bytes | None, chain: Sequence[SegmentRef], manifest: Manifest | None) -> Sequence[SegmentRef] | None:
+    """The segments that lead from a marker to a manifest, or None if there is no such way."""
+    if marker is None or manifest is None:
+        return None
+    epoch, token = msgspec.msgpack.decode(marker)
+    if epoch > manifest.epoch or manifest.token_at(epoch) != token:
+        return None
+    newer = [ref for ref in chain if ref.last > epoch]
+    return None if any(ref.base for ref in newer) else newer
+
+
+_OPEN: dict[Path, Replica] = {}
+_IN_USE: dict[Path, int] = {}  # by root: the lock that says so
+_OPENING = threading.Lock()
+
+
+def boot_id() -> str:
+    """Tells one boot of the host from the next."""
+    try:
+        return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+    except OSError:
+        return "unknown"
+
+
+def replica_root(checkpoint_id: str, folder: str | None = None) -> Path:
+    """The folder of a checkpoint's replicas on this host. MILLSTREAM_REPLICAS chooses the disk."""
+    return replicas_folder(folder) / boot_id() / checkpoint_id
+
+
+def replicas_folder(folder: str | None = None) -> Path:
+    """The folder of all replicas on this host."""
+    import tempfile
+
+    return Path(folder or os.environ.get("MILLSTREAM_REPLICAS") or os.path.join(tempfile.gettempdir(), f"millstream-{os.getuid()}"))
+
+
+def open_replica(root: Path, lineage: str, shard: int, map_size: int | None = None) -> Replica:
+    """The replica of a shard, opened once per process. It is named after the state's lineage: a computation that takes over the name of one
+    that is gone must not find its rows."""
+    folder = root / lineage / str(shard)
+    with _OPENING:
+        if root not in _IN_USE or not (root / IN_USE).exists():
+            before, _IN_USE[root] = _IN_USE.get(root), use(root)
+            if before is not None:
+                os.close(before)
+        found = _OPEN.get(folder)
+        if found is None:
+            found = _OPEN[folder] = Replica(folder, map_size)
+        elif not (folder / "data.mdb").exists():  # somebody deleted the cache under us
+            found.retire()
+            found = _OPEN[folder] = Replica(folder, map_size)
+    return found
+
+
+def forget_replica(root: Path, lineage: str, shard: int) -> None:
+    """Nobody in this process asks for it any more: it is closed when nobody holds an epoch of it, and opened anew if somebody comes after all."""
+    with _OPENING:
+        found = _OPEN.pop(root / lineage / str(shard), None)
+        if root in _IN_USE and not any(folder.is_relative_to(root) for folder in _OPEN):
+            os.close(_IN_USE.pop(root))
+    if found is not None:
+        found.retire()

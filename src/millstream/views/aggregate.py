@@ -1,0 +1,305 @@
+"""A view: its groups, each the total of what documents contribute to it.
+
+Rules
+1. A contribution is kept per origin, the row that sent it. A message sets or removes it, so what is said twice counts once. Without origins, parts are
+   only added and taken out, which is leaner, and repairs nothing.
+2. Up to a kilobyte of contributions stands in the row: one read and one write per group and epoch. More go into leaves (`leaves.py`), and come back when
+   few are left.
+3. Reducers with an inverse keep their total in the row. Others keep partial results in inner nodes, or are folded anew while all stands in the row.
+4. A group whose last contribution has gone is deleted. What it showed goes to null.
+5. One change (prev, next) is told per group and epoch, and none where nothing has changed.
+6. A row of an older generation keeps showing what it showed until the view is switched; then all rows tell the difference in one epoch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any, ClassVar
+
+import msgspec
+
+from millstream.core.backfill import Build, switch_name
+from millstream.core.keys import key_text
+from millstream.core.mapstate import MapState
+from millstream.core.record import Record
+from millstream.errors import HookError
+from millstream.reducers import Reducer
+from millstream.views import invertible
+from millstream.views.agg_tree import DoesNotReduce, Tree, depth, fold_all
+from millstream.views.change import RESTATED, UPDATE, Document, unchanged, unpacked
+from millstream.views.distinct import ReferenceIndex
+from millstream.views.operator import Sender, Sending
+
+INLINE_BYTES = 1024
+FEW = 4  # contributions whose size is not looked at
+BACK = 16  # so many or fewer return into the row
+
+
+class GroupRow(msgspec.Struct):
+    """A group. count: contributions (without origins: values). shown: what it shows, as a list of one, or nothing. old: what an older generation showed.
+    sizes: how many different values there are, where they are counted by reference."""
+
+    generation: int = 0
+    leaves: int = 0
+    count: int = 0
+    total: Any = None
+    shown: list[Any] = []
+    inline: dict[str, list[Any]] = {}
+    old: list[Any] = []
+    sizes: list[int] = []
+    nodes: MapState = msgspec.field(default_factory=MapState)
+    restated: bool = False  # in this visit
+
+    is_plain: ClassVar[bool] = False
+
+    def pack(self) -> list[Any]:
+        """What is kept of it."""
+        kept = [self.generation, self.leaves, self.count, self.total, self.shown, self.inline]
+        return [*kept, self.old, self.sizes] if self.sizes else [*kept, self.old] if self.old else kept
+
+    def essence(self) -> Any:
+        """What does not depend on how records fall into epochs."""
+        return [self.count, self.shown]
+
+
+class ViewRules(msgspec.Struct, frozen=True):
+    """How a view reduces. inline: the most bytes of contributions in a row."""
+
+    reducer: Reducer
+    origins: bool = True
+    inline: int = INLINE_BYTES
+
+
+class ViewGroup(Sender):
+    """A view. Its keys are the groups."""
+
+    State = GroupRow
+
+    def __init__(self, sending: Sending, rules: ViewRules) -> None:
+        super().__init__(sending)
+        self.rules = rules
+        self.reducer = rules.reducer
+        self.inverts = rules.reducer.remove is not None
+        self.index = ReferenceIndex(rules.reducer)
+
+    def process_record(self, record: Record) -> None:
+        generation, entries = unpacked(record.value, self.decode)
+        row = self.state
+        if entries and entries[0] is None:
+            self._mend(row, generation, entries[1:])
+            return
+        if generation < self.build(self.sending.name).generation:
+            return  # under way (on a strong edge) when another build was begun: its parts are those of other code
+        if generation > row.generation:
+            self._begin_anew(row, generation)
+        if self.rules.origins:
+            self._set(row, entries)
+        else:
+            self._add(row, entries)
+
+    def _begin_anew(self, row: GroupRow, generation: int) -> None:
+        if row.generation:
+            if row.generation == self.build(self.sending.name).active:
+                row.old = row.shown
+            self._counted(row, -1)
+            self.tally("contributions", -row.count)
+        row.nodes.clear()  # whatever is there: another reducer may have left it
+        row.generation, row.leaves, row.count, row.total, row.shown, row.inline, row.sizes = generation, 0, 0, None, [], {}, []
+
+    def _mend(self, row: GroupRow, generation: int, entries: Sequence[Any]) -> None:
+        """Makes a group what it should be, whatever it is. What it showed stays, so that the change is told."""
+        self._counted(row, -1)
+        before = row.count
+        row.nodes.clear()
+        row.generation, row.leaves, row.count, row.total, row.inline, row.old, row.sizes = generation, 0, 0, None, {}, [], []
+        row.restated = True
+        if self.rules.origins:
+            row.inline = dict(entries)
+            row.count = len(row.inline)
+            if self.inverts:
+                row.total = self.total_of(row.inline.values())
+            self.tally("contributions", row.count - before)
+        else:
+            self._add(row, [[None, parts] for _, parts in entries])
+            self.tally("contributions", -before)
+
+    # --- contributions
+
+    def _tree(self, row: GroupRow) -> Tree:
+        return Tree(row.nodes, row.leaves, None if self.inverts else self.reducer, self.encode, self.decode)
+
+    def _set(self, row: GroupRow, entries: Sequence[Any]) -> None:
+        """Contributions of origins, set or removed."""
+        tree = self._tree(row) if row.leaves else None
+        inline = row.inline
+        added: list[Any] = []
+        removed: list[Any] = []
+        wrong = 0
+        count = row.count
+        adds = not self._visit.guards.origins
+        for origin, how, parts in entries:
+            if adds and parts is not None and how != UPDATE:
+                parts = [*((inline.get(origin) if tree is None else tree.get(origin)) or ()), *parts]
+            if tree is not None:
+                old = tree.put(origin, parts)
+            else:
+                old = inline.get(origin)
+                if parts is not None:
+                    inline[origin] = parts
+                elif old is not None:
+                    del inline[origin]
+            if how & RESTATED:
+                row.restated = True
+            elif (old is None) != (how == 0):
+                wrong += 1
+            if old is not None:
+                removed += old
+                count -= 1
+            if parts is not None:
+                added += parts
+                count += 1
+        if wrong:
+            self.tally("mismatches", wrong)
+        if count != row.count:
+            self.tally("contributions", count - row.count)
+            row.count = count
+        if self.inverts:
+            row.total = invertible.changed(self.reducer, row.total, added, removed)
+        if tree is not None:
+            if self.index:
+                self._refer(row, added, removed)
+            self._close(row, tree)
+
+    def _close(self, row: GroupRow, tree: Tree) -> None:
+        """Brings the leaves to their number, and writes what has changed."""
+        try:
+            if row.count <= FEW or (row.count <= BACK and len(self.encode(dict(tree.items()))) <= self.rules.inline):
+                self._counted(row, -1)
+                row.inline = tree.dissolve()
+                row.leaves = 0
+                if self.index:
+                    self._refer(row, (), [part for parts in row.inline.values() for part in parts])
+                    row.sizes = []
+                if not self.inverts:
+                    row.total = None
+                self._counted(row, 1)
+                return
+            self._counted(row, -1)
+            tree.resize(row.count)
+            row.leaves = tree.leaves
+            self._counted(row, 1)
+            total = tree.flush(row.total)
+            if not self.inverts:
+                row.total = total
+        except DoesNotReduce as error:
+            raise HookError(f"view {self.sending.name!r}, group {self.key!r}: {error}") from None
+
+    def _add(self, row: GroupRow, entries: Sequence[Any]) -> None:
+        """Values added and taken out, of nobody in particular."""
+        added = [part for _, new in entries if new for part in new]
+        removed = [part for old, _ in entries if old for part in old]
+        row.count += len(added) - len(removed)
+        self.tally("contributions", len(added) - len(removed))
+        row.total = invertible.changed(self.reducer, row.total, added, removed)
+        if self.index:
+            self._refer(row, added, removed)
+
+    def _refer(self, row: GroupRow, added: Sequence[Any], removed: Sequence[Any]) -> None:
+        """Counts the references to values that have come and gone."""
+        moved: dict[str, int] = {}
+        for parts, n in ((added, 1), (removed, -1)):
+            for part in parts:
+                for value in self.index.values(part):
+                    moved[value] = moved.get(value, 0) + n
+        row.sizes = self.index.change(row.nodes, row.sizes, moved)
+
+    def contributions(self, row: GroupRow) -> dict[str, list[Any]]:
+        """All contributions of a group, by origin."""
+        return dict(self._tree(row).items()) if row.leaves else row.inline
+
+    def total_of(self, contributions: Iterable[list[Any]]) -> Any:
+        """The total that a row of such contributions keeps."""
+        if self.inverts:
+            return invertible.changed(self.reducer, None, [part for parts in contributions for part in parts], ())
+        return fold_all(self.reducer, contributions)
+
+    def documents(self, key: Any, state: GroupRow) -> Iterator[tuple[str, list[Document]]]:
+        if state.shown:
+            yield key_text(key), [Document(key, state.shown[0])]
+
+    # --- the end of a visit
+
+    def finish_key(self) -> None:
+        row, build = self.state, self.build(self.sending.name)
+        if row.generation == 0:
+            return
+        is_current = row.generation == build.generation  # what an older one left is not for this reducer
+        if is_current and not row.leaves and len(row.inline) > FEW and len(self.encode(row.inline)) > self.rules.inline:
+            self._grow(row)
+        if switch_name(self.sending.name, build.generation) in self._visit.sweeps:
+            self._switch(row, build)
+        elif build.generation == build.active:
+            prev, row.shown = row.shown, self._shown(row)
+            self._say(prev, row.shown, row.restated)
+        elif is_current:
+            row.shown = self._shown(row)  # nobody is told before the switch
+        row.restated = False
+        if not row.count and not row.old and not (row.generation == build.active and row.shown):
+            self.state = GroupRow(nodes=row.nodes)
+
+    def _shown(self, row: GroupRow) -> list[Any]:
+        if row.count <= 0:
+            return []
+        if self.inverts:
+            total = invertible.bare(row.total)
+        else:
+            total = row.total if row.leaves else fold_all(self.reducer, row.inline.values())
+        shown = self.reducer.show(total)
+        if self.index:
+            is_inline = not row.leaves and self.rules.origins
+            sizes = self.index.counted(part for parts in row.inline.values() for part in parts) if is_inline else row.sizes
+            shown = self.index.told(shown, sizes or self.index.sizes(()))
+        return [shown]
+
+    def _say(self, prev: list[Any], next: list[Any], restated: bool) -> None:
+        is_same = len(prev) == len(next) and unchanged(prev, next, self.encode)
+        if is_same and not restated and not self.is_swept:
+            return
+        was = [Document(self.key, value) for value in prev]
+        now = was if is_same else [Document(self.key, value) for value in next]
+        self.send(self.origin, was, now, restated)
+        if not is_same:
+            self.tally("changes")
+            if bool(prev) != bool(next):
+                self.tally("groups", 1 if next else -1)
+            before, after = prev[0] if prev else None, next[0] if next else None
+            if self.sending.shown and not (before is None and after is None):  # a group that shows nothing is for others like none
+                self.show(before, after)
+
+    def _switch(self, row: GroupRow, build: Build) -> None:
+        """Rule 6: this row's part of the switch to a new generation."""
+        prev = row.shown if row.generation == build.active else row.old
+        if row.generation < build.generation:  # nothing has come for it
+            self._begin_anew(row, build.generation)
+        row.shown, row.old = self._shown(row), []
+        self._say(prev, row.shown, row.restated)
+
+    def _grow(self, row: GroupRow) -> None:
+        contributions, row.inline = row.inline, {}
+        self._counted(row, -1)
+        tree = Tree(row.nodes, 0, None if self.inverts else self.reducer, self.encode, self.decode)
+        tree.begin(contributions)
+        row.leaves = tree.leaves
+        try:
+            total = tree.flush(None)
+        except DoesNotReduce as error:
+            raise HookError(f"view {self.sending.name!r}, group {self.key!r}: {error}") from None
+        if not self.inverts:
+            row.total = total
+        if self.index:
+            self._refer(row, [part for parts in contributions.values() for part in parts], ())
+        self._counted(row, 1)
+
+    def _counted(self, row: GroupRow, n: int) -> None:
+        if row.leaves:
+            self.tally(f"groups of depth {1 if self.inverts else 1 + depth(row.leaves)}", n)
