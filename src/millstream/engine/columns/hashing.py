@@ -23,6 +23,7 @@ _P1, _P2, _P3, _P4, _P5 = 0x9E3779B185EBCA87, 0xC2B2AE3D27D4EB4F, 0x165667B19E37
 _N1, _N2, _N3, _N4, _N5 = (np.uint64(prime) for prime in (_P1, _P2, _P3, _P4, _P5))
 _MASK = 0xFFFFFFFFFFFFFFFF
 _LOW = np.uint64(0xFFFFFFFF)
+_WORDS = {width: np.dtype(f"<u{width}") for width in (1, 2, 4, 8)}
 _FEW = 20  # rows: below, one by one
 _FEW_SHARDS = 300  # the same, where zlib does it
 _BLOCK = 8192  # rows at once: five times as fast as all at once
@@ -57,9 +58,9 @@ def _hash_column(array: Any, seeds: Any) -> Any:
     if types.is_boolean(kind):
         array = array.cast(pa.int8())
     width = array.type.bit_width // 8
-    words = numbers(array, f"<u{min(width, 8)}", max(width // 8, 1)).astype(np.uint64)
+    words = numbers(array, _WORDS[min(width, 8)], max(width // 8, 1)).astype(np.uint64, copy=False)
     hashes = seeds
-    for word in words.reshape(len(array), -1).T:  # a decimal has two
+    for word in (words,) if width <= 8 else words.reshape(len(array), -1).T:  # a decimal has two
         hashes = _mixed(_rotated(hashes ^ (_rotated(word * _N2, 31) * _N1), 27) * _N1 + _N4)
     return _where_valid(array, hashes, seeds)
 
