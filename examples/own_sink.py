@@ -15,8 +15,12 @@ import time
 from hashlib import sha256
 from pathlib import Path
 
-from millstream.connector import Decoder, Recovered, SinkSession, encode, txnlog
-from millstream.connector import sink_effects as fx
+from millstream.connector import Recovered
+from millstream.connector.sink.protocol import effects as fx
+from millstream.connector.sink.protocol import txnlog
+from millstream.connector.sink.protocol.session import SinkSession
+from millstream.connector.wire.codec import encode
+from millstream.connector.wire.decoder import Decoder
 
 
 class Peer:

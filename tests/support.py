@@ -17,13 +17,30 @@ import pyarrow.parquet as pq
 
 import job
 import millstream as ms
+from computations import Sum
 from millstream.core.dedup import IDS, Packed
 from millstream.core.keyspace import ROW, decode_row
+from millstream.simulation.driver import Driver, InputPlan, Simulation
 from millstream.state.manifest import ManifestLog
 from millstream.state.segment import merge
-from millstream.state.storage import open_storage
+from millstream.state.storage import LocalStorage, open_storage
 
 HERE = Path(__file__).parent
+
+
+def small_checkpoint(folder: Path) -> Path:
+    """A checkpoint of some epochs in a folder, by the production protocol with simulated tasks."""
+    pipeline = ms.Pipeline("small")
+    source = ms.sources.files("in", schema="k string, n long, at long", format="json")
+    stream = pipeline.inject("in", source, timestamp="at", watermark=ms.watermarks.bounded("1s"))
+    pipeline.compute(Sum, stream, key="k", produces="sums")
+    plan = InputPlan([[("in", {"k": f"k{n % 9}", "n": n, "at": 1_000 * at + n}) for n in range(40)] for at in range(1, 5)], [1, 2, 3, 4])
+    simulation = Simulation(pipeline.program(), plan, [], seed=1, shards=2, storage=LocalStorage(folder))
+    ManifestLog(simulation.storage).identify(pipeline.name, 2, 2, ["in"])
+    driver = Driver(simulation)
+    for number, rows in enumerate(plan.epochs):
+        driver.run(rows, number)
+    return folder
 
 
 def queries(files: int, per_file: int, terms: int = 8, seed: int = 1) -> list[list[dict[str, Any]]]:

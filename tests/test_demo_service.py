@@ -16,22 +16,23 @@ from millstream.state.manifest import ManifestLog
 from millstream.state.reader import CommittedState
 from millstream.state.storage import open_storage
 from millstream.status import inspect
+from support import small_checkpoint
 
 
-def checkpoint() -> Path:
-    """A checkpoint of version 0.1, which is in the repository."""
-    return Path(__file__).parent / "data" / "checkpoint-0.1" / "checkpoint"
+@pytest.fixture
+def checkpoint(tmp_path: Path) -> Path:
+    return small_checkpoint(tmp_path / "checkpoint")
 
 
-def test_the_judge_takes_what_the_checkpoint_says_and_nothing_else() -> None:
-    log = ManifestLog(open_storage(checkpoint()))
+def test_the_judge_takes_what_the_checkpoint_says_and_nothing_else(checkpoint: Path) -> None:
+    log = ManifestLog(open_storage(checkpoint))
     manifest = log.latest()
     assert manifest is not None
     computation = sorted(manifest.computations)[0]
     with CommittedState(log).at(manifest.epoch) as cut:
         listing = inspect.plain_listing(inspect.listed(cut, computation, 1))
         row = inspect.plain_listing(inspect.looked_up(cut, computation, [listing["rows"][0]["key"]]))["rows"][0]
-    judge = AnswerJudge(checkpoint())
+    judge = AnswerJudge(checkpoint)
     key = row["key"]
     assert judge.compare(computation, key, manifest.epoch, msgspec.json.encode(row)) is True
     assert judge.compare(computation, key, manifest.epoch, msgspec.json.encode({**row, "shard": -1})) is False

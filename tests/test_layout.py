@@ -36,7 +36,6 @@ LAYERS = {
     "views": 9,
     "faults": 11,
     "extras": 11,
-    "renamed": 11,
     "errors": 11,
 }
 
@@ -301,13 +300,10 @@ def test_one_noun_has_one_meaning() -> None:
     assert not {name: files for name, files in nouns().items() if len(files) > 1}
 
 
-def test_what_packages_export_is_defined_once_and_old_names_say_the_new_one() -> None:
+def test_what_packages_export_is_defined_once() -> None:
     defined = nouns()
     for package in (ms, ms.sources, ms.sinks, ms.connector, ms.testing):
         unknown = [
             n for n in package.__all__ if n[0].isupper() and not n.isupper() and isinstance(getattr(package, n), type) and n not in defined
         ]
         assert not unknown, package
-    for package, old, new in ((ms.sinks, "Files", "FileSink"), (ms.sources, "Files", "FileSource"), (ms.connector, "Files", "FileOutputs")):
-        with pytest.warns(DeprecationWarning, match=f"is called {new} now"):
-            assert getattr(package, old) is getattr(package, new)

@@ -101,6 +101,18 @@ def cannot_listen(host: str, port: int, error: OSError) -> NetworkError:
     )
 
 
+def dial(address: str, timeout: float, context: ssl.SSLContext | None) -> socket.socket:
+    """A connection to HOST:PORT, with TLS if there is a context."""
+    host, port = parse_address(address)
+    sock = socket.create_connection((host, port), timeout)
+    try:
+        keep_alive(sock)
+        return sock if context is None else context.wrap_socket(sock, server_hostname=host)
+    except BaseException:
+        sock.close()
+        raise
+
+
 def keep_alive(sock: socket.socket) -> None:
     """Sends at once what is to be sent, and finds out within a minute that the machine at the other end is gone."""
     for level, name, value in (

@@ -10,10 +10,10 @@ import sys
 import atheris
 
 with atheris.instrument_imports(include=["millstream.connector"]):
-    from millstream.connector.sink.lane import Lane
     from millstream.connector.sink.outputs.memory import MemoryOutputs
     from millstream.connector.sink.protocol import txnlog
     from millstream.connector.sink.protocol.session import SinkSession
+    from millstream.connector.sink.session_runner import SessionRunner
     from millstream.connector.wire import messages as m
     from millstream.connector.wire.codec import encode
     from millstream.connector.wire.decoder import Decoder
@@ -52,13 +52,13 @@ def one(data: bytes) -> None:
     assert (decoded(data[1:], first, 1) is None) == (whole is None)
 
     outputs = MemoryOutputs()
-    lane = Lane(SinkSession(), Decoder(LIMIT, join=1), outputs("w"), Never(), lambda workers: None)
-    done = lane.feed(memoryview(GREETING))
+    runner = SessionRunner(SinkSession(), Decoder(LIMIT, join=1), outputs("w"), Never(), lambda workers: None)
+    done = runner.feed(memoryview(GREETING))
     assert not done.close
     for piece in (data[1:first], data[max(1, first) :]):
         if not done.close:
-            done = lane.feed(memoryview(piece))
-    ledger = lane.session.ledger
+            done = runner.feed(memoryview(piece))
+    ledger = runner.session.ledger
     assert 0 <= ledger.committed <= ledger.received
     assert len(outputs.committed("w")) == ledger.committed
 

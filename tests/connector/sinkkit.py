@@ -17,11 +17,11 @@ from typing import Any
 
 from waiting import until
 
-from millstream.connector.sink.lane import Lane
 from millstream.connector.sink.outputs.base import Output
 from millstream.connector.sink.outputs.memory import MemoryOutputs
 from millstream.connector.sink.protocol.session import SinkSession
 from millstream.connector.sink.protocol.worker_session import WorkerSession
+from millstream.connector.sink.session_runner import SessionRunner
 from millstream.connector.wire import messages as m
 from millstream.connector.wire.codec import encode
 from millstream.connector.wire.decoder import Decoder
@@ -37,7 +37,7 @@ class Pair:
     def __init__(self, output: Output, name: str = "w", cookie: str = "", piece: int = 7) -> None:
         self.worker = WorkerSession(name, cookie)
         self.session = SinkSession(cookie)
-        self.lane = Lane(self.session, Decoder(join=1), output, self, lambda workers: None)
+        self.runner = SessionRunner(self.session, Decoder(join=1), output, self, lambda workers: None)
         self._answers = Decoder()
         self._piece = piece
         self.closed = self._is_deaf = False
@@ -53,7 +53,7 @@ class Pair:
         for at in range(0, len(wire), self._piece):
             if self.closed:
                 return
-            self._hear(self.lane.feed(memoryview(wire)[at : at + self._piece]))
+            self._hear(self.runner.feed(memoryview(wire)[at : at + self._piece]))
 
     def tell(self, *frames: m.Frame) -> list[m.Frame]:
         """Frames that our own worker does not send there. The answers are returned, and it does not hear them."""

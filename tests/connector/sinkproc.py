@@ -15,7 +15,7 @@ import sys
 import time
 from typing import Any
 
-from millstream.connector.sink import seats, server
+from millstream.connector.sink import name_registry, server
 from millstream.connector.sink.outputs import files
 from millstream.connector.sink.outputs.base import Output
 from millstream.connector.sink.outputs.files import FileOutput, FileOutputs
@@ -119,10 +119,10 @@ def break_guard(name: str) -> None:
     elif name == "does not fence":
 
         @contextlib.contextmanager
-        def sit(self: Any, name: str, connection: Any, fence: int) -> Any:
-            yield seats.Seat(connection, 0)
+        def hold(self: Any, name: str, connection: Any, fence: int) -> Any:
+            yield name_registry.Registration(connection, 0)
 
-        seats.Seats.sit = sit  # type: ignore[method-assign]
+        name_registry.NameRegistry.hold = hold  # type: ignore[method-assign]
     else:
         raise ValueError(name)
 

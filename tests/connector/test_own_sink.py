@@ -14,7 +14,8 @@ from pathlib import Path
 import pytest
 from sourcekit import free_port
 
-from millstream.connector import WorkerClient, txnlog
+from millstream.connector import WorkerClient
+from millstream.connector.sink.protocol import txnlog
 from millstream.errors import RemoteProtocolError, SinkError
 
 pytestmark = pytest.mark.crash
@@ -112,7 +113,7 @@ def push(sink: OwnSink, lines: list[bytes], at: Callable[[int, str], None]) -> N
         decided = False
         while True:
             try:
-                with WorkerClient.connect(sink.address, "w", patience=10) as worker:
+                with WorkerClient.connect(sink.address, "w", patience="10s") as worker:
                     at(n, "greeted")
                     while worker.uncommitted:
                         worker.resolve(worker.uncommitted[0], commit=decided)

@@ -63,7 +63,7 @@ class BrokenLine:
 def test_a_line_that_breaks_anywhere_loses_and_doubles_nothing(tmp_path: Path, seed: int) -> None:
     with SourceServer(tmp_path, credits=300) as server, Committing(server):
         line = BrokenLine(server.address, seed, 20_000)
-        with PushClient(line.address, patience=30) as client:
+        with PushClient(line.address, patience="30s") as client:
             client.notify("a")
             client.notify("b")
             for id in range(1, 1501):
@@ -76,7 +76,7 @@ def test_a_line_that_breaks_anywhere_loses_and_doubles_nothing(tmp_path: Path, s
             until(lambda: line.breaks > 3, 30)
             line.is_whole = True
             client.end("a")
-            assert client.wait(30)
+            assert client.wait("30s")
         line.close()
         assert [id for name, id, _ in stored(server) if name == "a"] == list(range(1, 1501))
         assert [id for name, id, _ in stored(server) if name == "b"] == list(range(7, 10501, 7))
@@ -99,7 +99,7 @@ def test_what_an_earlier_connection_had_sent_and_is_acknowledged_now_is_not_sent
         until(lambda: server._ask(lambda: bool(server._greeted - {peer})))  # it is back
         commit(server)
         with Committing(server):
-            assert client.wait(10)
+            assert client.wait("10s")
         assert [id for _, id, _ in stored(server)] == list(range(1, 40))
         until(lambda: server.watermark() == 20)
 
@@ -112,12 +112,12 @@ def test_a_stream_that_has_ended_is_left_alone_after_a_reconnect(tmp_path: Path)
         client.end("over")
         until(lambda: first.stats().received == 2)
         commit(first)
-        assert client.wait(5)
+        assert client.wait("5s")
         client.notify("going on")
         first.stop()
         with SourceServer(tmp_path, first.address) as second, Committing(second):
             client.send("going on", 1, b"y")
-            assert client.wait(10)
+            assert client.wait("10s")
             with RawPusher(second.address) as other:
                 assert other.greet().open(1, "over").success
 
@@ -128,7 +128,7 @@ def test_a_stream_can_be_announced_again_after_its_end(tmp_path: Path) -> None:
             assert client.notify("s") == (turn or None)
             client.send("s", turn + 1, b"x")
             client.end("s")
-            assert client.wait(10)
+            assert client.wait("10s")
         assert [id for _, id, _ in stored(server)] == [1, 2, 3]
 
 
@@ -189,7 +189,7 @@ class FakeServer:
 )
 def test_what_is_no_source_server_is_an_error_that_says_so(answers: list[bytes], error: type[Exception]) -> None:
     server = FakeServer(*answers)
-    with PushClient(server.address, patience=5) as client:
+    with PushClient(server.address, patience="5s") as client:
         with pytest.raises(error):
             client.notify("s")
         with pytest.raises(error):
@@ -198,21 +198,21 @@ def test_what_is_no_source_server_is_an_error_that_says_so(answers: list[bytes],
 
 def test_a_server_that_does_not_answer_is_given_up_after_a_while() -> None:
     server = FakeServer()
-    with PushClient(server.address, patience=0.5, timeout=0.2) as client, pytest.raises(InputError, match="cannot be reached"):
+    with PushClient(server.address, patience="0.5s", timeout="0.2s") as client, pytest.raises(InputError, match="cannot be reached"):
         client.notify("s")
 
 
 def test_a_server_that_sends_us_elsewhere_is_followed_on_its_host_and_left_again_when_nobody_is_there(tmp_path: Path) -> None:
     with SourceServer(tmp_path) as server, Committing(server):
         first = FakeServer(encode(m.Restart(server.address)))
-        with PushClient(first.address, patience=20) as client:
+        with PushClient(first.address, patience="20s") as client:
             client.notify("s")
             client.send("s", 1, b"x")
-            assert client.wait(20) and client.address == server.address
+            assert client.wait("20s") and client.address == server.address
     with socket.create_server(("127.0.0.1", 0)) as free:
         nobody = f"127.0.0.1:{free.getsockname()[1]}"
     sends_away = FakeServer(encode(m.Restart(nobody)))
-    with PushClient(sends_away.address, cookie="c", patience=20) as client:
+    with PushClient(sends_away.address, cookie="c", patience="20s") as client:
         until(lambda: len(sends_away.heard) >= 3)  # it has come back from where nobody is, again and again
         assert client.waiting() is not None
 
@@ -222,7 +222,7 @@ def test_a_cookie_goes_to_no_host_that_nobody_has_named(named: bool) -> None:
     stranger = FakeServer(encode(m.Ok(5)))
     _, _, port = stranger.address.rpartition(":")
     first = FakeServer(encode(m.Restart(f"localhost:{port}")))  # another name than the one that was given
-    with PushClient(first.address, cookie="secret", patience=20, **({"hosts": ["localhost"]} if named else {})):
+    with PushClient(first.address, cookie="secret", patience="20s", **({"hosts": ["localhost"]} if named else {})):
         until(lambda: len(first.heard) >= 3 or bool(stranger.heard))
     assert [frame.cookie for frame in stranger.heard if isinstance(frame, m.Hello)] == (["secret"] if named else [])
 
@@ -249,4 +249,4 @@ def test_what_is_queued_is_sent_without_pauses(tmp_path: Path) -> None:
         for id in range(1, 10_001):
             client.send("s", id, b"x" * 2000)
         started = time.monotonic()
-        assert client.wait(20) and time.monotonic() - started < 5
+        assert client.wait("20s") and time.monotonic() - started < 5

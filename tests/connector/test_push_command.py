@@ -140,9 +140,9 @@ def test_a_pipeline_that_is_away_is_waited_for_with_patience(tmp_path: Path) -> 
     address = first.address
     first.stop()
     with pytest.raises(InputError, match="cannot be reached"):
-        push(str(path), "--to", address, "--patience", "0.2")
+        push(str(path), "--to", address, "--patience", "0.2s")
     done: list[int] = []
-    running = threading.Thread(target=lambda: done.append(push(str(path), "--to", address, "--patience", "20")))
+    running = threading.Thread(target=lambda: done.append(push(str(path), "--to", address, "--patience", "20s")))
     with socket.create_server(parse_address(address)) as nobody:
         running.start()
         nobody.accept()[0].close()  # it has come, and found nobody who answers

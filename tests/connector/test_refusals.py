@@ -15,7 +15,7 @@ from millstream.connector.wire import messages as m
 from millstream.connector.wire import refusals
 from millstream.errors import SinkError, SinkRefused
 
-LONG = 3600.0
+LONG = "1h"
 
 
 def said(effects: list[object]) -> str:
@@ -81,7 +81,7 @@ class FailsOnce(MemoryOutputs):
 
 def test_a_failure_that_only_sounds_like_a_refusal_is_tried_again() -> None:
     outputs = FailsOnce()
-    with SinkServer(outputs) as server, WorkerClient.connect(server.address, "w", patience=30.0) as worker:
+    with SinkServer(outputs) as server, WorkerClient.connect(server.address, "w", patience="30s") as worker:
         assert worker.state == "Ready" and outputs.failures == 1
 
 

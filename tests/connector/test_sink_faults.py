@@ -32,7 +32,7 @@ def first_commit(address: str) -> None:
 def attempt(address: str, gap: bool = False) -> bool:
     """A worker's second transaction, up to its decision: commit only if a yes arrived."""
     try:
-        with WorkerClient.connect(address, "w", timeout=5) as worker:
+        with WorkerClient.connect(address, "w", timeout="5s") as worker:
             if gap:
                 worker._session.write(3)
             worker.write(b"second\n")

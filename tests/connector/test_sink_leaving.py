@@ -11,7 +11,7 @@ from sinkkit import Nursery, Raw, SinkProcess
 from waiting import until
 
 from millstream.connector import FileOutputs, MemoryOutputs, SinkServer, WorkerClient
-from millstream.connector.sink import seats
+from millstream.connector.sink import name_registry
 from millstream.connector.sink.outputs import files
 from millstream.connector.sink.outputs.memory import MemoryOutput
 from millstream.connector.wire import messages as m
@@ -122,10 +122,10 @@ def test_who_comes_back_while_the_old_life_still_comes_to_rest_is_not_cut_off_an
 
         teller = threading.Thread(target=tells)
         teller.start()
-        until(lambda: "gone" in server._seats._left)
+        until(lambda: "gone" in server._names._left)
         comer = threading.Thread(target=returns)
         comer.start()
-        until(lambda: server._seats._lines["gone"].users == 3)  # the old life, the leaving and the new life
+        until(lambda: server._names._lines["gone"].users == 3)  # the old life, the leaving and the new life
         gate.set()
         teller.join(10)
         comer.join(10)
@@ -151,7 +151,7 @@ def test_a_second_worker_that_says_it_does_not_mean_the_life_that_has_begun_in_b
 def test_negative_twin_without_a_memory_of_leavings_the_second_word_takes_the_new_life(
     server: SinkServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(seats, "REMEMBERED", 0)
+    monkeypatch.setattr(name_registry, "REMEMBERED", 0)
     with WorkerClient.connect(server.address, "a") as a, WorkerClient.connect(server.address, "b") as b:
         a.workers_left(["gone"])
         commit(server.address, "gone", b"new\n")
@@ -187,7 +187,7 @@ def test_a_worker_that_repeats_it_waits_until_it_is_done() -> None:
         a.send(m.WorkersLeft(7, ("gone",)), m.ListUncommitted(8))
         assert begun.wait(10)
         b.send(m.WorkersLeft(7, ("gone",)), m.ListUncommitted(9))
-        until(lambda: server._seats.repeated == 1)
+        until(lambda: server._names.repeated == 1)
         threading.Timer(0.2, go_on.set).start()
         assert b.hear() == m.ReplyUncommitted(9) and len(memory.archived) == 1
         assert a.hear() == m.ReplyUncommitted(8)
@@ -206,7 +206,7 @@ def test_of_two_workers_that_say_it_of_each_other_one_stays() -> None:
     for _ in range(20):
         memory = MemoryOutputs()
         with SinkServer(memory) as server:
-            pair = {name: WorkerClient.connect(server.address, name, timeout=5) for name in ("a", "b")}
+            pair = {name: WorkerClient.connect(server.address, name, timeout="5s") for name in ("a", "b")}
             outcome: dict[str, str] = {}
 
             def tell(name: str, other: str, pair: dict[str, WorkerClient] = pair, outcome: dict[str, str] = outcome) -> None:
@@ -245,7 +245,7 @@ def test_what_cannot_be_put_aside_is_told_and_may_be_said_again() -> None:
         assert [name for name, _ in memory.archived] == ["gone"] and server.stats().repeated_leavings == 0
 
 
-def test_one_message_can_speak_of_a_thousand_workers() -> None:
+def test_one_message_can_speak_of_many_workers() -> None:
     with SinkServer(MemoryOutputs()) as server, WorkerClient.connect(server.address, "w") as worker:
         worker.workers_left([str(number) for number in range(1000)])
         with pytest.raises(SinkError, match="at most 1000"):

@@ -36,7 +36,7 @@ def lines(dsn: str, worker: str = "w") -> list[str]:
 def attempt(address: str, txn: str, data: bytes) -> bool:
     """Whether it is decided that this commits: only if a yes arrived."""
     try:
-        with WorkerClient.connect(address, "w", timeout=10) as worker:
+        with WorkerClient.connect(address, "w", timeout="10s") as worker:
             for found in worker.uncommitted:
                 worker.resolve(found, commit=False)
             worker.write(data)

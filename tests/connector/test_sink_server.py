@@ -109,7 +109,7 @@ def test_a_slow_output_slows_down_its_own_worker_only(outputs: MemoryOutputs) ->
 
     slow = Slow(outputs, "slow")
     with SinkServer(lambda worker: slow if worker == "slow" else outputs(worker)) as server:
-        with WorkerClient.connect(server.address, "slow", timeout=0.5) as stuck:
+        with WorkerClient.connect(server.address, "slow", timeout="0.5s") as stuck:
             with pytest.raises(SinkError, match="did not answer"):  # TCP's buffers are full, and nothing piles up behind them
                 for _ in range(1000):
                     stuck.write(bytes(1 << 20))
@@ -127,7 +127,7 @@ def test_memory_stays_bounded_while_the_disk_is_slow(nursery: Nursery, tmp_path:
     with SinkProcess(nursery, tmp_path / "sink", slow=5) as sink:
         process = psutil.Process(sink.pid)
         before = process.memory_info().rss
-        with WorkerClient.connect(sink.address, "slow", timeout=0.7) as worker, pytest.raises(SinkError):
+        with WorkerClient.connect(sink.address, "slow", timeout="0.7s") as worker, pytest.raises(SinkError):
             for _ in range(1000):
                 worker.write(bytes(1 << 20))
         assert process.memory_info().rss - before < 16 << 20
@@ -226,7 +226,7 @@ def test_sessions_are_limited_and_one_too_many_is_told(outputs: MemoryOutputs) -
 
 
 def test_strangers_are_limited_and_the_oldest_goes(outputs: MemoryOutputs) -> None:
-    with SinkServer(outputs, strangers=3) as server:
+    with SinkServer(outputs, unauthenticated=3) as server:
         crowd = [Raw(server.address) for _ in range(10)]
         commit(server.address, "w", b"x")
         assert isinstance(crowd[0].hear(), m.Error | None)
@@ -235,7 +235,7 @@ def test_strangers_are_limited_and_the_oldest_goes(outputs: MemoryOutputs) -> No
 
 
 def test_who_does_not_greet_in_time_is_sent_away(outputs: MemoryOutputs) -> None:
-    with SinkServer(outputs, greeting=0.2) as server, Raw(server.address) as silent, Raw(server.address) as slow:
+    with SinkServer(outputs, greeting="0.2s") as server, Raw(server.address) as silent, Raw(server.address) as slow:
         slow.send(b"\0\0")
         assert silent.hear() == slow.hear() == m.Error("nothing was heard for too long")
         assert silent.hear() is None
@@ -302,7 +302,7 @@ def test_tls_on_both_sides(outputs: MemoryOutputs, certificates: Path) -> None:
         with pytest.raises(SinkError, match="cannot be reached"):
             WorkerClient.connect(server.address, "w", tls=Tls(ca=str(certificates / "other.pem")))
         with pytest.raises((SinkError, RemoteProtocolError)):
-            WorkerClient.connect(server.address, "w", timeout=2)
+            WorkerClient.connect(server.address, "w", timeout="2s")
         old = WorkerClient.connect(server.address, "w", tls=Tls(ca=cert))
         with WorkerClient.connect(server.address, "w", tls=Tls(ca=cert)) as new:
             new.confirm()
@@ -347,13 +347,13 @@ def fake(answer: bytes) -> str:
 
 def test_something_else_that_answers_is_a_remote_protocol_error() -> None:
     with pytest.raises(RemoteProtocolError):
-        WorkerClient.connect(fake(b"HTTP/1.1 400 Bad Request\r\n\r\n"), "w", timeout=2)
+        WorkerClient.connect(fake(b"HTTP/1.1 400 Bad Request\r\n\r\n"), "w", timeout="2s")
 
 
 def test_a_sink_that_does_not_answer_is_a_sink_error_in_time() -> None:
     began = time.monotonic()
     with pytest.raises(SinkError, match=r"did not answer within 0\.2 s"):
-        WorkerClient.connect(fake(b""), "w", timeout=0.2)
+        WorkerClient.connect(fake(b""), "w", timeout="0.2s")
     assert time.monotonic() - began < 2
 
 
@@ -364,7 +364,7 @@ def test_nobody_there_is_a_sink_error_unless_somebody_comes_in_time(outputs: Mem
         WorkerClient.connect(address, "w")
     server = SinkServer(outputs, address)
     threading.Timer(0.2, server.start).start()
-    WorkerClient.connect(address, "w", patience=5).close()
+    WorkerClient.connect(address, "w", patience="5s").close()
     server.stop()
 
 

@@ -354,7 +354,7 @@ def test_a_failing_output_ends_the_session_and_no_vote_is_sent() -> None:
     def full(*_: object) -> None:
         raise OSError("no space left on device")
 
-    both.lane.output.prepare = full  # type: ignore[method-assign]
+    both.runner.output.prepare = full  # type: ignore[method-assign]
     both.say(*both.worker.prepare("t"))
     assert both.closed and not any(isinstance(frame, m.Vote) for frame in both.heard)
     assert isinstance(both.heard[-1], m.Error) and "no space left" in both.heard[-1].text
@@ -393,7 +393,7 @@ def test_what_the_lane_counts() -> None:
     both.tell(m.Notify(1, "w", 0), m.Eos(1), m.Phase2("never heard of", True), m.Phase2("never heard of", False))
     both.tell(m.Phase1("t", ((1, 0, 3),)), m.Message(1, 3, b"d"), m.Message(1, 4, b"ef"), m.Notify(1, "w", 0), m.Eos(1))
     both.tell(m.Phase2("t", True), m.Phase2("t", True), m.Phase1("u", ((1, 0, 6),)), m.Phase2("u", False))
-    found = both.lane.stats
+    found = both.runner.stats
     assert (found.messages, found.messages_between_phases, found.bytes) == (3, 2, 6)
     assert (found.votes_yes, found.votes_no, found.commits, found.rollbacks) == (1, 1, 1, 1)
     assert (found.repeated_notifies, found.ends, found.repeated_commits, found.unknown_phase_twos) == (2, 2, 1, 2)

@@ -148,7 +148,7 @@ class Simulation:
             return worker.client
         worker.drop()
         self.revived()
-        worker.client = WorkerClient.connect(self.sink.address, worker.name, timeout=5, patience=0.5)
+        worker.client = WorkerClient.connect(self.sink.address, worker.name, timeout="5s", patience="0.5s")
         for txn in worker.client.uncommitted:
             worker.client.resolve(txn, (txn, True) == self.decided)
         if worker.client.offset != len(worker.committed):

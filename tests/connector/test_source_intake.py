@@ -26,6 +26,7 @@ from millstream.connector.intake.format.batch import (
 from millstream.connector.intake.format.entries import END, MESSAGE, WATERMARK, IntakeEntry, Mark
 from millstream.connector.intake.writer import Intake
 from millstream.errors import CheckpointError, DamageError, StorageError
+from millstream.state import durable
 
 
 def group(stream: str, first: int, count: int = 3, size: int = 10) -> list[IntakeEntry]:
@@ -121,7 +122,7 @@ def test_what_was_written_is_there_after_opening_again(tmp_path: Path) -> None:
     ends = fill(tmp_path, segment_size=200)
     assert len(reader.segments(tmp_path)) > 2
     intake = Intake(tmp_path).open()
-    assert intake.end == ends[-1] and [stretch.end for stretch in intake.unacknowledged] == ends[1:]
+    assert intake.end == ends[-1] and [batch.end for batch in intake.unacknowledged] == ends[1:]
     assert [entry[2] for entry in content(tmp_path, 0, intake.end)] == list(range(1, 19))
     assert intake.marks_received == {"s": Mark("s", 18)} and intake.marks_acknowledged == {}
 
@@ -296,7 +297,8 @@ def test_a_write_that_fails_is_taken_back_and_the_next_one_goes_on(tmp_path: Pat
     intake.write([group("s", 1)])
     end, size = intake.end, last_segment(tmp_path).stat().st_size
     with monkeypatch.context() as patched:
-        patched.setattr(intake_module, "os", FailingOs(call, OSError(28, "No space left on device")))
+        for module in (intake_module, durable):
+            patched.setattr(module, "os", FailingOs(call, OSError(28, "No space left on device")))
         with pytest.raises(StorageError, match="No space"):
             intake.write([group("s", 4)])
     assert intake.end == end and last_segment(tmp_path).stat().st_size == size

@@ -56,7 +56,7 @@ def test_killing_the_server_and_the_pusher_again_and_again_loses_and_doubles_not
 
 
 def test_a_client_that_lives_on_resends_to_a_server_that_was_killed(tmp_path: Path) -> None:
-    with SourceProcess(tmp_path / "source", every=0.02) as source, PushClient(source.address, patience=20) as client:
+    with SourceProcess(tmp_path / "source", every=0.02) as source, PushClient(source.address, patience="20s") as client:
         client.notify("s")
         for id in range(1, 3001):
             client.send("s", id, str(id).encode())
@@ -64,7 +64,7 @@ def test_a_client_that_lives_on_resends_to_a_server_that_was_killed(tmp_path: Pa
                 source.kill()
                 source.start()
         client.end("s")
-        assert client.wait(20)
+        assert client.wait("20s")
         assert source.committed() == [("s", id, str(id)) for id in range(1, 3001)]
 
 
@@ -73,7 +73,7 @@ def test_a_server_that_forgets_what_it_received_doubles_lines(tmp_path: Path) ->
     with SourceProcess(tmp_path / "source", every=2, broken="forgets what was received") as source:
         for _ in range(2):
             before = durable_end(tmp_path / "source" / "intake") or 0
-            with PushClient(source.address, patience=20) as client:
+            with PushClient(source.address, patience="20s") as client:
                 assert client.notify("s") is None, "nothing is committed yet"
                 client.send("s", 1, b"1")
                 until(lambda before=before: (durable_end(tmp_path / "source" / "intake") or 0) > before)  # type: ignore[misc]

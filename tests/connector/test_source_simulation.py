@@ -22,7 +22,7 @@ RECORDS = 25
 
 
 class Engine:
-    """Commits stretches of the log. What it has committed outlives everything."""
+    """Commits batches of the log. What it has committed outlives everything."""
 
     def __init__(self) -> None:
         self.position = 0

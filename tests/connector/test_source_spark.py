@@ -48,12 +48,12 @@ def test_every_message_is_seen_once_across_a_stop_a_failed_epoch_and_a_new_drive
     source = ms.sources.connector(dir=tmp_path / "intake", listen="127.0.0.1:0", max_per_epoch=400, streams=["s"])
     reader = Reader(spark, source, tmp_path / "checkpoint")
     query = reader.start()
-    with PushClient(source.address, patience=60) as client:
+    with PushClient(source.address, patience="60s") as client:
         assert client.notify("s") is None
         for id in range(1, 1001):
             client.send("s", id, b"%d" % id, event_time=10 * id, key="even" if id % 2 == 0 else "")
         client.declare("s", 9_000)
-        assert client.wait(60) and client.acknowledged("s") == 1000
+        assert client.wait("60s") and client.acknowledged("s") == 1000
         assert source.watermark() == 9_000
         assert all(len(rows) <= 400 for rows in reader.epochs.values())
         query.stop()
@@ -65,7 +65,7 @@ def test_every_message_is_seen_once_across_a_stop_a_failed_epoch_and_a_new_drive
         query = reader.start()
         with pytest.raises(Exception, match="dies before the commit"):
             query.awaitTermination()
-        assert not client.wait(0.1)
+        assert not client.wait("0.1s")
 
         address = source.address
         source.close()  # the driver ends; a new one has the same folder and address
@@ -73,7 +73,7 @@ def test_every_message_is_seen_once_across_a_stop_a_failed_epoch_and_a_new_drive
         query = reader.start()
         assert source.watermark() == 9_000
         client.send("s", 1101, b"1101", key="é")
-        assert client.wait(60)
+        assert client.wait("60s")
     seen = reader.seen()
     assert [row.id for row in seen] == list(range(1, 1102))
     (failed,) = reader.failed

@@ -38,7 +38,7 @@ def acknowledged(job: Job, feeder: Feeder) -> None:
     """The end of the input: all that was pushed is committed."""
     feeder.end()
     assert feeder.client is not None
-    assert feeder.client.wait(120), job.said()
+    assert feeder.client.wait("120s"), job.said()
     feeder.client.close()
 
 

@@ -62,7 +62,7 @@ def test_ten_minutes_of_kills_and_changes_of_mode_and_then_memory_stays_flat(tmp
         job.until_it_commits()
         memory, sizes["undisturbed"] = watched(job, max(end, time.monotonic() + 30))
         feeder.end()
-        assert feeder.client.wait(300), job.said()
+        assert feeder.client.wait("300s"), job.said()
         feeder.client.close()
         job.stop()
         job = Job(tmp_path, "--drain", "--resident", "--push", push)

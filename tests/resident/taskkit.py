@@ -39,7 +39,7 @@ from millstream.engine.spark import pickling
 from millstream.engine.trigger import Trigger
 from millstream.engine.worker_process import RunPlace, WorkerProcess
 from millstream.sources.base import Source
-from millstream.sources.planned import PlannedReader, Take
+from millstream.sources.splits import PlannedReader, SplitPlan
 from millstream.state.manifest import ManifestLog
 from millstream.state.storage import open_storage
 
@@ -82,10 +82,10 @@ class GivenReader(PlannedReader):
     def first(self) -> str:
         return "0"
 
-    def plan(self, start: str) -> Take:
+    def plan(self, start: str) -> SplitPlan:
         begin, end = int(start), min(len(self.rows), int(start) + self.per_epoch)
         pieces = [self.rows[at : min(end, at + 50)] for at in range(begin, end, 50)]
-        return Take(str(end), pieces, self.size)
+        return SplitPlan(str(end), pieces, self.size)
 
     def read(self, piece: Any) -> Iterator[pa.RecordBatch]:
         yield pa.RecordBatch.from_pylist(piece, schema=self.schema)

@@ -179,16 +179,14 @@ def test_a_run_serves_its_state_itself(spark, tmp_path):
         job.pipeline(tmp_path).run(spark, checkpoint=tmp_path / "checkpoint", serve="198.51.100.1:7400", quiet=True)
 
 
-def test_a_client_scans_epochs_and_is_told_why_an_event_time_did_not_come() -> None:
-    from pathlib import Path
-
+def test_a_client_scans_epochs_and_is_told_why_an_event_time_did_not_come(tmp_path) -> None:
     from millstream.errors import Stale
     from millstream.service.client import AsyncClient
     from millstream.service.live.server import LiveServer
     from millstream.state.manifest import ManifestLog
     from millstream.state.storage import open_storage
 
-    checkpoint = Path(__file__).resolve().parents[1] / "data" / "checkpoint-0.1" / "checkpoint"
+    checkpoint = support.small_checkpoint(tmp_path / "checkpoint")
     manifest = ManifestLog(open_storage(checkpoint)).latest()
     assert manifest is not None
     name = sorted(manifest.computations)[0]

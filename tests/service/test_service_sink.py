@@ -115,12 +115,12 @@ def many(address: str, work: Path, epoch: int, token: str = "1-x") -> tuple[Sink
 def test_an_epoch_of_two_hundred_shards_with_long_names_is_decided_at_one_position(tmp_path: Path) -> None:
     with ms.testing.serving(Table("t"), folder=tmp_path / "n") as address:
         sink, context, parts = many(address, tmp_path, 0)
-        assert sum(len(part["txn"]) for part in parts) > 4 * 4096
+        assert sum(len(part.own["txn"]) for part in parts) > 4 * 4096
         sink.commit(context, 0, parts)
         with Client(address, "t") as client:
             assert len({found.version for found in client.scan()}) == 1
         assert there(address) == {f"k{shard}": [0, shard] for shard in range(MANY)}
-        sink.sweep(context, 100, [part["txn"] for part in parts])
+        sink.sweep(context, 100, [part.own["txn"] for part in parts])
 
 
 def test_names_that_do_not_fit_into_one_request_are_decided_in_several(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

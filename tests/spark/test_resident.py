@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import shutil
 import sys
 import time
 from pathlib import Path
@@ -15,9 +14,7 @@ from sparkkit import BASE, Echo, run, write
 
 import job
 import millstream as ms
-import oldjob
 import support
-from millstream.core import step
 from millstream.state.manifest import ManifestLog
 from millstream.state.storage import open_storage
 
@@ -66,24 +63,6 @@ def test_a_run_goes_on_in_the_other_mode(spark: Any, tmp_path: Path, first: bool
         run(job.pipeline(tmp_path), spark, tmp_path, drain=count == 6, resident=resident, shards=2)
     support.assert_same(tmp_path, support.oracle(tmp_path, files, drain=True, shards=2))
     assert not (tmp_path / "checkpoint" / "spark").exists(), "Spark has planned nothing"
-
-
-def test_a_checkpoint_of_version_0_1_goes_on_resident(spark: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(step, "MAX_DUE", oldjob.MAX_DUE)  # the job sets it itself, for its process: here it is put back
-    data = Path(__file__).parent.parent / "data" / "checkpoint-0.1"
-    shutil.copytree(data, tmp_path, dirs_exist_ok=True)
-    for log in (tmp_path / "checkpoint" / "spark" / "sources" / "0").iterdir():
-        log.write_text(log.read_text().replace("file:///WORK/", f"file://{tmp_path}/"))
-    oldjob.write(tmp_path)
-    oldjob.pipeline(tmp_path).run(spark, checkpoint=tmp_path / "checkpoint", available_now=True, resident=True).await_termination()
-    runner = ms.testing.LocalRunner(oldjob.pipeline(tmp_path), shards=2)
-    for file in range(oldjob.FILES):
-        runner.push("queries", *oldjob.rows(file))
-        runner.epoch()
-    runner.drain()
-    for stream in ("sums", "totals"):
-        assert sorted(support.per_key(support.json_rows(tmp_path / stream))) == sorted(support.per_key(runner.output(stream))), stream
-        assert len(support.json_rows(tmp_path / stream)) == len(runner.output(stream)) > 20, stream
 
 
 def test_much_input_is_read_by_the_tasks(spark: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -17,7 +17,7 @@ from millstream.engine.spark.run import PlannedRun
 from millstream.engine.trigger import Trigger
 from millstream.engine.upkeep import BackgroundUpkeep
 from millstream.sinks.base import SinkRow, TaskContext
-from millstream.sources.planned import PlannedReader, Take
+from millstream.sources.splits import PlannedReader, SplitPlan
 from millstream.state.compaction import unit_name
 from millstream.state.heartbeat import RunMode
 from millstream.state.manifest import ManifestLog
@@ -36,8 +36,8 @@ class Told(PlannedReader):
     def first(self) -> str:
         return "0"
 
-    def plan(self, start: str) -> Take:
-        return Take(str(len(self.rows)), [(int(start), len(self.rows))] if len(self.rows) > int(start) else [])
+    def plan(self, start: str) -> SplitPlan:
+        return SplitPlan(str(len(self.rows)), [(int(start), len(self.rows))] if len(self.rows) > int(start) else [])
 
 
 class Passes(ms.Computation):
@@ -61,13 +61,13 @@ class KitRunner:
         self.program, self.readers, self.storage = program, readers, storage
         self.made: list[int] = []
 
-    def run(self, input: Mapping[str, Take] | None, order: EpochOrder) -> list[Receipt]:
+    def run(self, input: Mapping[str, SplitPlan] | None, order: EpochOrder) -> list[Receipt]:
         self.made.append(order.epoch)
         receipt = Receipt(0, 0, 0)
         for name, take in (input or {}).items():
             reader = self.readers[name]
             assert isinstance(reader, Told)
-            rows = [row for start, end in take.pieces for row in reader.rows[start:end]]
+            rows = [row for start, end in take.splits for row in reader.rows[start:end]]
             for emission in self.program.topology.emissions:
                 receipt.parts[emission.name] = self.part(emission, rows, order)
         return [receipt]
@@ -91,7 +91,7 @@ class KitRunner:
         pass
 
 
-class KitEpochs(Epochs[Mapping[str, Take]]):
+class KitEpochs(Epochs[Mapping[str, SplitPlan]]):
     """One run, put together. now: its wall clock."""
 
     def __init__(

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 import millstream as ms
 from effort import some
 from millstream.errors import InputError
-from millstream.sources.filereading import lines
+from millstream.sources.filereading import line_splits as lines
 
 MB = 1 << 20
 LINE = b'{"a":1,"text":"' + b"x" * 84 + b'"}\n'
@@ -58,7 +58,7 @@ def test_an_epoch_has_no_more_compressed_files_than_it_may_have_bytes(tmp_path: 
     reader.begin({}, True)
     reader.most = 10 * MB
     take = reader.plan(reader.first())
-    assert len(take.pieces) == 2 and take.size > 7 * MB, "what is little enough to be read on the driver is told by what is in it"
+    assert len(take.splits) == 2 and take.size > 7 * MB, "what is little enough to be read on the driver is told by what is in it"
 
 
 def test_a_deflated_file_is_not_unpacked_as_a_whole(tmp_path: Path) -> None:
@@ -157,6 +157,6 @@ def test_whatever_the_blocks_and_pieces_the_lines_are_the_same(
     expected += b"" if not expected or expected.endswith(b"\n") else b"\n"
     assert b"".join(lines.blocks(str(path), size=size)) == expected
     borders = sorted({cut for cut in cuts if 0 < cut < len(data)})
-    pieces = list(zip([0, *borders], [*borders, None], strict=True))
-    found = b"".join(block for start, end in pieces for block in lines.blocks(str(path), start, end, size=size))
+    splits = list(zip([0, *borders], [*borders, None], strict=True))
+    found = b"".join(block for start, end in splits for block in lines.blocks(str(path), start, end, size=size))
     assert found == expected

@@ -19,7 +19,7 @@ import millstream as ms
 from effort import some
 from millstream.sources.filereading.listing import UnreadFiles
 from millstream.sources.filereading.reader import FileReader
-from millstream.sources.planned import Take
+from millstream.sources.splits import SplitPlan
 
 HOUR = 3_600_000
 START = 1_700_000_000_000
@@ -43,8 +43,8 @@ def put(folder: Path, name: str, modified: int, text: str = '{"a":1}\n') -> None
     (folder / f".{name}").rename(folder / name)
 
 
-def paths(stretch: Take) -> list[str]:
-    return [os.path.basename(piece.path) for piece in stretch.pieces]
+def paths(planned: SplitPlan) -> list[str]:
+    return [os.path.basename(split.path) for split in planned.splits]
 
 
 STEPS = st.lists(
@@ -79,21 +79,21 @@ def walk(steps: list[tuple[str, int, int]], limit: int | None, age: int | None, 
             if what in ("commit", "vain"):
                 oldest = 0 if newest is None or age is None else newest - age * HOUR
                 model = sorted((at, name) for name, at in there.items() if name not in committed and at >= oldest)[:limit]
-                stretch = here.plan(offset)
-                check(paths(stretch), [name for _, name in model])
-                assert (stretch.end == offset) == (not model)
+                planned = here.plan(offset)
+                check(paths(planned), [name for _, name in model])
+                assert (planned.end == offset) == (not model)
                 if what == "commit":
-                    offset = stretch.end
-                    kept.update(stretch.names)
-                    for name in stretch.gone:
+                    offset = planned.end
+                    kept.update(planned.names)
+                    for name in planned.gone:
                         del kept[name]
                     committed.extend(name for _, name in model)
                     newest = max([newest or 0, *(at for at, _ in model)]) if model else newest
                     here.committed(offset)
                     if age is None:
                         assert len(kept) == len(committed)
-                    elif stretch.names:
-                        assert all(at >= (newest or 0) - age * HOUR for name, at in kept.items() if name not in stretch.names)
+                    elif planned.names:
+                        assert all(at >= (newest or 0) - age * HOUR for name, at in kept.items() if name not in planned.names)
         return committed
 
 
@@ -139,7 +139,7 @@ def test_a_bounded_run_has_what_was_there_at_its_beginning(tmp_path: Path) -> No
     put(tmp_path, "d", START - 1)
     first = here.plan('{"files":1}')
     assert (first.end, paths(first)) == ('{"files":3}', ["b", "c"])
-    assert here.plan(first.end) == Take(first.end, [], 0, {}, [])
+    assert here.plan(first.end) == SplitPlan(first.end, [], 0, {}, [])
 
 
 def test_names_that_spark_passes_over_are_passed_over(tmp_path: Path) -> None:
@@ -190,18 +190,18 @@ def test_a_folder_that_names_a_value_is_refused_when_it_comes(tmp_path: Path) ->
 
 
 def test_large_files_are_read_in_pieces_that_have_every_line_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("millstream.sources.filereading.reader._PIECE", 100)
+    monkeypatch.setattr("millstream.sources.filereading.reader._SPLIT", 100)
     ends = ["\n", "\r\n", "\r", "\n\n"]
     put(tmp_path, "a", START, "".join(json.dumps({"a": at, "fill": "x" * (at % 37)}) + ends[at % 4] for at in range(200)))
     here = reader(tmp_path)
     here.begin({}, False)
-    stretch = here.plan(here.first())
-    assert len(stretch.pieces) > 20 and stretch.size == os.path.getsize(tmp_path / "a")
+    planned = here.plan(here.first())
+    assert len(planned.splits) > 20 and planned.size == os.path.getsize(tmp_path / "a")
     elsewhere = pickle.loads(pickle.dumps(here))
     rows = [
         row
-        for piece in pickle.loads(pickle.dumps(stretch.pieces))
-        for batch in elsewhere.read(piece)
+        for split in pickle.loads(pickle.dumps(planned.splits))
+        for batch in elsewhere.read(split)
         for row in batch.column(0).to_pylist()
     ]
     assert rows == list(range(200))

@@ -11,7 +11,7 @@ from plannedkit import KitEpochs, KitRunner, Told, pipeline
 
 import millstream as ms
 from millstream.engine.contracts import Compacted, Compaction
-from millstream.sources.planned import PlannedReader
+from millstream.sources.splits import PlannedReader
 from millstream.state.compaction import unit_name
 from millstream.state.manifest import KEEP
 from millstream.state.memory_storage import MemoryStorage

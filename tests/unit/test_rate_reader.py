@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import pickle
-from pathlib import Path
 
 import pytest
 from hypothesis import given
@@ -33,14 +32,14 @@ def test_every_row_is_read_once_and_at_its_time(pace: int, steps: list[tuple[int
     offset, rows = reader.first(), list[tuple[int, int]]()
     for wait, commits in steps:
         clock.now += wait
-        stretch = reader.plan(offset)
+        planned = reader.plan(offset)
         if not commits:
             continue
-        for piece in stretch.pieces:
-            for batch in reader.read(piece):
+        for split in planned.splits:
+            for batch in reader.read(split):
                 rows.extend(zip(batch.column(0).cast("int64").to_pylist(), batch.column(1).to_pylist(), strict=True))
-        offset = stretch.end
-        assert len(rows) >= (clock.now - START) * pace // 1000 or len(stretch.pieces) > 10
+        offset = planned.end
+        assert len(rows) >= (clock.now - START) * pace // 1000 or len(planned.splits) > 10
     assert [value for _, value in rows] == list(range(len(rows)))
     assert all(at == (START + (value * 2000 + pace) // (2 * pace)) * 1000 for at, value in rows)
 
@@ -52,26 +51,19 @@ def test_a_bounded_run_has_what_was_due_at_its_beginning() -> None:
     clock.now += 1050
     reader.begin({}, True)
     clock.now += 5000
-    stretch = reader.plan(offset)
-    assert stretch.end == f'{{"start":{START},"rows":10}}' and reader.plan(stretch.end).pieces == []
+    planned = reader.plan(offset)
+    assert planned.end == f'{{"start":{START},"rows":10}}' and reader.plan(planned.end).splits == []
 
 
-def test_what_spark_began_goes_on(tmp_path: Path) -> None:
-    (tmp_path / "0").write_text(f"v1\n{START}")
-    reader = RateReader(7)
-    assert reader.adopt("3", str(tmp_path)).end == f'{{"start":{START},"rows":21}}'
-    with pytest.raises(ms.errors.CheckpointError, match="rate source"):
-        reader.adopt('{"logOffset":1}', str(tmp_path))
-    with pytest.raises(ms.errors.CheckpointError, match="rate source"):
-        reader.adopt("3", str(tmp_path / "none"))
+def test_an_offset_of_something_else_is_refused() -> None:
     with pytest.raises(ms.errors.CheckpointError, match="not an offset of a rate source"):
-        reader.plan("3")
+        RateReader(7).plan("3")
 
 
 def test_a_source_gives_a_reader_that_travels() -> None:
     source = ms.sources.rate(100_000)
     assert source.unplanned() is None
     reader = pickle.loads(pickle.dumps(source.reader(lambda schema: schema)))
-    stretch = reader.plan(f'{{"start":{START},"rows":0}}')
-    assert stretch.end == f'{{"start":{START},"rows":1000000}}', "not all of the years since then at once"
-    assert len(stretch.pieces) > 1 and next(reader.read(stretch.pieces[0])).schema == reader.schema
+    planned = reader.plan(f'{{"start":{START},"rows":0}}')
+    assert planned.end == f'{{"start":{START},"rows":1000000}}', "not all of the years since then at once"
+    assert len(planned.splits) > 1 and next(reader.read(planned.splits[0])).schema == reader.schema

@@ -33,7 +33,6 @@ from millstream.state.queries import states
 from millstream.state.reader import AsOf, CommittedState, Following, latest, steady
 from millstream.state.segment import SegmentRef, encode_segment, runs
 from millstream.state.storage import LocalStorage
-from millstream.state.stored_productions import read_slice
 
 Delta = dict[bytes, bytes | None]
 
@@ -264,24 +263,6 @@ def test_an_unknown_computation_and_an_empty_checkpoint_are_named(backing):
     with pytest.raises(CheckpointError, match=r"no computation called 'Cuont'\. It has: Count"):
         found.get("Cuont", "a")
     assert found.get("Count", "a") is None and list(found.rows("Count")) == []
-
-
-def test_a_checkpoint_of_version_0_1_is_read_to_its_last_entry(backing):
-    """Identity, manifests, segments and stored productions."""
-    storage = LocalStorage(Path(__file__).parent.parent / "data" / "checkpoint-0.1" / "checkpoint")
-    log = ManifestLog(storage)
-    assert log.identity().pipeline == "old" and log.storage.list("runs")
-    committed, count = CommittedState(log, **backing), 0
-    for epoch in log.epochs():
-        with committed.at(epoch) as found:
-            for name in found.computations:
-                for number, shard in enumerate(found.computation(name).shards):
-                    expected = [entry for entry in segment.merge(storage, shard.segments, drop_deleted=True) if entry[0] >= b"\x01"]
-                    assert list(found.scan(name, b"\x01", b"\xff" * 9, shard=number)) == expected
-                    count += len(expected)
-            for stored_ref in found.manifest.pending:
-                assert all(len(read_slice(storage, stored_ref, shard)) for shard in stored_ref.slices)
-    assert count > 100
 
 
 # --- what it costs

@@ -18,7 +18,7 @@ from millstream.engine.spark.resident_job import ResidentJob
 from millstream.engine.spark.run import PlannedRun
 from millstream.errors import InputError, MillstreamError
 from millstream.handle import Handle
-from millstream.sources.planned import Take
+from millstream.sources.splits import SplitPlan
 from millstream.state.memory_storage import MemoryStorage
 from millstream.status.narrator import Narrator
 from millstream.status.report import Status, status_of
@@ -45,7 +45,7 @@ def test_a_source_that_cannot_be_closed_ends_the_run_with_an_error_and_the_last_
 class Unreadable(Told):
     """Spark cannot read it, nor can anybody."""
 
-    def plan(self, start: str) -> Take:
+    def plan(self, start: str) -> SplitPlan:
         raise ValueError("[FAILED_READ_FILE.NO_HINT] Encountered error while reading file file:///in/a.parquet")
 
     def refused(self, text: str) -> InputError | None:
@@ -164,7 +164,7 @@ class StopsItself(Told):
 
     run: PlannedRun
 
-    def plan(self, start: str) -> Take:
+    def plan(self, start: str) -> SplitPlan:
         assert self.run.stop() is False, "it has not ended: it ends when this returns"
         return super().plan(start)
 

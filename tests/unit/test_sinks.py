@@ -71,7 +71,7 @@ def test_staged_rows_are_invisible_to_a_plain_reader(tmp_path, format):
     part = sink.stage(task(), ROWS)
     assert seen(tmp_path) == []
     assert list(tmp_path.glob("*.*")) == []
-    assert (tmp_path / part["staged"]).exists() and part["rows"] == 3
+    assert (tmp_path / part.staged).exists() and part.rows == 3
 
 
 def test_a_part_goes_into_a_manifest(tmp_path, format):
@@ -107,7 +107,7 @@ def test_a_crash_between_the_parts_of_an_epoch_is_fixed_by_the_next_commit(tmp_p
 def test_a_part_that_the_driver_cannot_see_is_an_error_and_not_taken_for_published(tmp_path, format):
     sink = made(tmp_path, format)
     part = sink.stage(task(), ROWS)
-    (tmp_path / part["staged"]).unlink()
+    (tmp_path / part.staged).unlink()
     with pytest.raises(SinkError, match="same on every host"):
         sink.commit(driver(), 3, [part])
 
@@ -222,7 +222,7 @@ def test_plain_values_come_back_from_json_line_by_line(tmp_path_factory, rows):
     folder = tmp_path_factory.mktemp("json")
     sink = ms.sinks.files(folder)
     part = sink.stage(task(), [SinkRow(*row) for row in rows])
-    lines = (folder / part["staged"]).read_text().split("\n")
+    lines = (folder / part.staged).read_text().split("\n")
     assert [tuple(json.loads(line).values()) for line in lines if line] == rows
 
 
@@ -242,7 +242,7 @@ def test_sweeping_removes_leftovers_and_nothing_else(tmp_path, format):
     theirs = sink.stage(task(2, emission="others"), ROWS)
     longer = sink.stage(task(2, emission="my-counts"), ROWS)
     sink.sweep(driver(), 5, [kept["staged"]])
-    there = {part["staged"] for part in (dead, kept, recent, theirs, longer) if (tmp_path / part["staged"]).exists()}
+    there = {part.staged for part in (dead, kept, recent, theirs, longer) if (tmp_path / part.staged).exists()}
     assert there == {kept["staged"], recent["staged"], theirs["staged"], longer["staged"]}
     assert len(seen(tmp_path)) == 3
 
@@ -322,8 +322,8 @@ def test_staged_rows_wait_in_the_checkpoint_under_the_name_of_their_epoch():
 
     checkpoint = MemoryStorage()
     part = ms.sinks.memory().stage(task(7, checkpoint=checkpoint), ROWS)
-    assert part["in_checkpoint"] and made_in(part["staged"]) == 7
-    assert checkpoint.exists(part["staged"])
+    assert part.in_checkpoint and made_in(part.staged) == 7
+    assert checkpoint.exists(part.staged)
 
 
 # --- each_epoch
@@ -366,7 +366,7 @@ def test_a_function_that_raises_is_a_sink_error_that_names_it_and_the_epoch():
     part = sink.stage(task(5, checkpoint=checkpoint), ROWS)
     with pytest.raises(SinkError, match=r"'counts'.*upload.*OSError: no route.*Epoch 5"):
         sink.commit(driver(checkpoint=checkpoint, spark=FakeSpark()), 5, [part])
-    assert checkpoint.exists(part["staged"])
+    assert checkpoint.exists(part.staged)
 
 
 def test_rows_that_do_not_fit_the_schema_of_each_epoch_are_named():

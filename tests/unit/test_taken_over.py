@@ -13,7 +13,7 @@ from pyspark.sql.types import LongType, StructField, StructType
 import millstream as ms
 from millstream.engine.source_planner import SourcePlanner
 from millstream.engine.spark.data_sources import DataSourceReader
-from millstream.sources.planned import PlannedReader, Take
+from millstream.sources.splits import PlannedReader, SplitPlan
 from millstream.state.manifest import Manifest
 from millstream.state.memory_storage import MemoryStorage
 
@@ -72,8 +72,8 @@ class Numbers(PlannedReader):
     def first(self) -> str:
         return "0"
 
-    def plan(self, start: str) -> Take:
-        return Take(str(self.there), [(int(start), self.there)] if self.there > int(start) else [])
+    def plan(self, start: str) -> SplitPlan:
+        return SplitPlan(str(self.there), [(int(start), self.there)] if self.there > int(start) else [])
 
 
 def test_an_epoch_begins_where_the_last_manifest_says_whatever_was_planned_since() -> None:
@@ -82,7 +82,7 @@ def test_an_epoch_begins_where_the_last_manifest_says_whatever_was_planned_since
     for token, there in (("1-a", 3), ("2-b", 7)):
         sources = SourcePlanner({"in": reader}, storage, token, None, False)
         reader.there = there
-        assert sources.next(None)[1]["in"].pieces == [(0, there)]
+        assert sources.next(None)[1]["in"].splits == [(0, there)]
     assert storage.objects == {}
 
 
@@ -111,6 +111,6 @@ def test_a_bounded_run_reads_to_the_end_also_if_another_has_committed_less_in_it
     reader.begin({}, True)
     Simple.there = 5
     assert reader.plan('{"n": 0}').end == '{"n": 5}'
-    assert reader.plan('{"n": 5}').pieces == ()
+    assert reader.plan('{"n": 5}').splits == ()
     reader.begin({}, True)  # an outgoing run has committed the first two
     assert reader.plan('{"n": 2}').end == '{"n": 5}'

@@ -11,7 +11,7 @@ Rules
    is different each time, use a new name for the stream each time.
 5. `--key` and `--time` name fields of lines that are JSON objects. A time is a number of milliseconds or an ISO 8601 text. Without `--time` it is
    the clock's when the line was read.
-6. Waiting is told on stderr, and for whom (`push_signs`); and in the end, also in a bad one, what was done.
+6. Waiting is told on stderr, and for whom (`push_console`); and in the end, also in a bad one, what was done.
 7. `--watermark 2s` declares, as lines go by, that event time is complete up to two seconds before the newest.
 """
 
@@ -29,7 +29,7 @@ from typing import IO, Any
 import msgspec
 
 from millstream.connector.source.push import PushClient
-from millstream.connector.source.push_signs import PushProgress, Teller
+from millstream.connector.source.push_console import ProgressPrinter, PushProgress
 from millstream.core.time import duration
 from millstream.errors import DefinitionError, InputError
 from millstream.network import Tls
@@ -56,7 +56,7 @@ def add_command(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -
     push.add_argument("--watermark", metavar="DELAY", help="declare event time complete up to so far behind the newest line, such as 2s")
     push.add_argument("--follow", action="store_true", help="wait for more lines")
     push.add_argument("--keep", metavar="MB", type=int, default=64, help="how much may be unacknowledged at a time (64)")
-    push.add_argument("--patience", metavar="SECONDS", type=float, help="how long to try when the pipeline is away (for ever)")
+    push.add_argument("--patience", metavar="DURATION", help="how long to try when the pipeline is away, such as 30s (for ever)")
     push.add_argument(
         "--cookie", metavar="C", help="the pipeline's secret; the variable MILLSTREAM_COOKIE does as well, and is not seen by others"
     )
@@ -80,7 +80,7 @@ def _push(args: argparse.Namespace) -> int:
     with (
         source,
         PushClient(args.to, cookie=cookie, tls=tls, patience=args.patience, most=args.keep << 20, program="millstream push") as client,
-        Teller(client, progress),
+        ProgressPrinter(client, progress),
     ):
         point = client.notify(stream) or 0
         if is_stdin:

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-from millstream.connector.sink.narrator import SinkNarrator
+from millstream.connector.sink.console import SinkConsole
 from millstream.connector.sink.outputs import files
 from millstream.connector.sink.outputs.base import Output
 from millstream.connector.sink.outputs.postgres import PostgresOutputs
@@ -30,7 +30,7 @@ def add_commands(commands: argparse._SubParsersAction[argparse.ArgumentParser]) 
         "sink", help="take what pipelines commit, over TCP", description="Runs a sink server for the two-phase-commit connector protocol."
     )
     sink.add_argument(
-        "--listen", metavar="HOST:PORT", default="127.0.0.1:7400", help="where to listen (127.0.0.1:7400); port 0 is any free one"
+        "--listen", metavar="HOST:PORT", default="127.0.0.1:7402", help="where to listen (127.0.0.1:7402); port 0 is any free one"
     )
     where = sink.add_mutually_exclusive_group(required=True)
     where.add_argument("--dir", metavar="DIR", type=Path, help="a file per worker, in this directory")
@@ -67,12 +67,12 @@ def _sink(args: argparse.Namespace) -> int:
     if threading.current_thread() is threading.main_thread():
         for number in (signal.SIGINT, signal.SIGTERM):
             signal.signal(number, lambda *_: stopping.set())
-    narrator = None if args.quiet else SinkNarrator()
-    with _outputs(args) as outputs, SinkServer(outputs, args.listen, cookie=cookie, tls=tls, force=args.force, watcher=narrator) as server:
+    console = None if args.quiet else SinkConsole()
+    with _outputs(args) as outputs, SinkServer(outputs, args.listen, cookie=cookie, tls=tls, force=args.force, watcher=console) as server:
         print(f"sink: listening on {server.address}, {'TLS' if tls else 'no TLS'}, {'a cookie' if cookie else 'no cookie'}", flush=True)
-        while not stopping.wait(None if narrator is None else _TOLD_EVERY):
-            _tell(narrator)
-    _tell(narrator, last=True)
+        while not stopping.wait(None if console is None else _TOLD_EVERY):
+            _tell(console)
+    _tell(console, last=True)
     done = server.stats()
     print(
         f"sink: stopped; what was promised is kept ({done.commits:,} transactions with {done.bytes_committed:,} bytes were committed)",
@@ -81,8 +81,8 @@ def _sink(args: argparse.Namespace) -> int:
     return 0
 
 
-def _tell(narrator: SinkNarrator | None, *, last: bool = False) -> None:
-    for line in [] if narrator is None else narrator.take(last=last):
+def _tell(console: SinkConsole | None, *, last: bool = False) -> None:
+    for line in [] if console is None else console.take(last=last):
         print(f"sink: {line}", file=sys.stderr, flush=True)
 
 

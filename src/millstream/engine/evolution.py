@@ -12,8 +12,6 @@ from millstream.errors import CheckpointError
 from millstream.sinks.base import Sink
 from millstream.state.manifest import Manifest
 
-_HELPER = "emit~"  # how version 0.1 told its helpers from a user's computations
-
 
 def reconciled(latest: Manifest, program: Program, drop: Sequence[str] = ()) -> Manifest:
     """The manifest that a run of a program goes on from. drop: computations whose state may go although others are new."""
@@ -59,7 +57,7 @@ def _renamed(latest: Manifest, program: Program) -> Manifest:
 
 def _check_missing(latest: Manifest, program: Program, drop: Sequence[str]) -> None:
     specs = {spec.name: spec for spec in program.topology.computations}
-    known = {name for name, state in latest.computations.items() if not state.hidden and not name.startswith(_HELPER)}
+    known = {name for name, state in latest.computations.items() if not state.hidden}
     gone = sorted(name for name in known - set(specs) if name not in drop)
     new = sorted(name for name, spec in specs.items() if name not in known and not spec.hidden)
     if gone and new:

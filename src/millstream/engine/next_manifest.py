@@ -74,7 +74,7 @@ def manifest_after(
         pending=pending,
         edges=_edges(topology, plan, before, receipts),
         refused=(before.refused if before is not None else 0) + refused,
-        outside=outside_of(before) + 1 if batch is None else plan.epoch - batch,
+        outside=(before.outside if before is not None else 0) + 1 if batch is None else plan.epoch - batch,
         settle=plan.settles,
         builds=builds,
         sources=dict(before.sources if before is not None else {}) if plan.ranges.positions is None else dict(plan.ranges.positions),
@@ -236,12 +236,5 @@ def idle_after(before: Manifest, token: str) -> Manifest:
         runs=_runs(before, before.epoch + 1, token),
         sinks={},
         offsets=None,
-        outside=outside_of(before) + 1,
+        outside=before.outside + 1,
     )
-
-
-def outside_of(before: Manifest | None) -> int:
-    """How many epochs so far were outside the query. Drains of version 0.1 did not count themselves."""
-    if before is None:
-        return 0
-    return before.epoch - before.ended + 1 if before.ended is not None and not before.outside and before.drain else before.outside

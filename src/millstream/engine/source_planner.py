@@ -16,7 +16,7 @@ import msgspec
 from millstream.core.guards import ALL_GUARDS, Guards
 from millstream.engine.plan import Range, Reading
 from millstream.errors import CheckpointError
-from millstream.sources.planned import PlannedReader, Take
+from millstream.sources.splits import PlannedReader, SplitPlan
 from millstream.state.compaction import adopt, compact, pick_segments, unit_name
 from millstream.state.manifest import Manifest, SourcePosition
 from millstream.state.segment import SegmentRef, encode_segment, merge
@@ -61,7 +61,7 @@ class SourcePlanner:
             if name in self.readers:
                 self.readers[name].begin(names_read(self._storage, position), self._bounded)
 
-    def next(self, latest: Manifest | None) -> tuple[Reading, dict[str, Take]]:
+    def next(self, latest: Manifest | None) -> tuple[Reading, dict[str, SplitPlan]]:
         """What the next epoch reads."""
         takes, ranges, positions = {}, {}, {}
         epoch, batch = (0, 0) if latest is None else (latest.epoch + 1, latest.last_batch + 1)
@@ -73,7 +73,7 @@ class SourcePlanner:
             take = takes[name] = reader.plan(start if self._guards.offsets else self._last_planned(name, start))
             ranges[name] = Range(start, take.end)
             positions[name] = SourcePosition(take.end, self._chain(name, known, take, epoch))
-        return Reading(batch=batch, ranges=ranges, positions=positions), {name: take for name, take in takes.items() if take.pieces}
+        return Reading(batch=batch, ranges=ranges, positions=positions), {name: take for name, take in takes.items() if take.splits}
 
     def _last_planned(self, name: str, start: str) -> str:
         """For tests that show what manifests are for: where an epoch ends is written down when it is planned, and the next one begins there."""
@@ -86,7 +86,7 @@ class SourcePlanner:
         """An epoch that reads nothing: all sources stay where they are."""
         return Reading(batch=latest.last_batch + 1, ranges={}, positions=latest.sources)
 
-    def _chain(self, name: str, known: SourcePosition | None, take: Take, epoch: int) -> list[SegmentRef]:
+    def _chain(self, name: str, known: SourcePosition | None, take: SplitPlan, epoch: int) -> list[SegmentRef]:
         chain = list(known.names) if known is not None else []
         entries: dict[bytes, bytes | None] = {file.encode(): _pack(time) for file, time in take.names.items()}
         entries |= {file.encode(): None for file in take.gone}

@@ -9,10 +9,8 @@ Rules
 from __future__ import annotations
 
 import secrets
-import warnings
 from collections.abc import Callable, Mapping
 from hashlib import blake2b
-from typing import Any
 
 import msgspec
 
@@ -22,7 +20,7 @@ from millstream.engine.program import Compiled
 from millstream.engine.receipts import EpochOrder, Receipt, Work
 from millstream.engine.routing import Routed
 from millstream.errors import Fenced
-from millstream.sinks.base import IdentifiedRow, Sink, SinkRow, TaskContext
+from millstream.sinks.base import IdentifiedRow, SinkRow, TaskContext
 from millstream.state.compaction import unit_name
 from millstream.state.fencing import refuse, run_number, superseded
 from millstream.state.manifest import ProductionsRef
@@ -158,7 +156,7 @@ class Staging:
                     else:
                         if self.unit is not None:
                             check_token(self.storage, self.order)  # others look when they write the unit, which is later
-                        receipt.parts[emission.name] = _part(emission.sink.stage(context, found), emission.sink)
+                        receipt.parts[emission.name] = emission.sink.stage(context, found)
 
 
 def check_token(storage: Storage, order: EpochOrder) -> None:
@@ -166,11 +164,3 @@ def check_token(storage: Storage, order: EpochOrder) -> None:
     if order.guards.tokens and superseded(storage, order.token):
         refuse(storage, order.token)
         raise Fenced(f"a task of run {order.token} found that a newer run owns {storage.url}: it has staged nothing")
-
-
-def _part(given: Part | Mapping[str, Any], sink: Sink) -> Part:
-    """What a sink's `stage` gave back. In version 0.1 that was a dict."""
-    if isinstance(given, Part):
-        return given
-    warnings.warn(f"{type(sink).__name__}.stage returned a dict: return ms.sinks.Part(...)", DeprecationWarning, stacklevel=2)
-    return Part.of(given)

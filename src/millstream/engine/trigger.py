@@ -22,7 +22,7 @@ import msgspec
 from millstream.engine.epochs import Epochs
 from millstream.engine.plan import Position, declared, unsettled
 from millstream.engine.source_planner import SourcePlanner
-from millstream.sources.planned import Take
+from millstream.sources.splits import SplitPlan
 from millstream.state.manifest import Manifest
 
 POLL = 0.02  # seconds
@@ -41,7 +41,9 @@ class _Idle(NamedTuple):
 class Trigger:
     """Runs the epochs of planned sources. every: the least time between two of them, in seconds. eager: an epoch at every turn, also if nothing happens."""
 
-    def __init__(self, epochs: Epochs[Mapping[str, Take]], planner: SourcePlanner, *, bounded: bool, every: float, eager: bool) -> None:
+    def __init__(
+        self, epochs: Epochs[Mapping[str, SplitPlan]], planner: SourcePlanner, *, bounded: bool, every: float, eager: bool
+    ) -> None:
         self._epochs = epochs
         self._planner = planner
         self._bounded = bounded

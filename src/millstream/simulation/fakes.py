@@ -45,8 +45,8 @@ class PublishedRows(Sink):
                 raise Violation(
                     f"rows of stream {context.emission!r} in epoch {epoch} were committed, and what was staged for them is gone"
                 )
-            if not self.storage.publish(part.staged, part["final"]):
-                raise Violation(f"{part['final']} was published twice, with different rows")
+            if not self.storage.publish(part.staged, part.own["final"]):
+                raise Violation(f"{part.own['final']} was published twice, with different rows")
 
     def rows(self, emission: str) -> list[tuple[Any, int, Any, str]]:
         """All that was published, in order of epochs."""

@@ -44,7 +44,7 @@ from millstream.simulation.fault import Fault
 from millstream.simulation.loop_tasks import LoopTasks
 from millstream.simulation.resident_tasks import SimulatedTasks
 from millstream.simulation.view_checks import EpochJudge
-from millstream.sources.planned import PlannedReader, Take
+from millstream.sources.splits import PlannedReader, SplitPlan
 from millstream.state.manifest import Manifest, ManifestLog
 from millstream.state.storage import Storage
 
@@ -81,16 +81,16 @@ class SimulatedReader(PlannedReader):
     def first(self) -> str:
         return "0"
 
-    def plan(self, start: str) -> Take:
+    def plan(self, start: str) -> SplitPlan:
         begin, end = int(start), self._simulation.arrived(self._stream)
         if end <= begin:
-            return Take(start)
+            return SplitPlan(start)
         middle = begin + (end - begin) // 2
-        return Take(str(end), [piece for piece in ((begin, middle), (middle, end)) if piece[0] < piece[1]], end - begin)
+        return SplitPlan(str(end), [split for split in ((begin, middle), (middle, end)) if split[0] < split[1]], end - begin)
 
-    def rows(self, piece: tuple[int, int]) -> list[dict[str, Any]]:
-        """What the source still has of a piece."""
-        return self._simulation.rows_of(self._stream, *piece)
+    def rows(self, split: tuple[int, int]) -> list[dict[str, Any]]:
+        """What the source still has of a split."""
+        return self._simulation.rows_of(self._stream, *split)
 
     def committed(self, end: str) -> None:
         self._simulation.forgotten[self._stream] = max(int(end), self._simulation.forgotten.get(self._stream, 0))
@@ -131,7 +131,7 @@ class PlannedDriver:
             runner: Any = ResidentRunner(self.tasks, simulation.guards)
         else:
             runner = self.tasks = LoopTasks(self, lambda takes: [row for rows in self._read(takes) for row in rows])
-        self.epochs: Epochs[Mapping[str, Take]] = Epochs(
+        self.epochs: Epochs[Mapping[str, SplitPlan]] = Epochs(
             program,
             simulation.shards,
             log,
@@ -153,9 +153,9 @@ class PlannedDriver:
         reading, takes = self.planner.next(self.epochs.latest)
         self.epochs.run(takes, reading)
 
-    def _read(self, takes: Mapping[str, Take]) -> list[list[tuple[str, dict[str, Any]]]]:
+    def _read(self, takes: Mapping[str, SplitPlan]) -> list[list[tuple[str, dict[str, Any]]]]:
         """The rows of every split."""
-        return [[(name, row) for row in self._readers[name].rows(piece)] for name, take in takes.items() for piece in take.pieces]
+        return [[(name, row) for row in self._readers[name].rows(split)] for name, take in takes.items() for split in take.splits]
 
 
 def _index(latest: Manifest | None) -> int:

@@ -12,7 +12,6 @@ Contract of a sink
 A row of a sink is key, timestamp and value, and id where the stream is emitted with `ids=True`. Rows of one key stand in the order in which they were produced.
 """
 
-from millstream.renamed import renamed
 from millstream.sinks.base import DriverContext, IdentifiedRow, Part, Sink, SinkRow, TaskContext
 from millstream.sinks.epochs import EachEpoch, MemorySink, each_epoch, memory
 from millstream.sinks.files import FileSink, files
@@ -37,5 +36,3 @@ __all__ = [
     "memory",
     "service",
 ]
-
-__getattr__ = renamed(__name__, {"Files": "FileSink", "Memory": "MemorySink", "Connector": "TwoPhaseSink"})

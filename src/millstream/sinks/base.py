@@ -7,6 +7,7 @@ from typing import Any
 
 import msgspec
 
+from millstream.state.compaction import unit_name
 from millstream.state.sink_part import Part
 from millstream.state.storage import Storage
 
@@ -30,7 +31,7 @@ class IdentifiedRow(SinkRow, gc=False):
 def part_bytes(storage: Storage, part: Part) -> bytes:
     """What `encode_part` gave for a part that waited in the checkpoint."""
     assert part.staged is not None
-    return storage.read(part.staged, part["offset"], part["length"])
+    return storage.read(part.staged, part.own["offset"], part.own["length"])
 
 
 class TaskContext(msgspec.Struct):
@@ -46,6 +47,12 @@ class TaskContext(msgspec.Struct):
     pipeline: str = ""
     shard: int = 0
     tries: int = 0
+
+    def keep(self, data: bytes, rows: int) -> Part:
+        """Puts bytes of so many rows into the checkpoint, durably, and returns the part that names them: `checkpoint.read(part.staged)` gives them back."""
+        name = unit_name(self.epoch, "rows", self.token)
+        self.checkpoint.put(name, data)
+        return Part(rows=rows, staged=name, in_checkpoint=True)
 
 
 class DriverContext(msgspec.Struct):

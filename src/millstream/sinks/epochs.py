@@ -13,7 +13,6 @@ from millstream.errors import SinkError
 from millstream.sinks.base import DriverContext, IdentifiedRow, Part, Sink, SinkRow, TaskContext
 from millstream.sinks.files import to_table
 from millstream.state.codec import encode_value, msgpack
-from millstream.state.compaction import unit_name
 
 _decode = msgpack.decoder(object)
 
@@ -22,13 +21,11 @@ class _Staged(Sink):
     """Stages rows as msgpack in the checkpoint."""
 
     def stage(self, context: TaskContext, rows: Sequence[SinkRow]) -> Part:
-        name = unit_name(context.epoch, "rows", context.token)
         try:
             data = encode_value([(row.key, row.timestamp, row.value, getattr(row, "id", None)) for row in rows])
         except Exception as error:
             raise SinkError(f"stream {context.emission!r} into {self.describe()}: {error}") from error
-        context.checkpoint.put(name, data)
-        return Part(rows=len(rows), staged=name, in_checkpoint=True)
+        return context.keep(data, len(rows))
 
     def rows(self, context: DriverContext, parts: Sequence[Part]) -> list[SinkRow]:
         """The rows of the parts."""

@@ -154,8 +154,8 @@ class FileSink(Sink):
                     f"{self.path}/{part.staged} was staged by a task but is not there for the driver: the directory must be the same on every host. "
                     f"Epoch {epoch} is committed; copy its files of _staging/ from the hosts that ran its tasks, and run again."
                 )
-            if not storage.publish(part.staged, part["final"]):
-                raise self._taken(part["final"])
+            if not storage.publish(part.staged, part.own["final"]):
+                raise self._taken(part.own["final"])
 
     def _roll(self, storage: Storage, context: DriverContext, epoch: int, parts: Sequence[Part]) -> None:
         """Parts that waited become one file; several, if they do not fit into one. They are committed, so whatever they are is published."""

@@ -164,8 +164,8 @@ def _by_partition(parts: Sequence[Part]) -> dict[int, dict[str, int]]:
     """The transactions of an epoch in each partition, and how many rows each has there."""
     found: dict[int, dict[str, int]] = {}
     for part in parts:
-        for partition, count in part["partitions"].items():
-            found.setdefault(int(partition), {})[part["txn"]] = count
+        for partition, count in part.own["partitions"].items():
+            found.setdefault(int(partition), {})[part.own["txn"]] = count
     return found
 
 

@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from millstream.core.time import duration
+from millstream.core.time import Duration, duration
 from millstream.errors import SinkError, SinkRefused
 from millstream.sinks.base import DriverContext, Part, Sink, SinkRow, TaskContext
 from millstream.sinks.files import check_numbers, plain
@@ -61,14 +61,14 @@ class TwoPhaseSink(Sink):
     takes_back = True
 
     def __init__(
-        self, address: str, cookie: str, tls: Tls | None, encode: Callable[[SinkRow], bytes] | None, timeout: float, patience: float
+        self, address: str, cookie: str, tls: Tls | None, encode: Callable[[SinkRow], bytes] | None, timeout: Duration, patience: Duration
     ) -> None:
         self.address = address
         self.cookie = cookie
         self.tls = tls
         self.encode = encode
-        self.timeout = timeout
-        self.patience = patience
+        self.timeout, self.patience = timeout, patience
+        duration(timeout), duration(patience)  # which refuse what has no unit
         self._open: dict[str, WorkerClient] = {}  # driver: names taken over between the phases
         self._stats = TwoPhaseStats()
 
@@ -144,29 +144,29 @@ class TwoPhaseSink(Sink):
     def prepare(self, context: DriverContext, epoch: int, parts: Sequence[Part]) -> None:
         self._release()
         for part in parts:
-            client = self._open[part["worker"]] = self._connect(part["worker"], context.token, epoch, driver=True)
-            if part["transaction"] not in client.uncommitted:
+            client = self._open[part.own["worker"]] = self._connect(part.own["worker"], context.token, epoch, driver=True)
+            if part.own["transaction"] not in client.uncommitted:
                 self._release()
                 raise SinkError(
-                    f"stream {context.emission!r} into {self.describe()}: transaction {part['transaction']!r} was prepared by a task and is gone. "
+                    f"stream {context.emission!r} into {self.describe()}: transaction {part.own['transaction']!r} was prepared by a task and is gone. "
                     f"Epoch {epoch} was not committed; run again."
                 )
 
     def commit(self, context: DriverContext, epoch: int, parts: Sequence[Part]) -> None:
         try:
             for part in parts:
-                client = self._open.pop(part["worker"], None) or self._connect(part["worker"], context.token, epoch, driver=True)
+                client = self._open.pop(part.own["worker"], None) or self._connect(part.own["worker"], context.token, epoch, driver=True)
                 with client:
-                    if part["transaction"] in client.uncommitted:
-                        client.resolve(part["transaction"], commit=True)
+                    if part.own["transaction"] in client.uncommitted:
+                        client.resolve(part.own["transaction"], commit=True)
                     elif context.instead:
                         self._stand_in(client, part, context.instead, epoch)
                     elif not context.redo:
-                        client.settle(part["transaction"], commit=True)
+                        client.settle(part.own["transaction"], commit=True)
                     done = client.stats()
                     self._stats.connections += done.connections
                     self._stats.commits += done.commits
-                    self._stats.rows += part["rows"] if done.commits else 0
+                    self._stats.rows += part.rows if done.commits else 0
             self._stats.epochs += 1
         except SinkError as error:
             raise SinkError(
@@ -178,11 +178,13 @@ class TwoPhaseSink(Sink):
     def _stand_in(self, client: WorkerClient, part: Part, ours: Sequence[Part], epoch: int) -> None:
         """An outgoing run has committed the epoch after this one's tasks rolled its transaction back: the same rows wait in ours."""
         for mine in ours:
-            if (mine["worker"], mine["digest"]) == (part["worker"], part["digest"]) and mine["transaction"] in client.uncommitted:
-                client.resolve(mine["transaction"], commit=True)
+            if (mine.own["worker"], mine.own["digest"]) == (part.own["worker"], part.own["digest"]) and mine.own[
+                "transaction"
+            ] in client.uncommitted:
+                client.resolve(mine.own["transaction"], commit=True)
                 return
         raise SinkError(
-            f"{self.describe()}: epoch {epoch} was committed by a run that was being replaced, whose {part.rows} rows of worker {part['worker']!r} are no "
+            f"{self.describe()}: epoch {epoch} was committed by a run that was being replaced, whose {part.rows} rows of worker {part.own['worker']!r} are no "
             f"longer at the sink, and this run's are not the same. They have to be written there by hand."
         )
 
@@ -216,15 +218,15 @@ def connector(
     cookie: str = "",
     tls: Tls | None = None,
     encode: Callable[[SinkRow], bytes] | None = None,
-    timeout: str | int = "30s",
-    patience: str | int = "30s",
+    timeout: Duration = "30s",
+    patience: Duration = "30s",
 ) -> TwoPhaseSink:
     """A sink over TCP that commits with the epoch: exactly once in whatever stands behind `millstream sink`, or any program that speaks the protocol.
 
     encode: what a row becomes, by default a JSON line with key, timestamp and value. timeout: for every answer of the sink. patience: how long to try while
     it is away, before the epoch fails. The sink must be reachable from every worker and from the driver. docs/connector.md tells more.
 
-    >>> connector("127.0.0.1:7400", cookie="secret").describe()
-    'the sink at 127.0.0.1:7400'
+    >>> connector("127.0.0.1:7402", cookie="secret").describe()
+    'the sink at 127.0.0.1:7402'
     """
-    return TwoPhaseSink(address, cookie, tls, encode, duration(timeout) / 1000, duration(patience) / 1000)
+    return TwoPhaseSink(address, cookie, tls, encode, timeout, patience)

@@ -6,20 +6,19 @@
     data_source
               Python data sources of PySpark's
     pushed    messages that other programs push over TCP
-    planned   the contract of those whose epochs Millstream plans itself
+    splits    the contract of those whose epochs Millstream plans itself
     schema    columns that can be told without Spark
     filereading   how the file source is read without Spark
 
 Nothing here knows an epoch. Any streaming DataFrame, or a function that makes one of the session, may stand in the place of a source.
 """
 
-from millstream.renamed import renamed
 from millstream.sources.base import FrameSource, SessionSource, Source
 from millstream.sources.data_source import PythonSource, data_source
 from millstream.sources.files import FileSource, files
-from millstream.sources.planned import PlannedReader, Take
 from millstream.sources.pushed import PushedSource, connector
 from millstream.sources.rate import Rate, rate
+from millstream.sources.splits import PlannedReader, SplitPlan
 
 __all__ = [
     "FileSource",
@@ -30,11 +29,9 @@ __all__ = [
     "Rate",
     "SessionSource",
     "Source",
-    "Take",
+    "SplitPlan",
     "connector",
     "data_source",
     "files",
     "rate",
 ]
-
-__getattr__ = renamed(__name__, {"Files": "FileSource", "Connector": "PushedSource", "FromSession": "SessionSource"})

@@ -6,13 +6,17 @@ travels to the tasks.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import msgspec
 
 if TYPE_CHECKING:
-    from millstream.sources.planned import PlannedReader
+    from millstream.sources.splits import PlannedReader
+
+
+#: In what is said of a row that cannot be read: between its file and its text; twice, between its text and why.
+BETWEEN = "\x1f"
 
 
 class Source:
@@ -29,6 +33,8 @@ class Source:
     schema: Any = None
     #: Whether the source must be told what is committed: then Spark's offset log must be in reach.
     is_acknowledged: bool = False
+    #: Whether its rows come from files: they are named where a row cannot be read, `watermarks.files` can follow them, and `read_files` reads some of them.
+    reads_files: bool = False
 
     def check(self, *, offsets: bool) -> None:
         """Driver, once, at the start of a run, before anything is written: the time to say that it cannot work. offsets: whether Spark's offset log can be
@@ -50,6 +56,24 @@ class Source:
     def reader(self, arrow_schema: Callable[[Any], Any], unreadable: str | None = None) -> PlannedReader:
         """Driver, once per run, of a source that is planned. arrow_schema: makes an Arrow schema of DDL text or a StructType. unreadable: as in `load`."""
         raise NotImplementedError
+
+    def read_files(self, spark: Any, files: Sequence[str], unreadable: str | None = None) -> Any:
+        """Driver, once per epoch of a micro-batch run, of a source that reads files: some of them as a DataFrame. unreadable: as in `load`."""
+        raise NotImplementedError
+
+    def session_settings(self) -> Mapping[str, Sequence[str]]:
+        """Driver, once, at the start of a resident run: settings of a Spark session that change what Spark reads, and that `reader` does not follow: the
+        name, and the values (in lower case) that are the same to it, the default first."""
+        return {}
+
+    @property
+    def has_session_times(self) -> bool:
+        """Likewise: whether Spark reads its times in the time zone of the session. (`reader` takes them for UTC.)"""
+        return False
+
+    def hints(self) -> Sequence[str]:
+        """Driver, when a row cannot be read: what may be the reason, for people."""
+        return ()
 
     def acknowledge(self, offset: str) -> None:
         """Driver, after every commit: everything up to this offset (as Spark wrote it) is committed and published. May be repeated. Never before."""
@@ -104,41 +128,10 @@ class SessionSource(Source):
         return f"what {getattr(self.function, '__name__', 'a function')} makes of the session"
 
 
-class LoadedSource(Source):
-    """An object with a method `load(spark)`, which is all that version 0.1 asked of a source."""
-
-    def __init__(self, given: Any) -> None:
-        self.given = given
-        self.schema = getattr(given, "schema", None)
-        self.is_acknowledged = hasattr(given, "acknowledge")
-
-    def load(self, spark: Any, unreadable: str | None = None) -> Any:
-        return self.given.load(spark)
-
-    def acknowledge(self, offset: str) -> None:
-        self.given.acknowledge(offset)
-
-    def require(self, *, key: bool, time: bool) -> None:
-        if hasattr(self.given, "require"):
-            self.given.require(key=key, time=time)
-
-    def close(self) -> None:
-        if hasattr(self.given, "close"):
-            self.given.close()
-
-    def waits_for(self) -> str:
-        return str(self.given.waits_for()) if hasattr(self.given, "waits_for") else self.describe()
-
-    def describe(self) -> str:
-        return str(self.given.describe()) if hasattr(self.given, "describe") else type(self.given).__name__
-
-
 def as_source(given: Any) -> Source | None:
     """What somebody gave as a source; None if it is none."""
     if isinstance(given, Source):
         return given
     if hasattr(given, "isStreaming"):
         return FrameSource(given)
-    if hasattr(given, "load"):
-        return LoadedSource(given)
     return SessionSource(given) if callable(given) and not isinstance(given, type) else None

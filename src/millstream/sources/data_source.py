@@ -9,7 +9,7 @@ from millstream.errors import DefinitionError
 from millstream.sources.base import Source
 
 if TYPE_CHECKING:
-    from millstream.sources.planned import PlannedReader
+    from millstream.sources.splits import PlannedReader
 
 
 class PythonSource(Source):

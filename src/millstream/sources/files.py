@@ -11,13 +11,19 @@ from typing import TYPE_CHECKING, Any
 
 from millstream.errors import DefinitionError
 from millstream.sources.base import Source
-from millstream.sources.filereading.settings import settings, unread_types
+from millstream.sources.filereading.errors import OnlySpark
+from millstream.sources.filereading.settings import check_types, settings
 from millstream.sources.schema import columns
 
 if TYPE_CHECKING:
-    from millstream.sources.planned import PlannedReader
+    from millstream.sources.splits import PlannedReader
 
 _FEW = 1000  # files that are looked at for their size
+_SETTINGS = {
+    "spark.sql.caseSensitive": ("false",),
+    "spark.sql.legacy.timeParserPolicy": ("corrected", "exception"),
+    "spark.sql.files.ignoreCorruptFiles": ("false",),
+}
 _FORMATS = {".parquet": "parquet", ".json": "json", ".jsonl": "json", ".ndjson": "json", ".csv": "csv"}
 
 
@@ -30,6 +36,7 @@ class FileSource(Source):
     format: str | None
     max_files_per_epoch: int | None
     options: dict[str, str]
+    reads_files = True
 
     def load(self, spark: Any, unreadable: str | None = None) -> Any:
         format = self.format or self._guess()
@@ -39,8 +46,7 @@ class FileSource(Source):
             reader = reader.option("maxFilesPerTrigger", self.max_files_per_epoch)
         return reader.load(self.path)
 
-    def frame(self, spark: Any, files: Sequence[str], unreadable: str | None = None) -> Any:
-        """Driver, once per epoch of a micro-batch run: some files as a DataFrame. unreadable: as in `load`."""
+    def read_files(self, spark: Any, files: Sequence[str], unreadable: str | None = None) -> Any:
         return self._configured(spark.read, self.format or self._guess(), unreadable).option("__globPaths__", "false").load(list(files))
 
     def _configured(self, reader: Any, format: str, unreadable: str | None) -> Any:
@@ -64,9 +70,11 @@ class FileSource(Source):
         """
         found = self._unplanned_path()
         if found is None:
-            format = self.format or self._guess()
-            read = settings(format, self.options)
-            found = read if isinstance(read, str) else unread_types(format, self.schema)
+            try:
+                settings(self.format or self._guess(), self.options)
+                check_types(self.format or self._guess(), self.schema)
+            except OnlySpark as error:
+                found = str(error)
         return None if found is None else f"{self.describe()}: only Spark knows {found}"
 
     def _unplanned_path(self) -> str | None:
@@ -89,8 +97,6 @@ class FileSource(Source):
         format = self.format or self._guess()
         self._check_header(format)
         read = settings(format, self.options, self.max_files_per_epoch)
-        if isinstance(read, str):
-            raise DefinitionError(f"sources.files({self.path!r}): only Spark knows {read}")
         if not os.path.isdir(self.path):
             raise DefinitionError(
                 f"sources.files({self.path!r}): there is no directory {os.path.abspath(self.path)}. Make it, or correct the path."
@@ -102,6 +108,18 @@ class FileSource(Source):
 
             schema = schema.append(pa.field(unreadable, pa.string()))
         return FileReader(self.path, schema, read, unreadable if forgives else None)
+
+    def session_settings(self) -> Mapping[str, Sequence[str]]:
+        return _SETTINGS
+
+    @property
+    def has_session_times(self) -> bool:
+        return self.format != "parquet" and "timeZone" not in self.options
+
+    def hints(self) -> Sequence[str]:
+        if self.format != "csv" or "header" in self.options:
+            return ()
+        return [f"If the files in {self.path} begin with a line of column names, say options={{'header': 'true'}}."]
 
     def describe(self) -> str:
         return f"files in {self.path}"

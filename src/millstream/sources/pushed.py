@@ -10,24 +10,22 @@ Rules
 
 from __future__ import annotations
 
-import json
 import os
 import re
-import warnings
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import msgspec
 
 from millstream.core.time import duration
-from millstream.errors import CheckpointError, DefinitionError
+from millstream.errors import DefinitionError
 from millstream.sources.base import Source
 
 if TYPE_CHECKING:
     from millstream.connector.source.protocol.stats import SourceStats
     from millstream.connector.source.server import SourceServer
     from millstream.network import Tls
-    from millstream.sources.planned import PlannedReader
+    from millstream.sources.splits import PlannedReader
 
 _SIZE = re.compile(r"^\s*(\d+)\s*([KMG])i?B\s*$", re.IGNORECASE)
 _UNITS = {"K": 1 << 10, "M": 1 << 20, "G": 1 << 30}
@@ -40,16 +38,6 @@ class PushedStats(msgspec.Struct, frozen=True):
     server: SourceStats | None = None
     watermark: int | None = None
     held_by: str | None = None
-
-    def __getitem__(self, name: str) -> Any:
-        """The old way, when this was a dictionary with all counters in it."""
-        named = name.replace(" ", "_")
-        warnings.warn(
-            f"stats() gives a PushedStats now: write .{named if hasattr(self, named) else 'server.' + named} instead of [{name!r}]",
-            DeprecationWarning,
-            stacklevel=2,
-        )
-        return getattr(self if hasattr(self, named) else self.server, named)
 
 
 class PushedSource(Source):
@@ -128,11 +116,9 @@ class PushedSource(Source):
         """An epoch is committed whose end for this source is this offset, as Spark wrote it (driver, after every commit; again does no harm)."""
         if self._server is None or offset.strip() in ("-", ""):
             return
-        try:
-            position = json.loads(offset)["position"]
-        except (ValueError, TypeError, KeyError):
-            raise CheckpointError(f"{offset!r} is not an offset of this source ({self.describe()})") from None
-        self._server.acknowledge(position)
+        from millstream.connector.intake.reader import IntakeOffset
+
+        self._server.acknowledge(IntakeOffset.read(offset).position)
 
     def watermark(self) -> int | None:
         """For `ms.watermarks.declared(source.watermark)`: how far event time is complete, by what the pushers have declared; None says nothing yet."""

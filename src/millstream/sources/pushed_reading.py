@@ -8,23 +8,22 @@ Rules
 
 from __future__ import annotations
 
-import json
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from millstream.connector.intake import reader as intake_reader
-from millstream.errors import CheckpointError, DamageError
-from millstream.sources.planned import PlannedReader, Take
+from millstream.connector.intake.reader import IntakeOffset
 from millstream.sources.pushed_rows import SCHEMA, rows_between
+from millstream.sources.splits import PlannedReader, SplitPlan
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
     from millstream.sources.pushed import PushedSource
 
-_PIECE = 256 << 10  # bytes that are worth a task of their own
+_SPLIT = 256 << 10  # bytes that are worth a task of their own
 
 
 class IntakeReader(PlannedReader):
@@ -44,31 +43,25 @@ class IntakeReader(PlannedReader):
 
     def begin(self, names: Mapping[str, int], bounded: bool) -> None:
         if bounded:
-            self._target = self._durable()
+            self._target = intake_reader.durable_end(self._folder) or 0
 
     def first(self) -> str:
-        return _offset(intake_reader.acknowledged(self._folder).position)
+        return IntakeOffset(intake_reader.acknowledged(self._folder).position).text()
 
-    def plan(self, start: str) -> Take:
+    def plan(self, start: str) -> SplitPlan:
         if self._telling is not None:
             self._telling.check()
-        begin, end = _position(start), self._durable()
-        if begin > end:
-            raise DamageError(
-                f"the checkpoint has read the intake {self._folder} up to {begin}, and it ends at {end}: it is not the one that was read. "
-                f"Restore both from the same copy, or start with a new checkpoint."
-            )
-        if self._target is not None:
-            end = max(begin, min(end, self._target))
+        begin = IntakeOffset.read(start).position
+        end = intake_reader.readable_end(self._folder, begin, self._target)
         if begin == end:
-            return Take(start)
+            return SplitPlan(start)
         most = self.most if self._messages is None and self._size is None else self._size
         if most is None or self._messages is not None or end - begin > most:
             end = intake_reader.until(self._folder, begin, end, self._messages, most)
-        return Take(_offset(end), intake_reader.split(self._folder, begin, end, self._partitions, _PIECE), end - begin)
+        return SplitPlan(IntakeOffset(end).text(), intake_reader.split(self._folder, begin, end, self._partitions, _SPLIT), end - begin)
 
-    def read(self, piece: Any) -> Iterator[pa.RecordBatch]:
-        return rows_between(self._folder, *piece)
+    def read(self, split: Any) -> Iterator[pa.RecordBatch]:
+        return rows_between(self._folder, *split)
 
     def committed(self, end: str) -> None:
         if self._source is None:
@@ -86,9 +79,6 @@ class IntakeReader(PlannedReader):
         assert self._source is not None
         self._source.start().on_durable(call)
         return True
-
-    def _durable(self) -> int:
-        return intake_reader.durable_end(self._folder) or 0
 
 
 class _Telling:
@@ -131,14 +121,3 @@ class _Telling:
                 self._say(what)
             except BaseException as error:
                 self._error = error
-
-
-def _offset(position: int) -> str:
-    return json.dumps({"position": position})
-
-
-def _position(offset: str) -> int:
-    try:
-        return int(json.loads(offset)["position"])
-    except (ValueError, TypeError, KeyError):
-        raise CheckpointError(f"{offset!r} is not an offset of what was pushed over the connector") from None

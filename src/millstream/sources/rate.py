@@ -9,7 +9,6 @@ Rules
 from __future__ import annotations
 
 import json
-import os
 import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
@@ -19,12 +18,12 @@ import msgspec
 
 from millstream.errors import CheckpointError, DefinitionError
 from millstream.sources.base import Source
-from millstream.sources.planned import PlannedReader, Take
+from millstream.sources.splits import PlannedReader, SplitPlan
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
-_ROWS, _MOST = 50_000, 1_000_000  # in a piece, in an epoch: the rest comes with the next
+_ROWS, _MOST = 50_000, 1_000_000  # in a split, in an epoch: the rest comes with the next
 _BYTES = 16
 
 
@@ -48,7 +47,7 @@ class Rate(Source):
         return f"{self.rows_per_second} rows a second"
 
 
-class RatePiece(msgspec.Struct, frozen=True):
+class RateSplit(msgspec.Struct, frozen=True):
     """Rows from `first` up to `end`, which is not among them. start: when row 0 was due."""
 
     start: int
@@ -73,29 +72,21 @@ class RateReader(PlannedReader):
     def first(self) -> str:
         return _rate_offset(self._clock(), 0)
 
-    def plan(self, start: str) -> Take:
+    def plan(self, start: str) -> SplitPlan:
         begun, rows = _read_offset(start)
         now = self._clock() if self._until is None else self._until
         end = min(max(rows, (now - begun) * self._rows_per_second // 1000), rows + _MOST)
-        pieces = [RatePiece(begun, at, min(at + _ROWS, end)) for at in range(rows, end, _ROWS)]
-        return Take(_rate_offset(begun, end), pieces, (end - rows) * _BYTES)
+        splits = [RateSplit(begun, at, min(at + _ROWS, end)) for at in range(rows, end, _ROWS)]
+        return SplitPlan(_rate_offset(begun, end), splits, (end - rows) * _BYTES)
 
-    def read(self, piece: RatePiece) -> Iterator[pa.RecordBatch]:
+    def read(self, split: RateSplit) -> Iterator[pa.RecordBatch]:
         import numpy as np
         import pyarrow as pa
 
-        values = np.arange(piece.first, piece.end, dtype=np.int64)
+        values = np.arange(split.first, split.end, dtype=np.int64)
         pace = self._rows_per_second
-        due = piece.start + (values // pace) * 1000 + ((values % pace) * 2000 + pace) // (2 * pace)
+        due = split.start + (values // pace) * 1000 + ((values % pace) * 2000 + pace) // (2 * pace)
         yield pa.RecordBatch.from_arrays([pa.array(due * 1000).cast(self.schema.field(0).type), pa.array(values)], schema=self.schema)
-
-    def adopt(self, offset: str, folder: str) -> Take:
-        """Spark's offset is a number of seconds; when it began stands in the first entry of the source's own log."""
-        try:
-            with open(os.path.join(folder, "0"), encoding="utf-8") as handle:
-                return Take(_rate_offset(int(handle.read().split("\n")[1]), int(offset) * self._rows_per_second))
-        except (OSError, ValueError, IndexError) as error:
-            raise CheckpointError(f"Spark's log of the rate source cannot be read: offset {offset!r}, {folder}: {error}") from error
 
 
 def _now() -> int:

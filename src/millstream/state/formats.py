@@ -1,7 +1,8 @@
 """Formats: the versions of what a checkpoint holds, and what becomes of other versions. docs/design.md lists all of them.
 
 Rules
-1. What the version before wrote is read. The number of a format that is no longer read is dropped a version later, never at once.
+1. What the version before wrote is read; version 0.2 is the first, and checkpoints begin with it. The number of a format that is no longer read is dropped a
+   version later, never at once.
 2. A newer number is refused by name, before anything else is looked at: it is no damage, and trying to read it could go wrong silently.
 3. A number rises when a version that does not know the change would go wrong. A field with a default, and bytes where nobody looks, need no new number.
 4. A manifest's number speaks for all that only manifests lead to: units with their segments and stored productions, rows, map entries, ids, parts of sinks.
@@ -34,10 +35,8 @@ class Format(msgspec.Struct, frozen=True):
         raise CheckpointError(f"{name} has format {found}; this version of Millstream reads {reads}: {what}.")
 
 
-MANIFEST = Format(
-    2, 4
-)  # 3: what a sink wants to remember of a part is apart from what the engine asks. 4: how far planned sources are read
-IDENTITY = Format(2, 2)
+MANIFEST = Format(5, 5)
+IDENTITY = Format(3, 3)
 CLAIM = Format(1, 1)
 SIGN = Format(1, 1)
 

@@ -99,7 +99,7 @@ class WaitingParts(msgspec.Struct):
 
 class Manifest(msgspec.Struct):
     """An epoch, committed. now: its clock, which hooks see as self.now. committed_at: the wall clock when it was committed; an epoch that settles has the
-    clock of the last input. Manifests of older versions do not say it."""
+    clock of the last input."""
 
     epoch: int
     token: str
@@ -130,8 +130,8 @@ class Manifest(msgspec.Struct):
 
     @property
     def last_batch(self) -> int:
-        """The last number of Spark's log that is committed (and -1 where that cannot be told: drains were once not counted as outside)."""
-        return -1 if self.drain and not self.outside else self.epoch - self.outside
+        """The last number of Spark's log that is committed."""
+        return self.epoch - self.outside
 
     def token_at(self, epoch: int) -> str | None:
         """The run that committed an epoch."""
@@ -173,19 +173,12 @@ def _open(data: bytes, name: str, type: Any, known: formats.Format) -> Any:
         raise DamageError(f"{name} is damaged: its checksum does not match. Restore it from a copy, or start with a new checkpoint.")
     said = formats.check_json(body, name, known)
     try:
-        found = msgspec.json.decode(_from_2(body) if said == 2 and type is Manifest else body, type=type)
+        found = msgspec.json.decode(body, type=type)
     except msgspec.MsgspecError as error:
         raise DamageError(
             f"{name} is whole and says a format that is known, but it has another shape: {error}. Restore it from a copy, or start with a new checkpoint."
         ) from error
     return msgspec.structs.replace(found, format=known.newest) if said != known.newest else found
-
-
-def _from_2(body: bytes) -> bytes:
-    """A manifest of format 2, as format 3 has it: its parts were plain dicts."""
-    found = msgspec.json.decode(body)
-    found["sinks"] = {name: [Part.of(part) for part in parts] for name, parts in found.get("sinks", {}).items()}
-    return msgspec.json.encode({**found, "format": 3})
 
 
 class Collection(msgspec.Struct):

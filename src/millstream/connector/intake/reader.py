@@ -28,7 +28,7 @@ from millstream.connector.intake.format.batch import (
     decode_head,
     is_whole,
 )
-from millstream.errors import DamageError, StorageError
+from millstream.errors import CheckpointError, DamageError, StorageError
 
 SUFFIX = ".log"
 END_FILE = "END"
@@ -43,6 +43,23 @@ class Acknowledged(msgspec.Struct, frozen=True):
 
     position: int = 0
     before: int = 0
+
+
+class IntakeOffset(msgspec.Struct, frozen=True):
+    """A position in the log, as those say it who plan epochs: `{"position": n}`."""
+
+    position: int
+
+    def text(self) -> str:
+        return msgspec.json.encode(self).decode()
+
+    @classmethod
+    def read(cls, text: str) -> IntakeOffset:
+        """Raises CheckpointError if it is something else."""
+        try:
+            return msgspec.json.decode(text, type=cls)
+        except msgspec.MsgspecError:
+            raise CheckpointError(f"{text!r} is not an offset of what was pushed over the connector") from None
 
 
 def segment_name(position: int) -> str:
@@ -74,6 +91,17 @@ def durable_end(folder: Path) -> int | None:
             if position ^ complement == _ALL:
                 return int(position)
     return None
+
+
+def readable_end(folder: Path, start: int, target: int | None) -> int:
+    """How far an epoch may read that begins at `start`. target: where a bounded run ends."""
+    end = durable_end(folder) or 0
+    if start > end:
+        raise DamageError(
+            f"the checkpoint has read the intake {folder} up to {start}, and it ends at {end}: it is not the one that was read. "
+            f"Restore both from the same copy, or start with a new checkpoint."
+        )
+    return end if target is None else max(start, min(end, target))
 
 
 def acknowledged(folder: Path) -> Acknowledged:
@@ -172,16 +200,16 @@ def until(folder: Path, start: int, end: int, messages: int | None, size: int | 
 
 
 def split(folder: Path, start: int, end: int, parts: int, smallest: int = 128 << 10) -> list[tuple[int, int]]:
-    """The same stretch in at most so many pieces of about equal size, and none smaller than need be."""
+    """What is between two positions, in at most so many splits of about equal size, and none smaller than need be."""
     if start >= end:
         return []
     parts = max(1, min(parts, -(-(end - start) // smallest)))
     if parts == 1:
         return [(start, end)]
-    pieces: list[tuple[int, int]] = []
+    splits: list[tuple[int, int]] = []
     begin = start
     for head in heads(folder, start, end):
-        if head.end == end or head.end - start >= (end - start) * (len(pieces) + 1) // parts:
-            pieces.append((begin, head.end))
+        if head.end == end or head.end - start >= (end - start) * (len(splits) + 1) // parts:
+            splits.append((begin, head.end))
             begin = head.end
-    return pieces
+    return splits

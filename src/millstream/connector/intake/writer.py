@@ -17,7 +17,6 @@ Rules
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import os
 import threading
 from collections.abc import Sequence
@@ -40,13 +39,14 @@ from millstream.connector.intake.format.batch import (
 from millstream.connector.intake.format.entries import IntakeEntry, Mark, advance
 from millstream.connector.intake.reader import ACKNOWLEDGED_FILE, END_FILE, Acknowledged, segment_name
 from millstream.errors import CheckpointError, DamageError, StorageError
+from millstream.state.durable import lock_folder, replace_file, write_all
 
 SEGMENT_SIZE = 64 << 20
 _LOCK_FILE = "LOCK"
 _HALF = ".new"
 
 
-class Stretch(msgspec.Struct, frozen=True):
+class BatchRef(msgspec.Struct, frozen=True):
     """A batch in the log: where it ends, how large it is, and how far its streams are behind it."""
 
     end: int
@@ -70,7 +70,7 @@ class Intake:
         self.end = 0
         self.acknowledged = Acknowledged()
         #: acknowledged.position <= end of each of these; how far the streams are at `acknowledged`, and behind the last batch
-        self.unacknowledged: list[Stretch] = []
+        self.unacknowledged: list[BatchRef] = []
         self.marks_acknowledged: dict[str, Mark] = {}
         self.marks_received: dict[str, Mark] = {}
 
@@ -78,7 +78,6 @@ class Intake:
 
     def open(self) -> Intake:
         try:
-            self.folder.mkdir(parents=True, exist_ok=True)
             self._take_lock()
             try:
                 self._recover()
@@ -90,15 +89,11 @@ class Intake:
         return self
 
     def _take_lock(self) -> None:
-        self._held = os.open(self.folder / _LOCK_FILE, os.O_RDWR | os.O_CREAT, 0o644)
-        try:
-            fcntl.flock(self._held, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            os.close(self._held)
-            self._held = None
+        self._held = lock_folder(self.folder, _LOCK_FILE)
+        if self._held is None:
             raise CheckpointError(
                 f"the intake {self.folder} is in use by another process. Stop it, or give this source a folder of its own."
-            ) from None
+            )
 
     def _recover(self) -> None:
         for name in os.listdir(self.folder):
@@ -155,7 +150,7 @@ class Intake:
             elif at < self.acknowledged.position:
                 raise self._damage(f"the acknowledged position {self.acknowledged.position} is inside the batch at {at}")
             else:
-                self.unacknowledged.append(Stretch(head.end, head.size, head.entries, marks))
+                self.unacknowledged.append(BatchRef(head.end, head.size, head.entries, marks))
             at, offset = head.end, offset + head.size
         if is_last:
             self._beginning = size
@@ -169,9 +164,9 @@ class Intake:
 
     # ---- writing
 
-    def write(self, groups: Sequence[Sequence[IntakeEntry]]) -> list[Stretch]:
+    def write(self, groups: Sequence[Sequence[IntakeEntry]]) -> list[BatchRef]:
         """Appends each group of entries as a batch, and returns when all are durable."""
-        done: list[Stretch] = []
+        done: list[BatchRef] = []
         try:
             if self._is_suspect:
                 self._take_back()
@@ -182,7 +177,7 @@ class Intake:
                 batch, marks = encode_batch(at, group)
                 at += len(batch)
                 parts.append(batch)
-                done.append(Stretch(at, len(batch), len(group), marks))
+                done.append(BatchRef(at, len(batch), len(group), marks))
             self._append(b"".join(parts))
         except OSError as error:
             self._is_suspect = True
@@ -190,8 +185,8 @@ class Intake:
                 self._take_back()
             raise StorageError(f"the intake {self.folder} cannot be written: {error}") from error
         self.end = at
-        for stretch in done:
-            advance(self.marks_received, stretch.marks)
+        for ref in done:
+            advance(self.marks_received, ref.marks)
         self._tell()
         return done
 
@@ -200,10 +195,7 @@ class Intake:
         return self.end - self._segments[-1]
 
     def _append(self, data: bytes) -> None:
-        offset, view = self._beginning + self._written(), memoryview(data)
-        while view:
-            size = os.pwrite(self._file, view, offset)
-            offset, view = offset + size, view[size:]
+        write_all(self._file, data, self._beginning + self._written())
         os.fdatasync(self._file)
 
     def _take_back(self) -> None:
@@ -231,7 +223,7 @@ class Intake:
         beginning = encode_beginning(position, self.marks_received.values())
         path = self.folder / segment_name(position)
         try:
-            self._replace(path, beginning)
+            replace_file(path, beginning, beside=path.name + _HALF)
             self._file = os.open(path, os.O_RDWR)
         except OSError:
             path.unlink(missing_ok=True)
@@ -239,19 +231,6 @@ class Intake:
         self._beginning = len(beginning)
         with self._lock:
             self._segments.append(position)
-
-    def _replace(self, path: Path, data: bytes) -> None:
-        half = path.with_name(path.name + _HALF)
-        with open(half, "wb") as handle:
-            handle.write(data)
-            handle.flush()
-            os.fsync(handle.fileno())
-        os.rename(half, path)
-        folder = os.open(self.folder, os.O_RDONLY)
-        try:
-            os.fsync(folder)
-        finally:
-            os.close(folder)
 
     # ---- acknowledging
 
@@ -265,7 +244,7 @@ class Intake:
             return False
         now = Acknowledged(position, self.acknowledged.position)
         try:
-            self._replace(self.folder / ACKNOWLEDGED_FILE, msgspec.json.encode(now))
+            replace_file(self.folder / ACKNOWLEDGED_FILE, msgspec.json.encode(now), beside=ACKNOWLEDGED_FILE + _HALF)
         except OSError as error:
             raise StorageError(f"the intake {self.folder} cannot note what is committed: {error}") from error
         self.acknowledged = now

@@ -1,15 +1,15 @@
 """The sink server: many workers at once, each with its own connection, output and thread.
 
 Rules
-1. A connection has a thread, which reads, decides and calls the output (`lane`). So whatever blocks, blocks one worker; and between the arrival of phase
+1. A connection has a thread, which reads, decides and calls the output (`runner`). So whatever blocks, blocks one worker; and between the arrival of phase
    one and the vote there is no hand-over, only the disk.
-2. A name has one seat (`seats`). A new HELLO with that name, unless its fence is lower, cuts the connection that sits there, drops its
-   unread input, and waits until its lane has come to rest; then it recovers.
+2. A name has one holder (`name_registry`). A new HELLO with that name, unless its fence is lower, cuts the connection that holds it, drops its
+   unread input, and waits until its runner has come to rest; then it recovers.
 3. Connections that have not greeted are few: when one more comes, the oldest goes. So a crowd cannot keep a worker out, and those who
    have greeted do not notice it. Sessions are limited too: one too many is told so. Threads are limited by both.
 4. A peer's mistake costs its own connection. An output's failure costs that worker's connection. Neither ends the server.
 5. WORKERS_LEFT cuts what those workers still have open and archives their output when it is at rest, before anything behind it is looked
-   at. Which life of a name it is about is decided in `seats`.
+   at. Which life of a name it is about is decided in `name_registry`.
 """
 
 from __future__ import annotations
@@ -25,15 +25,16 @@ from functools import partial
 
 from millstream import network
 from millstream.connector.sink.connection import Connection
-from millstream.connector.sink.lane import Done, Lane
-from millstream.connector.sink.narrator import Watcher
+from millstream.connector.sink.console import Watcher
+from millstream.connector.sink.name_registry import NameRegistry
 from millstream.connector.sink.outputs.base import Output
 from millstream.connector.sink.protocol import effects as fx
 from millstream.connector.sink.protocol.session import SinkSession
 from millstream.connector.sink.protocol.stats import SinkStats
-from millstream.connector.sink.seats import Seats
+from millstream.connector.sink.session_runner import Done, SessionRunner
 from millstream.connector.wire.decoder import FRAME_LIMIT, Decoder
 from millstream.connector.wire.messages import DATA_STREAM, Error, Restart
+from millstream.core.time import Duration, duration
 from millstream.errors import RemoteProtocolError
 from millstream.network import Tls
 
@@ -49,8 +50,8 @@ class SinkServer:
     `outputs` makes an `Output` from a worker's name: `FileOutputs(folder)`, `MemoryOutputs()`, `PostgresOutputs(...)` or your own. `listen` is
     HOST:PORT, port 0 for a free one. Use it as a context manager, or `start` and `stop`; `address` is where it listens.
 
-    `cookie` and `tls` say who may come (both off by default). `sessions` is how many workers may be there at once, `strangers` how many may be
-    about to greet, for `greeting` seconds; `frame_limit` bounds one message; `patience` is for peers that do not read. `watcher` is told what happens.
+    `cookie` and `tls` say who may come (both off by default). `sessions` is how many workers may be there at once, `unauthenticated` how many may be
+    about to greet, for `greeting`; `frame_limit` bounds one message; `patience` is for peers that do not read. `watcher` is told what happens.
     """
 
     def __init__(
@@ -62,10 +63,10 @@ class SinkServer:
         tls: Tls | None = None,
         force: bool = False,
         sessions: int = 256,
-        strangers: int = 64,
+        unauthenticated: int = 64,
         frame_limit: int = FRAME_LIMIT,
-        greeting: float = 10.0,
-        patience: float = 60.0,
+        greeting: Duration = "10s",
+        patience: Duration = "1m",
         watcher: Watcher | None = None,
     ) -> None:
         self._host, self._port = network.parse_address(listen)
@@ -73,18 +74,18 @@ class SinkServer:
         self._outputs = outputs
         self._cookie = cookie
         self._context = None if tls is None else network.server_context(tls)
-        self._sessions, self._strangers_limit = sessions, strangers
+        self._sessions, self._unauthenticated_limit = sessions, unauthenticated
         self._frame_limit = frame_limit
-        self._greeting, self._patience = greeting, patience
+        self._greeting, self._patience = duration(greeting) / 1000, duration(patience) / 1000
         self._watcher = Watcher() if watcher is None else watcher
-        self._seats = Seats()
+        self._names = NameRegistry()
         self._lock = threading.Lock()  # of everything below
-        self._strangers: dict[Connection, None] = {}  # oldest first
+        self._unauthenticated: dict[Connection, None] = {}  # oldest first
         self._greeted: set[Connection] = set()
         self._threads: set[threading.Thread] = set()
-        self._counted = SinkStats()  # by the server, and by lanes that have ended
-        self._lanes: set[Lane] = set()
-        self._room = threading.BoundedSemaphore(sessions + 2 * strangers)
+        self._counted = SinkStats()  # by the server, and by runners that have ended
+        self._runners: set[SessionRunner] = set()
+        self._room = threading.BoundedSemaphore(sessions + 2 * unauthenticated)
         self._listener: socket.socket | None = None
         self._stopping = threading.Event()
 
@@ -119,7 +120,7 @@ class SinkServer:
             with contextlib.suppress(OSError):
                 self._listener.shutdown(socket.SHUT_RDWR)
         with self._lock:
-            for connection in [*self._strangers, *self._greeted]:
+            for connection in [*self._unauthenticated, *self._greeted]:
                 connection.cut(Restart())
         while self._threads:
             with self._lock:
@@ -133,15 +134,15 @@ class SinkServer:
         """How the server is doing, since it was started."""
         found = SinkStats()
         with self._lock:
-            for counted in (self._counted, *(lane.stats for lane in self._lanes)):
+            for counted in (self._counted, *(runner.stats for runner in self._runners)):
                 found.add(counted)
             found.sessions = len(self._greeted)
-        found.repeated_leavings = self._seats.repeated
+        found.repeated_leavings = self._names.repeated
         return found
 
-    def wait(self, timeout: float | None = None) -> bool:
-        """Waits until `stop` is called from another thread."""
-        return self._stopping.wait(timeout)
+    def wait(self, timeout: Duration | None = None) -> bool:
+        """Waits until `stop` is called from another thread. False if time runs out."""
+        return self._stopping.wait(None if timeout is None else duration(timeout) / 1000)
 
     def _thread(self, work: Callable[[], None]) -> None:
         def run() -> None:
@@ -177,18 +178,18 @@ class SinkServer:
     def _admit(self, connection: Connection) -> None:
         with self._lock:
             self._counted.connections += 1
-            if len(self._strangers) >= self._strangers_limit:
-                oldest = next(iter(self._strangers))
-                del self._strangers[oldest]
+            if len(self._unauthenticated) >= self._unauthenticated_limit:
+                oldest = next(iter(self._unauthenticated))
+                del self._unauthenticated[oldest]
                 oldest.cut(Error("too many connections that do not greet"))
-            self._strangers[connection] = None
+            self._unauthenticated[connection] = None
             if self._stopping.is_set():
                 connection.cut(Restart())
         try:
             self._thread(lambda: self._serve(connection))
         except RuntimeError:
             with self._lock:
-                self._strangers.pop(connection, None)
+                self._unauthenticated.pop(connection, None)
             connection.close()
             raise
 
@@ -215,7 +216,7 @@ class SinkServer:
             log.info("a connection was lost: %s", error)
         finally:
             with self._lock:
-                self._strangers.pop(connection, None)
+                self._unauthenticated.pop(connection, None)
                 self._greeted.discard(connection)
             self._note_end(connection, session.worker if is_let_in else None)
             connection.close()
@@ -244,10 +245,10 @@ class SinkServer:
 
     def _is_let_in(self, connection: Connection, session: SinkSession) -> bool:
         with self._lock:
-            self._strangers.pop(connection, None)
+            self._unauthenticated.pop(connection, None)
             if connection.is_cut or session.worker is None or self._stopping.is_set():
                 return False
-            if len(self._greeted) >= self._sessions and session.worker not in self._seats:
+            if len(self._greeted) >= self._sessions and session.worker not in self._names:
                 connection.part(Error(f"the sink has {self._sessions} sessions and takes no more"))
                 return False
             self._greeted.add(connection)
@@ -256,7 +257,7 @@ class SinkServer:
 
     def _sit(self, connection: Connection, session: SinkSession, decoder: Decoder, effects: list[fx.SinkEffect]) -> None:
         assert session.worker is not None
-        with self._seats.sit(session.worker, connection, session.fence) as place:
+        with self._names.hold(session.worker, connection, session.fence) as place:
             if connection.is_cut:
                 return
             try:
@@ -265,19 +266,19 @@ class SinkServer:
                 log.error("no output for worker %r: %s", session.worker, error)
                 connection.part(Error(f"the sink has no output for this worker: {error}"))
                 return
-            leave = partial(self._seats.leave, place, archive=self._archive)
-            lane = Lane(session, decoder, output, connection, leave, partial(self._watcher.committed, session.worker))
+            leave = partial(self._names.leave, place, archive=self._archive)
+            runner = SessionRunner(session, decoder, output, connection, leave, partial(self._watcher.committed, session.worker))
             with self._lock:
-                self._lanes.add(lane)
+                self._runners.add(runner)
             try:
-                self._talk(connection, lane, lane.begin(effects))
+                self._talk(connection, runner, runner.begin(effects))
             finally:
                 with self._lock:
-                    self._lanes.discard(lane)
-                    self._counted.add(lane.stats)
+                    self._runners.discard(runner)
+                    self._counted.add(runner.stats)
                 output.close()
 
-    def _talk(self, connection: Connection, lane: Lane, done: Done) -> None:
+    def _talk(self, connection: Connection, runner: SessionRunner, done: Done) -> None:
         while True:
             if connection.is_cut:
                 return  # whoever took over decides now; a vote would only mislead
@@ -287,7 +288,7 @@ class SinkServer:
             data = connection.read()
             if data is None:
                 return
-            done = lane.feed(data)
+            done = runner.feed(data)
 
     def _archive(self, worker: str) -> None:
         """This worker has left, and its output is at rest."""
@@ -302,7 +303,7 @@ class SinkServer:
 
 
 def _part(connection: Connection, effects: list[fx.SinkEffect]) -> None:
-    """What a stranger is told before its connection is closed."""
+    """What an unauthenticated peer is told before its connection is closed."""
     for effect in effects:
         if isinstance(effect, fx.Send):
             connection.part(effect.frame)

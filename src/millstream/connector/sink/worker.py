@@ -37,8 +37,9 @@ from millstream.connector.wire import messages as m
 from millstream.connector.wire import refusals
 from millstream.connector.wire.codec import encode, message_head
 from millstream.connector.wire.decoder import Decoder
+from millstream.core.time import Duration, duration
 from millstream.errors import RemoteProtocolError, SinkError, SinkRefused
-from millstream.network import Tls, client_context, keep_alive, parse_address
+from millstream.network import Tls, client_context, dial
 
 #: Bytes are sent in messages of about this size, and never more than twice of it.
 MESSAGE_SIZE = 256 << 10
@@ -49,11 +50,11 @@ _PAUSE = 0.05
 class WorkerClient:
     """One worker's connection to a sink. Made by `connect`."""
 
-    def __init__(self, address: str, name: str, *, cookie: str, program: str, tls: Tls | None, timeout: float) -> None:
+    def __init__(self, address: str, name: str, *, cookie: str, program: str, tls: Tls | None, timeout: Duration) -> None:
         self.address, self.name = address, name
         self._cookie, self._program = cookie, program
         self._context = None if tls is None else client_context(tls)
-        self._timeout = timeout
+        self._timeout = duration(timeout) / 1000
         self._socket: socket.socket | None = None
         self._session = WorkerSession(name)
         self._decoder = Decoder(_ANSWER_LIMIT)
@@ -71,8 +72,8 @@ class WorkerClient:
         tls: Tls | None = None,
         program: str = "millstream",
         fence: int = 0,
-        timeout: float = 30.0,
-        patience: float = 0.0,
+        timeout: Duration = "30s",
+        patience: Duration = 0,
     ) -> WorkerClient:
         """Greets the sink at HOST:PORT. `timeout` bounds every wait for it; `patience` is how long to go on trying while it is away.
 
@@ -195,10 +196,10 @@ class WorkerClient:
         self._send(self._live().workers_left(tuple(names)))
         self.confirm()
 
-    def reconnect(self, *, patience: float = 0.0) -> None:
+    def reconnect(self, *, patience: Duration = 0) -> None:
         """A new connection under the same name. What was written and not prepared is gone."""
         self.close()
-        until = time.monotonic() + patience
+        until = time.monotonic() + duration(patience) / 1000
         while True:
             try:
                 return self._connect()
@@ -222,13 +223,8 @@ class WorkerClient:
         at = self._session.offset
         self._session = WorkerSession(self.name, self._cookie, self._program)
         self._decoder = Decoder(_ANSWER_LIMIT)
-        host, port = parse_address(self.address)
         try:
-            plain = socket.create_connection((host, port), self._timeout)
-            keep_alive(plain)
-            self._socket = plain
-            if self._context is not None:
-                self._socket = self._context.wrap_socket(plain, server_hostname=host)
+            self._socket = dial(self.address, self._timeout, self._context)
         except (OSError, ssl.SSLError) as error:
             text = f"the sink at {self.address} cannot be reached: {error}"
             if isinstance(error, ssl.SSLError) and not isinstance(error, (ssl.SSLEOFError, ssl.SSLZeroReturnError)):

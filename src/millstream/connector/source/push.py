@@ -12,7 +12,7 @@ Rules
    bounded by `most` bytes: then `send` waits. What is not acknowledged when the process dies is the caller's to send again, from the point that `notify` tells.
 2. Ids of a stream increase. An id that is not above the acknowledged point is not sent, and `send` says so: whoever can only start from the
    beginning may do that.
-3. A server that is away, or says RESTART, is tried again, here or where it says, for `patience` seconds (None: for ever). A stream that is active elsewhere
+3. A server that is away, or says RESTART, is tried again, here or where it says, for `patience` (None: for ever). A stream that is active elsewhere
    likewise. What the server says with ERROR is final.
    RESTART is followed to the host of the address that was given, to those in `hosts`, and with TLS, which checks who answers, to any. It is not followed
    elsewhere: the cookie and the messages would go to whoever says so. When the connection to the new address fails, the one that was given is tried, and
@@ -46,8 +46,9 @@ from millstream.connector.source.protocol.tables import ClientStream, Line, Push
 from millstream.connector.wire import messages as m
 from millstream.connector.wire.codec import encode, message_head
 from millstream.connector.wire.decoder import Decoder
+from millstream.core.time import Duration, duration
 from millstream.errors import DefinitionError, InputError, LocalProtocolError, MillstreamError, NetworkError, RemoteProtocolError
-from millstream.network import Tls, client_context, keep_alive, parse_address
+from millstream.network import Tls, client_context, dial, parse_address
 
 _log = logging.getLogger("millstream.connector")
 _ANSWER_LIMIT = 1 << 20
@@ -80,8 +81,8 @@ class PushClient:
         tls: Tls | None = None,
         program: str = "millstream",
         instance: str | None = None,
-        timeout: float = 30.0,
-        patience: float | None = 120.0,
+        timeout: Duration = "30s",
+        patience: Duration | None = "2m",
         most: int = 64 << 20,
         hosts: Sequence[str] = (),
     ) -> None:
@@ -92,7 +93,8 @@ class PushClient:
         self.instance = f"{socket.gethostname()}-{os.getpid()}-{secrets.token_hex(4)}" if instance is None else instance
         self._program, self._cookie = program, cookie
         self._context = None if tls is None else client_context(tls)
-        self._timeout, self._patience, self._most = timeout, patience, most
+        self._timeout, self._most = duration(timeout) / 1000, most
+        self._patience = None if patience is None else duration(patience) / 1000
         self._changed = threading.Condition()  # guards everything below
         self._streams: dict[str, Outgoing] = {}
         self._numbers: dict[int, Outgoing] = {}
@@ -167,10 +169,12 @@ class PushClient:
             self._announced(stream).end()
             self._wake()
 
-    def wait(self, timeout: float | None = None) -> bool:
+    def wait(self, timeout: Duration | None = None) -> bool:
         """Waits until everything sent is acknowledged, which is when the pipeline has committed it. False if time runs out."""
         with self._changed:
-            return self._wait_for(lambda: not any(found.waits for found in self._streams.values()), timeout)
+            return self._wait_for(
+                lambda: not any(found.waits for found in self._streams.values()), None if timeout is None else duration(timeout) / 1000
+            )
 
     def acknowledged(self, stream: str) -> int | None:
         """The last id of a stream that is known to be committed."""
@@ -254,7 +258,8 @@ class PushClient:
             while self._closing is None:
                 session = PushSession(self._program, self.instance, self._cookie)
                 try:
-                    with self._dial() as sock, selectors.DefaultSelector() as self._selector:
+                    with dial(self.address, self._timeout, self._context) as sock, selectors.DefaultSelector() as self._selector:
+                        sock.setblocking(False)
                         self._selector.register(sock, selectors.EVENT_READ)
                         self._selector.register(self._wake_read, selectors.EVENT_READ)
                         self._talk(sock, session)
@@ -315,19 +320,6 @@ class PushClient:
             )
             address = self._given
         self.address, self._other = address, self._given
-
-    def _dial(self) -> socket.socket:
-        host, port = parse_address(self.address)
-        sock = socket.create_connection((host, port), self._timeout)
-        try:
-            keep_alive(sock)
-            if self._context is not None:
-                sock = self._context.wrap_socket(sock, server_hostname=host)
-        except BaseException:
-            sock.close()
-            raise
-        sock.setblocking(False)
-        return sock
 
     def _talk(self, sock: socket.socket, session: PushSession) -> None:
         """Until the connection ends, from our side or theirs."""

@@ -5,7 +5,7 @@ Rules
    the next gathers: however many connections there are, there is one forced write at a time.
 2. What comes is bounded. Credits bound a session's frames; when more than `pending` bytes wait for the disk, or the log holds more than `backlog`
    bytes that are not committed, nobody is read until that has changed. The clients' TCP windows close, and nothing piles up here.
-3. Connections that have not greeted are few, and greet within `greeting` seconds: when one more comes, the oldest goes. So a crowd cannot keep a client
+3. Connections that have not greeted are few, and greet within `greeting`: when one more comes, the oldest goes. So a crowd cannot keep a client
    out, and those who have greeted do not notice it. Sessions are limited too: one too many is told so.
 4. A peer's mistake costs its own connection. A disk that fails costs the entries that were not durable: all sessions are told to come back
    (RESTART), and resume at what was acknowledged. Nothing that counted as received is lost.
@@ -30,13 +30,14 @@ from typing import Any, TypeVar
 
 from millstream import network
 from millstream.connector.intake.format.entries import IntakeEntry, Mark, advance
-from millstream.connector.intake.writer import SEGMENT_SIZE, Intake, Stretch
+from millstream.connector.intake.writer import SEGMENT_SIZE, BatchRef, Intake
 from millstream.connector.source.protocol import effects as fx
 from millstream.connector.source.protocol.session import Needs, SourceSession
 from millstream.connector.source.protocol.stats import SourceStats
 from millstream.connector.source.protocol.streams import Streams
 from millstream.connector.wire.codec import encode
 from millstream.connector.wire.decoder import RunDecoder
+from millstream.core.time import Duration, duration
 from millstream.errors import MillstreamError, RemoteProtocolError
 from millstream.network import Tls
 
@@ -60,7 +61,8 @@ class SourceServer:
 
     `folder` is the intake's; `listen` is HOST:PORT, port 0 for a free one. `cookie` and `tls` say who may come (both off by default); without a cookie
     only the loopback may be listened on, unless `force`. `credits` is how many frames of a session may be in flight. `sessions`, `streams`, `frame_limit`,
-    `strangers`, `greeting`, `pending` and `backlog` are limits; see the rules. `batch_messages` bounds a batch, the smallest portion that an epoch can take.
+    `unauthenticated`, `greeting`, `pending` and `backlog` are limits (see the rules).
+    `batch_messages` bounds a batch, the smallest portion that an epoch can take.
     """
 
     def __init__(
@@ -73,10 +75,10 @@ class SourceServer:
         force: bool = False,
         credits: int = 100_000,
         sessions: int = 256,
-        strangers: int = 64,
+        unauthenticated: int = 64,
         streams: int = 10_000,
         frame_limit: int = FRAME_LIMIT,
-        greeting: float = 10.0,
+        greeting: Duration = "10s",
         pending: int = 16 << 20,
         backlog: int = 4 << 30,
         batch_messages: int = _BATCH_MESSAGES,
@@ -88,8 +90,8 @@ class SourceServer:
         network.check_listening(self._host, cookie, force)
         self.context = None if tls is None else network.server_context(tls)
         self._cookie, self._credits = cookie, credits
-        self._sessions_limit, self._strangers_limit, self._streams_limit = sessions, strangers, streams
-        self._frame_limit, self._greeting = frame_limit, greeting
+        self._sessions_limit, self._unauthenticated_limit, self._streams_limit = sessions, unauthenticated, streams
+        self._frame_limit, self._greeting = frame_limit, duration(greeting) / 1000
         self._pending_limit, self._backlog = pending, backlog
         self._batch_messages = max(1, min(batch_messages, _BATCH_MESSAGES))
         self._intake = Intake(folder, segment_size)
@@ -101,14 +103,14 @@ class SourceServer:
         self.address = ""
         # below: touched by the loop's thread alone
         self._streams = Streams({}, {}, 0.0)
-        self._strangers: dict[_Peer, None] = {}  # oldest first
+        self._unauthenticated: dict[_Peer, None] = {}  # oldest first
         self._greeted: set[_Peer] = set()
         self._gathered: list[tuple[_Peer, list[IntakeEntry]]] = []
         self._gathered_size = 0
         self._is_writing = False
         self._writing_size = 0
         self._is_paused = False
-        self._on_the_way: deque[tuple[Stretch, dict[_Peer, int]]] = deque()  # durable, not committed; in the order of the log
+        self._on_the_way: deque[tuple[BatchRef, dict[_Peer, int]]] = deque()  # durable, not committed; in the order of the log
         self._end = self._acknowledged = 0
         self._on_durable: list[Callable[[], None]] = []
         self._received = self._refused = self._fsyncs = 0
@@ -119,7 +121,7 @@ class SourceServer:
         """Recovers the intake and listens, in a thread of its own."""
         self._intake.open()
         self._streams = Streams(self._intake.marks_acknowledged, self._intake.marks_received, time.monotonic(), self._streams_limit)
-        self._on_the_way.extend((stretch, {}) for stretch in self._intake.unacknowledged)
+        self._on_the_way.extend((batch, {}) for batch in self._intake.unacknowledged)
         self._intake.unacknowledged = []
         self._end, self._acknowledged = self._intake.end, self._intake.acknowledged.position
         self._thread = threading.Thread(target=self._loop.run_forever, name="millstream-source", daemon=True)
@@ -173,7 +175,7 @@ class SourceServer:
                 refused=self._refused,
                 fsyncs=self._fsyncs,
                 sessions=len(self._greeted),
-                strangers=len(self._strangers),
+                unauthenticated=len(self._unauthenticated),
                 streams=len(self._streams),
                 end=self._end,
                 acknowledged=self._acknowledged,
@@ -207,7 +209,7 @@ class SourceServer:
         self._stopping = True
         if self._listener is not None:
             self._listener.close()
-        peers = [*self._strangers, *self._greeted]
+        peers = [*self._unauthenticated, *self._greeted]
         for peer in peers:
             peer.carry_out(peer.session.restart(elsewhere))
         while self._is_writing:
@@ -224,22 +226,22 @@ class SourceServer:
     def arrived(self, peer: _Peer) -> None:
         if self._stopping:
             return peer.abort()
-        if len(self._strangers) >= self._strangers_limit:
-            oldest = next(iter(self._strangers))
-            del self._strangers[oldest]
+        if len(self._unauthenticated) >= self._unauthenticated_limit:
+            oldest = next(iter(self._unauthenticated))
+            del self._unauthenticated[oldest]
             self._refused += 1
             oldest.abort()
-        self._strangers[peer] = None
+        self._unauthenticated[peer] = None
         self._loop.call_later(self._greeting, self._greeting_is_over, peer)
 
     def _greeting_is_over(self, peer: _Peer) -> None:
-        if peer in self._strangers:
+        if peer in self._unauthenticated:
             peer.carry_out(peer.session.failed("nothing was heard for too long"))
             peer.abort()
 
-    def seat(self, peer: _Peer) -> str | None:
+    def admit(self, peer: _Peer) -> str | None:
         """HELLO is right: lets the peer in, or says why not."""
-        self._strangers.pop(peer, None)
+        self._unauthenticated.pop(peer, None)
         if len(self._greeted) >= self._sessions_limit:
             self._refused += 1
             return f"the source has {self._sessions_limit} sessions and takes no more"
@@ -250,7 +252,7 @@ class SourceServer:
         return None
 
     def left(self, peer: _Peer) -> None:
-        self._strangers.pop(peer, None)
+        self._unauthenticated.pop(peer, None)
         self._greeted.discard(peer)
 
     def peer_of(self, session: SourceSession) -> _Peer | None:
@@ -276,21 +278,21 @@ class SourceServer:
         future = self._loop.run_in_executor(self._disk, self._intake.write, groups)
         future.add_done_callback(lambda done: self._written(done, owners))
 
-    def _written(self, done: asyncio.Future[list[Stretch]], owners: list[dict[_Peer, int]]) -> None:
+    def _written(self, done: asyncio.Future[list[BatchRef]], owners: list[dict[_Peer, int]]) -> None:
         self._writing_size = 0
         error = done.exception()
         if error is not None:
             self._disk_failed(error)
             self._loop.call_later(_AGAIN, self._write)
             return
-        stretches = done.result()
-        self._on_the_way.extend(zip(stretches, owners, strict=True))
-        self._end = stretches[-1].end
+        batches = done.result()
+        self._on_the_way.extend(zip(batches, owners, strict=True))
+        self._end = batches[-1].end
         for call in self._on_durable:
             call()
-        self._received += sum(stretch.entries for stretch in stretches)
+        self._received += sum(batch.entries for batch in batches)
         self._fsyncs += 1
-        if stretches[0].end <= self._acknowledged:
+        if batches[0].end <= self._acknowledged:
             self._tell_committed(self._acknowledged)  # an epoch has read it, and was committed, before we heard that it is durable
         self._press()
         self._write()
@@ -299,7 +301,7 @@ class SourceServer:
         """Rule 4. What the streams had counted as received was not; so they are made anew from what was."""
         log.error("what was pushed cannot be stored: %s", error)
         self._gathered, self._gathered_size = [], 0
-        for peer in [*self._greeted, *self._strangers]:
+        for peer in [*self._greeted, *self._unauthenticated]:
             peer.carry_out(peer.session.restart())
         acknowledged = {
             s.name: Mark(s.name, s.acknowledged, s.watermark, s.ended)
@@ -324,8 +326,8 @@ class SourceServer:
         marks: dict[str, Mark] = {}
         credits: dict[_Peer, int] = {}
         while self._on_the_way and self._on_the_way[0][0].end <= position:
-            stretch, owners = self._on_the_way.popleft()
-            advance(marks, stretch.marks)
+            batch, owners = self._on_the_way.popleft()
+            advance(marks, batch.marks)
             for peer, count in owners.items():
                 credits[peer] = credits.get(peer, 0) + count
         self._acknowledged = max(self._acknowledged, position)
@@ -389,7 +391,7 @@ class _Peer(asyncio.Protocol):
             self._securing = asyncio.get_running_loop().create_task(self._secure(self._server.context))
 
     async def _secure(self, context: ssl.SSLContext) -> None:
-        """The handshake, after the connection has been counted: a crowd that does not shake hands is a crowd of strangers."""
+        """The handshake, after the connection has been counted: a crowd that does not shake hands is a crowd of unauthenticated."""
         try:
             self._transport = await asyncio.get_running_loop().start_tls(self._transport, self, context, server_side=True)
         except (OSError, ssl.SSLError) as error:
@@ -421,7 +423,7 @@ class _Peer(asyncio.Protocol):
             elif isinstance(effect, fx.Send):
                 self._send(encode(effect.frame))
             elif isinstance(effect, fx.Admit):
-                self.carry_out(self.session.answer(self._server.seat(self)))
+                self.carry_out(self.session.answer(self._server.admit(self)))
             elif isinstance(effect, fx.Fence):
                 other = self._server.peer_of(effect.session)
                 if other is not None:

@@ -15,7 +15,11 @@ Rules
 from __future__ import annotations
 
 import struct
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any
+
+import msgspec
 
 from millstream.connector.wire import messages as m
 from millstream.errors import LocalProtocolError, RemoteProtocolError
@@ -24,8 +28,6 @@ _U8 = struct.Struct(">B")
 _U16 = struct.Struct(">H")
 _U32 = struct.Struct(">I")
 _U64 = struct.Struct(">Q")
-_PAIR = struct.Struct(">QQ")
-_RANGE = struct.Struct(">QQQ")
 _HEAD = struct.Struct(">QQqH")
 
 #: A MESSAGE up to its key: length, tag, stream, id, event time, length of the key.
@@ -89,10 +91,15 @@ class _Reader:
             raise RemoteProtocolError(f"a frame has {len(self.body) - self.at} bytes too many")
 
 
-# ---- what each kind looks like: one pair of functions per tag
+# ---- what each kind of field looks like: to bytes, and back
 
-_Encode = Callable[..., bytes]
-_Decode = Callable[[_Reader], m.Frame]
+
+class _Field(msgspec.Struct, frozen=True):
+    """A kind of field in a body. smallest: how many bytes it takes at least."""
+
+    encode: Callable[[Any], bytes]
+    decode: Callable[[_Reader], Any]
+    smallest: int
 
 
 def _number(what: struct.Struct, value: int) -> bytes:
@@ -100,10 +107,6 @@ def _number(what: struct.Struct, value: int) -> bytes:
         return what.pack(value)
     except struct.error:
         raise LocalProtocolError(f"{value!r} does not fit into {8 * what.size} bits") from None
-
-
-def _flag(value: bool) -> bytes:
-    return b"\x01" if value else b"\x00"
 
 
 def _text(value: str, length: struct.Struct = _U16) -> bytes:
@@ -116,27 +119,57 @@ def _text(value: str, length: struct.Struct = _U16) -> bytes:
     return _number(length, len(data)) + data
 
 
-def _hello(x: m.Hello) -> bytes:
-    return _text(x.version) + _text(x.cookie) + _text(x.program) + _text(x.instance)
-
-
-def _notify(x: m.Notify) -> bytes:
-    return _number(_U64, x.stream) + _text(x.name) + _number(_U64, x.point)
-
-
-def _notify_ack(x: m.NotifyAck) -> bytes:
-    if x.point == m.U64:
+def _point(value: int | None) -> bytes:
+    if value == m.U64:
         raise LocalProtocolError("the point of reference 2^64-1 means that there is none; say None")
-    return _flag(x.success) + _number(_U64, x.stream) + _number(_U64, m.U64 if x.point is None else x.point)
+    return _number(_U64, m.U64 if value is None else value)
 
 
-def _read_notify_ack(r: _Reader) -> m.NotifyAck:
-    success, stream, point = r.flag(), r.number(_U64), r.number(_U64)
-    return m.NotifyAck(success, stream, None if point == m.U64 else point)
+def _several(*of: _Field) -> _Field:
+    """Any number of items, each of one field, or a tuple of several."""
+
+    def encode(items: Sequence[Any]) -> bytes:
+        rows = [(item,) for item in items] if len(of) == 1 else items
+        try:
+            parts = [field.encode(value) for row in rows for field, value in zip(of, row, strict=True)]
+        except (TypeError, ValueError):
+            raise LocalProtocolError(f"{items!r} are no tuples of {len(of)}") from None
+        return _number(_U32, len(items)) + b"".join(parts)
+
+    def decode(reader: _Reader) -> tuple[Any, ...]:
+        rows = (tuple(field.decode(reader) for field in of) for _ in range(reader.count(smallest)))
+        return tuple(row[0] for row in rows) if len(of) == 1 else tuple(rows)
+
+    smallest = sum(field.smallest for field in of)
+    return _Field(encode, decode, _U32.size)
 
 
-def _message(x: m.Message) -> bytes:
-    return message_head(x.stream, x.id, len(x.payload), x.event_time, x.key)[5:] + x.payload
+_LONG = _Field(partial(_number, _U64), lambda reader: reader.number(_U64), _U64.size)
+_INT = _Field(partial(_number, _U32), lambda reader: reader.number(_U32), _U32.size)
+_FLAG = _Field(lambda value: b"\x01" if value else b"\x00", lambda reader: reader.flag(), 1)
+_NAME = _Field(_text, lambda reader: reader.text(), _U16.size)
+_ADDRESS = _Field(lambda value: _text(value, _U32), lambda reader: reader.text(_U32), _U32.size)
+_POINT = _Field(_point, lambda reader: None if (value := reader.number(_U64)) == m.U64 else value, _U64.size)
+
+#: By tag, a kind of message and its fields, in the order in which the message has them. MESSAGE has a form of its own.
+_FORMS: dict[int, tuple[type[m.Frame], tuple[_Field, ...]]] = {
+    0: (m.Hello, (_NAME, _NAME, _NAME, _NAME)),
+    1: (m.Ok, (_INT,)),
+    2: (m.Error, (_NAME,)),
+    3: (m.Notify, (_LONG, _NAME, _LONG)),
+    4: (m.NotifyAck, (_FLAG, _LONG, _POINT)),
+    MESSAGE_TAG: (m.Message, ()),
+    6: (m.Ack, (_INT, _several(_LONG, _LONG))),
+    7: (m.Restart, (_ADDRESS,)),
+    8: (m.Eos, (_LONG,)),
+    201: (m.ListUncommitted, (_LONG,)),
+    202: (m.ReplyUncommitted, (_LONG, _several(_NAME))),
+    203: (m.Phase1, (_NAME, _several(_LONG, _LONG, _LONG))),
+    204: (m.Vote, (_NAME, _FLAG)),
+    205: (m.Phase2, (_NAME, _FLAG)),
+    206: (m.WorkersLeft, (_LONG, _several(_NAME))),
+}
+_TAGS: dict[type[m.Frame], int] = {kind: tag for tag, (kind, _) in _FORMS.items()}
 
 
 def message_head(stream: int, id: int, payload: int, event_time: int = 0, key: bytes = b"") -> bytes:
@@ -160,74 +193,13 @@ def _read_message(r: _Reader) -> m.Message:
     return m.Message(stream, id, r.rest(), event_time, named)
 
 
-def _ack(x: m.Ack) -> bytes:
-    try:
-        points = [_PAIR.pack(*point) for point in x.points]
-    except struct.error:
-        raise LocalProtocolError(f"ACK of {x.points}: these are no pairs of unsigned 64-bit numbers") from None
-    return _number(_U32, x.credits) + _number(_U32, len(points)) + b"".join(points)
-
-
-def _read_ack(r: _Reader) -> m.Ack:
-    credits = r.number(_U32)
-    return m.Ack(credits, tuple((r.number(_U64), r.number(_U64)) for _ in range(r.count(_PAIR.size))))
-
-
-def _reply_uncommitted(x: m.ReplyUncommitted) -> bytes:
-    return _number(_U64, x.rtag) + _number(_U32, len(x.txns)) + b"".join(map(_text, x.txns))
-
-
-def _read_reply_uncommitted(r: _Reader) -> m.ReplyUncommitted:
-    rtag = r.number(_U64)
-    return m.ReplyUncommitted(rtag, tuple(r.text() for _ in range(r.count(2))))
-
-
-def _phase1(x: m.Phase1) -> bytes:
-    try:
-        ranges = [_RANGE.pack(*range) for range in x.ranges]
-    except struct.error:
-        raise LocalProtocolError(f"PHASE1 of {x.ranges}: these are no triples of unsigned 64-bit numbers") from None
-    return _text(x.txn) + _number(_U32, len(ranges)) + b"".join(ranges)
-
-
-def _read_phase1(r: _Reader) -> m.Phase1:
-    txn = r.text()
-    return m.Phase1(txn, tuple((r.number(_U64), r.number(_U64), r.number(_U64)) for _ in range(r.count(_RANGE.size))))
-
-
-def _workers_left(x: m.WorkersLeft) -> bytes:
-    return _number(_U64, x.rtag) + _number(_U32, len(x.workers)) + b"".join(map(_text, x.workers))
-
-
-def _read_workers_left(r: _Reader) -> m.WorkersLeft:
-    rtag = r.number(_U64)
-    return m.WorkersLeft(rtag, tuple(r.text() for _ in range(r.count(2))))
-
-
-_FORMS: dict[int, tuple[type[m.Frame], _Encode, _Decode]] = {
-    0: (m.Hello, _hello, lambda r: m.Hello(r.text(), r.text(), r.text(), r.text())),
-    1: (m.Ok, lambda x: _number(_U32, x.credits), lambda r: m.Ok(r.number(_U32))),
-    2: (m.Error, lambda x: _text(x.text), lambda r: m.Error(r.text())),
-    3: (m.Notify, _notify, lambda r: m.Notify(r.number(_U64), r.text(), r.number(_U64))),
-    4: (m.NotifyAck, _notify_ack, _read_notify_ack),
-    MESSAGE_TAG: (m.Message, _message, _read_message),
-    6: (m.Ack, _ack, _read_ack),
-    7: (m.Restart, lambda x: _text(x.address, _U32), lambda r: m.Restart(r.text(_U32))),
-    8: (m.Eos, lambda x: _number(_U64, x.stream), lambda r: m.Eos(r.number(_U64))),
-    201: (m.ListUncommitted, lambda x: _number(_U64, x.rtag), lambda r: m.ListUncommitted(r.number(_U64))),
-    202: (m.ReplyUncommitted, _reply_uncommitted, _read_reply_uncommitted),
-    203: (m.Phase1, _phase1, _read_phase1),
-    204: (m.Vote, lambda x: _text(x.txn) + _flag(x.commit), lambda r: m.Vote(r.text(), r.flag())),
-    205: (m.Phase2, lambda x: _text(x.txn) + _flag(x.commit), lambda r: m.Phase2(r.text(), r.flag())),
-    206: (m.WorkersLeft, _workers_left, _read_workers_left),
-}
-_TAGS: dict[type[m.Frame], int] = {kind: tag for tag, (kind, _, _) in _FORMS.items()}
-
-
 def encode(message: m.Frame) -> bytes:
     """The whole frame of a message."""
+    if isinstance(message, m.Message):
+        return message_head(message.stream, message.id, len(message.payload), message.event_time, message.key) + message.payload
     tag = _TAGS[type(message)]
-    body = _U8.pack(tag) + _FORMS[tag][1](message)
+    values = msgspec.structs.astuple(message)
+    body = _U8.pack(tag) + b"".join([field.encode(value) for field, value in zip(_FORMS[tag][1], values, strict=True)])
     if tag >= _TWO_PHASE_TAGS:
         return message_head(m.CONTROL_STREAM, 0, len(body)) + body
     return _number(_U32, len(body)) + body
@@ -251,6 +223,7 @@ def _decode(reader: _Reader, outer: bool) -> m.Frame:
     tag = reader.number(_U8)
     if tag not in _FORMS or outer == (tag >= _TWO_PHASE_TAGS):
         raise RemoteProtocolError(f"unknown tag {tag}" + ("" if outer else " on stream 0"))
-    message = _FORMS[tag][2](reader)
+    kind, fields = _FORMS[tag]
+    message = _read_message(reader) if kind is m.Message else kind(*[field.decode(reader) for field in fields])
     reader.end()
     return message

@@ -10,6 +10,8 @@ Rules
 
 from __future__ import annotations
 
+from typing import get_args
+
 import msgspec
 
 #: The version in a HELLO, compared exactly: towards a source's server, and towards a sink.
@@ -136,20 +138,4 @@ TwoPhase = ListUncommitted | ReplyUncommitted | Phase1 | Vote | Phase2 | Workers
 Frame = Hello | Ok | Error | Notify | NotifyAck | Message | Ack | Restart | Eos | TwoPhase
 
 #: Every kind of message, in the order of its tag.
-KINDS: tuple[type[Frame], ...] = (
-    Hello,
-    Ok,
-    Error,
-    Notify,
-    NotifyAck,
-    Message,
-    Ack,
-    Restart,
-    Eos,
-    ListUncommitted,
-    ReplyUncommitted,
-    Phase1,
-    Vote,
-    Phase2,
-    WorkersLeft,
-)
+KINDS: tuple[type[Frame], ...] = get_args(Frame)

@@ -19,10 +19,10 @@ from millstream.core.rejected import Rejected, unwrapped, wrong_time
 from millstream.core.time import BEGINNING, END
 from millstream.core.topology import Injector, Route, Topology
 from millstream.core.watermark import Seen, lags_of
+from millstream.sources.base import BETWEEN
 
 RECEIPT = -1
 ALL = slice(None)  # every row of a table
-BETWEEN = "\x1f"  # in the column `bad`, between the file and the text
 
 _NUL = "\0"
 
@@ -201,8 +201,9 @@ def _rejected(route: Route, batch: Batch, at: int, table: Any, id: str | None, b
     if "body" in table.column_names and table.column("body")[at].is_valid:
         return unwrapped(route.stream, time, id, value) if not table.column("key")[at].is_valid else None
     file, _, text = bad.partition(BETWEEN)
+    text, _, unread = text.partition(BETWEEN * 2)
     if text:
-        why, value = "its row does not fit the schema", text
+        why, value = unread or "its row does not fit the schema", text
     elif wrong_time(time):
         why = wrong_time(time) or ""
     elif no_id:

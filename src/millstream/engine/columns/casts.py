@@ -1,8 +1,8 @@
 """Columns as the texts and times that Spark's casts make of them: of ids and sub-sources, of keys, of timestamps.
 
 Rules
-1. What `CAST(... AS STRING)` says in a session in UTC, with ANSI casts, which are Spark's default. A type that is not here is refused by name: that of a
-   float depends on the version of Java, and Spark's texts of structs and lists are for people.
+1. What `CAST(... AS STRING)` says with ANSI casts, which are Spark's default. A type that is not here is refused by name: the text of a float depends on
+   the version of Java, that of a time on the session, and Spark's texts of structs and lists are for people.
 2. A key's text is that of `core/keys.py`. A null has none.
 3. All functions can be pickled.
 """
@@ -17,7 +17,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from .hashing import ByteRows, numbers, valid
+from .hashing import numbers
 
 Cast = Callable[[Any], Any]  # an Arrow array to another
 
@@ -25,10 +25,9 @@ _NUL = "\0"
 _BEGINS = pc.MatchSubstringOptions(_NUL)
 _NULLS = pc.JoinOptions("emit_null")
 _EMPTY, _COLON = pa.scalar(""), pa.scalar(":")
-_STRING, _INTEGER, _BINARY, _TUPLE = (pa.scalar(_NUL + letter) for letter in "sixt")
+_STRING, _INTEGER, _TUPLE = (pa.scalar(_NUL + letter) for letter in "sit")
 _BOOLEANS = pa.array([_NUL + "b0", _NUL + "b1"])
 _WORDS = pa.array(["false", "true"])
-_HEX = np.array([f"{byte:02x}".encode() for byte in range(256)], "S2").view(np.uint16)
 
 
 def is_text(kind: Any) -> bool:
@@ -54,10 +53,6 @@ def text(kind: Any) -> Cast | None:
         return partial(_chosen, _WORDS)
     if types.is_decimal128(kind):
         return _decimal_text
-    if kind == pa.date32():
-        return _date_text
-    if types.is_timestamp(kind) and kind.unit == "us":
-        return _moment_text
     return None
 
 
@@ -135,14 +130,7 @@ def _string_key(array: Any) -> Any:
 
 
 def _binary_key(array: Any) -> Any:
-    rows = ByteRows.of(array.cast(pa.binary()))
-    offsets = np.zeros(len(array) + 1, np.int64)
-    np.cumsum(rows.lengths * 2, out=offsets[1:])
-    where = np.repeat(rows.starts - offsets[:-1] // 2, rows.lengths) + np.arange(offsets[-1] // 2)
-    data = _HEX[rows.data[where]]
-    hexed = pa.StringArray.from_buffers(len(array), pa.py_buffer(offsets.astype(np.int32)), pa.py_buffer(data))
-    found = _joined(_BINARY, hexed)
-    return found if array.null_count == 0 else pc.if_else(array.is_valid(), found, None)
+    return pa.array([None if value is None else f"{_NUL}x{value.hex()}" for value in array.to_pylist()], pa.string())
 
 
 def _floored(array: Any) -> Any:
@@ -153,34 +141,3 @@ def _floored(array: Any) -> Any:
 
 def _decimal_text(array: Any) -> Any:
     return pa.array([None if one is None else format(one, "f") for one in array.to_pylist()], pa.string())
-
-
-def _date_text(array: Any) -> Any:
-    return _texts(array, _dates(numbers(array, np.int32)))
-
-
-def _moment_text(array: Any) -> Any:
-    days, within = np.divmod(numbers(array, np.int64), 86_400_000_000)
-    seconds, fractions = np.divmod(within, 1_000_000)
-    found = [
-        f"{day} {second // 3600:02}:{second // 60 % 60:02}:{second % 60:02}" + (f".{fraction:06}".rstrip("0") if fraction else "")
-        for day, second, fraction in zip(_dates(days), seconds.tolist(), fractions.tolist(), strict=True)
-    ]
-    return _texts(array, found)
-
-
-def _dates(days: Any) -> list[str]:
-    """Days since 1970 as dates. A year before 0 or beyond 9999 has its sign."""
-    dates = days.astype("datetime64[D]")
-    months = dates.astype("datetime64[M]")
-    of_month = (dates - months).astype(np.int64) + 1
-    years, of_year = np.divmod(months.astype(np.int64), 12)
-    return [
-        f"{'-' if year < -1970 else '+' if year > 8029 else ''}{abs(year + 1970):04}-{month + 1:02}-{day:02}"
-        for year, month, day in zip(years.tolist(), of_year.tolist(), of_month.tolist(), strict=True)
-    ]
-
-
-def _texts(array: Any, found: list[str]) -> Any:
-    """Texts for the rows of a column that are not null."""
-    return pa.array(found, pa.string(), mask=None if array.null_count == 0 else ~valid(array))

@@ -1,25 +1,21 @@
-"""Spark's hashes of whole columns, in numpy: `xxhash64` for every type that a source can bring, and `crc32` for shards.
+"""Hashes of whole columns, in numpy: Spark's `xxhash64` of texts, `crc32` for shards, and a hash of whole rows.
 
 Rules
-1. Bit by bit what Spark says. Hashes stand in stored ids and in the keys of records that have none: a pipeline that changes its way of running must still
-   know a record again.
-2. A hash of several columns is chained: that of one is the seed of the next. A null leaves the seed as it is. A struct is its fields, a list its elements.
-3. -0.0 is 0.0, and all NaN are one.
-4. Spark cannot hash a map, and we do not port a variant: `hasher` says so when it is asked for one, before there is a row.
-5. Few rows, and the ends of very long texts, are hashed one by one: that is faster than a call of numpy for each step.
+1. The hash of texts is, bit by bit, what Spark says. That of key and id stands in stored ids: a pipeline that changes its way of running must still know a
+   record again. Of several columns it is chained: that of one is the seed of the next. A null leaves the seed as it is.
+2. The hash of a row (`hash_rows`) is for records without an id: it orders them, and spreads them where they have no key. It is the same for the same row in
+   every process and batch. It is not Spark's.
+3. Few rows, and the ends of very long texts, are hashed one by one: that is faster than a call of numpy for each step.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from functools import partial
+from collections.abc import Iterator, Sequence
 from typing import Any
 from zlib import crc32
 
 import numpy as np
 import pyarrow as pa
-
-from .arrow_rows import whole
 
 SEED = 42  # what Spark begins with
 
@@ -27,58 +23,62 @@ _P1, _P2, _P3, _P4, _P5 = 0x9E3779B185EBCA87, 0xC2B2AE3D27D4EB4F, 0x165667B19E37
 _N1, _N2, _N3, _N4, _N5 = (np.uint64(prime) for prime in (_P1, _P2, _P3, _P4, _P5))
 _MASK = 0xFFFFFFFFFFFFFFFF
 _LOW = np.uint64(0xFFFFFFFF)
+_WORDS = {width: np.dtype(f"<u{width}") for width in (1, 2, 4, 8)}
 _FEW = 20  # rows: below, one by one
 _FEW_SHARDS = 300  # the same, where zlib does it
 _BLOCK = 8192  # rows at once: five times as fast as all at once
 _FEW_LONG = 6  # rows that are still not at their end
 
-Hasher = Callable[[Any, Any], Any]  # an Arrow array and a seed per row, to a hash per row
 
+def hash_rows(columns: Sequence[Any], seed: int = SEED) -> Any:
+    """A hash of each row of some columns, as signed numbers (rule 2).
 
-class Unhashable(TypeError):
-    """There is no hash for a type. The text is the type's name."""
-
-
-def xxhash64(columns: Sequence[Any], seed: int = SEED) -> Any:
-    """Spark's hash of each row of some columns, as signed numbers.
-
-    >>> xxhash64([pa.array(["a", None]), pa.array([1, 2], pa.int64())]).tolist()
-    [-1010403264180844141, -3341702809300393011]
+    >>> one, other = hash_rows([pa.array(["a", "b"]), pa.array([1, 1])]).tolist()
+    >>> one == hash_rows([pa.array(["a"]), pa.array([1])]).item() != other
+    True
     """
     hashes = np.full(len(columns[0]), seed, np.uint64)
     for column in columns:
-        hashes = hasher(column.type)(whole(column), hashes)
+        hashes = _hash_column(column, hashes)
     return hashes.view(np.int64)
 
 
-def hasher(kind: Any) -> Hasher:
-    """What hashes the columns of a type. Raises Unhashable."""
-    types = pa.types
-    if kind in _INTS:
-        return _hash_ints
-    if kind == pa.int64() or types.is_timestamp(kind) or types.is_duration(kind) or kind == pa.time64("ns"):
-        return _hash_longs
-    if types.is_floating(kind) and kind != pa.float16():
-        return _hash_floats
-    if types.is_string(kind) or types.is_binary(kind) or types.is_large_string(kind) or types.is_large_binary(kind):
-        return hash_texts
-    if types.is_decimal128(kind):
-        return _hash_short_decimals if kind.precision <= 18 else _hash_long_decimals
+def _hash_column(array: Any, seeds: Any) -> Any:
+    kind, types = array.type, pa.types
     if types.is_null(kind):
-        return _hash_nothing
-    if types.is_struct(kind) and not is_variant(kind):
-        return partial(_hash_structs, [hasher(field.type) for field in kind])
-    if types.is_list(kind):
-        return partial(_hash_lists, hasher(kind.value_type))
-    raise Unhashable(str(kind))
+        return seeds
+    if types.is_struct(kind):
+        for field in array.flatten():  # where the struct is null, all are
+            seeds = _hash_column(field, seeds)
+        return seeds
+    if types.is_list(kind) or types.is_map(kind):
+        return _hash_lists(array, seeds)
+    if types.is_string(kind) or types.is_binary(kind) or types.is_large_string(kind) or types.is_large_binary(kind):
+        return hash_texts(array, seeds)
+    if types.is_boolean(kind):
+        array = array.cast(pa.int8())
+    width = array.type.bit_width // 8
+    words = numbers(array, _WORDS[min(width, 8)], max(width // 8, 1)).astype(np.uint64, copy=False)
+    hashes = seeds
+    for word in (words,) if width <= 8 else words.reshape(len(array), -1).T:  # a decimal has two
+        hashes = _mixed(_rotated(hashes ^ (_rotated(word * _N2, 31) * _N1), 27) * _N1 + _N4)
+    return _where_valid(array, hashes, seeds)
 
 
-def is_variant(kind: Any) -> bool:
-    """Whether a struct is what Spark makes of a variant."""
-    return bool(pa.types.is_struct(kind)) and any((field.metadata or {}).get(b"variant") == b"true" for field in kind)
-
-
-_INTS = (pa.int32(), pa.int16(), pa.int8(), pa.bool_(), pa.date32())
+def _hash_lists(array: Any, seeds: Any) -> Any:
+    offsets = numbers(array.offsets, np.int32).astype(np.int64)
+    lengths = np.diff(offsets)
+    if array.null_count:
+        lengths = np.where(valid(array), lengths, 0)
+    hashes = seeds.copy()
+    left = np.flatnonzero(lengths)
+    at = 0
+    while len(left):  # the first elements of all rows, then the second ones, ...
+        for values in (array.keys, array.items) if pa.types.is_map(array.type) else (array.values,):
+            hashes[left] = _hash_column(values.take(pa.array(offsets[left] + at)), hashes[left])
+        at += 1
+        left = left[lengths[left] > at]
+    return hashes
 
 
 def _rotated(values: Any, by: int) -> Any:
@@ -92,15 +92,6 @@ def _mixed(hashes: Any) -> Any:
     return hashes ^ (hashes >> np.uint64(32))
 
 
-def _of_four(numbers: Any, seeds: Any) -> Any:
-    """The hash of numbers of four bytes, given as uint64."""
-    return _mixed(_rotated((seeds + np.uint64(_P5 + 4)) ^ (numbers * _N1), 23) * _N2 + _N3)
-
-
-def _of_eight(numbers: Any, seeds: Any) -> Any:
-    return _mixed(_rotated((seeds + np.uint64(_P5 + 8)) ^ (_rotated(numbers * _N2, 31) * _N1), 27) * _N1 + _N4)
-
-
 def _where_valid(array: Any, hashes: Any, seeds: Any) -> Any:
     return hashes if array.null_count == 0 else np.where(valid(array), hashes, seeds)
 
@@ -110,74 +101,9 @@ def valid(array: Any) -> Any:
     return array.is_valid().to_numpy(zero_copy_only=False)
 
 
-def numbers(array: Any, dtype: Any) -> Any:
-    """The numbers of a column as they lie in memory. Those of nulls are any."""
-    return np.frombuffer(array.buffers()[1], dtype, len(array), array.offset * np.dtype(dtype).itemsize)
-
-
-def _hash_nothing(array: Any, seeds: Any) -> Any:
-    return seeds
-
-
-def _hash_ints(array: Any, seeds: Any) -> Any:
-    kind = array.type
-    if pa.types.is_boolean(kind):
-        given = array.cast(pa.int8())
-        found = numbers(given, np.int8)
-    else:
-        found = numbers(array, f"<i{kind.bit_width // 8}")
-    return _where_valid(array, _of_four(found.astype(np.int32).view(np.uint32).astype(np.uint64), seeds), seeds)
-
-
-def _hash_longs(array: Any, seeds: Any) -> Any:
-    return _where_valid(array, _of_eight(numbers(array, np.uint64), seeds), seeds)
-
-
-def _hash_floats(array: Any, seeds: Any) -> Any:
-    double = array.type == pa.float64()
-    found = numbers(array, np.float64 if double else np.float32)
-    bits = found.view(np.uint64) if double else found.view(np.uint32).astype(np.uint64)
-    bits = np.where(found == 0, np.uint64(0), bits)
-    bits = np.where(found != found, np.uint64(0x7FF8000000000000 if double else 0x7FC00000), bits)
-    return _where_valid(array, (_of_eight if double else _of_four)(bits, seeds), seeds)
-
-
-def _hash_short_decimals(array: Any, seeds: Any) -> Any:
-    low = np.frombuffer(array.buffers()[1], np.uint64, 2 * len(array), array.offset * 16)[::2]
-    return _where_valid(array, _of_eight(low, seeds), seeds)
-
-
-def _hash_long_decimals(array: Any, seeds: Any) -> Any:
-    """As BigInteger.toByteArray() has them: the fewest bytes that hold the number and its sign, the highest first."""
-    data = np.frombuffer(array.buffers()[1], np.uint8, 16 * len(array), array.offset * 16).reshape(-1, 16)[:, ::-1]
-    above = np.where(data[:, :1] & 0x80, np.uint8(0xFF), np.uint8(0))
-    same_sign = ((data ^ above)[:, 1:] & 0x80) == 0
-    spare = np.logical_and.accumulate((data[:, :-1] == above) & same_sign, axis=1).sum(axis=1)
-    padded = np.zeros(16 * len(array) + 8, np.uint8)
-    padded[:-8] = data.ravel()
-    rows = ByteRows(padded, np.arange(len(array)) * 16 + spare, 16 - spare)
-    return _where_valid(array, hash_bytes(rows, seeds), seeds)
-
-
-def _hash_structs(fields: Sequence[Hasher], array: Any, seeds: Any) -> Any:
-    for one, column in zip(fields, array.flatten(), strict=True):  # where the struct is null, all are
-        seeds = one(column, seeds)
-    return seeds
-
-
-def _hash_lists(element: Hasher, array: Any, seeds: Any) -> Any:
-    offsets = numbers(array.offsets, np.int32).astype(np.int64)
-    lengths = np.diff(offsets)
-    if array.null_count:
-        lengths = np.where(valid(array), lengths, 0)
-    hashes = seeds.copy()
-    left = np.flatnonzero(lengths)
-    at = 0
-    while len(left):  # the first elements of all rows, then the second ones, ...
-        hashes[left] = element(array.values.take(pa.array(offsets[left] + at)), hashes[left])
-        at += 1
-        left = left[lengths[left] > at]
-    return hashes
+def numbers(array: Any, dtype: Any, each: int = 1) -> Any:
+    """The numbers of a column as they lie in memory, so many for each row. Those of nulls are any."""
+    return np.frombuffer(array.buffers()[1], dtype, each * len(array), each * array.offset * np.dtype(dtype).itemsize)
 
 
 class ByteRows:

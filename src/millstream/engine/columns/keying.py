@@ -1,7 +1,8 @@
 """Source columns to keyed rows, in Arrow and numpy: bit by bit what `spark/rows.py` has the JVM do, so that a pipeline may change its way of running.
 
 Rules
-1. The columns are those that `spark/rows.py` describes, with the same bits in them: key text, shard, id, `ord`, times, what is to be rejected.
+1. The columns are those that `spark/rows.py` describes, with the same bits in them: key text, shard, id, `ord` (where there is an id), times, what is to be
+   rejected.
 2. What only Spark can do is refused when the pipeline starts, by name and with a way out; never done in another way.
 3. All that does not depend on the rows is worked out once: an epoch may have a single row, and it must not cost more than that.
 """
@@ -22,10 +23,10 @@ from millstream.core.time import BEGINNING, END
 from millstream.core.topology import Injector, Route, Topology, is_expression
 from millstream.engine.program import Program
 from millstream.errors import InputError
-from millstream.sources import FileSource
+from millstream.sources.base import BETWEEN
 
 from . import casts, hashing, refusals
-from .arrow_rows import BETWEEN, ValueColumn, to_list, whole
+from .arrow_rows import ValueColumn, to_list, whole
 
 _MANY, _SAMPLE = 2048, 1024  # rows from which on it is worth while to look at how often keys repeat, and of how many
 _TYPES = {"string": pa.string(), "long": pa.int64()}
@@ -35,7 +36,7 @@ def marks(topology: Topology) -> dict[str, str]:
     """The columns that watermark policies and rejected records need, with their types."""
     policies = [injector.watermark for injector in topology.injectors.values()]
     found = {}
-    if any(isinstance(injector.source, FileSource) for injector in topology.injectors.values()):
+    if any(injector.source.reads_files for injector in topology.injectors.values()):
         found["bad"] = "string"
     if any(policy.sub_column for policy in policies):
         found["sub"] = "string"
@@ -97,12 +98,11 @@ class Keying:
         self._id = None if injector.id is None else self._text(injector.id, "id")
         self._keys = {route.index: self._key(route) for route in self._routes if not route.spread}
         self._marks = [(name, _TYPES[kind], self._mark(injector, name)) for name, kind in marks(topology).items()]
-        self._reads_files = isinstance(injector.source, FileSource)
+        self._reads_files = injector.source.reads_files
         self.layout = self._layout(injector)
         self._sent = [self._fields[column.name] for column in self.layout if not column.carrier]
         spread = any(route.spread for route in self._routes)
         self._hashes_ids = spread and injector.id is not None
-        self._hashers = self._content() if injector.id is None else []
         kind = pa.struct(self._sent or [("nothing", pa.bool_())])
         columns = [
             ("part", pa.int32()),
@@ -160,21 +160,9 @@ class Keying:
         """A hash of the whole row, or of its id where that is asked for."""
         if self._hashes_ids:
             return hashing.hash_texts(ids, np.full(count, self.seed, np.uint64)).view(np.int64)
-        if not self._hashers:
+        if self._id is not None:
             return np.zeros(count, np.int64)
-        hashes = np.full(count, self.seed, np.uint64)
-        for name, one in self._hashers:
-            hashes = one(rows.column(name), hashes)
-        return hashes.view(np.int64)
-
-    def _content(self) -> list[tuple[str, hashing.Hasher]]:
-        found = []
-        for name, field in self._fields.items():
-            try:
-                found.append((name, hashing.hasher(field.type)))
-            except hashing.Unhashable:
-                raise refusals.no_hash(self._who, name, refusals.spark_name(field.type)) from None
-        return found
+        return hashing.hash_rows([rows.column(name) for name in self._names], self.seed)
 
     def _bad(self, rows: SourceRows, times: Any, ids: Any, keys: dict[int, Any], origin: str, count: int) -> Any:
         """Null for almost every row. For the others the file, and the text if the schema did not fit."""

@@ -12,8 +12,6 @@ import pyarrow as pa
 
 from millstream.errors import DefinitionError
 
-from .hashing import is_variant
-
 _NAMES = {
     pa.null(): "void",
     pa.bool_(): "boolean",
@@ -50,8 +48,6 @@ def spark_name(kind: Any) -> str:
         return f"map<{spark_name(kind.key_type)},{spark_name(kind.item_type)}>"
     if pa.types.is_list(kind):
         return f"array<{spark_name(kind.value_type)}>"
-    if is_variant(kind):
-        return "variant"
     if pa.types.is_struct(kind):
         return f"struct<{','.join(f'{field.name}:{spark_name(field.type)}' for field in kind)}>"
     return str(kind)
@@ -88,11 +84,3 @@ def only_spark(what: str, given: Any) -> DefinitionError:
 def no_text(name: str, kind: str) -> DefinitionError:
     """A type whose text we do not make as Spark does."""
     return DefinitionError(f"{name} is a {kind}, and only Spark can make its text: give a string column, or run without resident=True")
-
-
-def no_hash(who: str, name: str, kind: str) -> DefinitionError:
-    """A type that we do not hash, in rows that have no id."""
-    return DefinitionError(
-        f"{who}: its records have no id, so their content is hashed, and only Spark can hash the column {name!r}, a {kind}: "
-        f"give id=, or run without resident=True"
-    )

@@ -23,14 +23,14 @@ from millstream.engine.source_planner import SourcePlanner
 from millstream.engine.upkeep import BackgroundUpkeep
 from millstream.engine.worker_process import RunPlace
 from millstream.faults import CrashPoints
-from millstream.sources.planned import PlannedReader, Take
+from millstream.sources.splits import PlannedReader, SplitPlan
 from millstream.state.manifest import Manifest, ManifestLog
 
 
 class ResidentParts(NamedTuple):
     """The parts of a run. Tasks come when it is started."""
 
-    epochs: Epochs[Mapping[str, Take]]
+    epochs: Epochs[Mapping[str, SplitPlan]]
     planner: SourcePlanner
     coordinator: Coordinator
     compaction: TaskCompaction
@@ -84,7 +84,7 @@ def assemble(
     )
     rows = ArrowRows(program.topology, place.shards, slots)
     tasks = RemoteTasks(coordinator, rows, slots, readers, keyings, metrics, pickled, ended)
-    epochs: Epochs[Mapping[str, Take]] = Epochs(
+    epochs: Epochs[Mapping[str, SplitPlan]] = Epochs(
         program,
         place.shards,
         log,

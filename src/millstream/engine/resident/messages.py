@@ -42,10 +42,10 @@ class Generation(msgspec.Struct):
 
 
 class TaskReads(msgspec.Struct):
-    """What one task reads of an injector: pieces, pickled by the driver."""
+    """What one task reads of an injector: splits, pickled by the driver."""
 
     injector: int
-    pieces: bytes
+    splits: bytes
 
 
 class TaskOrder(msgspec.Struct):

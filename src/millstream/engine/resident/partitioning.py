@@ -17,7 +17,7 @@ from millstream.core.topology import Group, Topology
 from millstream.engine.columns.keying import Keying
 from millstream.engine.routing import SentRows
 from millstream.engine.task import Inputs
-from millstream.sources.planned import PlannedReader
+from millstream.sources.splits import PlannedReader
 
 _OPTIONS = pa.ipc.IpcWriteOptions()
 
@@ -134,7 +134,7 @@ def _split(table: Any, where: Any) -> dict[int, Any]:
     return {number: ordered.slice(bounds[at], bounds[at + 1] - bounds[at]) for at, number in enumerate(numbers.tolist())}
 
 
-def read_keyed(reader: PlannedReader, keying: Keying, rows: ArrowRows, piece: Any, now: int) -> list[tuple[int, Any]]:
+def read_keyed(reader: PlannedReader, keying: Keying, rows: ArrowRows, split: Any, now: int) -> list[tuple[int, Any]]:
     """What a split has, keyed, by level. On the driver, where it is little, or in a task."""
-    batches = list(reader.read(piece))
-    return list(rows.by_level(keying.keyed(pa.Table.from_batches(batches), now, reader.origin(piece))).items()) if batches else []
+    batches = list(reader.read(split))
+    return list(rows.by_level(keying.keyed(pa.Table.from_batches(batches), now, reader.origin(split))).items()) if batches else []

@@ -23,7 +23,7 @@ from millstream.engine.resident.coordinator import Coordinator, UnexpectedFailur
 from millstream.engine.resident.messages import TaskOrder, TaskReads, TaskReceipts, encode
 from millstream.engine.resident.partitioning import ArrowRows, joined, read_keyed, to_bytes
 from millstream.errors import MillstreamError, TaskLost
-from millstream.sources.planned import PlannedReader, Take
+from millstream.sources.splits import PlannedReader, SplitPlan
 from millstream.state.heartbeat import RunMode
 from millstream.state.manifest import ComputationState, Manifest, ShardState
 
@@ -45,7 +45,7 @@ class ResidentTasks(Protocol[Input]):
     def gather(self, stopped: Callable[[], bool]) -> None:
         """Waits until all tasks are there."""
 
-    def read(self, takes: Mapping[str, Take], now: int) -> Input:
+    def read(self, takes: Mapping[str, SplitPlan], now: int) -> Input:
         """What an epoch reads, as tasks get it (once per epoch, whatever is lost)."""
 
     def attempt(self, input: Input, order: EpochOrder) -> list[Receipt]:
@@ -69,7 +69,7 @@ class ResidentRunner(Generic[Input]):
         self.lost_epochs = 0  # how often an epoch was run again because a task was lost
         self.status, self.close = tasks.status, tasks.close
 
-    def run(self, input: Mapping[str, Take] | None, order: EpochOrder) -> list[Receipt]:
+    def run(self, input: Mapping[str, SplitPlan] | None, order: EpochOrder) -> list[Receipt]:
         """All tasks of an epoch. Raises what they failed with."""
         self._tasks.recycle()
         read: Input | None = None
@@ -139,7 +139,7 @@ class RemoteTasks:
         self._coordinator.stop()
         self._ended(joined)
 
-    def read(self, takes: Mapping[str, Take], now: int) -> TaskInput:
+    def read(self, takes: Mapping[str, SplitPlan], now: int) -> TaskInput:
         """Rows, or what tasks are to read."""
         if not takes:
             return TaskInput()
@@ -149,21 +149,21 @@ class RemoteTasks:
         turn = 0
         for name, take in takes.items():
             mine: list[list[Any]] = [[] for _ in range(self._slots)]
-            for piece in take.pieces:
-                mine[turn % self._slots].append(piece)
+            for split in take.splits:
+                mine[turn % self._slots].append(split)
                 turn += 1
-            for slot, pieces in enumerate(mine):
-                if pieces:
-                    reads[slot].append(TaskReads(list(self._readers).index(name), self._pickled(pieces)))
+            for slot, splits in enumerate(mine):
+                if splits:
+                    reads[slot].append(TaskReads(list(self._readers).index(name), self._pickled(splits)))
         return TaskInput({}, reads)
 
-    def _keyed(self, takes: Mapping[str, Take], now: int) -> dict[int, dict[int, Any]]:
+    def _keyed(self, takes: Mapping[str, SplitPlan], now: int) -> dict[int, dict[int, Any]]:
         """Rows by slot and level, as bytes."""
         began = time.perf_counter()
         tables: dict[int, list[Any]] = {}
         for name, take in takes.items():
-            for piece in take.pieces:
-                for level, table in read_keyed(self._readers[name], self._keyings[name], self._rows, piece, now):
+            for split in take.splits:
+                for level, table in read_keyed(self._readers[name], self._keyings[name], self._rows, split, now):
                     tables.setdefault(level, []).append(table)
         found: dict[int, dict[int, Any]] = {}
         for level, some in tables.items():

@@ -48,7 +48,7 @@ from millstream.engine.resident.round import Await, Read, Round, RunTask, Send, 
 from millstream.engine.worker_process import PROCESS, RunPlace
 from millstream.errors import MillstreamError, travelling_name
 from millstream.network import parse_address
-from millstream.sources.planned import PlannedReader
+from millstream.sources.splits import PlannedReader
 
 BEAT_EVERY = 1.0  # seconds
 _GRACE = 20.0  # seconds that a hook has when the driver is gone
@@ -282,6 +282,6 @@ class _Attempt:
         found: list[tuple[int, Any]] = []
         for one in self.order.reads or ():
             reader, keying = self.task._readers[one.injector], self.task._keyings[one.injector]
-            for piece in pickle.loads(one.pieces):
-                found += read_keyed(reader, keying, self.task._rows, piece, self.order.order.now)
+            for split in pickle.loads(one.splits):
+                found += read_keyed(reader, keying, self.task._rows, split, self.order.order.now)
         return found

@@ -14,13 +14,12 @@ from pyspark.sql import DataFrame
 from pyspark.sql import types as T
 
 from millstream.core.topology import Topology
-from millstream.sources import FileSource
-from millstream.sources.planned import PlannedReader, Take
+from millstream.sources.splits import PlannedReader, SplitPlan
 
 from . import keyed_rows, pickling
 
 
-class TakeFrames:
+class SplitFrames:
     """Makes the frames. sources: by injector its reader and the schema of what it reads, as Spark has it. unreadable: as in `Source.load`."""
 
     def __init__(
@@ -40,7 +39,7 @@ class TakeFrames:
             for at, (name, injector) in enumerate(topology.injectors.items())
         }
 
-    def frame(self, takes: Mapping[str, Take]) -> DataFrame:
+    def frame(self, takes: Mapping[str, SplitPlan]) -> DataFrame:
         """The keyed rows of what an epoch reads."""
         frames = [self._keyed[name].of(self._read(name, take)) for name, take in takes.items()]
         whole = frames[0]
@@ -48,12 +47,12 @@ class TakeFrames:
             whole = whole.union(frame)
         return whole
 
-    def _read(self, name: str, take: Take) -> DataFrame:
+    def _read(self, name: str, take: SplitPlan) -> DataFrame:
         _, schema, unreadable = self._sources[name]
         source = self._topology.injectors[name].source
-        if isinstance(source, FileSource):
-            return source.frame(self._spark, list(take.names), unreadable)  # type: ignore[no-any-return]
-        pieces = [pickling.dumps(piece) for piece in take.pieces]
+        if source.reads_files:
+            return source.read_files(self._spark, list(take.names), unreadable)  # type: ignore[no-any-return]
+        pieces = [pickling.dumps(piece) for piece in take.splits]
         return self._spark.range(0, len(pieces), 1, len(pieces)).mapInArrow(_reading(self._readers[name], pieces), schema)  # type: ignore[no-any-return]
 
 

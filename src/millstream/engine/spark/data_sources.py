@@ -23,7 +23,7 @@ from pyspark.sql.streaming.datasource import ReadAllAvailable, SupportsTriggerAv
 from pyspark.sql.worker.plan_data_source_read import records_to_arrow_batches
 
 from millstream.errors import CheckpointError, DefinitionError, InputError, MillstreamError
-from millstream.sources.planned import PlannedReader, Take
+from millstream.sources.splits import PlannedReader, SplitPlan
 
 from . import pickling
 
@@ -79,16 +79,16 @@ class DataSourceReader(PlannedReader):
     def first(self) -> str:
         return _text(self._asked("initialOffset"), self._name)
 
-    def plan(self, start: str) -> Take:
+    def plan(self, start: str) -> SplitPlan:
         if self._is_bounded and self._only is not None:
-            return Take(start)
+            return SplitPlan(start)
         begin = _offset(start, self._name)
         if self._is_simple:
             take = self._simple(start, begin)
         else:
             end = self._latest(begin)
             text = start if end is None else _text(end, self._name)
-            take = Take(start) if text == start else Take(text, list(self._asked("partitions", begin, end)), _IN_TASKS)
+            take = SplitPlan(start) if text == start else SplitPlan(text, list(self._asked("partitions", begin, end)), _IN_TASKS)
         self._only = take.end if self._is_bounded else None
         return take
 
@@ -100,14 +100,14 @@ class DataSourceReader(PlannedReader):
         everything = self._is_bounded or not hasattr(reader, "getDefaultReadLimit")
         return self._asked("latestOffset", start, ReadAllAvailable() if everything else self._asked("getDefaultReadLimit"))
 
-    def _simple(self, start: str, begin: dict[str, Any]) -> Take:
+    def _simple(self, start: str, begin: dict[str, Any]) -> SplitPlan:
         found, end = self._asked("read", begin)
         rows, text = list(found), _text(end, self._name)
         if text == start and rows:
             raise InputError(
                 f"data source {self._name}: read({begin!r}) gave {len(rows)} rows and did not move on: its end must be another offset"
             )
-        return Take(text, [rows] if rows else [], len(rows) * _A_ROW)
+        return SplitPlan(text, [rows] if rows else [], len(rows) * _A_ROW)
 
     def _asked(self, method: str, *given: Any) -> Any:
         try:

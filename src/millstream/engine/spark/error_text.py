@@ -11,7 +11,7 @@ from __future__ import annotations
 import re
 
 from millstream.errors import Fenced, InputError, MillstreamError, StorageError
-from millstream.sources.filereading.refusal import ADVICE
+from millstream.sources.filereading.errors import ADVICE
 
 INPUT_SIGNS = (
     "MALFORMED_RECORD_IN_PARSING",

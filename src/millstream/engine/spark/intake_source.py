@@ -24,7 +24,6 @@ from pyspark.sql.streaming.datasource import (
 )
 
 from millstream.connector.intake import reader as intake_reader
-from millstream.errors import DamageError
 from millstream.sources.pushed import PushedSource
 from millstream.sources.pushed_rows import rows_between
 
@@ -57,7 +56,7 @@ class IntakeDataSource(DataSource):  # type: ignore[misc]
         return IntakeStreamReader(dict(self.options))
 
 
-class IntakeStretch(InputPartition):  # type: ignore[misc]
+class IntakeSplit(InputPartition):  # type: ignore[misc]
     """The part of an epoch that one task reads."""
 
     def __init__(self, start: int, end: int) -> None:
@@ -88,14 +87,8 @@ class IntakeStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):  
 
     def latestOffset(self, start: dict[str, int], limit: ReadLimit) -> dict[str, int]:
         """How far the next epoch goes (driver, once per epoch)."""
-        begin, end = start["position"], intake_reader.durable_end(self._folder) or 0
-        if begin > end:
-            raise DamageError(
-                f"the checkpoint has read the intake {self._folder} up to {begin}, and it ends at {end}: it is not the one that was read. "
-                f"Restore both from the same copy, or start with a new checkpoint."
-            )
-        if self._target is not None:
-            end = max(begin, min(end, self._target))
+        begin = start["position"]
+        end = intake_reader.readable_end(self._folder, begin, self._target)
         messages = limit.max_rows if isinstance(limit, ReadMaxRows) else None
         size = limit.max_bytes if isinstance(limit, ReadMaxBytes) else None
         return {"position": intake_reader.until(self._folder, begin, end, messages, size)}
@@ -103,10 +96,10 @@ class IntakeStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):  
     def reportLatestOffset(self) -> dict[str, int]:
         return {"position": intake_reader.durable_end(self._folder) or 0}
 
-    def partitions(self, start: dict[str, int], end: dict[str, int]) -> Sequence[IntakeStretch]:
+    def partitions(self, start: dict[str, int], end: dict[str, int]) -> Sequence[IntakeSplit]:
         """An epoch in parts (driver, once per epoch)."""
-        return [IntakeStretch(*piece) for piece in intake_reader.split(self._folder, start["position"], end["position"], self._partitions)]
+        return [IntakeSplit(*split) for split in intake_reader.split(self._folder, start["position"], end["position"], self._partitions)]
 
-    def read(self, partition: IntakeStretch) -> Iterator[pa.RecordBatch]:
+    def read(self, partition: IntakeSplit) -> Iterator[pa.RecordBatch]:
         """The rows of a part (executor, once per task)."""
         return rows_between(self._folder, partition.start, partition.end)

@@ -15,11 +15,11 @@ from millstream.engine.program import Program
 from millstream.engine.receipts import EpochOrder, Receipt, decode_receipt
 from millstream.engine.worker_process import RunPlace
 from millstream.errors import EpochAbandoned
-from millstream.sources.planned import Take
+from millstream.sources.splits import SplitPlan
 from millstream.state.heartbeat import RunMode
 
 from . import keyed_rows, pickling
-from .batch_reader import TakeFrames
+from .batch_reader import SplitFrames
 from .task_function import task_function
 
 
@@ -87,11 +87,11 @@ class SparkJobRunner:
 class SplitJobRunner:
     """Runs the tasks of an epoch that Millstream has planned: its splits are read as a DataFrame of keyed rows."""
 
-    def __init__(self, jobs: SparkJobRunner, frames: TakeFrames) -> None:
+    def __init__(self, jobs: SparkJobRunner, frames: SplitFrames) -> None:
         self._jobs = jobs
         self._frames = frames
         self.status, self.close = jobs.status, jobs.close
 
-    def run(self, input: Mapping[str, Take] | None, order: EpochOrder) -> list[Receipt]:
+    def run(self, input: Mapping[str, SplitPlan] | None, order: EpochOrder) -> list[Receipt]:
         """All tasks of the epoch."""
         return self._jobs.run(self._frames.frame(input) if input else None, order)

@@ -32,10 +32,10 @@ from pyspark.sql import types as T
 from millstream.core.time import BEGINNING, END
 from millstream.core.topology import Injector, Route, Topology, is_expression
 from millstream.engine.columns import refusals
-from millstream.engine.columns.arrow_rows import BETWEEN, RECEIPT, ValueColumn
+from millstream.engine.columns.arrow_rows import RECEIPT, ValueColumn
 from millstream.engine.columns.keying import marks
 from millstream.errors import DefinitionError
-from millstream.sources import FileSource
+from millstream.sources.base import BETWEEN
 
 from .error_text import reason
 
@@ -171,7 +171,7 @@ def _columns(source: DataFrame) -> list[str]:
 
 def _bad(source: DataFrame, injector: Injector, rejectable: list[Column]) -> Column:
     """Null for almost every row."""
-    if not isinstance(injector.source, FileSource):
+    if not injector.source.reads_files:
         return F.lit(None).cast("string")
     file, text = F.input_file_name(), F.lit("")  # _metadata.file_path costs a fifth of all CPU, also where nobody reads it
     if UNREADABLE in source.columns:

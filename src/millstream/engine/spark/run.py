@@ -17,7 +17,6 @@ from millstream.engine.epochs import Epochs
 from millstream.engine.source_planner import SourcePlanner
 from millstream.engine.trigger import Trigger
 from millstream.errors import ClusterError, InputError, MillstreamError
-from millstream.sources import FileSource
 
 from .error_text import SHARED_LOG, reason, translated
 
@@ -37,7 +36,7 @@ class Run:
         self.done = threading.Event()
         self._drain = bounded and drain
         self._thread: threading.Thread | None = None
-        self._hints = _hints(topology)
+        self._hints = tuple(hint for injector in topology.injectors.values() for hint in injector.source.hints())
         self._at_end: Callable[[], None] = lambda: None
         self.beside: list[Callable[[], None]] = []  # ends what was started beside the run
 
@@ -203,15 +202,3 @@ class PlannedRun(Run):
 def is_shared_log(error: Exception) -> bool:
     """Whether Spark says that somebody else has written to its log."""
     return any(sign in str(error) for sign in SHARED_LOG)
-
-
-def _hints(topology: Topology) -> tuple[str, ...]:
-    """What may be wrong with a file that cannot be read."""
-    headless = [
-        name
-        for name, injector in topology.injectors.items()
-        if isinstance(injector.source, FileSource) and injector.source.format == "csv" and "header" not in injector.source.options
-    ]
-    return tuple(
-        f"If the files of stream {name!r} begin with a line of column names, say options={{'header': 'true'}}." for name in headless
-    )

@@ -25,12 +25,11 @@ from millstream.engine.source_planner import SourcePlanner
 from millstream.errors import DefinitionError, MillstreamError
 from millstream.faults import CrashPoints
 from millstream.network import is_loopback
-from millstream.sources import FileSource
-from millstream.sources.planned import PlannedReader
+from millstream.sources.splits import PlannedReader
 
 from . import keyed_rows, pickling
 from .asked import Starting
-from .batch_reader import TakeFrames, prototype
+from .batch_reader import SplitFrames, prototype
 from .compaction_job import SparkCompaction
 from .error_text import reason
 from .job_runner import SparkJobRunner, SplitJobRunner
@@ -82,7 +81,7 @@ def _readers(asked: Starting) -> dict[str, _Planned]:
 
 def _reader(injector: Injector, topology: Topology) -> _Planned:
     forgiving = any(topology.takes_rejected(r.computation) for r in topology.routes if r.stream == injector.name)
-    if injector.watermark.wants_files and not isinstance(injector.source, FileSource):
+    if injector.watermark.wants_files and not injector.source.reads_files:
         raise DefinitionError(f"injected stream {injector.name!r}: watermarks.files needs ms.sources.files with a local directory")
     try:
         reader = injector.source.reader(arrow_schema, keyed_rows.UNREADABLE if forgiving else None)
@@ -111,14 +110,14 @@ def micro_batch_run(asked: Starting) -> Run:
         injectors = topology.injectors
         value_types = [keyed_rows.value_type(injectors[name], frame, topology) for name, frame in frames.items()]
         sources = {name: (one.reader, _struct(one), one.unreadable) for name, one in planned.items()}
-        TakeFrames(spark, topology, sources, 1, value_types)  # finds unknown columns before anything is written
+        SplitFrames(spark, topology, sources, 1, value_types)  # finds unknown columns before anything is written
         identity, latest = asked.identified()
         place = asked.place(identity, [keyed_rows.value_layout(injectors[name], frame, topology) for name, frame in frames.items()])
         token = asked.log.runs.claim(latest.token if latest is not None else None)
         latest = asked.latest()  # a run that ends may have committed one more before it found the claim
         own = own_session(spark)
         runner = SplitJobRunner(
-            SparkJobRunner(own, asked.program, place, value_types), TakeFrames(own, topology, sources, identity.shards, value_types)
+            SparkJobRunner(own, asked.program, place, value_types), SplitFrames(own, topology, sources, identity.shards, value_types)
         )
         planner = SourcePlanner({name: one.reader for name, one in planned.items()}, asked.storage, token, latest, asked.trigger is None)
         epochs = asked.epochs(identity, latest, token, runner=runner, planner=planner, compaction=SparkCompaction(spark, place, token))
@@ -250,27 +249,18 @@ def count_slots(spark: Any, topology: Topology, tasks: int | None) -> int:
     return tasks
 
 
-#: Settings of a session that change what Spark's readers of files do, and that ours do not follow: the name, and the values that ours have.
-_OTHERWISE = {
-    "spark.sql.caseSensitive": ("false",),
-    "spark.sql.legacy.timeParserPolicy": ("corrected", "exception"),
-    "spark.sql.files.ignoreCorruptFiles": ("false",),
-}
-
-
 def _check_settings(spark: Any, topology: Topology, planned: Mapping[str, _Planned]) -> None:
     """Rows must be the same in both modes, so settings that only Spark's readers follow are refused where they matter."""
     zone = spark.conf.get("spark.sql.session.timeZone")
     for name, one in planned.items():
         source = topology.injectors[name].source
-        is_text = isinstance(source, FileSource) and source.format != "parquet" and "timeZone" not in source.options
         for column in one.schema:
-            if pa.types.is_timestamp(column.type) and (is_text or column.type.tz is None) and zone not in UTC:
+            if pa.types.is_timestamp(column.type) and (source.has_session_times or column.type.tz is None) and zone not in UTC:
                 raise DefinitionError(
                     f"injected stream {name!r}, column {column.name!r}: this session has spark.sql.session.timeZone={zone}, and a resident run reads times in "
                     f"UTC. Set it to UTC, or run without resident=True."
                 )
-        for setting, values in _OTHERWISE.items() if isinstance(source, FileSource) else ():
+        for setting, values in source.session_settings().items():
             said = spark.conf.get(setting, values[0])
             if said.lower() not in values:
                 raise DefinitionError(

@@ -24,7 +24,6 @@ from millstream.errors import (
     DefinitionError,
     MillstreamError,
 )
-from millstream.sources import FileSource
 from millstream.state.cache_cleanup import remove_idle
 from millstream.state.manifest import Manifest, ManifestLog
 from millstream.state.state_cache import state_caches_folder
@@ -180,13 +179,7 @@ def _source_files(injectors: Iterable[Injector], spark_folder: str) -> dict[str,
     for at, injector in enumerate(injectors):
         if injector.watermark.wants_files:
             path = getattr(injector.source, "path", None)
-            if (
-                not isinstance(injector.source, FileSource)
-                or path is None
-                or "://" in path
-                or "://" in spark_folder
-                or not os.path.isdir(path)
-            ):
+            if not injector.source.reads_files or path is None or "://" in path or "://" in spark_folder or not os.path.isdir(path):
                 raise DefinitionError(
                     f"injected stream {injector.name!r}: watermarks.files needs ms.sources.files with a local directory, and a local checkpoint"
                 )

@@ -6,7 +6,7 @@ Rules
 2. New files come in the order of their time of modification, then of their name. Spark leaves open which of two files of one millisecond comes first.
 3. A file that is older than the newest one that was ever read, by more than `max_age`, is passed over; its name need not be kept. So the set of names does
    not grow for ever.
-4. A take that was planned counts as read only when somebody has said so: by `committed`, or by planning from its end. Else it is planned anew.
+4. A plan counts as read only when somebody has said so: by `committed`, or by planning from its end. Else it is planned anew.
 5. A directory whose own time of modification has not changed is not listed again, if it was listed more than 2 seconds after that time (a file system
    tells times within a second or two apart only), and not longer ago than 30 seconds.
 """
@@ -20,7 +20,7 @@ from collections.abc import Callable, Mapping
 from typing import NamedTuple
 
 from millstream.errors import InputError
-from millstream.sources.filereading import lines
+from millstream.sources.filereading import line_splits
 
 _SETTLED = 2.0  # seconds: changes that are closer together may bear the same time
 _NEVER = 1 << 62
@@ -39,7 +39,7 @@ def is_hidden(name: str) -> bool:
 
 
 class NewFiles(NamedTuple):
-    """The files of one take. end: how many names were ever read, with these. gone: names that need not be kept."""
+    """The files of one plan. end: how many names were ever read, with these. gone: names that need not be kept."""
 
     end: int
     names: dict[str, int]
@@ -105,7 +105,7 @@ class Folder:
 class UnreadFiles:
     """The files of a directory that nobody has read yet.
 
-    max_age: in ms. limit: of files in one take.
+    max_age: in ms. limit: of files in one plan.
     """
 
     def __init__(self, folder: Folder, max_age: int, limit: int | None) -> None:
@@ -150,7 +150,7 @@ class UnreadFiles:
         """How many files are enough."""
         total = 0
         for count, name in enumerate(names):
-            total += lines.length(os.path.join(self._folder.path, name))  # one that is gone meanwhile: whoever reads it says so
+            total += line_splits.length(os.path.join(self._folder.path, name))  # one that is gone meanwhile: whoever reads it says so
             if total > most:
                 return max(1, count)
         return len(names)
@@ -177,5 +177,5 @@ class UnreadFiles:
         return {name: modified for name, modified in self._folder.look().items() if modified >= oldest}
 
     def read(self) -> set[str]:
-        """Those that some take had, be it committed or under way."""
+        """Those that some plan had, be it committed or under way."""
         return {*self._read, *(self._planned.names if self._planned is not None else ())}

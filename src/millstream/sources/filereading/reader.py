@@ -3,7 +3,7 @@
 Rules
 1. An offset is {"files": n}: how many files were ever read. Their names stand with the manifests, as absolute paths: another directory has other files,
    whatever they are called. That is how Spark tells them apart.
-2. A piece is a file, or a range of a large one: bytes of a text, row groups of a Parquet file.
+2. A split is a file, or a range of a large one: bytes of a text, row groups of a Parquet file.
 3. What is wrong with a file is an InputError that names it.
 """
 
@@ -18,19 +18,19 @@ from typing import TYPE_CHECKING, Any, Protocol
 import msgspec
 
 from millstream.errors import CheckpointError, InputError
-from millstream.sources.filereading import lines, sparklog
+from millstream.sources.filereading import line_splits
+from millstream.sources.filereading.errors import OnlySpark, address, input_error
 from millstream.sources.filereading.listing import Folder, UnreadFiles
-from millstream.sources.filereading.refusal import address, refusal
 from millstream.sources.filereading.settings import Settings
-from millstream.sources.planned import PlannedReader, Take
+from millstream.sources.splits import PlannedReader, SplitPlan
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
-_PIECE = 16 << 20
+_SPLIT = 16 << 20
 
 
-class FilePiece(msgspec.Struct, frozen=True):
+class FileSplit(msgspec.Struct, frozen=True):
     """A part of a file: bytes, or row groups of a Parquet file, from `start` up to `end` (None: all that follows)."""
 
     path: str
@@ -70,51 +70,52 @@ class FileReader(PlannedReader):
     def first(self) -> str:
         return _offset(0)
 
-    def plan(self, start: str) -> Take:
+    def plan(self, start: str) -> SplitPlan:
         planned = self._planner().plan(_number(start), self.most if self._settings.limit is None else None)
         paths = [os.path.join(self._path, name) for name in planned.names]
-        sizes = [lines.length(path) for path in paths]
-        return Take(
+        sizes = [line_splits.length(path) for path in paths]
+        return SplitPlan(
             _offset(planned.end),
-            [piece for path, size in zip(paths, sizes, strict=True) for piece in self._pieces(path, size)],
+            [split for path, size in zip(paths, sizes, strict=True) for split in self._splits(path, size)],
             sum(sizes),
             dict(zip(paths, planned.names.values(), strict=True)),
             [os.path.join(self._path, name) for name in planned.gone],
         )
 
-    def _pieces(self, path: str, size: int) -> list[FilePiece]:
+    def _splits(self, path: str, size: int) -> list[FileSplit]:
         if self._settings.format == "parquet":
-            from millstream.sources.filereading.parquet import groups
+            from millstream.sources.filereading.parquet_rows import groups
 
-            return [FilePiece(path, *part) for part in (groups(path, _PIECE) if size > _PIECE * 3 // 2 else [(0, None)])]
-        return [FilePiece(path, *part) for part in lines.pieces(path, size, _PIECE)]
+            return [FileSplit(path, *part) for part in (groups(path, _SPLIT) if size > _SPLIT * 3 // 2 else [(0, None)])]
+        return [FileSplit(path, *part) for part in line_splits.splits(path, size, _SPLIT)]
 
-    def read(self, piece: FilePiece) -> Iterator[pa.RecordBatch]:
+    def read(self, split: FileSplit) -> Iterator[pa.RecordBatch]:
         if self._format is None:
             self._format = _format(self.schema, self._settings, self._unreadable)
         try:
-            yield from self._format.read(piece.path, piece.start, piece.end)
+            yield from self._format.read(split.path, split.start, split.end)
         except FileNotFoundError:
-            raise refusal(
-                piece.path, "there is no such file any longer. Files must stay until the epoch that reads them is committed"
+            raise input_error(
+                split.path, "there is no such file any longer. Files must stay until the epoch that reads them is committed"
             ) from None
         except (OSError, EOFError, zlib.error) as error:
-            raise refusal(piece.path, f"{type(error).__name__}: {error}") from error
+            raise input_error(split.path, f"{type(error).__name__}: {error}") from error
 
     def refused(self, text: str) -> InputError | None:
         for name in self._planner().read():
             path = os.path.join(self._path, name)
             if address(path) in text:
                 try:
-                    for piece in self._pieces(path, lines.length(path)):
-                        for _ in self.read(piece):
+                    for split in self._splits(path, line_splits.length(path)):
+                        for _ in self.read(split):
                             pass
                 except InputError as error:
-                    return error
+                    if not isinstance(error.__cause__, OnlySpark):  # that, Spark could read
+                        return error
         return None
 
-    def origin(self, piece: FilePiece) -> str:
-        return address(piece.path)
+    def origin(self, split: FileSplit) -> str:
+        return address(split.path)
 
     def committed(self, end: str) -> None:
         self._planner().settle(_number(end))
@@ -126,10 +127,6 @@ class FileReader(PlannedReader):
     def files_read(self) -> set[str]:
         real = os.path.realpath(self._path)
         return {os.path.join(real, name) for name in self._planner().read()}
-
-    def adopt(self, offset: str, folder: str) -> Take:
-        names = sparklog.names_read(offset, folder)
-        return Take(_offset(len(names)), names=names)
 
     def _inside(self, path: str) -> str | None:
         folder, name = os.path.split(path)
@@ -149,14 +146,14 @@ def _number(offset: str) -> int:
 
 def _format(schema: pa.Schema, settings: Settings, unreadable: str | None) -> FileFormat:
     if settings.format == "parquet":
-        from millstream.sources.filereading.parquet import ParquetRows
+        from millstream.sources.filereading.parquet_rows import ParquetRows
 
         return ParquetRows(schema)
     if settings.format == "json":
-        from millstream.sources.filereading.jsonlines import JsonLines
+        from millstream.sources.filereading.json_rows import JsonRows
 
-        return JsonLines(schema, unreadable, settings.drops, settings.zone)
-    from millstream.sources.filereading.csvrows import CsvRows
+        return JsonRows(schema, unreadable, settings)
+    from millstream.sources.filereading.csv_rows import CsvRows
 
     return CsvRows(schema, unreadable, settings)
 

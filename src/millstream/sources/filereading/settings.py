@@ -14,52 +14,32 @@ from zoneinfo import ZoneInfo
 
 import msgspec
 
+from millstream.sources.filereading.errors import OnlySpark
 from millstream.sources.schema import Kind, columns
 
+
+def _values(text: str) -> dict[str, set[str]]:
+    """Of options with their values, all in lower case."""
+    return {option: set(values.split("|")) for option, _, values in (word.partition("=") for word in text.split())}
+
+
 #: What decides only what Spark infers or keeps in memory: any value does, because a schema is given.
-_IDLE = {
-    "inferschema",
-    "samplingratio",
-    "prefersdecimal",
-    "primitivesasstring",
-    "dropfieldifallnull",
-    "preferdate",
-    "mergeschema",
-    "ignorenullfields",
-    "maxcachedfiles",
-    "discardcachedinputratio",
-    "filenameonly",
-    "enforceschema",
-}
+_IDLE = _values(
+    "inferschema samplingratio prefersdecimal primitivesasstring dropfieldifallnull preferdate mergeschema ignorenullfields maxcachedfiles "
+    "discardcachedinputratio filenameonly enforceschema"
+)
 #: By option, the values (in lower case) that are Spark's default, or the same to us.
-_SAME = {
-    "latestfirst": {"false"},
-    "cleansource": {"off"},
-    "recursivefilelookup": {"false"},
-    "ignorecorruptfiles": {"false"},
-    "ignoremissingfiles": {"false"},
-    "multiline": {"false"},
-    "encoding": {"utf-8", "utf8"},
-    "charset": {"utf-8", "utf8"},
-    "locale": {"en-us"},
-    "mode": {"failfast", "dropmalformed"},
-}
-_SAME_JSON = {
-    "allowcomments": {"false"},
-    "allowunquotedfieldnames": {"false"},
-    "allowsinglequotes": {"true"},
-    "allownumericleadingzeros": {"false"},
-    "allowbackslashescapinganycharacter": {"false"},
-    "allowunquotedcontrolchars": {"false"},
-    "allownonnumericnumbers": {"true"},
-}
-_SAME_CSV = {
-    "ignoreleadingwhitespace": {"false"},
-    "ignoretrailingwhitespace": {"false"},
-    "columnpruning": {"true", "false"},
-    "comment": set[str](),
-    "unescapedquotehandling": {"stop_at_delimiter"},
-}
+_SAME = _values(
+    "latestfirst=false cleansource=off recursivefilelookup=false ignorecorruptfiles=false ignoremissingfiles=false multiline=false "
+    "encoding=utf-8|utf8 charset=utf-8|utf8 locale=en-us mode=failfast|dropmalformed"
+)
+_SAME_JSON = _values(
+    "allowcomments=false allowunquotedfieldnames=false allowsinglequotes=true allownumericleadingzeros=false "
+    "allowbackslashescapinganycharacter=false allowunquotedcontrolchars=false allownonnumericnumbers=true"
+)
+_SAME_CSV = _values(
+    "ignoreleadingwhitespace=false ignoretrailingwhitespace=false columnpruning=true|false unescapedquotehandling=stop_at_delimiter"
+)
 _UNITS = {"us": 1e-3, "ms": 1, "s": 1000, "m": 60_000, "min": 60_000, "h": 3_600_000, "d": 86_400_000, "": 1}
 _AGE = re.compile(r"([0-9]+)\s*([a-z]*)$")
 _WEEK = 7 * 86_400_000
@@ -86,29 +66,24 @@ class Settings(msgspec.Struct, frozen=True):
         return self.pattern is None or re.fullmatch(self.pattern, name, re.DOTALL) is not None
 
 
-def settings(format: str, options: Mapping[str, Any], limit: int | None = None) -> Settings | str:
-    """The options of a source; or why they cannot be had.
+def settings(format: str, options: Mapping[str, Any], limit: int | None = None) -> Settings:
+    """The options of a source. Raises OnlySpark.
 
     >>> settings("json", {"maxFileAge": "1h"}).max_age
     3600000
-    >>> settings("json", {"multiLine": "true"})
-    "the option multiLine='true'"
     """
-    found: dict[str, Any] = {"format": format, "limit": limit}
+    read: dict[str, Any] = {"format": format, "limit": limit}
     same = {**_SAME, **(_SAME_JSON if format == "json" else _SAME_CSV if format == "csv" else {})}
     for name, given in options.items():
         key, value = name.lower(), str(given)
         reading = _READ.get(key) if format == "csv" or key not in _CSV_ONLY else None
-        if reading is not None:
-            read = reading(value)
-            if read is None:
-                return f"the option {name}={value!r}"
-            found.update(read)
-        elif key not in _IDLE and value.lower() not in same.get(key, ()):
-            return f"the option {name}={value!r}"
-        elif key == "mode":
-            found["drops"] = value.lower() == "dropmalformed" and format != "parquet"
-    return Settings(**found)
+        known = reading(value) if reading is not None else {} if key in _IDLE or value.lower() in same.get(key, ()) else None
+        if known is None:
+            raise OnlySpark(f"the option {name}={value!r}")
+        read.update(known)
+        if key == "mode":
+            read["drops"] = value.lower() == "dropmalformed" and format != "parquet"
+    return Settings(**read)
 
 
 def _age(value: str) -> dict[str, Any] | None:
@@ -164,20 +139,19 @@ _READ: dict[str, Callable[[str], dict[str, Any] | None]] = {
 _CSV_ONLY = {"header", "sep", "delimiter", "quote", "escape", "nullvalue", "emptyvalue"}
 
 
-def unread_types(format: str, schema: Any) -> str | None:
-    """What stands in a schema that these readers do not have; None if all is well."""
+def check_types(format: str, schema: Any) -> None:
+    """Raises OnlySpark if a schema has what these readers do not."""
     known = columns(schema)
     if known is None or re.search(r"char\s*\(", schema if isinstance(schema, str) else schema.simpleString(), re.IGNORECASE):
-        return "a type in its schema"
+        raise OnlySpark("a type in its schema")
     if format != "parquet" and "_corrupt_record" in known:
-        return "the column _corrupt_record"
+        raise OnlySpark("the column _corrupt_record")
     for name, kind in known.items():
         if format == "csv" and kind.name in ("array", "struct", "map", "binary"):
-            return f"the type {kind.name} of column {name!r}"
+            raise OnlySpark(f"the type {kind.name} of column {name!r}")
         if format == "json" and _has_other_keys(kind):
-            return f"the type of column {name!r}, a map whose keys are not strings"
-    return None
+            raise OnlySpark(f"the type of column {name!r}, a map whose keys are not strings")
 
 
 def _has_other_keys(kind: Kind) -> bool:
-    return (kind.name == "map" and kind.of[0].name != "string") or any(_has_other_keys(one) for one in kind.of)
+    return (kind.name == "map" and kind.of[0].name != "string") or any(_has_other_keys(inner) for inner in kind.of)

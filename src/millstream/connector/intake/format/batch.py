@@ -19,6 +19,7 @@ from __future__ import annotations
 import struct
 from collections.abc import Iterable, Sequence
 from itertools import accumulate
+from typing import NamedTuple
 from zlib import crc32
 
 import msgspec
@@ -54,7 +55,7 @@ class Head(msgspec.Struct, frozen=True):
         return self.position + self.size
 
 
-class Columns(msgspec.Struct, frozen=True):
+class Columns(NamedTuple):
     """Where the columns of a batch begin in it."""
 
     ids: int
@@ -73,23 +74,7 @@ def _padded(size: int) -> int:
 
 def columns(head: Head) -> Columns:
     n = head.entries
-    ids = HEAD_SIZE + _padded(head.marks)
-    times = ids + 8 * n
-    key_ends = times + 8 * n
-    payload_ends = key_ends + 4 * (n + 1)
-    streams = payload_ends + 4 * (n + 1)
-    kinds = streams + 4 * n
-    keys = kinds + n
-    return Columns(
-        ids=ids,
-        times=times,
-        key_ends=key_ends,
-        payload_ends=payload_ends,
-        streams=streams,
-        kinds=kinds,
-        keys=keys,
-        payloads=keys + head.keys,
-    )
+    return Columns(*accumulate((HEAD_SIZE + _padded(head.marks), 8 * n, 8 * n, 4 * (n + 1), 4 * (n + 1), 4 * n, n, head.keys)))
 
 
 def encode_batch(position: int, entries: Sequence[IntakeEntry]) -> tuple[bytes, list[Mark]]:

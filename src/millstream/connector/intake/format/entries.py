@@ -29,16 +29,8 @@ class Mark(msgspec.Struct, array_like=True, frozen=True):
 
     def then(self, later: Mark) -> Mark:
         """This, and what came after it."""
-        return Mark(
-            self.name,
-            self.last if later.last is None else later.last,
-            later.watermark
-            if self.watermark is None
-            else self.watermark
-            if later.watermark is None
-            else max(self.watermark, later.watermark),
-            later.ended,
-        )
+        watermark = max((mark.watermark for mark in (self, later) if mark.watermark is not None), default=None)
+        return Mark(self.name, self.last if later.last is None else later.last, watermark, later.ended)
 
 
 def advance(marks: dict[str, Mark], later: Iterable[Mark]) -> None:

@@ -17,8 +17,6 @@ Rules
 
 from __future__ import annotations
 
-import contextlib
-import fcntl
 import os
 import time
 from collections.abc import Iterator
@@ -29,18 +27,11 @@ from millstream.connector.sink.protocol import txnlog
 from millstream.connector.sink.protocol.ledger import Recovered
 from millstream.connector.sink.protocol.names import file_name
 from millstream.errors import DamageError, SinkError
+from millstream.state.durable import lock_folder, replace_file, sync_folder, write_all
 
 #: A log longer than this is replaced by its condensed form.
 LOG_LIMIT = 1 << 20
 _PIECE = 1 << 20
-
-
-def _sync_folder(path: Path) -> None:
-    fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        os.fsync(fd)
-    finally:
-        os.close(fd)
 
 
 def _sync(fd: int) -> None:
@@ -51,13 +42,6 @@ def _sync(fd: int) -> None:
         os.fsync(fd)
 
 
-def _write_all(fd: int, data: bytes | memoryview) -> None:
-    with memoryview(data) as view:
-        at = 0
-        while at < len(view):
-            at += os.write(fd, view[at:])
-
-
 class FileOutputs:
     """Outputs in a folder, which this process owns until `close`."""
 
@@ -65,13 +49,11 @@ class FileOutputs:
         self.folder = Path(folder)
         for path in (self.folder, self.folder / "workers", self.folder / "left"):
             path.mkdir(parents=True, exist_ok=True)
-        _sync_folder(self.folder)
-        self._lock = os.open(self.folder / "lock", os.O_RDWR | os.O_CREAT, 0o644)
-        try:
-            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
-            os.close(self._lock)
-            raise SinkError(f"another sink writes to {self.folder}: stop it first, or use another folder") from None
+        sync_folder(self.folder)
+        lock = lock_folder(self.folder)
+        if lock is None:
+            raise SinkError(f"another sink writes to {self.folder}: stop it first, or use another folder")
+        self._lock = lock
 
     def __call__(self, worker: str) -> FileOutput:
         return FileOutput(self.folder, worker)
@@ -96,18 +78,18 @@ class FileOutput(Output):
         self.close()
         if not self._folder.is_dir():
             self._folder.mkdir(parents=True)
-            _sync_folder(self._folder.parent)
+            sync_folder(self._folder.parent)
         fresh = not (self._folder / "log").exists()
         self._log = os.open(self._folder / "log", os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o644)
         self._data = os.open(self._folder / "output", os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o644)
         if fresh:
-            _sync_folder(self._folder)
+            sync_folder(self._folder)
         found, size, torn = self._read_log()
         self._recovered = found
         if torn:
             os.ftruncate(self._log, size)
         if not size:
-            _write_all(self._log, txnlog.condensed(self._worker, Recovered()))
+            write_all(self._log, txnlog.condensed(self._worker, Recovered()))
             size = os.fstat(self._log).st_size
         os.fsync(self._log)
         self._log_size = size
@@ -141,7 +123,7 @@ class FileOutput(Output):
         return True
 
     def append(self, data: bytes) -> None:
-        _write_all(self._data, data)
+        write_all(self._data, data)
 
     def prepare(self, txn: str, start: int, end: int) -> None:
         if end > start:
@@ -174,8 +156,8 @@ class FileOutput(Output):
         while (target := self._root / "left" / f"{self._folder.name}.{number}").exists():
             number += 1
         self._folder.rename(target)
-        _sync_folder(target.parent)
-        _sync_folder(self._folder.parent)
+        sync_folder(target.parent)
+        sync_folder(self._folder.parent)
 
     def close(self) -> None:
         for fd in (self._data, self._log):
@@ -185,22 +167,16 @@ class FileOutput(Output):
 
     def _record(self, entry: txnlog.LogEntry) -> None:
         data = txnlog.encode_entry(entry)
-        _write_all(self._log, data)
+        write_all(self._log, data)
         _sync(self._log)
         self._log_size += len(data)
 
     def _condense(self) -> None:
         found, _, _ = self._read_log()
-        hidden = self._folder / "log.new"
-        with contextlib.suppress(FileNotFoundError):
-            hidden.unlink()
-        fd = os.open(hidden, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o644)
-        _write_all(fd, txnlog.condensed(self._worker, found))
-        os.fsync(fd)
-        hidden.rename(self._folder / "log")
-        _sync_folder(self._folder)
+        replace_file(self._folder / "log", txnlog.condensed(self._worker, found), beside="log.new")
         os.close(self._log)
-        self._log, self._log_size = fd, os.fstat(fd).st_size
+        self._log = os.open(self._folder / "log", os.O_RDWR | os.O_APPEND)
+        self._log_size = os.fstat(self._log).st_size
 
 
 def _read_file(fd: int) -> bytes:

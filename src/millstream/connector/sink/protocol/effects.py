@@ -4,25 +4,8 @@ from __future__ import annotations
 
 import msgspec
 
-from millstream.connector.wire.effects import Close, Send
-
-__all__ = [
-    "Append",
-    "Archive",
-    "Begin",
-    "BeginNext",
-    "Close",
-    "Commit",
-    "Compare",
-    "Ignored",
-    "Prepare",
-    "Recover",
-    "Rollback",
-    "Seal",
-    "Send",
-    "SinkEffect",
-    "Veto",
-]
+from millstream.connector.wire.effects import Close as Close
+from millstream.connector.wire.effects import Send as Send
 
 
 class Recover(msgspec.Struct, frozen=True):

@@ -2,7 +2,7 @@
 
 Rules
 1. A counter moves when the thing has happened: a commit is counted when the output has carried it out, a vote when it is about to be sent.
-2. Each lane counts for itself, in its own thread. The server adds them up when it is asked.
+2. Each runner counts for itself, in its own thread. The server adds them up when it is asked.
 3. Counters begin at 0 with the server, or the client, and never go back. Only `sessions` is a number of now.
 """
 

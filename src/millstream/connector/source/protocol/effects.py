@@ -7,19 +7,11 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from millstream.connector.intake.format.entries import IntakeEntry
-from millstream.connector.wire.effects import Close, Send
+from millstream.connector.wire.effects import Close as Close
+from millstream.connector.wire.effects import Send as Send
 
 if TYPE_CHECKING:
     from millstream.connector.source.protocol.session import SourceSession
-
-__all__ = [
-    "Admit",
-    "Close",
-    "Fence",
-    "Keep",
-    "Send",
-    "SourceEffect",
-]
 
 
 class Admit(msgspec.Struct, frozen=True):

@@ -7,9 +7,6 @@ Rules
 
 from __future__ import annotations
 
-import warnings
-from typing import Any
-
 import msgspec
 
 
@@ -24,7 +21,7 @@ class SourceStats(msgspec.Struct, frozen=True, kw_only=True):
     fsyncs: int
     #: Programs that are connected now, and connections that have not greeted yet.
     sessions: int
-    strangers: int
+    unauthenticated: int
     #: Streams that are known.
     streams: int
     #: Positions in the log: how far it is durable, and how far it is committed.
@@ -34,8 +31,3 @@ class SourceStats(msgspec.Struct, frozen=True, kw_only=True):
     waiting_bytes: int
     #: What it waits for while nobody is connected, in words; None if somebody is.
     waiting_for: str | None
-
-    def __getitem__(self, name: str) -> Any:
-        """The old way, when this was a dictionary."""
-        warnings.warn(f"stats() gives a SourceStats now: write .{name} instead of [{name!r}]", DeprecationWarning, stacklevel=2)
-        return getattr(self, name)

@@ -1,0 +1,175 @@
+"""What one worker's session does in its thread: bytes in, the output called, bytes to send out.
+
+Everything that may block is here, and each worker has a thread, so that a slow disk or database stops nobody but the worker whose bytes it holds.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from typing import Protocol
+
+import msgspec
+
+from millstream.connector.sink.outputs.base import Output
+from millstream.connector.sink.protocol import effects as fx
+from millstream.connector.sink.protocol.session import SinkSession, SinkState
+from millstream.connector.sink.protocol.stats import SinkStats
+from millstream.connector.wire.codec import encode
+from millstream.connector.wire.decoder import Decoder
+from millstream.connector.wire.messages import Ack, Error, Frame, Message, Notify, Vote
+from millstream.errors import MillstreamError, RemoteProtocolError
+
+log = logging.getLogger("millstream.connector")
+
+
+class Peer(Protocol):
+    """A connection, as far as it concerns its runner. Once it is cut off, what is not decoded is dropped."""
+
+    is_cut: bool
+
+    def part(self, last_words: Frame) -> None:
+        """What the peer is told when the connection is closed."""
+
+
+class Done(msgspec.Struct):
+    """What is left to do after a piece of input."""
+
+    send: bytearray = msgspec.field(default_factory=bytearray)
+    close: bool = False
+
+
+class SessionRunner:
+    """A session, the decoder of its bytes, and the output of its worker.
+
+    `leave` puts aside the outputs of workers that have left, and returns then. `committed` is told how many bytes a transaction has committed.
+    """
+
+    def __init__(
+        self,
+        session: SinkSession,
+        decoder: Decoder,
+        output: Output,
+        connection: Peer,
+        leave: Callable[[tuple[str, ...]], None],
+        committed: Callable[[int], None] = lambda size: None,
+    ) -> None:
+        self.session, self.decoder, self.output, self.connection = session, decoder, output, connection
+        self._leave, self._committed = leave, committed
+        self._end = 0  # of what is committed
+        self.stats = SinkStats()
+
+    def begin(self, effects: list[fx.SinkEffect]) -> Done:
+        """Carries out what HELLO came to, and goes on with what came behind HELLO."""
+        done = Done()
+        self._carry_out(effects, done)
+        return self._go_on(done)
+
+    def feed(self, data: memoryview) -> Done:
+        self.decoder.receive(data)
+        return self._go_on(Done())
+
+    def _go_on(self, done: Done) -> Done:
+        while not (done.close or self.connection.is_cut):
+            try:
+                message = self.decoder.next()
+            except RemoteProtocolError as error:
+                self._carry_out(self.session.failed(str(error)), done)
+                break
+            if message is None:
+                break
+            self._count(message)
+            self._carry_out(self.session.receive(message), done)
+        return done
+
+    def _count(self, message: Frame) -> None:
+        state = self.session.state
+        if isinstance(message, Message):
+            self.stats.messages += self.decoder.frames
+            if state is SinkState.PREPARED:
+                self.stats.messages_between_phases += self.decoder.frames
+        elif isinstance(message, Notify) and state in (SinkState.READY, SinkState.PREPARED):
+            self.stats.repeated_notifies += 1
+
+    def _carry_out(self, effects: list[fx.SinkEffect], done: Done) -> None:
+        for effect in effects:
+            try:
+                more = self._one(effect, done)
+            except Exception as error:
+                log.log(
+                    logging.ERROR,
+                    "the output of worker %r failed at %s: %s",
+                    self.session.worker,
+                    type(effect).__name__,
+                    error,
+                    exc_info=not isinstance(error, MillstreamError),
+                )
+                self._carry_out(self.session.failed(f"the sink failed at {type(effect).__name__}: {error}"), done)
+                return
+            if more:
+                self._carry_out(more, done)
+
+    def _one(self, effect: fx.SinkEffect, done: Done) -> list[fx.SinkEffect]:
+        match effect:
+            case fx.Append(data):
+                self.output.append(data)
+                self.stats.bytes += len(data)
+            case fx.Send(Error() as words):
+                self.connection.part(words)
+            case fx.Send(frame):
+                self._count_answer(frame)
+                done.send += encode(frame)
+            case fx.Close():
+                done.close = True
+            case fx.Recover():
+                found = self.output.recover()
+                self._end = found.committed
+                return self.session.answer(found)
+            case fx.Compare(offset, data):
+                return self.session.answer(self.output.same(offset, data))
+            case fx.Begin(offset):
+                self.output.begin(offset)
+            case fx.BeginNext(offset):
+                return self.session.answer(self.output.begin_next(offset))
+            case fx.Prepare(txn, start, end):
+                self.output.prepare(txn, start, end)
+            case fx.Veto(txn, why):
+                log.warning("transaction %r is voted down: %s", txn, why)
+                self.output.veto(txn, why)
+            case fx.Commit(txn, end):
+                self.output.commit(txn, end)
+                self.stats.commits += 1
+                self.stats.bytes_committed += end - self._end
+                self._committed(end - self._end)
+                self._end = end
+            case fx.Rollback(txn, committed):
+                self.output.rollback(txn, committed)
+                self.stats.rollbacks += 1
+            case fx.Ignored(txn, commit, known):
+                self._ignore(txn, commit, known)
+            case fx.Seal(fence):
+                self.output.seal(fence)
+            case fx.Archive(workers):
+                self._leave(workers)
+        return []
+
+    def _count_answer(self, frame: Frame) -> None:
+        if isinstance(frame, Vote):
+            self.stats.votes_yes += frame.commit
+            self.stats.votes_no += not frame.commit
+        elif isinstance(frame, Ack):
+            self.stats.ends += 1
+
+    def _ignore(self, txn: str, commit: bool, known: bool) -> None:
+        if known:
+            self.stats.repeated_commits += 1
+            return
+        self.stats.unknown_phase_twos += 1
+        level = logging.WARNING if commit else logging.INFO  # to roll back twice is common, and harmless
+        log.log(
+            level,
+            "worker %r says %s to transaction %r, which is not known here: ignored",
+            self.session.worker,
+            "commit" if commit else "rollback",
+            txn,
+        )

@@ -1,0 +1,201 @@
+"""The bytes of a text file, cut into whole lines.
+
+Rules
+1. A line ends with "\\n", "\\r\\n" or "\\r", whichever comes, as Hadoop's reader has it. What comes out has "\\n" alone.
+2. A byte order mark at the beginning of the file is left out.
+3. A split of a file is a range of bytes. It has those runs between two "\\n" that begin in it. So splits that lie side by side have every line once.
+4. A compressed file (told by the end of its name, as Spark does) is one split. It is unpacked block by block, and its length is that of what is in it:
+   what an epoch may have, and what is little enough for the driver, is a matter of memory.
+5. A line is at most `LONGEST` bytes: a file that has no ends of lines is an error, and not a reason to hold all of it.
+"""
+
+from __future__ import annotations
+
+import bz2
+import gzip
+import io
+import os
+import zlib
+from collections.abc import Callable, Iterator, Sequence
+from functools import lru_cache, partial
+from typing import Any, BinaryIO, cast
+
+from millstream.errors import InputError
+from millstream.sources.filereading.errors import input_error
+
+_BLOCK = 4 << 20
+_MARK = b"\xef\xbb\xbf"
+LONGEST = 128 << 20  # bytes of a line
+_SAMPLE, _LEAST, _MOST = (
+    4 << 20,
+    64 << 10,
+    64 << 20,
+)  # to tell a length: unpacked bytes, from so many packed ones at least, and never more than
+_STEP = 512  # packed bytes, of which a hostile file can make some millions
+_OTHERS = (".snappy", ".lz4", ".zst", ".lzo", ".xz")
+
+
+def is_compressed(path: str) -> bool:
+    """Whether a file must be read from its beginning."""
+    return path.endswith((".gz", ".bz2", ".deflate", *_OTHERS))
+
+
+def _opened(path: str) -> BinaryIO:
+    if path.endswith(".gz"):
+        return cast(BinaryIO, gzip.open(path, "rb"))
+    if path.endswith(".bz2"):
+        return cast(BinaryIO, bz2.open(path, "rb"))
+    if path.endswith(".deflate"):
+        return cast(BinaryIO, io.BufferedReader(_Inflated(path)))
+    if path.endswith(_OTHERS):
+        raise input_error(path, "it is compressed in a way that only Spark reads. Use .gz, .bz2 or no compression")
+    return open(path, "rb", buffering=0)
+
+
+class _Inflated(io.RawIOBase):
+    """A file that zlib has packed, unpacked as it is read."""
+
+    def __init__(self, path: str) -> None:
+        self._file = open(path, "rb")  # noqa: SIM115
+        self._inflate = zlib.decompressobj()
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: Any) -> int:
+        while not self._inflate.eof:
+            packed = self._inflate.unconsumed_tail or self._file.read(1 << 16)
+            data = self._inflate.decompress(packed, len(buffer))
+            if data:
+                buffer[: len(data)] = data
+                return len(data)
+            if not packed and not self._inflate.eof:
+                raise zlib.error("the file ends before what is packed in it does")
+        return 0
+
+    def close(self) -> None:
+        self._file.close()
+        super().close()
+
+
+def blocks(path: str, start: int = 0, end: int | None = None, size: int = _BLOCK) -> Iterator[bytes]:
+    """The lines of a split in blocks of about so many bytes. Every block ends with "\\n" (added to the last line if it has none) and begins with a line.
+
+    >>> import tempfile
+    >>> with tempfile.NamedTemporaryFile() as file:
+    ...     _ = file.write(b"a\\r\\nb\\rc"), file.flush()
+    ...     b"".join(blocks(file.name))
+    b'a\\nb\\nc\\n'
+    """
+    with _opened(path) as file:
+        at = start
+        if start:
+            file.seek(start - 1)
+            at = start - 1 + _skip(file)
+            file.seek(at)
+        rest: list[bytes] = []
+        kept, first = 0, start == 0
+        while end is None or at < end or kept:
+            data = file.read(size)
+            at += len(data)
+            if data and b"\n" not in data and b"\r" not in data:
+                rest.append(data)
+                kept += len(data)
+                if kept > LONGEST:
+                    raise _too_long(path, at - kept)
+                continue
+            held = _joined((*rest, data))
+            cut = held.rfind(b"\n") + 1 if data else len(held)
+            if not cut:
+                cut = held.rfind(b"\r", 0, len(held) - 1) + 1  # behind the last byte there may be a line feed
+            if end is not None and at >= end:
+                last = held.find(b"\n", max(end - 1 - (at - len(held)), 0)) + 1
+                if last:
+                    held, cut, data = held[:last], last, b""
+            block, left = held[:cut], held[cut:]
+            rest, kept = [left] if left else [], len(left)
+            if kept > LONGEST:
+                raise _too_long(path, at - kept)
+            if first and block:
+                block, first = block.removeprefix(_MARK), False
+            if block:
+                yield _ends(block)
+            if not data:
+                return
+
+
+def _joined(parts: Sequence[bytes]) -> bytes:
+    return parts[0] if len(parts) == 1 else b"".join(parts)
+
+
+def _too_long(path: str, begins: int) -> InputError:
+    return input_error(
+        path,
+        f"a line that begins at byte {begins:,} is longer than {LONGEST:,} bytes. Each record stands on a line of its own, which ends with a line feed: "
+        f"is this one document over many lines, or no text at all?",
+    )
+
+
+def _skip(file: BinaryIO) -> int:
+    """How many bytes there are up to and with the next end of a line."""
+    count = 0
+    while data := file.read(1 << 16):
+        found = data.find(b"\n")
+        if found >= 0:
+            return count + found + 1
+        count += len(data)
+    return count
+
+
+def _ends(block: bytes) -> bytes:
+    if b"\r" in block:
+        block = block.replace(b"\r\n", b"\n").replace(b"\r", b"\n")
+    return block if block.endswith(b"\n") else block + b"\n"
+
+
+def splits(path: str, length: int, size: int) -> list[tuple[int, int | None]]:
+    """The ranges that a file of some length is read in."""
+    if length <= size * 3 // 2 or is_compressed(path):
+        return [(0, None)]
+    count = -(-length // size)
+    borders = [length * at // count for at in range(count)]
+    return [(a, b) for a, b in zip(borders, [*borders[1:], None], strict=True)]
+
+
+def length(path: str) -> int:
+    """The bytes in a file, of a compressed one about as many as come out of it; 0 if it is gone."""
+    try:
+        found = os.stat(path)
+        packed = next((make for ending, make in _PACKED.items() if path.endswith(ending)), None)
+        return found.st_size if packed is None else _unpacked(path, found.st_size, found.st_mtime_ns)
+    except OSError:
+        return 0
+
+
+_PACKED: dict[str, Callable[[], Any]] = {
+    ".gz": partial(zlib.decompressobj, 31),
+    ".bz2": bz2.BZ2Decompressor,
+    ".deflate": zlib.decompressobj,
+}
+
+
+@lru_cache(4096)
+def _unpacked(path: str, size: int, modified: int) -> int:
+    """How much comes out of a compressed file: counted, or told by what comes out of its beginning. modified: a file that was changed is another one."""
+    make = next(make for ending, make in _PACKED.items() if path.endswith(ending))
+    used = out = 0
+    try:
+        with open(path, "rb") as file:
+            unpacks = make()
+            while (out < _SAMPLE or used < _LEAST) and out < _MOST:
+                data = file.read(_STEP)
+                if not data:
+                    return max(out, size)
+                used += len(data)
+                while data:
+                    out += len(unpacks.decompress(data))
+                    data = unpacks.unused_data if unpacks.eof else b""
+                    unpacks = make() if unpacks.eof else unpacks
+    except (OSError, EOFError, zlib.error):
+        return max(out, size)  # whoever reads it says what is wrong
+    return max(out, out * size // used)

@@ -1,0 +1,160 @@
+"""One value written as text, read where its form is plain. Pure.
+
+Rules
+1. Plain forms are: a number as digits, with a point or an exponent where the type has one; a date as 2020-01-31; a time as 2020-01-31T23:59:59.123 (or with
+   a blank in the middle, without seconds, or a date alone), with nothing, Z or an offset such as +02:00 behind the seconds; true and false. Fractions of a
+   second beyond the sixth digit are cut off.
+2. A text of a plain form that has no such value (2020-02-30, a number that is too large), and one without any digit, is `Malformed`: Spark refuses it too.
+3. Everything else ("2020-1-2", "1d", "PST", years beyond 9999) is `OnlySpark`: Spark may read it, by rules of its own.
+4. A date is a number of days since 1970, a timestamp one of microseconds, as Arrow keeps them. A decimal is rounded half up to its scale.
+"""
+
+from __future__ import annotations
+
+import datetime
+import decimal
+import re
+from collections.abc import Callable
+from typing import Any
+from zoneinfo import ZoneInfo
+
+import pyarrow as pa
+
+from millstream.sources.filereading.errors import Malformed, OnlySpark
+
+_INTEGER = re.compile(r"-?[0-9]{1,40}")
+_NUMBER = re.compile(r"-?[0-9]{1,300}(?:\.[0-9]{1,300})?(?:[eE][+-]?[0-9]{1,3})?")
+_DATE = re.compile(r"(?!0000)([0-9]{4})-([0-9]{2})-([0-9]{2})")
+_TIME = re.compile(
+    _DATE.pattern + r"(?:[T ]([0-9]{2}):([0-9]{2})(?::([0-9]{2})(?:\.([0-9]{1,9}))?(Z|[+-](?:0[0-9]|1[0-7]):[0-5][0-9])?)?)?",
+)
+_WORDS = {"NaN": float("nan"), "Infinity": float("inf"), "-Infinity": float("-inf")}
+_WIDE = decimal.Context(prec=1500)
+_EPOCH = datetime.datetime(1970, 1, 1)
+_MICROSECOND = datetime.timedelta(microseconds=1)
+
+Parser = Callable[[str], Any]
+
+
+def parser(kind: pa.DataType, zone: str) -> Parser:
+    """What makes a value of a type, by rules 1 to 3, of a text. zone: for times that name none."""
+    t = pa.types
+    if t.is_string(kind) or t.is_large_string(kind):
+        return lambda text: text
+    if t.is_signed_integer(kind):
+        most = (1 << kind.bit_width - 1) - 1
+        return lambda text: integer(text, most)
+    if t.is_floating(kind):
+        return double if t.is_float64(kind) else single
+    if t.is_boolean(kind):
+        return boolean
+    if t.is_decimal(kind):
+        return lambda text: fixed_point(text, kind.precision, kind.scale)
+    if t.is_date(kind):
+        return date
+    if t.is_timestamp(kind):
+        own = None if kind.tz is None else ZoneInfo(zone)
+        return lambda text: timestamp(text, own)
+    raise AssertionError(kind)
+
+
+def _unusual(text: str) -> ValueError:
+    """The error for a text that is not of a plain form."""
+    return OnlySpark() if any(sign.isdigit() for sign in text) else Malformed()
+
+
+def integer(text: str, most: int) -> int:
+    """A whole number up to `most`, and down to -most - 1.
+
+    >>> integer("-128", 127)
+    -128
+    """
+    if not _INTEGER.fullmatch(text):
+        raise _unusual(text)
+    value = int(text)
+    if not -most - 1 <= value <= most:
+        raise Malformed
+    return value
+
+
+def double(text: str) -> float:
+    """A floating point number of 64 bits."""
+    if text in _WORDS:
+        return _WORDS[text]
+    if not _NUMBER.fullmatch(text):
+        raise OnlySpark if "inf" in text.lower() or "nan" in text.lower() else _unusual(text)
+    return float(text)
+
+
+def single(text: str) -> float:
+    """One of 32 bits, rounded once, from the text."""
+    if not _NUMBER.fullmatch(text):
+        return double(text)
+    try:
+        return float(pa.scalar(text).cast(pa.float32()).as_py())
+    except pa.ArrowInvalid:
+        raise OnlySpark from None
+
+
+def boolean(text: str) -> bool:
+    """true or false, in any case."""
+    if text.lower() not in ("true", "false"):
+        raise Malformed
+    return text.lower() == "true"
+
+
+def fixed_point(text: str, precision: int, scale: int) -> decimal.Decimal:
+    """A decimal number, fitted to a column.
+
+    >>> fixed_point("1.555", 10, 2)
+    Decimal('1.56')
+    """
+    if not _NUMBER.fullmatch(text):
+        raise _unusual(text)
+    try:
+        value = decimal.Decimal(text).quantize(decimal.Decimal(1).scaleb(-scale), decimal.ROUND_HALF_UP, _WIDE)
+    except decimal.InvalidOperation:  # more digits than anything has
+        raise OnlySpark from None
+    if value and value.adjusted() + 1 + scale > precision:
+        raise Malformed
+    return value if value else value.copy_abs()
+
+
+def date(text: str) -> int:
+    """Days since 1970.
+
+    >>> date("1970-01-02")
+    1
+    """
+    match = _DATE.fullmatch(text)
+    if match is None:
+        raise _unusual(text)
+    try:
+        return datetime.date(*map(int, match.groups())).toordinal() - 719_163
+    except ValueError:
+        raise Malformed from None
+
+
+def timestamp(text: str, zone: datetime.tzinfo | None) -> int:
+    """Microseconds since 1970. zone: for a text that names none; None: the time is of no zone, and a text that names one does not fit.
+
+    >>> timestamp("1970-01-01T01:00:01.5+01:00", ZoneInfo("UTC")), timestamp("1970-01-01 01:00", ZoneInfo("Europe/Berlin"))
+    (1500000, 0)
+    """
+    match = _TIME.fullmatch(text)
+    if match is None:
+        raise _unusual(text)
+    *parts, fraction, offset = match.groups()
+    try:
+        year, month, day, hour, minute, second = (int(part or 0) for part in parts)
+        at = datetime.datetime(year, month, day, hour, minute, second, int((fraction or "")[:6].ljust(6, "0")))
+    except ValueError:
+        raise Malformed from None
+    if offset is not None:
+        if zone is None:
+            raise Malformed
+        sign = -1 if offset[0] == "-" else 1
+        ahead = datetime.timedelta() if offset == "Z" else sign * datetime.timedelta(hours=int(offset[1:3]), minutes=int(offset[4:6]))
+    else:
+        ahead = datetime.timedelta() if zone is None else zone.utcoffset(at) or datetime.timedelta()
+    return (at - _EPOCH - ahead) // _MICROSECOND
