@@ -19,7 +19,7 @@ def check_injector(injector: Injector) -> None:
 
 
 def check_keys(what: str, inputs: Sequence[Input], injectors: Sequence[Injector]) -> None:
-    """The same for the keys of streams that are injected."""
+    """Raises DefinitionError if a key of an injected stream names a column that its source does not have."""
     for one in inputs:
         keys = one.key if isinstance(one.key, tuple) else (one.key,)
         known = next((columns_of(injector.source.schema) for injector in injectors if injector.name == one.stream), None)
