@@ -99,7 +99,7 @@ def test_a_zombie_attempt_that_wakes_up_late_changes_nothing_and_is_collected(sp
     honest = set(units.iterdir())
     then = standings_of(before)
     times = authority.times(epochs.topology, then, then, before.now, before.epoch)
-    order = EpochOrder(before.epoch, epochs.token, epochs.log.read(before.epoch - 1), times, [], os.getpid(), "")
+    order = EpochOrder(before.epoch, before.now, epochs.token, epochs.log.read(before.epoch - 1), times, [], os.getpid(), "")
     rows = files[0]
     table = pa.table(
         {
