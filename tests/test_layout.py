@@ -17,7 +17,6 @@ ROOT = Path(ms.__file__).parent
 #: Who stands above whom: a module may import its own layer and those below it (larger numbers).
 LAYERS = {
     "cli": 0,
-    "demo": 1,
     "testing": 2,
     "pipeline": 3,
     "handle": 4,

@@ -25,15 +25,15 @@ from typing import Any
 import msgspec
 from rich.console import Console
 
-from millstream.demo import picture, report, undisturbed
-from millstream.demo.commands import pasteable
-from millstream.demo.driver import CHECKPOINT, LATENCY, Latency
-from millstream.demo.drivers import LOG, SCRATCH, STORY, DriverFailed, Drivers, Story, plan
-from millstream.demo.live import Show
-from millstream.demo.look import UNDISTURBED_LOG, Onlooker
-from millstream.demo.processes import Child
-from millstream.demo.traffic import QUERIES, TRUTH, Traffic, Truth, read_truth, write
-from millstream.demo.zeitgeist import STREAMS
+from demos import picture, report, undisturbed
+from demos.commands import pasteable
+from demos.driver import CHECKPOINT, LATENCY, Latency
+from demos.drivers import LOG, SCRATCH, STORY, DriverFailed, Drivers, Story, plan
+from demos.live import Show
+from demos.look import UNDISTURBED_LOG, Onlooker
+from demos.processes import Child
+from demos.traffic import QUERIES, TRUTH, Traffic, Truth, read_truth, write
+from demos.zeitgeist import STREAMS
 from millstream.errors import MissingExtra
 
 FULL = Traffic(terms=1_000, rate=800.0, spikes=30, dips=12, files=48)
@@ -156,7 +156,7 @@ def _both(output: Path, drivers: Drivers, onlooker: Onlooker, show: Show) -> Non
         drivers.run(lambda: None)
         return
     log.unlink(missing_ok=True)
-    other = Child("millstream.demo.undisturbed", str(output), log=log)
+    other = Child("demos.undisturbed", str(output), log=log)
 
     def check() -> None:
         if other.code not in (None, 0):

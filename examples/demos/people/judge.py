@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from millstream.demo.people.world import USERS
+from demos.people.world import USERS
 from millstream.extras import needed
 
 _LATEST = """

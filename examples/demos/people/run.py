@@ -18,17 +18,17 @@ import msgspec
 from rich.console import Console
 from rich.table import Table
 
+from demos import place
+from demos.commands import pasteable
+from demos.people import picture
+from demos.people.judge import differences, history, published
+from demos.people.tree import TreeSight, TreeWatcher
+from demos.people.world import CHECKPOINT, RISING, USERS, VIEWS, PeopleWorld, write
+from demos.processes import Child
 from millstream import faults
-from millstream.demo import place
-from millstream.demo.commands import pasteable
-from millstream.demo.people import picture
-from millstream.demo.people.judge import differences, history, published
-from millstream.demo.people.tree import TreeSight, TreeWatcher
-from millstream.demo.people.world import CHECKPOINT, RISING, USERS, VIEWS, PeopleWorld, write
-from millstream.demo.processes import Child
 from millstream.errors import MissingExtra
 
-DRIVER = "millstream.demo.people.driver"
+DRIVER = "demos.people.driver"
 LOG, PICTURE, SCRATCH, MARK = "driver.log", "views.png", ".scratch", ".people"
 SMALL = PeopleWorld(users=40_000, load=1, news=14, each=4_000)
 _MADE = (USERS, f".{USERS}.unfinished", CHECKPOINT, *VIEWS, LOG, PICTURE, SCRATCH)

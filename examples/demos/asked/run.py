@@ -16,14 +16,14 @@ from typing import Any
 import msgspec
 from rich.console import Console
 
-from millstream.demo import BUCKET, place
-from millstream.demo.asked.judge import AnswerJudge
-from millstream.demo.commands import pasteable
-from millstream.demo.driver import CHECKPOINT
-from millstream.demo.model import Model
-from millstream.demo.processes import Child
-from millstream.demo.traffic import QUERIES, TRUTH, Traffic, Truth, write
-from millstream.demo.zeitgeist import STREAMS
+from demos import BUCKET, place
+from demos.asked.judge import AnswerJudge
+from demos.commands import pasteable
+from demos.driver import CHECKPOINT
+from demos.model import Model
+from demos.processes import Child
+from demos.traffic import QUERIES, TRUTH, Traffic, Truth, write
+from demos.zeitgeist import STREAMS
 from millstream.errors import MillstreamError
 
 FULL = Traffic(terms=300, seconds=400, rate=300.0, spikes=16, dips=6, files=36)
@@ -74,7 +74,7 @@ class _Asked:
             self._say(f"a server follows {self.output / CHECKPOINT}, at {self.address}. While it runs, in another terminal:")
             self._say(pasteable("kv", "get", DETECTOR, keys[0], "--at", self.address))
             detector = Client(self.address, DETECTOR)
-            driver = self._child("millstream.demo.driver", str(self.output), log=LOG)
+            driver = self._child("demos.driver", str(self.output), log=LOG)
             self._say("driver 1 starts Spark")
             if not self._ask_while(driver, detector, keys, until=self.traffic.files // 6):
                 return self._failed(driver)
@@ -82,7 +82,7 @@ class _Asked:
             self._say(f"kill -9 of driver 1 with its JVM and workers ({count} processes). Who asks now?", "bold red")
             self.after_the_kill += self._ask(detector, keys, always=True)
             self._say("driver 2 goes on from the checkpoint")
-            driver = self._child("millstream.demo.driver", str(self.output), log=LOG)
+            driver = self._child("demos.driver", str(self.output), log=LOG)
             self._complete(detector, keys[0], truth)
             if not self._ask_while(driver, detector, keys):
                 return self._failed(driver)

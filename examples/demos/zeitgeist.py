@@ -23,8 +23,8 @@ from typing import Any
 import msgspec
 
 import millstream as ms
-from millstream.demo import BUCKET, DAY
-from millstream.demo.model import Forecast, Model, Verdict
+from demos import BUCKET, DAY
+from demos.model import Forecast, Model, Verdict
 
 SCHEMA = "term string, at long, id string"
 STREAMS = ("anomalies", "forecasts")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shlex
+import shutil
 import sys
 from pathlib import Path
 
@@ -13,6 +14,6 @@ def pasteable(*words: object) -> str:
     >>> pasteable("kv", "get", "Spikes", "new york")
     "millstream kv get Spikes 'new york'"
     """
-    own = Path(sys.argv[0])
-    program = str(own) if own.name == "millstream" else "millstream"
+    beside = Path(sys.executable).with_name("millstream")
+    program = "millstream" if shutil.which("millstream") or not beside.exists() else str(beside)
     return shlex.join([program, *map(str, words)])

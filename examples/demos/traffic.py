@@ -22,7 +22,7 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
-from millstream.demo import DAY
+from demos import DAY
 
 Floats = npt.NDArray[np.float64]
 Longs = npt.NDArray[np.int64]

@@ -20,17 +20,17 @@ from pathlib import Path
 
 import msgspec
 
+from demos.driver import FILES_PER_EPOCH
+from demos.live import Show
+from demos.look import Onlooker, Sighting
+from demos.processes import Child
+from demos.traffic import Traffic
 from millstream import faults
-from millstream.demo.driver import FILES_PER_EPOCH
-from millstream.demo.live import Show
-from millstream.demo.look import Onlooker, Sighting
-from millstream.demo.processes import Child
-from millstream.demo.traffic import Traffic
 
 LOG = "driver.log"
 STORY = ".story.json"
 SCRATCH = ".scratch"
-DRIVER = "millstream.demo.driver"
+DRIVER = "demos.driver"
 
 _LOOK_EVERY = 0.1
 _SETTLED = 10.0

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import msgspec
 
+from demos.people.world import CHECKPOINT, RISING
 from millstream.core.keys import key_bytes, shard_of
 from millstream.core.keyspace import ROW, decode_row
-from millstream.demo.people.world import CHECKPOINT, RISING
 from millstream.errors import MillstreamError
 from millstream.state.manifest import Manifest, ManifestLog
 from millstream.state.reader import CommittedState

@@ -11,9 +11,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from millstream.demo import BUCKET, DAY
-from millstream.demo.report import Report, read_rows
-from millstream.demo.traffic import Truth
+from demos import BUCKET, DAY
+from demos.report import Report, read_rows
+from demos.traffic import Truth
 from millstream.extras import needed
 
 PANELS = 6

@@ -1,12 +1,12 @@
-"""The pipeline of the views demo in a process of its own: `python -m millstream.demo.people.driver DIR`."""
+"""The pipeline of the views demo in a process of its own: `python -m demos.people.driver DIR`."""
 
 from __future__ import annotations
 
 import sys
 from pathlib import Path
 
-from millstream.demo.people.world import CHECKPOINT, pipeline
-from millstream.demo.processes import end_with_parent
+from demos.people.world import CHECKPOINT, pipeline
+from demos.processes import end_with_parent
 
 
 def main(output: Path) -> None:

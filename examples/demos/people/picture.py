@@ -6,8 +6,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from millstream.demo.people.tree import TreeSight
-from millstream.demo.people.world import RISING
+from demos.people.tree import TreeSight
+from demos.people.world import RISING
 from millstream.extras import needed
 
 _INK, _FAINT, _LINE, _KILL = "#1f2933", "#9aa5b1", "#0b5394", "#d9480f"

@@ -1,6 +1,6 @@
 """The undisturbed run: the same pipeline on the same queries, in one process that nobody kills, without Spark and without a checkpoint.
 
-    python -m millstream.demo.undisturbed OUTPUT      runs it, and prints a line for each file of queries
+    python -m demos.undisturbed OUTPUT      runs it, and prints a line for each file of queries
 
 Rules
 1. It reads the files that Spark reads, and runs the pipeline that Spark runs. Its rows are in `undisturbed/`, all at once when it has ended.
@@ -21,11 +21,11 @@ from typing import Any
 import msgspec
 
 import millstream as ms
-from millstream.demo.driver import pipeline
-from millstream.demo.processes import end_with_parent
-from millstream.demo.report import read_rows
-from millstream.demo.traffic import QUERIES, read_truth
-from millstream.demo.zeitgeist import STREAMS
+from demos.driver import pipeline
+from demos.processes import end_with_parent
+from demos.report import read_rows
+from demos.traffic import QUERIES, read_truth
+from demos.zeitgeist import STREAMS
 
 FOLDER = "undisturbed"
 

@@ -19,8 +19,8 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from millstream.demo import DAY
-from millstream.demo.traffic import HiddenAnomaly, Truth
+from demos import DAY
+from demos.traffic import HiddenAnomaly, Truth
 
 GRACE = 3_000
 

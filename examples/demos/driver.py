@@ -1,4 +1,4 @@
-"""python -m millstream.demo.driver OUTPUT: one driver of the demo. It runs the pipeline on resident tasks of Spark to its end, or until it is killed.
+"""python -m demos.driver OUTPUT: one driver of the demo. It runs the pipeline on resident tasks of Spark to its end, or until it is killed.
 
 All that it needs is in the output directory: the queries, the truth beside them, and the checkpoint from which it goes on. A driver that comes to the end
 leaves there how long its epochs took.
@@ -14,10 +14,10 @@ from typing import Any
 import msgspec
 
 import millstream as ms
-from millstream.demo import picture
-from millstream.demo.processes import end_with_parent
-from millstream.demo.traffic import QUERIES, Truth, read_truth
-from millstream.demo.zeitgeist import build
+from demos import picture
+from demos.processes import end_with_parent
+from demos.traffic import QUERIES, Truth, read_truth
+from demos.zeitgeist import build
 from millstream.errors import MillstreamError
 
 CHECKPOINT = "checkpoint"

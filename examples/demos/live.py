@@ -20,9 +20,9 @@ from rich.spinner import Spinner
 from rich.table import Table
 from rich.text import Text
 
-from millstream.demo.look import Sighting
-from millstream.demo.report import kind_text
-from millstream.demo.traffic import Truth
+from demos.look import Sighting
+from demos.report import kind_text
+from demos.traffic import Truth
 
 SILENCE = 5.0
 

@@ -12,10 +12,10 @@ from typing import Any
 
 import msgspec
 
+from demos.driver import CHECKPOINT
+from demos.traffic import Truth
+from demos.undisturbed import FOLDER
 from millstream.core.time import BEGINNING, END
-from millstream.demo.driver import CHECKPOINT
-from millstream.demo.traffic import Truth
-from millstream.demo.undisturbed import FOLDER
 from millstream.errors import CheckpointError
 from millstream.state.manifest import ManifestLog
 from millstream.state.storage import open_storage

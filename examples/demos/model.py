@@ -20,7 +20,7 @@ from math import log, sqrt
 
 import msgspec
 
-from millstream.demo import BUCKET, DAY
+from demos import BUCKET, DAY
 
 BUCKETS = DAY // BUCKET
 SLOTS = 20
