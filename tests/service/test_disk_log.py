@@ -19,8 +19,8 @@ from effort import some
 from millstream.errors import DamageError, Fenced, NotReady, StorageError, UnknownOutcome
 from millstream.service.logs.disk import DiskLog, SharedDiskLog, disk
 from millstream.service.logs.frames import RECORD, SECTOR, STAND, WalEntry, decode_file, encode_group, padded
-from millstream.service.logs.wal import write_all
 from millstream.service.messages import LogRecord
+from millstream.state.durable import write_all
 
 SMALL = 1 << 16
 

@@ -63,7 +63,7 @@ def test_none_keeps_nothing_but_fences(tmp_path: Path) -> None:
             await log.seal(1)
         with pytest.raises(Fenced):
             await log.confirm(1)
-        with pytest.raises(ms.errors.StorageError, match="another node uses"):
+        with pytest.raises(ms.errors.StorageError, match="in use by another node"):
             none().open(tmp_path)
         await shared.close()
         await none().open(tmp_path).close()

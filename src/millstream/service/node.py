@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import fcntl
 import logging
 import os
 from collections.abc import AsyncIterator, Sequence
@@ -22,11 +21,12 @@ from pathlib import Path
 from typing import Any
 
 from millstream.core.keyspace import after
-from millstream.errors import BadNode, DefinitionError, MillstreamError, NotReady, RefusedRequest, ServiceError, StorageError
+from millstream.errors import BadNode, DefinitionError, MillstreamError, NotReady, RefusedRequest, ServiceError
 from millstream.network import Tls
 from millstream.service.control import Control
 from millstream.service.found import limits_of
 from millstream.service.limits import CONTROL, DATA, Limits, check_size, while_pinned
+from millstream.service.logs.wal import lock_node_folder
 from millstream.service.manager import Manager
 from millstream.service.messages import ENTRY, Answer, Decide, Decision, Descriptor, Level, Op, Request
 from millstream.service.partition import SERVING, Partition
@@ -101,7 +101,7 @@ class Node:
 
     async def start(self) -> None:
         """Locks the folder, listens, and serves what is desired."""
-        self._lock = _locked(self.folder)
+        self._lock = lock_node_folder(self.folder, "lock")
         try:
             self.manager.on_change = self._remap
             await self.data.start()
@@ -413,15 +413,3 @@ def _decision(number: int) -> Decision:
         return Decision(number)
     except ValueError:
         raise RefusedRequest(f"there is no decision {number}: see DecideRequest in service.proto") from None
-
-
-def _locked(folder: Path) -> int:
-    """A folder belongs to one process."""
-    folder.mkdir(parents=True, exist_ok=True)
-    handle = os.open(folder / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-    try:
-        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError as error:
-        os.close(handle)
-        raise StorageError(f"{folder} is in use by another node: stop it, or give this one a folder of its own (--dir)") from error
-    return handle

@@ -3,6 +3,7 @@
     codec, extensions, sameness    Python values to bytes, types that msgpack lacks, and whether a value comes back equal
     storage, prefixed, memory, formats
                                    objects with create-if-absent, on disk, in S3 or in memory; versions of what is in them
+    durable                        locks on folders; files that are written, synced and replaced whole
     segment, blocks                a sorted file of entries, parts of many
     framing                        frames of a log on disk: a torn end, or damage
     parcel, part                   stored productions; what a task has staged at a sink

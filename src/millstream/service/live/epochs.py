@@ -15,8 +15,8 @@ Rules
 
 from __future__ import annotations
 
-import fcntl
 import heapq
+import itertools
 import os
 import shutil
 import threading
@@ -27,6 +27,7 @@ from operator import itemgetter
 from pathlib import Path
 
 from millstream.errors import StorageError
+from millstream.state.durable import lock_folder
 from millstream.state.manifest import Manifest
 from millstream.state.replica import Held, forget_replica, open_replica, replica_root
 from millstream.state.rows import Reader
@@ -257,13 +258,8 @@ class PinnedEpochs:
 
 def _own_folder(base: Path) -> tuple[Path, int]:
     """The first numbered folder that nobody else holds, and the handle of its lock."""
-    base.mkdir(parents=True, exist_ok=True)
-    number = 0
-    while True:
-        handle = os.open(base / f"{number}.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-        try:
-            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            return base / str(number), handle
-        except BlockingIOError:
-            os.close(handle)
-            number += 1
+    for number in itertools.count():
+        lock = lock_folder(base, f"{number}.lock")
+        if lock is not None:
+            return base / str(number), lock
+    raise AssertionError

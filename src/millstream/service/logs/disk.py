@@ -30,8 +30,9 @@ from typing import Any
 
 from millstream.errors import DamageError, Fenced, NotReady, StorageError, UnknownOutcome
 from millstream.service.logs.frames import FORGOT, RECORD, STAND, WalEntry, WalGroup, damaged, decode_group
-from millstream.service.logs.wal import Sync, WalFiles, Write, remove_files, write_all
+from millstream.service.logs.wal import Sync, WalFiles, Write, remove_files
 from millstream.service.messages import LogRecord, decode_record, encode_record
+from millstream.state.durable import write_all
 from millstream.state.storage import LocalStorage, Storage
 
 SEGMENT = 64 << 20

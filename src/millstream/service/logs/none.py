@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from millstream.errors import Fenced, StorageError
-from millstream.service.logs.wal import lock_folder
+from millstream.service.logs.wal import lock_node_folder
 from millstream.service.messages import LogRecord
 from millstream.state.storage import LocalStorage, Storage
 
@@ -77,8 +77,7 @@ class SharedNoLog:
         self.folder = folder
         self._logs: dict[int, NoLog] = {}
         try:
-            folder.mkdir(parents=True, exist_ok=True)
-            self._lock = lock_folder(folder, "stores.lock")
+            self._lock = lock_node_folder(folder, "stores.lock")
         except OSError as error:
             raise StorageError(f"cannot use {folder}: {error.strerror or error}") from error
 

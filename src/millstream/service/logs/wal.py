@@ -10,7 +10,6 @@ Rules
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import itertools
 import os
 from collections.abc import Callable, Iterable, Mapping
@@ -19,6 +18,7 @@ from typing import Any, Protocol
 
 from millstream.errors import DamageError, StorageError
 from millstream.service.logs.frames import FORGOT, STAND, WalEntry, WalGroup, decode_file, encode_group, padded
+from millstream.state.durable import lock_folder, sync_folder
 
 #: Writes all bytes at a place of a file.
 Write = Callable[[int, bytes, int], None]
@@ -30,14 +30,6 @@ class Trimmed(Protocol):
     """What is asked of a partition's log: how far it was trimmed."""
 
     trimmed: int
-
-
-def write_all(fd: int, data: bytes, offset: int) -> None:
-    """All of the bytes, at this place."""
-    with memoryview(data) as view:
-        done = 0
-        while done < len(view):
-            done += os.pwrite(fd, view[done:], offset + done)
 
 
 class WalFiles:
@@ -53,8 +45,8 @@ class WalFiles:
         try:
             self._folder.mkdir(parents=True, exist_ok=True)
             for above in (folder, folder.absolute().parent):
-                _sync_folder(above)
-            self._lock = lock_folder(folder, "log.lock")
+                sync_folder(above)
+            self._lock = lock_node_folder(folder, "log.lock")
         except OSError as error:
             raise StorageError(f"cannot use {folder} for a log: {error.strerror or error}") from error
 
@@ -130,7 +122,7 @@ class WalFiles:
             self._write(fd, data, 0)
             self._sync(fd)
             os.rename(hidden, self.path(number))
-            _sync_folder(self._folder)
+            sync_folder(self._folder)
         except BaseException:
             os.close(fd)
             with contextlib.suppress(OSError):
@@ -148,23 +140,12 @@ class WalFiles:
         self._fd = self._lock = -1
 
 
-def lock_folder(folder: Path, name: str) -> int:
-    """Locks a folder for this process until the file that is returned is closed, or the process ends."""
-    fd = os.open(folder / name, os.O_RDWR | os.O_CREAT, 0o644)
-    try:
-        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError:
-        os.close(fd)
-        raise StorageError(f"another node uses {folder}: stop it first, or give this one a folder of its own") from None
+def lock_node_folder(folder: Path, name: str) -> int:
+    """Locks a node's folder for this process until the descriptor is closed."""
+    fd = lock_folder(folder, name)
+    if fd is None:
+        raise StorageError(f"{folder} is in use by another node: stop it, or give this one a folder of its own (--dir)")
     return fd
-
-
-def _sync_folder(folder: Path) -> None:
-    fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        os.fsync(fd)
-    finally:
-        os.close(fd)
 
 
 def remove_files(paths: list[Path]) -> None:
@@ -172,4 +153,4 @@ def remove_files(paths: list[Path]) -> None:
     for path in paths:
         with contextlib.suppress(FileNotFoundError):
             path.unlink()
-        _sync_folder(path.parent)
+        sync_folder(path.parent)
