@@ -42,8 +42,8 @@ from millstream.simulation import readings
 from millstream.simulation.local import Emitted, LocalEngine, SimulatedCrash
 
 if TYPE_CHECKING:
-    from millstream.service.checks import check_log, check_store
-    from millstream.service.trial import serving
+    from millstream.service.conformance import check_log, check_store
+    from millstream.service.local_node import serving
 
 __all__ = [
     "Emitted",

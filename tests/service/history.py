@@ -25,8 +25,8 @@ from typing import Any
 
 from millstream.errors import Conflict, MillstreamError, RefusedRequest, SessionExpired, UnknownOutcome
 from millstream.service.client import AsyncClient
-from millstream.service.found import as_bytes
 from millstream.service.proto import service_pb2 as pb
+from millstream.service.results import to_bytes
 
 OK, UNKNOWN, REFUSED, OPEN = "ok", "unknown", "refused", "open"
 
@@ -266,7 +266,7 @@ class NotingClient:
 
     async def add(self, key: bytes, amount: int = 1) -> Operation:
         one = self._history.begin(self.number, "add", key, amount)
-        return await self._write(one, "Call", pb.CallRequest(function="add", key=key, argument=as_bytes(str(amount))), key)
+        return await self._write(one, "Call", pb.CallRequest(function="add", key=key, argument=to_bytes(str(amount))), key)
 
     async def _write(self, one: Operation, name: str, asked: Any, key: bytes) -> Operation:
         try:

@@ -15,7 +15,7 @@ from typing import Any
 
 from millstream.errors import Fenced
 from millstream.service import Table, functions
-from millstream.service.logs.base import Log
+from millstream.service.logs.log_contract import Log
 from millstream.service.messages import Decide, Decision, Descriptor, LogRecord, Op, Request
 from millstream.service.partition import Partition
 from millstream.service.stores.memory import memory

@@ -375,7 +375,7 @@ def test_what_cannot_be_synced_is_not_opened(tmp_path: Path) -> None:
 def test_a_second_open_of_a_folder_is_refused(tmp_path: Path) -> None:
     async def work() -> None:
         shared = disk().open(tmp_path)
-        with pytest.raises(StorageError, match=f"another node uses {tmp_path}"):
+        with pytest.raises(StorageError, match=f"{tmp_path} is in use by another node"):
             disk().open(tmp_path)
         await shared.close()
         await disk().open(tmp_path).close()

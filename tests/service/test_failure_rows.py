@@ -13,14 +13,14 @@ from servicekit import APP, HandLog, NodeProcess, get, partition, session, upser
 
 from millstream.errors import Busy, DamageError, NotReady, RefusedRequest, Stale, StorageError, UnknownOutcome
 from millstream.service import Table, functions, logs, stores
-from millstream.service.calls import Channel
+from millstream.service.channel import Channel
 from millstream.service.client import AsyncClient
 from millstream.service.logs.disk import SharedDiskLog
 from millstream.service.logs.frames import decode_file
 from millstream.service.messages import LIMIT
 from millstream.service.node import Node
 from millstream.service.proto import service_pb2 as pb
-from millstream.service.watching import Watchers
+from millstream.service.watchers import Watchers
 
 
 def put(key: bytes, value: bytes, **header: Any) -> pb.UpsertRequest:

@@ -14,8 +14,8 @@ from servicekit import session
 import millstream as ms
 from millstream.errors import RefusedRequest
 from millstream.service import Client, Table, Turn, TurnView, drop_fields, functions, hide_fields, keep_if, stores
+from millstream.service.grpc_servers import DATA_CALLS, DATA_SERVICE
 from millstream.service.messages import Decision
-from millstream.service.planes import DATA_CALLS, DATA_SERVICE
 from millstream.service.proto import service_pb2 as pb
 
 DOCUMENT = '{"name": "ann", "ssn": 1, "salary": 2}'  # ssn is not to be kept, salary not to be shown

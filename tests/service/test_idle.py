@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from millstream.service import HASH, AsyncClient, Node, Table, stores
-from millstream.service.stores.base import StoreKind
+from millstream.service.stores.store_contract import StoreKind
 
 
 async def cost(folder: Path, partitions: int, store: StoreKind) -> tuple[int, int, int, int]:

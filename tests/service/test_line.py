@@ -13,14 +13,14 @@ from servicekit import HandLog, call, get, partition, session, table, upsert
 from millstream.errors import Busy, Fenced, NotReady, RefusedRequest, ServiceError, Stale, UnknownOutcome
 from millstream.service import dispatch
 from millstream.service.clock import PartitionClock
+from millstream.service.completion_window import CompletionWindow
 from millstream.service.messages import Level, Op, Request
 from millstream.service.stores.memory import memory
-from millstream.service.window import Window
 
 
 @given(st.permutations(range(1, 40)))
 def test_a_window_gives_everything_once_and_in_order_whatever_the_order_of_arrival(order: list[int]) -> None:
-    window: Window[int] = Window(1, 64)
+    window: CompletionWindow[int] = CompletionWindow(1, 64)
     left = [number for arrived in order for number in window.arrive(arrived, arrived)]
     assert left == list(range(1, 40))
     assert window.arrive(5, 5) == []
@@ -46,7 +46,7 @@ def test_the_clock_goes_on_after_a_restart_when_the_wall_clock_was_put_back() ->
     asyncio.run(main())
 
 
-class LooseWindow(Window[int]):
+class LooseWindow(CompletionWindow[int]):
     """The twin: whatever arrives leaves at once."""
 
     def arrive(self, number: int, what: int) -> list[int]:
@@ -54,7 +54,7 @@ class LooseWindow(Window[int]):
         return [what]
 
 
-async def out_of_order(seed: int, window: Window[int] | None) -> tuple[list[int], list[tuple[bytes, bytes | None]]]:
+async def out_of_order(seed: int, window: CompletionWindow[int] | None) -> tuple[list[int], list[tuple[bytes, bytes | None]]]:
     """Writes to a log that completes in any order: the positions in the order of their answers, and what is there in the end."""
     log, chosen = HandLog(at_once=False), random.Random(seed)
     one = await partition(log)
@@ -424,9 +424,9 @@ def test_a_value_is_put_only_where_there_is_none() -> None:
 def test_one_call_more_than_a_plane_takes_at_once_is_refused_and_without_a_limit_none_is(at_once: int) -> None:
     import msgspec
 
-    from millstream.service.calls import Channel
+    from millstream.service.channel import Channel
+    from millstream.service.grpc_servers import DataPlane
     from millstream.service.limits import DATA
-    from millstream.service.planes import DataPlane
     from millstream.service.proto import service_pb2 as pb
 
     class Hangs:
@@ -480,7 +480,7 @@ def test_a_bounded_read_of_a_shared_log_asks_nobody_and_says_how_old_it_may_be()
 
 
 def test_changes_that_nobody_watches_any_more_are_let_go() -> None:
-    from millstream.service.watching import PATIENCE, Watchers
+    from millstream.service.watchers import PATIENCE, Watchers
 
     async def main() -> None:
         watchers = Watchers()

@@ -23,8 +23,8 @@ from millstream.core import subkeys
 from millstream.core.keys import key_bytes
 from millstream.core.keyspace import ROW, decode_row, sub_prefix
 from millstream.errors import RefusedRequest, TooLarge
-from millstream.service.live.portions import LIMIT, Portions
-from millstream.service.live.serve import LivePipeline
+from millstream.service.live.backend import LiveBackend
+from millstream.service.live.paging import LIMIT, Pager
 from millstream.service.proto import service_pb2 as pb
 from millstream.simulation.cluster import Driver, InputPlan, Simulation
 from millstream.state.manifest import ManifestLog
@@ -127,7 +127,7 @@ def test_timers_holds_and_maps_by_themselves(tmp_path, capsys):
     )
     (shown,) = printed(capsys, "state", str(folder), "Visits", "--key", "7", "--limit", "25", "--json")["rows"]
 
-    async def ask(live: LivePipeline) -> None:
+    async def ask(live: LiveBackend) -> None:
         for form in (pb.JSON, pb.BYTES):
             decode = json.loads if form == pb.JSON else msgspec.msgpack.decode
             _, timers = await scanned(live, "Visits", form=form, of={"part": "timers"})
@@ -157,7 +157,7 @@ def test_tables_views_and_joins_are_what_they_show(tmp_path, capsys):
     for name in ("users", "names", "pairs"):
         shown = printed(capsys, "view", str(folder), name, "--json")["rows"]
 
-        async def ask(live: LivePipeline, name: str = name, shown: list[dict[str, Any]] = shown) -> None:
+        async def ask(live: LiveBackend, name: str = name, shown: list[dict[str, Any]] = shown) -> None:
             found = [
                 (key, json.loads(value))
                 async for reply in live.scan(pb.ScanRequest(header=header(name, form=pb.JSON)))
@@ -214,7 +214,7 @@ def test_portions_are_small_and_together_all(sizes: list[int], limit: int, in_th
     rows = [(b"%d" % at, bytes(size)) for at, size in enumerate(sizes)]
 
     async def main() -> list[Any]:
-        return [one async for one in Portions(iter(rows), in_thread=in_thread, limit=limit)]
+        return [one async for one in Pager(iter(rows), in_thread=in_thread, limit=limit)]
 
     found = asyncio.run(main())
     assert [pair for one in found for pair in zip(one.keys, one.values, strict=True)] == rows[: limit or None]

@@ -16,8 +16,8 @@ from effort import some
 from millstream.core.keyspace import decode_row
 from millstream.errors import DamageError, NotReady, RefusedRequest, Stale
 from millstream.service.live.epochs import PinnedEpochs
-from millstream.service.live.follow import Follower
 from millstream.service.live.history import ChangeHistory
+from millstream.service.live.tailer import ManifestTailer
 from millstream.service.proto import service_pb2 as pb
 from millstream.state.manifest import ManifestLog, manifest_name
 from millstream.state.memory import MemoryStorage
@@ -103,7 +103,7 @@ def test_every_pinned_epoch_is_what_a_dictionary_holds(tmp_path_factory, seed: i
 def test_on_a_folder_a_look_finds_what_is_newest_however_far_that_is(tmp_path):
     world = Checkpoint(4, storage=LocalStorage(tmp_path / "c"))
     epochs = PinnedEpochs(tmp_path / "live")
-    follower = Follower(world.log, epochs, ChangeHistory())
+    tailer = ManifestTailer(world.log, epochs, ChangeHistory())
     world.some()
     folder = tmp_path / "c" / "manifests"
     for act in "eleklek":
@@ -114,9 +114,9 @@ def test_on_a_folder_a_look_finds_what_is_newest_however_far_that_is(tmp_path):
             assert not world.log.exists(epochs.pinned[-1] + 1), "the next one has been collected: that it is absent proves nothing"
         else:
             os.utime(folder, ns=(before, before))  # a clock with coarse ticks: that the folder looks the same proves nothing
-        assert not follower.is_newest()
-        assert follower.look() and epochs.pinned[-1] == world.epoch and follower.is_newest()
-        assert not follower.look()
+        assert not tailer.is_newest()
+        assert tailer.poll() and epochs.pinned[-1] == world.epoch and tailer.is_newest()
+        assert not tailer.poll()
         taken = epochs.take()
         assert taken is not None and dict(taken.scan("C", b"R", b"S")) == world.as_of[world.epoch]["C"]
         taken.close()
@@ -161,22 +161,22 @@ def test_an_object_store_is_asked_for_the_next_manifest_and_listed_now_and_then(
     world, clock = Checkpoint(4), [0.0]
     far = FarStorage(world.storage)
     epochs = PinnedEpochs(tmp_path, clock=lambda: clock[0])
-    follower = Follower(ManifestLog(far), epochs, ChangeHistory(), clock=lambda: clock[0])
+    tailer = ManifestTailer(ManifestLog(far), epochs, ChangeHistory(), clock=lambda: clock[0])
     world.some()
-    assert follower.look() and not follower.is_near and not follower.is_newest()
+    assert tailer.poll() and not tailer.is_near and not tailer.is_newest()
     far.asked.clear()
     for _ in range(200):
         clock[0] += 0.2
-        assert not follower.look()
+        assert not tailer.poll()
     assert far.asked.count("exists") > 180 and far.asked.count("list") <= 5
     assert epochs.newest is not None and epochs.newest.age(clock[0]) == 0
     world.some()
-    assert follower.look() and epochs.pinned[-1] == 1
+    assert tailer.poll() and epochs.pinned[-1] == 1
     world.leap()
-    assert follower.look(sure=True) and epochs.pinned[-1] == world.epoch, "who must be sure has it listed"
+    assert tailer.poll(sure=True) and epochs.pinned[-1] == world.epoch, "who must be sure has it listed"
     world.leap()
     clock[0] += 11
-    assert follower.look() and epochs.pinned[-1] == world.epoch, "and once in a while it is listed anyway"
+    assert tailer.poll() and epochs.pinned[-1] == world.epoch, "and once in a while it is listed anyway"
     epochs.close()
 
 
@@ -246,19 +246,19 @@ def test_an_epoch_that_is_not_pinned_is_refused_and_those_that_are_are_named(tmp
 def test_pins_go_by_age_too_and_the_newest_never(tmp_path):
     world, clock = Checkpoint(), [0.0]
     epochs = PinnedEpochs(tmp_path, max_age=60, clock=lambda: clock[0])
-    follower = Follower(world.log, epochs, ChangeHistory(), clock=lambda: clock[0])
+    tailer = ManifestTailer(world.log, epochs, ChangeHistory(), clock=lambda: clock[0])
     for _ in range(3):
         world.some()
-        follower.look(sure=True)
+        tailer.poll(sure=True)
     assert epochs.pinned == [0, 1, 2]
     taken = epochs.take(0)
     clock[0] = 61
-    follower.look(sure=True)
+    tailer.poll(sure=True)
     assert epochs.pinned == [2] and taken is not None
     assert dict(taken.scan("C", b"R", b"S")) == world.as_of[0]["C"], "who has taken it reads on"
     taken.close()
     clock[0] = 1000
-    follower.look(sure=True)
+    tailer.poll(sure=True)
     assert epochs.pinned == [2]
     epochs.close()
 

@@ -20,7 +20,7 @@ import job
 import support
 from millstream.core.keyspace import decode_row
 from millstream.errors import DefinitionError, NetworkError
-from millstream.service.live.server import LiveServer, ServingThread
+from millstream.service.live.process import LiveServer, LiveServerThread
 from millstream.service.proto import service_pb2 as pb
 
 
@@ -87,20 +87,20 @@ def test_over_grpc(tmp_path):
 def test_in_a_thread_it_listens_or_says_why_not(tmp_path):
     world = Checkpoint(2)
     world.some()
-    server = ServingThread(world.storage, "127.0.0.1:0", replicas=tmp_path)
+    server = LiveServerThread(world.storage, "127.0.0.1:0", replicas=tmp_path)
     with grpc.insecure_channel(server.address) as channel:
         ask = Asking(channel)
         found = ask.get(pb.GetRequest(header=header(), keys=[b"%02d" % k for k in range(30)]))
         assert {b"%02d" % k: v for k, v in enumerate(found.values) if v} == world.rows_at(0)
         with pytest.raises(NetworkError, match="cannot listen on"):
-            ServingThread(world.storage, server.address, replicas=tmp_path)
+            LiveServerThread(world.storage, server.address, replicas=tmp_path)
     server.stop()
     server.stop()
 
 
 SERVE = """
 import asyncio, sys
-from millstream.service.live.server import serve_checkpoint
+from millstream.service.live.process import serve_checkpoint
 asyncio.run(serve_checkpoint(sys.argv[1], ready=lambda at: print(at, flush=True)))
 """
 
@@ -184,7 +184,7 @@ def test_a_client_scans_epochs_and_is_told_why_an_event_time_did_not_come() -> N
 
     from millstream.errors import Stale
     from millstream.service.client import AsyncClient
-    from millstream.service.live.server import LiveServer
+    from millstream.service.live.process import LiveServer
     from millstream.state.manifest import ManifestLog
     from millstream.state.storage import open_storage
 

@@ -1,4 +1,4 @@
-"""Watching live state: a replayed watch is the state at every mark, through disconnects, folds, collections and slow readers."""
+"""Watcher live state: a replayed watch is the state at every mark, through disconnects, folds, collections and slow readers."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ from millstream.core import subkeys
 from millstream.core.keys import key_bytes
 from millstream.core.keyspace import ROW, sub_prefix
 from millstream.errors import RefusedRequest, Stale
+from millstream.service.live.backend import LiveBackend
 from millstream.service.live.history import ChangeHistory, ChangeSet
-from millstream.service.live.serve import LivePipeline
 from millstream.service.proto import service_pb2 as pb
 
 SNAPSHOT, CHANGES, MARK, RESET = pb.WatchReply.SNAPSHOT, pb.WatchReply.CHANGES, pb.WatchReply.MARK, pb.WatchReply.RESET
 
 
-class Replayed:
+class RecoveredLog:
     """A client that applies what it is sent, and compares at every mark."""
 
     def __init__(self, world: Checkpoint, name: str = "C", keys: tuple[bytes, ...] = (), prefix: bytes = b"") -> None:
@@ -34,7 +34,7 @@ class Replayed:
         self.kinds: list[int] = []
         self.stream: AsyncIterator[pb.WatchReply] | None = None
 
-    def connect(self, live: LivePipeline) -> None:
+    def connect(self, live: LiveBackend) -> None:
         more: dict[str, Any] = {} if self.last is None else {"after": self.last}
         self.stream = live.watch(pb.WatchRequest(header=header(self.name), keys=self.keys, prefix=self.prefix, **more))
 
@@ -77,7 +77,12 @@ def test_a_replayed_watch_is_the_state_at_every_mark(tmp_path_factory, seed: int
 
     async def main() -> None:
         async with served(world.storage, replicas=tmp_path_factory.mktemp("live"), buffer=buffer) as live:
-            watchers = [Replayed(world), Replayed(world, keys=(b"03", b"07", b"11")), Replayed(world, prefix=b"1"), Replayed(world, "D")]
+            watchers = [
+                RecoveredLog(world),
+                RecoveredLog(world, keys=(b"03", b"07", b"11")),
+                RecoveredLog(world, prefix=b"1"),
+                RecoveredLog(world, "D"),
+            ]
             for act in [*acts, "e", "w"]:
                 if act == "e":
                     world.some()
@@ -116,7 +121,7 @@ def test_each_epoch_comes_by_itself_and_those_missed_as_one(tmp_path):
 
     async def main() -> None:
         async with served(world.storage, replicas=tmp_path) as live:
-            one = Replayed(world)
+            one = RecoveredLog(world)
             one.connect(live)
             await one.upto(0)
             for number in (1, 2, 3):
@@ -149,7 +154,7 @@ def test_with_nobody_watching_nothing_is_read_or_kept(tmp_path):
                 world.some()
                 await got(live, "00")
             assert live.history.bytes == 0
-            one = Replayed(world)
+            one = RecoveredLog(world)
             one.connect(live)
             await one.upto(world.epoch)
             world.put(C={"a": b"1"})
@@ -166,7 +171,7 @@ def test_a_slow_watcher_is_told_where_to_go_on_and_a_quick_one_beside_it_is_not(
 
     async def main() -> None:
         async with served(world.storage, replicas=tmp_path, buffer=6000) as live:
-            slow, quick = Replayed(world), Replayed(world)
+            slow, quick = RecoveredLog(world), RecoveredLog(world)
             for one in (slow, quick):
                 one.connect(live)
                 await one.upto(0)
@@ -194,7 +199,7 @@ def test_where_only_a_base_is_left_it_is_a_reset(tmp_path):
 
     async def main() -> None:
         async with served(world.storage, replicas=tmp_path) as live:
-            one = Replayed(world)
+            one = RecoveredLog(world)
             one.connect(live)
             await one.upto(2)
             await one.leave()
@@ -216,7 +221,7 @@ def test_a_computation_that_is_renamed_ends_one_that_begins_anew_resets(tmp_path
 
     async def main() -> None:
         async with served(world.storage, replicas=tmp_path) as live:
-            one, two = Replayed(world, "C"), Replayed(world, "D")
+            one, two = RecoveredLog(world, "C"), RecoveredLog(world, "D")
             for watcher in (one, two):
                 watcher.connect(live)
                 await watcher.upto(0)
@@ -240,7 +245,7 @@ def test_who_comes_back_to_a_name_that_another_has_taken_is_reset(tmp_path, far:
 
     async def main() -> None:
         async with served(world.storage, replicas=tmp_path) as live:
-            one = Replayed(world)
+            one = RecoveredLog(world)
             one.connect(live)
             await one.upto(0)
             await one.leave()
@@ -265,7 +270,7 @@ def test_an_epoch_that_changes_more_than_the_buffer_may_hold_is_a_reset(tmp_path
 
     async def main() -> None:
         async with served(world.storage, replicas=tmp_path, buffer=1000) as live:
-            one = Replayed(world)
+            one = RecoveredLog(world)
             one.connect(live)
             await one.upto(0)
             world.put(C={"b": bytes(2000), "a": None})
@@ -335,7 +340,7 @@ def test_many_watchers_wait_without_looking(tmp_path):
 
     async def main() -> None:
         async with served(world.storage, replicas=tmp_path) as live:
-            watchers = [Replayed(world, keys=(b"a",)) for _ in range(50)]
+            watchers = [RecoveredLog(world, keys=(b"a",)) for _ in range(50)]
             for one in watchers:
                 one.connect(live)
                 await one.upto(0)

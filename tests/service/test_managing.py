@@ -15,13 +15,21 @@ from servicekit import NodeProcess
 
 from effort import some
 from millstream.errors import MillstreamError, RefusedRequest
-from millstream.service.calls import Channel, Unreachable
+from millstream.service.channel import Channel, Unreachable
 from millstream.service.client import AsyncClient
 from millstream.service.messages import Descriptor
 from millstream.service.plan import Add, Del, Update, plan
 from millstream.service.proto import service_pb2 as pb
-from millstream.service.registries.base import Desired, NodeEntry, NodeJoined, PartitionMoved, PartitionRemoved, PartitionsAdded, Registry
-from millstream.service.registries.storage import EVERY, StorageRegistry
+from millstream.service.registries.desired_state import (
+    Desired,
+    NodeEntry,
+    NodeJoined,
+    PartitionMoved,
+    PartitionRemoved,
+    PartitionsAdded,
+    Registry,
+)
+from millstream.service.registries.object_registry import EVERY, StorageRegistry
 from millstream.state.memory import MemoryStorage
 from millstream.state.storage import open_storage
 from s3server import S3Server
@@ -261,7 +269,7 @@ def test_a_node_that_is_killed_between_what_is_desired_and_what_is_done_carries_
             """No two partitions that take requests ever have a point in common."""
             while watching:
                 try:
-                    found = [one for one in await listed(control) if one.state in ("serving", "adding")]
+                    found = [one for one in await listed(control) if one.state in ("serving", "opening")]
                 except MillstreamError:
                     await asyncio.sleep(0.02)
                     continue
@@ -305,7 +313,7 @@ def test_a_node_that_is_killed_between_what_is_desired_and_what_is_done_carries_
                 await client.put("d", "1")
                 with pytest.raises(MillstreamError, match="no partition of table 't' has key"):
                     await client.put("b1", "1")
-            assert list((tmp_path / "n1" / "aside").iterdir()), "what was removed is kept aside"
+            assert list((tmp_path / "n1" / "trash").iterdir()), "what was removed is kept in the trash"
         finally:
             watching = False
             await looking

@@ -17,9 +17,9 @@ from millstream.service.control import Control
 from millstream.service.limits import CONTROL, off
 from millstream.service.messages import Descriptor
 from millstream.service.proto import service_pb2 as pb
-from millstream.service.registries.base import Desired, PartitionsAdded
-from millstream.service.routes import RangeMap
-from millstream.service.saving import SnapshotPlaces
+from millstream.service.range_map import RangeMap
+from millstream.service.registries.desired_state import Desired, PartitionsAdded
+from millstream.service.snapshotting import SnapshotPlaces
 from millstream.state.storage import LocalStorage
 
 

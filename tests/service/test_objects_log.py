@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 
 from millstream.errors import DamageError, Fenced, NotReady, StorageError, UnknownOutcome
+from millstream.service.logs.object_slots import Slot, decode_slot, encode_slot, slot_name
 from millstream.service.logs.objects import ObjectsLog, SharedObjectsLog, objects
-from millstream.service.logs.slots import Slot, decode_slot, encode_slot, slot_name
 from millstream.service.messages import LogRecord, encode_record
 from millstream.state.memory import MemoryStorage
 from millstream.state.storage import LocalStorage

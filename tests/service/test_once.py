@@ -12,7 +12,7 @@ from servicekit import session
 
 from millstream.errors import SessionExpired
 from millstream.service import Client, Table, functions
-from millstream.service.calls import Channel
+from millstream.service.channel import Channel
 from millstream.service.node import Node
 from millstream.service.proto import service_pb2 as pb
 

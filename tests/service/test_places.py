@@ -14,7 +14,7 @@ from millstream.errors import DamageError, DefinitionError, RefusedRequest
 from millstream.service import AsyncClient, Node, Table
 from millstream.service.control import Control
 from millstream.service.proto import service_pb2 as pb
-from millstream.service.saving import SnapshotPlaces, save
+from millstream.service.snapshotting import SnapshotPlaces, save
 from millstream.service.stores.snapshots import describe_snapshot, read_snapshot
 from millstream.service.upload import upload_once
 from millstream.state.memory import MemoryStorage

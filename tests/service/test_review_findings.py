@@ -27,18 +27,18 @@ from millstream.errors import (
 )
 from millstream.service import AsyncClient, Client, Node, Table, functions, logs, stores
 from millstream.service import client as client_module
-from millstream.service.calls import Channel, Unreachable
+from millstream.service.channel import Channel, Unreachable
+from millstream.service.local_node import serving
 from millstream.service.logs.disk import DiskLog
 from millstream.service.manager import Manager
 from millstream.service.messages import Decision, Descriptor, Op, Request
 from millstream.service.partition import Partition
 from millstream.service.proto import service_pb2 as pb
-from millstream.service.saving import SnapshotPlace, begin_from_snapshot, restore_from, restored_in, snapshot_to
+from millstream.service.snapshotting import SnapshotPlace, load_newest_snapshot, restore_from, restore_reader, snapshot_to
+from millstream.service.state_machine import Turn, TurnView
 from millstream.service.stores.memory import memory
 from millstream.service.stores.snapshots import write_snapshot
 from millstream.service.transforms import drop_fields
-from millstream.service.trial import serving
-from millstream.service.turn import Turn, TurnView
 from millstream.state.memory import MemoryStorage
 from millstream.state.storage import LocalStorage
 
@@ -313,8 +313,8 @@ def test_whoever_takes_over_during_a_restore_has_it_if_the_log_has_it(tmp_path: 
             assert not log.records and not home.list("restores")
             await old.write(upsert(b"c", b"3"))
         new = Partition(Descriptor(1, "t", term=2), old.table, log, memory().open(Path("unused")).of(1))
-        begin_from_snapshot(new.store, home, 1)
-        await new.open(restored_in(home, 1))
+        load_newest_snapshot(new.store, home, 1)
+        await new.open(restore_reader(home, 1))
         done = await soon(restoring)
         assert isinstance(done, MillstreamError) == (moment == "before the log")
         is_restored = moment != "before the log"
@@ -397,7 +397,7 @@ def test_what_is_desired_is_tried_again_until_it_is_done(tmp_path: Path, monkeyp
     asyncio.run(main())
 
 
-def test_a_partition_that_stopped_and_is_removed_is_kept_aside(tmp_path: Path) -> None:
+def test_a_partition_that_stopped_and_is_removed_is_kept_in_the_trash(tmp_path: Path) -> None:
     async def main() -> None:
         node = Node([Table("t")], folder=tmp_path / "n1")
         await node.start()
@@ -406,7 +406,7 @@ def test_a_partition_that_stopped_and_is_removed_is_kept_aside(tmp_path: Path) -
         one._fail(UnknownOutcome("the disk is full"))
         await node.manager.remove("t", one.descriptor.id, b"", b"")
         await node.manager.reconcile()
-        assert len(list((tmp_path / "n1" / "aside").glob("t-1-*"))) == 1
+        assert len(list((tmp_path / "n1" / "trash").glob("t-1-*"))) == 1
         await node.stop()
 
     asyncio.run(main())

@@ -18,7 +18,7 @@ from servicekit import SRC, NodeProcess
 import millstream as ms
 from millstream.errors import SinkError, StorageError
 from millstream.service import HASH, Client, Table, Turn
-from millstream.service.calls import Channel
+from millstream.service.channel import Channel
 from millstream.sinks import DriverContext, Part, Sink, SinkRow, TaskContext
 from millstream.state.storage import LocalStorage
 

@@ -12,7 +12,6 @@ from typing import Any
 import pytest
 
 from millstream.errors import DamageError, StorageError
-from millstream.service.stores.base import KeyStore
 from millstream.service.stores.cached import cached
 from millstream.service.stores.counters import counters
 from millstream.service.stores.lmdb_store import lmdb
@@ -27,6 +26,7 @@ from millstream.service.stores.snapshots import (
     read_snapshot,
     write_snapshot,
 )
+from millstream.service.stores.store_contract import KeyStore
 from millstream.service.upload import upload_once, watch_and_upload
 from millstream.state.memory import MemoryStorage
 from millstream.state.storage import LocalStorage, Storage, open_storage

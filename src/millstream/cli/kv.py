@@ -14,7 +14,7 @@ import msgspec
 
 from millstream.cli.arguments import a_duration, at_least_one, failed, without_action
 from millstream.core.keys import key_bytes, key_of
-from millstream.errors import DefinitionError, Denied, RefusedRequest
+from millstream.errors import DefinitionError, RefusedRequest, Unauthenticated
 from millstream.network import Tls
 from millstream.status.inspect import keys_of
 
@@ -90,8 +90,8 @@ async def _connected(args: argparse.Namespace, call: Callable[[Any, argparse.Nam
     async with AsyncClient(args.at, args.table, cookie=cookie, tls=tls, timeout=args.timeout) as client:
         try:
             return await call(client, args)
-        except Denied as error:
-            raise Denied(f"{error}" if cookie else "the node wants a cookie: say --cookie, or set MILLSTREAM_COOKIE") from error
+        except Unauthenticated as error:
+            raise Unauthenticated(f"{error}" if cookie else "the node wants a cookie: say --cookie, or set MILLSTREAM_COOKIE") from error
 
 
 async def _get(client: Any, args: argparse.Namespace) -> int:

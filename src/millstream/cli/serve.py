@@ -142,7 +142,7 @@ async def _serve_tables(args: argparse.Namespace, tables: list[Any]) -> int:
 
 async def _serve_checkpoint(args: argparse.Namespace) -> int:
     from millstream.service import limits
-    from millstream.service.live.server import LiveServer
+    from millstream.service.live.process import LiveServer
 
     server = LiveServer(
         args.checkpoint,

@@ -1,7 +1,7 @@
 """What stands behind the data plane: a node's tables, or the live state of a pipeline. Each answers the same calls.
 
 Rules
-1. A backend takes and gives the messages of service.proto, and raises `ServiceError`s (and `DamageError`); `planes.py` makes gRPC of them.
+1. A backend takes and gives the messages of service.proto, and raises `ServiceError`s (and `DamageError`); `grpc_servers.py` makes gRPC of them.
 2. All calls come from one event loop. What takes longer than a turn is done beside it.
 """
 

@@ -17,8 +17,8 @@ from typing import Any, TypeVar
 
 from millstream.network import Tls
 from millstream.service.client import AsyncClient
-from millstream.service.found import KeyFound, Text, WatchedChange
 from millstream.service.messages import Decision, Level
+from millstream.service.results import KeyResult, Text, WatchEvent
 
 _T = TypeVar("_T")
 _END = object()
@@ -81,7 +81,7 @@ class Client:
         as_of: int | None = None,
         complete_to: int | None = None,
         as_json: bool = False,
-    ) -> list[KeyFound]:
+    ) -> list[KeyResult]:
         """The values and versions of keys, in their order. Those of one partition are as of one position.
 
         level: by its name, or as ms.service.Level. max_age: for level "bounded". as_of, complete_to, as_json: for live state, the epoch to read, the
@@ -129,7 +129,7 @@ class Client:
         part: str = "",
         as_of: int | None = None,
         as_json: bool = False,
-    ) -> Iterator[KeyFound]:
+    ) -> Iterator[KeyResult]:
         """Entries with start <= key < end, or that begin with a prefix, in the order of their keys. Those of one partition are as of one position.
 
         part, as_of, as_json: for live state, what to scan ("timers", "holds", "epochs", "map:FIELD" with the key as prefix), the epoch, and rows as JSON.
@@ -139,7 +139,7 @@ class Client:
 
     def watch(
         self, *, keys: Iterable[Text] = (), prefix: Text = b"", after: Mapping[int, int] | None = None, as_json: bool = False
-    ) -> Iterator[WatchedChange]:
+    ) -> Iterator[WatchEvent]:
         """What is there, then every change, of all partitions. after: by partition (of live state: 1), the position or epoch to go on from."""
         return self._each(self._ready().watch(keys=keys, prefix=prefix, after=after, as_json=as_json))
 

@@ -31,13 +31,13 @@ from millstream.errors import (
     Unreachable,
 )
 from millstream.network import Tls
-from millstream.service.found import KeyFound, Owner, Text, WatchedChange, as_bytes, limits_of, merged, watched_change
+from millstream.service.client_session import Backoff, ClientSession, KeysMoved, batches, finished
 from millstream.service.limits import check_message
 from millstream.service.messages import LIMIT, Decision, Level, level_of
 from millstream.service.proto import service_pb2 as pb
-from millstream.service.routes import HASH, KEY, LIVE
-from millstream.service.ways import ATTEMPT, Ways
-from millstream.service.writing import Pause, Scattered, WriteSession, batches, finished
+from millstream.service.range_map import HASH, KEY, LIVE
+from millstream.service.results import KeyResult, Owner, Text, WatchEvent, merged, scan_range, to_bytes, watch_event
+from millstream.service.route_cache import ATTEMPT, RouteCache
 
 _BATCH = LIMIT // 2
 
@@ -54,8 +54,8 @@ class AsyncClient:
         given = [addresses] if isinstance(addresses, str) else list(addresses)
         self.table = table
         self._timeout = duration(timeout) / 1000
-        self._ways = Ways(given, table, cookie, tls, self._timeout)
-        self._sessions: dict[int, WriteSession] = {}
+        self._ways = RouteCache(given, table, cookie, tls, self._timeout)
+        self._sessions: dict[int, ClientSession] = {}
         self._seen: dict[int, int] = {}
         self._left: set[asyncio.Task[Any]] = set()
 
@@ -84,15 +84,15 @@ class AsyncClient:
         as_of: int | None = None,
         complete_to: int | None = None,
         as_json: bool = False,
-    ) -> list[KeyFound]:
+    ) -> list[KeyResult]:
         """The values and versions of keys, in their order. Those of one partition are as of one position, up to 2,000 keys and 1 MiB of values.
 
         level: by its name, or as ms.service.Level. max_age: for level "bounded". as_of, complete_to, as_json: for live state, the epoch to read, the
         event time (milliseconds) to wait for, as long as the client's timeout, and rows as JSON text instead of what the pipeline keeps.
         """
         level = level_of(level)
-        wanted = [as_bytes(key) for key in keys]
-        found: list[KeyFound | None] = [None] * len(wanted)
+        wanted = [to_bytes(key) for key in keys]
+        found: list[KeyResult | None] = [None] * len(wanted)
 
         async def read(places: list[int], owner: Owner | None, left: float) -> None:
             header = self._ways.header(owner)
@@ -112,7 +112,7 @@ class AsyncClient:
             self._note(reply.at)
             for place, value, version in zip(places, reply.values, reply.versions, strict=True):
                 at = reply.at
-                found[place] = KeyFound(
+                found[place] = KeyResult(
                     wanted[place], value if version else None, version, at.partition, at.lsn, at.age_ms, at.epoch, at.low_watermark
                 )
 
@@ -130,8 +130,8 @@ class AsyncClient:
 
     async def put(self, key: Text, value: Text, *, expect: int | None = None) -> int:
         """Writes a key, once; its version. expect: only if it has this version (0: only if it is not there), or `Conflict`."""
-        asked = pb.UpsertRequest(keys=[as_bytes(key)], values=[as_bytes(value)], expect=[] if expect is None else [expect])
-        return int((await self._write("Upsert", asked, as_bytes(key))).at.lsn)
+        asked = pb.UpsertRequest(keys=[to_bytes(key)], values=[to_bytes(value)], expect=[] if expect is None else [expect])
+        return int((await self._write("Upsert", asked, to_bytes(key))).at.lsn)
 
     async def put_many(self, rows: Mapping[Text, Text] | Iterable[tuple[Text, Text]], *, txn: str = "") -> int:
         """Writes many keys: batches by partition, each whole or not at all, several at once; how many rows. Of pairs with one key the last counts.
@@ -139,8 +139,8 @@ class AsyncClient:
         txn: stages them instead.
         """
         given = rows if isinstance(rows, Mapping) else dict(rows)
-        keys = [key if type(key) is bytes else as_bytes(key) for key in given]
-        values = [value if type(value) is bytes else as_bytes(value) for value in given.values()]
+        keys = [key if type(key) is bytes else to_bytes(key) for key in given]
+        values = [value if type(value) is bytes else to_bytes(value) for value in given.values()]
         await self._many(keys, values, txn)
         return len(keys)
 
@@ -157,16 +157,16 @@ class AsyncClient:
 
     async def remove(self, key: Text, *, expect: int | None = None) -> int:
         """Removes a key, once; the position of that. To remove what is not there is no error."""
-        asked = pb.RemoveRequest(keys=[as_bytes(key)], expect=[] if expect is None else [expect])
-        return int((await self._write("Remove", asked, as_bytes(key))).at.lsn)
+        asked = pb.RemoveRequest(keys=[to_bytes(key)], expect=[] if expect is None else [expect])
+        return int((await self._write("Remove", asked, to_bytes(key))).at.lsn)
 
     async def call(self, function: str, key: Text, argument: Text = b"") -> bytes:
         """Runs a function of the table on a key, once; its result."""
-        asked = pb.CallRequest(function=function, key=as_bytes(key), argument=as_bytes(argument))
-        return bytes((await self._write("Call", asked, as_bytes(key))).result)
+        asked = pb.CallRequest(function=function, key=to_bytes(key), argument=to_bytes(argument))
+        return bytes((await self._write("Call", asked, to_bytes(key))).result)
 
     async def decide(self, partition: int, txns: Sequence[str], decision: Decision, fence: int, keep: Sequence[str] = ()) -> list[int]:
-        """Decides staged transactions in one partition (`ledger.py`); how many rows each has. Doing it again is harmless.
+        """Decides staged transactions in one partition (`staged_txns.py`); how many rows each has. Doing it again is harmless.
 
         All of them are decided at one position, unless their names come to more than 512 KiB: then at several.
         """
@@ -177,7 +177,7 @@ class AsyncClient:
         return found
 
     async def _decide(self, partition: int, asked: pb.DecideRequest) -> pb.DecideReply:
-        deadline, pause = time.monotonic() + self._timeout, Pause()
+        deadline, pause = time.monotonic() + self._timeout, Backoff()
         while True:
             owner = self._ways.by_id(partition)
             if owner is None:
@@ -204,21 +204,21 @@ class AsyncClient:
         part: str = "",
         as_of: int | None = None,
         as_json: bool = False,
-    ) -> AsyncIterator[KeyFound]:
+    ) -> AsyncIterator[KeyResult]:
         """Entries in the order of their keys. Those of one partition are as of one position.
 
         part, as_of, as_json: for live state, what to scan ("timers", "holds", "map:FIELD"), the epoch to read, and rows as JSON.
         """
         owners = await self._ways.learn_all()
         asked = pb.ScanRequest(
-            start=as_bytes(start), end=as_bytes(end), prefix=as_bytes(prefix), limit=limit, keys_only=keys_only, part=part
+            start=to_bytes(start), end=to_bytes(end), prefix=to_bytes(prefix), limit=limit, keys_only=keys_only, part=part
         )
         asked.header.form = pb.JSON if as_json else pb.BYTES
         if as_of is not None:
             asked.header.as_of, asked.header.level = as_of, pb.AS_OF
         given = 0
         if self._ways.routes.point != HASH or len(owners) == 1:
-            low, high = limits_of(asked)
+            low, high = scan_range(asked)
             for owner in owners:
                 here = owner.descriptor
                 if self._ways.routes.point == KEY and ((here.end and here.end <= low) or (high and high <= here.start)):
@@ -237,19 +237,19 @@ class AsyncClient:
 
     async def watch(
         self, *, keys: Iterable[Text] = (), prefix: Text = b"", after: Mapping[int, int] | None = None, as_json: bool = False
-    ) -> AsyncIterator[WatchedChange]:
+    ) -> AsyncIterator[WatchEvent]:
         """What is there, then every change, of all partitions. after: by partition, the position to go on from."""
-        queue: asyncio.Queue[WatchedChange | BaseException] = asyncio.Queue(maxsize=64)
-        wanted = [as_bytes(key) for key in keys]
+        queue: asyncio.Queue[WatchEvent | BaseException] = asyncio.Queue(maxsize=64)
+        wanted = [to_bytes(key) for key in keys]
 
         async def follow(owner: Owner, mine: list[bytes]) -> None:
             try:
-                asked = pb.WatchRequest(header=self._ways.header(owner), keys=mine, prefix=as_bytes(prefix))
+                asked = pb.WatchRequest(header=self._ways.header(owner), keys=mine, prefix=to_bytes(prefix))
                 asked.header.form = pb.JSON if as_json else pb.BYTES
                 if after is not None and owner.descriptor.id in after:
                     asked.after = after[owner.descriptor.id]
                 async for reply in self._ways.channel(owner).stream("Watch", asked):
-                    await queue.put(watched_change(reply))
+                    await queue.put(watch_event(reply))
                 raise Unreachable(f"{owner.address}: the stream has ended")
             except Exception as error:
                 await queue.put(error)
@@ -287,7 +287,7 @@ class AsyncClient:
 
     async def _spread(self, keys: Sequence[bytes], read: Any) -> None:
         """Has keys read by those who have them, until all are."""
-        left, deadline, pause, most = list(range(len(keys))), time.monotonic() + self._timeout, Pause(), 2000
+        left, deadline, pause, most = list(range(len(keys))), time.monotonic() + self._timeout, Backoff(), 2000
         while left:
             groups: dict[int, tuple[Owner | None, list[int]]] = {}
             for place in left:
@@ -317,7 +317,7 @@ class AsyncClient:
             if again is not None:
                 await pause.after(again, deadline)
 
-    async def _scan_one(self, owner: Owner, asked: Any) -> AsyncIterator[KeyFound]:
+    async def _scan_one(self, owner: Owner, asked: Any) -> AsyncIterator[KeyResult]:
         request = pb.ScanRequest()
         request.CopyFrom(asked)
         request.header.MergeFrom(self._ways.header(owner))
@@ -326,7 +326,7 @@ class AsyncClient:
             values = reply.values if reply.values else [b""] * len(reply.keys)
             versions = reply.versions if reply.versions else [at.lsn] * len(reply.keys)
             for key, value, version in zip(reply.keys, values, versions, strict=True):
-                yield KeyFound(key, value, version, at.partition, at.lsn, at.age_ms, at.epoch, at.low_watermark)
+                yield KeyResult(key, value, version, at.partition, at.lsn, at.age_ms, at.epoch, at.low_watermark)
 
     async def _many(self, keys: list[bytes], values: list[bytes] | None, txn: str) -> dict[int, int]:
         """Batches by partition; how many rows went to each."""
@@ -345,7 +345,7 @@ class AsyncClient:
                     reply = await self._write("Remove", pb.RemoveRequest(keys=mine, txn=txn), mine[0], mine)
                 else:
                     reply = await self._write("Upsert", pb.UpsertRequest(keys=mine, values=theirs, txn=txn), mine[0], mine)
-            except Scattered:  # they were one partition's when they were put together
+            except KeysMoved:  # they were one partition's when they were put together
                 return await self._many(mine, theirs, txn)
             return {reply.at.partition: len(mine)}
 
@@ -358,7 +358,7 @@ class AsyncClient:
     async def _write(self, name: str, asked: Any, key: bytes, together: Sequence[bytes] = ()) -> Any:
         """Rules 2 to 4."""
         check_message(asked, together)  # before it has a number: one that the node refuses unseen would keep its successors waiting
-        deadline, pause = time.monotonic() + self._timeout, Pause()
+        deadline, pause = time.monotonic() + self._timeout, Backoff()
         while True:
             owner = self._ways.routes.find(key)
             if owner is None:
@@ -367,11 +367,11 @@ class AsyncClient:
                 if owner is None:
                     raise BadNode(f"no partition of table {self.table!r} has key {key[:60]!r}")
             if together and len(self._ways.routes.split(together) or ()) != 1:
-                raise Scattered
+                raise KeysMoved
             id = owner.descriptor.id
             session = self._sessions.get(id)
             if session is None:
-                session = self._sessions[id] = WriteSession(time.time_ns() // 1_000_000)
+                session = self._sessions[id] = ClientSession(time.time_ns() // 1_000_000)
             async with session.room:
                 if self._sessions.get(id) is not session:
                     continue  # given up meanwhile
@@ -381,7 +381,7 @@ class AsyncClient:
                 return reply
 
     async def _numbered(
-        self, name: str, asked: Any, key: bytes, together: Sequence[bytes], id: int, session: WriteSession, deadline: float, pause: Pause
+        self, name: str, asked: Any, key: bytes, together: Sequence[bytes], id: int, session: ClientSession, deadline: float, pause: Backoff
     ) -> Any:
         """One write under one number; None if it was certainly not done and must be numbered anew, for another partition or session."""
         seq, unsure = session.take(), False
@@ -409,7 +409,7 @@ class AsyncClient:
                     if unsure:
                         raise
                     if error.known_after:
-                        self._sessions[id] = WriteSession(max(time.time_ns() // 1_000_000, error.known_after + 1))
+                        self._sessions[id] = ClientSession(max(time.time_ns() // 1_000_000, error.known_after + 1))
                     return None
                 except BadNode as error:
                     self._ways.learn(error, owner)
@@ -434,7 +434,7 @@ class AsyncClient:
         finally:
             session.answered(seq)
 
-    async def _patiently(self, error: ServiceError, pause: Pause, deadline: float, unsure: bool, id: int, session: WriteSession) -> None:
+    async def _patiently(self, error: ServiceError, pause: Backoff, deadline: float, unsure: bool, id: int, session: ClientSession) -> None:
         """Waits, or rule 3."""
         try:
             await pause.after(error, deadline)
@@ -444,6 +444,6 @@ class AsyncClient:
                 raise UnknownOutcome(f"nobody said in time whether the write was done. The last word: {error}") from error
             raise
 
-    def _give_up(self, id: int, session: WriteSession) -> None:
+    def _give_up(self, id: int, session: ClientSession) -> None:
         if self._sessions.get(id) is session:
             del self._sessions[id]

@@ -9,7 +9,7 @@ from millstream.errors import RefusedRequest
 from millstream.service.manager import Manager
 from millstream.service.partition import SERVING, Partition
 from millstream.service.proto import service_pb2 as pb
-from millstream.service.saving import SnapshotPlaces, restore_from, snapshot_to
+from millstream.service.snapshotting import SnapshotPlaces, restore_from, snapshot_to
 from millstream.service.wire import described, position
 
 _log = logging.getLogger("millstream.service")
@@ -66,7 +66,7 @@ class Control:
                 f"this node serves no partition {id}; it serves: {', '.join(map(str, sorted(self._manager.partitions))) or 'none'}"
             )
         if found.state != SERVING:
-            raise RefusedRequest(f"partition {id} is {found.state}: {found.reason}")
+            raise RefusedRequest(f"partition {id} is {found.state.value}: {found.reason}")
         return found
 
     def _address(self, node: str) -> str:

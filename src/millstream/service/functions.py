@@ -7,7 +7,7 @@ same partition. What it raises is told to whoever called, and nothing of what it
 from __future__ import annotations
 
 from millstream.errors import RefusedRequest
-from millstream.service.turn import Turn
+from millstream.service.state_machine import Turn
 
 
 def number(raw: bytes) -> int:

@@ -5,7 +5,7 @@ Rules
    whoever is killed between the two carries on at the next start.
 2. What a node has stands on its disk: one small file per partition, written before the partition is opened and removed after its data are gone. So no
    data are without a partition, and `plan` finds what was left half done.
-3. A partition that goes first answers what it has taken in. What it held is kept aside for an hour, as a snapshot that can be restored.
+3. A partition that goes first answers what it has taken in. Its entries are kept in `trash/` for an hour, as a snapshot that can be restored.
 4. A partition that cannot be opened (damage, an old owner) is told by name, and the others are served.
 """
 
@@ -21,13 +21,13 @@ from pathlib import Path
 import msgspec
 
 from millstream.errors import DamageError, DefinitionError, Fenced, MillstreamError, NotReady, RefusedRequest
-from millstream.service.logs.base import LogKind, SharedLog
+from millstream.service.crash_points import CrashPoints
+from millstream.service.logs.log_contract import LogKind, SharedLog
 from millstream.service.logs.none import NoLog
 from millstream.service.messages import Descriptor
-from millstream.service.partition import ADDING, FOREIGN, SERVING, STOPPED, Partition
+from millstream.service.partition import SERVING, Partition, PartitionState
 from millstream.service.plan import Add, Del, PartitionOp, Update, plan
-from millstream.service.points import CrashPoints
-from millstream.service.registries.base import (
+from millstream.service.registries.desired_state import (
     Desired,
     NodeEntry,
     NodeJoined,
@@ -37,14 +37,14 @@ from millstream.service.registries.base import (
     Registry,
     RegistryChange,
 )
-from millstream.service.saving import begin_from_snapshot, folder_of, restored_in, save
-from millstream.service.stores.base import SharedStore, StoreKind
+from millstream.service.snapshotting import folder_of, load_newest_snapshot, restore_reader, save
 from millstream.service.stores.memory import memory
 from millstream.service.stores.snapshots import newest_snapshot, write_snapshot
+from millstream.service.stores.store_contract import SharedStore, StoreKind
 from millstream.service.table import Table
 from millstream.state.storage import LocalStorage, Storage
 
-KEPT_ASIDE = 3600  # seconds
+TRASH_SECONDS = 3600  # seconds
 _TRIES = 50
 _AT_ONCE = 64
 _LAST = 10.0  # seconds
@@ -114,7 +114,7 @@ class Manager:
                 await self._first_partitions(table)
         await self.reconcile()
         self.started = True
-        self._forget_aside()
+        self._empty_trash()
 
     def _identity(self) -> str:
         import secrets
@@ -288,7 +288,7 @@ class Manager:
 
     def _cannot(self, partition: Partition, error: Exception) -> None:
         is_new = partition.reason != str(error)
-        partition.state = FOREIGN if isinstance(error, Fenced) else ADDING
+        partition.state = PartitionState.FENCED if isinstance(error, Fenced) else PartitionState.FAILED
         partition.reason = str(error)
         if isinstance(error, DamageError):
             partition.damage = error
@@ -301,8 +301,8 @@ class Manager:
         for attempt in range(_BEGINNINGS):
             before = partition.store.applied
             try:
-                await asyncio.to_thread(begin_from_snapshot, partition.store, home, id)
-                await partition.open(restored_in(home, id))
+                await asyncio.to_thread(load_newest_snapshot, partition.store, home, id)
+                await partition.open(restore_reader(home, id))
                 return
             except DamageError:
                 newest = await asyncio.to_thread(newest_snapshot, home, folder_of(id))
@@ -319,10 +319,10 @@ class Manager:
                 partition = self._made(descriptor, table)
                 if not moved:
                     await self._begin(partition)
-            has_data = partition.state in (SERVING, STOPPED)
+            has_data = partition.state in (SERVING, PartitionState.READ_ONLY)
             await partition.leave()
             if has_data and not moved:
-                await self._keep_aside(partition)
+                await self._keep_in_trash(partition)
             if not moved or table.log.keeps:  # what another node owns is made anew from the log; a store without a log is all there is
                 self.store_of(table.store).forget(descriptor.id)
             if not moved:
@@ -331,18 +331,18 @@ class Manager:
         await asyncio.to_thread(self._files.delete, [_file_of(descriptor.id)])
         (await self._current()).pop(descriptor.id, None)
 
-    async def _keep_aside(self, partition: Partition) -> None:
+    async def _keep_in_trash(self, partition: Partition) -> None:
         name = f"{partition.descriptor.table}-{partition.descriptor.id}-{int(time.time())}"
         pinned = partition.store.pin()
         try:
-            await write_snapshot(pinned, LocalStorage(self.folder / "aside"), name)
+            await write_snapshot(pinned, LocalStorage(self.folder / "trash"), name)
         finally:
             pinned.close()
 
-    def _forget_aside(self) -> None:
-        for path in (self.folder / "aside").glob("*-*-*"):
+    def _empty_trash(self) -> None:
+        for path in (self.folder / "trash").glob("*-*-*"):
             stamp = path.name.rsplit("-", 1)[-1]
-            if stamp.isdecimal() and time.time() - int(stamp) > KEPT_ASIDE:
+            if stamp.isdecimal() and time.time() - int(stamp) > TRASH_SECONDS:
                 shutil.rmtree(path, ignore_errors=True)
 
     # --- now and then
@@ -371,23 +371,23 @@ class Manager:
             finally:
                 self._saving.discard(id)
         await self._seal_again()
-        self._forget_aside()
+        self._empty_trash()
 
     async def _seal_again(self) -> None:
         """A log that others can read lies on a storage that may be away for a while. A partition that stopped for it seals its log anew, which settles what
         became of its last writes. (A disk of ours that has failed is not asked again: it may say yes, and have lost what it could not write.)"""
         async with self._reconciling:
             for id, one in list(self.partitions.items()):
-                if one.state == STOPPED and one.table.log.shared and self.desired.partitions.get(id) == one.descriptor:
+                if one.state is PartitionState.READ_ONLY and one.table.log.shared and self.desired.partitions.get(id) == one.descriptor:
                     await self._carry_out(Update(one.descriptor, one.descriptor))
                     self.on_change()
 
     async def _open_again(self) -> None:
         """Partitions that could not be opened, for another reason than damage: a storage that was away may be back."""
-        if any(one.state == ADDING and one.reason and one.damage is None for one in self.partitions.values()):
+        if any(one.can_be_opened_again for one in self.partitions.values()):
             async with self._reconciling:
                 for one in list(self.partitions.values()):
-                    if one.state == ADDING and one.reason and one.damage is None:
+                    if one.can_be_opened_again:
                         await self._open(one.descriptor)  # made anew: what could not be opened may have no log and no store
                 self.on_change()
 

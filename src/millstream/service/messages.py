@@ -31,7 +31,7 @@ LONGEST_KEY = 4096  # bytes
 ENTRY = b"K"
 SESSION = b"S"
 STAGED = b"T"
-LEDGER = b"L"
+LABEL = b"L"
 MEMORY = b"M"
 
 #: An entry of the partition's map that is put (bytes) or deleted (None).
@@ -51,7 +51,7 @@ class Op(enum.IntEnum):
 
 
 class Decision(enum.IntEnum):
-    """What becomes of staged rows (`ledger.py`). The numbers are those of service.proto."""
+    """What becomes of staged rows (`staged_txns.py`). The numbers are those of service.proto."""
 
     CHECK = 0
     COMMIT = 1
@@ -138,7 +138,7 @@ class LogRecord(msgspec.Struct, gc=False, array_like=True):
     """What one turn changed: positions first to last of a partition, written by the owner of a term. Rules 3 and 4.
 
     promoted: transactions whose staged rows became visible, with the position of each; their rows are in the store already, and not repeated here.
-    restored: the name of a restore, whose entries lie beside the log (`saving.py`) and replace those of users.
+    restored: the name of a restore, whose entries lie beside the log (`snapshotting.py`) and replace those of users.
     """
 
     partition: int
@@ -164,7 +164,7 @@ class Descriptor(msgspec.Struct, frozen=True, omit_defaults=True):
 
     @property
     def descriptor(self) -> Descriptor:
-        """So that descriptors can lie on a map themselves (`routes.py`)."""
+        """So that descriptors can lie on a map themselves (`range_map.py`)."""
         return self
 
     def covers(self, point: bytes) -> bool:

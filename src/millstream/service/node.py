@@ -24,18 +24,18 @@ from millstream.core.keyspace import after
 from millstream.errors import BadNode, DefinitionError, MillstreamError, NotReady, RefusedRequest, ServiceError
 from millstream.network import Tls
 from millstream.service.control import Control
-from millstream.service.found import limits_of
+from millstream.service.grpc_servers import ControlPlane, DataPlane
 from millstream.service.limits import CONTROL, DATA, Limits, check_size, while_pinned
 from millstream.service.logs.wal import lock_node_folder
 from millstream.service.manager import Manager
 from millstream.service.messages import ENTRY, Answer, Decide, Decision, Descriptor, Level, Op, Request
 from millstream.service.partition import SERVING, Partition
-from millstream.service.planes import ControlPlane, DataPlane
 from millstream.service.proto import service_pb2 as pb
-from millstream.service.registries.base import Registry
-from millstream.service.registries.storage import StorageRegistry
-from millstream.service.routes import KEY, RangeMaps, prefix_end
-from millstream.service.saving import SnapshotPlaces
+from millstream.service.range_map import KEY, RangeMaps, prefix_end
+from millstream.service.registries.desired_state import Registry
+from millstream.service.registries.object_registry import StorageRegistry
+from millstream.service.results import scan_range
+from millstream.service.snapshotting import SnapshotPlaces
 from millstream.service.table import Table
 from millstream.service.wire import described, position
 from millstream.state.storage import open_storage
@@ -277,7 +277,7 @@ class Node:
         header = request.header
         start, end = request.start, request.end
         if request.prefix:
-            start, end = limits_of(request)
+            start, end = scan_range(request)
         if request.part:
             raise RefusedRequest(f"part={request.part!r} is for the live state of a pipeline")
         partition = self._one(header, start, end)

@@ -12,7 +12,7 @@ The life of a write (the numbers are those of docs/design.md and of the crash po
 
 Rules
 1. The store is never ahead of the log, and nobody sees what the log does not have: reads see the store.
-2. Answers go out in the order of records, whatever the log's order of completion (`window.py`).
+2. Answers go out in the order of records, whatever the log's order of completion (`completion_window.py`).
 3. A read sees every write that was answered before it was asked. With a linear inbox it also waits for the writes that came before it. Where somebody
    else might have sealed the log, it is confirmed after it was read and before it is answered.
 4. When the log fails, the partition takes no writes any more. What was under way has an unknown outcome, and reads go on. When another owner has sealed
@@ -23,6 +23,7 @@ Rules
 from __future__ import annotations
 
 import asyncio
+import enum
 import logging
 import time
 from collections.abc import Callable, Sequence
@@ -41,18 +42,18 @@ from millstream.errors import (
     UnknownOutcome,
 )
 from millstream.service.clock import PartitionClock
-from millstream.service.elders import EarlyWrites
-from millstream.service.logs.base import Log
+from millstream.service.completion_window import CompletionWindow
+from millstream.service.crash_points import CrashPoints
+from millstream.service.dedup_sessions import FORGOTTEN, DedupSessions, check_session_name
+from millstream.service.logs.log_contract import Log
 from millstream.service.messages import LIMIT, SESSION, Answer, Change, Descriptor, Level, LogRecord, Request
-from millstream.service.points import CrashPoints
-from millstream.service.replay import RECORD, Restored, bring_up, put_instead
-from millstream.service.routes import point_of
-from millstream.service.sessions import FORGOTTEN, Sessions, check_name
-from millstream.service.stores.base import KeyStore, Pinned
+from millstream.service.range_map import point_of
+from millstream.service.recovery import RECORD, RestoreReader, replace_user_entries, replay_log
+from millstream.service.reorder_buffer import ReorderBuffer
+from millstream.service.state_machine import CLOCK, PartitionStateMachine, TurnResult
+from millstream.service.stores.store_contract import KeyStore, Pinned
 from millstream.service.table import Table
-from millstream.service.turn import CLOCK, KeyValue, Turned
-from millstream.service.watching import Watchers
-from millstream.service.window import Window
+from millstream.service.watchers import Watchers
 
 _log = logging.getLogger("millstream.service")
 
@@ -60,7 +61,19 @@ UNDER_WAY = 64  # records
 _BYTES_UNDER_WAY = 16 << 20
 _SLOW = 0.1  # seconds of a turn
 
-ADDING, SERVING, STOPPED, LEAVING, FOREIGN = "adding", "serving", "stopped", "leaving", "foreign"
+
+class PartitionState(str, enum.Enum):
+    """What a partition does for callers: reads and writes only while it is SERVING, reads only while it is READ_ONLY, and otherwise nothing."""
+
+    OPENING = "opening"
+    SERVING = "serving"
+    READ_ONLY = "read-only"  # its log failed
+    FAILED = "failed"  # it could not be opened, or its store failed. It is opened again, unless something is damaged
+    FENCED = "fenced"  # another owner has sealed its log
+    LEAVING = "leaving"  # it was removed from this node
+
+
+SERVING = PartitionState.SERVING  # a name of its own, for the path of every request
 
 
 class Partition:
@@ -78,7 +91,7 @@ class Partition:
     ) -> None:
         self.descriptor = descriptor
         self.table = table
-        self.state = ADDING
+        self.state = PartitionState.OPENING
         self.reason = ""
         self.damage: DamageError | None = None
         self.log = log
@@ -92,25 +105,25 @@ class Partition:
         self._orders_reads = self._inbox.orders_reads
         self._alone = log.alone
         self._number = 0  # of the last record that was given to the log
-        self._under_way: dict[int, tuple[Turned, list[Request], int]] = {}
+        self._under_way: dict[int, tuple[TurnResult, list[Request], int]] = {}
         self._bytes = 0  # of those
-        self._window: Window[int] = Window(1, UNDER_WAY)
+        self._window: CompletionWindow[int] = CompletionWindow(1, UNDER_WAY)
         self._reads: list[tuple[int, Request]] = []  # that wait for a position
         self._unconfirmed: list[Request] = []
         self._confirming: asyncio.Task[None] | None = None
         self._session_lsn: dict[bytes, int] = {}  # of sessions with writes under way
-        self._early = EarlyWrites(self._inbox.put)
+        self._early = ReorderBuffer(self._inbox.put)
         self._scheduled = False
         self._held = False  # no turns: all entries are being replaced
         self._confirmed_at = time.monotonic()
         self._said_slow = -10.0
         self._idle: asyncio.Future[None] | None = None
         self._replacing: asyncio.Task[int] | None = None
-        self.machine: KeyValue
+        self.machine: PartitionStateMachine
 
     # --- beginning
 
-    async def open(self, restored: Restored | None = None) -> None:
+    async def open(self, restored: RestoreReader | None = None) -> None:
         """Seals the log, brings the store up to it, and serves. The store may begin with a snapshot. restored: gives the entries of a restore."""
         descriptor, store = self.descriptor, self.store
         last = await self.log.seal(descriptor.term)
@@ -119,15 +132,15 @@ class Partition:
                 raise NotReady(
                     f"partition {descriptor.id} of {descriptor.table!r}: its store is at {store.applied}, ahead of its log at {last}"
                 )
-            replayed = await bring_up(store, self.log.read(store.applied), restored)
+            replayed = await replay_log(store, self.log.read(store.applied), restored)
             self.restores += replayed.restores
             self.unsaved += replayed.size
         clock = store.get(CLOCK)
         forgotten = store.get(FORGOTTEN)
-        sessions = Sessions(
+        sessions = DedupSessions(
             store.scan(SESSION, after(SESSION)), 0 if forgotten is None else int.from_bytes(forgotten, "big"), horizon=self.table.horizon
         )
-        self.machine = KeyValue(
+        self.machine = PartitionStateMachine(
             descriptor.id,
             store,
             sessions,
@@ -139,6 +152,11 @@ class Partition:
         )
         self.machine.term = descriptor.term
         self.state, self.reason = SERVING, ""
+
+    @property
+    def can_be_opened_again(self) -> bool:
+        """Whether it failed for a reason that may pass: a storage that was away may be back. Damage stays."""
+        return self.state is PartitionState.FAILED and self.damage is None
 
     def covers(self, key: bytes) -> bool:
         """Whether a key is this partition's."""
@@ -201,7 +219,7 @@ class Partition:
         request.future = asyncio.get_running_loop().create_future()
         if request.session:
             sessions = self.machine.sessions
-            check_name(request.session, request.seq)
+            check_session_name(request.session, request.seq)
             sessions.check_time(request.session, self._wall())
             self._early.take(request, sessions)
         else:
@@ -219,7 +237,12 @@ class Partition:
 
     def _turn(self) -> None:
         self._scheduled = False
-        if self.state is LEAVING or self._held or not self._window.has_room(self._number + 1) or self._bytes > _BYTES_UNDER_WAY:
+        if (
+            self.state is PartitionState.LEAVING
+            or self._held
+            or not self._window.has_room(self._number + 1)
+            or self._bytes > _BYTES_UNDER_WAY
+        ):
             return  # what comes back from the log asks again
         requests = self._inbox.take(LIMIT)
         writes = [request for request in requests if request.writes]
@@ -395,29 +418,29 @@ class Partition:
     # --- endings
 
     def _can_read(self) -> bool:
-        return self.state is STOPPED
+        return self.state is PartitionState.READ_ONLY
 
     def _unready(self) -> MillstreamError:
         if self.damage is not None:
             return DamageError(str(self.damage))  # a new one each time: one that is raised again and again keeps all that raised it
-        if self.state is FOREIGN:
+        if self.state is PartitionState.FENCED:
             return BadNode(self.reason)
         who = f"partition {self.descriptor.id} of table {self.descriptor.table!r}"
         return NotReady(
             f"{who} takes no writes: {self.reason}"
-            if self.state is STOPPED
-            else f"{who} is {self.state}{': ' if self.reason else ''}{self.reason}"
+            if self.state is PartitionState.READ_ONLY
+            else f"{who} is {self.state.value}{': ' if self.reason else ''}{self.reason}"
         )
 
     def _fail(self, error: BaseException, readable: bool = True) -> None:
         """Rule 4."""
         fenced = isinstance(error, Fenced)
-        if self.state is not FOREIGN:
-            self.state = FOREIGN if fenced else STOPPED if readable else ADDING
+        if self.state is not PartitionState.FENCED:
+            self.state = PartitionState.FENCED if fenced else PartitionState.READ_ONLY if readable else PartitionState.FAILED
             self.reason = str(error)
         under_way = [request for _, writes, _ in self._under_way.values() for request in writes]
         self._under_way.clear()
-        self._window = Window(self._number + 1, UNDER_WAY)
+        self._window = CompletionWindow(self._number + 1, UNDER_WAY)
         self._bytes = 0
         self.machine.lsn = self.store.applied  # nothing comes behind it any more, so no read waits for it
         self._session_lsn.clear()
@@ -457,7 +480,7 @@ class Partition:
             await asyncio.wait([self._replacing])
         if self.state is SERVING:
             await self.drain()
-        self.state, self.reason = LEAVING, "it was removed from this node"
+        self.state, self.reason = PartitionState.LEAVING, "it was removed from this node"
         reads = [*(request for _, request in self._reads), *self._unconfirmed]
         waiting = [*self._inbox.take(1 << 62), *self._early.end(), *reads]
         self._reads, self._unconfirmed = [], []
@@ -466,7 +489,7 @@ class Partition:
         await self.log.close()
 
     async def replace(self, entries: Sequence[tuple[bytes, bytes]], name: str) -> int:
-        """Other users' entries instead of those that are there (`saving.py`, rule 3); the position of the change. name: where whoever replays the log
+        """Other users' entries instead of those that are there (`snapshotting.py`, rule 3); the position of the change. name: where whoever replays the log
         finds them. Once begun it ends, also if whoever asked waits no longer: the log has it, so it must be seen."""
         if self.state is not SERVING or self._held:
             raise self._unready() if self.state is not SERVING else NotReady(f"partition {self.descriptor.id} is being restored already")
@@ -483,7 +506,7 @@ class Partition:
             now = self.machine.clock.next(self._wall())
             await self.log.append(LogRecord(self.descriptor.id, self.descriptor.term, lsn, lsn, now, restored=name))
             self.restores.append(name)
-            put_instead(self.store, entries, lsn)
+            replace_user_entries(self.store, entries, lsn)
         except BaseException as error:
             if self.state is SERVING:
                 self._fail(error)

@@ -23,7 +23,7 @@ import msgspec
 from millstream.errors import RefusedRequest, ServiceError
 
 if TYPE_CHECKING:
-    from millstream.service.turn import TurnView
+    from millstream.service.state_machine import TurnView
 
 Before = Callable[[bytes, "bytes | None", "TurnView"], "bytes | None"]
 After = Callable[[bytes, bytes], bytes]

@@ -30,7 +30,7 @@ def described(one: Descriptor, address: str, here: Partition | None = None) -> p
         state="desired",
     )
     if here is not None:
-        found.state, found.reason, found.lsn = here.state, here.reason, here.store.applied
+        found.state, found.reason, found.lsn = here.state.value, here.reason, here.store.applied
         found.in_sync.append(one.node)
     return found
 

@@ -1,6 +1,6 @@
 """The log of objects: slots that are created if absent, in a folder that nodes share or in an object store. Another node can take over.
 
-Whoever creates slot n owns what is said at n: that is the consensus, and the storage gives it. What slots mean: `slots.py`.
+Whoever creates slot n owns what is said at n: that is the consensus, and the storage gives it. What slots mean: `object_slots.py`.
 
 Rules
 1. One slot at a time. While a slot is being created, further records wait, and go together into the next one. So an append is never confirmed before an
@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from millstream.errors import DamageError, Fenced, NotReady, StorageError, UnknownOutcome
-from millstream.service.logs.slots import Slot, SlotWalk, damaged_slot, decode_slot, encode_slot, slot_name
+from millstream.service.logs.object_slots import Slot, SlotWalk, damaged_slot, decode_slot, encode_slot, slot_name
 from millstream.service.messages import LIMIT, LogRecord, decode_record, encode_record
 from millstream.state.prefixed import under
 from millstream.state.storage import LocalStorage, Storage, open_storage
@@ -339,7 +339,7 @@ class ObjectsLog:
         )
 
     async def trim(self, upto: int) -> None:
-        """Removes slots whose records are covered. Rules 3 and 4 of `slots.py`."""
+        """Removes slots whose records are covered. Rules 3 and 4 of `object_slots.py`."""
         keep = bisect_right(self._lasts, upto)
         if not keep or not self._slots:
             return

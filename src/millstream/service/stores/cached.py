@@ -18,8 +18,8 @@ from pathlib import Path
 
 from millstream.errors import DefinitionError
 from millstream.service.messages import Change
-from millstream.service.stores.base import KeyStore, Pinned, SharedStore, StoreKind
 from millstream.service.stores.memory import memory
+from millstream.service.stores.store_contract import KeyStore, Pinned, SharedStore, StoreKind
 
 _TOGETHER = 256  # copies that are written to the fast store at once
 _log = logging.getLogger("millstream.service")

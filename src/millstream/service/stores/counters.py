@@ -17,8 +17,8 @@ from typing import Any
 
 from millstream.errors import RefusedRequest
 from millstream.service.messages import ENTRY, Change
-from millstream.service.stores.base import Pinned
 from millstream.service.stores.memory import DictPin, DictStore, SharedMemory
+from millstream.service.stores.store_contract import Pinned
 
 _PAIR = struct.Struct(">Qq")
 _SMALL = 20  # bits of a number that is kept in the short form

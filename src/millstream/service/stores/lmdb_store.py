@@ -28,7 +28,7 @@ import lmdb as _lmdb
 
 from millstream.errors import StorageError
 from millstream.service.messages import Change
-from millstream.service.stores.base import Pinned
+from millstream.service.stores.store_contract import Pinned
 from millstream.state.longkeys import LONG, scan_entries, stored_entry, stored_key, value_of
 from millstream.state.replica import boot_id
 

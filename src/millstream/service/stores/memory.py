@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from millstream.service.messages import Change
-from millstream.service.stores.base import KeyStore, Pinned
+from millstream.service.stores.store_contract import KeyStore, Pinned
 
 _FEW = 64  # keys that are put in place one by one, however few there are
 _SOME = 4096  # and however many there are: each moves half of the list

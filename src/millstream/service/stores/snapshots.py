@@ -25,7 +25,7 @@ import msgspec
 
 from millstream.errors import DamageError, StorageError
 from millstream.service.messages import ENTRY
-from millstream.service.stores.base import Pinned
+from millstream.service.stores.store_contract import Pinned
 from millstream.state.framing import frame, framed_at
 from millstream.state.storage import LocalStorage, Storage
 

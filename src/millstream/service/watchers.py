@@ -22,15 +22,15 @@ BEHIND = 4 << 20  # less than what is kept, so that who is told where to go on c
 PATIENCE = 600.0  # seconds
 
 #: One record's changes of users' entries: its last position, (key, value, version), and their size.
-ToldChange = tuple[int, list[tuple[bytes, bytes, int]], int]
+CommittedChange = tuple[int, list[tuple[bytes, bytes, int]], int]
 
 
-class Watching:
+class Watcher:
     """One watcher."""
 
     def __init__(self, wants: Callable[[bytes], bool]) -> None:
         self._wants = wants
-        self._waiting: deque[ToldChange] = deque()
+        self._waiting: deque[CommittedChange] = deque()
         self._size = 0
         self._told = asyncio.Event()
         self._over: Stale | None = None
@@ -79,8 +79,8 @@ class Watchers:
     """The watchers of one partition."""
 
     def __init__(self) -> None:
-        self._all: set[Watching] = set()
-        self._kept: deque[ToldChange] = deque()
+        self._all: set[Watcher] = set()
+        self._kept: deque[CommittedChange] = deque()
         self._kept_size = 0
         self._since = -1  # every change behind this position is kept; -1: nothing is
         self._left = 0.0  # when the last watcher left
@@ -88,9 +88,9 @@ class Watchers:
     def __len__(self) -> int:
         return len(self._all)
 
-    def join(self, wants: Callable[[bytes], bool], applied: int, after: int | None) -> tuple[Watching, bool]:
+    def join(self, wants: Callable[[bytes], bool], applied: int, after: int | None) -> tuple[Watcher, bool]:
         """A new watcher, and whether it goes on where it was (rule 2); if not, it needs a snapshot as of `applied` first."""
-        one = Watching(wants)
+        one = Watcher(wants)
         goes_on = after is not None and (after == applied or (0 <= self._since <= after < applied))
         if self._since < 0:
             self._since = applied
@@ -101,7 +101,7 @@ class Watchers:
         self._all.add(one)
         return one, goes_on
 
-    def leave(self, one: Watching) -> None:
+    def leave(self, one: Watcher) -> None:
         """It does not listen any more."""
         self._all.discard(one)
         self._left = time.monotonic()

@@ -19,11 +19,11 @@ import msgspec
 
 from millstream.core.keyspace import after
 from millstream.errors import Conflict, FencedRun, RefusedRequest, ServiceError, TooLarge
-from millstream.service import ledger
+from millstream.service import staged_txns
 from millstream.service.clock import PartitionClock
+from millstream.service.dedup_sessions import DedupSessions
 from millstream.service.messages import ENTRY, LIMIT, MEMORY, STAGED, Answer, Change, Decide, Decision, LogRecord, Op, Request
-from millstream.service.sessions import Sessions
-from millstream.service.stores.base import KeyStore
+from millstream.service.stores.store_contract import KeyStore
 from millstream.service.transforms import Gate
 
 CLOCK = MEMORY + b"clock"
@@ -35,7 +35,7 @@ NO_POSITION = 0  # of an answer to a request that changed nothing
 class TurnView:
     """What transforms see: the keys of one partition, as they are before this request."""
 
-    def __init__(self, machine: KeyValue, request: Request) -> None:
+    def __init__(self, machine: PartitionStateMachine, request: Request) -> None:
         self._machine = machine
         self._changed: dict[bytes, bytes | None] = {}
         #: The partition's clock: milliseconds that never go back.
@@ -92,7 +92,7 @@ Function = Callable[[Turn, bytes, bytes], bytes]
 Promotion = tuple[str, Sequence[tuple[bytes, bytes]]]
 
 
-class Turned(msgspec.Struct):
+class TurnResult(msgspec.Struct):
     """What a turn gave. expanded: rows that were staged before, and are visible with this record."""
 
     record: LogRecord | None
@@ -100,14 +100,14 @@ class Turned(msgspec.Struct):
     expanded: list[Change] = []
 
 
-class KeyValue:
+class PartitionStateMachine:
     """The state machine of a partition."""
 
     def __init__(
         self,
         partition: int,
         store: KeyStore,
-        sessions: Sessions,
+        sessions: DedupSessions,
         clock: PartitionClock,
         *,
         lsn: int,
@@ -164,12 +164,12 @@ class KeyValue:
 
     # --- the turn
 
-    def turn(self, requests: Sequence[Request], wall: int) -> Turned:
+    def turn(self, requests: Sequence[Request], wall: int) -> TurnResult:
         """Carries out writes, in order. What earlier turns have given must be applied in the order of their records."""
         first = self.lsn + 1
         answers: list[Answer | ServiceError] = [self._write(request, wall) for request in requests]
         if self.lsn < first:
-            return Turned(None, answers)
+            return TurnResult(None, answers)
         now = self.clock.last
         pending = self._pending
         for entry, value in self.sessions.changes(now):
@@ -179,7 +179,7 @@ class KeyValue:
         expanded = self._expanded
         self._overlay.append((self.lsn, {**expanded, **pending} if expanded else pending))
         self._pending, self._promoted, self._expanded = {}, [], {}
-        return Turned(record, answers, list(expanded.items()))
+        return TurnResult(record, answers, list(expanded.items()))
 
     def applied(self, record: LogRecord) -> None:
         """The store has a record: what it covered is not needed any more."""
@@ -315,9 +315,9 @@ class KeyValue:
 
     # --- staged rows
 
-    def _ledger(self, txn: ledger.Txn, fence: int) -> ledger.LedgerEntry:
-        raw = self.raw(ledger.ledger_key(txn.label))
-        entry = ledger.LedgerEntry() if raw is None else ledger.decode_ledger(raw)
+    def _label_state(self, txn: staged_txns.Txn, fence: int) -> staged_txns.LabelState:
+        raw = self.raw(staged_txns.label_key(txn.label))
+        entry = staged_txns.LabelState() if raw is None else staged_txns.decode_label(raw)
         if fence < entry.fence:
             raise FencedRun(
                 f"transaction {txn.text!r}: a newer run (fence {entry.fence}) writes as {txn.label!r} now; this one (fence {fence}) must stop"
@@ -325,31 +325,31 @@ class KeyValue:
         return entry
 
     @staticmethod
-    def _noted(txn: ledger.Txn, fence: int, entry: ledger.LedgerEntry) -> Change:
+    def _noted(txn: staged_txns.Txn, fence: int, entry: staged_txns.LabelState) -> Change:
         entry.fence = max(entry.fence, fence)
-        return ledger.ledger_key(txn.label), ledger.encode_ledger(entry)
+        return staged_txns.label_key(txn.label), staged_txns.encode_label(entry)
 
     def _staged(self, request: Request) -> tuple[Answer, list[Change]]:
-        txn = ledger.parse_txn(request.txn)
+        txn = staged_txns.parse_txn(request.txn)
         if request.expect:
             raise RefusedRequest(
                 f"transaction {txn.text!r}: staged rows cannot expect versions, since others may write before it is decided"
             )
-        entry = self._ledger(txn, txn.fence)
+        entry = self._label_state(txn, txn.fence)
         if txn.number <= entry.number:
             raise FencedRun(f"transaction {txn.text!r}: number {entry.number} of {txn.label!r} is committed already")
-        prefix, version = ledger.staged_prefix(request.txn), request.lsn.to_bytes(8, "big")
+        prefix, version = staged_txns.staged_prefix(request.txn), request.lsn.to_bytes(8, "big")
         rows = self._admitted(request)
         self._entering(request.lsn, rows)
         changes: list[Change] = [
-            (prefix + version + place.to_bytes(4, "big"), ledger.encode_staged(ledger.StagedRow(key, value)))
+            (prefix + version + place.to_bytes(4, "big"), staged_txns.encode_staged(staged_txns.StagedRow(key, value)))
             for place, (key, value) in enumerate(rows)
         ]
         return Answer(request.lsn), [*changes, self._noted(txn, txn.fence, entry)]
 
     def _decided(self, lsn: int, asked: Decide) -> tuple[Answer, list[Change], list[Promotion]]:
         """The answer, what changes, and the rows that become visible."""
-        txns = [ledger.parse_txn(name) for name in asked.txns]
+        txns = [staged_txns.parse_txn(name) for name in asked.txns]
         if asked.decision is Decision.SWEEP:
             if len(txns) != 1:
                 raise RefusedRequest(f"a sweep takes one transaction, which says below what to sweep, and not {len(txns)}")
@@ -360,8 +360,8 @@ class KeyValue:
         promotions: list[Promotion] = []
         answer = Answer(NO_POSITION)
         for txn in txns:
-            entry = self._ledger(txn, asked.fence)
-            prefix = ledger.staged_prefix(txn.text)
+            entry = self._label_state(txn, asked.fence)
+            prefix = staged_txns.staged_prefix(txn.text)
             rows = self.range(prefix, after(prefix))
             if asked.decision is Decision.COMMIT:
                 if not self._is_new(txn, entry):
@@ -381,21 +381,21 @@ class KeyValue:
         return answer, changes, promotions
 
     @staticmethod
-    def _is_new(txn: ledger.Txn, entry: ledger.LedgerEntry) -> bool:
+    def _is_new(txn: staged_txns.Txn, entry: staged_txns.LabelState) -> bool:
         """Whether a transaction is still to be committed. What was committed before stays as it is."""
         if txn.number == entry.number and txn.text != entry.txn:
             raise RefusedRequest(f"transaction {txn.text!r}: {entry.txn!r} was committed in its place")
         return txn.number > entry.number
 
-    def _swept(self, lsn: int, below: ledger.Txn, fence: int, keep: Sequence[str]) -> tuple[Answer, list[Change], list[Promotion]]:
+    def _swept(self, lsn: int, below: staged_txns.Txn, fence: int, keep: Sequence[str]) -> tuple[Answer, list[Change], list[Promotion]]:
         start = STAGED + below.label.encode()
         kept = set(keep)
         changes: list[Change] = []
         checked: set[str] = set()
         for staged, _ in self.range(start, after(start)):
-            txn = ledger.parse_txn(_txn_in(staged))
+            txn = staged_txns.parse_txn(_txn_in(staged))
             if txn.label not in checked:
-                self._ledger(txn, fence)
+                self._label_state(txn, fence)
                 checked.add(txn.label)
             if txn.text not in kept and txn.number < below.number:
                 changes.append((staged, None))
@@ -418,17 +418,17 @@ def promoted(rows: Sequence[tuple[bytes, bytes]], lsn: int) -> list[Change]:
     version = lsn.to_bytes(8, "big")
     changes: list[Change] = []
     for staged, raw in rows:
-        row = ledger.decode_staged(raw)
+        row = staged_txns.decode_staged(raw)
         changes.append((ENTRY + row.key, None if row.value is None else version + row.value))
         changes.append((staged, None))
     return changes
 
 
-def expanded_from(store: KeyStore, record: LogRecord) -> list[Change]:
+def promoted_rows(store: KeyStore, record: LogRecord) -> list[Change]:
     """The rows of a record's transactions, for whoever applies it from the log."""
     found: list[Change] = []
     for txn, lsn in record.promoted:
-        prefix = ledger.staged_prefix(txn)
+        prefix = staged_txns.staged_prefix(txn)
         found += promoted(list(store.scan(prefix, after(prefix))), lsn)
     return found
 

@@ -25,14 +25,14 @@ import msgspec
 
 from millstream.errors import MillstreamError, NotReady, RefusedRequest, Stale, TooLarge
 from millstream.service.limits import while_pinned
-from millstream.service.live import parts
+from millstream.service.live import row_formats
 from millstream.service.live.epochs import KEEP, PinnedEpoch, PinnedEpochs
-from millstream.service.live.follow import Follower, Lookout, in_the_way
 from millstream.service.live.history import LIMIT, ChangeHistory
-from millstream.service.live.portions import LARGEST, Portions
+from millstream.service.live.paging import LARGEST, Pager
+from millstream.service.live.tailer import ManifestTailer, TailerThread, as_service_error
 from millstream.service.live.watch import Watch, version_of
 from millstream.service.proto import service_pb2 as pb
-from millstream.service.routes import LIVE
+from millstream.service.range_map import LIVE
 from millstream.state.manifest import ManifestLog
 from millstream.state.storage import Storage, open_storage
 
@@ -40,12 +40,12 @@ _WHOLE = 1  # the number of the one partition that a table of live state is, and
 _UINT32 = 2**32 - 1
 
 
-class LivePipeline:
+class LiveBackend:
     """The live state of a checkpoint. checkpoint: a folder, a URL, or a storage. replicas: a folder for the copies that answer.
 
     keep: how many epochs are pinned. buffer: bytes of changes that are kept for those who watch.
 
-    >>> LivePipeline("nowhere").tables()
+    >>> LiveBackend("nowhere").tables()
     []
     """
 
@@ -63,14 +63,14 @@ class LivePipeline:
         self.log = ManifestLog(storage)
         self.epochs = PinnedEpochs(None if replicas is None else os.fspath(replicas), keep=keep)
         self.history = ChangeHistory(buffer)
-        self.lookout = Lookout(Follower(self.log, self.epochs, self.history))
+        self.tailer_thread = TailerThread(ManifestTailer(self.log, self.epochs, self.history))
 
     async def start(self) -> None:
         """Begins to follow the checkpoint, which need not be there yet."""
-        self.lookout.start()
+        self.tailer_thread.start()
 
     async def close(self) -> None:
-        await self.lookout.stop()
+        await self.tailer_thread.stop()
 
     # --- what is asked
 
@@ -80,33 +80,35 @@ class LivePipeline:
 
     async def get(self, request: pb.GetRequest) -> pb.GetReply:
         as_json = request.header.form == pb.JSON
-        with await self.cut(request.header) as cut:
-            name = self.computation(cut, request.header.table)
+        with await self.snapshot(request.header) as snapshot:
+            name = self.computation(snapshot, request.header.table)
             if as_json:
-                found = await asyncio.to_thread(lambda: [parts.looked_up(cut, name, key, True) for key in request.keys])
+                found = await asyncio.to_thread(lambda: [row_formats.lookup(snapshot, name, key, True) for key in request.keys])
             else:
-                found = [parts.raw_row(cut, name, key) for key in request.keys]
+                found = [row_formats.read_row(snapshot, name, key) for key in request.keys]
             size = sum(len(value) for value in found if value is not None)
             if size > LARGEST:
                 raise TooLarge(
                     f"the values of these {len(found)} keys have {size:,} bytes, and an answer at most {LARGEST:,}. Ask for fewer, or scan."
                 )
-            version = version_of(cut.epoch)
+            version = version_of(snapshot.epoch)
             versions = [0 if value is None else version for value in found]
-            return pb.GetReply(at=self.position(cut, name), values=[value or b"" for value in found], versions=versions)
+            return pb.GetReply(at=self.position(snapshot, name), values=[value or b"" for value in found], versions=versions)
 
     async def scan(self, request: pb.ScanRequest) -> AsyncIterator[pb.ScanReply]:
         as_json = request.header.form == pb.JSON
         if request.part == "epochs":
             yield self._pinned()
             return
-        with await self.cut(request.header) as cut, while_pinned():
-            name = self.computation(cut, request.header.table)
-            at, version = self.position(cut, name), version_of(cut.epoch)
-            readable = as_json and not (request.keys_only and not cut.computation(name).kind)  # a relation shows fewer rows than it keeps
-            found = parts.asked(cut, name, request.part, request.start, request.end, request.prefix, readable)
+        with await self.snapshot(request.header) as snapshot, while_pinned():
+            name = self.computation(snapshot, request.header.table)
+            at, version = self.position(snapshot, name), version_of(snapshot.epoch)
+            readable = as_json and not (
+                request.keys_only and not snapshot.computation(name).kind
+            )  # a relation shows fewer rows than it keeps
+            found = row_formats.scan_part(snapshot, name, request.part, request.start, request.end, request.prefix, readable)
             none = True
-            async for keys, values in Portions(found, in_thread=as_json, limit=request.limit):
+            async for keys, values in Pager(found, in_thread=as_json, limit=request.limit):
                 none = False
                 yield pb.ScanReply(at=at, keys=keys, values=[] if request.keys_only else values, versions=[version] * len(keys))
             if none:
@@ -129,10 +131,10 @@ class LivePipeline:
 
     async def route(self, request: pb.RouteRequest) -> pb.PartitionList:
         """A table of live state is one partition, wherever it is asked."""
-        with self._newest() as cut:
-            self.computation(cut, request.table)
+        with self._newest() as snapshot:
+            self.computation(snapshot, request.table)
             one = pb.Partition(
-                id=_WHOLE, table=request.table, term=_WHOLE, primary=self.address, state="serving", lsn=cut.epoch, point=LIVE
+                id=_WHOLE, table=request.table, term=_WHOLE, primary=self.address, state="serving", lsn=snapshot.epoch, point=LIVE
             )
         return pb.PartitionList(partitions=[one], version=1)
 
@@ -141,13 +143,13 @@ class LivePipeline:
 
     # --- which epoch answers
 
-    async def cut(self, header: pb.Header) -> PinnedEpoch:
+    async def snapshot(self, header: pb.Header) -> PinnedEpoch:
         """The epoch that answers, taken: whoever asks closes it."""
         if header.HasField("as_of") or header.level == pb.AS_OF:
             found = await self._as_of(header)
         else:
             if header.level == pb.LINEARIZABLE:
-                await self.lookout.sure()
+                await self.tailer_thread.catch_up()
             elif header.level == pb.SESSION:
                 await self._seen(header.seen)
             elif header.level == pb.BOUNDED:
@@ -157,30 +159,30 @@ class LivePipeline:
             return found
         return await self._complete(found, header)
 
-    def computation(self, cut: PinnedEpoch, table: str) -> str:
+    def computation(self, snapshot: PinnedEpoch, table: str) -> str:
         """The computation that a table is, rule 1."""
-        if table in cut.manifest.computations:
+        if table in snapshot.manifest.computations:
             return table
         pipeline, slash, name = table.partition("/")
-        if slash and pipeline == self.lookout.follower.pipeline and name in cut.manifest.computations:
+        if slash and pipeline == self.tailer_thread.tailer.pipeline and name in snapshot.manifest.computations:
             return name
         known = ", ".join(self.tables()) or "none"
         raise RefusedRequest(
-            f"pipeline {self.lookout.follower.pipeline!r} has no computation called {table!r} in epoch {cut.epoch}. It has: {known}."
+            f"pipeline {self.tailer_thread.tailer.pipeline!r} has no computation called {table!r} in epoch {snapshot.epoch}. It has: {known}."
         )
 
-    def position(self, cut: PinnedEpoch, name: str, epoch: int | None = None, low_watermark: int | None = None) -> pb.Position:
+    def position(self, snapshot: PinnedEpoch, name: str, epoch: int | None = None, low_watermark: int | None = None) -> pb.Position:
         """Rules 2 and 3."""
-        number = cut.epoch if epoch is None else epoch
-        low = cut.computation(name).low_watermark if low_watermark is None else low_watermark
-        age = min(_UINT32, int(cut.age(time.monotonic()) * 1000))
+        number = snapshot.epoch if epoch is None else epoch
+        low = snapshot.computation(name).low_watermark if low_watermark is None else low_watermark
+        age = min(_UINT32, int(snapshot.age(time.monotonic()) * 1000))
         return pb.Position(partition=_WHOLE, term=_WHOLE, lsn=number, epoch=number, low_watermark=low, age_ms=age)
 
     def _newest(self) -> PinnedEpoch:
         found = self.epochs.take()
         if found is None:
-            trouble = self.lookout.trouble
-            raise NotReady(f"{self.log.storage.url} is being read for the first time.") if trouble is None else in_the_way(trouble)
+            trouble = self.tailer_thread.trouble
+            raise NotReady(f"{self.log.storage.url} is being read for the first time.") if trouble is None else as_service_error(trouble)
         return found
 
     async def _as_of(self, header: pb.Header) -> PinnedEpoch:
@@ -188,7 +190,7 @@ class LivePipeline:
             raise RefusedRequest("the level AS_OF needs an epoch: set as_of")
         newest = self.epochs.newest
         if newest is None or newest.epoch < header.as_of:
-            await self.lookout.sure()
+            await self.tailer_thread.catch_up()
         found = self.epochs.take(header.as_of)
         if found is None:
             pinned = ", ".join(map(str, self.epochs.pinned))
@@ -197,19 +199,19 @@ class LivePipeline:
 
     async def _seen(self, epoch: int) -> None:
         while (newest := self.epochs.newest) is None or newest.epoch < epoch:
-            await self.lookout.sure()
+            await self.tailer_thread.catch_up()
             newest = self.epochs.newest
             if newest is None or newest.epoch < epoch:
-                await self.lookout.moved()
+                await self.tailer_thread.changed()
 
     async def _young(self, max_age_ms: int) -> None:
         if self._is_older(max_age_ms):
             with contextlib.suppress(MillstreamError):
-                await self.lookout.sure()
+                await self.tailer_thread.catch_up()
             newest = self.epochs.newest
             if newest is not None and self._is_older(max_age_ms):
                 age = int(newest.age(time.monotonic()) * 1000)
-                why = f" {self.lookout.trouble}" if self.lookout.trouble is not None else ""
+                why = f" {self.tailer_thread.trouble}" if self.tailer_thread.trouble is not None else ""
                 raise Stale(
                     f"epoch {newest.epoch} was last known to be the newest {age:,} ms ago, and at most {max_age_ms:,} are wanted.{why}"
                 )
@@ -236,9 +238,9 @@ class LivePipeline:
                 )
             newest = self.epochs.newest
             if newest is None or newest.epoch == epoch:
-                if self.lookout.trouble is not None:
-                    raise in_the_way(self.lookout.trouble)
-                await self.lookout.moved()
+                if self.tailer_thread.trouble is not None:
+                    raise as_service_error(self.tailer_thread.trouble)
+                await self.tailer_thread.changed()
             found = self._newest()
 
     def _pinned(self) -> pb.ScanReply:

@@ -8,7 +8,7 @@ Rules
    It goes when a snapshot covers its record.
 4. Operators' snapshots lie below the node's backups folder, or under the URL of an object store. No other folder of the machine is written to, least of all
    the node's own, whose snapshots a partition would begin with. What is there already is not written over, but for the rest of a snapshot that was not
-   finished. What a node has kept itself (`snapshots/`, `aside/`) may be restored.
+   finished. What a node has kept itself (`snapshots/`, `trash/`) may be restored.
 """
 
 from __future__ import annotations
@@ -24,8 +24,7 @@ from millstream.core.keyspace import after
 from millstream.errors import DefinitionError, MillstreamError, RefusedRequest
 from millstream.service.messages import ENTRY
 from millstream.service.partition import Partition
-from millstream.service.replay import Restored
-from millstream.service.stores.base import KeyStore, Pinned
+from millstream.service.recovery import RestoreReader
 from millstream.service.stores.snapshots import (
     WHOLE,
     Snapshot,
@@ -36,12 +35,13 @@ from millstream.service.stores.snapshots import (
     read_snapshot,
     write_snapshot,
 )
+from millstream.service.stores.store_contract import KeyStore, Pinned
 from millstream.state.storage import LocalStorage, Storage, open_storage
 
 _log = logging.getLogger("millstream.service")
 
 
-class Listed:
+class ListedEntries:
     """Entries in a list, as of a position. Implements `Pinned`."""
 
     def __init__(self, entries: list[tuple[bytes, bytes]], applied: int) -> None:
@@ -61,7 +61,7 @@ class Listed:
         """Nothing is held."""
 
 
-class UsersEntries:
+class UserEntries:
     """The users' entries of what is pinned, and no others. Implements `Pinned`, as far as a snapshot needs it."""
 
     def __init__(self, pinned: Pinned) -> None:
@@ -86,7 +86,7 @@ def name_of(partition: int, lsn: int) -> str:
     return f"{folder_of(partition)}/{lsn:020d}"
 
 
-def begin_from_snapshot(store: KeyStore, home: Storage, partition: int) -> None:
+def load_newest_snapshot(store: KeyStore, home: Storage, partition: int) -> None:
     """Rule 2."""
     found = newest_snapshot(home, folder_of(partition))
     if found is not None and found.lsn > store.applied:
@@ -99,7 +99,7 @@ def restore_name(partition: int, name: str) -> str:
     return f"restores/{partition}/{name}"
 
 
-def restored_in(home: Storage, partition: int) -> Restored:
+def restore_reader(home: Storage, partition: int) -> RestoreReader:
     """Gives the entries of a restore that lies in a home."""
     return lambda name: list(read_snapshot(home, restore_name(partition, name))[1])
 
@@ -157,7 +157,7 @@ class SnapshotPlaces:
 
     def to_read(self, place: str) -> SnapshotPlace:
         """Where one may be restored from."""
-        return self._found(place, [self._root, self._own / "snapshots", self._own / "aside"])
+        return self._found(place, [self._root, self._own / "snapshots", self._own / "trash"])
 
     def _found(self, place: str, allowed: list[Path]) -> SnapshotPlace:
         if not place:
@@ -183,7 +183,7 @@ def _is_below(path: Path, folder: Path) -> bool:
 async def snapshot_to(partition: Partition, place: SnapshotPlace) -> Snapshot:
     """A snapshot of users' entries for an operator."""
     await asyncio.to_thread(place.check_free)
-    pinned = UsersEntries(partition.store.pin())
+    pinned = UserEntries(partition.store.pin())
     try:
         return await write_snapshot(pinned, place.storage, place.name)
     finally:
@@ -209,7 +209,7 @@ async def restore_from(partition: Partition, place: SnapshotPlace, home: Storage
         check(entries)
     name = secrets.token_hex(8)
     if partition.table.log.keeps:
-        await write_snapshot(Listed(entries, 0), home, restore_name(point.id, name))
+        await write_snapshot(ListedEntries(entries, 0), home, restore_name(point.id, name))
     lsn = await partition.replace(entries, name)
     if partition.table.log.keeps:
         try:

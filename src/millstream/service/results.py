@@ -11,7 +11,7 @@ import msgspec
 from millstream.errors import RefusedRequest
 from millstream.service.messages import Descriptor
 from millstream.service.proto import service_pb2 as pb
-from millstream.service.routes import prefix_end
+from millstream.service.range_map import prefix_end
 from millstream.service.wire import descriptor
 
 Text = str | bytes
@@ -25,7 +25,7 @@ class Owner:
         self.address = found.primary
 
 
-class KeyFound(msgspec.Struct, frozen=True):
+class KeyResult(msgspec.Struct, frozen=True):
     """What a key has. version: 0 if it is not there. lsn: the position of the partition that answered; of live state, the epoch. age: how old that may be,
     and low_watermark: how far event time is complete (live state); both in milliseconds."""
 
@@ -39,7 +39,7 @@ class KeyFound(msgspec.Struct, frozen=True):
     low_watermark: int = 0
 
 
-class WatchedChange(msgspec.Struct, frozen=True):
+class WatchEvent(msgspec.Struct, frozen=True):
     """What a watch tells. kind: "snapshot", "changes", "mark" or "reset". A value of None: the key is gone."""
 
     kind: str
@@ -51,9 +51,9 @@ class WatchedChange(msgspec.Struct, frozen=True):
     first: int = 0
 
 
-async def merged(streams: Sequence[AsyncIterator[KeyFound]]) -> AsyncIterator[KeyFound]:
+async def merged(streams: Sequence[AsyncIterator[KeyResult]]) -> AsyncIterator[KeyResult]:
     """Sorted streams as one."""
-    heads: list[tuple[bytes, int, KeyFound]] = []
+    heads: list[tuple[bytes, int, KeyResult]] = []
     for number, stream in enumerate(streams):
         async for first in stream:
             heads.append((first.key, number, first))
@@ -69,16 +69,16 @@ async def merged(streams: Sequence[AsyncIterator[KeyFound]]) -> AsyncIterator[Ke
             heapq.heappop(heads)
 
 
-def watched_change(reply: Any) -> WatchedChange:
+def watch_event(reply: Any) -> WatchEvent:
     at = reply.at
     rows = [
         (key, value if version else None, version) for key, value, version in zip(reply.keys, reply.values, reply.versions, strict=True)
     ]
     kind = pb.WatchReply.Kind.Name(reply.kind).lower()
-    return WatchedChange(kind, at.partition, at.lsn, rows, at.epoch, at.low_watermark, reply.first)
+    return WatchEvent(kind, at.partition, at.lsn, rows, at.epoch, at.low_watermark, reply.first)
 
 
-def limits_of(asked: Any) -> tuple[bytes, bytes]:
+def scan_range(asked: Any) -> tuple[bytes, bytes]:
     """The range of keys that a scan asks for; an empty end is none."""
     low, high = asked.start, asked.end
     if asked.prefix:
@@ -87,7 +87,7 @@ def limits_of(asked: Any) -> tuple[bytes, bytes]:
     return low, high
 
 
-def as_bytes(text: Text) -> bytes:
+def to_bytes(text: Text) -> bytes:
     """Keys and values as they travel."""
     if isinstance(text, str):
         return text.encode()

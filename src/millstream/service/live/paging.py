@@ -28,7 +28,7 @@ class Page(NamedTuple):
     values: list[bytes]
 
 
-class Portions:
+class Pager:
     """Makes portions of rows. in_thread: rule 2. limit: at most so many rows; 0: all."""
 
     def __init__(

@@ -12,20 +12,20 @@ import asyncio
 from collections.abc import Callable
 
 from millstream.errors import Busy
+from millstream.service.completion_window import CompletionWindow
+from millstream.service.dedup_sessions import AHEAD, DedupSessions
 from millstream.service.messages import Request
-from millstream.service.sessions import AHEAD, Sessions
-from millstream.service.window import Window
 
 _EARLY = 4096  # writes of all sessions
 _ROOM = 32 << 20  # bytes of them
 
 
-class EarlyWrites:
+class ReorderBuffer:
     """Those of one partition. put: takes a write into the inbox."""
 
     def __init__(self, put: Callable[..., None]) -> None:
         self._put = put
-        self._windows: dict[bytes, Window[Request]] = {}
+        self._windows: dict[bytes, CompletionWindow[Request]] = {}
         self._room = _ROOM
         self.count = 0
 
@@ -35,7 +35,7 @@ class EarlyWrites:
     def __len__(self) -> int:
         return len(self._windows)
 
-    def take(self, request: Request, sessions: Sessions) -> None:
+    def take(self, request: Request, sessions: DedupSessions) -> None:
         """Rule 1, and rule 2. Raises what is to be answered instead."""
         session, seq = request.session, request.seq
         window = self._windows.get(session)
@@ -46,9 +46,9 @@ class EarlyWrites:
             if seq <= last + 1:
                 self._put(request)
                 if seq == last + 1:
-                    self._windows[session] = Window(seq + 1, AHEAD)
+                    self._windows[session] = CompletionWindow(seq + 1, AHEAD)
                 return
-            window = Window(last + 1, AHEAD)
+            window = CompletionWindow(last + 1, AHEAD)
         if seq < window.next:
             self._put(request)
         elif seq == window.next:
@@ -62,7 +62,7 @@ class EarlyWrites:
             self._windows[session] = window
             self._wait(window, request, sessions)
 
-    def _wait(self, window: Window[Request], request: Request, sessions: Sessions) -> None:
+    def _wait(self, window: CompletionWindow[Request], request: Request, sessions: DedupSessions) -> None:
         older = window.withdraw(request.seq)
         if older is not None:
             self._is_gone(older)

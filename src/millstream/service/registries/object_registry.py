@@ -17,7 +17,7 @@ from zlib import crc32
 import msgspec
 
 from millstream.errors import DamageError
-from millstream.service.registries.base import Desired, RegistryChange
+from millstream.service.registries.desired_state import Desired, RegistryChange
 from millstream.state.storage import Storage
 
 EVERY = 128  # changes, until a base is written

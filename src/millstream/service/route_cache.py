@@ -1,7 +1,7 @@
 """A client's ways: which node has a key, as far as it knows, and the channels to them.
 
 Rules
-1. Ways are learnt from the nodes themselves: BAD_NODE says who has a key, `Route` who has a range. The registry is never asked.
+1. RouteCache are learnt from the nodes themselves: BAD_NODE says who has a key, `Route` who has a range. The registry is never asked.
 2. What is newer wins: a descriptor of a lower term than one that was heard of is not believed. A node that was replaced may not know it yet.
 3. A channel is made when it is first needed.
 """
@@ -15,17 +15,17 @@ from typing import Any
 
 from millstream.errors import BadNode, Busy, DefinitionError, MillstreamError, NotReady, Unreachable
 from millstream.network import Tls
-from millstream.service.calls import Channel
-from millstream.service.found import Owner
+from millstream.service.channel import Channel
+from millstream.service.client_session import Backoff
 from millstream.service.proto import service_pb2 as pb
-from millstream.service.routes import KEY, RangeMap, point_of
-from millstream.service.writing import Pause
+from millstream.service.range_map import KEY, RangeMap, point_of
+from millstream.service.results import Owner
 
 ATTEMPT = 5.0  # seconds for one try
 _LOOK = 1.0
 
 
-class Ways:
+class RouteCache:
     """The ways to the partitions of one table."""
 
     def __init__(self, addresses: Sequence[str], table: str, cookie: str, tls: Tls | None, timeout: float) -> None:
@@ -94,7 +94,7 @@ class Ways:
 
     async def learn_all(self) -> list[Owner]:
         """All partitions of the table, in the order of their points."""
-        deadline, pause = time.monotonic() + self._timeout, Pause()
+        deadline, pause = time.monotonic() + self._timeout, Backoff()
         start = b""
         while True:
             try:

@@ -1,4 +1,4 @@
-"""Staged rows, and what becomes of them: how a sink writes in two phases. `turn.py` calls this within a turn.
+"""Staged rows, and what becomes of them: how a sink writes in two phases. `state_machine.py` calls this within a turn.
 
 A transaction is called LABEL|FENCE|NUMBER|ATTEMPT: whose it is, of which run, which of its epochs, and which try at it.
 
@@ -20,7 +20,7 @@ from typing import NamedTuple
 import msgspec
 
 from millstream.errors import RefusedRequest
-from millstream.service.messages import LEDGER, STAGED
+from millstream.service.messages import LABEL, STAGED
 
 _LONGEST = 1024  # letters of a transaction's name, which every staged row has in its key
 
@@ -38,7 +38,7 @@ class Txn(NamedTuple):
         return f"{self.label}|{self.fence}|{self.number}|{self.attempt}"
 
 
-class LedgerEntry(msgspec.Struct, array_like=True, gc=False):
+class LabelState(msgspec.Struct, array_like=True, gc=False):
     """What a label has come to: the highest fence, and the last number that was committed, with its transaction."""
 
     fence: int = 0
@@ -55,8 +55,8 @@ class StagedRow(msgspec.Struct, array_like=True, gc=False):
 
 encode_staged = msgspec.msgpack.Encoder().encode
 decode_staged = msgspec.msgpack.Decoder(StagedRow).decode
-encode_ledger = msgspec.msgpack.Encoder().encode
-decode_ledger = msgspec.msgpack.Decoder(LedgerEntry).decode
+encode_label = msgspec.msgpack.Encoder().encode
+decode_label = msgspec.msgpack.Decoder(LabelState).decode
 
 
 def _is_number(text: str) -> bool:
@@ -83,6 +83,6 @@ def staged_prefix(txn: str) -> bytes:
     return STAGED + txn.encode() + b"\0"
 
 
-def ledger_key(label: str) -> bytes:
+def label_key(label: str) -> bytes:
     """The entry of a label."""
-    return LEDGER + label.encode()
+    return LABEL + label.encode()

@@ -1,4 +1,4 @@
-"""Sessions: every write counts once, however often it is sent.
+"""DedupSessions: every write counts once, however often it is sent.
 
 A client numbers its writes to a partition: 1, 2, 3. The number travels in the log with what the write did, and with its answer.
 
@@ -33,7 +33,7 @@ _FUTURE = 24 * 3600 * 1000  # milliseconds that a client's clock may be ahead
 FORGOTTEN = MEMORY + b"forgotten"
 
 
-class KeptAnswer(msgspec.Struct, array_like=True, gc=False):
+class CachedReply(msgspec.Struct, array_like=True, gc=False):
     """An answer that may be asked for again."""
 
     seq: int
@@ -49,19 +49,19 @@ class KeptAnswer(msgspec.Struct, array_like=True, gc=False):
         return 64 + len(self.result) + len(self.text) + 8 * len(self.versions)
 
 
-class WrittenBy(msgspec.Struct, array_like=True):
+class SessionState(msgspec.Struct, array_like=True):
     """What one session has written here: its last seq, when it was used, and the answers that may be asked for again."""
 
     last: int = 0
     used: int = 0
-    answers: list[KeptAnswer] = []
+    answers: list[CachedReply] = []
 
 
 _encode = msgspec.msgpack.Encoder().encode
-_decode = msgspec.msgpack.Decoder(WrittenBy).decode
+_decode = msgspec.msgpack.Decoder(SessionState).decode
 
 
-class Sessions:
+class DedupSessions:
     """The sessions of one partition."""
 
     def __init__(self, entries: Iterable[tuple[bytes, bytes]] = (), forgotten: int = 0, horizon: int = HORIZON) -> None:
@@ -70,7 +70,7 @@ class Sessions:
         self._known = dict(sorted(known, key=lambda one: one[1].used))  # the one that was not used for the longest time comes first
         self._forgotten = forgotten
         self._horizon = horizon
-        self._touched: dict[bytes, WrittenBy] = {}
+        self._touched: dict[bytes, SessionState] = {}
         self._kept = {  # bytes of answers by session; in the same order
             session: sum(answer.size for answer in found.answers) for session, found in self._known.items() if found.answers
         }
@@ -128,7 +128,7 @@ class Sessions:
         """A write was done, or refused, in this turn."""
         found = self._known.pop(session, None)
         if found is None:
-            found = WrittenBy()
+            found = SessionState()
         self._known[session] = found
         found.last, found.used = seq, time
         answers = found.answers
@@ -140,9 +140,9 @@ class Sessions:
         if isinstance(answer, ServiceError):
             answer.counted = True
             versions = answer.versions[:MOST_VERSIONS] if isinstance(answer, Conflict) else []
-            answers.append(KeptAnswer(seq, lsn, b"", answer.reason, str(answer)[:4096], versions))
+            answers.append(CachedReply(seq, lsn, b"", answer.reason, str(answer)[:4096], versions))
         else:
-            answers.append(KeptAnswer(seq, lsn, answer.result))
+            answers.append(CachedReply(seq, lsn, answer.result))
         size += answers[-1].size
         while len(answers) > KEPT or (size > _KEPT_BYTES and len(answers) > 1):
             size -= answers.pop(0).size
@@ -182,7 +182,7 @@ def began(session: bytes) -> int:
     return int.from_bytes(session[:8], "big")
 
 
-def check_name(session: bytes, seq: int) -> None:
+def check_session_name(session: bytes, seq: int) -> None:
     """A session's name has 16 bytes, and its writes are numbered from 1 on."""
     if len(session) != 16:
         raise RefusedRequest(
@@ -192,7 +192,7 @@ def check_name(session: bytes, seq: int) -> None:
         raise RefusedRequest("the writes of a session to a partition are numbered from 1 on (header.seq)")
 
 
-def _refusal(kept: KeptAnswer) -> ServiceError:
+def _refusal(kept: CachedReply) -> ServiceError:
     kind = BY_REASON.get(kept.reason, RefusedRequest)
     refusal = Conflict(kept.text, kept.versions) if kind is Conflict else kind(kept.text)
     refusal.counted = True

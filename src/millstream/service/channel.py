@@ -24,9 +24,9 @@ from millstream.errors import (
     Unreachable,
 )
 from millstream.network import Tls
+from millstream.service.grpc_servers import CONTROL_CALLS, CONTROL_SERVICE, COOKIE, DATA_CALLS, DATA_SERVICE, ERRORS, claim_grpc
 from millstream.service.limits import FRAME
 from millstream.service.messages import LIMIT
-from millstream.service.planes import CONTROL_CALLS, CONTROL_SERVICE, COOKIE, DATA_CALLS, DATA_SERVICE, ERRORS, claim_grpc
 from millstream.service.proto import grpc
 from millstream.service.proto import service_pb2 as pb
 

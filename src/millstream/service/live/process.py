@@ -17,9 +17,9 @@ from collections.abc import Callable
 from typing import Any
 
 from millstream.network import Tls
+from millstream.service.grpc_servers import DataPlane
 from millstream.service.limits import DATA, Limits
-from millstream.service.live.serve import LivePipeline
-from millstream.service.planes import DataPlane
+from millstream.service.live.backend import LiveBackend
 from millstream.state.storage import Storage
 
 
@@ -38,7 +38,7 @@ class LiveServer:
         limits: Limits = DATA,
         force: bool = False,
     ) -> None:
-        self.live = LivePipeline(checkpoint, storage_options=storage_options, replicas=replicas)
+        self.live = LiveBackend(checkpoint, storage_options=storage_options, replicas=replicas)
         self._plane = DataPlane(self.live, address, tls=tls, cookie=cookie, limits=limits, force=force)
         self._telling: asyncio.Task[None] | None = None
 
@@ -72,7 +72,7 @@ class LiveServer:
             for name in tables ^ told:
                 await self._plane.say_health(name, name in tables)
             told = tables
-            await self.live.lookout.moved()
+            await self.live.tailer_thread.changed()
 
 
 async def serve_checkpoint(
@@ -100,10 +100,10 @@ async def serve_checkpoint(
         await server.stop()
 
 
-class ServingThread:
+class LiveServerThread:
     """A live server in a thread with an event loop of its own. It listens when this returns; what stands in the way is raised.
 
-    >>> server = ServingThread("nowhere", "127.0.0.1:0")
+    >>> server = LiveServerThread("nowhere", "127.0.0.1:0")
     >>> server.address.startswith("127.0.0.1:")
     True
     >>> server.stop()

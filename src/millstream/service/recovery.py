@@ -14,39 +14,39 @@ import msgspec
 
 from millstream.errors import DamageError
 from millstream.service.messages import ENTRY, LogRecord
-from millstream.service.stores.base import KeyStore
-from millstream.service.turn import expanded_from
+from millstream.service.state_machine import promoted_rows
+from millstream.service.stores.store_contract import KeyStore
 
 #: Gives the users' entries of a restore, by its name.
-Restored = Callable[[str], list[tuple[bytes, bytes]]]
+RestoreReader = Callable[[str], list[tuple[bytes, bytes]]]
 
 
 RECORD = 512  # bytes that a record has besides what users wrote, about
 
 
-class Replayed(msgspec.Struct):
+class RecoveredLog(msgspec.Struct):
     """What was among the records: the names of restores; and about how many bytes they have, for whoever decides when to save."""
 
     restores: list[str] = []
     size: int = 0
 
 
-async def bring_up(store: KeyStore, records: AsyncIterator[LogRecord], restored: Restored | None) -> Replayed:
+async def replay_log(store: KeyStore, records: AsyncIterator[LogRecord], restored: RestoreReader | None) -> RecoveredLog:
     """Rule 1."""
-    found = Replayed()
+    found = RecoveredLog()
     async for record in records:
         if record.restored:
             if restored is None:
                 raise DamageError(f"position {record.last} of partition {record.partition} is a restore, and nobody knows where it lies")
-            put_instead(store, await asyncio.to_thread(restored, record.restored), record.last)
+            replace_user_entries(store, await asyncio.to_thread(restored, record.restored), record.last)
             found.restores.append(record.restored)
         else:
-            store.apply([*expanded_from(store, record), *record.changes], record.last)
+            store.apply([*promoted_rows(store, record), *record.changes], record.last)
         found.size += RECORD + sum(len(key) + len(value or b"") for key, value in record.changes)
     return found
 
 
-def put_instead(store: KeyStore, entries: Iterable[tuple[bytes, bytes]], lsn: int) -> None:
+def replace_user_entries(store: KeyStore, entries: Iterable[tuple[bytes, bytes]], lsn: int) -> None:
     """Rule 2."""
     version = lsn.to_bytes(8, "big")
     own = [(key, value) for key, value in store.scan(b"", b"\xff") if key[:1] != ENTRY]

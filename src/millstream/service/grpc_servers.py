@@ -28,19 +28,19 @@ from millstream.errors import (
     Conflict,
     DamageError,
     DefinitionError,
-    Denied,
     MillstreamError,
     NetworkError,
     ServiceError,
     SessionExpired,
     Stale,
+    Unauthenticated,
 )
 from millstream.network import Tls, check_listening, is_loopback, parse_address, written
 from millstream.service.backend import ControlBackend, DataBackend
+from millstream.service.dedup_sessions import MOST_VERSIONS
 from millstream.service.limits import CONTROL, DATA, Bucket, Limits, PinLease
 from millstream.service.proto import grpc
 from millstream.service.proto import service_pb2 as pb
-from millstream.service.sessions import MOST_VERSIONS
 
 ERRORS = "millstream-error-bin"
 COOKIE = "millstream-cookie"
@@ -56,7 +56,7 @@ _CODES = {
     "CONFLICT": grpc.StatusCode.ABORTED,
     "TOO_LARGE": grpc.StatusCode.INVALID_ARGUMENT,
     "REFUSED": grpc.StatusCode.INVALID_ARGUMENT,
-    "DENIED": grpc.StatusCode.PERMISSION_DENIED,
+    "UNAUTHENTICATED": grpc.StatusCode.UNAUTHENTICATED,
     "FENCED": grpc.StatusCode.FAILED_PRECONDITION,
     "DAMAGED": grpc.StatusCode.DATA_LOSS,
 }
@@ -95,7 +95,7 @@ def claim_grpc() -> None:
         )
 
 
-class Plane:
+class GrpcServer:
     """One gRPC server. `address` is where it listens, once it is started."""
 
     def __init__(self, address: str, limits: Limits, tls: Tls | None, cookie: str, force: bool) -> None:
@@ -253,7 +253,7 @@ class Plane:
         if self._cookie:
             said = next((value for key, value in context.invocation_metadata() or () if key == COOKIE), "")
             if not hmac.compare_digest(said.encode() if isinstance(said, str) else said, self._cookie):
-                raise Denied(f"the cookie is missing or wrong: send it as metadata {COOKIE!r} with every call")
+                raise Unauthenticated(f"the cookie is missing or wrong: send it as metadata {COOKIE!r} with every call")
         if self._limits.rate:
             self._bucket.take(time.monotonic())
 
@@ -275,7 +275,7 @@ def _clear_socket(path: Path) -> None:
     raise NetworkError(f"somebody listens on {path}: stop that, or choose another path (--control unix:PATH)")
 
 
-class DataPlane(Plane):
+class DataPlane(GrpcServer):
     """`Data`, over a backend."""
 
     def __init__(
@@ -296,7 +296,7 @@ class DataPlane(Plane):
         self._handlers(DATA_SERVICE, DATA_CALLS, self._backend)
 
 
-class ControlPlane(Plane):
+class ControlPlane(GrpcServer):
     """`Control`, over a manager, with reflection."""
 
     def __init__(

@@ -17,7 +17,7 @@ import msgspec
 
 from millstream.errors import RefusedRequest
 from millstream.service.messages import Descriptor
-from millstream.service.routes import RangeMaps
+from millstream.service.range_map import RangeMaps
 
 
 class NodeEntry(msgspec.Struct, frozen=True):

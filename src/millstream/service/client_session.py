@@ -23,7 +23,7 @@ AT_ONCE = 48
 _T = TypeVar("_T")
 
 
-class WriteSession:
+class ClientSession:
     """A session's writes to one partition."""
 
     def __init__(self, began: int) -> None:
@@ -61,7 +61,7 @@ async def finished(work: asyncio.Task[_T], left: set[asyncio.Task[Any]]) -> _T:
         raise
 
 
-class Pause:
+class Backoff:
     """Pauses between two tries: longer each time, and never the same for two clients."""
 
     def __init__(self) -> None:
@@ -75,7 +75,7 @@ class Pause:
         await asyncio.sleep(wait)
 
 
-class Scattered(Exception):
+class KeysMoved(Exception):
     """Keys that were put together belong to several partitions now."""
 
 

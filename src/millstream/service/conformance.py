@@ -12,9 +12,9 @@ from collections.abc import Awaitable, Callable, Iterable
 from typing import Any
 
 from millstream.errors import DamageError, Fenced, UnknownOutcome
-from millstream.service.logs.base import Log, SharedLog
+from millstream.service.logs.log_contract import Log, SharedLog
 from millstream.service.messages import LogRecord
-from millstream.service.stores.base import KeyStore, Pinned, SharedStore
+from millstream.service.stores.store_contract import KeyStore, Pinned, SharedStore
 
 OpenLog = Callable[[], SharedLog]
 OpenShared = Callable[[], SharedStore]

@@ -37,7 +37,7 @@ _AFTER_TROUBLE = 0.5
 _TRIES = 20
 
 
-class Remembering:
+class ReadOnceStorage:
     """A storage of which each part is read once, as far as there is room: what is told of an epoch is applied too. room: bytes."""
 
     def __init__(self, storage: Storage, room: int) -> None:
@@ -56,7 +56,7 @@ class Remembering:
         return found
 
 
-class Follower:
+class ManifestTailer:
     """Brings `epochs` and `history` up to the newest committed epoch. All methods but `is_newest` are for one thread."""
 
     def __init__(self, log: ManifestLog, epochs: PinnedEpochs, history: ChangeHistory, clock: Callable[[], float] = time.monotonic) -> None:
@@ -70,7 +70,7 @@ class Follower:
         self._listed = self._begun = float("-inf")
         self._proof: tuple[int, int, str] | None = None  # the newest epoch, when its folder changed last, where the next manifest would be
         self.pipeline = ""
-        self.looks = self.applied = 0
+        self.polls = self.applied = 0
 
     def is_newest(self) -> bool:
         """Whether it is certain, at no cost to speak of, that no epoch is newer than the newest pinned one. For any thread."""
@@ -82,14 +82,14 @@ class Follower:
         except OSError:
             return False
 
-    def look(self, sure: bool = False) -> bool:
+    def poll(self, sure: bool = False) -> bool:
         """Applies what is new, if anything is. sure: what was committed before this call is applied when it returns.
 
         Raises what stands in the way; what is pinned stays.
         """
         begun = self._begun = self._clock()
         known = self.epochs.newest
-        self.looks += 1
+        self.polls += 1
         if known is not None:
             due = sure or begun - self._listed >= (_LIST_EVERY if self.is_near else _LIST_FAR_EVERY)
             if self.is_newest() or not (due or self._folder is not None or self.log.exists(known.epoch + 1)):
@@ -164,7 +164,7 @@ class Follower:
             self.pipeline = identity.pipeline
             self.epochs.open(identity.id)
         watched = self.history.watched if known is not None else frozenset()
-        storage: Storage = Remembering(self.log.storage, self.history.limit) if watched else self.log.storage  # type: ignore[assignment]
+        storage: Storage = ReadOnceStorage(self.log.storage, self.history.limit) if watched else self.log.storage  # type: ignore[assignment]
         told: list[tuple[str, ChangeSet]] = []
         for name, state in manifest.computations.items():
             lineage = state.lineage or name
@@ -184,13 +184,13 @@ class Follower:
         self._proof = None
 
 
-class Lookout:
-    """A follower in a thread of its own, for an event loop. trouble: what the last look ran into."""
+class TailerThread:
+    """A tailer in a thread of its own, for an event loop. trouble: what the last look ran into."""
 
-    def __init__(self, follower: Follower) -> None:
-        self.follower = follower
+    def __init__(self, tailer: ManifestTailer) -> None:
+        self.tailer = tailer
         self.trouble: Exception | None = None
-        self._pause = NEAR_PAUSE if follower.is_near else FAR_PAUSE
+        self._pause = NEAR_PAUSE if tailer.is_near else FAR_PAUSE
         self._wake = threading.Condition()
         self._wanted: list[asyncio.Future[None]] = []
         self._stopping = False
@@ -204,14 +204,14 @@ class Lookout:
         self._moved = self._loop.create_future()
         self._thread.start()
 
-    async def sure(self) -> None:
+    async def catch_up(self) -> None:
         """Returns when every epoch that was committed before this call is pinned. Raises what stands in the way."""
-        follower = self.follower
+        tailer = self.tailer
         now = time.monotonic()
-        if follower.is_newest():
-            newest = follower.epochs.newest
+        if tailer.is_newest():
+            newest = tailer.epochs.newest
             if newest is not None:
-                follower.epochs.confirm(newest.epoch, now)
+                tailer.epochs.confirm(newest.epoch, now)
                 return
         assert self._loop is not None
         if self._stopping:
@@ -222,9 +222,9 @@ class Lookout:
             self._wake.notify()
         await looked
         if self.trouble is not None:
-            raise in_the_way(self.trouble)
+            raise as_service_error(self.trouble)
 
-    async def moved(self) -> None:
+    async def changed(self) -> None:
         """Returns when something new is pinned, or something has come into the way."""
         assert self._moved is not None
         await asyncio.shield(self._moved)
@@ -249,12 +249,12 @@ class Lookout:
                 break
             before, moved, trouble = trouble, False, None
             try:
-                moved = self.follower.look(bool(wanted))
+                moved = self.tailer.poll(bool(wanted))
             except Exception as error:  # whatever it is, what is pinned goes on being served, and whoever must be sure is told
                 trouble = error
             if wanted or moved or str(trouble) != str(before):
                 self._tell(wanted, trouble, moved or trouble is not None)
-        self.follower.epochs.close()
+        self.tailer.epochs.close()
 
     def _tell(self, wanted: list[asyncio.Future[None]], trouble: Exception | None, moved: bool) -> None:
         assert self._loop is not None
@@ -274,7 +274,7 @@ class Lookout:
             self._moved = self._loop.create_future()
 
 
-def in_the_way(trouble: Exception) -> MillstreamError:
+def as_service_error(trouble: Exception) -> MillstreamError:
     """What whoever asks is told: damage as it is, and anything else as what may pass."""
     return (
         trouble if isinstance(trouble, DamageError) else NotReady(f"{trouble}" if isinstance(trouble, MillstreamError) else repr(trouble))

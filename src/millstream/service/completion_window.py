@@ -14,10 +14,10 @@ from typing import Generic, TypeVar
 _T = TypeVar("_T")
 
 
-class Window(Generic[_T]):
+class CompletionWindow(Generic[_T]):
     """Things under way.
 
-    >>> window = Window(first=1, size=3)
+    >>> window = CompletionWindow(first=1, size=3)
     >>> window.arrive(2, "b"), window.arrive(1, "a"), window.has_room(4), window.has_room(7)
     ([], ['a', 'b'], True, False)
     """
