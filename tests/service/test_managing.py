@@ -29,7 +29,7 @@ from millstream.service.registries.desired_state import (
     PartitionsAdded,
     Registry,
 )
-from millstream.service.registries.object_registry import EVERY, StorageRegistry
+from millstream.service.registries.object_registry import EVERY, ObjectRegistry
 from millstream.state.memory import MemoryStorage
 from millstream.state.storage import open_storage
 from s3server import S3Server
@@ -126,13 +126,13 @@ def s3() -> Iterator[Callable[[], S3Server]]:
 def registry(request: pytest.FixtureRequest, tmp_path: Path, s3: Callable[[], S3Server]) -> Callable[[], Registry]:
     """Opens the same registry again and again, as different processes do."""
     if request.param == "folder":
-        return lambda: StorageRegistry(open_storage(str(tmp_path / "registry")))
+        return lambda: ObjectRegistry(open_storage(str(tmp_path / "registry")))
     if request.param == "memory":
         storage = MemoryStorage()
-        return lambda: StorageRegistry(storage)
+        return lambda: ObjectRegistry(storage)
     server = s3()
     url = server.url()
-    return lambda: StorageRegistry(open_storage(url, server.options))
+    return lambda: ObjectRegistry(open_storage(url, server.options))
 
 
 def in_threads(count: int, work: Callable[[int], None]) -> None:
@@ -214,22 +214,22 @@ def test_a_registry_is_condensed_while_others_read_it(tmp_path: Path) -> None:
 
     def work(number: int) -> None:
         if number == 0:
-            writer = StorageRegistry(open_storage(place))
+            writer = ObjectRegistry(open_storage(place))
             try:
                 for change in range(rounds):
                     assert writer.change(NodeJoined(NodeEntry("n", str(change + 1), "x")), change)
             finally:
                 over.set()
             return
-        last, keeps = 0, StorageRegistry(open_storage(place))
+        last, keeps = 0, ObjectRegistry(open_storage(place))
         while not over.is_set():
-            found = (keeps if number == 1 else StorageRegistry(open_storage(place))).read()
+            found = (keeps if number == 1 else ObjectRegistry(open_storage(place))).read()
             assert found.version >= last
             assert not found.version or found.nodes["n"].address == str(found.version)
             last = found.version
 
     in_threads(3, work)
-    assert StorageRegistry(open_storage(place)).read().version == rounds
+    assert ObjectRegistry(open_storage(place)).read().version == rounds
     assert len(list((tmp_path / "registry" / "changes").iterdir())) < 2 * EVERY
 
 
@@ -304,7 +304,7 @@ def test_a_node_that_is_killed_between_what_is_desired_and_what_is_done_carries_
             assert len(files_of(tmp_path / "n1")) == 1
             # other partitions are desired while the node is down
             node.kill()
-            registry = StorageRegistry(open_storage(str(tmp_path / "n1" / "registry")))
+            registry = ObjectRegistry(open_storage(str(tmp_path / "n1" / "registry")))
             registry.change(PartitionRemoved(new.id), registry.read().version)
             registry.change(PartitionsAdded([Descriptor(50, "t", b"c", b"", 1, "n1")]), registry.read().version)
             await asyncio.to_thread(node.start)

@@ -126,16 +126,16 @@ def test_a_node_that_is_about_to_open_a_partition_says_so_and_does_not_send_clie
         made = await node.manager.add("t", None, b"", b"")  # it is desired, and nobody has carried it out
         header = pb.Header(table="t")
         for asked in (
-            node.get(pb.GetRequest(header=header, keys=[b"a"])),
-            node.upsert(pb.UpsertRequest(header=header, keys=[b"a"], values=[b"1"])),
-            node.decide(pb.DecideRequest(header=pb.Header(table="t", partition=made.id), txns=["l|1|1|x"])),
-            anext(node.scan(pb.ScanRequest(header=header))),
-            anext(node.watch(pb.WatchRequest(header=header))),
+            node.backend.get(pb.GetRequest(header=header, keys=[b"a"])),
+            node.backend.upsert(pb.UpsertRequest(header=header, keys=[b"a"], values=[b"1"])),
+            node.backend.decide(pb.DecideRequest(header=pb.Header(table="t", partition=made.id), txns=["l|1|1|x"])),
+            anext(node.backend.scan(pb.ScanRequest(header=header))),
+            anext(node.backend.watch(pb.WatchRequest(header=header))),
         ):
             with pytest.raises(NotReady, match=f"partition {made.id} of table 't' is being opened on this node"):
                 await asked
         await node.manager.reconcile()
-        assert (await node.upsert(pb.UpsertRequest(header=header, keys=[b"a"], values=[b"1"]))).at.lsn == 1
+        assert (await node.backend.upsert(pb.UpsertRequest(header=header, keys=[b"a"], values=[b"1"]))).at.lsn == 1
         await node.stop()
 
     asyncio.run(main())

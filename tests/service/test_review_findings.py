@@ -464,7 +464,7 @@ def test_a_node_that_starts_says_so_and_a_write_waits_for_it(tmp_path: Path) -> 
         while node.data._server is None:
             await asyncio.sleep(0.01)
         with pytest.raises(NotReady, match="is starting"):
-            await node.route(pb.RouteRequest(table="t"))
+            await node.backend.route(pb.RouteRequest(table="t"))
         writing = asyncio.ensure_future(client.put("a", "2"))
         await asyncio.sleep(0)
         go.set()

@@ -120,7 +120,6 @@ async def _serve_tables(args: argparse.Namespace, tables: list[Any]) -> int:
         advertise=args.advertise,
         backups=args.backups,
         force=args.force,
-        crash=os.environ.get("MILLSTREAM_CRASH", ""),
     )
     stopping = _until_told()
     await node.start()

@@ -7,7 +7,7 @@ A partition is a state machine over a log. The log decides: the store, the watch
     node               a process: its life, its partitions, its servers
     grpc_servers       the gRPC servers of the data plane and the control plane
     limits             how much may be asked
-    data_plane         the data plane's calls, over the partitions of a node
+    table_backend      the data plane's calls, over the partitions of a node
     router             which partition of a node has a key
     range_map          from a key to its partition, by ranges
     partition          inbox, turn, log, store, reply: the life of a request
@@ -19,6 +19,7 @@ A partition is a state machine over a log. The log decides: the store, the watch
     staged_txns        staged rows, for sinks that write in two phases
     transforms         filters, enrichers and sanitizers for everything that enters or leaves a table
     functions          functions that tables often need
+    waiting_reads      reads that wait for a position or a confirmation
     clock              a time that never goes back
     completion_window  puts what completes in any order back into order
     watchers           who watches a partition

@@ -35,8 +35,8 @@ from millstream.service.client_session import Backoff, ClientSession, KeysMoved,
 from millstream.service.limits import check_message
 from millstream.service.messages import LIMIT, Decision, Level, level_of
 from millstream.service.proto import service_pb2 as pb
-from millstream.service.range_map import HASH, KEY, LIVE
-from millstream.service.results import KeyResult, Owner, Text, WatchEvent, merged, scan_range, to_bytes, watch_event
+from millstream.service.range_map import HASH, KEY, LIVE, scan_range
+from millstream.service.results import KeyResult, Owner, Text, WatchEvent, merged, to_bytes, watch_event
 from millstream.service.route_cache import ATTEMPT, RouteCache
 
 _BATCH = LIMIT // 2

@@ -11,12 +11,22 @@ Rules
 from __future__ import annotations
 
 from collections import Counter, deque
-from typing import Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 import msgspec
 
 from millstream.errors import Busy
 from millstream.service.messages import Request
+
+if TYPE_CHECKING:
+    from asyncio import Future
+
+
+class PendingCall(NamedTuple):
+    """A request, and the future that its caller waits for."""
+
+    request: Request
+    future: Future[Any]
 
 
 class Dispatcher(Protocol):
@@ -25,11 +35,11 @@ class Dispatcher(Protocol):
     #: Whether a read waits for all writes that came before it (rule 2), or only for its own session's.
     orders_reads: bool
 
-    def put(self, request: Request, force: bool = False) -> None:
-        """Takes a request in; Busy if there are too many. force: it has waited for its elder already, and must be taken."""
+    def put(self, call: PendingCall, force: bool = False) -> None:
+        """Takes a call in; Busy if there are too many. force: it has waited for its predecessor already, and must be taken."""
 
-    def take(self, budget: int) -> list[Request]:
-        """The requests of the next turn, in order. Empty: there is nothing."""
+    def take(self, budget: int) -> list[PendingCall]:
+        """The calls of the next turn, in order. Empty: there is nothing."""
 
     def __len__(self) -> int: ...
 
@@ -66,19 +76,18 @@ class LinearInbox:
     orders_reads = True
 
     def __init__(self, requests: int, room: int) -> None:
-        self._queue: deque[Request] = deque()
+        self._queue: deque[PendingCall] = deque()
         self._requests, self._room = requests, room
 
-    def put(self, request: Request, force: bool = False) -> None:
-        if not force and (len(self._queue) >= self._requests or self._room < request.size):
+    def put(self, call: PendingCall, force: bool = False) -> None:
+        if not force and (len(self._queue) >= self._requests or self._room < call.request.size):
             raise _full(len(self))
-        self._room -= request.size
-        self._queue.append(request)
+        self._room -= call.request.size
+        self._queue.append(call)
 
-    def take(self, budget: int) -> list[Request]:
+    def take(self, budget: int) -> list[PendingCall]:
         taken = _take(self._queue, budget)
-        for request in taken:
-            self._room += request.size
+        self._room += sum(call.request.size for call in taken)
         return taken
 
     def __len__(self) -> int:
@@ -91,48 +100,48 @@ class SplitInbox:
     orders_reads = False
 
     def __init__(self, requests: int, room: int) -> None:
-        self._reads: deque[Request] = deque()
-        self._writes: deque[Request] = deque()
+        self._reads: deque[PendingCall] = deque()
+        self._writes: deque[PendingCall] = deque()
         self._writing: Counter[bytes] = Counter()  # sessions with writes that wait
         self._requests, self._room = requests, room
 
-    def put(self, request: Request, force: bool = False) -> None:
-        if not force and (len(self) >= self._requests or self._room < request.size):
+    def put(self, call: PendingCall, force: bool = False) -> None:
+        if not force and (len(self) >= self._requests or self._room < call.request.size):
             raise _full(len(self))
-        self._room -= request.size
+        self._room -= call.request.size
+        request = call.request
         if request.writes:
-            self._writes.append(request)
+            self._writes.append(call)
             self._writing[request.session] += 1
         elif request.session and request.session in self._writing:
-            self._writes.append(request)
+            self._writes.append(call)
         else:
-            self._reads.append(request)
+            self._reads.append(call)
 
-    def take(self, budget: int) -> list[Request]:
+    def take(self, budget: int) -> list[PendingCall]:
         taken = _take(self._reads, budget) if self._reads else []
-        left = budget - sum(request.size for request in taken)
+        left = budget - sum(call.request.size for call in taken)
         if self._writes and left > 0:
             later = _take(self._writes, left)
-            for request in later:
+            for request, _ in later:
                 if request.writes:
                     self._writing[request.session] -= 1
                     if not self._writing[request.session]:
                         del self._writing[request.session]
             taken += later
-        for request in taken:
-            self._room += request.size
+        self._room += sum(call.request.size for call in taken)
         return taken
 
     def __len__(self) -> int:
         return len(self._reads) + len(self._writes)
 
 
-def _take(queue: deque[Request], budget: int) -> list[Request]:
-    taken: list[Request] = []
-    while queue and (not taken or queue[0].size <= budget):
-        request = queue.popleft()
-        budget -= request.size
-        taken.append(request)
+def _take(queue: deque[PendingCall], budget: int) -> list[PendingCall]:
+    taken: list[PendingCall] = []
+    while queue and (not taken or queue[0].request.size <= budget):
+        call = queue.popleft()
+        budget -= call.request.size
+        taken.append(call)
     return taken
 
 

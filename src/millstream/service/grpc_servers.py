@@ -1,4 +1,4 @@
-"""The two planes: gRPC servers over what answers (`backend.py`) and what is operated (`manager.py`).
+"""The gRPC servers of the two planes, each over a backend that answers its calls: a node's tables, the live state of a pipeline, or a node's control.
 
 Rules
 1. Data listens on TCP, on loopback unless told otherwise. Control listens on a unix socket that only its owner may use (0600), or on TCP with
@@ -6,7 +6,9 @@ Rules
 2. A `ServiceError` becomes a status and an `Error` in the trailing metadata; any other error of ours is told as INTERNAL, without its insides.
 3. A call without a deadline gets the plane's, and none lasts longer than the plane allows. Scans and watches last as long as both ends like, but for what they
    hold pinned (`limits.while_pinned`).
-4. The handlers are a table here instead of generated code: a name, what it takes, what it gives, and whether that is a stream.
+4. A backend takes and gives the messages of service.proto, and raises `ServiceError`s (and `DamageError`). All calls come from one event loop; what takes
+   longer than a turn is done beside it.
+5. The handlers are a table here instead of generated code: a name, what it takes, what it gives, and whether that is a stream.
 """
 
 from __future__ import annotations
@@ -20,7 +22,7 @@ import socket
 import time
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 from millstream.errors import (
     BadNode,
@@ -36,7 +38,6 @@ from millstream.errors import (
     Unauthenticated,
 )
 from millstream.network import Tls, check_listening, is_loopback, parse_address, written
-from millstream.service.backend import ControlBackend, DataBackend
 from millstream.service.dedup_sessions import MOST_VERSIONS
 from millstream.service.limits import CONTROL, DATA, Bucket, Limits, PinLease
 from millstream.service.proto import grpc
@@ -61,7 +62,7 @@ _CODES = {
     "DAMAGED": grpc.StatusCode.DATA_LOSS,
 }
 
-#: Rule 4: name, the request's type, the reply's type, whether replies are a stream.
+#: Rule 5: name, the request's type, the reply's type, whether replies are a stream.
 DATA_CALLS = (
     ("Upsert", pb.UpsertRequest, pb.WriteReply, False),
     ("Remove", pb.RemoveRequest, pb.WriteReply, False),
@@ -93,6 +94,46 @@ def claim_grpc() -> None:
             f"this process was forked from process {_process}, which had used gRPC, and gRPC does not survive that. Fork before a client or node is first "
             f"used, or begin processes anew (multiprocessing.get_context('spawn')). Spark's workers do."
         )
+
+
+class DataBackend(Protocol):
+    """The data plane's calls."""
+
+    def tables(self) -> list[str]:
+        """The names that can be asked for; health is told by table."""
+
+    async def upsert(self, request: pb.UpsertRequest) -> pb.WriteReply: ...
+
+    async def remove(self, request: pb.RemoveRequest) -> pb.WriteReply: ...
+
+    async def get(self, request: pb.GetRequest) -> pb.GetReply: ...
+
+    async def call(self, request: pb.CallRequest) -> pb.CallReply: ...
+
+    async def decide(self, request: pb.DecideRequest) -> pb.DecideReply: ...
+
+    def scan(self, request: pb.ScanRequest) -> AsyncIterator[pb.ScanReply]: ...
+
+    def watch(self, request: pb.WatchRequest) -> AsyncIterator[pb.WatchReply]: ...
+
+    async def route(self, request: pb.RouteRequest) -> pb.PartitionList: ...
+
+    async def close(self) -> None:
+        """The process ends."""
+
+
+class ControlBackend(Protocol):
+    """The control plane's calls."""
+
+    async def add_partition(self, request: pb.AddPartitionRequest) -> pb.Partition: ...
+
+    async def remove_partition(self, request: pb.RemovePartitionRequest) -> pb.Partition: ...
+
+    async def list_partitions(self, request: pb.ListPartitionsRequest) -> pb.PartitionList: ...
+
+    async def snapshot(self, request: pb.SnapshotRequest) -> pb.SnapshotReply: ...
+
+    async def restore(self, request: pb.RestoreRequest) -> pb.RestoreReply: ...
 
 
 class GrpcServer:

@@ -20,6 +20,7 @@ from pathlib import Path
 
 import msgspec
 
+from millstream import faults
 from millstream.errors import DamageError, DefinitionError, Fenced, MillstreamError, NotReady, RefusedRequest
 from millstream.service.crash_points import CrashPoints
 from millstream.service.logs.log_contract import LogKind, SharedLog
@@ -58,7 +59,7 @@ _log = logging.getLogger("millstream.service")
 class Manager:
     """The partitions of one node."""
 
-    def __init__(self, node: str, folder: Path, registry: Registry, tables: dict[str, Table], crash: str = "") -> None:
+    def __init__(self, node: str, folder: Path, registry: Registry, tables: dict[str, Table]) -> None:
         self.node = node
         self.folder = folder
         self.registry = registry
@@ -69,8 +70,7 @@ class Manager:
         self.on_change: Callable[[], None] = lambda: None  # told after partitions came or went
         self._files = LocalStorage(folder)
         _check_logs(list(tables.values()))
-        self._crash = crash
-        self.points = CrashPoints(crash)
+        self.crash_points = CrashPoints(faults.armed())
         self._logs: dict[str, SharedLog] = {}
         self._stores: dict[str, SharedStore] = {}
         self._reconciling = asyncio.Lock()
@@ -84,7 +84,7 @@ class Manager:
         """A log is opened once per node, whatever the tables."""
         name = _place_of(kind)
         if name not in self._logs:
-            self._logs[name] = kind.open(self.folder, self._crash)
+            self._logs[name] = kind.open(self.folder)
         return self._logs[name]
 
     def store_of(self, kind: StoreKind) -> SharedStore:
@@ -97,6 +97,11 @@ class Manager:
     def home_of(self, partition: Partition) -> Storage:
         """Where its snapshots lie."""
         return self.log_of(partition.table.log).home(partition.descriptor.id)
+
+    def address_of(self, node: str) -> str:
+        """Where a node's data plane listens; empty if the node is not known."""
+        entry = self.desired.nodes.get(node)
+        return "" if entry is None else entry.address
 
     # --- the beginning
 
@@ -274,7 +279,7 @@ class Manager:
 
     def _made(self, descriptor: Descriptor, table: Table) -> Partition:
         log = self.log_of(table.log).of(descriptor.id)
-        return Partition(descriptor, table, log, self.store_of(table.store).of(descriptor.id), crash=self.points)
+        return Partition(descriptor, table, log, self.store_of(table.store).of(descriptor.id), crash=self.crash_points)
 
     async def _begin(self, partition: Partition) -> None:
         """Rule 4."""
@@ -347,7 +352,7 @@ class Manager:
 
     # --- now and then
 
-    async def look(self) -> None:
+    async def refresh(self) -> None:
         """Looks whether the desired state has changed, and carries that out."""
         desired = await asyncio.to_thread(self.registry.read)
         if desired.version != self._carried_out:

@@ -91,11 +91,11 @@ class Decide(msgspec.Struct, frozen=True):
     keep: list[str] = []
 
 
-class Request(msgspec.Struct, gc=False):
-    """One request inside a partition.
+class Request(msgspec.Struct, gc=False, frozen=True):
+    """One request to a partition. It is never changed.
 
-    session, seq: who writes, and which of its writes here it is (0: it does not say). done: which of its writes nobody will ask for again.
-    time and lsn are set on the way, by the partition's clock and by the turn. size: in bytes, for bounds.
+    session, seq: who writes, and which of its writes here it is (0: it does not say). done: writes up to this seq will not be sent again.
+    size: in bytes, for bounds.
     """
 
     op: Op
@@ -112,9 +112,6 @@ class Request(msgspec.Struct, gc=False):
     level: Level = Level.LINEARIZABLE
     seen: int = 0
     size: int = 0
-    time: int = 0
-    lsn: int = 0
-    future: Any = None  # who waits for the answer
 
     @property
     def writes(self) -> bool:
@@ -182,6 +179,16 @@ class Descriptor(msgspec.Struct, frozen=True, omit_defaults=True):
         (False, True)
         """
         return self.table == other.table and (not other.end or self.start < other.end) and (not self.end or other.start < self.end)
+
+
+def user_row(entry: tuple[bytes, bytes]) -> tuple[bytes, bytes, int]:
+    """A user's entry of the store as a key, its value and its version.
+
+    >>> user_row((b"Ktea", bytes(7) + b"\\x02green"))
+    (b'tea', b'green', 2)
+    """
+    name, raw = entry
+    return name[1:], raw[8:], int.from_bytes(raw[:8], "big")
 
 
 encode_record = msgspec.msgpack.Encoder().encode

@@ -13,7 +13,7 @@ from __future__ import annotations
 from bisect import bisect_left, bisect_right, insort
 from collections.abc import Mapping, Sequence
 from hashlib import blake2b
-from typing import Generic, Protocol, TypeVar
+from typing import Any, Generic, Protocol, TypeVar
 
 from millstream.core.keyspace import after
 from millstream.errors import DefinitionError
@@ -56,6 +56,15 @@ def prefix_end(prefix: bytes) -> bytes:
     (b'teb', b'b', b'')
     """
     return after(prefix) if prefix.rstrip(b"\xff") else b""
+
+
+def scan_range(asked: Any) -> tuple[bytes, bytes]:
+    """The range of keys that a scan asks for; an empty end is none."""
+    low, high = asked.start, asked.end
+    if asked.prefix:
+        low, end = max(low, asked.prefix), prefix_end(asked.prefix)
+        high = min(high, end) if high and end else high or end
+    return low, high
 
 
 class HasRange(Protocol):

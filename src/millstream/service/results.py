@@ -11,7 +11,6 @@ import msgspec
 from millstream.errors import RefusedRequest
 from millstream.service.messages import Descriptor
 from millstream.service.proto import service_pb2 as pb
-from millstream.service.range_map import prefix_end
 from millstream.service.wire import descriptor
 
 Text = str | bytes
@@ -76,15 +75,6 @@ def watch_event(reply: Any) -> WatchEvent:
     ]
     kind = pb.WatchReply.Kind.Name(reply.kind).lower()
     return WatchEvent(kind, at.partition, at.lsn, rows, at.epoch, at.low_watermark, reply.first)
-
-
-def scan_range(asked: Any) -> tuple[bytes, bytes]:
-    """The range of keys that a scan asks for; an empty end is none."""
-    low, high = asked.start, asked.end
-    if asked.prefix:
-        low, end = max(low, asked.prefix), prefix_end(asked.prefix)
-        high = min(high, end) if high and end else high or end
-    return low, high
 
 
 def to_bytes(text: Text) -> bytes:

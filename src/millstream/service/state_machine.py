@@ -35,13 +35,13 @@ NO_POSITION = 0  # of an answer to a request that changed nothing
 class TurnView:
     """What transforms see: the keys of one partition, as they are before this request."""
 
-    def __init__(self, machine: PartitionStateMachine, request: Request) -> None:
+    def __init__(self, machine: PartitionStateMachine, lsn: int) -> None:
         self._machine = machine
         self._changed: dict[bytes, bytes | None] = {}
         #: The partition's clock: milliseconds that never go back.
-        self.time = request.time
+        self.time = machine.clock.last
         #: The position that this request will have.
-        self.lsn = request.lsn
+        self.lsn = lsn
 
     def get(self, key: bytes) -> bytes | None:
         """The value of a key; None if it is not there."""
@@ -196,11 +196,10 @@ class PartitionStateMachine:
                     return known
         except ServiceError as error:
             return error
-        request.time = time = self.clock.next(wall)
-        request.lsn = lsn = self.lsn + 1
+        time, lsn = self.clock.next(wall), self.lsn + 1
         answer: Answer | ServiceError
         try:
-            answer = self._done(request)
+            answer = self._execute(request, lsn)
         except ServiceError as error:
             answer = error
             if not session:
@@ -213,7 +212,7 @@ class PartitionStateMachine:
             self.sessions.note(session, request.seq, request.done, time, answer, lsn)
         return answer
 
-    def _done(self, request: Request) -> Answer:
+    def _execute(self, request: Request, lsn: int) -> Answer:
         """Rule 3: nothing is changed before nothing can go wrong any more."""
         op = request.op
         promotions: list[Promotion] = []
@@ -221,16 +220,16 @@ class PartitionStateMachine:
         if op is Op.UPSERT or op is Op.REMOVE:
             if request.expect:
                 self._check_versions(request)
-            changes = self._entering(request.lsn, self._admitted(request))
-            answer = Answer(request.lsn)
+            changes = self._entries(lsn, self._admit(request, lsn))
+            answer = Answer(lsn)
         elif op is Op.STAGE:
-            answer, changes = self._staged(request)
+            answer, changes = self._stage(request, lsn)
         elif op is Op.DECIDE and request.decide is not None:
-            answer, changes, promotions = self._decided(request.lsn, request.decide)
+            answer, changes, promotions = self._decide(lsn, request.decide)
         else:
-            answer, changes = self._called(request)
+            answer, changes = self._call(request, lsn)
         for txn, rows in promotions:
-            self._promote(txn, rows, request.lsn)
+            self._promote(txn, rows, lsn)
         self._pending.update(changes)
         return answer
 
@@ -254,15 +253,15 @@ class PartitionStateMachine:
                 versions.append(int.from_bytes(raw[:8], "big"))
         return Answer(self.store.applied, values, versions)
 
-    def _admitted(self, request: Request) -> list[tuple[bytes, bytes | None]]:
+    def _admit(self, request: Request, lsn: int) -> list[tuple[bytes, bytes | None]]:
         """The rows of a write as the gate lets them in. Without values they are removals."""
         values: Sequence[bytes | None] = request.values or [None] * len(request.keys)
         if self._gate.lets_all_in:
             return list(zip(request.keys, values, strict=True))
-        view, enter = TurnView(self, request), self._gate.enter
+        view, enter = TurnView(self, lsn), self._gate.enter
         return [(key, enter(key, value, view)) for key, value in zip(request.keys, values, strict=True)]
 
-    def _entering(self, lsn: int, rows: Iterable[tuple[bytes, bytes | None]]) -> list[Change]:
+    def _entries(self, lsn: int, rows: Iterable[tuple[bytes, bytes | None]]) -> list[Change]:
         """The changes that rows make, if the store takes them."""
         version = lsn.to_bytes(8, "big")
         changes: list[Change] = [(ENTRY + key, None if value is None else version + value) for key, value in rows]
@@ -283,12 +282,12 @@ class PartitionStateMachine:
                 f"key {request.keys[place][:60]!r} has version {found[place]}, not {request.expect[place]}: nothing was written", found
             )
 
-    def _called(self, request: Request) -> tuple[Answer, list[Change]]:
+    def _call(self, request: Request, lsn: int) -> tuple[Answer, list[Change]]:
         function = self._functions.get(request.function)
         if function is None:
             known = ", ".join(sorted(self._functions)) or "none"
             raise RefusedRequest(f"this table has no function {request.function!r}; it has: {known}")
-        turn, view = Turn(self, request), TurnView(self, request)
+        turn, view = Turn(self, lsn), TurnView(self, lsn)
         key = request.keys[0]
         try:
             result = function(turn, key, request.argument)
@@ -311,7 +310,7 @@ class PartitionStateMachine:
             size += len(name) + len(rows[-1][1] or b"")
         if size > LIMIT:
             raise TooLarge(f"function {request.function!r} of key {key[:60]!r} wrote more than {LIMIT:,} bytes in one turn")
-        return Answer(request.lsn, result=result), self._entering(request.lsn, rows)
+        return Answer(lsn, result=result), self._entries(lsn, rows)
 
     # --- staged rows
 
@@ -325,11 +324,11 @@ class PartitionStateMachine:
         return entry
 
     @staticmethod
-    def _noted(txn: staged_txns.Txn, fence: int, entry: staged_txns.LabelState) -> Change:
+    def _note(txn: staged_txns.Txn, fence: int, entry: staged_txns.LabelState) -> Change:
         entry.fence = max(entry.fence, fence)
         return staged_txns.label_key(txn.label), staged_txns.encode_label(entry)
 
-    def _staged(self, request: Request) -> tuple[Answer, list[Change]]:
+    def _stage(self, request: Request, lsn: int) -> tuple[Answer, list[Change]]:
         txn = staged_txns.parse_txn(request.txn)
         if request.expect:
             raise RefusedRequest(
@@ -338,22 +337,22 @@ class PartitionStateMachine:
         entry = self._label_state(txn, txn.fence)
         if txn.number <= entry.number:
             raise FencedRun(f"transaction {txn.text!r}: number {entry.number} of {txn.label!r} is committed already")
-        prefix, version = staged_txns.staged_prefix(request.txn), request.lsn.to_bytes(8, "big")
-        rows = self._admitted(request)
-        self._entering(request.lsn, rows)
+        prefix, version = staged_txns.staged_prefix(request.txn), lsn.to_bytes(8, "big")
+        rows = self._admit(request, lsn)
+        self._entries(lsn, rows)
         changes: list[Change] = [
             (prefix + version + place.to_bytes(4, "big"), staged_txns.encode_staged(staged_txns.StagedRow(key, value)))
             for place, (key, value) in enumerate(rows)
         ]
-        return Answer(request.lsn), [*changes, self._noted(txn, txn.fence, entry)]
+        return Answer(lsn), [*changes, self._note(txn, txn.fence, entry)]
 
-    def _decided(self, lsn: int, asked: Decide) -> tuple[Answer, list[Change], list[Promotion]]:
+    def _decide(self, lsn: int, asked: Decide) -> tuple[Answer, list[Change], list[Promotion]]:
         """The answer, what changes, and the rows that become visible."""
         txns = [staged_txns.parse_txn(name) for name in asked.txns]
         if asked.decision is Decision.SWEEP:
             if len(txns) != 1:
                 raise RefusedRequest(f"a sweep takes one transaction, which says below what to sweep, and not {len(txns)}")
-            return self._swept(lsn, txns[0], asked.fence, asked.keep)
+            return self._sweep(lsn, txns[0], asked.fence, asked.keep)
         if len({txn.label for txn in txns}) < len(txns):
             raise RefusedRequest("transactions that are decided together must have different labels")
         changes: list[Change] = []
@@ -375,7 +374,7 @@ class PartitionStateMachine:
                 changes += ((staged, None) for staged, _ in rows)
             answer.rows.append(len(rows))
             if asked.decision is not Decision.CHECK or asked.fence > entry.fence:
-                changes.append(self._noted(txn, asked.fence, entry))
+                changes.append(self._note(txn, asked.fence, entry))
         if changes:
             answer.lsn = lsn
         return answer, changes, promotions
@@ -387,7 +386,7 @@ class PartitionStateMachine:
             raise RefusedRequest(f"transaction {txn.text!r}: {entry.txn!r} was committed in its place")
         return txn.number > entry.number
 
-    def _swept(self, lsn: int, below: staged_txns.Txn, fence: int, keep: Sequence[str]) -> tuple[Answer, list[Change], list[Promotion]]:
+    def _sweep(self, lsn: int, below: staged_txns.Txn, fence: int, keep: Sequence[str]) -> tuple[Answer, list[Change], list[Promotion]]:
         start = STAGED + below.label.encode()
         kept = set(keep)
         changes: list[Change] = []

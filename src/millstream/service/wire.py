@@ -16,8 +16,8 @@ def position(one: Descriptor, lsn: int, age: int = 0) -> pb.Position:
     return pb.Position(partition=one.id, term=one.term, lsn=lsn, age_ms=age)
 
 
-def described(one: Descriptor, address: str, here: Partition | None = None) -> pb.Partition:
-    """A partition for whoever asks. here: if this node serves it."""
+def partition_message(one: Descriptor, address: str, here: Partition | None = None) -> pb.Partition:
+    """A partition as callers are told of it. here: if this node serves it."""
     found = pb.Partition(
         id=one.id,
         table=one.table,

@@ -374,7 +374,7 @@ class DiskKind:
     shared = False
     keeps = True
 
-    def open(self, folder: Path, crash: str = "") -> SharedDiskLog:
+    def open(self, folder: Path) -> SharedDiskLog:
         return SharedDiskLog(folder, self.segment_bytes)
 
     def describe(self) -> str:

@@ -85,8 +85,8 @@ class LogKind(Protocol):
     def keeps(self) -> bool:
         """Whether the records are kept. If not, the store must be durable by itself."""
 
-    def open(self, folder: Path, crash: str = "") -> SharedLog:
-        """Makes it ready in a node's folder. crash: see `millstream.faults`."""
+    def open(self, folder: Path) -> SharedLog:
+        """Makes it ready in a node's folder."""
 
     def describe(self) -> str:
         """For people."""

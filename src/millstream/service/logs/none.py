@@ -114,7 +114,7 @@ class NoKind:
     shared = False
     keeps = False
 
-    def open(self, folder: Path, crash: str = "") -> SharedNoLog:
+    def open(self, folder: Path) -> SharedNoLog:
         return SharedNoLog(folder)
 
     def describe(self) -> str:

@@ -423,7 +423,7 @@ class ObjectsKind:
     shared = True
     keeps = True
 
-    def open(self, folder: Path, crash: str = "") -> SharedObjectsLog:
+    def open(self, folder: Path) -> SharedObjectsLog:
         return SharedObjectsLog(open_storage(self.url, dict(self.options) if self.options else None))
 
     def describe(self) -> str:

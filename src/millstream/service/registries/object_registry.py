@@ -25,7 +25,7 @@ _decode_change = msgspec.json.Decoder(RegistryChange).decode
 _decode_desired = msgspec.json.Decoder(Desired).decode
 
 
-class StorageRegistry:
+class ObjectRegistry:
     """The desired state as objects."""
 
     def __init__(self, storage: Storage) -> None:
