@@ -246,7 +246,7 @@ class NotingClient:
     async def get(self, key: bytes, counter: bool = False) -> Operation:
         one = self._history.begin(self.number, "get", key)
         try:
-            found = (await self.inner.find([key]))[0]
+            found = (await self.inner.get_many([key]))[0]
         except MillstreamError:
             self._history.end(one, REFUSED)
             return one

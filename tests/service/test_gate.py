@@ -117,7 +117,7 @@ def repeated(one: Asked, key: str) -> list[bytes]:
 WAYS_OUT: dict[str, Callable[[Asked, str], list[bytes]]] = {
     "get": lambda one, key: [one.client.get(key) or b""],
     "get, bounded": lambda one, key: [one.client.get(key, level="bounded", max_age="1s") or b""],
-    "get, of many": lambda one, key: [one.client.find([key, "elsewhere"])[0].value or b""],
+    "get, of many": lambda one, key: [one.client.get_many([key, "elsewhere"])[0].value or b""],
     "scan": lambda one, key: [found.value or b"" for found in one.client.scan(prefix=key)],
     "put_if_absent": lambda one, key: [one.client.call("put_if_absent", key, "{}")],
     "a call that is repeated": repeated,
@@ -207,7 +207,7 @@ def test_a_value_that_is_no_object_is_not_shown_and_spoils_no_scan_and_no_watch(
         one.client.put_many({"a": '{"name": "ann"}', "b": value, "c": "7"})
         shown = [b'{"name": "ann"}', b"null", b"7"]
         assert [found.value for found in one.client.scan()] == shown
-        assert [found.value for found in one.client.find(["a", "b", "c"])] == shown
+        assert [found.value for found in one.client.get_many(["a", "b", "c"])] == shown
         assert [row[1] for row in next(iter(one.client.watch())).rows] == shown
         assert one.client.call("append", "c", "0") == b"2"
 

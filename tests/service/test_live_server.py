@@ -204,7 +204,7 @@ def test_a_client_scans_epochs_and_is_told_why_an_event_time_did_not_come() -> N
                 beyond = manifest.computations[name].low_watermark + 1
                 if beyond < 2**63 - 1:
                     with pytest.raises(Stale, match=f"is complete to {beyond - 1} .*and {beyond} was asked for"):
-                        await client.find([first.key], complete_to=beyond)
+                        await client.get_many([first.key], complete_to=beyond)
         finally:
             await server.stop()
 

@@ -98,7 +98,7 @@ def test_adding_partitions_one_by_one_does_as_much_for_the_last_as_for_the_first
                 await asyncio.sleep(0.01)
             assert len(await client.partitions()) == count
             await client.put("00003", "x")
-            assert (await client.find(["00003"]))[0].partition == 4
+            assert (await client.get_many(["00003"]))[0].partition == 4
 
     few, many = asyncio.run(add(20)), asyncio.run(add(160))
     assert few["RangeMap.add"] >= 20 and few["LocalStorage.put"] >= 20

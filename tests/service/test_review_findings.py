@@ -439,7 +439,7 @@ def test_many_large_values_are_found_and_all_keys_of_a_prefix() -> None:
     with serving(Table("t")) as address, Client(address, "t") as client:
         rows = {b"k%05d" % number: bytes(2500) for number in range(2000)}
         client.put_many(rows)
-        assert {found.key: found.value for found in client.find(list(rows))} == rows
+        assert {found.key: found.value for found in client.get_many(list(rows))} == rows
         client.put(b"\xff\xff\xff\1", b"last")
         assert [found.key for found in client.scan(prefix=b"\xff")] == [b"\xff\xff\xff\1"]
 

@@ -82,7 +82,7 @@ def test_add_refuses_what_is_no_number(capsys: pytest.CaptureFixture[str]) -> No
 
 def refused_level(address: str) -> str:
     with Client(address, "t") as client, pytest.raises(ms.errors.RefusedRequest) as error:
-        client.find(["a"], level="other")
+        client.get_many(["a"], level="other")
     return str(error.value)
 
 

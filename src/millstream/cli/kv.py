@@ -106,7 +106,7 @@ async def _get(client: Any, args: argparse.Namespace) -> int:
             how |= {"as_of": args.as_of, "complete_to": args.complete_to, "as_json": True}
         elif args.as_of is not None or args.complete_to is not None:
             raise RefusedRequest(f"--as-of and --complete-to are for live state, and {args.table!r} is a table")
-        found = await client.find(wanted, **how)
+        found = await client.get_many(wanted, **how)
         one = next((one for one in found if one.value is not None), found[0])
         missing += one.value is None
         _show(one, live, args.json, text)

@@ -37,6 +37,7 @@ A partition is a state machine over a log. The log decides: the store, the watch
     route_cache        which node it asks
     channel            one connection to a node
     results            what it returns
+    txn_client         a client for sinks that write in two phases
     blocking           a client for programs without asyncio
     conformance        the contracts of logs and stores, as checks for your own
     upload             copies snapshots elsewhere

@@ -7,6 +7,9 @@ Rules
 
 from __future__ import annotations
 
+import asyncio
+import random
+import time
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
@@ -29,6 +32,21 @@ from millstream.service.limits import FRAME
 from millstream.service.messages import LIMIT
 from millstream.service.proto import grpc
 from millstream.service.proto import service_pb2 as pb
+
+
+class Backoff:
+    """Pauses between two tries: longer each time, and never the same for two clients."""
+
+    def __init__(self) -> None:
+        self._next = 0.0
+
+    async def after(self, error: BaseException, deadline: float) -> None:
+        """Waits, or raises the error if the next try would be too late."""
+        wait = max(self._next, error.retry_after if isinstance(error, Busy) else 0.0) * random.uniform(0.7, 1.3)
+        self._next = min(1.0, max(0.01, self._next * 2))
+        if time.monotonic() + wait >= deadline:
+            raise error
+        await asyncio.sleep(wait)
 
 
 class Channel:

@@ -50,6 +50,13 @@ class WatchEvent(msgspec.Struct, frozen=True):
     first: int = 0
 
 
+async def chained(streams: Sequence[AsyncIterator[KeyResult]]) -> AsyncIterator[KeyResult]:
+    """One stream after the other."""
+    for stream in streams:
+        async for result in stream:
+            yield result
+
+
 async def merged(streams: Sequence[AsyncIterator[KeyResult]]) -> AsyncIterator[KeyResult]:
     """Sorted streams as one."""
     heads: list[tuple[bytes, int, KeyResult]] = []

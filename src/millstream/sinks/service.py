@@ -27,13 +27,13 @@ from millstream.state.runs import run_number
 
 if TYPE_CHECKING:
     from millstream.network import Tls
-    from millstream.service.blocking import Client
+    from millstream.service.txn_client import TxnClient
 
 _SWEEP_EVERY = 64  # epochs
 _ROW = 1 << 19  # bytes of a key and its value
 
 #: The clients of this process: tasks that follow each other use one connection.
-_clients: dict[tuple[int, bytes], Client] = {}
+_clients: dict[tuple[int, bytes], TxnClient] = {}
 
 _ONE_HISTORY = (
     " A newer run, or another checkpoint of a pipeline with this name, writes there: a table takes one history of a stream. Give a new checkpoint a table of "
@@ -83,13 +83,13 @@ class ServiceSink(Sink):
         except ServiceError as error:
             raise SinkError(f"{self.describe()} cannot be reached: {error}") from error
 
-    def _client(self) -> Client:
-        from millstream.service.blocking import Client
+    def _client(self) -> TxnClient:
+        from millstream.service.txn_client import TxnClient
 
         settings = {"addresses": self.addresses, "table": self.table, "cookie": self.cookie, "tls": self.tls, "timeout": self.timeout}
         name = (os.getpid(), msgspec.json.encode(settings))
         if name not in _clients:
-            _clients[name] = Client(**settings)  # type: ignore[arg-type]
+            _clients[name] = TxnClient(**settings)  # type: ignore[arg-type]
         return _clients[name]
 
     def stage(self, context: TaskContext, rows: Sequence[SinkRow]) -> Part:

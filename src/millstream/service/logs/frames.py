@@ -44,6 +44,14 @@ class WalEntry(NamedTuple):
     data: bytes = b""
 
 
+class FrameRef(NamedTuple):
+    """Where a frame is: the number of its file, its offset and its size."""
+
+    file: int
+    at: int
+    size: int
+
+
 class WalGroup(NamedTuple):
     """A frame of a file: where it is, and what is in it."""
 
@@ -61,7 +69,7 @@ def padded(size: int) -> int:
     return -(-size // SECTOR) * SECTOR
 
 
-def encode_group(entries: Iterable[WalEntry | tuple[int, int, int, int, int, bytes]]) -> bytes:
+def encode_group(entries: Iterable[WalEntry]) -> bytes:
     """One frame of entries.
 
     >>> decode_group(encode_group([WalEntry(RECORD, 7, 1, 1, 2, b"x")]), 0, "here")

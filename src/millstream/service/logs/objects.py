@@ -21,7 +21,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 from millstream.errors import DamageError, Fenced, NotReady, StorageError, UnknownOutcome
 from millstream.service.logs.object_slots import Slot, SlotWalk, damaged_slot, decode_slot, encode_slot, slot_name
@@ -38,6 +38,14 @@ _THREADS = 16
 
 class _Moved(Exception):
     """A slot that was listed is gone: the log was trimmed meanwhile."""
+
+
+class PendingRecord(NamedTuple):
+    """A record that waits for its slot, as it is and as bytes."""
+
+    record: LogRecord
+    data: bytes
+    future: asyncio.Future[None]
 
 
 class ObjectsLog:
@@ -57,7 +65,7 @@ class ObjectsLog:
         self._lasts: list[int] = []
         self._seals: set[int] = set()  # slots that are known to be seals
         self._position = 1  # where the next append begins
-        self._waiting: list[tuple[LogRecord, bytes, asyncio.Future[None]]] = []
+        self._waiting: list[PendingRecord] = []
         self._task: asyncio.Task[None] | None = None
         self._newest: asyncio.Future[None] | None = None  # of the last append
         self._stopped: Exception | None = NotReady(f"partition {partition} is not sealed by this process: nothing is appended before that")
@@ -218,7 +226,7 @@ class ObjectsLog:
             future.set_exception(ValueError(f"position {record.first} does not follow {self._position - 1} in partition {self.partition}"))
         else:
             self._position = record.last + 1
-            self._waiting.append((record, encode_record(record), future))
+            self._waiting.append(PendingRecord(record, encode_record(record), future))
             self._newest = future
             self.start()
         return future
@@ -248,7 +256,7 @@ class ObjectsLog:
         finally:
             self._task = None
 
-    def _group(self) -> list[tuple[LogRecord, bytes, asyncio.Future[None]]]:
+    def _group(self) -> list[PendingRecord]:
         size = count = 0
         for _, data, _ in self._waiting:
             size += len(data)
@@ -258,8 +266,9 @@ class ObjectsLog:
         group, self._waiting = self._waiting[:count], self._waiting[count:]
         return group
 
-    async def _put(self, group: list[tuple[LogRecord, bytes, asyncio.Future[None]]]) -> None:
-        slot = Slot(group[0][0].term, self._shared.token, group[0][0].first, group[-1][0].last, False, [data for _, data, _ in group])
+    async def _put(self, group: list[PendingRecord]) -> None:
+        first, last = group[0].record, group[-1].record
+        slot = Slot(first.term, self._shared.token, first.first, last.last, False, [pending.data for pending in group])
         while (found := await self._create(self._next, slot)) is not slot:
             if found.term >= slot.term:
                 raise self._too_late(found.term)
@@ -269,7 +278,7 @@ class ObjectsLog:
             if not future.done():
                 future.set_result(None)
 
-    def _stop(self, error: Exception, group: list[tuple[LogRecord, bytes, asyncio.Future[None]]] | None = None) -> None:
+    def _stop(self, error: Exception, group: list[PendingRecord] | None = None) -> None:
         """Nothing is taken any more, until a seal. Those that were not sent will never be there."""
         self._stopped = error
         waiting, self._waiting = self._waiting, []
