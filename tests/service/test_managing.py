@@ -11,12 +11,19 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from servicekit import NodeProcess
+from servicekit import NodeProcess, upsert
 
 from effort import some
-from millstream.errors import MillstreamError, RefusedRequest
+from millstream.errors import (
+    MillstreamError,
+    RefusedRequest,
+    StorageError,
+    UnknownOutcome,
+)
+from millstream.service import AsyncClient, Node, Table
 from millstream.service.channel import Channel, Unreachable
-from millstream.service.client import AsyncClient
+from millstream.service.logs.disk import DiskLog
+from millstream.service.manager import Manager
 from millstream.service.messages import Descriptor
 from millstream.service.plan import Add, Del, Update, plan
 from millstream.service.proto import service_pb2 as pb
@@ -335,3 +342,86 @@ def _partitions_in_store(folder: Path) -> list[str]:
         return [f"{id}-{shared.of(id).applied}" for id in range(1, 60) if list(shared.of(id).scan(b"", b"\xff\xff"))]
     finally:
         shared.close()
+
+
+def test_a_partition_that_could_not_be_opened_is_opened_when_it_can(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def main() -> None:
+        seal = DiskLog.seal
+
+        async def away(log: DiskLog, term: int) -> int:
+            raise StorageError("the storage is away")
+
+        monkeypatch.setattr(DiskLog, "seal", away)
+        node = Node([Table("t")], folder=tmp_path / "n1")
+        await node.start()
+        (one,) = node.manager.partitions.values()
+        assert "away" in one.reason
+        monkeypatch.setattr(DiskLog, "seal", seal)
+        await node.manager.tend()
+        assert [one.state for one in node.manager.partitions.values()] == ["serving"]
+        async with AsyncClient(node.data.address, "t") as client:
+            assert await client.put("a", "1") == 1
+        await node.stop()
+
+    asyncio.run(main())
+
+
+def test_what_is_desired_is_tried_again_until_it_is_done(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def main() -> None:
+        node = Node([Table("t", partitions=0)], folder=tmp_path / "n1")
+        await node.start()
+        with monkeypatch.context() as broken:
+
+            async def away(*_: Any) -> None:
+                raise StorageError("the disk is full")
+
+            broken.setattr(Manager, "_open", away)
+            await node.manager.add("t", None, b"", b"")
+            with pytest.raises(StorageError):
+                await node.manager.reconcile()
+        await node.manager.refresh()
+        assert [one.state for one in node.manager.partitions.values()] == ["serving"]
+        with pytest.raises(RefusedRequest, match="too large"):
+            await node.manager.add("t", 2**64 - 1, b"", b"")
+        await node.stop()
+
+    asyncio.run(main())
+
+
+def test_a_partition_that_stopped_and_is_removed_is_kept_in_the_trash(tmp_path: Path) -> None:
+    async def main() -> None:
+        node = Node([Table("t")], folder=tmp_path / "n1")
+        await node.start()
+        (one,) = node.manager.partitions.values()
+        await one.write(upsert(b"a", b"1"))
+        one._fail(UnknownOutcome("the disk is full"))
+        await node.manager.remove("t", one.descriptor.id, b"", b"")
+        await node.manager.reconcile()
+        assert len(list((tmp_path / "n1" / "trash").glob("t-1-*"))) == 1
+        await node.stop()
+
+    asyncio.run(main())
+
+
+@pytest.mark.crash
+def test_a_second_node_on_a_folder_or_under_a_name_exits_and_says_why(tmp_path: Path) -> None:
+    shared = ("--registry", str(tmp_path / "registry"))
+    with NodeProcess(tmp_path / "a", arguments=shared) as first:
+        second = NodeProcess(tmp_path / "a", arguments=shared)
+        other = NodeProcess(tmp_path / "b", arguments=shared)
+        said = []
+        for node in (second, other):
+            node.start(wait=False)
+        for node in (second, other):
+            assert node.process is not None
+            said.append(node.process.communicate(timeout=30)[0])
+            assert node.process.returncode not in (0, -9)
+        assert "is in use by another node" in said[0] and "--dir" in said[0]
+        assert "a node called 'n1' is known already" in said[1] and first.address in said[1] and "--take-over n1" in said[1]
+        assert all("Traceback" not in text for text in said), said
+
+        async def still_there() -> None:
+            async with AsyncClient(first.address, "t") as client:
+                await client.put("a", "1")
+
+        asyncio.run(still_there())

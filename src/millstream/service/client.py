@@ -199,6 +199,11 @@ class AsyncClient:
             for task in tasks:
                 task.cancel()
 
+    @property
+    def unfinished(self) -> int:
+        """How many writes are brought to their end though their callers wait no longer."""
+        return len(self._writer.abandoned)
+
     async def is_live(self) -> bool:
         """Whether this is the live state of a pipeline, and not a table."""
         await self._routes.learn_all()

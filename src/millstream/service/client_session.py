@@ -78,12 +78,12 @@ class Writer:
     def __init__(self, routes: RouteCache, timeout: float) -> None:
         self._routes, self._timeout = routes, timeout
         self._sessions: dict[int, ClientSession] = {}
-        self._abandoned: set[asyncio.Task[Any]] = set()  # writes whose callers wait no longer
+        self.abandoned: set[asyncio.Task[Any]] = set()  # writes whose callers wait no longer
         self.seen: dict[int, int] = {}  # by partition, the highest position that this client has been told
 
     def close(self) -> None:
         """Gives up the writes whose callers wait no longer."""
-        for task in self._abandoned:
+        for task in self.abandoned:
             task.cancel()
 
     def session_name(self, partition: int) -> bytes:
@@ -126,8 +126,8 @@ class Writer:
             return await asyncio.shield(work)
         except asyncio.CancelledError:
             if not work.done():
-                self._abandoned.add(work)
-                work.add_done_callback(self._abandoned.discard)
+                self.abandoned.add(work)
+                work.add_done_callback(self.abandoned.discard)
                 work.add_done_callback(lambda work: work.cancelled() or work.exception())
             raise
 
