@@ -483,7 +483,7 @@ def test_positions_follow_each_other(tmp_path: Path) -> None:
     run(work)
 
 
-def test_a_thousand_partitions_share_one_thread_and_few_files(tmp_path: Path) -> None:
+def test_many_partitions_share_one_thread_and_few_files(tmp_path: Path) -> None:
     async def work() -> None:
         shared = SharedDiskLog(tmp_path)
         files = len(os.listdir("/proc/self/fd"))

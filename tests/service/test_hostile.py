@@ -137,7 +137,7 @@ def test_a_message_may_have_so_many_bytes_and_not_one_more(tmp_path: Path) -> No
     asyncio.run(main())
 
 
-def test_two_thousand_connections_that_say_nothing_harm_nobody(tmp_path: Path) -> None:
+def test_connections_that_say_nothing_harm_nobody(tmp_path: Path) -> None:
     async def main() -> None:
         import resource
 

@@ -438,7 +438,7 @@ def test_nothing_is_appended_before_a_seal_and_positions_follow() -> None:
     run(work)
 
 
-def test_a_thousand_idle_partitions_have_no_task_and_no_thread() -> None:
+def test_many_idle_partitions_have_no_task_and_no_thread() -> None:
     async def work() -> None:
         before = threading.active_count()
         shared = SharedObjectsLog(MemoryStorage())

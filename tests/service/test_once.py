@@ -66,7 +66,7 @@ def test_without_sessions_they_do_not(tmp_path: Path) -> None:
 
 @pytest.mark.soak
 @pytest.mark.parametrize("seed", range(20))
-def test_thousands_of_additions_count_once(tmp_path: Path, seed: int) -> None:
+def test_many_additions_count_once(tmp_path: Path, seed: int) -> None:
     assert asyncio.run(add_all(tmp_path, seed, 10, 400, with_sessions=True)) == 4000
 
 

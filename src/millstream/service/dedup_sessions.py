@@ -1,4 +1,4 @@
-"""DedupSessions: every write counts once, however often it is sent.
+"""Sessions: every write counts once, however often it is sent.
 
 A client numbers its writes to a partition: 1, 2, 3. The number travels in the log with what the write did, and with its answer.
 

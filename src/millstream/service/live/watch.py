@@ -1,4 +1,4 @@
-"""Watcher live state: what is there, then what every epoch changes, then a mark that says how far event time is.
+"""Watching live state: what is there, then what every epoch changes, then a mark that says how far event time is.
 
 Rules
 1. First a snapshot, unless the watcher says which epoch it knows (`after`). Then per epoch the rows that it changed, and a mark with the epoch and the
