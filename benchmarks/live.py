@@ -33,7 +33,7 @@ from millstream.core.keys import shard_of
 from millstream.core.keyspace import ROW, Row, encode_row
 from millstream.service.live.epochs import PinnedEpochs
 from millstream.service.live.history import ChangeHistory
-from millstream.service.live.process import serve_checkpoint
+from millstream.service.live.process import LiveServerThread
 from millstream.service.live.tailer import ManifestTailer
 from millstream.service.proto import service_pb2 as pb
 from millstream.state.folding import unit_name
@@ -105,7 +105,8 @@ def _timed(act: Any) -> float:
 
 
 def serve(folder: str, told: Connection) -> None:
-    asyncio.run(serve_checkpoint(folder, ready=told.send, replicas=f"{folder}/served"))
+    told.send(LiveServerThread(folder, "127.0.0.1:0", replicas=f"{folder}/served").address)
+    threading.Event().wait()
 
 
 def echo(folder: str, told: Connection) -> None:

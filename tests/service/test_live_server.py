@@ -99,9 +99,10 @@ def test_in_a_thread_it_listens_or_says_why_not(tmp_path):
 
 
 SERVE = """
-import asyncio, sys
-from millstream.service.live.process import serve_checkpoint
-asyncio.run(serve_checkpoint(sys.argv[1], ready=lambda at: print(at, flush=True)))
+import sys, threading
+from millstream.service.live.process import LiveServerThread
+print(LiveServerThread(sys.argv[1], "127.0.0.1:0").address, flush=True)
+threading.Event().wait()
 """
 
 

@@ -71,7 +71,7 @@ def save(store: KeyStore, storage: Storage, name: str, **options: Any) -> Any:
 def test_what_was_saved_comes_back_in_parts(storage: Storage) -> None:
     store = DictStore()
     entries = filled(store, 5000)
-    saved = save(store, storage, "snapshots/1/7", part_bytes=40_000, about={"table": "t"})
+    saved = save(store, storage, "snapshots/1/7", part_bytes=40_000)
     assert (saved.lsn, saved.rows) == (7, 5000) and len(saved.parts) > 3 and all(part.bytes <= 40_000 for part in saved.parts)
     found, moves = read_snapshot(storage, "snapshots/1/7")
     assert found == saved and dict(moves) == entries

@@ -41,6 +41,7 @@ A partition is a state machine over a log. The log decides: the store, the watch
     blocking           a client for programs without asyncio
     conformance        the contracts of logs and stores, as checks for your own
     upload             copies snapshots elsewhere
+    loop_thread        an event loop in a thread of its own
     local_node         a node inside a test
     live/              the live state of a pipeline
     proto/             service.proto

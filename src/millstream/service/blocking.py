@@ -9,7 +9,6 @@ Rules
 
 from __future__ import annotations
 
-import asyncio
 import functools
 import os
 import threading
@@ -18,6 +17,7 @@ from typing import Any, Concatenate, ParamSpec, TypeVar
 
 from millstream.network import Tls
 from millstream.service.client import AsyncClient
+from millstream.service.loop_thread import LoopThread
 
 _P = ParamSpec("_P")
 _T = TypeVar("_T")
@@ -64,9 +64,8 @@ class Client:
 
     def _begin(self) -> None:
         self._pid = 0
-        self._thread: threading.Thread | None = None
         self._lock = threading.Lock()
-        self._loop: asyncio.AbstractEventLoop | None = None
+        self._thread: LoopThread | None = None
         self._client: AsyncClient | None = None
 
     def __getstate__(self) -> dict[str, Any]:
@@ -87,12 +86,9 @@ class Client:
 
     def close(self) -> None:
         """Ends its connections and its thread. It may be used again."""
-        if self._pid == os.getpid() and self._loop is not None and self._client is not None:
-            self._wait(self._client.close())
-            self._loop.call_soon_threadsafe(self._loop.stop)
-            if self._thread is not None and self._thread is not threading.current_thread():
-                self._thread.join(10)
-                self._loop.close()
+        if self._pid == os.getpid() and self._thread is not None and self._client is not None:
+            self._thread.run(self._client.close())
+            self._thread.stop()
         self._begin()
 
     get = waits(AsyncClient.get)
@@ -105,31 +101,21 @@ class Client:
     watch = _iterates(AsyncClient.watch)
     partitions = waits(AsyncClient.partitions)
 
-    # --- the loop
-
     def _ready(self) -> AsyncClient:
         """Rule 1."""
         if self._pid != os.getpid():
-            _LEFT_BEHIND.append((self._client, self._loop))
-            self._lock = threading.Lock()
-            self._pid, self._client, self._loop = os.getpid(), None, None
+            _LEFT_BEHIND.append((self._client, self._thread))
+            self._begin()
+            self._pid = os.getpid()
         with self._lock:
-            if self._client is None or self._loop is None:
-                loop = asyncio.new_event_loop()
-                self._thread = threading.Thread(target=loop.run_forever, name="millstream-client", daemon=True)
-                self._thread.start()
-                self._loop = loop
+            if self._client is None:
+                self._thread = LoopThread("millstream-client")
                 self._client = self.kind(**self._settings)
         return self._client
 
-    def _wait(self, what: Coroutine[Any, Any, _T]) -> _T:
-        assert self._loop is not None
-        future = asyncio.run_coroutine_threadsafe(what, self._loop)
-        try:
-            return future.result()
-        except BaseException:
-            future.cancel()
-            raise
+    def _wait(self, work: Coroutine[Any, Any, _T]) -> _T:
+        assert self._thread is not None
+        return self._thread.run(work)
 
     def _each(self, stream: AsyncIterator[_T]) -> Iterator[_T]:
         async def following() -> Any:

@@ -61,7 +61,7 @@ class KeysMoved(Exception):
     """Keys that were one partition's when they were put together belong to several now."""
 
 
-class Write(NamedTuple):
+class NumberedWrite(NamedTuple):
     """One write. together: all of its keys, if they were put together because one partition has them."""
 
     name: str
@@ -99,7 +99,7 @@ class Writer:
     async def write(self, name: str, message: Any, key: bytes, together: Sequence[bytes] = ()) -> Any:
         """One write, once; the reply."""
         check_message(message, together)  # rule 4
-        write = Write(name, message, key, together, time.monotonic() + self._timeout, Backoff())
+        write = NumberedWrite(name, message, key, together, time.monotonic() + self._timeout, Backoff())
         while True:
             owner = self._routes.find(key)
             if owner is None:
@@ -131,7 +131,7 @@ class Writer:
                 work.add_done_callback(lambda work: work.cancelled() or work.exception())
             raise
 
-    async def _send(self, write: Write, session: ClientSession) -> Any:
+    async def _send(self, write: NumberedWrite, session: ClientSession) -> Any:
         """One write under one number; None if it was certainly not done and needs a new number, for another partition or session."""
         seq, unsure = session.take(), False
         routes, key, header = self._routes, write.key, write.message.header
@@ -184,7 +184,7 @@ class Writer:
         finally:
             session.answered(seq)
 
-    async def _pause(self, error: ServiceError, write: Write, session: ClientSession, unsure: bool) -> None:
+    async def _pause(self, error: ServiceError, write: NumberedWrite, session: ClientSession, unsure: bool) -> None:
         """Waits for the next try, or rule 3."""
         try:
             await write.backoff.after(error, write.deadline)

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import os
 import tempfile
-import threading
 from collections.abc import Iterator
 from typing import Any
 
+from millstream.service.loop_thread import LoopThread
 from millstream.service.node import Node
 from millstream.service.table import Table
 
@@ -27,22 +26,14 @@ def serving(*tables: Table, folder: str | os.PathLike[str] | None = None, **opti
     1
     b'green'
     """
-    loop = asyncio.new_event_loop()
-    thread = threading.Thread(target=loop.run_forever, name="millstream-node", daemon=True)
-    thread.start()
-
-    async def begin(place: str) -> Node:
-        node = Node(tables, folder=place, **options)
-        await node.start()
-        return node
-
+    thread = LoopThread("millstream-node")
     with tempfile.TemporaryDirectory(prefix="millstream-") if folder is None else contextlib.nullcontext(os.fspath(folder)) as place:
         try:
-            node = asyncio.run_coroutine_threadsafe(begin(place), loop).result()
+            node = Node(tables, folder=place, **options)
+            thread.run(node.start())
             try:
                 yield node.data.address
             finally:
-                asyncio.run_coroutine_threadsafe(node.stop(), loop).result()
+                thread.run(node.stop())
         finally:
-            loop.call_soon_threadsafe(loop.stop)
-            thread.join(10)
+            thread.stop()

@@ -12,6 +12,7 @@ Rules
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import shutil
 import time
@@ -338,11 +339,8 @@ class Manager:
 
     async def _keep_in_trash(self, partition: Partition) -> None:
         name = f"{partition.descriptor.table}-{partition.descriptor.id}-{int(time.time())}"
-        pinned = partition.store.pin()
-        try:
+        with contextlib.closing(partition.store.pin()) as pinned:
             await write_snapshot(pinned, LocalStorage(self.folder / "trash"), name)
-        finally:
-            pinned.close()
 
     def _empty_trash(self) -> None:
         for path in (self.folder / "trash").glob("*-*-*"):

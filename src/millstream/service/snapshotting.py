@@ -14,13 +14,13 @@ Rules
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import secrets
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import NamedTuple
 
-from millstream.core.keyspace import after
 from millstream.errors import DefinitionError, MillstreamError, RefusedRequest
 from millstream.service.messages import ENTRY
 from millstream.service.partition import Partition
@@ -35,45 +35,20 @@ from millstream.service.stores.snapshots import (
     read_snapshot,
     write_snapshot,
 )
-from millstream.service.stores.store_contract import KeyStore, Pinned
+from millstream.service.stores.store_contract import KeyStore
 from millstream.state.storage import LocalStorage, Storage, open_storage
 
 _log = logging.getLogger("millstream.service")
 
 
-class ListedEntries:
-    """Entries in a list, as of a position. Implements `Pinned`."""
+class UserEntries(NamedTuple):
+    """Users' entries as of a position, without those that the partition keeps for itself. Implements `SnapshotEntries`."""
 
-    def __init__(self, entries: list[tuple[bytes, bytes]], applied: int) -> None:
-        self._entries = entries
-        self.applied = applied
-
-    def get(self, key: bytes) -> bytes | None:
-        return next((value for name, value in self._entries if name == key), None)
-
-    def scan(self, start: bytes, stop: bytes) -> Iterator[tuple[bytes, bytes]]:
-        return iter(sorted((key, value) for key, value in self._entries if start <= key < stop))
+    all: Iterable[tuple[bytes, bytes]]
+    applied: int
 
     def entries(self) -> Iterator[tuple[bytes, bytes]]:
-        return iter(self._entries)
-
-    def close(self) -> None:
-        """Nothing is held."""
-
-
-class UserEntries:
-    """The users' entries of what is pinned, and no others. Implements `Pinned`, as far as a snapshot needs it."""
-
-    def __init__(self, pinned: Pinned) -> None:
-        self._pinned = pinned
-        self.applied = pinned.applied
-        self.get, self.close = pinned.get, pinned.close
-
-    def scan(self, start: bytes, stop: bytes) -> Iterator[tuple[bytes, bytes]]:
-        return self._pinned.scan(max(start, ENTRY), min(stop, after(ENTRY)))
-
-    def entries(self) -> Iterator[tuple[bytes, bytes]]:
-        return (entry for entry in self._pinned.entries() if entry[0][:1] == ENTRY)
+        return (entry for entry in self.all if entry[0][:1] == ENTRY)
 
 
 def folder_of(partition: int) -> str:
@@ -107,11 +82,8 @@ def restore_reader(home: Storage, partition: int) -> RestoreReader:
 async def save(partition: Partition, home: Storage) -> None:
     """Rule 1."""
     id, before, restores = partition.descriptor.id, partition.unsaved, list(partition.restores)
-    pinned = partition.store.pin()
-    try:
+    with contextlib.closing(partition.store.pin()) as pinned:
         saved = await write_snapshot(pinned, home, name_of(id, pinned.applied))
-    finally:
-        pinned.close()
     await partition.log.trim(saved.lsn)
     await asyncio.to_thread(drop_older, home, folder_of(id), saved.name)
     partition.unsaved = max(0, partition.unsaved - before)
@@ -183,11 +155,8 @@ def _is_below(path: Path, folder: Path) -> bool:
 async def snapshot_to(partition: Partition, place: SnapshotPlace) -> Snapshot:
     """A snapshot of users' entries for an operator."""
     await asyncio.to_thread(place.check_free)
-    pinned = UserEntries(partition.store.pin())
-    try:
-        return await write_snapshot(pinned, place.storage, place.name)
-    finally:
-        pinned.close()
+    with contextlib.closing(partition.store.pin()) as pinned:
+        return await write_snapshot(UserEntries(pinned.entries(), pinned.applied), place.storage, place.name)
 
 
 async def restore_from(partition: Partition, place: SnapshotPlace, home: Storage) -> tuple[int, int]:
@@ -209,7 +178,7 @@ async def restore_from(partition: Partition, place: SnapshotPlace, home: Storage
         check(entries)
     name = secrets.token_hex(8)
     if partition.table.log.keeps:
-        await write_snapshot(ListedEntries(entries, 0), home, restore_name(point.id, name))
+        await write_snapshot(UserEntries(entries, 0), home, restore_name(point.id, name))
     lsn = await partition.replace(entries, name)
     if partition.table.log.keeps:
         try:

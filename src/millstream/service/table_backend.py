@@ -27,7 +27,7 @@ from millstream.service.wire import position
 _PAGE = 1 << 20  # bytes of one reply of a scan
 
 #: A key, its value as users are shown it, and its version.
-Row = tuple[bytes, bytes, int]
+UserRow = tuple[bytes, bytes, int]
 
 
 class TableBackend:
@@ -120,7 +120,7 @@ class TableBackend:
             at, show = _at(partition, pinned.applied, header), partition.table.gate.leave
             entries = islice(pinned.scan(ENTRY + start, ENTRY + end if end else after(ENTRY)), request.limit or None)
             if request.keys_only:
-                rows: Iterator[Row] = ((key, b"", version) for key, _, version in map(user_row, entries))
+                rows: Iterator[UserRow] = ((key, b"", version) for key, _, version in map(user_row, entries))
             else:
                 rows = ((key, show(key, value), version) for key, value, version in map(user_row, entries))
             async for page in _pages(rows, _PAGE):
@@ -160,9 +160,9 @@ class TableBackend:
         return self._router.route(request.table, request.start, request.limit)
 
 
-async def _pages(rows: Iterator[Row], most: int) -> AsyncIterator[list[Row]]:
+async def _pages(rows: Iterator[UserRow], most: int) -> AsyncIterator[list[UserRow]]:
     """Rule 3. The last page may be empty."""
-    page: list[Row] = []
+    page: list[UserRow] = []
     size = 0
     for count, row in enumerate(rows):
         more = len(row[0]) + len(row[1]) + 16
@@ -176,11 +176,11 @@ async def _pages(rows: Iterator[Row], most: int) -> AsyncIterator[list[Row]]:
     yield page
 
 
-def _columns(rows: Sequence[Row]) -> tuple[list[bytes], list[bytes], list[int]]:
+def _columns(rows: Sequence[UserRow]) -> tuple[list[bytes], list[bytes], list[int]]:
     return [row[0] for row in rows], [row[1] for row in rows], [row[2] for row in rows]
 
 
-def _watch_reply(kind: Any, partition: Partition, lsn: int, rows: Sequence[Row]) -> pb.WatchReply:
+def _watch_reply(kind: Any, partition: Partition, lsn: int, rows: Sequence[UserRow]) -> pb.WatchReply:
     keys, values, versions = _columns(rows)
     shown = map(partition.table.gate.leave, keys, values)
     return pb.WatchReply(kind=kind, at=position(partition.descriptor, lsn), keys=keys, values=shown, versions=versions)

@@ -25,7 +25,7 @@ PATIENCE = 600.0  # seconds
 CommittedChange = tuple[int, list[tuple[bytes, bytes, int]], int]
 
 
-class Watcher:
+class PartitionWatcher:
     """One watcher."""
 
     def __init__(self, wants: Callable[[bytes], bool]) -> None:
@@ -79,7 +79,7 @@ class Watchers:
     """The watchers of one partition."""
 
     def __init__(self) -> None:
-        self._all: set[Watcher] = set()
+        self._all: set[PartitionWatcher] = set()
         self._kept: deque[CommittedChange] = deque()
         self._kept_size = 0
         self._since = -1  # every change behind this position is kept; -1: nothing is
@@ -88,9 +88,9 @@ class Watchers:
     def __len__(self) -> int:
         return len(self._all)
 
-    def join(self, wants: Callable[[bytes], bool], applied: int, after: int | None) -> tuple[Watcher, bool]:
+    def join(self, wants: Callable[[bytes], bool], applied: int, after: int | None) -> tuple[PartitionWatcher, bool]:
         """A new watcher, and whether it goes on where it was (rule 2); if not, it needs a snapshot as of `applied` first."""
-        one = Watcher(wants)
+        one = PartitionWatcher(wants)
         goes_on = after is not None and (after == applied or (0 <= self._since <= after < applied))
         if self._since < 0:
             self._since = applied
@@ -101,7 +101,7 @@ class Watchers:
         self._all.add(one)
         return one, goes_on
 
-    def leave(self, one: Watcher) -> None:
+    def leave(self, one: PartitionWatcher) -> None:
         """It does not listen any more."""
         self._all.discard(one)
         self._left = time.monotonic()

@@ -12,14 +12,13 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
-import threading
-from collections.abc import Callable
 from typing import Any
 
 from millstream.network import Tls
 from millstream.service.grpc_servers import DataPlane
 from millstream.service.limits import DATA, Limits
 from millstream.service.live.backend import LiveBackend
+from millstream.service.loop_thread import LoopThread
 from millstream.state.storage import Storage
 
 
@@ -75,31 +74,6 @@ class LiveServer:
             await self.live.tailer_thread.changed()
 
 
-async def serve_checkpoint(
-    checkpoint: str | os.PathLike[str] | Storage,
-    address: str = "127.0.0.1:0",
-    *,
-    ready: Callable[[str], None] | None = None,
-    **options: Any,
-) -> None:
-    """Serves the live state of a checkpoint until it is cancelled. ready: told where it listens. options: as of `LiveServer`.
-
-    >>> async def main():
-    ...     serving = asyncio.ensure_future(serve_checkpoint("nowhere", ready=lambda at: (print(at.startswith("127.0.0.1:")), serving.cancel())))
-    ...     await asyncio.wait([serving])
-    >>> asyncio.run(main())
-    True
-    """
-    server = LiveServer(checkpoint, address, **options)
-    await server.start()
-    try:
-        if ready is not None:
-            ready(server.address)
-        await asyncio.Event().wait()
-    finally:
-        await server.stop()
-
-
 class LiveServerThread:
     """A live server in a thread with an event loop of its own. It listens when this returns; what stands in the way is raised.
 
@@ -110,38 +84,18 @@ class LiveServerThread:
     """
 
     def __init__(self, checkpoint: str | os.PathLike[str] | Storage, address: str, **options: Any) -> None:
-        self.address = ""
-        self._listens = threading.Event()
-        self._error: BaseException | None = None
-        self._loop: asyncio.AbstractEventLoop | None = None
-        self._serving: asyncio.Task[None] | None = None
-        self._thread = threading.Thread(target=self._run, args=(checkpoint, address, options), name="millstream-serving", daemon=True)
-        self._thread.start()
-        self._listens.wait()
-        if self._error is not None:
-            raise self._error
+        self._server: LiveServer | None = LiveServer(checkpoint, address, **options)
+        self._thread = LoopThread("millstream-serving")
+        try:
+            self._thread.run(self._server.start())
+        except BaseException:
+            self._thread.stop()
+            raise
+        self.address = self._server.address
 
     def stop(self) -> None:
-        """Ends it. Doing it again does nothing."""
-        if self._loop is not None and self._serving is not None:
-            with contextlib.suppress(RuntimeError):  # the loop has ended already
-                self._loop.call_soon_threadsafe(self._serving.cancel)
-        self._thread.join(10)
-
-    def _run(self, checkpoint: Any, address: str, options: dict[str, Any]) -> None:
-        try:
-            asyncio.run(self._serve(checkpoint, address, options))
-        except asyncio.CancelledError:
-            pass
-        except BaseException as error:
-            self._error = error
-        finally:
-            self._listens.set()
-
-    async def _serve(self, checkpoint: Any, address: str, options: dict[str, Any]) -> None:
-        self._loop, self._serving = asyncio.get_running_loop(), asyncio.current_task()
-        await serve_checkpoint(checkpoint, address, ready=self._listening, **options)
-
-    def _listening(self, address: str) -> None:
-        self.address = address
-        self._listens.set()
+        """Ends it. To stop it again does nothing."""
+        server, self._server = self._server, None
+        if server is not None:
+            self._thread.run(server.stop())
+            self._thread.stop()

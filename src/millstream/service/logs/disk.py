@@ -399,21 +399,6 @@ class SharedDiskLog:
 
 @dataclass(frozen=True)
 class DiskKind:
-    """See `disk`."""
-
-    segment_bytes: int = SEGMENT
-    place = "wal"
-    shared = False
-    keeps = True
-
-    def open(self, folder: Path) -> SharedDiskLog:
-        return SharedDiskLog(folder, self.segment_bytes)
-
-    def describe(self) -> str:
-        return "disk"
-
-
-def disk(segment_bytes: int = SEGMENT) -> DiskKind:
     """A log on the node's own disk. A write is confirmed when it is on the disk; if the disk is lost, so is the log.
 
     >>> import asyncio, tempfile
@@ -429,4 +414,17 @@ def disk(segment_bytes: int = SEGMENT) -> DiskKind:
     >>> asyncio.run(example())
     (0, [[(b'Ka', b'1')]])
     """
-    return DiskKind(segment_bytes)
+
+    segment_bytes: int = SEGMENT
+    place = "wal"
+    shared = False
+    keeps = True
+
+    def open(self, folder: Path) -> SharedDiskLog:
+        return SharedDiskLog(folder, self.segment_bytes)
+
+    def describe(self) -> str:
+        return "disk"
+
+
+disk = DiskKind

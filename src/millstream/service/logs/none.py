@@ -109,7 +109,11 @@ class SharedNoLog:
 
 @dataclass(frozen=True)
 class NoKind:
-    """See `none`."""
+    """No log, for a durable store. A write is durable when the store has applied it.
+
+    >>> none().keeps
+    False
+    """
 
     shared = False
     keeps = False
@@ -121,10 +125,4 @@ class NoKind:
         return "none"
 
 
-def none() -> NoKind:
-    """No log, for a durable store. A write is durable when the store has applied it.
-
-    >>> none().keeps
-    False
-    """
-    return NoKind()
+none = NoKind

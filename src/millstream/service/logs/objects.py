@@ -425,21 +425,6 @@ class SharedObjectsLog:
 
 @dataclass(frozen=True)
 class ObjectsKind:
-    """See `objects`."""
-
-    url: str
-    options: Mapping[str, Any] | None = field(default=None, hash=False)
-    shared = True
-    keeps = True
-
-    def open(self, folder: Path) -> SharedObjectsLog:
-        return SharedObjectsLog(open_storage(self.url, dict(self.options) if self.options else None))
-
-    def describe(self) -> str:
-        return f"objects at {self.url}"
-
-
-def objects(url: str, options: Mapping[str, Any] | None = None) -> ObjectsKind:
     """A log in a folder that nodes share, or in an object store such as s3://bucket/prefix. Options go to the store's client.
 
     A write is confirmed when its object is there. Another node takes over by sealing the log in a higher term.
@@ -458,4 +443,17 @@ def objects(url: str, options: Mapping[str, Any] | None = None) -> ObjectsKind:
     >>> asyncio.run(example())
     1
     """
-    return ObjectsKind(url, options)
+
+    url: str
+    options: Mapping[str, Any] | None = field(default=None, hash=False)
+    shared = True
+    keeps = True
+
+    def open(self, folder: Path) -> SharedObjectsLog:
+        return SharedObjectsLog(open_storage(self.url, dict(self.options) if self.options else None))
+
+    def describe(self) -> str:
+        return f"objects at {self.url}"
+
+
+objects = ObjectsKind

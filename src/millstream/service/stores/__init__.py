@@ -32,6 +32,6 @@ def lmdb(durable: bool = False, map_size: int = 1 << 38) -> StoreKind:
     >>> lmdb().describe()
     'lmdb'
     """
-    from millstream.service.stores.lmdb_store import lmdb as made
+    from millstream.service.stores.lmdb_store import LmdbKind
 
-    return made(durable, map_size)
+    return LmdbKind(durable, map_size)

@@ -91,7 +91,13 @@ class CounterStore(DictStore):
 
 @dataclass(frozen=True)
 class CountersKind:
-    """See `counters`."""
+    """A store for numbers that fit in memory: counts, sums. A restart reads the last snapshot and the log behind it.
+
+    >>> store = counters().open(Path("unused")).of(1)
+    >>> store.apply([(b"Ktea", (1).to_bytes(8, "big") + (5).to_bytes(8, "big", signed=True))], upto=1)
+    >>> store.get(b"Ktea")[8:].hex()
+    '0000000000000005'
+    """
 
     durable = False
 
@@ -102,12 +108,4 @@ class CountersKind:
         return "counters in memory"
 
 
-def counters() -> CountersKind:
-    """A store for numbers that fit in memory: counts, sums. A restart reads the last snapshot and the log behind it.
-
-    >>> store = counters().open(Path("unused")).of(1)
-    >>> store.apply([(b"Ktea", (1).to_bytes(8, "big") + (5).to_bytes(8, "big", signed=True))], upto=1)
-    >>> store.get(b"Ktea")[8:].hex()
-    '0000000000000005'
-    """
-    return CountersKind()
+counters = CountersKind

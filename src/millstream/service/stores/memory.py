@@ -272,7 +272,13 @@ class SharedMemory:
 
 @dataclass(frozen=True)
 class MemoryKind:
-    """See `memory`."""
+    """A store for what fits in memory. A restart reads the last snapshot and the log behind it.
+
+    >>> store = memory().open(Path("unused")).of(1)
+    >>> store.apply([(b"Ka", b"1")], upto=7)
+    >>> store.get(b"Ka"), store.applied
+    (b'1', 7)
+    """
 
     durable = False
 
@@ -283,12 +289,4 @@ class MemoryKind:
         return "memory"
 
 
-def memory() -> MemoryKind:
-    """A store for what fits in memory. A restart reads the last snapshot and the log behind it.
-
-    >>> store = memory().open(Path("unused")).of(1)
-    >>> store.apply([(b"Ka", b"1")], upto=7)
-    >>> store.get(b"Ka"), store.applied
-    (b'1', 7)
-    """
-    return MemoryKind()
+memory = MemoryKind
