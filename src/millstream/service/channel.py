@@ -11,7 +11,6 @@ import asyncio
 import random
 import time
 from collections.abc import AsyncIterator
-from pathlib import Path
 from typing import Any
 
 from millstream.errors import (
@@ -27,7 +26,7 @@ from millstream.errors import (
     Unreachable,
 )
 from millstream.network import Tls
-from millstream.service.grpc_servers import CONTROL_CALLS, CONTROL_SERVICE, COOKIE, DATA_CALLS, DATA_SERVICE, ERRORS, claim_grpc
+from millstream.service.grpc_servers import CONTROL_CALLS, CONTROL_SERVICE, COOKIE, DATA_CALLS, DATA_SERVICE, ERRORS, claim_grpc, read_tls
 from millstream.service.limits import FRAME
 from millstream.service.messages import LIMIT
 from millstream.service.proto import grpc
@@ -67,7 +66,9 @@ class Channel:
         if tls is None:
             self._channel = grpc.aio.insecure_channel(address, options=options)
         else:
-            self._channel = grpc.aio.secure_channel(address, _credentials(tls), options=options)
+            ca, cert, key = read_tls(tls)
+            credentials = grpc.ssl_channel_credentials(root_certificates=ca, private_key=key or cert, certificate_chain=cert)
+            self._channel = grpc.aio.secure_channel(address, credentials, options=options)
         self._metadata = ((COOKIE, cookie),) if cookie else None
         self._calls: dict[str, Any] = {}
         for service, calls in ((DATA_SERVICE, DATA_CALLS), (CONTROL_SERVICE, CONTROL_CALLS)):
@@ -148,13 +149,3 @@ def _told(told: pb.Error, error: Any, address: str) -> MillstreamError:
 def _may_have_arrived(said: str) -> bool:
     """Whether a call that failed may have reached the node: not if no connection was ever made for it."""
     return not ("failed to connect to all addresses" in said or "Connection refused" in said or "No such file" in said)
-
-
-def _credentials(tls: Tls) -> Any:
-    try:
-        ca = None if tls.ca is None else Path(tls.ca).read_bytes()
-        cert = None if tls.cert is None else Path(tls.cert).read_bytes()
-        key = None if tls.key is None else Path(tls.key).read_bytes()
-    except OSError as error:
-        raise DefinitionError(f"the CA {tls.ca}, the certificate or its key cannot be read: {error}") from error
-    return grpc.ssl_channel_credentials(root_certificates=ca, private_key=key or cert, certificate_chain=cert)

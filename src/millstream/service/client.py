@@ -148,7 +148,7 @@ class AsyncClient:
         asked.header.form = pb.JSON if as_json else pb.BYTES
         if as_of is not None:
             asked.header.as_of, asked.header.level = as_of, pb.AS_OF
-        point = self._routes.point
+        point = self._routes.owners.point
         if point == KEY:
             low, high = scan_range(asked)
             owners = [
@@ -186,7 +186,7 @@ class AsyncClient:
         owners = await self._routes.learn_all()
         tasks = []
         for owner in owners:
-            mine = [key for key in wanted if self._routes.find(key) is owner]
+            mine = [key for key in wanted if self._routes.owners.find(key) is owner]
             if mine or not wanted:
                 tasks.append(asyncio.ensure_future(follow(owner, mine)))
         try:
@@ -207,7 +207,7 @@ class AsyncClient:
     async def is_live(self) -> bool:
         """Whether this is the live state of a pipeline, and not a table."""
         await self._routes.learn_all()
-        return self._routes.point == LIVE
+        return self._routes.owners.point == LIVE
 
     async def partitions(self) -> list[int]:
         """The ids of the table's partitions, in the order of their points."""

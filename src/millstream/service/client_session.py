@@ -101,13 +101,13 @@ class Writer:
         check_message(message, together)  # rule 4
         write = NumberedWrite(name, message, key, together, time.monotonic() + self._timeout, Backoff())
         while True:
-            owner = self._routes.find(key)
+            owner = self._routes.owners.find(key)
             if owner is None:
                 await self._routes.learn_all()
-                owner = self._routes.find(key)
+                owner = self._routes.owners.find(key)
                 if owner is None:
                     raise self._routes.no_owner(key)
-            if together and len(self._routes.split(together) or ()) != 1:
+            if together and len(self._routes.owners.split(together) or ()) != 1:
                 raise KeysMoved
             id = owner.descriptor.id
             session = self._sessions.get(id)
@@ -137,7 +137,7 @@ class Writer:
         routes, key, header = self._routes, write.key, write.message.header
         try:
             while True:
-                owner = routes.find(key)
+                owner = routes.owners.find(key)
                 if owner is None or owner.descriptor.id != session.partition:
                     if unsure:
                         raise UnknownOutcome(f"key {key[:60]!r}: the partition that may have done the write is gone")
@@ -200,12 +200,12 @@ class Writer:
 
     async def write_many(self, keys: Sequence[bytes], values: Sequence[bytes] | None, txn: str = "") -> dict[int, int]:
         """Writes many keys, in batches by partition: how many rows went to each. values: None removes the keys. txn: stages them instead."""
-        split = self._routes.split(keys)
+        split = self._routes.owners.split(keys)
         if split is None:
             await self._routes.learn_all()
-            split = self._routes.split(keys)
+            split = self._routes.owners.split(keys)
         if split is None:
-            raise self._routes.no_owner(next(key for key in keys if self._routes.find(key) is None))
+            raise self._routes.no_owner(next(key for key in keys if self._routes.owners.find(key) is None))
 
         async def send(mine: list[bytes], theirs: list[bytes] | None) -> dict[int, int]:
             try:

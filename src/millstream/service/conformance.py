@@ -33,20 +33,29 @@ async def check_log(open_log: OpenLog, *, seeds: Iterable[int] = range(10), step
     ...     asyncio.run(check_log(lambda: disk(1 << 16).open(Path(folder)), seeds=range(2)))
     """
     for seed in seeds:
-        trial = _LogCheck(open_log, seed, shared)
+        check = _LogCheck(open_log, seed, shared)
         try:
-            await trial.run(steps)
+            await check.run(steps)
         finally:
-            await trial.close()
+            await check.close()
 
 
-class _LogCheck:
+class _Check:
+    """What both checks have: a seed, a partition of its own, and a way to fail."""
+
+    def __init__(self, seed: int) -> None:
+        self._seed, self._random, self._partition = seed, random.Random(seed), _FIRST + seed
+
+    def _fail(self, rule: str, what: str) -> None:
+        raise AssertionError(f"{rule} does not hold (seed {self._seed}): {what}")
+
+
+class _LogCheck(_Check):
     """One partition's log beside a list of what it has confirmed."""
 
     def __init__(self, open_log: OpenLog, seed: int, shared: bool) -> None:
-        self._open, self._seed, self._is_shared = open_log, seed, shared
-        self._random = random.Random(seed)
-        self._partition = _FIRST + seed
+        super().__init__(seed)
+        self._open, self._is_shared = open_log, shared
         self._opened: list[SharedLog] = []
         self._kept: list[LogRecord] = []
         self._trimmed = 0
@@ -61,9 +70,6 @@ class _LogCheck:
     @property
     def _last(self) -> int:
         return self._kept[-1].last if self._kept else 0
-
-    def _fail(self, rule: str, what: str) -> None:
-        raise AssertionError(f"{rule} does not hold (seed {self._seed}): {what}")
 
     async def run(self, steps: int) -> None:
         await self._reseal()
@@ -236,25 +242,24 @@ def check_store(
     >>> check_store(lambda: memory().open(Path("unused")), seeds=range(2))
     """
     for seed in seeds:
-        trial = _StoreCheck(open_store, seed, values)
+        check = _StoreCheck(open_store, seed, values)
         try:
             for _ in range(steps):
-                trial.step()
+                check.step()
         finally:
-            trial.close()
+            check.close()
 
 
 class _Break(Exception):
     """What an iterator raises that ends too early."""
 
 
-class _StoreCheck:
+class _StoreCheck(_Check):
     """One partition's store beside a dict, and every dict that it ever was."""
 
     def __init__(self, open_store: OpenShared, seed: int, values: Callable[[random.Random], bytes]) -> None:
-        self._open, self._seed, self._values = open_store, seed, values
-        self._random = random.Random(seed)
-        self._partition = _FIRST + seed
+        super().__init__(seed)
+        self._open, self._values = open_store, values
         self._model: dict[bytes, bytes] = {}
         self._applied = 0
         self._history: dict[int, dict[bytes, bytes]] = {0: {}}
@@ -267,9 +272,6 @@ class _StoreCheck:
         long = b"Klong" + b"x" * 600
         self._keys = [b"K", b"K\0", b"K\xff", b"L", b"M1", b"S\0\0", b"T1", b"\xff\xff", long, long + b"a", long + b"\0", b"K" + b"y" * 470]
         self._keys += [b"K%d" % number for number in range(20)]
-
-    def _fail(self, rule: str, what: str) -> None:
-        raise AssertionError(f"{rule} does not hold (seed {self._seed}): {what}")
 
     def step(self) -> None:
         moves = [self._apply] * 5 + [self._get] * 2 + [self._scan] * 2 + [self._pin, self._look_at_pins, self._look_at_pins, self._unpin]

@@ -139,8 +139,23 @@ class ControlBackend(Protocol):
 class GrpcServer:
     """One gRPC server. `address` is where it listens, once it is started."""
 
-    def __init__(self, address: str, limits: Limits, tls: Tls | None, cookie: str, force: bool) -> None:
+    service: str
+    calls: tuple[tuple[str, Any, Any, bool], ...]
+    default_limits: Limits
+
+    def __init__(
+        self,
+        backend: Any,
+        address: str,
+        *,
+        tls: Tls | None = None,
+        cookie: str = "",
+        limits: Limits | None = None,
+        force: bool = False,
+    ) -> None:
+        self._backend = backend
         self.address = address
+        limits = limits or self.default_limits
         self._limits = limits
         self._tls = tls
         self._cookie = cookie.encode()
@@ -223,23 +238,20 @@ class GrpcServer:
     def _check_host(self, host: str) -> None:
         raise NotImplementedError
 
-    def _add_handlers(self) -> None:
-        raise NotImplementedError
-
     def _add_health(self) -> None:
         from grpc_health.v1 import health, health_pb2_grpc
 
         self._health = health.aio.HealthServicer()
         health_pb2_grpc.add_HealthServicer_to_server(self._health, self._server)
 
-    def _handlers(self, service: str, calls: tuple[tuple[str, Any, Any, bool], ...], backend: Any) -> None:
+    def _add_handlers(self) -> None:
         table = {}
-        for name, takes, gives, is_stream in calls:
-            method = getattr(backend, _snake(name))
+        for name, takes, gives, is_stream in self.calls:
+            method = getattr(self._backend, _snake(name))
             make = grpc.unary_stream_rpc_method_handler if is_stream else grpc.unary_unary_rpc_method_handler
             behaviour = self._streaming(method, name) if is_stream else self._unary(method, name)
             table[name] = make(behaviour, request_deserializer=takes.FromString, response_serializer=gives.SerializeToString)
-        self._server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(service, table),))
+        self._server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(self.service, table),))
 
     def _unary(self, method: Callable[[Any], Any], name: str) -> Callable[[Any, Any], Any]:
         longest, deadline = self._limits.longest, self._limits.deadline
@@ -259,7 +271,7 @@ class GrpcServer:
             except grpc.aio.AbortError:
                 raise
             except Exception as error:
-                await _failed(context, error, name)
+                await _fail(context, error, name)
             finally:
                 self._under_way -= 1
 
@@ -282,7 +294,7 @@ class GrpcServer:
             except grpc.aio.AbortError:
                 raise
             except Exception as error:
-                await _failed(context, error, name)
+                await _fail(context, error, name)
             finally:
                 self._streams -= 1
                 if replies is not None and hasattr(replies, "aclose"):
@@ -317,13 +329,9 @@ def _clear_socket(path: Path) -> None:
 
 
 class DataPlane(GrpcServer):
-    """`Data`, over a backend."""
+    """`Data`, over a `DataBackend`."""
 
-    def __init__(
-        self, backend: DataBackend, address: str, *, tls: Tls | None = None, cookie: str = "", limits: Limits = DATA, force: bool = False
-    ) -> None:
-        super().__init__(address, limits, tls, cookie, force)
-        self._backend = backend
+    service, calls, default_limits = DATA_SERVICE, DATA_CALLS, DATA
 
     async def start(self) -> None:
         await super().start()
@@ -333,38 +341,24 @@ class DataPlane(GrpcServer):
     def _check_host(self, host: str) -> None:
         check_listening(host, self._cookie.decode() or ("certificates" if self._tls is not None and self._tls.ca else ""), self._force)
 
-    def _add_handlers(self) -> None:
-        self._handlers(DATA_SERVICE, DATA_CALLS, self._backend)
-
 
 class ControlPlane(GrpcServer):
-    """`Control`, over a manager, with reflection."""
+    """`Control`, over a `ControlBackend`, with reflection."""
 
-    def __init__(
-        self,
-        backend: ControlBackend,
-        address: str,
-        *,
-        tls: Tls | None = None,
-        cookie: str = "",
-        limits: Limits = CONTROL,
-        force: bool = False,
-    ) -> None:
-        super().__init__(address, limits, tls, cookie, force)
-        self._backend = backend
+    service, calls, default_limits = CONTROL_SERVICE, CONTROL_CALLS, CONTROL
 
     def _check_host(self, host: str) -> None:
         if not self._cookie and not (self._tls is not None and self._tls.ca):
             where = "other machines" if not is_loopback(host) else "every user of this machine"
             raise DefinitionError(
-                f"the control plane on {host} would be open to {where}. Use a unix socket (unix:PATH), certificates of clients (--control-tls-ca), "
+                f"the control plane on {host} would be open to {where}. Use a unix socket (unix:PATH), client certificates (--control-tls-ca), "
                 f"or a cookie (MILLSTREAM_CONTROL_COOKIE)."
             )
 
     def _add_handlers(self) -> None:
         from grpc_reflection.v1alpha import reflection
 
-        self._handlers(CONTROL_SERVICE, CONTROL_CALLS, self._backend)
+        super()._add_handlers()
         names = (CONTROL_SERVICE, DATA_SERVICE, "grpc.health.v1.Health", reflection.SERVICE_NAME)
         reflection.enable_server_reflection(names, self._server)
 
@@ -383,15 +377,10 @@ async def _write_in_time(context: Any, reply: Any, replies: Any, lease: PinLease
         writing.cancel()
 
 
-async def _failed(context: Any, error: Exception, name: str) -> None:
-    """What a handler raised. What is no error of ours stands in the node's log."""
+async def _fail(context: Any, error: Exception, name: str) -> None:
+    """Rule 2. An error that is not ours is in the node's log."""
     if not isinstance(error, (MillstreamError, asyncio.TimeoutError)):
         _log.error("%s failed", name, exc_info=error)
-    await _refuse(context, error)
-
-
-async def _refuse(context: Any, error: BaseException) -> None:
-    """Rule 2."""
     details = pb.Error(text=str(error)[:4096])
     if isinstance(error, ServiceError):
         details.reason, details.counted = pb.Reason.Value(error.reason), error.counted
@@ -423,12 +412,16 @@ def _server_credentials(tls: Tls | None) -> Any:
         return None
     if tls.cert is None:
         raise DefinitionError("TLS on the side that listens needs a certificate: say cert= and key=")
+    ca, cert, key = read_tls(tls)
+    return grpc.ssl_server_credentials([(key or cert, cert)], root_certificates=ca, require_client_auth=ca is not None)
+
+
+def read_tls(tls: Tls) -> list[bytes | None]:
+    """The CA, the certificate and the key, as far as they are given."""
     try:
-        pair = (Path(tls.key or tls.cert).read_bytes(), Path(tls.cert).read_bytes())
-        ca = None if tls.ca is None else Path(tls.ca).read_bytes()
+        return [None if path is None else Path(path).read_bytes() for path in (tls.ca, tls.cert, tls.key)]
     except OSError as error:
-        raise DefinitionError(f"the certificate {tls.cert}, its key or the CA cannot be read: {error}") from error
-    return grpc.ssl_server_credentials([pair], root_certificates=ca, require_client_auth=ca is not None)
+        raise DefinitionError(f"the CA {tls.ca}, the certificate {tls.cert} or its key cannot be read: {error}") from error
 
 
 def _snake(name: str) -> str:

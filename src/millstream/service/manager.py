@@ -28,7 +28,7 @@ from millstream.service.logs.log_contract import LogKind, SharedLog
 from millstream.service.logs.none import NoLog
 from millstream.service.messages import Descriptor
 from millstream.service.partition import SERVING, Partition, PartitionState
-from millstream.service.plan import Add, Del, PartitionOp, Update, plan
+from millstream.service.plan import Add, Update, plan
 from millstream.service.registries.desired_state import (
     Desired,
     NodeEntry,
@@ -237,26 +237,19 @@ class Manager:
             ops = plan(self.node, current, self.desired.partitions)
             for op in ops:
                 if not isinstance(op, Add):
-                    await self._carry_out(op)
-            standing = [one for id, one in current.items() if id in self.desired.partitions and id not in self.partitions]
-            coming = [op.partition for op in ops if isinstance(op, Add)]
-            standing = [one for one in standing if self.desired.partitions[one.id].node == self.node]
-            await self._open_all([*standing, *coming])
+                    await self._close(op.before if isinstance(op, Update) else op.partition, moved=isinstance(op, Update) or op.moved)
+                if isinstance(op, Update):
+                    await self._open(op.partition)
+            standing = [one for id, one in current.items() if id not in self.partitions and self._is_ours(id)]
+            coming = [*standing, *(op.partition for op in ops if isinstance(op, Add))]
+            for at in range(0, len(coming), _AT_ONCE):
+                await asyncio.gather(*(self._open(one) for one in coming[at : at + _AT_ONCE]))
             self.on_change()
             self._carried_out = self.desired.version
 
-    async def _open_all(self, descriptors: list[Descriptor]) -> None:
-        for at in range(0, len(descriptors), _AT_ONCE):
-            await asyncio.gather(*(self._open(one) for one in descriptors[at : at + _AT_ONCE]))
-
-    async def _carry_out(self, op: PartitionOp) -> None:
-        if isinstance(op, Add):
-            await self._open(op.partition)
-        elif isinstance(op, Del):
-            await self._close(op.partition, op.moved)
-        elif isinstance(op, Update):
-            await self._close(op.before, moved=True)
-            await self._open(op.partition)
+    def _is_ours(self, id: int) -> bool:
+        desired = self.desired.partitions.get(id)
+        return desired is not None and desired.node == self.node
 
     async def _open(self, descriptor: Descriptor) -> None:
         table = self.tables.get(descriptor.table)
@@ -382,7 +375,8 @@ class Manager:
         async with self._reconciling:
             for id, one in list(self.partitions.items()):
                 if one.state is PartitionState.READ_ONLY and one.table.log.shared and self.desired.partitions.get(id) == one.descriptor:
-                    await self._carry_out(Update(one.descriptor, one.descriptor))
+                    await self._close(one.descriptor, moved=True)
+                    await self._open(one.descriptor)
                     self.on_change()
 
     async def _open_again(self) -> None:

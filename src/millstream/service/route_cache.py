@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
 
 from millstream.errors import BadNode, Busy, DefinitionError, MillstreamError, NotReady, TooLarge, Unreachable
@@ -32,7 +32,7 @@ class RouteCache:
         if not addresses:
             raise DefinitionError("give the address of a node, such as 127.0.0.1:7400")
         self.table = table
-        self._owners: RangeMap[Owner] = RangeMap()
+        self.owners: RangeMap[Owner] = RangeMap()
         self._turn = 0  # which of the given addresses is asked when no owner is known
         self._given = list(addresses)
         self._cookie, self._tls, self._timeout = cookie, tls, timeout
@@ -58,23 +58,6 @@ class RouteCache:
             return pb.Header(table=self.table)
         return pb.Header(table=self.table, partition=owner.descriptor.id, term=owner.descriptor.term)
 
-    @property
-    def point(self) -> str:
-        """How the table's keys become points."""
-        return self._owners.point
-
-    def by_id(self, partition: int) -> Owner | None:
-        """Who has a partition, as far as that is known."""
-        return self._owners.by_id(partition)
-
-    def find(self, key: bytes) -> Owner | None:
-        """Who has a key, as far as that is known."""
-        return self._owners.find(key)
-
-    def split(self, keys: Sequence[bytes]) -> Mapping[int, Sequence[int]] | None:
-        """Which keys (by their places) belong to which partition; None if the owner of one is not known."""
-        return self._owners.split(keys)
-
     def no_owner(self, key: bytes) -> BadNode:
         """The error for a key that no partition has."""
         return BadNode(f"no partition of table {self.table!r} has key {key[:60]!r}")
@@ -83,25 +66,25 @@ class RouteCache:
         """Rule 1."""
         if isinstance(error, BadNode):
             if owner is not None:
-                self._owners.remove(owner)
+                self.owners.remove(owner)
             for told in error.owners:
                 self.remember(told)
         elif isinstance(error, Unreachable):
             self._turn += 1
             if owner is not None:
-                self._owners.remove(owner)
+                self.owners.remove(owner)
 
     def remember(self, told: pb.Partition) -> None:
         """Rule 2."""
         if told.table == self.table and told.term >= self._terms.get(told.id, 0):
             self._terms[told.id] = told.term
-            self._owners.point = told.point or KEY
-            self._owners.add(Owner(told))
+            self.owners.point = told.point or KEY
+            self.owners.add(Owner(told))
 
     async def look_around(self, key: bytes) -> None:
         """Asks one node, and each time another of those that were given, who has a key."""
         self._turn += 1
-        start = point_of(self._owners.point, key)
+        start = point_of(self.owners.point, key)
         try:
             reply = await self.channel(None).ask("Route", pb.RouteRequest(table=self.table, start=start, limit=1), _LOOK)
         except MillstreamError:
@@ -124,7 +107,7 @@ class RouteCache:
             for told in reply.partitions:
                 self.remember(told)
             if not reply.partitions or not reply.partitions[-1].end:
-                return self._owners.all()
+                return self.owners.all()
             start = reply.partitions[-1].end
 
     async def read_all(self, keys: Sequence[bytes], read: Callable[[list[int], Owner | None, float], Awaitable[None]]) -> None:
@@ -133,7 +116,7 @@ class RouteCache:
         while left:
             groups: dict[int, tuple[Owner | None, list[int]]] = {}
             for place in left:
-                owner = self._owners.find(keys[place])
+                owner = self.owners.find(keys[place])
                 groups.setdefault(0 if owner is None else owner.descriptor.id, (owner, []))[1].append(place)
             jobs = [(owner, places[at : at + most]) for owner, places in groups.values() for at in range(0, len(places), most)]
             outcomes = await asyncio.gather(
@@ -152,7 +135,7 @@ class RouteCache:
                 self.learn(error, owner)
                 if isinstance(error, BadNode) and not error.owners:
                     await self.look_around(keys[places[0]])
-                    if self._owners.find(keys[places[0]]) is None:
+                    if self.owners.find(keys[places[0]]) is None:
                         raise error
                 left += places
                 again = error

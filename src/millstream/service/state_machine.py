@@ -124,12 +124,10 @@ class PartitionStateMachine:
         self._functions = dict(functions or {})
         self._gate = gate or Gate()
         self._covers = covers
-        self._check_changes: Callable[[Sequence[Change]], None] | None = getattr(
-            store, "check", None
-        )  # a store that does not take every value
-        self._overlay: deque[tuple[int, dict[bytes, bytes | None]]] = (
-            deque()
-        )  # of records under way: the last position of each, and what it changed
+        #: Of a store that does not take every value.
+        self._check_changes: Callable[[Sequence[Change]], None] | None = getattr(store, "check", None)
+        #: Of records under way: the last position of each, and what it changed.
+        self._overlay: deque[tuple[int, dict[bytes, bytes | None]]] = deque()
         self._pending: dict[bytes, bytes | None] = {}
         self._promoted: list[tuple[str, int]] = []
         self._expanded: dict[bytes, bytes | None] = {}

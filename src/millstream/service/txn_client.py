@@ -46,10 +46,10 @@ class AsyncTxnClient(AsyncClient):
     async def _decide(self, partition: int, asked: pb.DecideRequest) -> pb.DecideReply:
         deadline, backoff = time.monotonic() + self._timeout, Backoff()
         while True:
-            owner = self._routes.by_id(partition)
+            owner = self._routes.owners.by_id(partition)
             if owner is None:
                 await self._routes.learn_all()
-                owner = self._routes.by_id(partition)
+                owner = self._routes.owners.by_id(partition)
                 if owner is None:
                     raise RefusedRequest(f"table {self.table!r} has no partition {partition}")
             asked.header.CopyFrom(self._routes.header(owner))
