@@ -399,7 +399,7 @@ def test_only_a_socket_that_nobody_listens_on_is_removed(there: str, tmp_path: P
             await node.start()
             await node.stop()
             return
-        with pytest.raises(NetworkError, match="is no socket" if "socket" not in there else "somebody listens"):
+        with pytest.raises(NetworkError, match="is no socket" if "socket" not in there else "a process listens"):
             await node.start()
         assert os.path.lexists(path) and (there != "a file" or path.read_text() == "mine")
 

@@ -116,7 +116,7 @@ def failure(error: Any, address: str) -> MillstreamError:
             return ServiceError(f"{address}: {said}")
         if "failed to connect to all addresses" in said or "Connection refused" in said:
             return Unreachable(
-                f"nobody answers at {address}. Start `millstream serve` there, or say where it runs (--at, --control)", sent=False
+                f"no server answers at {address}. Start `millstream serve` there, or say where it runs (--at, --control)", sent=False
             )
         return Unreachable(f"{address}: {code.name.lower().replace('_', ' ')}: {said}", sent=_may_have_arrived(said))
     told = pb.Error.FromString(raw)

@@ -2,7 +2,7 @@
 
 Rules
 1. The inbox is bounded, in requests and in bytes. One more is refused with a hint (`Busy`); nothing that was taken in is ever dropped.
-2. `linear`: one queue. A read sees every write that came before it, whoever sent it.
+2. `linear`: one queue. A read sees every write that came before it, from any client.
 3. `split`: two queues. A read overtakes the writes of others, never one of its own session. It still sees every write that was answered before it was
    asked: that is what linearizable means, and both keep it.
 4. A turn takes requests of up to `budget` bytes, and at least one.
@@ -53,7 +53,7 @@ class DispatchKind(msgspec.Struct, frozen=True):
 
     def make(self) -> Dispatcher:
         """One for a partition."""
-        return SplitInbox(self.requests, self.room) if self.is_split else LinearInbox(self.requests, self.room)
+        return Inbox(self.requests, self.room, orders_reads=not self.is_split)
 
     def describe(self) -> str:
         """For people."""
@@ -70,60 +70,37 @@ def split(requests: int = 4096, room: int = 32 << 20) -> DispatchKind:
     return DispatchKind(True, requests, room)
 
 
-class LinearInbox:
-    """Rule 2."""
+class Inbox:
+    """One queue (rule 2), or a queue for reads beside that for writes (rule 3)."""
 
-    orders_reads = True
-
-    def __init__(self, requests: int, room: int) -> None:
+    def __init__(self, requests: int, room: int, orders_reads: bool) -> None:
+        self.orders_reads = orders_reads
+        self._reads: deque[PendingCall] = deque()  # that overtake writes
         self._queue: deque[PendingCall] = deque()
+        self._writing: Counter[bytes] = Counter()  # sessions with writes that wait, if reads may overtake others
         self._requests, self._room = requests, room
 
     def put(self, call: PendingCall, force: bool = False) -> None:
-        if not force and (len(self._queue) >= self._requests or self._room < call.request.size):
-            raise _full(len(self))
-        self._room -= call.request.size
-        self._queue.append(call)
-
-    def take(self, budget: int) -> list[PendingCall]:
-        taken = _take(self._queue, budget)
-        self._room += sum(call.request.size for call in taken)
-        return taken
-
-    def __len__(self) -> int:
-        return len(self._queue)
-
-
-class SplitInbox:
-    """Rule 3."""
-
-    orders_reads = False
-
-    def __init__(self, requests: int, room: int) -> None:
-        self._reads: deque[PendingCall] = deque()
-        self._writes: deque[PendingCall] = deque()
-        self._writing: Counter[bytes] = Counter()  # sessions with writes that wait
-        self._requests, self._room = requests, room
-
-    def put(self, call: PendingCall, force: bool = False) -> None:
-        if not force and (len(self) >= self._requests or self._room < call.request.size):
-            raise _full(len(self))
-        self._room -= call.request.size
         request = call.request
-        if request.writes:
-            self._writes.append(call)
+        if not force and (len(self) >= self._requests or self._room < request.size):
+            raise Busy(f"{len(self)} requests wait for this partition already", 0.02)
+        self._room -= request.size
+        if self.orders_reads:
+            self._queue.append(call)
+        elif request.writes:
+            self._queue.append(call)
             self._writing[request.session] += 1
         elif request.session and request.session in self._writing:
-            self._writes.append(call)
+            self._queue.append(call)
         else:
             self._reads.append(call)
 
     def take(self, budget: int) -> list[PendingCall]:
         taken = _take(self._reads, budget) if self._reads else []
         left = budget - sum(call.request.size for call in taken)
-        if self._writes and left > 0:
-            later = _take(self._writes, left)
-            for request, _ in later:
+        if self._queue and left > 0:
+            later = _take(self._queue, left)
+            for request, _ in later if self._writing else ():
                 if request.writes:
                     self._writing[request.session] -= 1
                     if not self._writing[request.session]:
@@ -133,7 +110,7 @@ class SplitInbox:
         return taken
 
     def __len__(self) -> int:
-        return len(self._reads) + len(self._writes)
+        return len(self._reads) + len(self._queue)
 
 
 def _take(queue: deque[PendingCall], budget: int) -> list[PendingCall]:
@@ -143,7 +120,3 @@ def _take(queue: deque[PendingCall], budget: int) -> list[PendingCall]:
         budget -= call.request.size
         taken.append(call)
     return taken
-
-
-def _full(waiting: int) -> Busy:
-    return Busy(f"{waiting} requests wait for this partition already", 0.02)

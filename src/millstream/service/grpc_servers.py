@@ -2,7 +2,7 @@
 
 Rules
 1. Data listens on TCP, on loopback unless told otherwise. Control listens on a unix socket that only its owner may use (0600), or on TCP with
-   certificates of clients or a cookie. Nobody else gets at it.
+   certificates of clients or a cookie. It is closed to everyone else.
 2. A `ServiceError` becomes a status and an `Error` in the trailing metadata; any other error of ours is told as INTERNAL, without its insides.
 3. A call without a deadline gets the plane's, and none lasts longer than the plane allows. Scans and watches last as long as both ends like, but for what they
    hold pinned (`limits.while_pinned`).
@@ -312,7 +312,7 @@ class GrpcServer:
 
 
 def _clear_socket(path: Path) -> None:
-    """Removes a socket that nobody listens on, which a process that was killed has left; and nothing else."""
+    """Removes a socket without a listener, which a killed process has left; and nothing else."""
     if not os.path.lexists(path):
         return
     if not path.is_socket() or path.is_symlink():
@@ -324,8 +324,8 @@ def _clear_socket(path: Path) -> None:
             path.unlink(missing_ok=True)
             return
         except OSError as error:
-            raise NetworkError(f"it cannot be told whether somebody listens on {path}: {error}") from error
-    raise NetworkError(f"somebody listens on {path}: stop that, or choose another path (--control unix:PATH)")
+            raise NetworkError(f"it cannot be told whether a process listens on {path}: {error}") from error
+    raise NetworkError(f"a process listens on {path}: stop it, or choose another path (--control unix:PATH)")
 
 
 class DataPlane(GrpcServer):

@@ -2,7 +2,7 @@
 
 Rules
 1. AddPartition and RemovePartition change the desired state only, by compare-and-set (`registries/`). The manager alone changes partitions, and
-   whoever is killed between the two carries on at the next start.
+   a node that is killed between the two continues at its next start.
 2. What a node has stands on its disk: one small file per partition, written before the partition is opened and removed after its data are gone. So no
    data are without a partition, and `plan` finds what was left half done.
 3. A partition that goes first answers what it has taken in. Its entries are kept in `trash/` for an hour, as a snapshot that can be restored.
@@ -77,7 +77,7 @@ class Manager:
         self._reconciling = asyncio.Lock()
         self._carried_out = -1  # the version of the desired state that this node stands for
         self._saving: set[int] = set()
-        self._standing: dict[int, Descriptor] | None = None  # rule 2, as it stands on the disk; None: nobody has looked yet
+        self._standing: dict[int, Descriptor] | None = None  # rule 2, as it stands on the disk; None: not read yet
 
     # --- what a table is kept with
 

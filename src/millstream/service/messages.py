@@ -5,13 +5,13 @@ Rules
 
        K <key>              a user's entry: 8 bytes of version (big-endian), then the value
        S <session>          what a session has written here: the last seq, the answers that may be asked for again
-       T <txn> 0 <number>   a staged row, seen by nobody until the transaction is decided
+       T <txn> 0 <number>   a staged row, not visible before its transaction is committed
        L <label>            which transactions of a label were decided
        M <name>             what the partition remembers of itself: its clock, the sessions that it has forgotten
 
    So store, log and snapshot know entries only, and sessions survive whatever the entries survive.
 2. A position (lsn) counts the writes of a partition, from 1 on, by one. The version of a key is the position of its last write.
-3. A log record is what one turn changed: effects, never commands. So functions may be random, and whoever follows a log never differs from it.
+3. A log record is what one turn changed: effects, never commands. So functions may be random, and what follows a log never differs from it.
 4. A record's positions follow those of the record before it, without a hole: `first` is its `last` + 1.
 """
 

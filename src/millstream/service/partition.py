@@ -11,7 +11,7 @@ The life of a write (the numbers are those of docs/design.md and of the crash po
     7 answered   the answers go out
 
 Rules
-1. The store is never ahead of the log, and nobody sees what the log does not have: reads see the store.
+1. The store is never ahead of the log, and reads see the store only: what the log does not have is not visible.
 2. Answers go out in the order of records, whatever the log's order of completion (`completion_window.py`).
 3. A read sees every write that was answered before it was asked. With a linear inbox it also waits for the writes that came before it. Reads that
    have to wait or to be confirmed do so in `waiting_reads.py`.
@@ -223,7 +223,7 @@ class Partition:
         raise RefusedRequest("AS_OF is for the live state of a pipeline: a table is read LINEARIZABLE, SESSION or BOUNDED")
 
     def age(self) -> int:
-        """How old what is read here may be, in milliseconds: since when nobody else can have taken over without our knowing."""
+        """How old what is read here may be, in milliseconds: the time since no other owner could have taken over unnoticed."""
         return 0 if self._alone else int((time.monotonic() - self._reads.confirmed_at) * 1000)
 
     async def read(self, request: Request) -> Answer:
@@ -294,7 +294,7 @@ class Partition:
         writes = [call.request for call in calls]
         try:
             result = self.machine.turn(writes, self._wall())
-        except Exception as error:  # of ours: what the machine has done half must not go on, and nobody waits for ever
+        except Exception as error:  # of ours: a half-done turn must not go on, and no caller waits for ever
             _log.exception("a turn of partition %d failed", self.descriptor.id)
             self._fail(ServiceError(f"internal error in a turn ({type(error).__name__}: {error}); the log of the node says more"))
             fail_calls(calls, self._unready())
@@ -460,8 +460,8 @@ class Partition:
         await self.log.close()
 
     async def replace(self, entries: Sequence[tuple[bytes, bytes]], name: str) -> int:
-        """Other users' entries instead of those that are there (`snapshotting.py`, rule 3); the position of the change. name: where whoever replays the log
-        finds them. Once begun it ends, also if whoever asked waits no longer: the log has it, so it must be seen."""
+        """Other users' entries instead of those that are there (`snapshotting.py`, rule 3); the position of the change. name: where a replay of
+        the log finds them. Once begun it ends, even if its caller waits no longer: the log has it, so it must be visible."""
         if self.state is not SERVING or self._held:
             raise self._unready() if self.state is not SERVING else NotReady(f"partition {self.descriptor.id} is being restored already")
         self._held = True

@@ -3,8 +3,8 @@
 Rules
 1. A key has a point: itself (`KEY`), so that neighbours lie together and can be scanned; or the first 8 bytes of its BLAKE2b hash (`HASH`), so that load
    is even. Every client can compute both.
-2. Ranges are closed-open and do not overlap. A point that no range has belongs to nobody.
-3. What is newer wins: a descriptor with a higher term, or another partition for the same points that somebody has just told us of.
+2. Ranges are closed-open and do not overlap. A point may belong to no range.
+3. What is newer wins: a descriptor with a higher term, or another partition for the same points that a node has just named.
 4. Whatever is done to a map looks at the partitions that it is about, however many others there are.
 """
 
@@ -20,7 +20,7 @@ from millstream.errors import DefinitionError
 from millstream.service.messages import Descriptor
 
 KEY, HASH = "key", "hash"
-LIVE = "live"  # the live state of a pipeline: one partition, whoever serves it
+LIVE = "live"  # the live state of a pipeline: one partition, on any server
 
 
 def point_of(kind: str, key: bytes) -> bytes:
@@ -85,7 +85,7 @@ class RangeMap(Generic[_P]):
         self._starts: list[bytes] = []
         self._by_start: dict[bytes, _P] = {}
         self._by_id: dict[int, _P] = {}
-        self._only: _P | None = None  # the one that has all points: nobody need compute any
+        self._only: _P | None = None  # the one that has all points: none need be computed
 
     def add(self, one: _P) -> None:
         """Puts it on the map; whatever it overlaps goes (rule 3)."""
@@ -144,7 +144,7 @@ class RangeMap(Generic[_P]):
         return found if not end or point < end else None
 
     def split(self, keys: Sequence[bytes]) -> Mapping[int, Sequence[int]] | None:
-        """Which keys (by their places) belong to which partition; None if one belongs to nobody that is known."""
+        """Which keys (by their places) belong to which partition; None if the owner of one is not known."""
         if self._only is not None:
             return {self._only.descriptor.id: range(len(keys))} if keys else {}
         found: dict[int, list[int]] = {}

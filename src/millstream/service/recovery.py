@@ -25,7 +25,7 @@ RECORD = 512  # bytes that a record has besides what users wrote, about
 
 
 class RecoveredLog(msgspec.Struct):
-    """What was among the records: the names of restores; and about how many bytes they have, for whoever decides when to save."""
+    """What was among the records: the names of restores; and about how many bytes they have, to decide when to save."""
 
     restores: list[str] = []
     size: int = 0
@@ -37,7 +37,7 @@ async def replay_log(store: KeyStore, records: AsyncIterator[LogRecord], restore
     async for record in records:
         if record.restored:
             if restored is None:
-                raise DamageError(f"position {record.last} of partition {record.partition} is a restore, and nobody knows where it lies")
+                raise DamageError(f"position {record.last} of partition {record.partition} is a restore, and its entries cannot be found")
             replace_user_entries(store, await asyncio.to_thread(restored, record.restored), record.last)
             found.restores.append(record.restored)
         else:

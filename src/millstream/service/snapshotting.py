@@ -4,7 +4,7 @@ Rules
 1. A snapshot beside the log (`home`) covers the log up to its position, so the log may be trimmed there. It is whole before anything is trimmed.
 2. A store that is behind the newest snapshot of its home begins with that snapshot; then comes the log.
 3. A restore lies beside the log under a name of its own first; then the log decides, with a record that names it; then it is seen. Killed in between, a
-   partition comes back as it was before, or restored; never half, and never seen and then gone. Whoever was replaced meanwhile has restored nothing.
+   partition comes back as it was before, or restored; never half, and never seen and then gone. An owner that was replaced meanwhile has restored nothing.
    It goes when a snapshot covers its record.
 4. Operators' snapshots lie below the node's backups folder, or under the URL of an object store. No other folder of the machine is written to, least of all
    the node's own, whose snapshots a partition would begin with. What is there already is not written over, but for the rest of a snapshot that was not

@@ -6,7 +6,7 @@ Rules
 2. Every write has a position of its own, and its keys have it as their version. A write that is refused and belongs to a session has one too: its
    refusal is in the log, so that a retry gets it again.
 3. A request changes all that it says, or nothing.
-4. Whatever a function or a transform raises is told to whoever asked, by its name, and has changed nothing.
+4. Whatever a function or a transform raises is told to the caller, by its name, and has changed nothing.
 5. What enters and what leaves passes the table's gate (`transforms.py`).
 """
 
@@ -232,7 +232,7 @@ class PartitionStateMachine:
         return answer
 
     def read(self, request: Request) -> Answer:
-        """Keys as they are committed. Not in a turn: whoever asks decides when."""
+        """Keys as they are committed. Not in a turn: the caller decides when."""
         get = self.store.get
         values, versions = [], []
         size = 0
@@ -399,7 +399,7 @@ class PartitionStateMachine:
         return Answer(lsn if changes else NO_POSITION, rows=[len(changes)]), changes, []
 
     def _promote(self, txn: str, rows: Sequence[tuple[bytes, bytes]], lsn: int) -> None:
-        """The rows become visible. The log gets the transaction's name only, if whoever follows it has the rows from earlier records."""
+        """The rows become visible. The log gets the transaction's name only, since a follower has the rows from earlier records."""
         changes = promoted(rows, lsn)
         if any(staged in self._pending for staged, _ in rows):
             self._pending.update(changes)
@@ -422,7 +422,7 @@ def promoted(rows: Sequence[tuple[bytes, bytes]], lsn: int) -> list[Change]:
 
 
 def promoted_rows(store: KeyStore, record: LogRecord) -> list[Change]:
-    """The rows of a record's transactions, for whoever applies it from the log."""
+    """The rows of a record's transactions, for a replay of the log."""
     found: list[Change] = []
     for txn, lsn in record.promoted:
         prefix = staged_txns.staged_prefix(txn)

@@ -1,4 +1,4 @@
-"""Reads that cannot be answered at once: they wait for a position, or for the log to confirm that nobody else owns the partition.
+"""Reads that cannot be answered at once: they wait for a position, or for the log to confirm that no other node owns the partition.
 
 Rules
 1. A read that waits for a position is answered when the store has applied it.

@@ -2,8 +2,8 @@
 
 Rules
 1. Changes are told in the order of their records, after the store has them. A watcher hears of every record behind the position that it began with.
-2. The last changes are kept while somebody watches and for `PATIENCE` after, in `KEPT` bytes at most, so that a watcher who was cut off goes on where it
-   was. Where that is not possible it is told to forget what it has (`RESET`), and gets all that is there.
+2. The last changes are kept while there are watchers and for `PATIENCE` after, in `KEPT` bytes at most, so that a watcher that was cut off can
+   resume. Where that is not possible it is told to forget what it has (`RESET`), and gets all that is there.
 3. A watcher that does not keep up is not waited for: when what it has not taken comes to `BEHIND` bytes, its stream ends and says where to go on.
 """
 
@@ -107,7 +107,7 @@ class Watchers:
         self._left = time.monotonic()
 
     def tell(self, position: int, changes: Iterable[Sequence[Change]]) -> None:
-        """A record was applied. Costs nothing if nobody ever watched."""
+        """A record was applied. Costs nothing without watchers."""
         if self._since < 0:
             return
         if not self._all and time.monotonic() - self._left > PATIENCE:

@@ -1,7 +1,7 @@
 """A sink into a table of the state service: one value for each key, exactly once.
 
 Rules
-1. A task stages its rows under a transaction of its own: durable at the nodes, and seen by nobody. Of several rows with one key the last counts.
+1. A task stages its rows under a transaction of its own: durable at the nodes, and not visible. Of several rows with one key the last counts.
 2. Before the manifest the driver asks every partition whether what the tasks staged is there, in its own fence: a replaced run stages and decides nothing
    from then on.
 3. After the manifest it decides: in each partition all rows of an epoch become visible at one position. To decide again is harmless, so after a crash

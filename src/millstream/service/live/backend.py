@@ -8,7 +8,7 @@ Rules
    this server falls behind. When an epoch was committed, by its driver's clock, says the part "epochs" of a scan.
 4. LINEARIZABLE looks for a newer epoch first. SESSION waits for `seen`. BOUNDED takes what is here, and if that is too old, looks; what is still too
    old is `Stale`. AS_OF takes a pinned epoch, or says which there are.
-5. `complete_to` waits until the computation's low watermark is there, and never answers early. Whoever asks sets the deadline.
+5. `complete_to` waits until the computation's low watermark is there, and never answers early. The caller sets the deadline.
 6. The newest good epoch is served while the checkpoint is away or damaged; only who must be sure is told.
 """
 
@@ -144,7 +144,7 @@ class LiveBackend:
     # --- which epoch answers
 
     async def snapshot(self, header: pb.Header) -> PinnedEpoch:
-        """The epoch that answers, taken: whoever asks closes it."""
+        """The epoch that answers, taken: the caller closes it."""
         if header.HasField("as_of") or header.level == pb.AS_OF:
             found = await self._as_of(header)
         else:

@@ -3,7 +3,7 @@
 Rules
 1. A portion has at most `messages.LIMIT` bytes of keys and values, or one row (of `LARGEST` bytes at most).
 2. What is read on the event loop gives way every few milliseconds. What may take long for one row is read in a thread.
-3. Whoever takes longer than `PATIENCE` for the whole is told: what it reads is pinned meanwhile, and pages of LMDB with it.
+3. A client that takes longer than `PATIENCE` for the whole is refused: what it reads is pinned meanwhile, and pages of LMDB with it.
 """
 
 from __future__ import annotations

@@ -5,8 +5,8 @@ Rules
    does not: at the start, when the folder has changed, when a store has no folders to look at, and once in a while.
 2. That the next manifest is absent proves nothing by itself: far enough behind, it has been collected. It does where the folder has not changed since the
    listing that found the newest. (In one tick of its clock, 10 ms at most, no checkpoint commits and collects more than `KEEP` epochs.) Elsewhere
-   it is believed between two listings, and never where somebody must be sure.
-3. PinnedEpochs are applied one by one, as long as it is not far behind; then it goes to the newest at once. One that was collected meanwhile is left out.
+   it is believed between two listings, and never for a caller that must be sure.
+3. Epochs are applied one by one, as long as it is not far behind; then it goes to the newest at once. One that was collected meanwhile is left out.
 4. What an older manifest names may be collected at any time. That is never damage. Damage is said, with the object, only if the newest manifest
    names it; then the last good epoch stays, and it is tried again.
 5. A manifest that is not of the history that is known (the checkpoint was restored, or made anew) begins a new generation.
@@ -250,7 +250,7 @@ class TailerThread:
             before, moved, trouble = trouble, False, None
             try:
                 moved = self.tailer.poll(bool(wanted))
-            except Exception as error:  # whatever it is, what is pinned goes on being served, and whoever must be sure is told
+            except Exception as error:  # whatever it is, what is pinned is served on, and callers that must be sure are told
                 trouble = error
             if wanted or moved or str(trouble) != str(before):
                 self._tell(wanted, trouble, moved or trouble is not None)
@@ -261,7 +261,7 @@ class TailerThread:
         try:
             self._loop.call_soon_threadsafe(self._told, wanted, trouble, moved)
         except RuntimeError:
-            self._stopping = True  # the loop is closed: nobody asks any more
+            self._stopping = True  # the loop is closed: no caller is left
 
     def _told(self, wanted: list[asyncio.Future[None]], trouble: Exception | None, moved: bool) -> None:
         assert self._loop is not None and self._moved is not None
@@ -275,7 +275,7 @@ class TailerThread:
 
 
 def as_service_error(trouble: Exception) -> MillstreamError:
-    """What whoever asks is told: damage as it is, and anything else as what may pass."""
+    """What a caller is told: damage as it is, and anything else as an error that may pass."""
     return (
         trouble if isinstance(trouble, DamageError) else NotReady(f"{trouble}" if isinstance(trouble, MillstreamError) else repr(trouble))
     )

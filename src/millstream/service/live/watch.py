@@ -3,11 +3,11 @@
 Rules
 1. First a snapshot, unless the watcher says which epoch it knows (`after`). Then per epoch the rows that it changed, and a mark with the epoch and the
    computation's low watermark. A row that is gone has version 0; any other has the epoch's number (and 1 in epoch 0).
-2. Whoever applies a snapshot and what follows has at each mark exactly the rows of that epoch. PinnedEpochs that were merged (folded, or passed while nobody
-   watched) come as one, with the first of them.
+2. A watcher that applies a snapshot and what follows has at each mark exactly the rows of that epoch. Epochs that were merged (folded, or passed without a
+   watcher) come as one, with the first of them.
 3. A watcher takes what it is sent at its own pace, out of one buffer for all (`history.py`). One whose next epoch has left the buffer meanwhile is too
    slow: the stream ends with `Stale`, which names the epoch to go on after.
-4. Whoever comes back is given what the buffer has, else what the log has, else a reset and a snapshot. So it is where an epoch changed more than the
+4. A watcher that comes back is given what the buffer has, else what the log has, else a reset and a snapshot. So it is where an epoch changed more than the
    buffer may hold.
 5. A computation that begins anew under its name, or a checkpoint that was restored, is a reset. One that is gone ends the stream.
 6. As JSON rows are shown as of the newest epoch, so epochs that came meanwhile are merged; rows whose MapStates changed are among them; and a view that

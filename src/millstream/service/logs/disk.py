@@ -6,7 +6,7 @@
 Rules
 1. One thread writes. It takes all that is pending, makes one frame of it, writes it, syncs it, and tells the event loop once. So a thousand partitions share
    a sync, and none has a file, a task or a timer.
-2. What was written and not synced is nobody's. Whoever opens the log first syncs the last file and reads it from the disk, not from memory, and wipes a
+2. What was written and not synced does not count. Opening the log first syncs the last file and reads it from the disk, not from memory, and wipes a
    torn end before anything is appended.
 3. A sync that failed is never tried again: the kernel may have dropped what it could not write, and would report success the second time. The log has
    failed then, until a restart; what was under way may be there or not.
@@ -113,7 +113,7 @@ class DiskLog:
         self._shared = shared
 
     async def seal(self, term: int) -> int:
-        """From now on nobody appends in a lower term. The last position there is."""
+        """Ends all lower terms. The last position there is."""
         if term < self.term:
             raise self._too_late(term)
         last, self.term = self.next - 1, term
@@ -166,7 +166,7 @@ class DiskLog:
         self.last = last
 
     async def confirm(self, term: int) -> None:
-        """Nobody else can seal this log while the folder is locked."""
+        """No other process can seal this log while the folder is locked."""
         if term < self.term:
             raise self._too_late(term)
 
@@ -327,7 +327,7 @@ class SharedDiskLog:
                 entries = decode_group(os.pread(fd, size, at), at, str(path))
                 found.extend(decode_record(entry.data) for entry in entries if entry.kind == RECORD and entry.partition == partition)
         except FileNotFoundError as error:
-            raise DamageError(f"{error.filename} is gone: partition {partition} was trimmed while somebody read it") from error
+            raise DamageError(f"{error.filename} is gone: partition {partition} was trimmed while it was read") from error
         except OSError as error:
             raise StorageError(f"cannot read {self._wal.path(opened)}: {error.strerror or error}") from error
         finally:
@@ -370,14 +370,14 @@ class SharedDiskLog:
                 if not failed:
                     try:
                         tell: tuple[Any, ...] = (self._written, self._wal.append([pending.entry for pending in group], self._logs), group)
-                    except Exception as error:  # whatever it is: nobody waits for ever
+                    except Exception as error:  # whatever it is: no caller waits for ever
                         failed = f"{getattr(error, 'strerror', None) or error} ({self._wal.path(self._wal.file)})"
                 if failed:
                     tell = (self._give_up, failed, group)
                 assert self._loop is not None
                 try:
                     self._loop.call_soon_threadsafe(*tell)
-                except RuntimeError:  # the loop is closed: nobody waits for an answer
+                except RuntimeError:  # the loop is closed: no caller waits
                     return
             if is_over:
                 return

@@ -13,7 +13,7 @@ Rules
 1. A frame begins in a sector of its own. So a write never touches a sector that holds something confirmed.
 2. One frame is under way at a time. So what a crash leaves is a part of the last frame: a beginning of it followed by zeros or by nothing; or, since a
    power cut may keep later sectors and lose earlier ones, a frame with nothing behind it that has a sector of zeros and a wrong checksum; or a lost
-   first sector, and behind it no frame that is whole. That is a torn end. Nobody was told of it, so it is dropped.
+   first sector, and behind it no frame that is whole. That is a torn end. None of it was ever confirmed, so it is dropped.
 3. Everything else that cannot be read is damage, and is named by its place. So is a torn end in a file that is not the last one.
 """
 

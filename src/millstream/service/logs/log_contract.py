@@ -1,14 +1,14 @@
 """What a partition asks of its log: the contract that every log keeps, and that a log of your own must keep.
 
-The log decides. A write is for good when the log has it, and only then does anybody see it. "Which protocol?" is "which log?".
+The log decides. A write is durable once it is in the log. Only then is it visible. "Which protocol?" is "which log?".
 
 L1  After seal(t) has returned, an append of a term below t is refused (`Fenced`), also one that is under way.
-L2  What append has confirmed is in every later read, by whoever.
+L2  What append has confirmed is in every later read, by any process.
 L3  What append has neither confirmed nor refused (`UnknownOutcome`) is there for all readers or for none.
 L4  Positions follow each other without a hole: a record's `first` is its predecessor's `last` + 1.
-L5  seal returns the last position, for good: nothing of a lower term comes behind it.
+L5  seal returns the last position, which is final: nothing of a lower term comes behind it.
 L6  confirm(t) returns only if no higher term had been sealed when it was called; otherwise it raises `Fenced`.
-L7  A torn end, which nobody was told of, is dropped. Any other damage is a `DamageError` that names the object and the place.
+L7  A torn end, of which nothing was confirmed, is dropped. Any other damage is a `DamageError` that names the object and the place.
 
 `millstream.testing.check_log` runs the contract against a log.
 """
@@ -26,17 +26,17 @@ from millstream.state.storage import Storage
 class Log(Protocol):
     """The log of one partition, in one process. All calls come from one event loop, which they must not keep waiting."""
 
-    #: confirm() has nothing to ask, because nobody else can seal this log while this process lives. Reads are then answered without waiting.
+    #: confirm() has nothing to ask, because no other process can seal this log while this one lives. Reads are then answered without waiting.
     alone: bool
 
     async def seal(self, term: int) -> int:
-        """From now on nobody appends in a lower term. The last position there is (0: none)."""
+        """Ends all lower terms. The last position there is (0: none)."""
 
     def read(self, after: int) -> AsyncIterator[LogRecord]:
         """The records with `last` > after, in order and without holes. DamageError if what is needed for that has been trimmed."""
 
     def append(self, record: LogRecord) -> Awaitable[None]:
-        """Done when the record is for good. Raises Fenced: it never will be; UnknownOutcome: it may be.
+        """Done when the record is durable. Raises Fenced: it never will be; UnknownOutcome: it may be.
 
         Several may be under way; they are given in order, and may be done in any order.
         """
@@ -48,7 +48,7 @@ class Log(Protocol):
         """A snapshot covers the records up to this position: they may go."""
 
     async def close(self) -> None:
-        """Nobody appends any more."""
+        """Ends the log of this process."""
 
 
 class SharedLog(Protocol):
@@ -58,14 +58,14 @@ class SharedLog(Protocol):
         """The log of one partition. Costs nothing until it is used: no task, no timer, no file of its own."""
 
     def home(self, partition: int) -> Storage:
-        """Where the snapshots of a partition lie, so that whoever can read the log can read them."""
+        """Where the snapshots of a partition lie, so that a node that can read the log can read them."""
 
     def forget(self, partition: int) -> None:
         """The partition was removed: nothing of it is needed any more."""
 
     @property
     def failed(self) -> str | None:
-        """Why nothing is taken any more, for good; None while all is well."""
+        """Why nothing is taken any more, until a restart; None while all is well."""
 
     def pressing(self) -> list[int]:
         """The partitions without a recent snapshot that keep old records from being removed. A node asks now and then."""

@@ -1,9 +1,9 @@
-"""No log: the store is durable by itself, on a disk that somebody else takes care of.
+"""No log: the store is durable by itself, on a disk that is managed elsewhere.
 
 Rules
 1. An append is done at once. What makes a write durable is the store's `apply`, which comes right behind it.
-2. seal returns 0: the store's `applied` says where the partition is. Terms are known to this process only, so nobody else may open the store meanwhile: the
-   folder is locked.
+2. seal returns 0: the store's `applied` says where the partition is. Terms are known to this process only, so the folder is locked: no other
+   process may open the store meanwhile.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ class NoLog:
         return done
 
     async def confirm(self, term: int) -> None:
-        """Nobody else can seal it."""
+        """No other process can seal it."""
         self._check(term)
 
     async def trim(self, upto: int) -> None:
@@ -96,7 +96,7 @@ class SharedNoLog:
         self._logs.pop(partition, None)
 
     def pressing(self) -> list[int]:
-        """Nobody: nothing is kept."""
+        """None: nothing is kept."""
         return []
 
     async def close(self) -> None:

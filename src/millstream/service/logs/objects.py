@@ -1,11 +1,11 @@
 """The log of objects: slots that are created if absent, in a folder that nodes share or in an object store. Another node can take over.
 
-Whoever creates slot n owns what is said at n: that is the consensus, and the storage gives it. What slots mean: `object_slots.py`.
+The process that creates slot n decides what is in it: that is the consensus, and the storage provides it. What slots mean: `object_slots.py`.
 
 Rules
 1. One slot at a time. While a slot is being created, further records wait, and go together into the next one. So an append is never confirmed before an
    earlier one, and none can land behind a seal that was put into the slot of an earlier one.
-2. A slot that is taken by somebody of my term or a higher one ends my ownership: Fenced. One of a lower term counts as nothing: I take the next.
+2. A slot that another process took in my term or a higher one ends my ownership: Fenced. One of a lower term counts as nothing: I take the next.
 3. A create without an answer is looked at: my bytes mean done. If nothing is there it is sent again, the same bytes to the same slot. After some attempts
    the outcome is unknown, and nothing is taken until `seal`, which settles it: it either finds the slot or takes it.
 4. confirm: all that I had appended is done, and the slot behind it is free. A seal would be there, and seals stay for ever.
@@ -250,7 +250,7 @@ class ObjectsLog:
                     await self._put(group)
                 except (Fenced, UnknownOutcome, DamageError) as error:
                     self._stop(error, group)
-                except BaseException as error:  # whatever it was: nobody waits for ever
+                except BaseException as error:  # whatever it was: no caller waits for ever
                     self._stop(UnknownOutcome(f"partition {self.partition}: {error}"), group)
                     raise
         finally:
@@ -313,7 +313,7 @@ class ObjectsLog:
         return Fenced(text)
 
     async def is_free(self, number: int) -> bool:
-        """Whether nobody has taken a slot."""
+        """Whether a slot is free."""
         if self._is_local:
             return not self._storage.exists(slot_name(number))
         return not await self._shared.call(self._storage.exists, slot_name(number))
@@ -339,7 +339,7 @@ class ObjectsLog:
                             after = record.last
                             yield record
         except _Moved as gone:
-            raise DamageError(f"{gone} is gone: the log was trimmed while somebody read it. Begin with a newer snapshot.") from None
+            raise DamageError(f"{gone} is gone: the log was trimmed while it was read. Begin with a newer snapshot.") from None
 
     def _trimmed(self, after: int, first: int) -> DamageError:
         return DamageError(
@@ -413,7 +413,7 @@ class SharedObjectsLog:
         self._logs.pop(partition, None)
 
     def pressing(self) -> list[int]:
-        """Nobody: a partition's slots are its own."""
+        """None: a partition's slots are its own."""
         return []
 
     async def close(self) -> None:

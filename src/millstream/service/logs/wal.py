@@ -2,7 +2,7 @@
 
 Rules
 1. A file has its name when it is whole: preallocated, with its first frame, synced. So a file without a first frame is damage.
-2. What was written and not synced is nobody's. Whoever opens the log syncs the last file, reads it from the disk and not from memory, and wipes a torn end
+2. What was written and not synced does not count. Opening the log syncs the last file, reads it from the disk and not from memory, and wipes a torn end
    before anything is appended.
 3. A sync that failed is never tried again.
 """
@@ -132,7 +132,7 @@ class WalFiles:
         self._fd, self.file, self._at, self._size = fd, number, padded(len(data)), size
 
     def close(self) -> None:
-        """Nobody writes any more."""
+        """Closes the files and ends the lock."""
         for fd in (self._fd, self._lock):
             if fd >= 0:
                 os.close(fd)
@@ -148,7 +148,7 @@ def lock_node_folder(folder: Path, name: str) -> int:
 
 
 def remove_files(paths: list[Path]) -> None:
-    """Oldest first, each for good before the next one goes: what is left has no hole."""
+    """Removes files, oldest first, each durably before the next: what is left has no hole."""
     for path in paths:
         with contextlib.suppress(FileNotFoundError):
             path.unlink()

@@ -49,7 +49,7 @@ class PartitionMoved(msgspec.Struct, frozen=True, tag="moved"):
 
 
 class NodeJoined(msgspec.Struct, frozen=True, tag="node"):
-    """A node is there, or listens somewhere else. instead: it takes the name of a folder that is gone for good."""
+    """A node is there, or listens somewhere else. instead: it takes the name of a folder that is lost."""
 
     node: NodeEntry
     instead: bool = False
@@ -102,7 +102,7 @@ class Desired(msgspec.Struct, dict=True):
             if known is not None and known.identity != change.node.identity and not change.instead:
                 raise RefusedRequest(
                     f"a node called {change.node.name!r} is known already, with another folder (it listens on {known.address}). Give this one a name of its "
-                    f"own (--node), or if the other is gone for good, take its place (--take-over {change.node.name})."
+                    f"own (--node), or if the other is lost, take its place (--take-over {change.node.name})."
                 )
 
     @staticmethod

@@ -73,7 +73,7 @@ class CounterStore(DictStore):
             yield key, unpack_number(key, kept)
 
     def check(self, changes: Iterable[Change]) -> None:
-        """Rule 1, for whoever asks before the log has it: raises what `apply` would raise."""
+        """Rule 1, asked before the log has anything: raises what `apply` would raise."""
         for key, value in changes:
             if value is not None:
                 pack_number(key, value)

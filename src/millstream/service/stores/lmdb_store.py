@@ -8,7 +8,7 @@
 Rules
 1. `applied` is written in the transaction of what was applied. So after kill -9 the store goes on from there.
 2. Without syncs a power cut can tear the file. So its folder is named after the boot of the host: another boot begins afresh, from snapshot and log.
-3. A pin is a read transaction. While it is open LMDB uses no page again that it can see: whoever pins for long makes the file grow.
+3. A pin is a read transaction. While it is open LMDB uses no page again that it can see: a pin that stays open makes the file grow.
 4. Gets of the thread that opened the store (the event loop's) share one read transaction; it ends with the next write, since it would keep old pages.
    Another thread may write (a restore): the owner sees that and begins anew. LMDB lets in one writer at a time.
 5. A partition without `applied` has no entries: what a removal that was killed has left of it goes when the partition is opened.
@@ -236,7 +236,7 @@ class SharedLmdb:
         thread.start()
 
     def close(self) -> None:
-        """Closes the environment, when nobody in this process uses it any more."""
+        """Closes the environment, when its last user in this process has closed it."""
         with _OPENING:
             self._users -= 1
             if self._users:

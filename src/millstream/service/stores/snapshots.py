@@ -9,7 +9,7 @@ Rules
 3. A reader checks every frame and every part, so what is restored is what was saved; anything else is a DamageError that names the object and the place.
 4. To drop a snapshot its `snapshot.json` goes first.
 5. `rows` counts the rows of users. SnapshotEntries that a partition keeps for itself (sessions, staged rows) may be in a snapshot too, and are no rows.
-6. Parts are called part-NUMBER. A `snapshot.json` that names others is damaged: whoever follows it must not be led elsewhere.
+6. Parts are called part-NUMBER. A `snapshot.json` that names others is damaged: a reader must not be led elsewhere.
 """
 
 from __future__ import annotations
@@ -215,7 +215,7 @@ def newest_snapshot(storage: Storage, prefix: str) -> Snapshot | None:
 def drop_older(storage: Storage, prefix: str, keep: str) -> list[str]:
     """Removes what is older than the snapshot `keep` under the same prefix, also what was never finished. Returns the names. Rule 4.
 
-    What has a higher position, or no position yet and a later name, is left: it is somebody else's, who is at it.
+    What has a higher position, or no position yet and a later name, is left: another owner is writing it.
     """
     newest = describe_snapshot(storage, keep)
     gone = []

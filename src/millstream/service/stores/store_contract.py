@@ -36,7 +36,7 @@ class Pinned(Protocol):
         """All of them, in any order. May be gone through beside turns."""
 
     def close(self) -> None:
-        """Nobody reads any more."""
+        """Ends the pin."""
 
 
 class KeyStore(Protocol):
@@ -63,7 +63,7 @@ class KeyStore(Protocol):
         """These entries instead of all that are there, or nothing of it."""
 
     def close(self) -> None:
-        """Nobody asks any more. What a durable store has, it keeps."""
+        """Ends the store. A durable one keeps its entries."""
 
 
 class SharedStore(Protocol):
