@@ -335,7 +335,7 @@ def test_a_node_that_is_killed_between_what_is_desired_and_what_is_done_carries_
 
 def _partitions_in_store(folder: Path) -> list[str]:
     """Which partitions an LMDB store holds anything of."""
-    from millstream.service.stores.lmdb_store import lmdb
+    from millstream.service.stores import lmdb
 
     shared = lmdb().open(folder)
     try:

@@ -12,9 +12,9 @@ from typing import Any
 import pytest
 
 from millstream.errors import DamageError, StorageError
+from millstream.service.stores import lmdb
 from millstream.service.stores.cached import cached
 from millstream.service.stores.counters import counters
-from millstream.service.stores.lmdb_store import lmdb
 from millstream.service.stores.memory import DictStore, memory
 from millstream.service.stores.snapshots import (
     WHOLE,

@@ -53,7 +53,7 @@ class DispatchKind(msgspec.Struct, frozen=True):
 
     def make(self) -> Dispatcher:
         """One for a partition."""
-        return Inbox(self.requests, self.room, orders_reads=not self.is_split)
+        return PartitionInbox(self.requests, self.room, orders_reads=not self.is_split)
 
     def describe(self) -> str:
         """For people."""
@@ -70,7 +70,7 @@ def split(requests: int = 4096, room: int = 32 << 20) -> DispatchKind:
     return DispatchKind(True, requests, room)
 
 
-class Inbox:
+class PartitionInbox:
     """One queue (rule 2), or a queue for reads beside that for writes (rule 3)."""
 
     def __init__(self, requests: int, room: int, orders_reads: bool) -> None:
