@@ -55,9 +55,9 @@ from typing import TYPE_CHECKING, Any
 
 from millstream.core.keys import key_bytes as live_key
 from millstream.service import functions, logs, stores
-from millstream.service.dispatch import Dispatcher, linear, split
+from millstream.service.dispatch import Dispatcher, PendingCall, linear, split
 from millstream.service.logs.log_contract import Log, LogKind
-from millstream.service.messages import Level, Request
+from millstream.service.messages import Level
 from millstream.service.range_map import HASH, KEY
 from millstream.service.state_machine import Turn, TurnView
 from millstream.service.stores.store_contract import KeyStore, StoreKind
@@ -82,7 +82,7 @@ __all__ = [
     "Log",
     "LogKind",
     "Node",
-    "Request",
+    "PendingCall",
     "StoreKind",
     "Table",
     "Turn",

@@ -22,12 +22,10 @@ from millstream.service.partition import Partition
 from millstream.service.proto import service_pb2 as pb
 from millstream.service.range_map import prefix_end, scan_range
 from millstream.service.router import Router
+from millstream.service.watchers import ChangedRow
 from millstream.service.wire import position
 
 _PAGE = 1 << 20  # bytes of one reply of a scan
-
-#: A key, its value as users are shown it, and its version.
-UserRow = tuple[bytes, bytes, int]
 
 
 class TableBackend:
@@ -120,7 +118,7 @@ class TableBackend:
             at, show = _at(partition, pinned.applied, header), partition.table.gate.leave
             entries = islice(pinned.scan(ENTRY + start, ENTRY + end if end else after(ENTRY)), request.limit or None)
             if request.keys_only:
-                rows: Iterator[UserRow] = ((key, b"", version) for key, _, version in map(user_row, entries))
+                rows: Iterator[ChangedRow] = ((key, b"", version) for key, _, version in map(user_row, entries))
             else:
                 rows = ((key, show(key, value), version) for key, value, version in map(user_row, entries))
             async for page in _pages(rows, _PAGE):
@@ -160,9 +158,9 @@ class TableBackend:
         return self._router.route(request.table, request.start, request.limit)
 
 
-async def _pages(rows: Iterator[UserRow], most: int) -> AsyncIterator[list[UserRow]]:
+async def _pages(rows: Iterator[ChangedRow], most: int) -> AsyncIterator[list[ChangedRow]]:
     """Rule 3. The last page may be empty."""
-    page: list[UserRow] = []
+    page: list[ChangedRow] = []
     size = 0
     for count, row in enumerate(rows):
         more = len(row[0]) + len(row[1]) + 16
@@ -176,11 +174,11 @@ async def _pages(rows: Iterator[UserRow], most: int) -> AsyncIterator[list[UserR
     yield page
 
 
-def _columns(rows: Sequence[UserRow]) -> tuple[list[bytes], list[bytes], list[int]]:
+def _columns(rows: Sequence[ChangedRow]) -> tuple[list[bytes], list[bytes], list[int]]:
     return [row[0] for row in rows], [row[1] for row in rows], [row[2] for row in rows]
 
 
-def _watch_reply(kind: Any, partition: Partition, lsn: int, rows: Sequence[UserRow]) -> pb.WatchReply:
+def _watch_reply(kind: Any, partition: Partition, lsn: int, rows: Sequence[ChangedRow]) -> pb.WatchReply:
     keys, values, versions = _columns(rows)
     shown = map(partition.table.gate.leave, keys, values)
     return pb.WatchReply(kind=kind, at=position(partition.descriptor, lsn), keys=keys, values=shown, versions=versions)

@@ -51,13 +51,13 @@ class WaitingReads:
         """Rule 1."""
         self._behind.append(WaitingRead(required, call))
 
-    def applied(self, position: int) -> None:
+    def applied(self, lsn: int) -> None:
         """The store has a position: answers the reads that waited for it."""
         if self._behind:
             waiting = self._behind
-            self._behind = [read for read in waiting if read.required > position]
+            self._behind = [read for read in waiting if read.required > lsn]
             for required, call in waiting:
-                if required <= position:
+                if required <= lsn:
                     self.answer(call)
 
     def answer(self, call: PendingCall) -> None:

@@ -13,6 +13,7 @@ import asyncio
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
+from typing import NamedTuple
 
 from millstream.errors import Stale
 from millstream.service.messages import ENTRY, Change
@@ -21,8 +22,16 @@ KEPT = 8 << 20
 BEHIND = 4 << 20  # less than what is kept, so that who is told where to go on can go on there
 PATIENCE = 600.0  # seconds
 
-#: One record's changes of users' entries: its last position, (key, value, version), and their size.
-CommittedChange = tuple[int, list[tuple[bytes, bytes, int]], int]
+#: A key, its value, and its version; 0: the key is gone.
+ChangedRow = tuple[bytes, bytes, int]
+
+
+class CommittedChange(NamedTuple):
+    """One record's changes of users' entries: its last position, the rows, and their size in bytes."""
+
+    lsn: int
+    rows: list[ChangedRow]
+    size: int
 
 
 class PartitionWatcher:
@@ -35,7 +44,7 @@ class PartitionWatcher:
         self._told = asyncio.Event()
         self._over: Stale | None = None
 
-    def tell(self, position: int, rows: list[tuple[bytes, bytes, int]]) -> None:
+    def tell(self, lsn: int, rows: list[ChangedRow]) -> None:
         """Rule 1, and rule 3."""
         if self._over is not None:
             return
@@ -45,34 +54,34 @@ class PartitionWatcher:
         size = sum(len(key) + len(value) + 64 for key, value, _ in wanted)
         self._size += size
         if self._size > BEHIND:
-            first = self._waiting[0][0] if self._waiting else position
+            first = self._waiting[0].lsn if self._waiting else lsn
             self._waiting.clear()
             self._over = Stale(f"the watcher did not keep up: {self._size:,} bytes waited for it. Watch again, after position {first - 1}")
         else:
-            self._waiting.append((position, wanted, size))
+            self._waiting.append(CommittedChange(lsn, wanted, size))
         self._told.set()
 
-    def catch_up(self, position: int, rows: list[tuple[bytes, bytes, int]]) -> None:
+    def catch_up(self, lsn: int, rows: list[ChangedRow]) -> None:
         """What was kept for it. That it has not taken this yet is not held against it, or who fell behind could never go on."""
         wanted = [row for row in rows if self._wants(row[0])]
         if wanted:
-            self._waiting.append((position, wanted, 0))
+            self._waiting.append(CommittedChange(lsn, wanted, 0))
 
     def end(self, error: Stale) -> None:
         """Nothing more will come."""
         self._over = self._over or error
         self._told.set()
 
-    async def next(self) -> tuple[int, list[tuple[bytes, bytes, int]]]:
+    async def next(self) -> tuple[int, list[ChangedRow]]:
         """The next changes, when there are some."""
         while not self._waiting:
             if self._over is not None:
                 raise self._over
             self._told.clear()
             await self._told.wait()
-        position, rows, size = self._waiting.popleft()
+        lsn, rows, size = self._waiting.popleft()
         self._size -= size
-        return position, rows
+        return lsn, rows
 
 
 class Watchers:
@@ -90,30 +99,30 @@ class Watchers:
 
     def join(self, wants: Callable[[bytes], bool], applied: int, after: int | None) -> tuple[PartitionWatcher, bool]:
         """A new watcher, and whether it goes on where it was (rule 2); if not, it needs a snapshot as of `applied` first."""
-        one = PartitionWatcher(wants)
-        goes_on = after is not None and (after == applied or (0 <= self._since <= after < applied))
+        watcher = PartitionWatcher(wants)
+        resumes = after is not None and (after == applied or (0 <= self._since <= after < applied))
         if self._since < 0:
             self._since = applied
-        if goes_on and after is not None:
-            for position, rows, _ in self._kept:
-                if position > after:
-                    one.catch_up(position, rows)
-        self._all.add(one)
-        return one, goes_on
+        if resumes and after is not None:
+            for lsn, rows, _ in self._kept:
+                if lsn > after:
+                    watcher.catch_up(lsn, rows)
+        self._all.add(watcher)
+        return watcher, resumes
 
-    def leave(self, one: PartitionWatcher) -> None:
+    def leave(self, watcher: PartitionWatcher) -> None:
         """It does not listen any more."""
-        self._all.discard(one)
+        self._all.discard(watcher)
         self._left = time.monotonic()
 
-    def tell(self, position: int, changes: Iterable[Sequence[Change]]) -> None:
+    def tell(self, lsn: int, changes: Iterable[Sequence[Change]]) -> None:
         """A record was applied. Costs nothing without watchers."""
         if self._since < 0:
             return
         if not self._all and time.monotonic() - self._left > PATIENCE:
             self._forget()
             return
-        rows: list[tuple[bytes, bytes, int]] = []
+        rows: list[ChangedRow] = []
         for part in changes:
             for entry, stored in part:
                 if entry[:1] == ENTRY:
@@ -121,18 +130,18 @@ class Watchers:
         if not rows:
             return
         size = sum(len(key) + len(value) + 64 for key, value, _ in rows)
-        self._kept.append((position, rows, size))
+        self._kept.append(CommittedChange(lsn, rows, size))
         self._kept_size += size
         while self._kept_size > KEPT and self._kept:
             gone = self._kept.popleft()
-            self._since, self._kept_size = gone[0], self._kept_size - gone[2]
-        for one in self._all:
-            one.tell(position, rows)
+            self._since, self._kept_size = gone.lsn, self._kept_size - gone.size
+        for watcher in self._all:
+            watcher.tell(lsn, rows)
 
     def close(self, why: str) -> None:
         """The partition ends, or was replaced as a whole."""
-        for one in self._all:
-            one.end(Stale(why))
+        for watcher in self._all:
+            watcher.end(Stale(why))
         self._all.clear()
         self._forget()
 
