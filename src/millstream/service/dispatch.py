@@ -11,22 +11,19 @@ Rules
 from __future__ import annotations
 
 from collections import Counter, deque
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+from typing import Any, Protocol
 
 import msgspec
 
 from millstream.errors import Busy
 from millstream.service.messages import Request
 
-if TYPE_CHECKING:
-    from asyncio import Future
 
-
-class PendingCall(NamedTuple):
+class PendingCall(msgspec.Struct):
     """A request, and the future that its caller waits for."""
 
     request: Request
-    future: Future[Any]
+    future: Any  # asyncio.Future[Answer]
 
 
 class Dispatcher(Protocol):
@@ -97,16 +94,17 @@ class PartitionInbox:
 
     def take(self, budget: int) -> list[PendingCall]:
         taken = _take(self._reads, budget) if self._reads else []
-        left = budget - sum(call.request.size for call in taken)
+        left = budget - sum([call.request.size for call in taken])
         if self._queue and left > 0:
             later = _take(self._queue, left)
-            for request, _ in later if self._writing else ():
-                if request.writes:
-                    self._writing[request.session] -= 1
-                    if not self._writing[request.session]:
-                        del self._writing[request.session]
+            for call in later if self._writing else ():
+                if call.request.writes:
+                    session = call.request.session
+                    self._writing[session] -= 1
+                    if not self._writing[session]:
+                        del self._writing[session]
             taken += later
-        self._room += sum(call.request.size for call in taken)
+        self._room += sum([call.request.size for call in taken])
         return taken
 
     def __len__(self) -> int:
@@ -115,8 +113,10 @@ class PartitionInbox:
 
 def _take(queue: deque[PendingCall], budget: int) -> list[PendingCall]:
     taken: list[PendingCall] = []
-    while queue and (not taken or queue[0].request.size <= budget):
-        call = queue.popleft()
-        budget -= call.request.size
-        taken.append(call)
+    while queue:
+        size = queue[0].request.size
+        if taken and size > budget:
+            break
+        budget -= size
+        taken.append(queue.popleft())
     return taken

@@ -234,10 +234,11 @@ class Partition:
     def read_later(self, request: Request) -> asyncio.Future[Answer]:
         """A read that `read_now` could not answer: it waits for its turn."""
         self._required(request)
-        call = PendingCall(request, asyncio.get_running_loop().create_future())
+        future: asyncio.Future[Answer] = asyncio.get_running_loop().create_future()
+        call = PendingCall(request, future)
         self._inbox.put(call)
         self._schedule()
-        return call.future
+        return future
 
     async def pinned(self, request: Request) -> Pinned:
         """The store as of a position that a read of this level may see. Close it."""
@@ -250,7 +251,8 @@ class Partition:
         """Takes a write in. The answer comes when it is durable."""
         if self.state is not SERVING:
             raise self._unready()
-        call = PendingCall(request, asyncio.get_running_loop().create_future())
+        future: asyncio.Future[Answer] = asyncio.get_running_loop().create_future()
+        call = PendingCall(request, future)
         if request.session:
             sessions = self.machine.sessions
             check_session_name(request.session, request.seq)
@@ -260,7 +262,7 @@ class Partition:
             self._inbox.put(call)
         self._crash("request.2-queued")
         self._schedule()
-        return call.future
+        return future
 
     # --- the turn
 

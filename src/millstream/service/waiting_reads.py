@@ -109,8 +109,9 @@ class WaitingReads:
 
 def finish_calls(calls: Sequence[PendingCall], answers: Sequence[Answer | ServiceError], crash: Callable[[str], None]) -> None:
     """Gives callers their answers."""
-    for (_, future), answer in zip(calls, answers, strict=True):
+    for call, answer in zip(calls, answers, strict=True):
         crash("request.7-answered")
+        future = call.future
         if not future.done():
             if isinstance(answer, Answer):
                 future.set_result(answer)
@@ -120,6 +121,6 @@ def finish_calls(calls: Sequence[PendingCall], answers: Sequence[Answer | Servic
 
 def fail_calls(calls: Sequence[PendingCall], error: MillstreamError) -> None:
     """Gives callers an error."""
-    for _, future in calls:
-        if not future.done():
-            future.set_exception(error)
+    for call in calls:
+        if not call.future.done():
+            call.future.set_exception(error)
