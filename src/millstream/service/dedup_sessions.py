@@ -4,7 +4,7 @@ A client numbers its writes to a partition: 1, 2, 3. The number travels in the l
 
 Rules
 1. A write whose number is the session's last + 1 is done. One that was done before gets its first answer (`again`), also if that was a refusal, also
-   after a crash, and from another node. One that is too early waits for its elder.
+   after a crash, and from another node. One that is too early waits for its predecessor.
 2. An answer is kept until the client says that it has it (`done`), or `KEPT` younger ones are there, or there is no room: answers of a session have
    `_KEPT_BYTES`, those of all sessions of the partition `ROOM`, and those of the session that was not used for the longest time go first. A retry after that
    is refused: what it was answered cannot be told, and it is never done twice.
@@ -24,7 +24,7 @@ from millstream.service.messages import MEMORY, SESSION, Answer, Change
 
 HORIZON = 10 * 60 * 1000  # milliseconds
 KEPT = 128
-AHEAD = 128  # how far a write may be ahead of its elder
+AHEAD = 128  # how far a write may be ahead of its predecessor
 _KEPT_BYTES = 256 << 10
 ROOM = 16 << 20
 _MOST = 100_000
@@ -112,7 +112,7 @@ class DedupSessions:
             self.check_new(session)
         last = 0 if found is None else found.last
         if found is None or seq > last:
-            if seq > last + 1:  # its elder was turned away meanwhile
+            if seq > last + 1:  # its predecessor was refused meanwhile
                 raise Busy(f"write {seq} of this session comes before write {last + 1}", 0.02)
             return None
         for kept in found.answers:

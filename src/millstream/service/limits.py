@@ -123,7 +123,7 @@ def check_size(keys: Sequence[bytes], values: Sequence[bytes]) -> int:
 
 
 def check_message(asked: Any, together: Sequence[bytes] = ()) -> None:
-    """The same, for a write as it travels: also what it has besides keys and values must not be too much. together: its keys, if it was cut to fit."""
+    """Checks a write as it travels: what it has besides keys and values must not be too much either. together: its keys, if it was cut to fit."""
     if together:
         check_size(together, ())
     elif hasattr(asked, "argument"):

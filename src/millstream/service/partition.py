@@ -3,7 +3,7 @@
 The life of a write (the numbers are those of docs/design.md and of the crash points):
 
     1 routed     the node has found the partition
-    2 queued     it waits in the inbox, behind its session's elder writes
+    2 queued     it waits in the inbox, behind its session's earlier writes
     3 turned     a turn has decided: changes, positions, answers. Synchronous: nothing else of this partition runs
     4 logged     the log was given the record; further turns go on meanwhile
     5 durable    the log has the record
