@@ -270,7 +270,7 @@ class NotingClient:
 
     async def _write(self, one: Operation, name: str, asked: Any, key: bytes) -> Operation:
         try:
-            reply = await self.inner._write(name, asked, key)
+            reply = await self.inner._writer.write(name, asked, key)
         except (Conflict, RefusedRequest):
             self._history.end(one, REFUSED)
             return one

@@ -164,7 +164,7 @@ class _LogCheck(_Check):
         await self._read_all(self._log)
 
     async def _seal_beside_appends(self) -> None:
-        """The same process seals while appends of the term before are under way."""
+        """One process seals while appends of the term before are under way."""
         await self._settle(self._log, self._log)
 
     async def _take_over(self) -> None:
