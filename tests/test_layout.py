@@ -246,7 +246,19 @@ def test_only_the_state_service_imports_grpc() -> None:
 
 
 #: Modules of the state service that decide. They know each other, the contracts of logs and stores, and no gRPC.
-PURE_SERVICE = ("messages", "clock", "window", "dispatch", "sessions", "ledger", "turn", "transforms", "functions", "routes", "plan")
+PURE_SERVICE = (
+    "messages",
+    "clock",
+    "completion_window",
+    "dispatch",
+    "dedup_sessions",
+    "staged_txns",
+    "state_machine",
+    "transforms",
+    "functions",
+    "range_map",
+    "plan",
+)
 
 
 @pytest.mark.parametrize("module", PURE_SERVICE)

@@ -114,7 +114,7 @@ class _Asked:
     def _ask(self, client: Any, keys: list[str], always: bool = False) -> int:
         """One question for some keys, answered as of one epoch. Shown if it is of a new epoch."""
         try:
-            found = client.find(keys, as_json=True)
+            found = client.get_many(keys, as_json=True)
         except MillstreamError:
             return 0  # no epoch yet
         epoch = found[0].epoch
@@ -141,10 +141,10 @@ class _Asked:
 
         patient = Client(self.address, DETECTOR, timeout="120s")
         try:
-            before = client.find([key], as_json=True)[0]
+            before = client.get_many([key], as_json=True)[0]
             wanted = min(before.low_watermark + 40 * BUCKET, truth.traffic.end - 10 * BUCKET)
             begun = time.monotonic()
-            one = patient.find([key], as_json=True, complete_to=wanted)[0]
+            one = patient.get_many([key], as_json=True, complete_to=wanted)[0]
             waited = time.monotonic() - begun
         finally:
             patient.close()
