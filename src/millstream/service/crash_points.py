@@ -5,7 +5,7 @@ from __future__ import annotations
 from millstream import faults
 
 
-class CrashPoints:
+class RequestPoints:
     """Counts the passages of each point, and has the process killed where a test wants it (`millstream.faults`)."""
 
     def __init__(self, spec: str) -> None:

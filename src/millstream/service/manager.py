@@ -23,7 +23,7 @@ import msgspec
 
 from millstream import faults
 from millstream.errors import DamageError, DefinitionError, Fenced, MillstreamError, NotReady, RefusedRequest
-from millstream.service.crash_points import CrashPoints
+from millstream.service.crash_points import RequestPoints
 from millstream.service.logs.log_contract import LogKind, SharedLog
 from millstream.service.logs.none import NoLog
 from millstream.service.messages import Descriptor
@@ -71,7 +71,7 @@ class Manager:
         self.on_change: Callable[[], None] = lambda: None  # told after partitions came or went
         self._files = LocalStorage(folder)
         _check_logs(list(tables.values()))
-        self.crash_points = CrashPoints(faults.armed())
+        self.crash_points = RequestPoints(faults.armed())
         self._logs: dict[str, SharedLog] = {}
         self._stores: dict[str, SharedStore] = {}
         self._reconciling = asyncio.Lock()

@@ -44,7 +44,7 @@ from millstream.errors import (
 )
 from millstream.service.clock import PartitionClock
 from millstream.service.completion_window import CompletionWindow
-from millstream.service.crash_points import CrashPoints
+from millstream.service.crash_points import RequestPoints
 from millstream.service.dedup_sessions import FORGOTTEN, DedupSessions, check_session_name
 from millstream.service.dispatch import PendingCall
 from millstream.service.logs.log_contract import Log
@@ -110,7 +110,7 @@ class Partition:
         store: KeyStore,
         *,
         wall: Callable[[], int] = lambda: time.time_ns() // 1_000_000,
-        crash: CrashPoints | None = None,
+        crash: RequestPoints | None = None,
     ) -> None:
         self.descriptor = descriptor
         self.table = table
@@ -123,7 +123,7 @@ class Partition:
         self.unsaved = 0  # bytes that the log has and no snapshot
         self.restores: list[str] = []  # that the log has and no snapshot
         self._wall = wall
-        self._crash = crash or CrashPoints("")
+        self._crash = crash or RequestPoints("")
         self._inbox = table.dispatch.make()
         self._orders_reads = self._inbox.orders_reads
         self._alone = log.alone
