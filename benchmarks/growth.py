@@ -107,7 +107,7 @@ def main() -> dict[str, float]:
 
 def read_log(checkpoint: Path) -> float:
     """Seconds to read and check every entry of the newest state once."""
-    from millstream.state.manifest import ManifestLog
+    from millstream.state.manifest_log import ManifestLog
     from millstream.state.segment import read_blocks
     from millstream.state.storage import open_storage
 

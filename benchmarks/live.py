@@ -37,7 +37,8 @@ from millstream.service.live.process import LiveServerThread
 from millstream.service.live.tailer import ManifestTailer
 from millstream.service.proto import service_pb2 as pb
 from millstream.state.compaction import unit_name
-from millstream.state.manifest import ComputationState, Manifest, ManifestLog, ShardState
+from millstream.state.manifest import ComputationState, Manifest, ShardState
+from millstream.state.manifest_log import ManifestLog
 from millstream.state.segment import SegmentRef, encode_segment
 from millstream.state.storage import LocalStorage
 

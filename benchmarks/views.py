@@ -121,7 +121,7 @@ def shown(checkpoint: Path) -> dict[str, int]:
     import msgspec
 
     from millstream.core.keyspace import ROW, decode_row
-    from millstream.state.manifest import ManifestLog
+    from millstream.state.manifest_log import ManifestLog
     from millstream.state.segment import merge
     from millstream.state.storage import open_storage
 

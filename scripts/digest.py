@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 import millstream as ms
-from millstream.state.manifest import ManifestLog
+from millstream.state.manifest_log import ManifestLog
 from millstream.state.memory_storage import MemoryStorage
 from millstream.state.segment import merge
 from millstream.state.storage import open_storage

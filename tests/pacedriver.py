@@ -15,7 +15,8 @@ from pathlib import Path
 
 from demos.processes import end_with_parent
 from millstream import faults
-from millstream.state.manifest import Manifest, ManifestLog
+from millstream.state.manifest import Manifest
+from millstream.state.manifest_log import ManifestLog
 from millstream.state.storage import open_storage
 
 EPOCHS = 9

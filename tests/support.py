@@ -21,7 +21,7 @@ from computations import Sum
 from millstream.core.dedup import IDS, Packed
 from millstream.core.keyspace import ROW, decode_row
 from millstream.simulation.driver import Driver, InputPlan, Simulation
-from millstream.state.manifest import ManifestLog
+from millstream.state.manifest_log import ManifestLog
 from millstream.state.segment import merge
 from millstream.state.storage import LocalStorage, open_storage
 

@@ -20,7 +20,8 @@ import pytest
 import millstream as ms
 from computations import Windows
 from millstream.simulation.driver import InputPlan, Simulation
-from millstream.state.manifest import Manifest, ManifestLog
+from millstream.state.manifest import Manifest
+from millstream.state.manifest_log import ManifestLog
 from millstream.state.storage import open_storage
 
 EPOCHS = 4

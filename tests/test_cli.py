@@ -24,7 +24,8 @@ from millstream.simulation.driver import Driver, InputPlan, Simulation
 from millstream.simulation.fault import Fault
 from millstream.simulation.local import LocalEngine
 from millstream.state import heartbeat
-from millstream.state.manifest import Manifest, ManifestLog
+from millstream.state.manifest import Manifest
+from millstream.state.manifest_log import ManifestLog
 from millstream.state.storage import LocalStorage, open_storage
 from millstream.status import inspect, view
 

@@ -26,7 +26,8 @@ from demos.processes import Child, members
 from demos.traffic import Traffic, Truth, read_truth, write
 from demos.zeitgeist import STREAMS
 from millstream.core.watermark import Progress
-from millstream.state.manifest import ComputationState, Manifest, ManifestLog, ShardState
+from millstream.state.manifest import ComputationState, Manifest, ShardState
+from millstream.state.manifest_log import ManifestLog
 from millstream.state.storage import open_storage
 from pacedriver import EPOCHS
 

@@ -12,7 +12,7 @@ from rich.console import Console
 from demos.asked import run
 from demos.asked.judge import AnswerJudge
 from demos.model import Model
-from millstream.state.manifest import ManifestLog
+from millstream.state.manifest_log import ManifestLog
 from millstream.state.reader import CommittedState
 from millstream.state.storage import open_storage
 from millstream.status import inspect

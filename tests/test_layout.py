@@ -6,6 +6,7 @@ import ast
 import re
 import subprocess
 import sys
+from collections import Counter
 from pathlib import Path
 
 import pytest
@@ -207,20 +208,78 @@ def test_the_rooms_of_the_connector_know_only_those_that_they_may(own: str) -> N
     assert not wrong
 
 
-def test_every_folder_says_which_question_it_answers_and_names_its_tenants() -> None:
+#: Rooms whose `__init__` is not yet an index of their modules: it is what users import.
+NO_INDEX = {ROOT / "__init__.py"}
+
+
+def index_of(said: str) -> set[str]:
+    """The modules that the docstring of a package lists: names at the beginning of a line, before what is said of them."""
+    found: set[str] = set()
+    for line in said.splitlines():
+        names = re.match(r"    ((?:[a-z_0-9]+/?, )*[a-z_0-9]+/?)(?:$|  | )", line)
+        if names is not None and not line.startswith("     "):
+            found |= set(names[1].split(", "))
+    return found
+
+
+@pytest.mark.parametrize("path", [path for path in sorted(ROOT.rglob("__init__.py")) if path not in NO_INDEX], ids=str)
+def test_every_folder_says_which_question_it_answers_and_lists_exactly_its_modules(path: Path) -> None:
+    said = ast.get_docstring(ast.parse(path.read_text()), clean=False) or ""
+    modules = {other.stem for other in path.parent.glob("*.py")} - {"__init__", "__main__"} | {
+        f"{other.parent.name}/" for other in path.parent.glob("*/__init__.py")
+    }
+    assert "?" in said.splitlines()[0] and index_of(said) == modules
+
+
+def test_no_file_name_exists_twice_in_engine_state_and_simulation() -> None:
+    names = Counter(
+        path.name for folder in ("engine", "state", "simulation") for path in (ROOT / folder).rglob("*.py") if path.name != "__init__.py"
+    )
+    assert not [name for name, count in names.items() if count > 1]
+
+
+def test_no_docstring_begins_with_the_same() -> None:
+    wrong = [
+        f"{path.relative_to(ROOT)}:{node.name}"
+        for path in modules()
+        for node in ast.walk(ast.parse(path.read_text()))
+        if isinstance(node, (ast.FunctionDef, ast.ClassDef)) and (ast.get_docstring(node) or "").startswith("The same")
+    ]
+    assert not wrong
+
+
+#: Names that are participles and yet do something: each is somebody else's word, or public.
+ACTING_PARTICIPLES: set[str] = set()
+
+#: What writes, sends or starts: a function that calls one of these acts.
+_ACTS = {
+    "put",
+    "create",
+    "delete",
+    "publish",
+    "unlink",
+    "write",
+    "send",
+    "sendall",
+    "start",
+    "commit",
+    "claim",
+    "kill",
+    "rmtree",
+    "replace_file",
+}
+
+
+def test_a_function_that_is_named_by_a_participle_does_nothing_but_give() -> None:
+    """Its name says what it gives. What writes, sends or starts is a verb."""
     wrong = []
-    for path in [*(ROOT / "connector").rglob("__init__.py"), *(ROOT / "service").rglob("__init__.py"), ROOT / "cli" / "__init__.py"]:
-        said = ast.get_docstring(ast.parse(path.read_text())) or ""
-        tenants = {other.stem for other in path.parent.glob("*.py")} - {"__init__", "__main__"} | {
-            f"{other.parent.name}/" for other in path.parent.glob("*/__init__.py")
-        }
-        missing = (
-            [name for name in tenants if not re.search(rf"^    {re.escape(name)} ", said, re.MULTILINE)]
-            if path.parent.name != "connector"
-            else []
-        )
-        if "?" not in said or ("must not know" not in said and path.parent.name != "connector") or missing:
-            wrong.append(f"{path.relative_to(ROOT)}: {missing}")
+    for folder in ("core", "engine", "state", "simulation"):
+        for path in (ROOT / folder).rglob("*.py"):
+            for node in ast.walk(ast.parse(path.read_text())):
+                if isinstance(node, ast.FunctionDef) and re.fullmatch(r"_?(?:[a-z]+ed|said|told|kept|held|shown|known|made|found|given|written)", node.name):
+                    calls = {one.func.attr for one in ast.walk(node) if isinstance(one, ast.Call) and isinstance(one.func, ast.Attribute)}
+                    if calls & _ACTS and node.name not in ACTING_PARTICIPLES:
+                        wrong.append(f"{path.relative_to(ROOT)}:{node.name} calls {sorted(calls & _ACTS)}")
     assert not wrong
 
 

@@ -17,7 +17,7 @@ from demos.traffic import Truth
 from demos.undisturbed import FOLDER
 from millstream.core.time import BEGINNING, END
 from millstream.errors import CheckpointError
-from millstream.state.manifest import ManifestLog
+from millstream.state.manifest_log import ManifestLog
 from millstream.state.storage import open_storage
 from millstream.status import inspect
 from millstream.status.report import Status

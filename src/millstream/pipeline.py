@@ -25,7 +25,8 @@ from millstream.core.topology import (
     Topology,
     as_key,
 )
-from millstream.core.watermark import Bounded, Policy, bounded
+from millstream.core.watermark import Bounded, Policy
+from millstream.core.watermarks import bounded
 from millstream.engine.program import Program
 from millstream.errors import DefinitionError
 from millstream.sinks.base import Sink

@@ -167,7 +167,7 @@ class LocalRunner:
         return [(e.key, e.value, e.timestamp) for e in self.records(stream)]
 
     def records(self, stream: str) -> list[Emitted]:
-        """The same with ids."""
+        """The rows of a stream, with their ids."""
         if stream not in self._engine.outputs:
             raise DefinitionError(f"no computation produces {stream!r}; streams: {', '.join(self._engine.outputs)}")
         return list(self._engine.outputs[stream])

@@ -18,7 +18,7 @@ import psutil
 import soakjob
 
 from millstream.connector.source.push import PushClient
-from millstream.state.manifest import ManifestLog
+from millstream.state.manifest_log import ManifestLog
 from millstream.state.segment import runs
 from millstream.state.storage import open_storage
 

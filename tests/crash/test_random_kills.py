@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 import support
-from millstream.state.manifest import ManifestLog
+from millstream.state.manifest_log import ManifestLog
 from millstream.state.storage import open_storage
 
 pytestmark = [pytest.mark.spark, pytest.mark.crash]

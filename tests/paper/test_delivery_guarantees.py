@@ -16,9 +16,10 @@ from millstream.faults import POINTS
 from millstream.simulation.driver import Acknowledgement, InputPlan, Simulation
 from millstream.simulation.fault import Fault
 from millstream.simulation.schedules import make_plan
-from millstream.state import compaction
-from millstream.state.compaction import named_by
-from millstream.state.manifest import Manifest, ManifestLog, manifest_name
+from millstream.state import gc
+from millstream.state.gc import named_by
+from millstream.state.manifest import Manifest
+from millstream.state.manifest_log import ManifestLog, manifest_name
 from millstream.state.memory_storage import MemoryStorage
 
 # §6.1.1: the steps of an exactly-once delivery, and their order: duplicates are discarded; user code runs; pending changes are committed;
@@ -123,7 +124,7 @@ def slow_plan(step: int, tail: Sequence[int] = ()) -> InputPlan:
 def collecting(monkeypatch: pytest.MonkeyPatch) -> None:
     """Collection after every epoch, which keeps two manifests, and for readers the first of each second of a minute."""
     monkeypatch.setattr(upkeep, "COLLECT_EVERY", 1)
-    monkeypatch.setattr(compaction, "KEEP", 2)
+    monkeypatch.setattr(gc, "KEEP", 2)
 
 
 def test_6_1_2_a_stored_production_is_named_by_one_manifest_and_then_collected(collecting: None) -> None:
@@ -166,7 +167,7 @@ def test_6_1_2_a_manifest_that_is_kept_has_its_stored_productions_and_a_run_can_
 def test_6_1_2_twin_a_collection_that_overlooks_what_is_pending_leaves_manifests_that_no_run_can_go_on_from(
     collecting: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(compaction, "named_by", lambda manifest: named_by(msgspec.structs.replace(manifest, pending=[])))
+    monkeypatch.setattr(gc, "named_by", lambda manifest: named_by(msgspec.structs.replace(manifest, pending=[])))
     storage, plan = MemoryStorage(), slow_plan(400)
     simulate(echoes(), [], plan=plan, storage=storage)
     oldest = next(epoch for epoch in ManifestLog(storage).epochs() if ManifestLog(storage).read(epoch).pending)

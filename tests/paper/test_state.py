@@ -57,7 +57,7 @@ def test_6_2_every_write_of_an_epoch_hangs_on_one_object() -> None:
     whole, _ = simulate(everything(), [], plan=plan)
     last = max(name for name in whole.storage.list("manifests"))
     del whole.storage.objects[last]
-    from millstream.state.manifest import ManifestLog
+    from millstream.state.manifest_log import ManifestLog
 
     before = ManifestLog(whole.storage).latest()
     assert before is not None and before.epoch == int(last.split("/")[1].split(".")[0]) - 1

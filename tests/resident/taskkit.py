@@ -40,7 +40,7 @@ from millstream.engine.trigger import Trigger
 from millstream.engine.worker_process import RunPlace, WorkerProcess
 from millstream.sources.base import Source
 from millstream.sources.splits import PlannedReader, SplitPlan
-from millstream.state.manifest import ManifestLog
+from millstream.state.manifest_log import ManifestLog
 from millstream.state.storage import open_storage
 
 GROUPS = 5

@@ -102,7 +102,7 @@ def test_a_proof_cannot_be_sent_back() -> None:
 
 
 def test_only_the_certificate_of_the_run_is_trusted_in_both_directions() -> None:
-    ours, theirs = tls.made(), tls.made()
+    ours, theirs = tls.make_certificate(), tls.make_certificate()
     with server(COOKIE, tls.contexts(*ours)[0]) as (port, found):
         link = wire.connect("127.0.0.1", port, COOKIE, tls.contexts(*ours)[1])
         kit.until(lambda: found)
@@ -124,7 +124,7 @@ def test_only_the_certificate_of_the_run_is_trusted_in_both_directions() -> None
 
 def test_many_frames_at_once_in_both_directions_over_tls() -> None:
     """Several threads send at both ends while one reads there, as between a driver and a task: every frame comes, whole and in its order."""
-    made = tls.made()
+    made = tls.make_certificate()
     with server(COOKIE, tls.contexts(*made)[0]) as (port, found):
         near = wire.connect("127.0.0.1", port, COOKIE, tls.contexts(*made)[1])
         kit.until(lambda: found)

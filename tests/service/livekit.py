@@ -12,8 +12,10 @@ from millstream.core.keys import key_bytes, shard_of
 from millstream.core.keyspace import ROW, Row, encode_row
 from millstream.service.live.backend import LiveBackend
 from millstream.service.proto import service_pb2 as pb
-from millstream.state.compaction import adopt, collect, compact, unit_name
-from millstream.state.manifest import KEEP, ComputationState, Manifest, ManifestLog, ShardState
+from millstream.state.compaction import adopt, compact, unit_name
+from millstream.state.gc import collect
+from millstream.state.manifest import ComputationState, Manifest, ShardState
+from millstream.state.manifest_log import KEEP, ManifestLog
 from millstream.state.memory_storage import MemoryStorage
 from millstream.state.segment import SegmentRef, encode_segment, runs
 

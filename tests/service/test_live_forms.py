@@ -27,7 +27,7 @@ from millstream.service.live.backend import LiveBackend
 from millstream.service.live.paging import LIMIT, Pager
 from millstream.service.proto import service_pb2 as pb
 from millstream.simulation.driver import Driver, InputPlan, Simulation
-from millstream.state.manifest import ManifestLog
+from millstream.state.manifest_log import ManifestLog
 from millstream.state.storage import LocalStorage
 
 NOON = 1_714_564_800_000

@@ -19,7 +19,7 @@ from millstream.service.live.epochs import PinnedEpochs
 from millstream.service.live.history import ChangeHistory
 from millstream.service.live.tailer import ManifestTailer
 from millstream.service.proto import service_pb2 as pb
-from millstream.state.manifest import ManifestLog, manifest_name
+from millstream.state.manifest_log import ManifestLog, manifest_name
 from millstream.state.memory_storage import MemoryStorage
 from millstream.state.reader import CommittedState
 from millstream.state.storage import LocalStorage

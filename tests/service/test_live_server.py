@@ -184,7 +184,7 @@ def test_a_client_scans_epochs_and_is_told_why_an_event_time_did_not_come(tmp_pa
     from millstream.errors import Stale
     from millstream.service.client import AsyncClient
     from millstream.service.live.process import LiveServer
-    from millstream.state.manifest import ManifestLog
+    from millstream.state.manifest_log import ManifestLog
     from millstream.state.storage import open_storage
 
     checkpoint = support.small_checkpoint(tmp_path / "checkpoint")

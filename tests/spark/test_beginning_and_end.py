@@ -17,7 +17,7 @@ import millstream as ms
 from millstream.engine.spark import jvm, resident_job
 from millstream.errors import DefinitionError
 from millstream.state import heartbeat
-from millstream.state.manifest import ManifestLog
+from millstream.state.manifest_log import ManifestLog
 from millstream.state.storage import open_storage
 from millstream.status.narrator import Narrator
 

@@ -192,7 +192,7 @@ def test_map_state_writes_only_what_an_epoch_touches(spark: Any, tmp_path: Path)
     assert sink.collected[-1].value == [697, 698, 699, 700]
     found = support.entries(tmp_path / "checkpoint")["Remember"]
     assert sum(key.startswith(b"M") for key in found) == 3000
-    from millstream.state.manifest import ManifestLog
+    from millstream.state.manifest_log import ManifestLog
     from millstream.state.storage import open_storage
 
     manifest = ManifestLog(open_storage(tmp_path / "checkpoint")).latest()

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 import millstream as ms
-from millstream.state.manifest import ManifestLog
+from millstream.state.manifest_log import ManifestLog
 from millstream.state.storage import open_storage
 
 pytestmark = pytest.mark.spark

@@ -15,7 +15,7 @@ from sparkkit import BASE, Echo, run, write
 import job
 import millstream as ms
 import support
-from millstream.state.manifest import ManifestLog
+from millstream.state.manifest_log import ManifestLog
 from millstream.state.storage import open_storage
 
 pytestmark = pytest.mark.spark

@@ -20,7 +20,7 @@ from millstream.sinks.base import SinkRow, TaskContext
 from millstream.sources.splits import PlannedReader, SplitPlan
 from millstream.state.compaction import unit_name
 from millstream.state.heartbeat import RunMode
-from millstream.state.manifest import ManifestLog
+from millstream.state.manifest_log import ManifestLog
 from millstream.state.memory_storage import MemoryStorage
 from millstream.state.sink_part import Part
 

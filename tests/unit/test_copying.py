@@ -10,7 +10,8 @@ from unitkit import write_delta
 from millstream.errors import CheckpointError, DamageError
 from millstream.state.checkpoint_copy import CopyProgress, copy_checkpoint
 from millstream.state.compaction import compact
-from millstream.state.manifest import ComputationState, Manifest, ManifestLog, ShardState, SourcePosition, manifest_name
+from millstream.state.manifest import ComputationState, Manifest, ShardState, SourcePosition
+from millstream.state.manifest_log import ManifestLog, manifest_name
 from millstream.state.memory_storage import MemoryStorage
 from millstream.state.segment import SegmentRef, merge
 

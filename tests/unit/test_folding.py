@@ -15,9 +15,11 @@ import millstream as ms
 from computations import Sum
 from effort import some
 from millstream.errors import DamageError
-from millstream.state import compaction
-from millstream.state.compaction import MAX_RUNS, adopt, collect, compact, made_in, named_by, pick_segments, unit_name
-from millstream.state.manifest import KEEP, ComputationState, Manifest, ManifestLog, ShardState
+from millstream.state import compaction, gc
+from millstream.state.compaction import MAX_RUNS, adopt, compact, made_in, pick_segments, unit_name
+from millstream.state.gc import collect, named_by
+from millstream.state.manifest import ComputationState, Manifest, ShardState
+from millstream.state.manifest_log import KEEP, ManifestLog
 from millstream.state.memory_storage import MemoryStorage
 from millstream.state.segment import SegmentRef, merge, read_run, runs
 from millstream.state.sink_part import Part
@@ -487,7 +489,7 @@ def test_collection_leaves_a_fold_alone_that_is_still_under_way(tmp_path):
     collect(log, latest, compactions.in_flight(), compactions.since())
     spark.go_on.set()
     compactions.wait(30)
-    done = compactions.finished()["C", 0]
+    done = compactions.take_finished()["C", 0]
     adopted = adopt(chain, done.chosen, done.made)
     assert adopted != chain
     assert len(dict(merge(storage, adopted, drop_deleted=True))) == len(chain)
@@ -508,7 +510,7 @@ def test_at_the_end_of_a_run_no_fold_is_left_in_the_jvm_and_nobody_is_warned_of_
     compactions.plan(Manifest(20, "1-run", 0, [(0, "1-run")], computations={"C": ComputationState(shards=[ShardState(chain)])}))
     assert spark.written.wait(30)
     compactions.close()
-    assert compactions.since() is None and compactions.finished() == {} and compactions.stats().failed == 0 and not caplog.records
+    assert compactions.since() is None and compactions.take_finished() == {} and compactions.stats().failed == 0 and not caplog.records
 
 
 def test_the_fault_kit_goes_through_collection(monkeypatch):
@@ -523,7 +525,7 @@ def test_the_fault_kit_goes_through_collection(monkeypatch):
         delete(self, names)
 
     monkeypatch.setattr(MemoryStorage, "delete", counted)
-    monkeypatch.setattr(compaction, "KEEP", 2)
+    monkeypatch.setattr(gc, "KEEP", 2)
     p = ms.Pipeline("sums")
     source = ms.sources.files("nowhere", schema="key string, at long, n long", format="json")
     sums = p.compute(Sum, p.inject("in", source, timestamp="at"), key="key", produces="sums")

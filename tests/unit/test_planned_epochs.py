@@ -13,7 +13,7 @@ import millstream as ms
 from millstream.engine.contracts import Compacted, Compaction
 from millstream.sources.splits import PlannedReader
 from millstream.state.compaction import unit_name
-from millstream.state.manifest import KEEP
+from millstream.state.manifest_log import KEEP
 from millstream.state.memory_storage import MemoryStorage
 
 SCHEMA = pa.schema([("k", pa.string())])
@@ -74,7 +74,7 @@ class SlowThread(Compaction):
         self.adopted = threading.Event()
         self.adopted.set()
 
-    def finished(self) -> dict[tuple[str, int], Compacted]:
+    def take_finished(self) -> dict[tuple[str, int], Compacted]:
         self.made = set()
         return {}
 
@@ -101,7 +101,7 @@ def test_what_a_fold_has_made_is_not_collected_while_the_next_manifest_adopts_it
     epochs.upkeep.close()  # a collection that was begun on the way
     compaction.adopted.clear()
     epochs.collect()
-    compaction.finished()  # the next epoch takes it into its manifest
+    compaction.take_finished()  # the next epoch takes it into its manifest
     compaction.adopted.set()
     epochs.upkeep.close()
     assert storage.exists(made) and not storage.exists(leftover) and not epochs.upkeep.failure  # type: ignore[attr-defined]

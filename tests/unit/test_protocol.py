@@ -16,7 +16,7 @@ from millstream.engine import epochs as epochs_module
 from millstream.simulation.driver import Driver, InputPlan, Killed, Simulation
 from millstream.simulation.fault import Fault
 from millstream.sinks.base import DriverContext, SinkRow, TaskContext
-from millstream.state.manifest import ManifestLog
+from millstream.state.manifest_log import ManifestLog
 
 SOURCE = ms.sources.files("nowhere", schema="k string, n long, at long", format="json")
 

@@ -25,10 +25,12 @@ from millstream.core.record import Timer
 from millstream.core.statekind import StateKind
 from millstream.core.time import LOW_WATERMARK, WALL_CLOCK
 from millstream.errors import CheckpointError, DamageError, Overtaken
-from millstream.state import compaction, reader, segment, state_cache
+from millstream.state import compaction, gc, reader, segment, state_cache
 from millstream.state.codec import msgpack
-from millstream.state.compaction import adopt, collect, compact, unit_name
-from millstream.state.manifest import KEEP, ComputationState, Manifest, ManifestLog, ShardState, manifest_name
+from millstream.state.compaction import adopt, compact, unit_name
+from millstream.state.gc import collect
+from millstream.state.manifest import ComputationState, Manifest, ShardState
+from millstream.state.manifest_log import KEEP, ManifestLog, manifest_name
 from millstream.state.queries import states
 from millstream.state.reader import AsOf, CommittedState, Following, latest, steady
 from millstream.state.segment import SegmentRef, encode_segment, runs
@@ -486,7 +488,7 @@ def test_a_slow_reader_at_sixty_epochs_a_second_keeps_its_epoch(monkeypatch):
     tiny(monkeypatch, block=2, piece=1 << 20)
     monkeypatch.setattr(segment, "_SPAN", 0)
     monkeypatch.setattr(reader, "_PATIENCE", 0)
-    count, epochs = slow_scan(compaction.WINDOW)
+    count, epochs = slow_scan(gc.WINDOW)
     assert count == 30 and len(epochs) == 1  # overtaken once at the most, before it gave anything
     with pytest.raises(Overtaken):  # without the window it never comes to the end
         slow_scan(0)
@@ -614,7 +616,7 @@ def test_threads_read_while_a_writer_commits_folds_and_collects(tmp_path, monkey
         if world.epoch % 3 == 0:
             world.compact_some()
         if world.epoch % 7 == 0:
-            world.collect(compaction.WINDOW)
+            world.collect(gc.WINDOW)
         if world.epoch > 20_000:
             break
     for thread in threads:

@@ -31,9 +31,9 @@ def test_the_fold_of_a_task_that_was_taken_for_lost_is_not_adopted_in_the_place_
     compactions.plan(manifest(40))
     assert [order.epoch for order in orders] == [20, 40] and compactions.since() == 40
     compactions.came(made(orders[0]))
-    assert compactions.finished() == {} and compactions.since() == 40
+    assert compactions.take_finished() == {} and compactions.since() == 40
     compactions.came(made(orders[1]))
-    (found,) = compactions.finished().values()
+    (found,) = compactions.take_finished().values()
     assert [one.first for one in found.made] == [40] and compactions.since() is None
 
 

@@ -105,7 +105,7 @@ def test_whoever_was_replaced_is_told_by_whom_where_and_since_when() -> None:
     from millstream.core.guards import ALL_GUARDS
     from millstream.engine.ownership import Ownership
     from millstream.errors import Fenced
-    from millstream.state.manifest import ManifestLog
+    from millstream.state.manifest_log import ManifestLog
 
     log = ManifestLog(MemoryStorage())
     ours = Ownership(log, log.runs.claim(None), ALL_GUARDS, None)

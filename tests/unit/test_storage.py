@@ -17,7 +17,8 @@ from unitkit import write_delta
 from millstream.errors import DamageError, StorageError
 from millstream.state import storage as storage_module
 from millstream.state.compaction import adopt, compact
-from millstream.state.manifest import ComputationState, Manifest, ManifestLog, ShardState
+from millstream.state.manifest import ComputationState, Manifest, ShardState
+from millstream.state.manifest_log import ManifestLog
 from millstream.state.memory_storage import MemoryStorage
 from millstream.state.segment import encode_segment, merge, read_blocks
 from millstream.state.state_cache import StateCache

@@ -17,7 +17,8 @@ from millstream.core.time import BEGINNING, END
 from millstream.engine.spark.run import PlannedRun
 from millstream.simulation.driver import Driver, InputPlan, Simulation
 from millstream.simulation.planned_driver import PlannedDriver, PlannedSimulation
-from millstream.state.manifest import Manifest, ManifestLog
+from millstream.state.manifest import Manifest
+from millstream.state.manifest_log import ManifestLog
 from millstream.status import view
 from millstream.status.inspect import Overview
 from millstream.status.report import status_of

@@ -19,7 +19,7 @@ from viewkit import SCHEMA, Recorded, user
 import millstream as ms
 from effort import some
 from millstream.cli import main
-from millstream.state.manifest import ManifestLog
+from millstream.state.manifest_log import ManifestLog
 from millstream.status import tables
 from millstream.status.columns import column, is_mixed
 

@@ -14,7 +14,8 @@ from millstream.core.keyspace import ROW, Row, decode_row, encode_row
 from millstream.engine.evolution import reconciled
 from millstream.simulation.driver import Driver, InputPlan, Simulation
 from millstream.state.compaction import unit_name
-from millstream.state.manifest import Manifest, ManifestLog
+from millstream.state.manifest import Manifest
+from millstream.state.manifest_log import ManifestLog
 from millstream.state.memory_storage import MemoryStorage
 from millstream.state.reader import CommittedState
 from millstream.state.segment import SegmentRef, encode_segment

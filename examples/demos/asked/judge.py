@@ -11,7 +11,7 @@ from typing import Any
 import msgspec
 
 from millstream.errors import Overtaken
-from millstream.state.manifest import ManifestLog
+from millstream.state.manifest_log import ManifestLog
 from millstream.state.reader import CommittedState
 from millstream.state.storage import open_storage
 from millstream.status import inspect

@@ -10,7 +10,8 @@ from demos.people.world import CHECKPOINT, RISING
 from millstream.core.keys import key_bytes, shard_of
 from millstream.core.keyspace import ROW, decode_row
 from millstream.errors import MillstreamError
-from millstream.state.manifest import Manifest, ManifestLog
+from millstream.state.manifest import Manifest
+from millstream.state.manifest_log import ManifestLog
 from millstream.state.reader import CommittedState
 from millstream.state.storage import open_storage
 from millstream.views.agg_tree import FAN, depth

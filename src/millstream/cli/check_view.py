@@ -16,7 +16,7 @@ from millstream.errors import CheckpointError, Overtaken
 from millstream.readable.relations import rows_shown
 from millstream.sinks import FileSink, MemorySink, TwoPhaseSink
 from millstream.state.heartbeat import last_sign
-from millstream.state.manifest import ManifestLog
+from millstream.state.manifest_log import ManifestLog
 from millstream.state.reader import latest
 from millstream.state.storage import open_storage
 from millstream.status import audit

@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 from millstream.cli.arguments import at_least_one, failed, print_json, show, storage_option
 from millstream.errors import CheckpointError
 from millstream.readable.relations import ShownRow, plain_row
-from millstream.state.manifest import ManifestLog
+from millstream.state.manifest_log import ManifestLog
 from millstream.state.queries import Reader
 from millstream.state.storage import open_storage
 from millstream.status import inspect, relation_view, tables

@@ -8,7 +8,7 @@ import msgspec
 
 from millstream.cli.arguments import at_least_one, failed, print_json, show, storage_option
 from millstream.errors import CheckpointError
-from millstream.state.manifest import ManifestLog
+from millstream.state.manifest_log import ManifestLog
 from millstream.state.storage import open_storage
 from millstream.status import inspect, view
 

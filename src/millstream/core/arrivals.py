@@ -27,7 +27,7 @@ class Arrivals(msgspec.Struct):
     rejected: Sequence[Rejected] = ()
 
     def anew(self) -> Arrivals:
-        """The same, with values that nobody has changed."""
+        """A copy, with values that no hook has changed."""
         return msgspec.structs.replace(self, batches=[batch.anew() for batch in self.batches])
 
     @classmethod

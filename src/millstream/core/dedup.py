@@ -71,7 +71,7 @@ def packed(offsets: Any, data: bytes | memoryview) -> bytes:
 
 
 def pack(ids: Sequence[bytes]) -> bytes:
-    """The same from a list."""
+    """Packs names that are a list."""
     return packed(np.cumsum([0, *map(len, ids)], dtype=np.int32), b"".join(ids))
 
 
@@ -110,7 +110,7 @@ class Names(Protocol):
         """The names of some records."""
 
     def packed(self, positions: Any) -> bytes:
-        """The same, as a Packed."""
+        """Names at some positions, as a Packed."""
 
     def in_order(self, positions: Any) -> Any:
         """The positions in canonical order."""

@@ -88,7 +88,7 @@ class MapState:
         self._dirty[self._raw(sub_key)] = _MISSING
 
     def set(self, sub_key: Any, value: Any) -> None:
-        """The same as `map[sub_key] = value`."""
+        """Does what `map[sub_key] = value` does."""
         self[sub_key] = value
 
     def delete(self, sub_key: Any) -> None:

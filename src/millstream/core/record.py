@@ -39,7 +39,7 @@ class Batch:
         raise NotImplementedError
 
     def anew(self) -> Batch:
-        """The same records. Each call of its `value` makes an object that nobody has seen."""
+        """A copy of these records. Each call of its `value` makes an object that nobody has seen."""
         return self
 
 
@@ -87,7 +87,7 @@ class Record(msgspec.Struct, gc=False, eq=False):
         return value
 
     def anew(self) -> Record:
-        """The same record, with a value that no hook has changed."""
+        """A copy of the record, with a value that no hook has changed."""
         return Record(self.key, self.timestamp, self._batch.anew(), self._index)
 
     def __getitem__(self, name: Any) -> Any:

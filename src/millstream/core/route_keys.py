@@ -54,7 +54,7 @@ def route_key(route: Route, decode: Callable[[bytes], Any]) -> Callable[[Product
 
 
 def _own_key(route: Route) -> Callable[[Production], str]:
-    """The same where the production's own key is wanted: nothing is decoded for it."""
+    """A function that gives the production's own key: nothing is decoded for it."""
 
     def text(production: Production) -> str:
         try:

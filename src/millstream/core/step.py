@@ -413,7 +413,7 @@ class Step:
         return found
 
     def _index(self, kind: bytes, row_key: bytes, before: Sequence[tuple[Any, ...]], now: Sequence[tuple[Any, ...]]) -> None:
-        """The same as `_write` does for low-watermark timers, for the rarer kinds."""
+        """Does what `_write` does for low-watermark timers, for the rarer kinds."""
         old = before[0][0] if before else None
         new = now[0][0] if now else None
         if new != old:

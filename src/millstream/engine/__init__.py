@@ -1,12 +1,20 @@
-"""How an epoch is run. Everything here ships; what tests it is in `simulation/`.
+"""How is an epoch run? Everything here ships; what tests it is in `simulation/`.
 
-    program, checks, reconcile     a pipeline made ready, what can be refused before Spark is started, and a checkpoint that it must fit
-    plan, aftermath                pure: what an epoch will do, and what its manifest says
+    program                        a pipeline made ready to run
+    validate, evolution            what can be refused before Spark is started; a checkpoint that a changed pipeline must fit
+    plan, next_manifest            pure: what an epoch will do, and what its manifest says
     epochs                         the seven numbered steps between the two, on the driver
-    ownership, publishing          whose the checkpoint is; what sinks are told
-    declared, history, contracts   what sources say; the last epochs; what the protocol asks of those beside it
-    task, departures               one shard of one group in one epoch, lettered; where its productions go
+    contracts                      what the steps ask of the parts that they are given
+    source_planner, trigger        what the next epoch reads, and when it begins
+    ownership, publishing          who owns the checkpoint; what sinks are told
+    compaction_orders, upkeep      chains that are due for compaction; when garbage is collected
+    metrics, hints                 the last epochs and their phases; input that looks wrong
+    task, routing                  one shard of one group in one epoch, lettered; where its productions go
     staging, receipts              what it makes durable; what it tells the driver
+    worker_process                 what a worker process keeps between tasks
+    repair                         views that differ from their documents
+    columns/                       rows as Arrow columns
+    resident/                      tasks that stay
     spark/                         all that knows Spark
 
 It must not know people (`status/`, `handle.py`, `cli/`), nor how it is tested.

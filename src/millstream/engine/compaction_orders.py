@@ -101,7 +101,7 @@ class FinishedCompactions(Compaction):
         if times == 1:
             _log.warning("a compaction failed and will be tried again: %s", self._stats.last_error)
 
-    def finished(self) -> dict[tuple[str, int], Compacted]:
+    def take_finished(self) -> dict[tuple[str, int], Compacted]:
         """The compactions that have ended, for the next manifest."""
         with self._lock:
             done, self._done = self._done, {}

@@ -68,7 +68,7 @@ class Compaction:
     def plan(self, manifest: Manifest) -> None:
         """Starts a compaction if one is due (after every commit)."""
 
-    def finished(self) -> dict[tuple[str, int], Compacted]:
+    def take_finished(self) -> dict[tuple[str, int], Compacted]:
         """The compactions that have ended since the last call, by computation and shard (once per epoch, before its manifest is made)."""
         return {}
 

@@ -44,7 +44,8 @@ from millstream.errors import CheckpointError, EpochAbandoned, Fenced, HookError
 from millstream.faults import CrashPoints
 from millstream.state.fencing import run_number
 from millstream.state.heartbeat import RunMode
-from millstream.state.manifest import Manifest, ManifestLog, edge_name
+from millstream.state.manifest import Manifest, edge_name
+from millstream.state.manifest_log import ManifestLog
 from millstream.state.sink_part import Part
 from millstream.state.stats import StateCacheStats
 
@@ -168,13 +169,13 @@ class Epochs(Generic[_In]):
             receipts,
             token=self.token,
             shards=self.shards,
-            compacted=self.compaction.finished(),
+            compacted=self.compaction.take_finished(),
             refused=len(refused),
         )
         self.publishing.prepare(manifest)
         self.ownership.check_commit(epoch)
         ours = self._commit(manifest)  # 6
-        self.latest = manifest if ours else self._adopted(epoch)
+        self.latest = manifest if ours else self._adopt(epoch)
         self._listened = self._listened or not planned.settles
         committed = self.metrics.note("commit", tasks)
         self.points("epoch.6-committed", epoch)
@@ -305,11 +306,11 @@ class Epochs(Generic[_In]):
             if self._commit(manifest):
                 self.latest = manifest
                 return
-            self.latest = self._adopted(manifest.epoch)
+            self.latest = self._adopt(manifest.epoch)
             self._publish(self.latest, redo=True)
 
-    def _adopted(self, epoch: int) -> Manifest:
-        found = self.ownership.adopted(epoch)
+    def _adopt(self, epoch: int) -> Manifest:
+        found = self.ownership.adoptable(epoch)
         self.planner.took_over(found)
         return found
 

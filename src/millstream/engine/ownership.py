@@ -15,7 +15,8 @@ from millstream.core.guards import Guards
 from millstream.engine.plan import Reading
 from millstream.errors import CheckpointError, DamageError, Fenced
 from millstream.state.fencing import refuse, run_number
-from millstream.state.manifest import Manifest, ManifestLog
+from millstream.state.manifest import Manifest
+from millstream.state.manifest_log import ManifestLog
 
 
 class Ownership:
@@ -67,7 +68,7 @@ class Ownership:
                 f"run again, or start with a new checkpoint."
             ) from error
 
-    def adopted(self, epoch: int) -> Manifest:
+    def adoptable(self, epoch: int) -> Manifest:
         """An epoch that somebody else has committed. Rule 2."""
         found = self.log.read(epoch)
         if run_number(found.token) >= run_number(self.token):
@@ -115,7 +116,7 @@ class Ownership:
         if epoch == last + 1:
             if not self.log.exists(epoch) or not self._guards.exclusive:
                 return None
-            manifest = self.adopted(epoch)
+            manifest = self.adoptable(epoch)
         else:
             manifest = latest if latest is not None and epoch == last else self.log.read(epoch)
         if epoch > self._started_at and run_number(manifest.token) > run_number(self.token):

@@ -117,7 +117,7 @@ class Plan(msgspec.Struct):
         return self.ranges.batch is None and not self.drain
 
     def storing_too(self, topology: Topology, more: Mapping[Edge, str]) -> Plan:
-        """The same epoch, in which more adaptive edges store."""
+        """This epoch, in which more adaptive edges store."""
         return plan(
             topology,
             self.position,

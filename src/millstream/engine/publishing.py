@@ -15,8 +15,9 @@ import msgspec
 from millstream.engine.contracts import Compaction
 from millstream.engine.program import Program
 from millstream.sinks.base import DriverContext
-from millstream.state import compaction
-from millstream.state.manifest import KEEP, Manifest, ManifestLog
+from millstream.state import gc
+from millstream.state.manifest import Manifest
+from millstream.state.manifest_log import KEEP, ManifestLog
 from millstream.state.sink_part import Part
 
 
@@ -73,11 +74,11 @@ class Publishing:
         return since, compactions.in_flight()
 
     def collect_log(self, manifest: Manifest, since: int | None, in_flight: set[str]) -> None:
-        """The same in the checkpoint alone, from any thread. since, in_flight: as `compacted_meanwhile` says."""
-        compaction.collect(self._log, manifest, in_flight, since)
+        """Removes what no manifest needs from the checkpoint, from any thread. since, in_flight: as `compacted_meanwhile` says."""
+        gc.collect(self._log, manifest, in_flight, since)
 
     def sweep(self, manifest: Manifest) -> None:
-        """The same at the sinks alone."""
+        """Lets sinks remove what no manifest needs."""
         for name, sink in self._sinks.items():
             waiting = manifest.waiting[name].parts if name in manifest.waiting else ()
             keep = [part.staged for part in (*manifest.sinks.get(name, ()), *waiting) if part.staged is not None]

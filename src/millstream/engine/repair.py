@@ -33,7 +33,8 @@ from millstream.engine.task import Task
 from millstream.errors import CheckpointError
 from millstream.state.blocks import Chain, Segments
 from millstream.state.heartbeat import RunMode
-from millstream.state.manifest import Manifest, ManifestLog, SourcePosition
+from millstream.state.manifest import Manifest, SourcePosition
+from millstream.state.manifest_log import ManifestLog
 from millstream.state.segment import SegmentRef
 from millstream.state.storage import Storage
 

@@ -50,7 +50,7 @@ class Reducer:
         return value
 
     def lift_at(self, value: Any, order: Any) -> Any:
-        """The same for a value that has a place in an order. Only those that want it look at it."""
+        """Lifts a value that has a place in an order. Only those that want it look at it."""
         return self.lift(value)
 
     def combine(self, a: Any, b: Any) -> Any:

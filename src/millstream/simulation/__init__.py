@@ -1,15 +1,21 @@
-"""How a pipeline is tried without Spark. Nothing here runs in production; users reach it through `millstream.testing`.
+"""How is a pipeline tried without Spark? Nothing here runs in production; users reach it through `millstream.testing`.
 
-    local        one process, dictionaries, a hand-moved clock: the oracle
-    cluster      the production protocol and tasks over storage in memory, under a schedule of faults
-    resident     the same for resident runs: planned epochs, tasks that are lost and come back
-    slots        those tasks, and the network between them
-    oracle       the undisturbed run of the same plan on the local engine, and how the two are compared
-    readings     what tables and views hold after an epoch, and whether a recomputation gives the same
-    inputs       rows of injected streams as Python dictionaries, for both
-    models       what the cluster only models: a sink, workers, processes that die
-    schedules    plans and schedules from a seed, and the shortest one that fails
-    cuts, instances, findings, differences, refined    the same records in other epochs and on other instances, and what to say if results differ
+    local             the local engine: the oracle
+    driver            a simulated run under a schedule of faults, planned by a model of Spark's log
+    planned_driver    a simulated run as production plans it
+    loop_tasks        the tasks of a simulated micro-batch
+    resident_tasks    tasks that stay, and the network between them
+    list_inputs       rows as lists, on their way into shards
+    fakes             what is modelled: a sink, worker processes, processes that are killed
+    fault             one fault, as data and as text
+    schedules         plans and schedules from a seed, and the shortest schedule that fails
+    comparison        the undisturbed run, and what a simulated one must have in common with it
+    diff              the first difference between two runs, in words
+    epoch_cuts        the same records in other epochs, shards and instances
+    instance_sharing  whose instance a hook runs on, varied
+    diagnosis         what kind of mistake makes runs differ
+    view_checks       what tables and views hold after an epoch, and whether it is right
+    view_equivalence  tables, views and joins in different epochs: what must be equal
 
-It may know the engine and the state. It must not know Spark, and nobody below it may know it.
+It must not know Spark, nor people: it gives values and texts.
 """

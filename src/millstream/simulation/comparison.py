@@ -77,7 +77,7 @@ def undisturbed(
     then: tuple[int, Program] | None = None,
     judge: EpochJudge | None = None,
 ) -> LocalEngine:
-    """The same plan on the local engine. judge: raises Violation if a view is wrong after any epoch."""
+    """A plan, undisturbed, on the local engine. judge: raises Violation if a view is wrong after any epoch."""
     engine = LocalEngine(program, shards, guards)
 
     def look(engine: LocalEngine) -> None:

@@ -43,7 +43,8 @@ from millstream.simulation.fault import Fault
 from millstream.simulation.loop_tasks import InputRows, LoopTasks
 from millstream.simulation.view_checks import EpochJudge, EpochRead
 from millstream.state.compaction import compact
-from millstream.state.manifest import Manifest, ManifestLog
+from millstream.state.manifest import Manifest
+from millstream.state.manifest_log import ManifestLog
 from millstream.state.memory_storage import MemoryStorage
 from millstream.state.segment import runs
 from millstream.state.storage import Storage
@@ -88,7 +89,7 @@ class SimulatedCompaction(Compaction):
                     made = compact(simulation.storage, chosen, chosen[0] == one.segments[0], manifest.epoch, self._token)
                     self._done[name, shard] = Compacted(chosen, made)
 
-    def finished(self) -> dict[tuple[str, int], Compacted]:
+    def take_finished(self) -> dict[tuple[str, int], Compacted]:
         done, self._done = self._done, {}
         return done
 
@@ -239,7 +240,7 @@ class Simulation:
         """Randomness that depends on the seed and the place alone: taking one fault out of a schedule changes nothing else."""
         return random.Random(f"{self.seed}{what}")
 
-    def found(self, kind: str, epoch: int, task: int | None = None) -> list[Fault]:
+    def take_due(self, kind: str, epoch: int, task: int | None = None) -> list[Fault]:
         """Faults that are due here and have not happened yet."""
         due = [f for f in self.schedule if f.kind == kind and f.epoch == epoch and (task is None or f.task == task) and f not in self.used]
         self.used.update(due)
@@ -247,7 +248,7 @@ class Simulation:
 
     def hits(self, kind: str, epoch: int, task: int | None = None) -> bool:
         """Whether a fault strikes."""
-        return bool(self.found(kind, epoch, task))
+        return bool(self.take_due(kind, epoch, task))
 
     def sleep(self, until: int, wake: Callable[[], Any]) -> None:
         """Has something happen after an epoch has been committed."""

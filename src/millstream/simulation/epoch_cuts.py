@@ -1,4 +1,4 @@
-"""The same records, cut into epochs in many ways: a program's result must not depend on how they fall.
+"""Records, cut into epochs in many ways: a program's result must not depend on how they fall.
 
 Nobody chooses epochs: they follow from when the source delivers, how long the last one took, and what crashed. So a program is run with its
 records one by one, all at once and in random portions, on other numbers of shards, and with instances shared in other ways
@@ -66,7 +66,7 @@ class Cut(msgspec.Struct, frozen=True):
     sharing: str = EPOCH
 
     def without(self, gone: Collection[int]) -> Cut:
-        """The same for fewer rows."""
+        """This trial with fewer rows."""
         return msgspec.structs.replace(self, bounds=tuple(bound - sum(1 for row in gone if row < bound) for bound in self.bounds))
 
     def portions(self) -> str:
@@ -149,7 +149,7 @@ class Trials:
         self.told_program.expressions = program.expressions
 
     def of(self, rows: Rows) -> Trials:
-        """The same with other rows."""
+        """This trial with other rows."""
         return Trials(self.program, rows, self.compare, self.ignore, self.watermarks)
 
     def run(self, cut: Cut, renewed: Collection[str] = ()) -> Ran:

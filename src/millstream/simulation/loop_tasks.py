@@ -57,7 +57,7 @@ class LoopTasks:
                     task = _Attempts(driver, self._hosts, order, group, shard, number, injected, mine)
                     if simulation.hits("retry", driver.index, number):
                         task.run("lost")
-                    for fault in simulation.found("zombie", driver.index, number):
+                    for fault in simulation.take_due("zombie", driver.index, number):
                         simulation.sleep(driver.index + fault.later, lambda task=task: task.run("zombie"))
                     receipt, sent = task.run("first")
                     receipts[number] = receipt

@@ -45,7 +45,8 @@ from millstream.simulation.loop_tasks import LoopTasks
 from millstream.simulation.resident_tasks import SimulatedTasks
 from millstream.simulation.view_checks import EpochJudge
 from millstream.sources.splits import PlannedReader, SplitPlan
-from millstream.state.manifest import Manifest, ManifestLog
+from millstream.state.manifest import Manifest
+from millstream.state.manifest_log import ManifestLog
 from millstream.state.storage import Storage
 
 PLANNED_KINDS = ("crash", "pause", "retry", "recompute", "zombie", "repeat", "compact", "forget", "replan")
@@ -295,7 +296,7 @@ class PlannedSimulation(Simulation):
         except Killed:
             driver.index = -1
             if isinstance(driver.tasks, SimulatedTasks):
-                self.sleep(self._index + self.dice("orphans", self._index).randint(0, 2), driver.tasks.orphaned)
+                self.sleep(self._index + self.dice("orphans", self._index).randint(0, 2), driver.tasks.run_orphans)
             raise
 
     def _drive(self, driver: PlannedDriver) -> None:

@@ -289,7 +289,7 @@ class SimulatedTasks:
         for member in self._members.values():
             member.end()
 
-    def orphaned(self) -> None:
+    def run_orphans(self) -> None:
         """The driver is gone, and who works does not know it yet."""
         for _ in range(1000):
             ready = [member for member in self._members.values() if member.is_ready]

@@ -1,4 +1,10 @@
-"""Where records go: sinks in two phases.
+"""Where do records go? Into sinks, in two phases.
+
+    base       the contract: who calls what, and how often
+    files      files of a directory
+    epochs     a function per epoch, or memory
+    two_phase  programs that speak the connector's protocol, over TCP
+    service    tables of the state service
 
 Contract of a sink
 - `stage(context, rows)` runs in a task, before the commit, any number of times (retries, zombies). It makes the rows durable under a

@@ -1,14 +1,17 @@
-"""Where records come from: descriptions of streaming sources, which become DataFrames when a run starts.
+"""Where do records come from? Descriptions of sources, which are read when a run starts.
 
     base      the contract: who calls what, and how often
     files     files of a directory
     rate      numbered rows, for trying things
     data_source
               Python data sources of PySpark's
-    pushed    messages that other programs push over TCP
-    splits    the contract of those whose epochs Millstream plans itself
-    schema    columns that can be told without Spark
-    filereading   how the file source is read without Spark
+    pushed, pushed_reading, pushed_rows
+              messages that other programs push over TCP: the source, its reader, and its rows
+    splits    the contract of sources whose epochs Millstream plans itself
+    schema, fields
+              columns that can be told without Spark, and those that a pipeline names
+    filereading/
+              how the file source is read without Spark
 
 Nothing here knows an epoch. Any streaming DataFrame, or a function that makes one of the session, may stand in the place of a source.
 """

@@ -17,8 +17,10 @@ from collections.abc import Callable
 import msgspec
 
 from millstream.errors import CheckpointError, DamageError
-from millstream.state.compaction import made_in, named_by
-from millstream.state.manifest import Manifest, ManifestLog, manifest_name
+from millstream.state.compaction import made_in
+from millstream.state.gc import named_by
+from millstream.state.manifest import Manifest
+from millstream.state.manifest_log import ManifestLog, manifest_name
 from millstream.state.reader import latest
 from millstream.state.storage import Storage
 

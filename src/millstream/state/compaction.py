@@ -1,37 +1,26 @@
-"""Compaction: many small segments into few large ones, and collection of what no manifest names.
+"""Compaction: many small segments into few large ones; and the names of units.
 
 Rules
 1. A chain of runs is compacted when it has more than `MAX_RUNS`: from the newest back, as long as the next older run is not more than
    twice as large as what has been gathered. Every entry is rewritten about once per doubling of the state, and a chain stays short.
 2. A compaction that reaches the oldest run is a snapshot: deletions are dropped, and it becomes the base.
-3. Compactions happen beside the epochs; the next manifest adopts them. One that nobody adopts is a leftover like any other.
-4. Kept are the newest `KEEP` manifests and, for readers, the first of each second of the last `WINDOW`: at 60 epochs a second a reader has one that
-   lasts for a minute, and collection has at most some seventy to look at. Time is the manifests' own (`now`), so no clock is asked.
-5. An object's name begins with the epoch in which it was made. Collection after the commit of N removes only objects made before the newest `KEEP`
-   epochs that no kept manifest names: a driver that has been replaced without noticing can never remove what its successor made.
-6. A manifest goes before the objects that only it names. What is there can be read whole.
+3. Compactions happen beside the epochs; the next manifest adopts them. One that is not adopted is garbage like any other.
 """
 
 from __future__ import annotations
 
 import secrets
-import sys
-from collections.abc import Iterable, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Sequence
 
 import msgspec
 
-from millstream.errors import DamageError
 from millstream.state.fencing import run_number
-from millstream.state.manifest import KEEP, Manifest, ManifestLog, manifest_name
+from millstream.state.manifest import Manifest
 from millstream.state.segment import PIECE, Entry, SegmentRef, encode_segment, merge, runs
 from millstream.state.storage import Storage
 
 MAX_RUNS = 12
 UNITS = "units"
-_READERS = 8
-WINDOW = 60_000  # milliseconds
-_SECOND = 1000
 
 
 def unit_name(epoch: int, label: str, token: str = "0-") -> str:
@@ -94,63 +83,6 @@ def adopt(chain: Sequence[SegmentRef], chosen: Sequence[SegmentRef], made: Seque
     return [*chain[:at], *made, *chain[at + len(chosen) :]]
 
 
-def named_by(manifest: Manifest) -> set[str]:
-    """The objects that a manifest needs."""
-    names = {ref.name for c in manifest.computations.values() for shard in c.shards for ref in shard.segments}
-    names.update(stored_ref.name for stored_ref in manifest.pending)
-    for parts in (*manifest.sinks.values(), *(waiting.parts for waiting in manifest.waiting.values())):
-        names.update(part.staged for part in parts if part.in_checkpoint and part.staged is not None)
-    names.update(ref.name for position in manifest.sources.values() for ref in position.names)
-    return names
-
-
-def second_of(now: int) -> int:
-    """The second that a manifest's time is in: the first manifest of each is kept for a while."""
-    return now // _SECOND
-
-
-def collect(
-    log: ManifestLog, newest: Manifest, in_flight: Iterable[str] = (), compacting_since: int | None = None, window: int = WINDOW
-) -> int:
-    """Removes manifests that are not kept any longer, and objects that nothing names. Returns how many objects went.
-
-    in_flight: finished compactions that the next manifest may adopt. compacting_since: the epoch in which a compaction still under way began.
-    window: for how long (milliseconds) a manifest of each second is kept; 0: no longer than others.
-    """
-    storage, known = log.storage, log.collection
-    epochs = [epoch for epoch in log.epochs() if epoch <= newest.epoch]
-    recent = [epoch for epoch in epochs if newest.epoch - KEEP < epoch]
-    if not recent:
-        return 0
-    _note(log, newest)
-    _note_all(log, [epoch for epoch in epochs if epoch not in known.times])
-    lasts = (
-        window + _SECOND if window else 0
-    )  # a second goes as a whole, when it is wholly outside: nobody steps into its first one's place
-    lasting: dict[int, int] = {}
-    for epoch in epochs:
-        if epoch in known.times or _noted(log, epoch):
-            now = known.times[epoch]
-            if abs(second_of(newest.now) - second_of(now)) * _SECOND < lasts:  # a clock may have been put back
-                lasting.setdefault(second_of(now), epoch)
-    kept = {*recent, *(epoch for epoch in lasting.values() if epoch in known.names or _noted(log, epoch))}
-    needed = set(in_flight)
-    for epoch in kept:
-        needed |= known.names[epoch] if epoch in known.names else _note(log, log.read(epoch))
-    limit = recent[0] if compacting_since is None else min(recent[0], compacting_since)
-    gone = [name for name in storage.list(UNITS) if name not in needed and made_in(name) < limit]
-    old = [epoch for epoch in epochs if epoch not in kept]
-    storage.delete(map(manifest_name, old))
-    storage.delete(gone)
-    for epoch in old:
-        known.times.pop(epoch, None)
-        known.names.pop(epoch, None)
-    known.rounds += 1
-    known.objects += len(gone)
-    known.manifests += len(old)
-    return len(gone)
-
-
 class ChainStats(msgspec.Struct, frozen=True):
     """The log of one computation: its segments, their bytes and entries, the runs of its longest chain, and how many bytes are due to be compacted."""
 
@@ -175,26 +107,3 @@ def stats(manifest: Manifest) -> dict[str, ChainStats]:
             due=sum(ref.length for chain in chains for ref in pick_segments(chain)),
         )
     return found
-
-
-def _note(log: ManifestLog, manifest: Manifest) -> frozenset[str]:
-    """Notes what collection wants to know of a manifest, which never changes."""
-    log.collection.times[manifest.epoch] = manifest.now
-    log.collection.names[manifest.epoch] = names = frozenset(map(sys.intern, named_by(manifest)))
-    return names
-
-
-def _note_all(log: ManifestLog, epochs: Sequence[int]) -> None:
-    """The first collection of a run knows none of the manifests that are there: they are read side by side, a store may be far away."""
-    if len(epochs) > KEEP:
-        with ThreadPoolExecutor(_READERS) as readers:
-            list(readers.map(lambda epoch: _noted(log, epoch), epochs))
-
-
-def _noted(log: ManifestLog, epoch: int) -> bool:
-    """The same of one that need not be there: a driver that has been replaced may be collecting too."""
-    try:
-        _note(log, log.read(epoch))
-    except DamageError:
-        return False
-    return True

@@ -96,7 +96,8 @@ class Runs:
         return self.storage.exists(_claim_name(run_number(token)))
 
     def is_there(self, token: str) -> bool:
-        """The same, where looking costs next to nothing (on a disk): asked before every commit, so that no manifest is put where a checkpoint has been."""
+        """Whether the claim of a run is there, where looking costs next to nothing (on a disk). Asked before every commit, so that no manifest is put where a
+        checkpoint has been."""
         return "://" in self.storage.url or self.has_claim(token)
 
     def refusals(self) -> list[str]:

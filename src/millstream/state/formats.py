@@ -46,7 +46,7 @@ class _Said(msgspec.Struct):
 
 
 def check_json(data: bytes, name: str, known: Format) -> int:
-    """The same for an object of JSON, whatever else is in it; its format."""
+    """Says no to a JSON object of another version, whatever else is in it; its format."""
     try:
         said = msgspec.json.decode(data, type=_Said).format
     except msgspec.MsgspecError as error:

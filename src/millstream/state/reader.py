@@ -30,8 +30,9 @@ from typing import Protocol, TypeVar
 from millstream.core.keyspace import Store
 from millstream.errors import CheckpointError, DamageError, Overtaken
 from millstream.state.blocks import LIMIT, CacheStats, Chain, Segments
-from millstream.state.compaction import named_by, second_of
-from millstream.state.manifest import Manifest, ManifestLog
+from millstream.state.gc import named_by, second_of
+from millstream.state.manifest import Manifest
+from millstream.state.manifest_log import ManifestLog
 from millstream.state.queries import Reader
 
 TRIES = 20  # how often a reader that comes to nothing is overtaken, until it gives up
@@ -231,7 +232,7 @@ class CommittedState:
             if self._state_caches is None:
                 self._state_caches = state_cache_root(self.log.identity().id, str(self._folder)) / "readers"
             state_cache = open_state_cache(self._state_caches, state.lineage or computation, shard, READERS_MAP_SIZE)
-            held = state_cache.held(self.log.storage, chain, manifest)
+            held = state_cache.hold(self.log.storage, chain, manifest)
             if held is not None:
                 return held
         return Chain(self.segments, chain)

@@ -62,7 +62,7 @@ _PLAIN = frozenset((int, float, str, bool, bytes, type(None)))
 
 
 def _alike_all(one: Any, other: Any) -> bool:
-    """The same for all elements, or keys, in their order."""
+    """Whether all elements, or keys, are alike in their order."""
     return _PLAIN.issuperset(map(type, one)) or all(map(alike, one, other))
 
 

@@ -115,7 +115,7 @@ class StateCache:
             self._catch_up(storage, chain, manifest)
         raise RuntimeError(f"the state cache in {self.folder} keeps changing: two runs share it")
 
-    def held(self, storage: Storage, chain: Sequence[SegmentRef], manifest: Manifest) -> Held | None:
+    def hold(self, storage: Storage, chain: Sequence[SegmentRef], manifest: Manifest) -> Held | None:
         """The entries as of a manifest, for as long as somebody wants them and for any thread, whatever becomes of the state cache.
 
         None if it has gone past that manifest, or would have to move under somebody else's feet: then the log must be read.

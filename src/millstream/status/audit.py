@@ -28,7 +28,7 @@ from millstream.core.keyspace import ROW, SUB, NoEntries, Store, after, decode_r
 from millstream.core.statekind import StateKind
 from millstream.engine.program import Compiled, Program
 from millstream.errors import BY_NAME, MillstreamError, travelling_name
-from millstream.state.manifest import ManifestLog
+from millstream.state.manifest_log import ManifestLog
 from millstream.state.memory_storage import MemoryStore
 from millstream.state.queries import Reader, maps_prefix
 from millstream.state.reader import AsOf, CommittedState

@@ -12,7 +12,7 @@ import msgspec
 
 from millstream.readable.listing import Listing, MapView, Opaque, RowView, keys_of, listed, looked_up, plain, plain_listing
 from millstream.state.heartbeat import Alive, last_sign
-from millstream.state.manifest import ManifestLog
+from millstream.state.manifest_log import ManifestLog
 from millstream.state.reader import latest, steady
 from millstream.status.report import Status, status_of
 

@@ -12,7 +12,7 @@ from itertools import islice
 from typing import Any, TypeVar
 
 from millstream.readable.relations import ShownRow, given, relation, relations, shown
-from millstream.state.manifest import ManifestLog
+from millstream.state.manifest_log import ManifestLog
 from millstream.state.queries import Reader
 from millstream.state.reader import AsOf, CommittedState, steady
 from millstream.state.storage import open_storage

@@ -123,7 +123,7 @@ class Identified:
         return self._joined(positions).to_numpy(zero_copy_only=False).tolist()  # type: ignore[no-any-return]
 
     def packed(self, positions: Any) -> bytes:
-        """The same, without a Python object for each."""
+        """Names of records as one Packed, without a Python object for each."""
         joined = self._joined(positions)
         _, offsets, data = joined.buffers()
         where = np.frombuffer(offsets, np.int32, len(joined) + 1, joined.offset * 4)
@@ -135,6 +135,6 @@ class Identified:
         return whole(pc.binary_join_element_wise(key, id, b"\x1f"))
 
     def in_order(self, positions: Any) -> Any:
-        """The same rows in canonical order."""
+        """Positions in canonical order."""
         times = self.table.column("ts").to_numpy()[self._where(positions)]
         return positions[np.lexsort((positions, times))]

@@ -24,7 +24,8 @@ from millstream.engine.upkeep import BackgroundUpkeep
 from millstream.engine.worker_process import RunPlace
 from millstream.faults import CrashPoints
 from millstream.sources.splits import PlannedReader, SplitPlan
-from millstream.state.manifest import Manifest, ManifestLog
+from millstream.state.manifest import Manifest
+from millstream.state.manifest_log import ManifestLog
 
 
 class ResidentParts(NamedTuple):
@@ -65,7 +66,7 @@ def assemble(
     guards = Guards.without(guards_off) if guards_off else ALL_GUARDS
     metrics, stopping = Metrics(), threading.Event()
     planner = SourcePlanner(readers, log.storage, token, latest, bounded, guards)
-    certificate, key = tls.made() if remote else (b"", b"")
+    certificate, key = tls.make_certificate() if remote else (b"", b"")
     cookie = secrets.token_bytes(32)
     coordinator = Coordinator(slots, place.shards, host, cookie, tls=tls.contexts(certificate, key)[0], say=say)
     compaction = TaskCompaction(token, coordinator.send_compaction)

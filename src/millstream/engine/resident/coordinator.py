@@ -345,9 +345,9 @@ class Coordinator:
                 self._could_not_start = (now, why)
                 self._membership.could_not_start(failure.slot, now, why)
                 self._changed.notify_all()
-        return self._joined(decode(frame.body, TaskHello), connection) if frame.kind == messages.HELLO else None
+        return self._join(decode(frame.body, TaskHello), connection) if frame.kind == messages.HELLO else None
 
-    def _joined(self, hello: TaskHello, connection: wire.TaskLink) -> _Member | None:
+    def _join(self, hello: TaskHello, connection: wire.TaskLink) -> _Member | None:
         with self._changed:
             if self._is_ending or not self._jobs.has_slot(hello.job, hello.slot):
                 connection.send(messages.END, [encode(Ending())])

@@ -6,8 +6,8 @@
     RunTask     the task of a shard is about to run
     StageUnit   the unit is made durable
 
-It returns the receipts. In production sockets drive it (`worker`), in the simulation lists and dice (`simulation/resident_tasks`). So the order of what happens, and the
-moments of the crash points, are the same by construction.
+It returns the receipts. In production sockets drive it (`worker`), in the simulation lists and dice (`simulation/resident_tasks`). So the order of what
+happens, and the moments of the crash points, are the same by construction.
 
 Rules
 1. The shards of a task are `shard % slots`.

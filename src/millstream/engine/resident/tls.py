@@ -17,7 +17,7 @@ from millstream.extras import needed
 _LASTS = datetime.timedelta(days=3650)
 
 
-def made() -> tuple[bytes, bytes]:
+def make_certificate() -> tuple[bytes, bytes]:
     """A certificate and its key, in PEM."""
     with needed("a resident run on more than one host, which encrypts what tasks send to each other,"):
         from cryptography import x509

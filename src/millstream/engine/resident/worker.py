@@ -95,7 +95,7 @@ class ResidentTask:
             trusting = not Guards.without(setup.guards_off).attempts
             self._exchange = Exchange(slot, setup.slots, self._driver.host, setup.cookie, server, client, trusting)
         except BaseException as error:  # the driver can say it better than Spark, which would only try again
-            self._failed(Attempt(), TaskFailure(error=type(error).__name__, text=str(error), slot=slot))
+            self._tell_failure(Attempt(), TaskFailure(error=type(error).__name__, text=str(error), slot=slot))
             self._driver.close()
             raise
         self._at: tuple[int, int] | None = None  # level and shard
@@ -192,18 +192,18 @@ class ResidentTask:
         except GivenUp:
             pass
         except PeerLost as lost:
-            self._failed(attempt, TaskFailure(lost=lost.slots, text=str(lost)))
+            self._tell_failure(attempt, TaskFailure(lost=lost.slots, text=str(lost)))
         except MillstreamError as error:
-            self._failed(attempt, TaskFailure(error=travelling_name(error), text=str(error)))
+            self._tell_failure(attempt, TaskFailure(error=travelling_name(error), text=str(error)))
         except (Exception, SystemExit) as error:  # a hook that exits would else look like a process that was killed
-            self._failed(attempt, TaskFailure(error=type(error).__name__, text="".join(traceback.format_exception(error))[-4000:]))
+            self._tell_failure(attempt, TaskFailure(error=type(error).__name__, text="".join(traceback.format_exception(error))[-4000:]))
         finally:
             self._at = None
             self._compiled.running = None
             gc.enable()
             PROCESS.end_task()
 
-    def _failed(self, attempt: Attempt, failure: TaskFailure) -> None:
+    def _tell_failure(self, attempt: Attempt, failure: TaskFailure) -> None:
         self._driver.send(messages.FAILED, [encode(failure)], attempt)
 
 
@@ -253,9 +253,9 @@ class _Attempt:
                 task._at = (step.level, step.shard)  # type: ignore[union-attr]
                 brought = None
                 continue
-            at = self._noted("step", at)
+            at = self._note("step", at)
             phase, brought = self._do(step)
-            at = self._noted(phase, at)
+            at = self._note(phase, at)
 
     def _do(self, step: RoundStep) -> tuple[str, Any]:
         """Does what the round wants; the phase that its time counts for, and what it brings."""
@@ -272,7 +272,7 @@ class _Attempt:
         step.unit.write()
         return "stage", None
 
-    def _noted(self, phase: str, since: float) -> float:
+    def _note(self, phase: str, since: float) -> float:
         now = time.perf_counter()
         self.phases[phase] = self.phases.get(phase, 0.0) + (now - since) * 1000
         return now

@@ -1,17 +1,22 @@
 """How do epochs run on Spark? Only this package imports pyspark (and the command line, to quiet its loggers).
 
-    query, run          from `pipeline.run` to a run that is begun, watched and explained; a streaming query, where only Spark can read a source
-    planning, frames    epochs that Millstream plans itself: as micro-batches of batch frames, or resident
-    residents           the long job that resident tasks live in
-    session, jvm        a local session that is set up well, and a JVM that starts fast
-    epoch               the seven steps as one Spark job per epoch
-    rows                in the JVM: from source columns to keyed rows
-    task, inputs, arrow in the task: bytes unpacked, rows as the task wants them, Arrow to Python and back
-    offsets             what Spark's own log says of a batch
-    compactions               compaction beside the epochs
-    pickling, reasons   programs by value; Spark's errors in words
-    data_sources        Python data sources of PySpark's, planned by Millstream
-    intake_source       the connector's intake as a Spark data source
+    start             from `pipeline.run` to a run that can be started: checks, and the streaming query where only Spark can read a source
+    asked             what a run is asked for, and what all ways of running make of it
+    run_builder       runs whose epochs Millstream plans: as micro-batches, or resident
+    run               a run that is begun, watched and explained
+    session, jvm      a local session that is set up well, and a JVM that starts fast
+    job_runner        the tasks of an epoch as one Spark job
+    batch_reader      what an epoch reads, as one DataFrame
+    keyed_rows        in the JVM: from source columns to keyed rows
+    task_function     in the task: bytes unpacked, the task run, Arrow laid out
+    resident_job      the long job that resident tasks live in
+    compaction_job    compaction beside the epochs
+    two_stage_job     a batch job over a whole checkpoint, to check views
+    spark_planner     where Spark plans: what its own log says of a batch
+    pickling          programs by value
+    error_text        Spark's errors in words
+    data_sources      Python data sources of PySpark's, planned by Millstream
+    intake_source     the connector's intake as a Spark data source
 
 It must not know people: what a run shows is the handle's business.
 """

@@ -20,7 +20,8 @@ from millstream.engine.program import Program
 from millstream.engine.upkeep import BackgroundUpkeep
 from millstream.engine.worker_process import RunPlace
 from millstream.faults import CrashPoints
-from millstream.state.manifest import Identity, Manifest, ManifestLog
+from millstream.state.manifest import Manifest
+from millstream.state.manifest_log import Identity, ManifestLog
 from millstream.state.storage import Storage
 
 from .compaction_job import SparkCompaction
@@ -44,7 +45,7 @@ class Starting(msgspec.Struct):
     drop: Sequence[str]
     say: Callable[[str], None]
 
-    def identified(self) -> tuple[Identity, Manifest | None]:
+    def identify(self) -> tuple[Identity, Manifest | None]:
         """The checkpoint's identity, written now if it is new, and the manifest to go on from."""
         ready_sinks(self.program.topology)
         cores = self.spark.sparkContext.defaultParallelism

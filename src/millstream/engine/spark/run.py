@@ -131,7 +131,7 @@ class QueryRun(Run):
         self._disturbed_until = disturbed_until
 
     def begin(self) -> None:
-        self.query = self._started()
+        self.query = self._begin_query()
 
     def work(self) -> None:
         self._await_query()
@@ -139,7 +139,7 @@ class QueryRun(Run):
     def halt(self) -> None:
         self.query.stop()
 
-    def _started(self) -> Any:
+    def _begin_query(self) -> Any:
         """The query, begun; once more where another run, which this one has replaced, has been at Spark's log in the same moment."""
         for left in reversed(range(_RESTARTS)):
             try:
@@ -162,7 +162,7 @@ class QueryRun(Run):
             time.sleep(1)
             if self.stopping:
                 return
-            self.query = self._started()
+            self.query = self._begin_query()
 
     def _is_disturbed(self, error: Exception) -> bool:
         """Whether an error of Spark's comes from a run that this one has replaced, and that may have written to Spark's log once more before it noticed."""

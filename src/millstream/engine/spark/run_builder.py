@@ -111,7 +111,7 @@ def micro_batch_run(asked: Starting) -> Run:
         value_types = [keyed_rows.value_type(injectors[name], frame, topology) for name, frame in frames.items()]
         sources = {name: (one.reader, _struct(one), one.unreadable) for name, one in planned.items()}
         SplitFrames(spark, topology, sources, 1, value_types)  # finds unknown columns before anything is written
-        identity, latest = asked.identified()
+        identity, latest = asked.identify()
         place = asked.place(identity, [keyed_rows.value_layout(injectors[name], frame, topology) for name, frame in frames.items()])
         token = asked.log.runs.claim(latest.token if latest is not None else None)
         latest = asked.latest()  # a run that ends may have committed one more before it found the claim
@@ -164,7 +164,7 @@ def resident_run(asked: Starting, tasks: int | None) -> Run:
         _check_settings(spark, topology, planned)
         for name, one in planned.items():  # what only Spark can do is refused before anything is written
             Keying(program, topology.injectors[name], one.schema, 1, one.unreadable)
-        identity, latest = asked.identified()
+        identity, latest = asked.identify()
         keyings = {
             name: Keying(program, topology.injectors[name], one.schema, identity.shards, one.unreadable) for name, one in planned.items()
         }

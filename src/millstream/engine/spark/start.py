@@ -25,7 +25,8 @@ from millstream.errors import (
     MillstreamError,
 )
 from millstream.state.cache_cleanup import remove_idle
-from millstream.state.manifest import Manifest, ManifestLog
+from millstream.state.manifest import Manifest
+from millstream.state.manifest_log import ManifestLog
 from millstream.state.state_cache import state_caches_folder
 from millstream.state.storage import LocalStorage, open_storage
 
@@ -131,7 +132,7 @@ def _query_run(asked: Starting) -> Run:
     pairs = list(zip(topology.injectors.values(), sources, strict=True))
     value_types = [keyed_rows.value_type(injector, source, topology) for injector, source in pairs]
     _frame(spark, asked.program, sources, value_types, 1)  # finds unknown columns before anything is written
-    identity, latest = asked.identified()
+    identity, latest = asked.identify()
     _check_never_planned(latest, asked)
     offsets = SparkOffsets(None if "://" in asked.spark_folder else os.path.join(asked.spark_folder, "offsets"), list(topology.injectors))
     _check_offsets(offsets, latest, asked.spark_folder, asked.storage.url)
@@ -150,7 +151,7 @@ def _query_run(asked: Starting) -> Run:
     return QueryRun(
         topology,
         epochs,
-        lambda: _started(spark, writer),
+        lambda: _start_query(spark, writer),
         bounded=asked.trigger is None,
         drain=asked.drain,
         disturbed_until=time.monotonic() + (DISTURBANCE if recent is not None and time.time() - recent.began < DISTURBANCE else 0.0),
@@ -280,7 +281,7 @@ def _frame(spark: Any, program: Program, sources: list[DataFrame], value_types: 
     return whole
 
 
-def _started(spark: Any, writer: Any) -> Any:
+def _start_query(spark: Any, writer: Any) -> Any:
     """Starts the query with settings of its own, also in a user's session; a query copies the settings at its start.
 
     One lets Spark leave the ticking source's empty branch out of its plans; the others are those of `session.ARROW`, unless the session says otherwise.

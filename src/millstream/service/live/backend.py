@@ -33,7 +33,7 @@ from millstream.service.live.tailer import ManifestTailer, TailerThread, as_serv
 from millstream.service.live.watch import Watch, version_of
 from millstream.service.proto import service_pb2 as pb
 from millstream.service.range_map import LIVE
-from millstream.state.manifest import ManifestLog
+from millstream.state.manifest_log import ManifestLog
 from millstream.state.storage import Storage, open_storage
 
 _WHOLE = 1  # the number of the one partition that a table of live state is, and its term

@@ -234,10 +234,10 @@ class PinnedEpochs:
         assert self._root is not None, "open comes first"
         self._opened.add(own)
         replica = open_state_cache(self._root, *own, _MAP_SIZE)
-        held = replica.held(storage, chain, manifest)
+        held = replica.hold(storage, chain, manifest)
         if held is None:  # it is of a history that went further than this one
             shutil.rmtree(replica.folder, ignore_errors=True)
-            held = open_state_cache(self._root, *own, _MAP_SIZE).held(storage, chain, manifest)
+            held = open_state_cache(self._root, *own, _MAP_SIZE).hold(storage, chain, manifest)
         if held is None:
             raise StorageError(
                 f"the copy of {own[0]}, shard {own[1]}, in {replica.folder} cannot grow past {_MAP_SIZE >> 30} GB. Use more shards: a new checkpoint."

@@ -24,8 +24,9 @@ from collections.abc import Callable
 from millstream.errors import CheckpointError, DamageError, MillstreamError, NotReady
 from millstream.service.live.epochs import KEEP, PinnedEpochs
 from millstream.service.live.history import ChangeHistory, ChangeSet, read_changes
-from millstream.state.compaction import named_by
-from millstream.state.manifest import Manifest, ManifestLog, manifest_name
+from millstream.state.gc import named_by
+from millstream.state.manifest import Manifest
+from millstream.state.manifest_log import ManifestLog, manifest_name
 from millstream.state.memory_storage import MemoryStorage
 from millstream.state.storage import LocalStorage, Storage
 

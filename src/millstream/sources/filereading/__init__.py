@@ -1,4 +1,4 @@
-"""How the file source is read without Spark: which files an epoch has, and what their rows are.
+"""How is the file source read without Spark? Which files an epoch has, and what their rows are.
 
     listing        which files are new, in which order, and which are too old
     reader         the planner and reader of one directory, put together
