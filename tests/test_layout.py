@@ -276,7 +276,9 @@ def test_a_function_that_is_named_by_a_participle_does_nothing_but_give() -> Non
     for folder in ("core", "engine", "state", "simulation"):
         for path in (ROOT / folder).rglob("*.py"):
             for node in ast.walk(ast.parse(path.read_text())):
-                if isinstance(node, ast.FunctionDef) and re.fullmatch(r"_?(?:[a-z]+ed|said|told|kept|held|shown|known|made|found|given|written)", node.name):
+                if isinstance(node, ast.FunctionDef) and re.fullmatch(
+                    r"_?(?:[a-z]+ed|said|told|kept|held|shown|known|made|found|given|written)", node.name
+                ):
                     calls = {one.func.attr for one in ast.walk(node) if isinstance(one, ast.Call) and isinstance(one.func, ast.Attribute)}
                     if calls & _ACTS and node.name not in ACTING_PARTICIPLES:
                         wrong.append(f"{path.relative_to(ROOT)}:{node.name} calls {sorted(calls & _ACTS)}")

@@ -14,6 +14,7 @@ from millstream.core.keyspace import ROW, decode_row
 from millstream.simulation.comparison import compare, undisturbed
 from millstream.simulation.fault import Fault
 from millstream.simulation.planned_driver import PlannedSimulation
+from millstream.simulation.schedules import make_plan
 from millstream.state.segment import merge
 
 LOSSES = ("lose", "stale", "rejoin")
@@ -122,3 +123,33 @@ def test_a_kind_that_needs_a_resident_run_says_so() -> None:
         ms.testing.assert_exactly_once(one_level(), ROWS, faults=["lose"])
     with pytest.raises(ms.errors.DefinitionError, match=r"faults=\['retry'\]: there are crash, pause, .*replan$"):
         ms.testing.assert_exactly_once(one_level(), ROWS, faults=["retry"], resident=True)
+
+
+class Witness(PlannedSimulation):
+    """Notes at the points of step 4 whether the unit of a slot is there."""
+
+    def __init__(self, *given: Any) -> None:
+        super().__init__(*given, resident=True)
+        self.durable: dict[str, set[bool]] = {}
+
+    def at_task(self, epoch: int, name: str, task: int) -> None:
+        if name.startswith("task.4-") and epoch >= 0:
+            units = [unit for unit in self.storage.list("units") if int(unit.split("/")[1].split("-")[0]) == epoch and "-t" in unit]
+            self.durable.setdefault(name, set()).add(bool(units))
+        super().at_task(epoch, name, task)
+
+
+def witnessed() -> dict[str, set[bool]]:
+    simulation = Witness(one_level().program(), make_plan([("in", row) for row in ROWS], 1), [], 1, 1)
+    simulation.run()
+    return simulation.durable
+
+
+def test_a_task_that_crashes_when_it_has_staged_leaves_a_durable_unit_and_one_that_is_about_to_stage_leaves_none() -> None:
+    assert witnessed() == {"task.4-staging": {False}, "task.4-staged": {True}}
+
+
+def test_twin_a_unit_that_is_not_written_between_the_two_points_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("millstream.engine.staging.Unit.write", lambda unit: None)
+    with pytest.raises((AssertionError, ms.errors.DamageError, ms.errors.StorageError)):
+        assert witnessed()["task.4-staged"] == {True}
