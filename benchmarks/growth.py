@@ -65,14 +65,14 @@ def measure(spark: Any, work: Path, stored: int, epochs: int) -> tuple[float, An
     began = time.perf_counter()
     handle = pipeline(work / "in").run(spark, checkpoint=work / "checkpoint", available_now=True, drain=False)
     handle.await_termination()
-    handle._epochs.compactions.wait(300)
+    handle._epochs.compaction.wait(300)
     print(f"{stored:>9,} keys stored in {time.perf_counter() - began:.1f} s", flush=True)
     for _ in range(epochs + 2):
         write(work / "in", index, random.choice(stored, size=10_000, replace=False))
         index += 1
     handle = pipeline(work / "in").run(spark, checkpoint=work / "checkpoint", available_now=True, drain=False)
     handle.await_termination()
-    handle._epochs.compactions.wait(300)
+    handle._epochs.compaction.wait(300)
     times = [e["millis"] for e in handle.epochs() if e["records"]][2:]
     print(f"{stored:>9,} keys stored: epochs that touch 10,000: {' '.join(f'{t:.0f}' for t in times)} ms", flush=True)
     return statistics.median(times), handle

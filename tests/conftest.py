@@ -15,10 +15,17 @@ import pytest
 
 sys.path.insert(0, str(Path(__file__).parent))
 
+from effort import first_seed
+
 if (
     signal.getsignal(signal.SIGINT) is signal.SIG_IGN
 ):  # in the background of a shell. Children would ignore it too, and tests interrupt them
     signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+def pytest_terminal_summary(terminalreporter: Any) -> None:
+    if terminalreporter.stats.get("failed"):
+        terminalreporter.write_line(f"seeds began at {first_seed()}: MILLSTREAM_SEED={first_seed()} tries the same ones again")
 
 
 def pytest_configure(config: pytest.Config) -> None:

@@ -1,13 +1,35 @@
-"""How much a test tries: all of it, or with `make quick` (which sets MILLSTREAM_QUICK) about a tenth."""
+"""How much a test tries: all of it, or with `make quick` (which sets MILLSTREAM_QUICK) about a tenth. And with which seeds.
+
+Seeds begin where the commit's hash says, so that every commit tries others. A failing run prints how to repeat its seeds: MILLSTREAM_SEED=N.
+"""
 
 from __future__ import annotations
 
 import os
+import subprocess
+from functools import lru_cache
+from pathlib import Path
 
 QUICK = bool(os.environ.get("MILLSTREAM_QUICK"))
 _LEAST = 10
+_MANY = 1_000_000
 
 
 def some(count: int) -> int:
     """How many seeds, examples or rounds to try of so many."""
     return min(count, max(_LEAST, count // 10)) if QUICK else count
+
+
+@lru_cache
+def first_seed() -> int:
+    """Where the seeds of this run begin."""
+    given = os.environ.get("MILLSTREAM_SEED")
+    if given:
+        return int(given)
+    found = subprocess.run(["git", "rev-parse", "HEAD"], cwd=Path(__file__).parent, capture_output=True, text=True, check=False).stdout
+    return int(found[:12] or "0", 16) % _MANY
+
+
+def seeds(count: int) -> range:
+    """So many seeds, others at every commit."""
+    return range(first_seed(), first_seed() + some(count))

@@ -181,7 +181,7 @@ def test_live_state_is_served_beside_a_resident_run(spark: Any, tmp_path: Path) 
         write(tmp_path / "in", "0.json", [{"k": "a", "n": 1, "at": BASE}, {"k": "a", "n": 1, "at": BASE + 1}])
         until(lambda: handle.status().records == 2)
         with ms.service.Client(handle.serving, "counts") as client:
-            until(lambda: [json.loads(row.value)["state"] for row in client.find(["a"], as_json=True) if row.value] == [2])
+            until(lambda: [json.loads(row.value)["state"] for row in client.get_many(["a"], as_json=True) if row.value] == [2])
     finally:
         handle.stop()
 

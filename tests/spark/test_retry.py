@@ -100,7 +100,7 @@ def test_a_zombie_attempt_that_wakes_up_late_changes_nothing_and_is_collected(sp
     then = standings_of(before)
     times = authority.times(epochs.topology, then, then, before.now, before.epoch)
     order = EpochOrder(before.epoch, before.now, epochs.token, epochs.log.read(before.epoch - 1), times, [], os.getpid(), "")
-    rows = files[0]
+    rows, jobs = files[0], epochs.runner._jobs
     table = pa.table(
         {
             "part": pa.array([0] * len(rows), pa.int32()),
@@ -116,12 +116,12 @@ def test_a_zombie_attempt_that_wakes_up_late_changes_nothing_and_is_collected(sp
 
     zombie = list(
         task_function.run_partition(
-            epochs.digest,
-            epochs.blob,
-            epochs.place_bytes,
+            jobs._digest,
+            jobs._program,
+            jobs._place,
             msgspec.msgpack.encode(order),
             0,
-            epochs._schemas[0][1],
+            jobs._schemas[0][1],
             0,
             iter(table.to_batches()),
         )

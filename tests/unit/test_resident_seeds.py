@@ -9,7 +9,7 @@ from residentkit import ROWS, one_level, three_levels, two_levels
 
 import millstream as ms
 from computations import Sum
-from effort import some
+from effort import seeds
 
 
 def exact(pipeline: ms.Pipeline, seeds: range, **options: Any) -> None:
@@ -17,19 +17,19 @@ def exact(pipeline: ms.Pipeline, seeds: range, **options: Any) -> None:
 
 
 @pytest.mark.parametrize(
-    ("pipeline", "seeds", "shards"),
+    ("pipeline", "count", "shards"),
     [
-        (one_level(), 350, 3),
-        (two_levels(), 300, 2),
-        (two_levels(ms.STRONG), 150, 2),
-        (two_levels(ms.ADAPTIVE), 100, 2),
-        (three_levels(), 50, 2),
-        (three_levels(Sum, ms.STRONG), 50, 2),
+        (one_level(), 90, 3),
+        (two_levels(), 75, 2),
+        (two_levels(ms.STRONG), 40, 2),
+        (two_levels(ms.ADAPTIVE), 25, 2),
+        (three_levels(), 15, 2),
+        (three_levels(Sum, ms.STRONG), 15, 2),
     ],
     ids=["one level", "weak", "strong", "adaptive", "dead letters", "three levels"],
 )
-def test_a_thousand_seeds_pass(pipeline: ms.Pipeline, seeds: int, shards: int) -> None:
-    exact(pipeline, range(some(seeds)), shards=shards)
+def test_seeds_pass(pipeline: ms.Pipeline, count: int, shards: int) -> None:
+    exact(pipeline, seeds(count), shards=shards)
 
 
 @pytest.mark.soak
@@ -39,4 +39,4 @@ def test_many_more_seeds_pass(pipeline: ms.Pipeline) -> None:
 
 
 def test_a_pipeline_may_be_restarted_as_another_version() -> None:
-    exact(two_levels(), range(some(20)), then=two_levels(ms.STRONG))
+    exact(two_levels(), seeds(20), then=two_levels(ms.STRONG))
