@@ -29,17 +29,27 @@ import pyarrow as pa
 
 import millstream as ms
 from millstream import faults
+from millstream.core.guards import Guards
 from millstream.core.keys import key_text, shard_of
+from millstream.core.topology import Group
+from millstream.engine.columns.arrow_inputs import ArrowInputs
 from millstream.engine.columns.keying import Keying
 from millstream.engine.compaction_orders import CompactionOrder, carry_out
+from millstream.engine.epochs import Epochs
+from millstream.engine.program import Compiled, Program
+from millstream.engine.receipts import EpochOrder, Receipt
 from millstream.engine.resident import worker
 from millstream.engine.resident.assemble import assemble
+from millstream.engine.resident.partitioning import ArrowRows, read_keyed
 from millstream.engine.resident.worker import Setup
+from millstream.engine.source_planner import SourcePlanner
 from millstream.engine.spark import pickling
+from millstream.engine.task import Result, Task
 from millstream.engine.trigger import Trigger
 from millstream.engine.worker_process import RunPlace, WorkerProcess
 from millstream.sources.base import Source
 from millstream.sources.splits import PlannedReader, SplitPlan
+from millstream.state.heartbeat import RunMode
 from millstream.state.manifest_log import ManifestLog
 from millstream.state.storage import open_storage
 
@@ -356,6 +366,115 @@ class KitPoints(faults.CrashPoints):
             os.kill(os.getpid(), signal.SIGSTOP)
 
 
+class ProcessTasks:
+    """A process per task and epoch, as in a micro-batch, without a JVM. Implements the epochs' TaskRunner."""
+
+    def __init__(self, program: Program, place: RunPlace, reader: GivenReader, keying: Keying) -> None:
+        self._compiled, self._place, self._reader, self._keying = Compiled(program), place, reader, keying
+
+    def run(self, input: Mapping[str, SplitPlan] | None, order: EpochOrder) -> list[Receipt]:
+        topology, place = self._compiled.topology, self._place
+        rows = ArrowRows(topology, place.shards, 1, lambda table: ArrowInputs(self._compiled, place.values, table))
+        waiting: dict[int, list[Any]] = defaultdict(list)
+        for split in [split for plan in (input or {}).values() for split in plan.splits]:
+            for level, table in read_keyed(self._reader, self._keying, rows, split, order.now):
+                waiting[level].append(table)
+        receipts: list[Receipt] = []
+        for level, groups in enumerate(topology.levels):
+            inputs = rows.inputs(waiting.pop(level, []))
+            for group in groups:
+                for shard in range(place.shards):
+                    result = self._in_a_process(order, level, group, shard, inputs(group, shard, 0))
+                    receipts.append(result.receipt)
+                    for later, sent in result.sent.items():
+                        waiting[later].append(rows.sent(sent, result.receipt.unit))
+        return receipts
+
+    def _in_a_process(self, order: EpochOrder, level: int, group: Group, shard: int, inputs: ArrowInputs) -> Result:
+        fork = multiprocessing.get_context("fork")  # this process has no other thread
+        ours, theirs = fork.Pipe(duplex=False)
+
+        def work() -> None:
+            process = WorkerProcess()
+            task = Task(
+                self._compiled,
+                order,
+                group,
+                shard,
+                shards=self._place.shards,
+                storage=process.storage(self._place),
+                cache=process.cache(self._place),
+                point=lambda name: faults.point(name, order.epoch, order.crash, order.driver, level, shard),
+            )
+            theirs.send(task.run(inputs))
+
+        child = fork.Process(target=work)
+        child.start()
+        theirs.close()
+        result: Result = ours.recv()
+        child.join()
+        return result
+
+    def status(self) -> RunMode:
+        return RunMode()
+
+    def close(self) -> None:
+        pass
+
+
+class MicroBatchRun:
+    """One run of epochs whose tasks are processes of their own, on a checkpoint in `work`."""
+
+    def __init__(self, work: Path, rows: Sequence[dict[str, Any]], crash: str = "", guards: str = "", shards: int = 2) -> None:
+        opened = _Opened(work, rows, shards)
+        self.reader, self.points = opened.reader, KitPoints(crash)
+        chosen = Guards.without(guards)
+        planner = SourcePlanner({"rows": self.reader}, opened.log.storage, opened.token, opened.latest, False, chosen)
+        self.epochs: Epochs[Mapping[str, SplitPlan]] = Epochs(
+            opened.program,
+            shards,
+            opened.log,
+            opened.latest,
+            opened.token,
+            runner=ProcessTasks(opened.program, opened.place, self.reader, opened.keying),
+            planner=planner,
+            guards=chosen,
+            points=self.points,
+        )
+        self._trigger = Trigger(self.epochs, planner, bounded=False, every=0.0, eager=False)
+        self.epochs.resume()
+
+    def __enter__(self) -> MicroBatchRun:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self.epochs.close()
+
+    def turn(self) -> None:
+        while self._trigger.turn():
+            pass
+
+
+class _Opened:
+    """A checkpoint in `work`, claimed, and what a run on it needs."""
+
+    def __init__(self, work: Path, rows: Sequence[dict[str, Any]], shards: int) -> None:
+        source = Given()
+        self.reader = source.given
+        self.reader.give(rows)
+        self.program = pipeline(work, source).program()
+        topology = self.program.topology
+        for emission in topology.emissions:
+            emission.sink.by_default(0)
+            emission.sink.check()
+        self.log = ManifestLog(open_storage(str(work / "checkpoint")))
+        identity = self.log.identify(self.program.name, shards, shards, list(topology.injectors))
+        self.keying = Keying(self.program, topology.injectors["rows"], self.reader.schema, shards, None)
+        self.latest = self.log.latest()
+        self.token = self.log.runs.claim(self.latest.token if self.latest is not None else None)
+        self.place = RunPlace(str(work / "checkpoint"), identity.id, None, str(work / "state_caches"), shards, [self.keying.layout])
+
+
 class ResidentRun:
     """One resident run on a checkpoint in `work`. Use it with `with`. proxied: the slot whose way to the driver can be cut."""
 
@@ -377,30 +496,19 @@ class ResidentRun:
         for flag in glob(f"/tmp/millstream-crash-{os.getpid()}-*"):  # of another test of this process
             os.unlink(flag)
         self.work = work
-        source = Given()
-        self.reader = source.given
-        self.reader.give(rows)
-        program = pipeline(work, source).program()
-        topology = program.topology
-        for emission in topology.emissions:
-            emission.sink.by_default(0)
-            emission.sink.check()
-        log = ManifestLog(open_storage(str(work / "checkpoint")))
-        identity = log.identify(program.name, shards, shards, list(topology.injectors))
-        keying = Keying(program, topology.injectors["rows"], self.reader.schema, shards, None)
-        latest = log.latest()
-        token = log.runs.claim(latest.token if latest is not None else None)
+        opened = _Opened(work, rows, shards)
+        self.reader = opened.reader
         self.nursery = nursery or Nursery(slots)
         self.points = KitPoints(crash)
         parts = assemble(
-            program,
-            log=log,
-            latest=latest,
-            token=token,
-            place=RunPlace(str(work / "checkpoint"), identity.id, None, str(work / "state_caches"), shards, [keying.layout]),
+            opened.program,
+            log=opened.log,
+            latest=opened.latest,
+            token=opened.token,
+            place=opened.place,
             slots=slots,
             readers={"rows": self.reader},
-            keyings={"rows": keying},
+            keyings={"rows": opened.keying},
             host=host,
             remote=tls,
             bounded=False,
@@ -494,12 +602,19 @@ class ResidentRun:
 
 class Driver:
     """Runs epochs over `rows.jsonl` until all of it is committed, as a process that can be killed and paused. crash: see `faults`; pause: an epoch before
-    which it stops itself; much: tasks read their part themselves."""
+    which it stops itself; much: tasks read their part themselves; resident: in tasks that stay, else a process per task and epoch."""
 
     def __init__(
-        self, work: Path, crash: str = "", guards: str = "", pause: int | None = None, much: bool = False, per_epoch: int = 60
+        self,
+        work: Path,
+        crash: str = "",
+        guards: str = "",
+        pause: int | None = None,
+        much: bool = False,
+        per_epoch: int = 60,
+        resident: bool = True,
     ) -> None:
-        self._process = _forks.Process(target=_drive, args=(work, crash, guards, pause, much, per_epoch))
+        self._process = _forks.Process(target=_drive, args=(work, crash, guards, pause, much, per_epoch, resident))
         self._process.start()
         self.work = work
         self.pid: int = self._process.pid or 0
@@ -512,6 +627,9 @@ class Driver:
 
     def said(self) -> str:
         return (self.work / f"said-{self.pid}").read_text()
+
+    def is_alive(self) -> bool:
+        return self._process.is_alive()
 
     def is_paused(self) -> bool:
         """Whether it has stopped itself."""
@@ -530,10 +648,10 @@ def write_rows(work: Path, rows: Sequence[Mapping[str, Any]]) -> None:
     (work / "rows.new").rename(work / "rows.jsonl")
 
 
-def _drive(work: Path, crash: str, guards: str, pause: int | None, much: bool, per_epoch: int) -> None:
+def _drive(work: Path, crash: str, guards: str, pause: int | None, much: bool, per_epoch: int, resident: bool) -> None:
     rows = [json.loads(line) for line in (work / "rows.jsonl").read_text().splitlines()]
     try:
-        with ResidentRun(work, rows=rows, crash=crash, guards=guards) as run:
+        with (ResidentRun if resident else MicroBatchRun)(work, rows=rows, crash=crash, guards=guards) as run:
             run.reader.per_epoch = per_epoch
             run.reader.size = 1 << 30 if much else 1
             run.points.pause = pause

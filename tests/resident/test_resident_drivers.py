@@ -3,30 +3,68 @@
 from __future__ import annotations
 
 import os
+import random
 import signal
+import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 import taskkit as kit
 
+from effort import first_seed
 from millstream.faults import POINTS
 
 pytestmark = pytest.mark.crash
 
 
+MODES = pytest.mark.parametrize("resident", [True, False], ids=["resident", "micro-batch"])
+
+
+@MODES
 @pytest.mark.parametrize("much", [0, pytest.param(1, marks=pytest.mark.soak)])
-def test_a_driver_killed_at_every_point_with_more_rows_after_each_crash_than_before(tmp_path: Path, much: int) -> None:
+def test_a_driver_killed_at_every_point_with_more_rows_after_each_crash_than_before(tmp_path: Path, much: int, resident: bool) -> None:
     """Little is read by the driver, much by the tasks, in turns. The epoch that was lost is planned anew, and has more rows then."""
     rows = kit.numbered(60 * len(POINTS) + 60)
     for at, point in enumerate(POINTS):
         kit.write_rows(tmp_path, rows[: 40 * at + 60])
         last = newest(tmp_path)
-        assert kit.Driver(tmp_path, crash=f"{point}@{last + 1}", much=at % 2 == much).wait() == -signal.SIGKILL, point
+        assert kit.Driver(tmp_path, crash=f"{point}@{last + 1}", much=at % 2 == much, resident=resident).wait() == -signal.SIGKILL, point
         committed = POINTS.index(point) >= POINTS.index("epoch.6-committed")
         assert newest(tmp_path) == last + committed, point
     kit.write_rows(tmp_path, rows)
-    assert kit.Driver(tmp_path).wait() == 0
+    assert kit.Driver(tmp_path, resident=resident).wait() == 0
     assert kit.faults_of(tmp_path, rows) == {}
+
+
+def kill_at_random(work: Path, rows: list[dict[str, Any]], resident: bool, kills: int = 5) -> None:
+    """Drivers are killed at any moment behind their first epoch, and one finishes."""
+    kit.write_rows(work, rows)
+    dice = random.Random(first_seed())
+    for _ in range(kills):
+        before = newest(work)
+        driver = kit.Driver(work, per_epoch=15, resident=resident)
+        kit.until(lambda before=before, driver=driver: newest(work) > before or not driver.is_alive())  # type: ignore[misc]
+        time.sleep(dice.random() * 0.1)
+        driver.end()
+    assert kit.Driver(work, resident=resident).wait() == 0
+
+
+@MODES
+def test_drivers_killed_at_random_moments_lose_and_double_nothing(tmp_path: Path, resident: bool) -> None:
+    rows = kit.numbered(600)
+    kill_at_random(tmp_path, rows, resident)
+    assert kit.faults_of(tmp_path, rows) == {}
+
+
+@MODES
+def test_negative_twin_where_offsets_are_noted_when_they_are_planned_a_killed_driver_loses_rows(tmp_path: Path, resident: bool) -> None:
+    rows = kit.numbered(180)
+    kit.write_rows(tmp_path, rows)
+    killed = kit.Driver(tmp_path, crash="epoch.5-checked@1", guards="offsets", resident=resident)
+    assert killed.wait() == -signal.SIGKILL
+    assert kit.Driver(tmp_path, guards="offsets", resident=resident).wait() == 0
+    assert kit.faults_of(tmp_path, rows)["lost"]
 
 
 def newest(work: Path) -> int:
