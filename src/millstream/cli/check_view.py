@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import argparse
 import sys
-from collections import Counter
 from typing import Any
 
 from millstream.cli.arguments import failed, print_json, storage_option
 from millstream.cli.files import file_and_name, load, pipeline_in
 from millstream.core.topology import Emission
 from millstream.engine.program import Program
-from millstream.engine.repair import mended
+from millstream.engine.repair import mark_for_rebuild
 from millstream.errors import CheckpointError, Overtaken
 from millstream.readable.relations import rows_shown
 from millstream.sinks import FileSink, MemorySink, TwoPhaseSink
@@ -23,6 +22,7 @@ from millstream.status import audit
 from millstream.status.audit_plan import AuditPlan, AuditReport, planned
 from millstream.status.inspect import now
 
+_BEYOND = "A table has nothing that its documents could be made from: correct the map, or restore the checkpoint from a copy."
 LITTLE = 200_000  # rows that are mapped sooner than Spark has started
 
 
@@ -42,7 +42,7 @@ def add_command(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -
     check.add_argument(
         "--repair",
         action="store_true",
-        help="mend what differs, in an epoch of its own, and check again; the pipeline must not run meanwhile",
+        help="mark the views that differ: the next run fills them anew beside what they show, and cuts over; the pipeline must not run meanwhile",
     )
     check.add_argument("--json", action="store_true", help="what was found, as JSON")
     storage_option(check)
@@ -67,7 +67,9 @@ def _check(args: argparse.Namespace) -> int:
     log = ManifestLog(open_storage(args.checkpoint or f"{pipeline.name}-checkpoint", dict(args.storage_option) or None))
     shards, program = log.identity().shards, pipeline.program()
     log.identify(program.name, shards, shards, list(program.topology.injectors))  # it is this pipeline's
-    report = Check(program, log, args).run()
+    if args.repair and args.sample < 1:
+        return failed("--repair checks everything: leave out --sample", 2)
+    report, marked = Check(program, log, args).run()
     if args.json:
         print_json(
             {
@@ -79,9 +81,10 @@ def _check(args: argparse.Namespace) -> int:
                 },
                 "not_checked": report.skipped,
                 "first": [str(one) for one in report.first],
+                "rebuild": marked,
             }
         )
-    return 1 if report.count else 0
+    return 1 if report.count and not marked else 0
 
 
 class Check:
@@ -93,27 +96,23 @@ class Check:
         self._args = args
         self._options: dict[str, Any] | None = dict(args.storage_option) or None
 
-    def run(self) -> AuditReport:
+    def run(self) -> tuple[AuditReport, list[str]]:
+        """What was found, and the views that the next run fills anew."""
         if self._args.repair:
             self._refuse_company()
-        report = self._checked(self._planned(mends=self._args.repair))
-        self._tell(report)
-        if not self._args.repair or not report.mends:
-            return report
-        self._repair(report)
-        again = self._checked(self._planned())
-        self._tell(again)
-        return again
-
-    def _tell(self, report: AuditReport) -> None:
+        report = self._checked(self._planned())
         if not self._args.json:
             _tell(report)
+        if self._args.repair and report.count:
+            self._repair(report)
+            return report, report.wrong
+        return report, []
 
-    def _planned(self, mends: bool = False) -> AuditPlan:
+    def _planned(self) -> AuditPlan:
         manifest = latest(self._log)
         if manifest is None:
             raise CheckpointError(f"{self._log.storage.url} has no committed epoch yet.")
-        return planned(self._program, manifest, self._args.views, self._args.sample, mends)
+        return planned(self._program, manifest, self._args.views, self._args.sample)
 
     def _refuse_company(self) -> None:
         sign = last_sign(self._log.storage)
@@ -124,6 +123,12 @@ class Check:
             )
 
     def _repair(self, report: AuditReport) -> None:
+        views = {name: report.judgements[name].unreadable for name in report.wrong}
+        stumbled = [name for name, one in report.judgements.items() if "document" in one.by_what and name not in views]
+        if stumbled:
+            raise CheckpointError(
+                f"a fill would stop at the documents of {', '.join(stumbled)} that are named above. Nothing was marked. {_BEYOND}"
+            )
         spark = None
         if any(map(_wants_spark, self._program.topology.emissions)):
             from millstream.engine.spark.asked import ready_sinks
@@ -134,10 +139,12 @@ class Check:
         else:
             for emission in self._program.topology.emissions:
                 emission.sink.check()
-        done = mended(self._program, self._log, report.epoch, report.mends, spark)
-        groups = Counter(one.consumer for one in report.mends)
+        done = mark_for_rebuild(self._program, self._log, report.epoch, views, spark)
         tell = _say if self._args.json else print
-        tell(f"epoch {done.epoch} mends {', '.join(f'{n:,} groups of {name}' for name, n in groups.items())}")
+        tell(
+            f"epoch {done.epoch} marks {', '.join(views)}: the next run fills what is marked anew, beside what it shows now, and cuts over."
+        )
+        tell(f"Run: millstream run {self._args.file} --checkpoint {self._log.storage.url}")
 
     def _checked(self, plan: AuditPlan) -> AuditReport:
         is_local = self._args.local or plan.rows <= LITTLE
@@ -188,4 +195,4 @@ def _tell(report: AuditReport) -> None:
     for difference in report.first:
         print(f"  {difference}")
     if any("document" in one.by_what for one in report.judgements.values()):
-        print("A table has nothing that its documents could be mended from: correct the map, or restore the checkpoint from a copy.")
+        print(_BEYOND)

@@ -72,6 +72,8 @@ class Build(msgspec.Struct, frozen=True):
 
 ACTIVE = Build()
 
+JOIN_ADVICE = "Give it another name=, and the views behind it another version=, so that they are filled anew; its old state goes with run(..., drop=[{name!r}])."
+
 
 class BuildOrders(msgspec.Struct):
     """By computation: the builds that it has to know of, and the sweeps that pass by its rows (at most so many in this epoch, 0: all,
@@ -101,9 +103,9 @@ def begun(
         old = known.get(name)
         if old is None:
             is_new = all(sender not in present for sender in one.senders)  # rule 2
-            found[name] = BuildState(one.version, one.fingerprint, 1, 1 if is_new else 0, portion=FIRST_PORTION, began=now)
+            found[name] = BuildState(one.version, one.fingerprint, 1, 1 if is_new else 0, began=now)
         elif old.version != one.version:
-            found[name] = BuildState(one.version, one.fingerprint, old.generation + 1, old.active, portion=FIRST_PORTION, began=now)
+            found[name] = msgspec.structs.replace(rebuilt(old, name, now, epoch), version=one.version, fingerprint=one.fingerprint)
         else:
             _check(name, old, one)
             found[name] = msgspec.structs.replace(old, fingerprint=one.fingerprint)
@@ -111,6 +113,20 @@ def begun(
         if not found[name].sweep:
             found[name] = msgspec.structs.replace(found[name], sweep=sweep_name(name, found[name].generation, epoch))
     return found
+
+
+def rebuilt(state: BuildState, name: str, now: int, epoch: int) -> BuildState:
+    """A build that is filled anew, beside what it shows. now, epoch: of the last epoch before it."""
+    generation = state.generation + 1
+    return BuildState(
+        state.version,
+        state.fingerprint,
+        generation,
+        state.active,
+        began=now,
+        sweep=sweep_name(name, generation, epoch),
+        senders=state.senders,
+    )
 
 
 def _check(name: str, old: BuildState, one: Derivation) -> None:
@@ -121,8 +137,7 @@ def _check(name: str, old: BuildState, one: Derivation) -> None:
         return
     if one.is_join:
         raise CheckpointError(
-            f"join {name!r}: what it joins, or by what, has changed since the checkpoint was written. Give it another name=, and the views behind it another "
-            f"version=, so that they are filled anew; its old state goes with run(..., drop=[{name!r}])."
+            f"join {name!r}: what it joins, or by what, has changed since the checkpoint was written. {JOIN_ADVICE.format(name=name)}"
         )
     raise CheckpointError(
         f"view {name!r}: its code has changed since the checkpoint was written, and its version= has not. If the new code gives other results, "

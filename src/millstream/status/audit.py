@@ -8,7 +8,7 @@ Rules
    given, which is for small checkpoints.
 2. What is not complete (a view that is being filled, messages on their way over a strong edge) is not judged, and it is said why.
 3. A sample is of groups, by hash: in those everything is compared.
-4. The first differences are told, and all are counted. Where they are to be mended, every group with a difference comes with the message that does it.
+4. The first differences are told, and all are counted. Groups that cannot be read are all named: a repair must know them.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from millstream.state.memory_storage import MemoryStore
 from millstream.state.queries import Reader, maps_prefix
 from millstream.state.reader import AsOf, CommittedState
 from millstream.state.storage import open_storage
-from millstream.status.audit_plan import FIRST, AuditPlan, AuditReport, Judgement, Mend
+from millstream.status.audit_plan import FIRST, AuditPlan, AuditReport, Judgement
 from millstream.views import check
 from millstream.views.aggregate import ViewGroup
 from millstream.views.check import Discrepancy, Expected
@@ -117,7 +117,7 @@ class Auditor:
 
     # --- judging
 
-    def judged(self, part: int, given: Iterable[Given]) -> Iterator[Judgement | Mend | _Failure]:
+    def judged(self, part: int, given: Iterable[Given]) -> Iterator[Judgement | _Failure]:
         """What is wrong in one part. given: sorted by group."""
         if part == self._plan.parts - 1:
             yield from self._passed_on(given)
@@ -126,7 +126,7 @@ class Auditor:
         consumer, _ = self._make(name)
         assert isinstance(consumer, (ViewGroup, Join))
         generation = self._plan.manifest.builds[name].active
-        judgement = Judgement(name, 0, 0, {}, [])
+        judgement = Judgement(name)
         strays = dict.fromkeys(self._strays(name, shard))
         for row_key, raw, expected in _merged(self._rows(name, shard), _grouped(given, consumer.decode)):
             text = row_key.decode()
@@ -140,12 +140,11 @@ class Auditor:
                 found.append(_stray(name, text))
             for one in found:
                 judgement.add(one)
-            if found and self._plan.mends:
-                yield Mend(name, text, check.mend(consumer, generation, expected))
+            if any(one.what == "row" for one in found):
+                judgement.unreadable.append(text)
         for text in strays:
             judgement.add(_stray(name, text))
-            if self._plan.mends:
-                yield Mend(name, text, check.mend(consumer, generation, Expected()))
+            judgement.unreadable.append(text)
         yield judgement
 
     def _compared(
@@ -185,7 +184,7 @@ class Auditor:
             if isinstance(one, _Failure):
                 yield one
             else:
-                found.setdefault(one.view, Judgement(one.view, 0, 0, {}, [])).add(one)
+                found.setdefault(one.view, Judgement(one.view)).add(one)
         yield from found.values()
 
 
@@ -279,17 +278,15 @@ def _judging(order: Any, part: int, given: Iterable[Given]) -> Iterator[bytes]:
 
 
 def _report(plan: AuditPlan, found: Iterable[Any]) -> AuditReport:
-    report = AuditReport(plan.manifest.epoch, {name: Judgement(name, 0, 0, {}, []) for name in plan.consumers}, plan.skipped, [])
+    report = AuditReport(plan.manifest.epoch, {name: Judgement(name) for name in plan.consumers}, plan.skipped)
     for one in found:
         if isinstance(one, _Failure):
             raise BY_NAME.get(one.name, MillstreamError)(one.text)
-        if isinstance(one, Mend):
-            report.mends.append(one)
-            continue
-        judgement = report.judgements.setdefault(one.view, Judgement(one.view, 0, 0, {}, []))
+        judgement = report.judgements.setdefault(one.view, Judgement(one.view))
         judgement.groups += one.groups
         judgement.contributions += one.contributions
         for what, n in one.by_what.items():
             judgement.by_what[what] = judgement.by_what.get(what, 0) + n
         judgement.first = [*judgement.first, *one.first][:FIRST]
+        judgement.unreadable += one.unreadable
     return report

@@ -85,12 +85,9 @@ class ViewGroup(Sender):
     def process_record(self, record: Record) -> None:
         generation, entries = unpacked(record.value, self.decode)
         row = self.state
-        if entries and entries[0] is None:
-            self._mend(row, generation, entries[1:])
-            return
         if generation < self.build(self.sending.name).generation:
             return  # under way (on a strong edge) when another build was begun: its parts are those of other code
-        if generation > row.generation:
+        if generation != row.generation:
             self._begin_anew(row, generation)
         if self.rules.origins:
             self._set(row, entries)
@@ -99,29 +96,12 @@ class ViewGroup(Sender):
 
     def _begin_anew(self, row: GroupRow, generation: int) -> None:
         if row.generation:
-            if row.generation == self.build(self.sending.name).active:
+            if not self.build(self.sending.name).active < row.generation < generation:  # else it is of a fill that was given up
                 row.old = row.shown
             self._counted(row, -1)
             self.tally("contributions", -row.count)
         row.nodes.clear()  # whatever is there: another reducer may have left it
         row.generation, row.leaves, row.count, row.total, row.shown, row.inline, row.sizes = generation, 0, 0, None, [], {}, []
-
-    def _mend(self, row: GroupRow, generation: int, entries: Sequence[Any]) -> None:
-        """Makes a group what it should be, whatever it is. What it showed stays, so that the change is told."""
-        self._counted(row, -1)
-        before = row.count
-        row.nodes.clear()
-        row.generation, row.leaves, row.count, row.total, row.inline, row.old, row.sizes = generation, 0, 0, None, {}, [], []
-        row.restated = True
-        if self.rules.origins:
-            row.inline = dict(entries)
-            row.count = len(row.inline)
-            if self.inverts:
-                row.total = self.total_of(row.inline.values())
-            self.tally("contributions", row.count - before)
-        else:
-            self._add(row, [[None, parts] for _, parts in entries])
-            self.tally("contributions", -before)
 
     # --- contributions
 
@@ -278,8 +258,8 @@ class ViewGroup(Sender):
 
     def _switch(self, row: GroupRow, build: Build) -> None:
         """Rule 6: this row's part of the switch to a new generation."""
-        prev = row.shown if row.generation == build.active else row.old
-        if row.generation < build.generation:  # nothing has come for it
+        prev = row.old if build.active < row.generation <= build.generation else row.shown
+        if row.generation != build.generation:  # nothing has come for it
             self._begin_anew(row, build.generation)
         row.shown, row.old = self._shown(row), []
         self._say(prev, row.shown, row.restated)

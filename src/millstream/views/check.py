@@ -1,4 +1,4 @@
-"""Is a view right? Every document is mapped again, and what views and joins keep is compared with it, down to every node. And what would mend it.
+"""Is a view right? Every document is mapped again, and what views and joins keep is compared with it, down to every node.
 
 Rules
 1. What should be follows from the rows of the senders alone: contributions by group and origin, then totals, what is shown, and every partial result; of
@@ -6,7 +6,6 @@ Rules
 2. A difference names view, group and document (or node), what is there and what should be.
 3. Nothing here reads a checkpoint or needs all rows at once: callers bring the rows, group by group.
 4. Tables have nothing to be compared with. A document that cannot be read, or that a map stumbles over, is named.
-5. What mends a group is a message that says all of it (`change.py`, rule 4).
 """
 
 from __future__ import annotations
@@ -20,7 +19,7 @@ from millstream.core.keys import key_of, key_text
 from millstream.views import invertible
 from millstream.views.agg_tree import FAN, address, compact_all, depth, hashed, leaf_of
 from millstream.views.aggregate import GroupRow, ViewGroup
-from millstream.views.change import MEND, packed, unchanged
+from millstream.views.change import unchanged
 from millstream.views.join import Join, JoinRow
 from millstream.views.mapper import MapFailed
 from millstream.views.operator import Sender
@@ -241,16 +240,6 @@ def has_entries(consumer: Sender, row: GroupRow | JoinRow) -> bool:
     if isinstance(row, JoinRow):
         return row.beside
     return bool(row.leaves) or (isinstance(consumer, ViewGroup) and bool(consumer.index) and not consumer.rules.origins)
-
-
-def mend(consumer: ViewGroup | Join, generation: int, expected: Expected) -> bytes:
-    """Rule 5: the message that makes a group what it should be."""
-    encode = consumer.encode
-    if isinstance(consumer, Join):
-        return packed(
-            generation, [MEND, encode(expected.right), *(encode([origin, parts]) for origin, parts in expected.contributions.items())]
-        )
-    return packed(generation, [MEND, *(encode([origin, parts]) for origin, parts in expected.contributions.items())])
 
 
 def collected(given: Iterable[Gift]) -> dict[str, dict[str, Expected]]:

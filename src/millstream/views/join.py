@@ -76,9 +76,6 @@ class Join(Sender):
         row = self.state
         if record.stream == self.rules.left:
             _, entries = unpacked(record.value, self.decode)
-            if entries and entries[0] is None:
-                self._mend(row, entries[1:])
-                return
             for origin, how, values in entries:
                 self._put(row, origin, values, how & RESTATED != 0)
         else:
@@ -88,29 +85,9 @@ class Join(Sender):
             row.right = right
             row.restated_right = row.restated_right or how & RESTATED != 0
 
-    def _mend(self, row: JoinRow, entries: Sequence[Any]) -> None:
-        """Makes a row what it should be, whatever it is; what it was is told as ever."""
-        right, *lefts = entries
-        values = dict(lefts)
-        row.touched = {**{origin: [] for origin in values}, **self.lefts_of(row, forgiving=True)}
-        row.was, row.right = row.right, right
-        row.lefts.clear()
-        row.inline, row.beside = values, False
-        row.count = len(row.inline)
-        row.restated_right = True
-
-    def lefts_of(self, row: JoinRow, forgiving: bool = False) -> dict[str, list[Any]]:
-        """All left values of a row, by origin. forgiving: what cannot be decoded is as if it were not there."""
-        if not row.beside:
-            return dict(row.inline)
-        found: dict[str, list[Any]] = {}
-        for origin, data in row.lefts.items():
-            try:
-                found[origin] = self.decode(data)
-            except Exception:
-                if not forgiving:
-                    raise
-        return found
+    def lefts_of(self, row: JoinRow) -> dict[str, list[Any]]:
+        """All left values of a row, by origin."""
+        return {origin: self.decode(data) for origin, data in row.lefts.items()} if row.beside else dict(row.inline)
 
     def _put(self, row: JoinRow, origin: str, values: list[Any] | None, restated: bool) -> None:
         old = self._left(row, origin)
