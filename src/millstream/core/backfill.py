@@ -72,7 +72,10 @@ class Build(msgspec.Struct, frozen=True):
 
 ACTIVE = Build()
 
-JOIN_ADVICE = "Give it another name=, and the views behind it another version=, so that they are filled anew; its old state goes with run(..., drop=[{name!r}])."
+JOIN_ADVICE = (
+    "Give it another name=, and the views behind it another version=, so that they are filled anew. "
+    "Its old state goes with run(..., drop=[{name!r}])."
+)
 
 
 class BuildOrders(msgspec.Struct):
