@@ -77,7 +77,7 @@ def form(base: int, n: int, m: int, e: int, specials: tuple[int, int, int] = _NO
     if n == 1:
         if base == 10:
             return Decimal(m).scaleb(e, _EXACTLY)
-        if -1074 <= e and m.bit_length() <= 53 and e + m.bit_length() <= 1024:
+        if e >= -1074 and m.bit_length() <= 53 and e + m.bit_length() <= 1024:
             return math.ldexp(m, e)
     return [base, n, _packed(m), e]
 
@@ -216,7 +216,7 @@ def shown(x: Any) -> Any:
     """A sum as a number: an int, a Decimal without rounding, or a float rounded once. Beyond the range of floats it is infinite."""
     if x.__class__ is not list:
         return plain(x) if x.__class__ is Decimal else x
-    base, n, m, e, specials = opened(x)
+    base, _, m, e, specials = opened(x)
     if specials != _NONE:
         up, down, nan = specials
         text = "nan" if nan or (up and down) else "inf" if up else "-inf"
