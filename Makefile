@@ -25,13 +25,13 @@ java:
 
 # make demo ARGS=--small is shorter
 demo: java $(DEMO_STAMP)
-	@$(BIN)/millstream demo --output demo-output $(ARGS)
+	@PYTHONPATH=examples $(BIN)/python -m demos --output demo-output $(ARGS)
 
 demo-views: java $(DEMO_STAMP)
-	@$(BIN)/millstream demo-views --output demo-views-output $(ARGS)
+	@PYTHONPATH=examples $(BIN)/python -m demos views --output demo-views-output $(ARGS)
 
 demo-service: java $(DEMO_STAMP)
-	@$(BIN)/millstream demo-service --output demo-service-output $(ARGS)
+	@PYTHONPATH=examples $(BIN)/python -m demos service --output demo-service-output $(ARGS)
 
 check: $(STAMP)
 	$(BIN)/ruff check src tests benchmarks examples scripts

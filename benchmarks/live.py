@@ -32,9 +32,9 @@ import grpc.aio
 from millstream.core.keys import shard_of
 from millstream.core.keyspace import ROW, Row, encode_row
 from millstream.service.live.epochs import PinnedEpochs
-from millstream.service.live.follow import Follower
 from millstream.service.live.history import ChangeHistory
-from millstream.service.live.server import serve_checkpoint
+from millstream.service.live.process import LiveServerThread
+from millstream.service.live.tailer import ManifestTailer
 from millstream.service.proto import service_pb2 as pb
 from millstream.state.compaction import unit_name
 from millstream.state.manifest import ComputationState, Manifest, ManifestLog, ShardState
@@ -81,18 +81,18 @@ def applied(folder: str, rounds: int) -> dict[str, float]:
     writer = Writer(folder)
     writer.commit(range(ROWS))
     epochs, history = PinnedEpochs(Path(folder) / "copies"), ChangeHistory()
-    follower = Follower(writer.log, epochs, history)
-    found = {"live_first_load_s": _timed(lambda: follower.look())}
+    tailer = ManifestTailer(writer.log, epochs, history)
+    found = {"live_first_load_s": _timed(lambda: tailer.poll())}
     for name, watched in (("live_apply_us", False), ("live_apply_watched_us", True)):
         if watched:
             history.begin("C")
         times = []
         for _ in range(rounds):
             writer.some()
-            times.append(_timed(lambda: follower.look()) / CHANGED * 1e6)
+            times.append(_timed(lambda: tailer.poll()) / CHANGED * 1e6)
         found[name], found[f"{name}_best"] = statistics.median(times), min(times)
-    follower.look()
-    looks = [_timed(lambda: [follower.look() for _ in range(1000)]) * 1e3 for _ in range(5)]
+    tailer.poll()
+    looks = [_timed(lambda: [tailer.poll() for _ in range(1000)]) * 1e3 for _ in range(5)]
     found["live_look_us"] = min(looks)
     epochs.close()
     return found
@@ -105,7 +105,8 @@ def _timed(act: Any) -> float:
 
 
 def serve(folder: str, told: Connection) -> None:
-    asyncio.run(serve_checkpoint(folder, ready=told.send, state_caches=f"{folder}/served"))
+    told.send(LiveServerThread(folder, "127.0.0.1:0", cache_folder=f"{folder}/served").address)
+    threading.Event().wait()
 
 
 def echo(folder: str, told: Connection) -> None:

@@ -31,7 +31,7 @@ from typing import Any
 import grpc.aio
 import psutil
 
-from millstream.service.calls import Channel
+from millstream.service.channel import Channel
 from millstream.service.client import AsyncClient
 from millstream.service.proto import service_pb2 as pb
 

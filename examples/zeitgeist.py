@@ -10,17 +10,17 @@ It makes five minutes of queries of its own, with six anomalies hidden in them, 
 the queries, the truth about them, the anomalies, the checkpoint.
 
 Queries come in out of order. Each term has a counter, which says at the end of every second how many there were, and a model
-of its usual day (a minute, here), which says whether that is remarkable. Both computations are in millstream/demo/zeitgeist.py, the
-model is in millstream/demo/model.py. `make demo` runs the same with more queries, and kills the driver on the way.
+of its usual day (a minute, here), which says whether that is remarkable. Both computations are in examples/demos/zeitgeist.py, the
+model is in examples/demos/model.py. `make demo` runs the same with more queries, and kills the driver on the way.
 """
 
 from functools import partial
 from pathlib import Path
 
 import millstream as ms
-from millstream.demo.report import read_rows
-from millstream.demo.traffic import Traffic, write
-from millstream.demo.zeitgeist import BucketCounter, SpikeDetector
+from demos.report import read_rows
+from demos.traffic import Traffic, write
+from demos.zeitgeist import BucketCounter, SpikeDetector
 
 FOLDER = Path("example-output/zeitgeist")
 

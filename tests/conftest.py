@@ -33,6 +33,7 @@ def _state_caches(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempP
     here = Path(__file__).parent  # the workers import the test modules that hold the computations
     folders = [
         here,
+        here.parent / "examples",
         here / "spark",
         here / "crash",
         here / "connector",

@@ -13,8 +13,8 @@ import sys
 import time
 from pathlib import Path
 
+from demos.processes import end_with_parent
 from millstream import faults
-from millstream.demo.processes import end_with_parent
 from millstream.state.manifest import Manifest, ManifestLog
 from millstream.state.storage import open_storage
 

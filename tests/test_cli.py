@@ -568,15 +568,6 @@ def test_version(capsys: pytest.CaptureFixture[str]) -> None:
     assert called(capsys, "--version").startswith("millstream ")
 
 
-def test_demo_is_handed_its_arguments(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    import millstream.demo.run
-
-    seen: dict[str, Any] = {}
-    monkeypatch.setattr(millstream.demo.run, "run", lambda **given: seen.update(given) or 3)
-    assert main(["demo", "--output", str(tmp_path), "--seed", "5", "--small"]) == 3
-    assert seen == {"output": tmp_path, "seed": 5, "small": True, "fresh": False}
-
-
 PIPELINE = """
 from dataclasses import dataclass, field
 import millstream as ms

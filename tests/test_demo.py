@@ -13,11 +13,11 @@ import pytest
 from rich.console import Console
 
 import millstream as ms
-from millstream.demo import BUCKET, DAY, picture
-from millstream.demo.model import BUCKETS, Model
-from millstream.demo.report import Found, match, pair, show
-from millstream.demo.traffic import HiddenAnomaly, Traffic, Truth, World, generate, inject, write
-from millstream.demo.zeitgeist import FORGET, PATIENCE, SCHEMA, BucketCounter, build
+from demos import BUCKET, DAY, picture
+from demos.model import BUCKETS, Model
+from demos.report import Found, match, pair, show
+from demos.traffic import HiddenAnomaly, Traffic, Truth, World, generate, inject, write
+from demos.zeitgeist import FORGET, PATIENCE, SCHEMA, BucketCounter, build
 
 FEW = Traffic(seed=3, terms=8, seconds=300, rate=90.0, spikes=3, dips=2, files=10)
 QUIET = msgspec.structs.replace(FEW, spikes=0, dips=0)
@@ -306,3 +306,14 @@ class TestPicture:
         begins = [(i.begin - FEW.begin) / 1_000 for i in truth.injected if i.term == term]
         assert {patch.get_x() for patch in panels[term].patches} == set(begins)
         assert all(77 in [x for line in axis.lines for x in line.get_xdata()] for axis in panels.values())
+
+
+def test_the_command_hands_on_its_arguments(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    import demos.run
+    from demos.__main__ import main
+
+    seen: dict[str, Any] = {}
+    monkeypatch.setattr(demos.run, "run", lambda **given: seen.update(given) or 3)
+    monkeypatch.setenv("PYTHONPATH", "")
+    assert main(["--output", str(tmp_path), "--seed", "5", "--small"]) == 3
+    assert seen == {"output": tmp_path, "seed": 5, "small": True, "fresh": False}

@@ -16,16 +16,16 @@ import msgspec
 import pytest
 from rich.console import Console
 
+from demos import live, undisturbed
+from demos import run as demo
+from demos.driver import pipeline
+from demos.drivers import DriverFailed, Drivers, Kill, Planned, Story, plan
+from demos.live import Show
+from demos.look import Onlooker, Sighting
+from demos.processes import Child, members
+from demos.traffic import Traffic, Truth, read_truth, write
+from demos.zeitgeist import STREAMS
 from millstream.core.watermark import Progress
-from millstream.demo import live, undisturbed
-from millstream.demo import run as demo
-from millstream.demo.driver import pipeline
-from millstream.demo.drivers import DriverFailed, Drivers, Kill, Planned, Story, plan
-from millstream.demo.live import Show
-from millstream.demo.look import Onlooker, Sighting
-from millstream.demo.processes import Child, members
-from millstream.demo.traffic import Traffic, Truth, read_truth, write
-from millstream.demo.zeitgeist import STREAMS
 from millstream.state.manifest import ComputationState, Manifest, ManifestLog, ShardState
 from millstream.state.storage import open_storage
 from pacedriver import EPOCHS
@@ -75,7 +75,7 @@ class TestProcesses:
 
     def test_a_child_whose_parent_is_gone_ends(self, tmp_path: Path) -> None:
         code = (
-            "import sys, time; from pathlib import Path; from millstream.demo.processes import Child\n"
+            "import sys, time; from pathlib import Path; from demos.processes import Child\n"
             "folder = Path(sys.argv[1]); child = Child('pacedriver', str(folder), log=folder / 'log'); time.sleep(600)"
         )
         (tmp_path / "checkpoint").mkdir()
@@ -87,7 +87,7 @@ class TestProcesses:
         until(lambda: not any(map(alive, workers(tmp_path))))
 
     def test_the_session_is_found_without_proc(self) -> None:
-        from millstream.demo import processes
+        from demos import processes
 
         if not os.path.exists("/proc/self/stat") or not any(os.access(f"{folder}/ps", os.X_OK) for folder in os.get_exec_path()):
             pytest.skip("needs both /proc and ps")
@@ -127,7 +127,7 @@ class TestDrivers:
     def test_an_error_of_millstream_is_a_message_and_no_traceback(self, tmp_path: Path) -> None:
         write(TINY, tmp_path)
         (tmp_path / "checkpoint").write_text("a file where the checkpoint should be")
-        child = Child("millstream.demo.driver", str(tmp_path), log=tmp_path / "log")
+        child = Child("demos.driver", str(tmp_path), log=tmp_path / "log")
         until(lambda: child.code is not None)
         child.kill()
         assert child.code == 1 and "Traceback" not in child.tail() and "checkpoint" in child.tail()

@@ -9,9 +9,9 @@ import msgspec
 import pytest
 from rich.console import Console
 
-from millstream.demo.asked import run
-from millstream.demo.asked.judge import AnswerJudge
-from millstream.demo.model import Model
+from demos.asked import run
+from demos.asked.judge import AnswerJudge
+from demos.model import Model
 from millstream.state.manifest import ManifestLog
 from millstream.state.reader import CommittedState
 from millstream.state.storage import open_storage

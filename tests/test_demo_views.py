@@ -10,9 +10,9 @@ import pytest
 from rich.console import Console
 
 import millstream as ms
-from millstream.demo.people import judge, picture, run
-from millstream.demo.people.tree import TreeSight
-from millstream.demo.people.world import RISING, USERS, PeopleWorld, pipeline, write
+from demos.people import judge, picture, run
+from demos.people.tree import TreeSight
+from demos.people.world import RISING, USERS, PeopleWorld, pipeline, write
 
 TINY = PeopleWorld(users=300, load=1, news=10, each=120)
 

@@ -14,7 +14,7 @@ import pyarrow.parquet as pq
 import pytest
 
 import millstream as ms
-from millstream.demo.report import match, pair
+from demos.report import match, pair
 
 ROOT = Path(__file__).parent.parent
 NAMES = sorted(

@@ -41,7 +41,7 @@ class TestMake:
         demo, setup = planned("demo", tmp_path / "venv"), planned("setup", tmp_path / "venv")
         assert f"install.sh python3 {tmp_path / 'venv'} demo " in demo and f"{tmp_path / 'venv'} dev " not in demo
         assert f"install.sh python3 {tmp_path / 'venv'} dev " in setup and f"{tmp_path / 'venv'} demo " not in setup
-        assert demo.rstrip().endswith(f"{tmp_path / 'venv'}/bin/millstream demo --output demo-output")
+        assert demo.rstrip().endswith(f"{tmp_path / 'venv'}/bin/python -m demos --output demo-output")
 
     def test_nothing_is_installed_twice(self, tmp_path: Path) -> None:
         (tmp_path / ".installed-demo").touch()

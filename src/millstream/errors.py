@@ -26,7 +26,7 @@
     │   ├── Conflict               whoever asks: a version is not the expected one. `versions` says which they are
     │   ├── Stale                  whoever asks: nothing is as new as asked for
     │   ├── SessionExpired         whoever asks: whether the write was done cannot be told any more; it was not done now
-    │   ├── Denied                 whoever asks: no cookie, or a wrong one
+    │   ├── Unauthenticated        whoever asks: no cookie, or a wrong one
     │   ├── FencedRun              nobody: a newer run writes under this label; the old one stopped
     │   ├── RefusedRequest         whoever asks: the request makes no sense, or a filter or a function said no
     │   ├── Unreachable            whoever asks: nobody answers there. A write was certainly not done
@@ -209,10 +209,10 @@ class SessionExpired(ServiceError):
         self.known_after = known_after
 
 
-class Denied(ServiceError):
-    """Whoever asks may not."""
+class Unauthenticated(ServiceError):
+    """The cookie is missing or wrong."""
 
-    reason = "DENIED"
+    reason = "UNAUTHENTICATED"
 
 
 class FencedRun(ServiceError):
@@ -282,7 +282,19 @@ def travelling_name(error: MillstreamError) -> str:
 #: The errors of the state service, by the reason that travels.
 BY_REASON: dict[str, type[ServiceError]] = {
     cls.reason: cls
-    for cls in (BadNode, NotReady, Busy, TooLarge, Conflict, Stale, SessionExpired, Denied, FencedRun, RefusedRequest, UnknownOutcome)
+    for cls in (
+        BadNode,
+        NotReady,
+        Busy,
+        TooLarge,
+        Conflict,
+        Stale,
+        SessionExpired,
+        Unauthenticated,
+        FencedRun,
+        RefusedRequest,
+        UnknownOutcome,
+    )
 }
 
 

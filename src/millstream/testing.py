@@ -42,8 +42,8 @@ from millstream.simulation import view_checks
 from millstream.simulation.local import Emitted, LocalEngine, SimulatedCrash
 
 if TYPE_CHECKING:
-    from millstream.service.checks import check_log, check_store
-    from millstream.service.trial import serving
+    from millstream.service.conformance import check_log, check_store
+    from millstream.service.local_node import serving
 
 __all__ = [
     "Emitted",
@@ -66,13 +66,13 @@ _CUTS = 25  # seeds of assert_exactly_once that are also cut in other ways
 
 def __getattr__(name: str) -> Any:
     if name in ("check_log", "check_store"):  # contracts of the state service, for whoever writes a log or a store of its own
-        from millstream.service import checks
+        from millstream.service import conformance
 
-        return getattr(checks, name)
+        return getattr(conformance, name)
     if name == "serving":  # a node of the state service, for whoever tests tables and functions
-        from millstream.service import trial
+        from millstream.service import local_node
 
-        return trial.serving
+        return local_node.serving
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 

@@ -25,8 +25,8 @@ from typing import Any
 
 from millstream.errors import Conflict, MillstreamError, RefusedRequest, SessionExpired, UnknownOutcome
 from millstream.service.client import AsyncClient
-from millstream.service.found import as_bytes
 from millstream.service.proto import service_pb2 as pb
+from millstream.service.results import to_bytes
 
 OK, UNKNOWN, REFUSED, OPEN = "ok", "unknown", "refused", "open"
 
@@ -246,7 +246,7 @@ class NotingClient:
     async def get(self, key: bytes, counter: bool = False) -> Operation:
         one = self._history.begin(self.number, "get", key)
         try:
-            found = (await self.inner.find([key]))[0]
+            found = (await self.inner.get_many([key]))[0]
         except MillstreamError:
             self._history.end(one, REFUSED)
             return one
@@ -266,11 +266,11 @@ class NotingClient:
 
     async def add(self, key: bytes, amount: int = 1) -> Operation:
         one = self._history.begin(self.number, "add", key, amount)
-        return await self._write(one, "Call", pb.CallRequest(function="add", key=key, argument=as_bytes(str(amount))), key)
+        return await self._write(one, "Call", pb.CallRequest(function="add", key=key, argument=to_bytes(str(amount))), key)
 
     async def _write(self, one: Operation, name: str, asked: Any, key: bytes) -> Operation:
         try:
-            reply = await self.inner._write(name, asked, key)
+            reply = await self.inner._writer.write(name, asked, key)
         except (Conflict, RefusedRequest):
             self._history.end(one, REFUSED)
             return one

@@ -10,7 +10,7 @@ from typing import Any
 
 from millstream.core.keys import key_bytes, shard_of
 from millstream.core.keyspace import ROW, Row, encode_row
-from millstream.service.live.serve import LivePipeline
+from millstream.service.live.backend import LiveBackend
 from millstream.service.proto import service_pb2 as pb
 from millstream.state.compaction import adopt, collect, compact, unit_name
 from millstream.state.manifest import KEEP, ComputationState, Manifest, ManifestLog, ShardState
@@ -148,12 +148,12 @@ def header(table: str = "C", **more: Any) -> pb.Header:
     return pb.Header(table=table, **more)
 
 
-async def got(live: LivePipeline, *keys: str | bytes, table: str = "C", **more: Any) -> pb.GetReply:
+async def got(live: LiveBackend, *keys: str | bytes, table: str = "C", **more: Any) -> pb.GetReply:
     wanted = [key.encode() if isinstance(key, str) else key for key in keys]
     return await live.get(pb.GetRequest(header=header(table, **more), keys=wanted))
 
 
-async def scanned(live: LivePipeline, table: str = "C", *, of: dict[str, Any] | None = None, **more: Any) -> tuple[int, Rows]:
+async def scanned(live: LiveBackend, table: str = "C", *, of: dict[str, Any] | None = None, **more: Any) -> tuple[int, Rows]:
     """The epoch and the rows of a scan; all replies must be of one epoch, and in order."""
     found: list[tuple[bytes, bytes]] = []
     epochs = set()
@@ -166,8 +166,8 @@ async def scanned(live: LivePipeline, table: str = "C", *, of: dict[str, Any] | 
 
 
 @asynccontextmanager
-async def served(checkpoint: Any, **options: Any) -> AsyncIterator[LivePipeline]:
-    live = LivePipeline(checkpoint, **options)
+async def served(checkpoint: Any, **options: Any) -> AsyncIterator[LiveBackend]:
+    live = LiveBackend(checkpoint, **options)
     await live.start()
     try:
         yield live

@@ -14,7 +14,7 @@ from millstream.errors import Fenced
 from millstream.service.logs.disk import disk
 from millstream.service.logs.objects import objects
 from millstream.service.messages import LogRecord
-from millstream.service.stores.lmdb_store import lmdb
+from millstream.service.stores import lmdb
 
 
 def say(text: str) -> None:

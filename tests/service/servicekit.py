@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import os
-import random
 import signal
 import subprocess
 import sys
@@ -13,9 +12,9 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path
 from typing import Any
 
-from millstream.errors import Fenced
+from millstream.errors import Fenced, MillstreamError
 from millstream.service import Table, functions
-from millstream.service.logs.base import Log
+from millstream.service.logs.log_contract import Log
 from millstream.service.messages import Decide, Decision, Descriptor, LogRecord, Op, Request
 from millstream.service.partition import Partition
 from millstream.service.stores.memory import memory
@@ -76,6 +75,33 @@ class HandLog:
         """Nothing is open."""
 
 
+class SharedHandLog(HandLog):
+    """A log that others may seal, so reads are confirmed. `broken`: what a confirmation raises."""
+
+    alone = False
+    broken: Exception | None = None
+
+    async def confirm(self, term: int) -> None:
+        await asyncio.sleep(0)
+        if self.broken is not None:
+            raise self.broken
+        await super().confirm(term)
+
+
+async def settle() -> None:
+    """Lets everything that is ready run. A call passes the event loop a few times at most before it waits for the log."""
+    for _ in range(20):
+        await asyncio.sleep(0)
+
+
+async def soon(future: Any) -> Any:
+    """What becomes of a request; an error is given, not raised. Nothing that is tested takes five seconds."""
+    try:
+        return await asyncio.wait_for(asyncio.ensure_future(future), 5)
+    except (MillstreamError, TimeoutError, asyncio.TimeoutError) as error:
+        return error
+
+
 def table(**options: Any) -> Table:
     """A table with some functions."""
     return Table("t", functions=[functions.add, functions.append, functions.swap], **options)
@@ -109,6 +135,10 @@ def get(key: bytes, **more: Any) -> Request:
 
 def call(function: str, key: bytes, argument: bytes = b"", **more: Any) -> Request:
     return Request(Op.CALL, [key], function=function, argument=argument, size=len(key) + len(argument), **more)
+
+
+def stage(keys: list[bytes], values: list[bytes], txn: str, **more: Any) -> Request:
+    return Request(Op.STAGE, keys, values, txn=txn, size=8, **more)
 
 
 def decide(decision: Decision, fence: int, *txns: str, keep: tuple[str, ...] = ()) -> Request:
@@ -198,7 +228,3 @@ class NodeProcess:
 
     def __exit__(self, *_: object) -> None:
         self.kill()
-
-
-def shuffled(seed: int) -> random.Random:
-    return random.Random(seed)

@@ -13,10 +13,11 @@ from servicekit import session
 
 import millstream as ms
 from millstream.errors import RefusedRequest
-from millstream.service import Client, Table, Turn, TurnView, drop_fields, functions, hide_fields, keep_if, stores
+from millstream.service import Table, Turn, TurnView, drop_fields, functions, hide_fields, keep_if, stores
+from millstream.service.grpc_servers import DATA_CALLS, DATA_SERVICE
 from millstream.service.messages import Decision
-from millstream.service.planes import DATA_CALLS, DATA_SERVICE
 from millstream.service.proto import service_pb2 as pb
+from millstream.service.txn_client import TxnClient
 
 DOCUMENT = '{"name": "ann", "ssn": 1, "salary": 2}'  # ssn is not to be kept, salary not to be shown
 
@@ -46,7 +47,7 @@ def guarded() -> Table:
 class Asked:
     """A table that is served, and how it is asked: by a client, and by calls of the proto."""
 
-    def __init__(self, address: str, client: Client, channel: grpc.Channel) -> None:
+    def __init__(self, address: str, client: TxnClient, channel: grpc.Channel) -> None:
         self.client = client
         self._channel = channel
         self._seq = 0
@@ -60,7 +61,7 @@ class Asked:
 
 @contextlib.contextmanager
 def asked(table: Table, folder: Path) -> Iterator[Asked]:
-    with ms.testing.serving(table, folder=folder) as address, Client(address, "t") as client, grpc.insecure_channel(address) as channel:
+    with ms.testing.serving(table, folder=folder) as address, TxnClient(address, "t") as client, grpc.insecure_channel(address) as channel:
         yield Asked(address, client, channel)
 
 
@@ -117,7 +118,7 @@ def repeated(one: Asked, key: str) -> list[bytes]:
 WAYS_OUT: dict[str, Callable[[Asked, str], list[bytes]]] = {
     "get": lambda one, key: [one.client.get(key) or b""],
     "get, bounded": lambda one, key: [one.client.get(key, level="bounded", max_age="1s") or b""],
-    "get, of many": lambda one, key: [one.client.find([key, "elsewhere"])[0].value or b""],
+    "get, of many": lambda one, key: [one.client.get_many([key, "elsewhere"])[0].value or b""],
     "scan": lambda one, key: [found.value or b"" for found in one.client.scan(prefix=key)],
     "put_if_absent": lambda one, key: [one.client.call("put_if_absent", key, "{}")],
     "a call that is repeated": repeated,
@@ -207,7 +208,7 @@ def test_a_value_that_is_no_object_is_not_shown_and_spoils_no_scan_and_no_watch(
         one.client.put_many({"a": '{"name": "ann"}', "b": value, "c": "7"})
         shown = [b'{"name": "ann"}', b"null", b"7"]
         assert [found.value for found in one.client.scan()] == shown
-        assert [found.value for found in one.client.find(["a", "b", "c"])] == shown
+        assert [found.value for found in one.client.get_many(["a", "b", "c"])] == shown
         assert [row[1] for row in next(iter(one.client.watch())).rows] == shown
         assert one.client.call("append", "c", "0") == b"2"
 

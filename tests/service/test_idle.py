@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from millstream.service import HASH, AsyncClient, Node, Table, stores
-from millstream.service.stores.base import StoreKind
+from millstream.service.stores.store_contract import StoreKind
 
 
 async def cost(folder: Path, partitions: int, store: StoreKind) -> tuple[int, int, int, int]:
@@ -29,7 +29,7 @@ async def cost(folder: Path, partitions: int, store: StoreKind) -> tuple[int, in
 
 
 @pytest.mark.parametrize("kind", ["memory", "lmdb"])
-def test_three_hundred_idle_partitions_cost_no_task_no_timer_and_no_file_more_than_one(tmp_path: Path, kind: str) -> None:
+def test_many_idle_partitions_cost_no_task_no_timer_and_no_file_more_than_one(tmp_path: Path, kind: str) -> None:
     store = stores.lmdb() if kind == "lmdb" else stores.memory()
     one = asyncio.run(cost(tmp_path / "one", 1, store))
     many = asyncio.run(cost(tmp_path / "many", 300, store))

@@ -23,8 +23,8 @@ from millstream.core import subkeys
 from millstream.core.keys import key_bytes
 from millstream.core.keyspace import ROW, decode_row, sub_prefix
 from millstream.errors import RefusedRequest, TooLarge
-from millstream.service.live.portions import LIMIT, Portions
-from millstream.service.live.serve import LivePipeline
+from millstream.service.live.backend import LiveBackend
+from millstream.service.live.paging import LIMIT, Pager
 from millstream.service.proto import service_pb2 as pb
 from millstream.simulation.driver import Driver, InputPlan, Simulation
 from millstream.state.manifest import ManifestLog
@@ -99,9 +99,9 @@ def printed(capsys: pytest.CaptureFixture[str], *args: str) -> Any:
     return json.loads(capsys.readouterr().out)
 
 
-def asked(folder: Path, replicas: Path, ask: Any) -> Any:
+def asked(folder: Path, cache_folder: Path, ask: Any) -> Any:
     async def main() -> Any:
-        async with served(folder, replicas=replicas) as live:
+        async with served(folder, cache_folder=cache_folder) as live:
             return await ask(live)
 
     return run(main)
@@ -127,7 +127,7 @@ def test_timers_holds_and_maps_by_themselves(tmp_path, capsys):
     )
     (shown,) = printed(capsys, "state", str(folder), "Visits", "--key", "7", "--limit", "25", "--json")["rows"]
 
-    async def ask(live: LivePipeline) -> None:
+    async def ask(live: LiveBackend) -> None:
         for form in (pb.JSON, pb.BYTES):
             decode = json.loads if form == pb.JSON else msgspec.msgpack.decode
             _, timers = await scanned(live, "Visits", form=form, of={"part": "timers"})
@@ -157,7 +157,7 @@ def test_tables_views_and_joins_are_what_they_show(tmp_path, capsys):
     for name in ("users", "names", "pairs"):
         shown = printed(capsys, "view", str(folder), name, "--json")["rows"]
 
-        async def ask(live: LivePipeline, name: str = name, shown: list[dict[str, Any]] = shown) -> None:
+        async def ask(live: LiveBackend, name: str = name, shown: list[dict[str, Any]] = shown) -> None:
             found = [
                 (key, json.loads(value))
                 async for reply in live.scan(pb.ScanRequest(header=header(name, form=pb.JSON)))
@@ -192,7 +192,7 @@ def test_nothing_that_was_pickled_is_ever_loaded(tmp_path):
     world.commit(C={ROW + b"a": row(bait), sub_prefix(b"a", "pages") + subkeys.encode(1): bait})
 
     async def main() -> None:
-        async with served(world.storage, replicas=tmp_path / "r") as live:
+        async with served(world.storage, cache_folder=tmp_path / "r") as live:
             for form in (pb.BYTES, pb.JSON):
                 found = await got(live, "a", form=form)
                 assert found.versions[0]
@@ -214,7 +214,7 @@ def test_portions_are_small_and_together_all(sizes: list[int], limit: int, in_th
     rows = [(b"%d" % at, bytes(size)) for at, size in enumerate(sizes)]
 
     async def main() -> list[Any]:
-        return [one async for one in Portions(iter(rows), in_thread=in_thread, limit=limit)]
+        return [one async for one in Pager(iter(rows), in_thread=in_thread, limit=limit)]
 
     found = asyncio.run(main())
     assert [pair for one in found for pair in zip(one.keys, one.values, strict=True)] == rows[: limit or None]
@@ -226,7 +226,7 @@ def test_a_row_that_no_message_can_carry_is_named(tmp_path):
     world.put(C={"large": bytes(3 << 20)})
 
     async def main() -> None:
-        async with served(world.storage, replicas=tmp_path) as live:
+        async with served(world.storage, cache_folder=tmp_path) as live:
             with pytest.raises(TooLarge, match="3,145,7"):
                 await got(live, "large")
             with pytest.raises(TooLarge, match="large"):
@@ -240,7 +240,7 @@ def test_a_long_scan_gives_way_to_others(tmp_path):
     world.commit(C={ROW + b"%06d" % at: row(b"x" * 20) for at in range(40_000)})
 
     async def main() -> None:
-        async with served(world.storage, replicas=tmp_path) as live:
+        async with served(world.storage, cache_folder=tmp_path) as live:
             await got(live, "000000")
             scan = asyncio.ensure_future(scanned(live, level=pb.SESSION))
             turns = 0

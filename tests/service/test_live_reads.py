@@ -16,8 +16,8 @@ from effort import some
 from millstream.core.keyspace import decode_row
 from millstream.errors import DamageError, NotReady, RefusedRequest, Stale
 from millstream.service.live.epochs import PinnedEpochs
-from millstream.service.live.follow import Follower
 from millstream.service.live.history import ChangeHistory
+from millstream.service.live.tailer import ManifestTailer
 from millstream.service.proto import service_pb2 as pb
 from millstream.state.manifest import ManifestLog, manifest_name
 from millstream.state.memory_storage import MemoryStorage
@@ -31,7 +31,7 @@ def test_a_row_and_where_it_is_from(tmp_path):
     world.put(C={"a": b"1"})
 
     async def main() -> None:
-        async with served(world.storage, replicas=tmp_path) as live:
+        async with served(world.storage, cache_folder=tmp_path) as live:
             found = await got(live, "a", "b")
             assert list(found.values) == [world.rows_at(0)[b"a"], b""] and list(found.versions) == [1, 0]
             assert (found.at.epoch, found.at.lsn, found.at.low_watermark) == (0, 0, 7)
@@ -53,7 +53,7 @@ def test_every_pinned_epoch_is_what_a_dictionary_holds(tmp_path_factory, seed: i
     world.some()
 
     async def main() -> None:
-        async with served(world.storage, replicas=tmp_path_factory.mktemp("live")) as live:
+        async with served(world.storage, cache_folder=tmp_path_factory.mktemp("live")) as live:
             seen: dict[int, None] = {}
             for act in [*acts, "e", "l"]:
                 if act == "e":
@@ -103,7 +103,7 @@ def test_every_pinned_epoch_is_what_a_dictionary_holds(tmp_path_factory, seed: i
 def test_on_a_folder_a_look_finds_what_is_newest_however_far_that_is(tmp_path):
     world = Checkpoint(4, storage=LocalStorage(tmp_path / "c"))
     epochs = PinnedEpochs(tmp_path / "live")
-    follower = Follower(world.log, epochs, ChangeHistory())
+    tailer = ManifestTailer(world.log, epochs, ChangeHistory())
     world.some()
     folder = tmp_path / "c" / "manifests"
     for act in "eleklek":
@@ -114,9 +114,9 @@ def test_on_a_folder_a_look_finds_what_is_newest_however_far_that_is(tmp_path):
             assert not world.log.exists(epochs.pinned[-1] + 1), "the next one has been collected: that it is absent proves nothing"
         else:
             os.utime(folder, ns=(before, before))  # a clock with coarse ticks: that the folder looks the same proves nothing
-        assert not follower.is_newest()
-        assert follower.look() and epochs.pinned[-1] == world.epoch and follower.is_newest()
-        assert not follower.look()
+        assert not tailer.is_newest()
+        assert tailer.poll() and epochs.pinned[-1] == world.epoch and tailer.is_newest()
+        assert not tailer.poll()
         taken = epochs.take()
         assert taken is not None and dict(taken.scan("C", b"R", b"S")) == world.as_of[world.epoch]["C"]
         taken.close()
@@ -132,7 +132,7 @@ def test_ranges_prefixes_and_limits(tmp_path_factory, seed: int, one: bytes, two
     start, end = sorted((b"0" + one[:1], b"2" + two))
 
     async def main() -> None:
-        async with served(world.storage, replicas=tmp_path_factory.mktemp("live")) as live:
+        async with served(world.storage, cache_folder=tmp_path_factory.mktemp("live")) as live:
             rows = sorted(world.rows_at(3).items())
             for low, high, begins in ((start, end, b""), (b"", b"", prefix), (start, b"", b"1"), (b"", end, b"1")):
                 wanted = [(k, v) for k, v in rows if low <= k and (not high or k < high) and k.startswith(begins)]
@@ -161,22 +161,22 @@ def test_an_object_store_is_asked_for_the_next_manifest_and_listed_now_and_then(
     world, clock = Checkpoint(4), [0.0]
     far = FarStorage(world.storage)
     epochs = PinnedEpochs(tmp_path, clock=lambda: clock[0])
-    follower = Follower(ManifestLog(far), epochs, ChangeHistory(), clock=lambda: clock[0])
+    tailer = ManifestTailer(ManifestLog(far), epochs, ChangeHistory(), clock=lambda: clock[0])
     world.some()
-    assert follower.look() and not follower.is_near and not follower.is_newest()
+    assert tailer.poll() and not tailer.is_near and not tailer.is_newest()
     far.asked.clear()
     for _ in range(200):
         clock[0] += 0.2
-        assert not follower.look()
+        assert not tailer.poll()
     assert far.asked.count("exists") > 180 and far.asked.count("list") <= 5
     assert epochs.newest is not None and epochs.newest.age(clock[0]) == 0
     world.some()
-    assert follower.look() and epochs.pinned[-1] == 1
+    assert tailer.poll() and epochs.pinned[-1] == 1
     world.leap()
-    assert follower.look(sure=True) and epochs.pinned[-1] == world.epoch, "who must be sure has it listed"
+    assert tailer.poll(sure=True) and epochs.pinned[-1] == world.epoch, "who must be sure has it listed"
     world.leap()
     clock[0] += 11
-    assert follower.look() and epochs.pinned[-1] == world.epoch, "and once in a while it is listed anyway"
+    assert tailer.poll() and epochs.pinned[-1] == world.epoch, "and once in a while it is listed anyway"
     epochs.close()
 
 
@@ -203,7 +203,7 @@ def test_totals_of_one_epoch_agree_over_keys_and_computations_and_of_two_they_do
 
     async def main() -> None:
         transfer(world, amounts)
-        async with served(world.storage, replicas=tmp_path) as live:
+        async with served(world.storage, cache_folder=tmp_path) as live:
             mixed = 0
             for _ in range(30):
                 first, rows = await scanned(live, level=pb.SESSION)
@@ -227,7 +227,7 @@ def test_an_epoch_that_is_not_pinned_is_refused_and_those_that_are_are_named(tmp
     world = Checkpoint()
 
     async def main() -> None:
-        async with served(world.storage, replicas=tmp_path, keep=3) as live:
+        async with served(world.storage, cache_folder=tmp_path, keep=3) as live:
             for _ in range(6):
                 world.some()
                 await scanned(live)
@@ -246,19 +246,19 @@ def test_an_epoch_that_is_not_pinned_is_refused_and_those_that_are_are_named(tmp
 def test_pins_go_by_age_too_and_the_newest_never(tmp_path):
     world, clock = Checkpoint(), [0.0]
     epochs = PinnedEpochs(tmp_path, max_age=60, clock=lambda: clock[0])
-    follower = Follower(world.log, epochs, ChangeHistory(), clock=lambda: clock[0])
+    tailer = ManifestTailer(world.log, epochs, ChangeHistory(), clock=lambda: clock[0])
     for _ in range(3):
         world.some()
-        follower.look(sure=True)
+        tailer.poll(sure=True)
     assert epochs.pinned == [0, 1, 2]
     taken = epochs.take(0)
     clock[0] = 61
-    follower.look(sure=True)
+    tailer.poll(sure=True)
     assert epochs.pinned == [2] and taken is not None
     assert dict(taken.scan("C", b"R", b"S")) == world.as_of[0]["C"], "who has taken it reads on"
     taken.close()
     clock[0] = 1000
-    follower.look(sure=True)
+    tailer.poll(sure=True)
     assert epochs.pinned == [2]
     epochs.close()
 
@@ -268,7 +268,7 @@ def test_a_session_waits_for_the_epoch_that_it_has_seen(tmp_path):
     world.put(C={"a": b"0"})
 
     async def main() -> None:
-        async with served(world.storage, replicas=tmp_path) as live:
+        async with served(world.storage, cache_folder=tmp_path) as live:
             await got(live, "a")
             waiting = asyncio.ensure_future(got(live, "a", level=pb.SESSION, seen=2))
             for number in (1, 2):
@@ -286,7 +286,7 @@ def test_complete_to_is_never_early_and_not_forever(tmp_path, seed: int):
     world.some()
 
     async def main() -> None:
-        async with served(world.storage, replicas=tmp_path) as live:
+        async with served(world.storage, cache_folder=tmp_path) as live:
             wanted = [world.rng.randrange(2000) for _ in range(8)]
             waiting = {asyncio.ensure_future(got(live, "00", complete_to=at)): at for at in wanted}
             for _ in range(40):
@@ -314,7 +314,7 @@ def test_complete_to_is_never_early_and_not_forever(tmp_path, seed: int):
 
 def test_a_checkpoint_that_is_not_there_yet_says_so_and_is_served_when_it_is(tmp_path):
     async def main() -> None:
-        async with served(LocalStorage(tmp_path / "later"), replicas=tmp_path / "live") as live:
+        async with served(LocalStorage(tmp_path / "later"), cache_folder=tmp_path / "live") as live:
             with pytest.raises(NotReady, match=r"later is not a checkpoint of Millstream"):
                 await got(live, "a")
             world = Checkpoint(storage=LocalStorage(tmp_path / "later"))
@@ -333,7 +333,7 @@ def test_damage_is_said_with_its_object_and_the_last_good_epoch_goes_on(tmp_path
     world.put(C={"a": b"1"})
 
     async def main() -> None:
-        async with served(world.storage, replicas=tmp_path) as live:
+        async with served(world.storage, cache_folder=tmp_path) as live:
             await got(live, "a")
             manifest = world.put(C={"a": b"2"})
             chains = [shard.segments for shard in manifest.computations["C"].shards]
@@ -363,7 +363,7 @@ def test_a_checkpoint_that_was_restored_or_made_anew_is_followed_from_there(tmp_
     world = Checkpoint(3)
 
     async def main() -> None:
-        async with served(world.storage, replicas=tmp_path) as live:
+        async with served(world.storage, cache_folder=tmp_path) as live:
             for _ in range(4):
                 world.some()
                 await scanned(live)
@@ -393,7 +393,7 @@ def test_a_checkpoint_that_was_restored_or_made_anew_is_followed_from_there(tmp_
 
 def test_writes_are_refused(tmp_path):
     async def main() -> None:
-        async with served(Checkpoint().storage, replicas=tmp_path) as live:
+        async with served(Checkpoint().storage, cache_folder=tmp_path) as live:
             for call in (live.upsert(pb.UpsertRequest()), live.remove(pb.RemoveRequest()), live.call(pb.CallRequest())):
                 with pytest.raises(RefusedRequest, match="read only"):
                     await call
@@ -406,15 +406,15 @@ def test_two_servers_of_one_checkpoint_have_copies_of_their_own_and_the_next_one
     world.some()
 
     async def main() -> None:
-        async with served(world.storage, replicas=tmp_path) as one:
+        async with served(world.storage, cache_folder=tmp_path) as one:
             await scanned(one)
-            async with served(world.storage, replicas=tmp_path) as two:
+            async with served(world.storage, cache_folder=tmp_path) as two:
                 world.some()
                 assert await scanned(two) == await scanned(one) == (1, world.rows_at(1))
                 roots = {live.epochs._root for live in (one, two)}
                 assert len(roots) == 2
         world.storage = counted = CountedStorage(world.storage.objects)
-        async with served(counted, replicas=tmp_path) as again:
+        async with served(counted, cache_folder=tmp_path) as again:
             assert await scanned(again) == (1, world.rows_at(1))
             assert again.epochs._root in roots and not any(name.startswith("units/") for name in counted.reads), "it had all that is needed"
 

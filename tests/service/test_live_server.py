@@ -20,7 +20,7 @@ import job
 import support
 from millstream.core.keyspace import decode_row
 from millstream.errors import DefinitionError, NetworkError
-from millstream.service.live.server import LiveServer, ServingThread
+from millstream.service.live.process import LiveServer, LiveServerThread
 from millstream.service.proto import service_pb2 as pb
 
 
@@ -48,7 +48,7 @@ def test_over_grpc(tmp_path):
     world = Checkpoint(2)
 
     async def main() -> None:
-        server = LiveServer(world.storage, replicas=tmp_path)
+        server = LiveServer(world.storage, cache_folder=tmp_path)
         await server.start()
         try:
             async with grpc.aio.insecure_channel(server.address) as channel:
@@ -87,21 +87,22 @@ def test_over_grpc(tmp_path):
 def test_in_a_thread_it_listens_or_says_why_not(tmp_path):
     world = Checkpoint(2)
     world.some()
-    server = ServingThread(world.storage, "127.0.0.1:0", replicas=tmp_path)
+    server = LiveServerThread(world.storage, "127.0.0.1:0", cache_folder=tmp_path)
     with grpc.insecure_channel(server.address) as channel:
         ask = Asking(channel)
         found = ask.get(pb.GetRequest(header=header(), keys=[b"%02d" % k for k in range(30)]))
         assert {b"%02d" % k: v for k, v in enumerate(found.values) if v} == world.rows_at(0)
         with pytest.raises(NetworkError, match="cannot listen on"):
-            ServingThread(world.storage, server.address, replicas=tmp_path)
+            LiveServerThread(world.storage, server.address, cache_folder=tmp_path)
     server.stop()
     server.stop()
 
 
 SERVE = """
-import asyncio, sys
-from millstream.service.live.server import serve_checkpoint
-asyncio.run(serve_checkpoint(sys.argv[1], ready=lambda at: print(at, flush=True)))
+import sys, threading
+from millstream.service.live.process import LiveServerThread
+print(LiveServerThread(sys.argv[1], "127.0.0.1:0").address, flush=True)
+threading.Event().wait()
 """
 
 
@@ -182,7 +183,7 @@ def test_a_run_serves_its_state_itself(spark, tmp_path):
 def test_a_client_scans_epochs_and_is_told_why_an_event_time_did_not_come(tmp_path) -> None:
     from millstream.errors import Stale
     from millstream.service.client import AsyncClient
-    from millstream.service.live.server import LiveServer
+    from millstream.service.live.process import LiveServer
     from millstream.state.manifest import ManifestLog
     from millstream.state.storage import open_storage
 
@@ -202,7 +203,7 @@ def test_a_client_scans_epochs_and_is_told_why_an_event_time_did_not_come(tmp_pa
                 beyond = manifest.computations[name].low_watermark + 1
                 if beyond < 2**63 - 1:
                     with pytest.raises(Stale, match=f"is complete to {beyond - 1} .*and {beyond} was asked for"):
-                        await client.find([first.key], complete_to=beyond)
+                        await client.get_many([first.key], complete_to=beyond)
         finally:
             await server.stop()
 

@@ -48,7 +48,7 @@ def test_a_replayed_watch_is_what_is_shown_through_a_rebuild(tmp_path, seed: int
 
     async def main() -> None:
         epoch()
-        async with served(recorded.storage, replicas=tmp_path, keep=1 if seed % 2 else 8) as live:
+        async with served(recorded.storage, cache_folder=tmp_path, keep=1 if seed % 2 else 8) as live:
             known: dict[str, dict[bytes, Any]] = {"users": {}, "names": {}}
             last: dict[str, int] = {}
             streams: dict[str, Any] = {}

@@ -17,14 +17,14 @@ from millstream.core import subkeys
 from millstream.core.keys import key_bytes
 from millstream.core.keyspace import ROW, sub_prefix
 from millstream.errors import RefusedRequest, Stale
-from millstream.service.live.history import ChangeHistory, ChangeSet
-from millstream.service.live.serve import LivePipeline
+from millstream.service.live.backend import LiveBackend
+from millstream.service.live.history import ChangeHistory, ChangeSet, read_changes
 from millstream.service.proto import service_pb2 as pb
 
 SNAPSHOT, CHANGES, MARK, RESET = pb.WatchReply.SNAPSHOT, pb.WatchReply.CHANGES, pb.WatchReply.MARK, pb.WatchReply.RESET
 
 
-class Replayed:
+class WatchedCopy:
     """A client that applies what it is sent, and compares at every mark."""
 
     def __init__(self, world: Checkpoint, name: str = "C", keys: tuple[bytes, ...] = (), prefix: bytes = b"") -> None:
@@ -34,7 +34,7 @@ class Replayed:
         self.kinds: list[int] = []
         self.stream: AsyncIterator[pb.WatchReply] | None = None
 
-    def connect(self, live: LivePipeline) -> None:
+    def connect(self, live: LiveBackend) -> None:
         more: dict[str, Any] = {} if self.last is None else {"after": self.last}
         self.stream = live.watch(pb.WatchRequest(header=header(self.name), keys=self.keys, prefix=self.prefix, **more))
 
@@ -76,8 +76,13 @@ def test_a_replayed_watch_is_the_state_at_every_mark(tmp_path_factory, seed: int
     world.some()
 
     async def main() -> None:
-        async with served(world.storage, replicas=tmp_path_factory.mktemp("live"), buffer=buffer) as live:
-            watchers = [Replayed(world), Replayed(world, keys=(b"03", b"07", b"11")), Replayed(world, prefix=b"1"), Replayed(world, "D")]
+        async with served(world.storage, cache_folder=tmp_path_factory.mktemp("live"), buffer=buffer) as live:
+            watchers = [
+                WatchedCopy(world),
+                WatchedCopy(world, keys=(b"03", b"07", b"11")),
+                WatchedCopy(world, prefix=b"1"),
+                WatchedCopy(world, "D"),
+            ]
             for act in [*acts, "e", "w"]:
                 if act == "e":
                     world.some()
@@ -115,8 +120,8 @@ def test_each_epoch_comes_by_itself_and_those_missed_as_one(tmp_path):
     world.put(C={"a": b"0"})
 
     async def main() -> None:
-        async with served(world.storage, replicas=tmp_path) as live:
-            one = Replayed(world)
+        async with served(world.storage, cache_folder=tmp_path) as live:
+            one = WatchedCopy(world)
             one.connect(live)
             await one.upto(0)
             for number in (1, 2, 3):
@@ -139,22 +144,29 @@ def test_each_epoch_comes_by_itself_and_those_missed_as_one(tmp_path):
     run(main)
 
 
-def test_with_nobody_watching_nothing_is_read_or_kept(tmp_path):
+def test_without_a_watcher_no_changes_are_read_or_kept(tmp_path, monkeypatch):
     world = Checkpoint()
     world.some()
+    reads = []
+
+    def counted(*args: Any) -> Any:
+        reads.append(args)
+        return read_changes(*args)
+
+    monkeypatch.setattr("millstream.service.live.tailer.read_changes", counted)
 
     async def main() -> None:
-        async with served(world.storage, replicas=tmp_path) as live:
+        async with served(world.storage, cache_folder=tmp_path) as live:
             for _ in range(5):
                 world.some()
                 await got(live, "00")
-            assert live.history.bytes == 0
-            one = Replayed(world)
+            assert live.history.bytes == 0 and not reads
+            one = WatchedCopy(world)
             one.connect(live)
             await one.upto(world.epoch)
             world.put(C={"a": b"1"})
             await one.upto(world.epoch)
-            assert live.history.bytes > 0
+            assert live.history.bytes > 0 and len(reads) == 1, "with a watcher they are"
             await one.leave()
 
     run(main)
@@ -165,8 +177,8 @@ def test_a_slow_watcher_is_told_where_to_go_on_and_a_quick_one_beside_it_is_not(
     world.put(C={"a": b"0"})
 
     async def main() -> None:
-        async with served(world.storage, replicas=tmp_path, buffer=6000) as live:
-            slow, quick = Replayed(world), Replayed(world)
+        async with served(world.storage, cache_folder=tmp_path, buffer=6000) as live:
+            slow, quick = WatchedCopy(world), WatchedCopy(world)
             for one in (slow, quick):
                 one.connect(live)
                 await one.upto(0)
@@ -193,8 +205,8 @@ def test_where_only_a_base_is_left_it_is_a_reset(tmp_path):
         world.some()
 
     async def main() -> None:
-        async with served(world.storage, replicas=tmp_path) as live:
-            one = Replayed(world)
+        async with served(world.storage, cache_folder=tmp_path) as live:
+            one = WatchedCopy(world)
             one.connect(live)
             await one.upto(2)
             await one.leave()
@@ -215,8 +227,8 @@ def test_a_computation_that_is_renamed_ends_one_that_begins_anew_resets(tmp_path
     world.some()
 
     async def main() -> None:
-        async with served(world.storage, replicas=tmp_path) as live:
-            one, two = Replayed(world, "C"), Replayed(world, "D")
+        async with served(world.storage, cache_folder=tmp_path) as live:
+            one, two = WatchedCopy(world, "C"), WatchedCopy(world, "D")
             for watcher in (one, two):
                 watcher.connect(live)
                 await watcher.upto(0)
@@ -239,8 +251,8 @@ def test_who_comes_back_to_a_name_that_another_has_taken_is_reset(tmp_path, far:
     world.put(C={"a": b"0", "b": b"0"})
 
     async def main() -> None:
-        async with served(world.storage, replicas=tmp_path) as live:
-            one = Replayed(world)
+        async with served(world.storage, cache_folder=tmp_path) as live:
+            one = WatchedCopy(world)
             one.connect(live)
             await one.upto(0)
             await one.leave()
@@ -264,8 +276,8 @@ def test_an_epoch_that_changes_more_than_the_buffer_may_hold_is_a_reset(tmp_path
     world.put(C={"a": b"0"})
 
     async def main() -> None:
-        async with served(world.storage, replicas=tmp_path, buffer=1000) as live:
-            one = Replayed(world)
+        async with served(world.storage, cache_folder=tmp_path, buffer=1000) as live:
+            one = WatchedCopy(world)
             one.connect(live)
             await one.upto(0)
             world.put(C={"b": bytes(2000), "a": None})
@@ -288,7 +300,7 @@ def test_as_json_rows_whose_maps_changed_are_told_too(tmp_path):
     world.commit(C={ROW + b"a": row, entry("a", 1): b"\x01", ROW + b"b": row})
 
     async def main() -> None:
-        async with served(world.storage, replicas=tmp_path) as live:
+        async with served(world.storage, cache_folder=tmp_path) as live:
             stream = live.watch(pb.WatchRequest(header=header(form=pb.JSON)))
             assert [(await anext(stream)).kind for _ in range(2)] == [SNAPSHOT, MARK]
             world.commit(C={entry("a", 2): b"\x02"})
@@ -329,19 +341,31 @@ def test_the_buffer_gives_what_leads_on_or_says_no(steps: list[tuple[str, int, i
             assert history.has_dropped(name, known) and sum(one.size for one in needed) + sum(s for _, _, s in steps) > limit
 
 
-def test_many_watchers_wait_without_looking(tmp_path):
+def test_watchers_wait_without_polling_the_checkpoint(tmp_path):
     world = Checkpoint()
     world.put(C={"a": b"0"})
 
     async def main() -> None:
-        async with served(world.storage, replicas=tmp_path) as live:
-            watchers = [Replayed(world, keys=(b"a",)) for _ in range(50)]
+        async with served(world.storage, cache_folder=tmp_path) as live:
+            asked, catch_up = 0, live.tailer_thread.catch_up
+
+            async def counted() -> None:
+                nonlocal asked
+                asked += 1
+                await catch_up()
+
+            live.tailer_thread.catch_up = counted  # type: ignore[method-assign]
+            watchers = [WatchedCopy(world, keys=(b"a",)) for _ in range(50)]
             for one in watchers:
                 one.connect(live)
                 await one.upto(0)
+            asked = 0  # each has asked once, for its snapshot
             tasks = [asyncio.ensure_future(one.upto(1)) for one in watchers]
             world.put(C={"a": b"1"})
             await asyncio.gather(*tasks)
+            assert asked == 0
+            await got(live, "a")
+            assert asked == 1, "a read that must be sure asks"
             assert all(one.rows == world.rows_at(1) for one in watchers)
             for one in watchers:
                 await one.leave()

@@ -12,7 +12,7 @@ import pytest
 
 from millstream.service.logs.disk import disk
 from millstream.service.logs.objects import objects
-from millstream.service.stores.lmdb_store import lmdb
+from millstream.service.stores import lmdb
 
 CHILD = Path(__file__).parent / "logproc.py"
 

@@ -11,17 +11,32 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from servicekit import NodeProcess
+from servicekit import NodeProcess, upsert
 
 from effort import some
-from millstream.errors import MillstreamError, RefusedRequest
-from millstream.service.calls import Channel, Unreachable
-from millstream.service.client import AsyncClient
+from millstream.errors import (
+    MillstreamError,
+    RefusedRequest,
+    StorageError,
+    UnknownOutcome,
+)
+from millstream.service import AsyncClient, Node, Table
+from millstream.service.channel import Channel, Unreachable
+from millstream.service.logs.disk import DiskLog
+from millstream.service.manager import Manager
 from millstream.service.messages import Descriptor
 from millstream.service.plan import Add, Del, Update, plan
 from millstream.service.proto import service_pb2 as pb
-from millstream.service.registries.base import Desired, NodeEntry, NodeJoined, PartitionMoved, PartitionRemoved, PartitionsAdded, Registry
-from millstream.service.registries.storage import EVERY, StorageRegistry
+from millstream.service.registries.desired_state import (
+    Desired,
+    NodeEntry,
+    NodeJoined,
+    PartitionMoved,
+    PartitionRemoved,
+    PartitionsAdded,
+    Registry,
+)
+from millstream.service.registries.object_registry import EVERY, ObjectRegistry
 from millstream.state.memory_storage import MemoryStorage
 from millstream.state.storage import open_storage
 from s3server import S3Server
@@ -118,13 +133,13 @@ def s3() -> Iterator[Callable[[], S3Server]]:
 def registry(request: pytest.FixtureRequest, tmp_path: Path, s3: Callable[[], S3Server]) -> Callable[[], Registry]:
     """Opens the same registry again and again, as different processes do."""
     if request.param == "folder":
-        return lambda: StorageRegistry(open_storage(str(tmp_path / "registry")))
+        return lambda: ObjectRegistry(open_storage(str(tmp_path / "registry")))
     if request.param == "memory":
         storage = MemoryStorage()
-        return lambda: StorageRegistry(storage)
+        return lambda: ObjectRegistry(storage)
     server = s3()
     url = server.url()
-    return lambda: StorageRegistry(open_storage(url, server.options))
+    return lambda: ObjectRegistry(open_storage(url, server.options))
 
 
 def in_threads(count: int, work: Callable[[int], None]) -> None:
@@ -206,22 +221,22 @@ def test_a_registry_is_condensed_while_others_read_it(tmp_path: Path) -> None:
 
     def work(number: int) -> None:
         if number == 0:
-            writer = StorageRegistry(open_storage(place))
+            writer = ObjectRegistry(open_storage(place))
             try:
                 for change in range(rounds):
                     assert writer.change(NodeJoined(NodeEntry("n", str(change + 1), "x")), change)
             finally:
                 over.set()
             return
-        last, keeps = 0, StorageRegistry(open_storage(place))
+        last, keeps = 0, ObjectRegistry(open_storage(place))
         while not over.is_set():
-            found = (keeps if number == 1 else StorageRegistry(open_storage(place))).read()
+            found = (keeps if number == 1 else ObjectRegistry(open_storage(place))).read()
             assert found.version >= last
             assert not found.version or found.nodes["n"].address == str(found.version)
             last = found.version
 
     in_threads(3, work)
-    assert StorageRegistry(open_storage(place)).read().version == rounds
+    assert ObjectRegistry(open_storage(place)).read().version == rounds
     assert len(list((tmp_path / "registry" / "changes").iterdir())) < 2 * EVERY
 
 
@@ -261,7 +276,7 @@ def test_a_node_that_is_killed_between_what_is_desired_and_what_is_done_carries_
             """No two partitions that take requests ever have a point in common."""
             while watching:
                 try:
-                    found = [one for one in await listed(control) if one.state in ("serving", "adding")]
+                    found = [one for one in await listed(control) if one.state in ("serving", "opening")]
                 except MillstreamError:
                     await asyncio.sleep(0.02)
                     continue
@@ -296,7 +311,7 @@ def test_a_node_that_is_killed_between_what_is_desired_and_what_is_done_carries_
             assert len(files_of(tmp_path / "n1")) == 1
             # other partitions are desired while the node is down
             node.kill()
-            registry = StorageRegistry(open_storage(str(tmp_path / "n1" / "registry")))
+            registry = ObjectRegistry(open_storage(str(tmp_path / "n1" / "registry")))
             registry.change(PartitionRemoved(new.id), registry.read().version)
             registry.change(PartitionsAdded([Descriptor(50, "t", b"c", b"", 1, "n1")]), registry.read().version)
             await asyncio.to_thread(node.start)
@@ -305,7 +320,7 @@ def test_a_node_that_is_killed_between_what_is_desired_and_what_is_done_carries_
                 await client.put("d", "1")
                 with pytest.raises(MillstreamError, match="no partition of table 't' has key"):
                     await client.put("b1", "1")
-            assert list((tmp_path / "n1" / "aside").iterdir()), "what was removed is kept aside"
+            assert list((tmp_path / "n1" / "trash").iterdir()), "what was removed is kept in the trash"
         finally:
             watching = False
             await looking
@@ -320,10 +335,93 @@ def test_a_node_that_is_killed_between_what_is_desired_and_what_is_done_carries_
 
 def _partitions_in_store(folder: Path) -> list[str]:
     """Which partitions an LMDB store holds anything of."""
-    from millstream.service.stores.lmdb_store import lmdb
+    from millstream.service.stores import lmdb
 
     shared = lmdb().open(folder)
     try:
         return [f"{id}-{shared.of(id).applied}" for id in range(1, 60) if list(shared.of(id).scan(b"", b"\xff\xff"))]
     finally:
         shared.close()
+
+
+def test_a_partition_that_could_not_be_opened_is_opened_when_it_can(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def main() -> None:
+        seal = DiskLog.seal
+
+        async def away(log: DiskLog, term: int) -> int:
+            raise StorageError("the storage is away")
+
+        monkeypatch.setattr(DiskLog, "seal", away)
+        node = Node([Table("t")], folder=tmp_path / "n1")
+        await node.start()
+        (one,) = node.manager.partitions.values()
+        assert "away" in one.reason
+        monkeypatch.setattr(DiskLog, "seal", seal)
+        await node.manager.tend()
+        assert [one.state for one in node.manager.partitions.values()] == ["serving"]
+        async with AsyncClient(node.data.address, "t") as client:
+            assert await client.put("a", "1") == 1
+        await node.stop()
+
+    asyncio.run(main())
+
+
+def test_what_is_desired_is_tried_again_until_it_is_done(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def main() -> None:
+        node = Node([Table("t", partitions=0)], folder=tmp_path / "n1")
+        await node.start()
+        with monkeypatch.context() as broken:
+
+            async def away(*_: Any) -> None:
+                raise StorageError("the disk is full")
+
+            broken.setattr(Manager, "_open", away)
+            await node.manager.add("t", None, b"", b"")
+            with pytest.raises(StorageError):
+                await node.manager.reconcile()
+        await node.manager.refresh()
+        assert [one.state for one in node.manager.partitions.values()] == ["serving"]
+        with pytest.raises(RefusedRequest, match="too large"):
+            await node.manager.add("t", 2**64 - 1, b"", b"")
+        await node.stop()
+
+    asyncio.run(main())
+
+
+def test_a_partition_that_stopped_and_is_removed_is_kept_in_the_trash(tmp_path: Path) -> None:
+    async def main() -> None:
+        node = Node([Table("t")], folder=tmp_path / "n1")
+        await node.start()
+        (one,) = node.manager.partitions.values()
+        await one.write(upsert(b"a", b"1"))
+        one._fail(UnknownOutcome("the disk is full"))
+        await node.manager.remove("t", one.descriptor.id, b"", b"")
+        await node.manager.reconcile()
+        assert len(list((tmp_path / "n1" / "trash").glob("t-1-*"))) == 1
+        await node.stop()
+
+    asyncio.run(main())
+
+
+@pytest.mark.crash
+def test_a_second_node_on_a_folder_or_under_a_name_exits_and_says_why(tmp_path: Path) -> None:
+    shared = ("--registry", str(tmp_path / "registry"))
+    with NodeProcess(tmp_path / "a", arguments=shared) as first:
+        second = NodeProcess(tmp_path / "a", arguments=shared)
+        other = NodeProcess(tmp_path / "b", arguments=shared)
+        said = []
+        for node in (second, other):
+            node.start(wait=False)
+        for node in (second, other):
+            assert node.process is not None
+            said.append(node.process.communicate(timeout=30)[0])
+            assert node.process.returncode not in (0, -9)
+        assert "is in use by another node" in said[0] and "--dir" in said[0]
+        assert "a node called 'n1' is known already" in said[1] and first.address in said[1] and "--take-over n1" in said[1]
+        assert all("Traceback" not in text for text in said), said
+
+        async def still_there() -> None:
+            async with AsyncClient(first.address, "t") as client:
+                await client.put("a", "1")
+
+        asyncio.run(still_there())

@@ -17,9 +17,9 @@ from millstream.service.control import Control
 from millstream.service.limits import CONTROL, off
 from millstream.service.messages import Descriptor
 from millstream.service.proto import service_pb2 as pb
-from millstream.service.registries.base import Desired, PartitionsAdded
-from millstream.service.routes import RangeMap
-from millstream.service.saving import SnapshotPlaces
+from millstream.service.range_map import RangeMap
+from millstream.service.registries.desired_state import Desired, PartitionsAdded
+from millstream.service.snapshotting import SnapshotPlaces
 from millstream.state.storage import LocalStorage
 
 
@@ -98,7 +98,7 @@ def test_adding_partitions_one_by_one_does_as_much_for_the_last_as_for_the_first
                 await asyncio.sleep(0.01)
             assert len(await client.partitions()) == count
             await client.put("00003", "x")
-            assert (await client.find(["00003"]))[0].partition == 4
+            assert (await client.get_many(["00003"]))[0].partition == 4
 
     few, many = asyncio.run(add(20)), asyncio.run(add(160))
     assert few["RangeMap.add"] >= 20 and few["LocalStorage.put"] >= 20
@@ -126,16 +126,16 @@ def test_a_node_that_is_about_to_open_a_partition_says_so_and_does_not_send_clie
         made = await node.manager.add("t", None, b"", b"")  # it is desired, and nobody has carried it out
         header = pb.Header(table="t")
         for asked in (
-            node.get(pb.GetRequest(header=header, keys=[b"a"])),
-            node.upsert(pb.UpsertRequest(header=header, keys=[b"a"], values=[b"1"])),
-            node.decide(pb.DecideRequest(header=pb.Header(table="t", partition=made.id), txns=["l|1|1|x"])),
-            anext(node.scan(pb.ScanRequest(header=header))),
-            anext(node.watch(pb.WatchRequest(header=header))),
+            node.backend.get(pb.GetRequest(header=header, keys=[b"a"])),
+            node.backend.upsert(pb.UpsertRequest(header=header, keys=[b"a"], values=[b"1"])),
+            node.backend.decide(pb.DecideRequest(header=pb.Header(table="t", partition=made.id), txns=["l|1|1|x"])),
+            anext(node.backend.scan(pb.ScanRequest(header=header))),
+            anext(node.backend.watch(pb.WatchRequest(header=header))),
         ):
             with pytest.raises(NotReady, match=f"partition {made.id} of table 't' is being opened on this node"):
                 await asked
         await node.manager.reconcile()
-        assert (await node.upsert(pb.UpsertRequest(header=header, keys=[b"a"], values=[b"1"]))).at.lsn == 1
+        assert (await node.backend.upsert(pb.UpsertRequest(header=header, keys=[b"a"], values=[b"1"]))).at.lsn == 1
         await node.stop()
 
     asyncio.run(main())

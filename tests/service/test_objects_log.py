@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 
 from millstream.errors import DamageError, Fenced, NotReady, StorageError, UnknownOutcome
+from millstream.service.logs.object_slots import Slot, decode_slot, encode_slot, slot_name
 from millstream.service.logs.objects import ObjectsLog, SharedObjectsLog, objects
-from millstream.service.logs.slots import Slot, decode_slot, encode_slot, slot_name
 from millstream.service.messages import LogRecord, encode_record
 from millstream.state.memory_storage import MemoryStorage
 from millstream.state.storage import LocalStorage
@@ -438,7 +438,7 @@ def test_nothing_is_appended_before_a_seal_and_positions_follow() -> None:
     run(work)
 
 
-def test_a_thousand_idle_partitions_have_no_task_and_no_thread() -> None:
+def test_many_idle_partitions_have_no_task_and_no_thread() -> None:
     async def work() -> None:
         before = threading.active_count()
         shared = SharedObjectsLog(MemoryStorage())

@@ -15,9 +15,9 @@ from livekit import Checkpoint, run
 
 from millstream.errors import Stale
 from millstream.service import AsyncClient, Node, Table, limits, stores
-from millstream.service.calls import failure
-from millstream.service.live.serve import LivePipeline
-from millstream.service.planes import DATA_SERVICE, DataPlane
+from millstream.service.channel import failure
+from millstream.service.grpc_servers import DATA_SERVICE, DataPlane
+from millstream.service.live.backend import LiveBackend
 from millstream.service.proto import service_pb2 as pb
 
 CALLS: dict[str, Any] = {"Scan": (pb.ScanRequest, pb.ScanReply), "Watch": (pb.WatchRequest, pb.WatchReply)}
@@ -121,7 +121,7 @@ def test_an_epoch_is_not_pinned_for_ever_for_who_does_not_read(name: str, tmp_pa
     world.put(C={f"{n:04d}": b"x" * 100_000 for n in range(200)})
 
     async def main() -> None:
-        live = LivePipeline(world.storage, replicas=tmp_path, keep=1)
+        live = LiveBackend(world.storage, cache_folder=tmp_path, keep=1)
         await live.start()
         plane = DataPlane(live, "127.0.0.1:0")
         await plane.start()

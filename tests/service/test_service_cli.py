@@ -18,7 +18,7 @@ import millstream as ms
 from millstream.cli import main
 from millstream.errors import StorageError
 from millstream.service import Client, Table, functions
-from millstream.service.live.server import ServingThread
+from millstream.service.live.process import LiveServerThread
 from millstream.state.memory_storage import MemoryStorage
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -82,7 +82,7 @@ def test_add_refuses_what_is_no_number(capsys: pytest.CaptureFixture[str]) -> No
 
 def refused_level(address: str) -> str:
     with Client(address, "t") as client, pytest.raises(ms.errors.RefusedRequest) as error:
-        client.find(["a"], level="other")
+        client.get_many(["a"], level="other")
     return str(error.value)
 
 
@@ -111,7 +111,7 @@ def test_the_level_of_a_read_is_asked_of_live_state_too(tmp_path: Path, capsys: 
     storage = MayBeAway()
     world = Checkpoint(storage=storage)
     world.put(C={"tea": b"\x01"})
-    server = ServingThread(storage, "127.0.0.1:0", replicas=tmp_path)
+    server = LiveServerThread(storage, "127.0.0.1:0", cache_folder=tmp_path)
     at = ("--at", server.address, "--timeout", "2s")
     try:
         assert said(capsys, "kv", "get", "C", "tea", *at).startswith("tea = ")
@@ -154,8 +154,8 @@ def test_partitions_are_listed_added_removed_saved_and_restored(
         client.put_many({"a": "x", "z": "y"})
         assert [one.key for one in client.scan()] == [b"a", b"z"]
         assert "does not cover" in said(capsys, "partitions", "restore", "9", "saved", *control, code=1)
-        assert list((folder / "aside").glob("t-1-*/snapshot.json"))
-        said(capsys, "upload", "--watch", str(folder / "aside"), "--to", str(tmp_path / "far"), "--once")
+        assert list((folder / "trash").glob("t-1-*/snapshot.json"))
+        said(capsys, "upload", "--watch", str(folder / "trash"), "--to", str(tmp_path / "far"), "--once")
         assert list((tmp_path / "far").glob("t-1-*/snapshot.json"))
     assert "there is no control plane" in said(capsys, "partitions", "list", *control, code=1)
 

@@ -14,11 +14,12 @@ from typing import Any
 import msgspec
 import pytest
 from servicekit import SRC, NodeProcess
+from servicesinkkit import MANY, NAME, many
 
 import millstream as ms
 from millstream.errors import SinkError, StorageError
 from millstream.service import HASH, Client, Table, Turn
-from millstream.service.calls import Channel
+from millstream.service.channel import Channel
 from millstream.sinks import DriverContext, Part, Sink, SinkRow, TaskContext
 from millstream.state.storage import LocalStorage
 
@@ -98,21 +99,7 @@ def test_a_replaced_run_is_refused_and_its_successor_decides_what_it_committed(t
             sink.commit(driver(tmp_path, "2-y"), 0, [new])
 
 
-MANY = 200
-NAME = "totals_per_customer_and_day_" * 4  # a stream's name, of 112 letters
-
-
-def many(address: str, work: Path, epoch: int, token: str = "1-x") -> tuple[Sink, DriverContext, list[Part]]:
-    """An epoch of many shards under long names, staged and prepared, with one key for each shard."""
-    sink = ms.sinks.service(address, "t", encode=lambda row: (row.key.encode(), json.dumps(row.value).encode()))
-    context = DriverContext(LocalStorage(work), "p", NAME, token=token)
-    tasks = [TaskContext(LocalStorage(work), NAME, epoch, f"p-{shard}", "a" * 40, token, "p", shard) for shard in range(MANY)]
-    parts = [sink.stage(one, [SinkRow(f"k{one.shard}", 0, [epoch, one.shard])]) for one in tasks]
-    sink.prepare(context, epoch, parts)
-    return sink, context, parts
-
-
-def test_an_epoch_of_two_hundred_shards_with_long_names_is_decided_at_one_position(tmp_path: Path) -> None:
+def test_an_epoch_of_many_shards_with_long_names_is_decided_at_one_position(tmp_path: Path) -> None:
     with ms.testing.serving(Table("t"), folder=tmp_path / "n") as address:
         sink, context, parts = many(address, tmp_path, 0)
         assert sum(len(part.own["txn"]) for part in parts) > 4 * 4096
@@ -132,7 +119,7 @@ def test_names_that_do_not_fit_into_one_request_are_decided_in_several(tmp_path:
             asked.append(request.ByteSize())
         return await ask(self, name, request, timeout)
 
-    monkeypatch.setattr("millstream.service.client._BATCH", 4096)
+    monkeypatch.setattr("millstream.service.txn_client.BATCH", 4096)
     monkeypatch.setattr(Channel, "ask", counted)
     with ms.testing.serving(Table("t"), folder=tmp_path / "n") as address:
         sink, context, parts = many(address, tmp_path, 0)
@@ -147,7 +134,7 @@ import os, signal, sys
 from pathlib import Path
 import msgspec
 sys.path[:0] = {path!r}
-from test_service_sink import many
+from servicesinkkit import many
 _, _, parts = many(sys.argv[1], Path(sys.argv[2]), 0)
 Path(sys.argv[2], "manifest").write_bytes(msgspec.json.encode(parts))
 os.kill(os.getpid(), signal.SIGKILL)

@@ -12,10 +12,9 @@ from typing import Any
 import pytest
 
 from millstream.errors import DamageError, StorageError
-from millstream.service.stores.base import KeyStore
+from millstream.service.stores import lmdb
 from millstream.service.stores.cached import cached
 from millstream.service.stores.counters import counters
-from millstream.service.stores.lmdb_store import lmdb
 from millstream.service.stores.memory import DictStore, memory
 from millstream.service.stores.snapshots import (
     WHOLE,
@@ -27,6 +26,7 @@ from millstream.service.stores.snapshots import (
     read_snapshot,
     write_snapshot,
 )
+from millstream.service.stores.store_contract import KeyStore
 from millstream.service.upload import upload_once, watch_and_upload
 from millstream.state.memory_storage import MemoryStorage
 from millstream.state.storage import LocalStorage, Storage, open_storage
@@ -71,7 +71,7 @@ def save(store: KeyStore, storage: Storage, name: str, **options: Any) -> Any:
 def test_what_was_saved_comes_back_in_parts(storage: Storage) -> None:
     store = DictStore()
     entries = filled(store, 5000)
-    saved = save(store, storage, "snapshots/1/7", part_bytes=40_000, about={"table": "t"})
+    saved = save(store, storage, "snapshots/1/7", part_bytes=40_000)
     assert (saved.lsn, saved.rows) == (7, 5000) and len(saved.parts) > 3 and all(part.bytes <= 40_000 for part in saved.parts)
     found, moves = read_snapshot(storage, "snapshots/1/7")
     assert found == saved and dict(moves) == entries

@@ -18,11 +18,11 @@ import millstream as ms
 from effort import some
 from millstream.errors import DefinitionError, RefusedRequest, StorageError
 from millstream.service.messages import Change
-from millstream.service.stores.base import Pinned
+from millstream.service.stores import lmdb
 from millstream.service.stores.cached import CachedStore, cached
 from millstream.service.stores.counters import CounterStore, counters, pack_number, unpack_number
-from millstream.service.stores.lmdb_store import lmdb
 from millstream.service.stores.memory import DictStore, SharedMemory, memory
+from millstream.service.stores.store_contract import Pinned
 
 PAIR = struct.Struct(">Qq")
 

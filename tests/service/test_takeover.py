@@ -11,7 +11,7 @@ from history import OK, CuttingProxy, Metrics, NotingClient, mixed, read_all
 from servicekit import NodeProcess
 
 from millstream.errors import MillstreamError, ServiceError
-from millstream.service.calls import Channel
+from millstream.service.channel import Channel
 from millstream.service.proto import service_pb2 as pb
 
 pytestmark = pytest.mark.crash

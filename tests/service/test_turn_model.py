@@ -12,10 +12,10 @@ from servicekit import HandLog, call, decide, get, partition, session, table, up
 
 from effort import some
 from millstream.errors import Busy, Conflict, FencedRun, RefusedRequest, ServiceError, SessionExpired
-from millstream.service import Table, Turn, sessions
+from millstream.service import Table, Turn, dedup_sessions
+from millstream.service.dedup_sessions import DedupSessions
 from millstream.service.messages import Answer, Decision, Op, Request
 from millstream.service.partition import Partition
-from millstream.service.sessions import Sessions
 from millstream.service.stores.memory import memory
 
 KEYS = [b"a", b"b", b"c", b"d"]
@@ -185,13 +185,13 @@ def _positions(log: HandLog, store_of: Any) -> dict[int, tuple[int, int]]:
     """Which write has which position, from the sessions' entries as the log has them."""
     import msgspec
 
-    from millstream.service.sessions import WrittenBy
+    from millstream.service.dedup_sessions import SessionState
 
     found: dict[int, tuple[int, int]] = {}
     for record in log.records:
         for entry, value in record.changes:
             if entry[:1] == b"S" and value is not None:
-                kept = msgspec.msgpack.decode(value, type=WrittenBy)
+                kept = msgspec.msgpack.decode(value, type=SessionState)
                 for answer in kept.answers:
                     found[answer.lsn] = (int.from_bytes(entry[9:], "big"), answer.seq)
     return found
@@ -231,7 +231,7 @@ def test_a_retry_after_the_horizon_is_refused_and_never_done_again() -> None:
 
 
 def test_without_the_memory_of_what_was_forgotten_a_late_retry_counts_twice() -> None:
-    class Careless(Sessions):
+    class Careless(DedupSessions):
         def check_new(self, session: bytes) -> None:
             """Everybody may begin."""
 
@@ -304,11 +304,11 @@ def test_answers_of_many_sessions_that_say_nothing_take_bounded_room_in_memory_a
                 else:
                     await one.write(call("big", b"%d" % name, session=session(name), seq=seq))
         assert len(one.machine.sessions) == many
-        assert 8 << 20 < one.machine.sessions.kept_bytes <= sessions.ROOM
+        assert 8 << 20 < one.machine.sessions.kept_bytes <= dedup_sessions.ROOM
         again = await partition(log, of)
         for state in (one, again):
-            assert stored(state) < sessions.ROOM + many * 64
-            assert state.machine.sessions.kept_bytes <= sessions.ROOM
+            assert stored(state) < dedup_sessions.ROOM + many * 64
+            assert state.machine.sessions.kept_bytes <= dedup_sessions.ROOM
             with pytest.raises(SessionExpired, match="not kept any more"):  # its answer is gone, and it is not done again
                 await state.write(call("big", b"0", session=session(0), seq=8))
             last = state.write(call("big", b"%d" % (many - 1), session=session(many - 1), seq=8))

@@ -12,8 +12,8 @@ import pytest
 from sparkkit import write
 
 import millstream as ms
+from demos.people.judge import published
 from millstream.core import backfill
-from millstream.demo.people.judge import published
 
 pytestmark = pytest.mark.spark
 

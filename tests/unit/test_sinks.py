@@ -241,9 +241,9 @@ def test_sweeping_removes_leftovers_and_nothing_else(tmp_path, format):
     recent = sink.stage(task(9), ROWS)
     theirs = sink.stage(task(2, emission="others"), ROWS)
     longer = sink.stage(task(2, emission="my-counts"), ROWS)
-    sink.sweep(driver(), 5, [kept["staged"]])
+    sink.sweep(driver(), 5, [kept.staged])
     there = {part.staged for part in (dead, kept, recent, theirs, longer) if (tmp_path / part.staged).exists()}
-    assert there == {kept["staged"], recent["staged"], theirs["staged"], longer["staged"]}
+    assert there == {kept.staged, recent.staged, theirs.staged, longer.staged}
     assert len(seen(tmp_path)) == 3
 
 
@@ -382,7 +382,7 @@ def test_a_pickled_each_epoch_carries_no_function():
     sink = ms.sinks.each_epoch(lambda frame, epoch: lock.locked(), schema=SCHEMA)
     copy = pickle.loads(pickle.dumps(sink))
     assert copy.schema == SCHEMA
-    assert copy.stage(task(), ROWS)["rows"] == 3
+    assert copy.stage(task(), ROWS).rows == 3
 
 
 @pytest.mark.parametrize("value", [float("nan"), {"a": [1.0, float("inf")]}, ["x", {"b": float("-inf")}]])

@@ -10,7 +10,6 @@
     clean        `millstream clean`
     sink         `millstream sink` and `millstream sink-read`
     push         `millstream push`
-    demo         `millstream demo`
     serve        `millstream serve`
     kv           `millstream kv`
     partitions   `millstream partitions`

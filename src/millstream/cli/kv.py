@@ -14,7 +14,7 @@ import msgspec
 
 from millstream.cli.arguments import a_duration, at_least_one, failed, without_action
 from millstream.core.keys import key_bytes, key_of
-from millstream.errors import DefinitionError, Denied, RefusedRequest
+from millstream.errors import DefinitionError, RefusedRequest, Unauthenticated
 from millstream.network import Tls
 from millstream.status.inspect import keys_of
 
@@ -90,8 +90,8 @@ async def _connected(args: argparse.Namespace, call: Callable[[Any, argparse.Nam
     async with AsyncClient(args.at, args.table, cookie=cookie, tls=tls, timeout=args.timeout) as client:
         try:
             return await call(client, args)
-        except Denied as error:
-            raise Denied(f"{error}" if cookie else "the node wants a cookie: say --cookie, or set MILLSTREAM_COOKIE") from error
+        except Unauthenticated as error:
+            raise Unauthenticated(f"{error}" if cookie else "the node wants a cookie: say --cookie, or set MILLSTREAM_COOKIE") from error
 
 
 async def _get(client: Any, args: argparse.Namespace) -> int:
@@ -106,7 +106,7 @@ async def _get(client: Any, args: argparse.Namespace) -> int:
             how |= {"as_of": args.as_of, "complete_to": args.complete_to, "as_json": True}
         elif args.as_of is not None or args.complete_to is not None:
             raise RefusedRequest(f"--as-of and --complete-to are for live state, and {args.table!r} is a table")
-        found = await client.find(wanted, **how)
+        found = await client.get_many(wanted, **how)
         one = next((one for one in found if one.value is not None), found[0])
         missing += one.value is None
         _show(one, live, args.json, text)

@@ -38,7 +38,7 @@ def add_command(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -
     add.add_argument("--id", type=int, help="its id (by default the next one)")
     _range(add)
 
-    remove = _action(actions, "remove", "a partition is to be no more; its data are kept aside for an hour", _remove)
+    remove = _action(actions, "remove", "a partition is to be no more; its entries stay in the node's trash/ for an hour", _remove)
     remove.add_argument("table", metavar="TABLE")
     remove.add_argument("--id", type=int, help="by its id; or by its exact range:")
     _range(remove)
@@ -73,7 +73,7 @@ def _range(parser: argparse.ArgumentParser) -> None:
 
 
 async def _connected(args: argparse.Namespace, call: Callable[[Any, argparse.Namespace], Awaitable[int]]) -> int:
-    from millstream.service.calls import Channel
+    from millstream.service.channel import Channel
 
     if "/" in args.control and not args.control.startswith("unix:"):
         args.control = f"unix:{args.control}"
@@ -133,7 +133,7 @@ async def _remove(channel: Any, args: argparse.Namespace) -> int:
     request = pb.RemovePartitionRequest(table=args.table, id=args.id, start=_point(args.start), end=_point(args.end))
     gone = await _ask(channel, "RemovePartition", request)
     await _until(channel, gone, lambda one: one is None)
-    _tell(args, gone, f"partition {gone.id} of {gone.table!r} is gone; its node keeps its entries aside for an hour")
+    _tell(args, gone, f"partition {gone.id} of {gone.table!r} is gone; its entries stay in trash/ of its node for an hour")
     return 0
 
 

@@ -120,7 +120,6 @@ async def _serve_tables(args: argparse.Namespace, tables: list[Any]) -> int:
         advertise=args.advertise,
         backups=args.backups,
         force=args.force,
-        crash=os.environ.get("MILLSTREAM_CRASH", ""),
     )
     stopping = _until_told()
     await node.start()
@@ -142,7 +141,7 @@ async def _serve_tables(args: argparse.Namespace, tables: list[Any]) -> int:
 
 async def _serve_checkpoint(args: argparse.Namespace) -> int:
     from millstream.service import limits
-    from millstream.service.live.server import LiveServer
+    from millstream.service.live.process import LiveServer
 
     server = LiveServer(
         args.checkpoint,
@@ -150,7 +149,7 @@ async def _serve_checkpoint(args: argparse.Namespace) -> int:
         tls=tls_of(args),
         cookie=cookie_of(args),
         storage_options=dict(args.storage_option) or None,
-        replicas=args.state_caches,
+        cache_folder=args.state_caches,
         limits=limits.off(limits.DATA) if args.limits == "off" else limits.DATA,
         force=args.force,
     )

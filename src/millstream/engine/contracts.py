@@ -12,13 +12,13 @@ from millstream.state.heartbeat import RunMode
 from millstream.state.manifest import Manifest, SourcePosition
 from millstream.state.segment import SegmentRef
 
-Input = TypeVar("Input", contravariant=True)
+_In = TypeVar("_In", contravariant=True)
 
 
-class TaskRunner(Protocol[Input]):
+class TaskRunner(Protocol[_In]):
     """Runs the tasks of an epoch: as a Spark job, in resident tasks, in a loop."""
 
-    def run(self, input: Input | None, order: EpochOrder) -> list[Receipt]:
+    def run(self, input: _In | None, order: EpochOrder) -> list[Receipt]:
         """Runs all tasks on what came in (None: only time has moved). One receipt per group and shard. Once per attempt at an epoch."""
 
     def status(self) -> RunMode:

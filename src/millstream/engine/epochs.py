@@ -53,7 +53,7 @@ _log = logging.getLogger("millstream.input")
 TRIES = 5
 MOST_SETTLING = 1000  # epochs
 
-Input = TypeVar("Input")
+_In = TypeVar("_In")
 
 
 def wall_clock() -> int:
@@ -61,8 +61,8 @@ def wall_clock() -> int:
     return int(time.time() * 1000)
 
 
-class Epochs(Generic[Input]):
-    """Runs epochs on one checkpoint, for one run of a pipeline. Input: what the runner of its tasks gets, where something came in.
+class Epochs(Generic[_In]):
+    """Runs epochs on one checkpoint, for one run of a pipeline. Its parameter is what the runner of its tasks gets, where something came in.
 
     points: called between any two steps. session: what sinks may use on the driver. warn: hears of input that looks wrong, after the commit.
     stopping: set when no further epoch is to begin.
@@ -76,7 +76,7 @@ class Epochs(Generic[Input]):
         latest: Manifest | None,
         token: str,
         *,
-        runner: TaskRunner[Input],
+        runner: TaskRunner[_In],
         planner: Planner,
         compaction: Compaction | None = None,
         upkeep: Upkeep | None = None,
@@ -118,7 +118,7 @@ class Epochs(Generic[Input]):
 
     # --- the epoch
 
-    def run(self, input: Input | None, reading: Reading) -> None:
+    def run(self, input: _In | None, reading: Reading) -> None:
         """The epoch of a batch, as its planner has planned it. input: what `TaskRunner.run` gets."""
         assert reading.batch is not None
         epoch = self.ownership.epoch_of(reading.batch, self.latest)
@@ -132,7 +132,7 @@ class Epochs(Generic[Input]):
         assert self.latest is not None
         self._run(None, self.latest.epoch + 1, NOTHING if at is None else Reading(planned_at=at, ranges={}), drain)
 
-    def _run(self, input: Input | None, epoch: int, ranges: Reading, drain: bool = False) -> None:
+    def _run(self, input: _In | None, epoch: int, ranges: Reading, drain: bool = False) -> None:
         try:
             self._seven_steps(input, epoch, ranges, drain)
         except (CheckpointError, StorageError, SinkError, OSError) as error:
@@ -140,7 +140,7 @@ class Epochs(Generic[Input]):
                 self.explain(error)
             raise
 
-    def _seven_steps(self, input: Input | None, epoch: int, ranges: Reading, drain: bool) -> None:
+    def _seven_steps(self, input: _In | None, epoch: int, ranges: Reading, drain: bool) -> None:
         began = time.perf_counter()
         done = self.ownership.committed(epoch, ranges, self.latest)  # 1
         if done is not None:
@@ -196,7 +196,7 @@ class Epochs(Generic[Input]):
 
     # --- 3, 4 and 5: the job
 
-    def _work(self, planned: Plan, before: Manifest | None, input: Input | None) -> tuple[Plan, list[Receipt]]:
+    def _work(self, planned: Plan, before: Manifest | None, input: _In | None) -> tuple[Plan, list[Receipt]]:
         """The plan that was carried out, and its receipts. If a consumer behind an adaptive edge fails, the edge stores, and the epoch is planned anew."""
         while planned.has_work:
             try:
@@ -208,7 +208,7 @@ class Epochs(Generic[Input]):
                 planned = planned.storing_too(self.topology, more)
         return planned, []
 
-    def _receipts(self, planned: Plan, before: Manifest | None, input: Input | None) -> list[Receipt]:
+    def _receipts(self, planned: Plan, before: Manifest | None, input: _In | None) -> list[Receipt]:
         order = EpochOrder(
             epoch=planned.epoch,
             now=planned.now,

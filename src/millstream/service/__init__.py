@@ -1,49 +1,52 @@
-"""Who keeps state that can be asked? The state service: tables in partitions, on two planes, and the live state of a pipeline.
+"""Who keeps state that can be queried? The state service: tables in partitions, on two planes, and the live state of a pipeline.
 
-A partition is a state machine over a log. The log decides: store, watchers and whoever takes over follow it. Read it in the order of a request's life:
+A partition is a state machine over a log. The log decides: the store, the watchers and the next owner follow it. In the order of a request's life:
 
-    messages     the words: requests, answers, log records, descriptors
-    table        what a table is made of
-    node         a process: finds the partition of a request
-    partition    inbox, turn, log, store, answer: the life of a request
-    points       its crash points, for tests
-    dispatch     in which order requests get their turn
-    turn         the state machine: what a request does
-    elders       writes that came too early
-    sessions     every write counts once
-    ledger       staged rows, for sinks that write in two phases
-    transforms   the gate: filters, enrichers, sanitizers, for all that enters and leaves
-    functions    functions that tables often need
-    clock        a time that never goes back
-    window       the line monitor: order over asynchronous parts
-    watching     who watches a partition
-    replay       how a store follows its log
-    logs/        how a write is made durable: disk, none, objects
-    stores/      where entries are kept: memory, counters, lmdb, cached; snapshots
-    replay       from the log into a store
-    saving       snapshots beside the log, for operators, and restores
-    registries/  which partitions are desired
-    plan         from what is there to what is desired
-    manager      carries that out
-    control      the control plane's calls
-    limits       how much may be asked
-    backend      what stands behind a plane
-    planes       the gRPC servers
-    wire         from our words to the proto's
-    routes       from a key to its partition
-    calls        how a client speaks
-    client       a client for asyncio
-    ways         which node it asks
-    writing      its numbers, batches and pauses
-    found        what it is answered
-    blocking     a client for everybody else
-    checks       the contracts of logs and stores, to run against your own
-    upload       copies snapshots elsewhere
-    trial        a node for tests
-    live/        the live state of a pipeline
-    proto/       service.proto
+    messages           requests, replies, log records, descriptors
+    table              what a table is made of
+    node               a process: its life, its partitions, its servers
+    grpc_servers       the gRPC servers of the data plane and the control plane
+    limits             how much may be asked
+    table_backend      the data plane's calls, over the partitions of a node
+    router             which partition of a node has a key
+    range_map          from a key to its partition, by ranges
+    partition          inbox, turn, log, store, reply: the life of a request
+    crash_points       the crash points of that life, for tests
+    reorder_buffer     writes of a session that came before their predecessors
+    dispatch           in which order requests get their turn
+    state_machine      the turn: what a request does
+    dedup_sessions     every write counts once
+    staged_txns        staged rows, for sinks that write in two phases
+    transforms         filters, enrichers and sanitizers for everything that enters or leaves a table
+    functions          functions that tables often need
+    waiting_reads      reads that wait for a position or a confirmation
+    clock              a time that never goes back
+    completion_window  puts what completes in any order back into order
+    watchers           who watches a partition
+    logs/              how a write is made durable: disk, none, objects
+    stores/            where entries are kept: memory, counters, lmdb, cached; snapshots
+    recovery           from the log into a store
+    snapshotting       snapshots beside the log and for operators, and restores
+    registries/        which partitions are desired
+    plan               the steps from what is there to what is desired
+    manager            carries the plan out
+    control            the control plane's calls
+    wire               from our types to those of service.proto
+    client             a client for asyncio
+    client_session     its writes: numbers, retries, batches, back-off
+    route_cache        which node it asks
+    channel            one connection to a node
+    results            what it returns
+    txn_client         a client for sinks that write in two phases
+    blocking           a client for programs without asyncio
+    conformance        the contracts of logs and stores, as checks for your own
+    upload             copies snapshots elsewhere
+    loop_thread        an event loop in a thread of its own
+    local_node         a node inside a test
+    live/              the live state of a pipeline
+    proto/             service.proto
 
-Only here gRPC is imported, and only when something of it is used. It must not know how pipelines are run.
+Only this package imports gRPC, and only when something of it is used. It must not know how pipelines are run.
 """
 
 from __future__ import annotations
@@ -52,20 +55,20 @@ from typing import TYPE_CHECKING, Any
 
 from millstream.core.keys import key_bytes as live_key
 from millstream.service import functions, logs, stores
-from millstream.service.dispatch import Dispatcher, linear, split
-from millstream.service.logs.base import Log, LogKind
-from millstream.service.messages import Level, Request
-from millstream.service.routes import HASH, KEY
-from millstream.service.stores.base import KeyStore, StoreKind
+from millstream.service.dispatch import Dispatcher, PendingCall, linear, split
+from millstream.service.logs.log_contract import Log, LogKind
+from millstream.service.messages import Level
+from millstream.service.range_map import HASH, KEY
+from millstream.service.state_machine import Turn, TurnView
+from millstream.service.stores.store_contract import KeyStore, StoreKind
 from millstream.service.table import Table
 from millstream.service.transforms import drop_fields, enrich, hide_fields, keep_if
-from millstream.service.turn import Turn, TurnView
 
 if TYPE_CHECKING:
     from millstream.service.blocking import Client
     from millstream.service.client import AsyncClient
-    from millstream.service.found import KeyFound, WatchedChange
     from millstream.service.node import Node
+    from millstream.service.results import KeyResult, WatchEvent
 
 __all__ = [
     "HASH",
@@ -73,18 +76,18 @@ __all__ = [
     "AsyncClient",
     "Client",
     "Dispatcher",
-    "KeyFound",
+    "KeyResult",
     "KeyStore",
     "Level",
     "Log",
     "LogKind",
     "Node",
-    "Request",
+    "PendingCall",
     "StoreKind",
     "Table",
     "Turn",
     "TurnView",
-    "WatchedChange",
+    "WatchEvent",
     "drop_fields",
     "enrich",
     "functions",
@@ -100,7 +103,7 @@ __all__ = [
 
 def __getattr__(name: str) -> Any:
     """What needs gRPC is imported when it is used."""
-    if name not in ("AsyncClient", "Client", "KeyFound", "Node", "WatchedChange"):
+    if name not in ("AsyncClient", "Client", "KeyResult", "Node", "WatchEvent"):
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     from millstream.service import blocking, client, node
 

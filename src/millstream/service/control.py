@@ -9,8 +9,8 @@ from millstream.errors import RefusedRequest
 from millstream.service.manager import Manager
 from millstream.service.partition import SERVING, Partition
 from millstream.service.proto import service_pb2 as pb
-from millstream.service.saving import SnapshotPlaces, restore_from, snapshot_to
-from millstream.service.wire import described, position
+from millstream.service.snapshotting import SnapshotPlaces, restore_from, snapshot_to
+from millstream.service.wire import partition_message, position
 
 _log = logging.getLogger("millstream.service")
 
@@ -27,25 +27,28 @@ class Control:
         id = request.id if request.HasField("id") else None
         made = await self._manager.add(request.table, id, request.start, request.end)
         self._wake()
-        return described(made, self._address(made.node))
+        return partition_message(made, self._manager.address_of(made.node))
 
     async def remove_partition(self, request: pb.RemovePartitionRequest) -> pb.Partition:
         id = request.id if request.HasField("id") else None
         gone = await self._manager.remove(request.table, id, request.start, request.end)
         self._wake()
-        return described(gone, self._address(gone.node))
+        return partition_message(gone, self._manager.address_of(gone.node))
 
     async def list_partitions(self, request: pb.ListPartitionsRequest) -> pb.PartitionList:
         manager = self._manager
-        await manager.look()
+        await manager.refresh()
         found = [
             one
             for one in manager.desired.partitions.values()
             if (not request.table or one.table == request.table) and (not request.node or one.node == request.node)
         ]
         leaving = [one for one in manager.partitions.values() if one.descriptor.id not in manager.desired.partitions]
-        listed = [described(one, self._address(one.node), manager.partitions.get(one.id)) for one in sorted(found, key=lambda one: one.id)]
-        listed += [described(one.descriptor, self._address(one.descriptor.node), one) for one in leaving]
+        listed = [
+            partition_message(one, self._manager.address_of(one.node), manager.partitions.get(one.id))
+            for one in sorted(found, key=lambda one: one.id)
+        ]
+        listed += [partition_message(one.descriptor, self._manager.address_of(one.descriptor.node), one) for one in leaving]
         return pb.PartitionList(partitions=listed, version=manager.desired.version)
 
     async def snapshot(self, request: pb.SnapshotRequest) -> pb.SnapshotReply:
@@ -66,12 +69,8 @@ class Control:
                 f"this node serves no partition {id}; it serves: {', '.join(map(str, sorted(self._manager.partitions))) or 'none'}"
             )
         if found.state != SERVING:
-            raise RefusedRequest(f"partition {id} is {found.state}: {found.reason}")
+            raise RefusedRequest(f"partition {id} is {found.state.value}: {found.reason}")
         return found
-
-    def _address(self, node: str) -> str:
-        found = self._manager.desired.nodes.get(node)
-        return "" if found is None else found.address
 
     def _wake(self) -> None:
         """The manager carries out what is desired, beside this call. Of two that do so, one waits and has not looked yet: it does this, too."""

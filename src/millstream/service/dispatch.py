@@ -2,7 +2,7 @@
 
 Rules
 1. The inbox is bounded, in requests and in bytes. One more is refused with a hint (`Busy`); nothing that was taken in is ever dropped.
-2. `linear`: one queue. A read sees every write that came before it, whoever sent it.
+2. `linear`: one queue. A read sees every write that came before it, from any client.
 3. `split`: two queues. A read overtakes the writes of others, never one of its own session. It still sees every write that was answered before it was
    asked: that is what linearizable means, and both keep it.
 4. A turn takes requests of up to `budget` bytes, and at least one.
@@ -11,12 +11,19 @@ Rules
 from __future__ import annotations
 
 from collections import Counter, deque
-from typing import Protocol
+from typing import Any, Protocol
 
 import msgspec
 
 from millstream.errors import Busy
 from millstream.service.messages import Request
+
+
+class PendingCall(msgspec.Struct):
+    """A request, and the future that its caller waits for."""
+
+    request: Request
+    future: Any  # asyncio.Future[Answer]
 
 
 class Dispatcher(Protocol):
@@ -25,11 +32,11 @@ class Dispatcher(Protocol):
     #: Whether a read waits for all writes that came before it (rule 2), or only for its own session's.
     orders_reads: bool
 
-    def put(self, request: Request, force: bool = False) -> None:
-        """Takes a request in; Busy if there are too many. force: it has waited for its elder already, and must be taken."""
+    def put(self, call: PendingCall, force: bool = False) -> None:
+        """Takes a call in; Busy if there are too many. force: it has waited for its predecessor already, and must be taken."""
 
-    def take(self, budget: int) -> list[Request]:
-        """The requests of the next turn, in order. Empty: there is nothing."""
+    def take(self, budget: int) -> list[PendingCall]:
+        """The calls of the next turn, in order. Empty: there is nothing."""
 
     def __len__(self) -> int: ...
 
@@ -43,7 +50,7 @@ class DispatchKind(msgspec.Struct, frozen=True):
 
     def make(self) -> Dispatcher:
         """One for a partition."""
-        return SplitInbox(self.requests, self.room) if self.is_split else LinearInbox(self.requests, self.room)
+        return PartitionInbox(self.requests, self.room, orders_reads=not self.is_split)
 
     def describe(self) -> str:
         """For people."""
@@ -60,81 +67,56 @@ def split(requests: int = 4096, room: int = 32 << 20) -> DispatchKind:
     return DispatchKind(True, requests, room)
 
 
-class LinearInbox:
-    """Rule 2."""
+class PartitionInbox:
+    """One queue (rule 2), or a queue for reads beside that for writes (rule 3)."""
 
-    orders_reads = True
-
-    def __init__(self, requests: int, room: int) -> None:
-        self._queue: deque[Request] = deque()
+    def __init__(self, requests: int, room: int, orders_reads: bool) -> None:
+        self.orders_reads = orders_reads
+        self._reads: deque[PendingCall] = deque()  # that overtake writes
+        self._queue: deque[PendingCall] = deque()
+        self._writing: Counter[bytes] = Counter()  # sessions with writes that wait, if reads may overtake others
         self._requests, self._room = requests, room
 
-    def put(self, request: Request, force: bool = False) -> None:
-        if not force and (len(self._queue) >= self._requests or self._room < request.size):
-            raise _full(len(self))
-        self._room -= request.size
-        self._queue.append(request)
-
-    def take(self, budget: int) -> list[Request]:
-        taken = _take(self._queue, budget)
-        for request in taken:
-            self._room += request.size
-        return taken
-
-    def __len__(self) -> int:
-        return len(self._queue)
-
-
-class SplitInbox:
-    """Rule 3."""
-
-    orders_reads = False
-
-    def __init__(self, requests: int, room: int) -> None:
-        self._reads: deque[Request] = deque()
-        self._writes: deque[Request] = deque()
-        self._writing: Counter[bytes] = Counter()  # sessions with writes that wait
-        self._requests, self._room = requests, room
-
-    def put(self, request: Request, force: bool = False) -> None:
+    def put(self, call: PendingCall, force: bool = False) -> None:
+        request = call.request
         if not force and (len(self) >= self._requests or self._room < request.size):
-            raise _full(len(self))
+            raise Busy(f"{len(self)} requests wait for this partition already", 0.02)
         self._room -= request.size
-        if request.writes:
-            self._writes.append(request)
+        if self.orders_reads:
+            self._queue.append(call)
+        elif request.writes:
+            self._queue.append(call)
             self._writing[request.session] += 1
         elif request.session and request.session in self._writing:
-            self._writes.append(request)
+            self._queue.append(call)
         else:
-            self._reads.append(request)
+            self._reads.append(call)
 
-    def take(self, budget: int) -> list[Request]:
+    def take(self, budget: int) -> list[PendingCall]:
         taken = _take(self._reads, budget) if self._reads else []
-        left = budget - sum(request.size for request in taken)
-        if self._writes and left > 0:
-            later = _take(self._writes, left)
-            for request in later:
-                if request.writes:
-                    self._writing[request.session] -= 1
-                    if not self._writing[request.session]:
-                        del self._writing[request.session]
+        left = budget - sum([call.request.size for call in taken])
+        if self._queue and left > 0:
+            later = _take(self._queue, left)
+            for call in later if self._writing else ():
+                if call.request.writes:
+                    session = call.request.session
+                    self._writing[session] -= 1
+                    if not self._writing[session]:
+                        del self._writing[session]
             taken += later
-        for request in taken:
-            self._room += request.size
+        self._room += sum([call.request.size for call in taken])
         return taken
 
     def __len__(self) -> int:
-        return len(self._reads) + len(self._writes)
+        return len(self._reads) + len(self._queue)
 
 
-def _take(queue: deque[Request], budget: int) -> list[Request]:
-    taken: list[Request] = []
-    while queue and (not taken or queue[0].size <= budget):
-        request = queue.popleft()
-        budget -= request.size
-        taken.append(request)
+def _take(queue: deque[PendingCall], budget: int) -> list[PendingCall]:
+    taken: list[PendingCall] = []
+    while queue:
+        size = queue[0].request.size
+        if taken and size > budget:
+            break
+        budget -= size
+        taken.append(queue.popleft())
     return taken
-
-
-def _full(waiting: int) -> Busy:
-    return Busy(f"{waiting} requests wait for this partition already", 0.02)

@@ -1,13 +1,13 @@
 """Functions that tables often need; a table has those that it names (`functions=`). Each reads and writes within one turn.
 
 A function of your own has the same form: it gets the turn, the key and the argument, and returns the result as bytes. It may read and write any key of the
-same partition. What it raises is told to whoever called, and nothing of what it wrote stays.
+same partition. What it raises is told to the caller, and nothing that it wrote is kept.
 """
 
 from __future__ import annotations
 
 from millstream.errors import RefusedRequest
-from millstream.service.turn import Turn
+from millstream.service.state_machine import Turn
 
 
 def number(raw: bytes) -> int:

@@ -3,7 +3,7 @@
 Rules
 1. The data plane takes much and answers soon; the control plane takes little and may take long. A mesh that limits by itself switches these off.
 2. What is over a limit is refused at once, with a hint when to come back. Nothing waits for a limit, so nothing piles up.
-3. Whoever is answered out of what is pinned takes it in `PINNED` seconds, or its stream ends: what is pinned keeps a store from using its room again.
+3. A client that reads from a pin must finish within `PINNED` seconds, or its stream ends: a pin keeps the store from reusing space.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ _lease: ContextVar[PinLease | None] = ContextVar("_lease", default=None)
 
 @contextlib.contextmanager
 def while_pinned() -> Iterator[None]:
-    """Within this block, whoever answers a stream holds a pin."""
+    """Within this block, the stream that is answered holds a pin."""
     lease = _lease.get()
     if lease is None:
         yield
@@ -123,7 +123,7 @@ def check_size(keys: Sequence[bytes], values: Sequence[bytes]) -> int:
 
 
 def check_message(asked: Any, together: Sequence[bytes] = ()) -> None:
-    """The same, for a write as it travels: also what it has besides keys and values must not be too much. together: its keys, if it was cut to fit."""
+    """Checks a write as it travels: what it has besides keys and values must not be too much either. together: its keys, if it was cut to fit."""
     if together:
         check_size(together, ())
     elif hasattr(asked, "argument"):

@@ -2,16 +2,17 @@
 
 Rules
 1. AddPartition and RemovePartition change the desired state only, by compare-and-set (`registries/`). The manager alone changes partitions, and
-   whoever is killed between the two carries on at the next start.
+   a node that is killed between the two continues at its next start.
 2. What a node has stands on its disk: one small file per partition, written before the partition is opened and removed after its data are gone. So no
    data are without a partition, and `plan` finds what was left half done.
-3. A partition that goes first answers what it has taken in. What it held is kept aside for an hour, as a snapshot that can be restored.
+3. A partition that goes first answers what it has taken in. Its entries are kept in `trash/` for an hour, as a snapshot that can be restored.
 4. A partition that cannot be opened (damage, an old owner) is told by name, and the others are served.
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import shutil
 import time
@@ -20,14 +21,15 @@ from pathlib import Path
 
 import msgspec
 
+from millstream import faults
 from millstream.errors import DamageError, DefinitionError, Fenced, MillstreamError, NotReady, RefusedRequest
-from millstream.service.logs.base import LogKind, SharedLog
+from millstream.service.crash_points import RequestPoints
+from millstream.service.logs.log_contract import LogKind, SharedLog
 from millstream.service.logs.none import NoLog
 from millstream.service.messages import Descriptor
-from millstream.service.partition import ADDING, FOREIGN, SERVING, STOPPED, Partition
-from millstream.service.plan import Add, Del, PartitionOp, Update, plan
-from millstream.service.points import CrashPoints
-from millstream.service.registries.base import (
+from millstream.service.partition import SERVING, Partition, PartitionState
+from millstream.service.plan import Add, Update, plan
+from millstream.service.registries.desired_state import (
     Desired,
     NodeEntry,
     NodeJoined,
@@ -37,14 +39,14 @@ from millstream.service.registries.base import (
     Registry,
     RegistryChange,
 )
-from millstream.service.saving import begin_from_snapshot, folder_of, restored_in, save
-from millstream.service.stores.base import SharedStore, StoreKind
+from millstream.service.snapshotting import folder_of, load_newest_snapshot, restore_reader, save
 from millstream.service.stores.memory import memory
 from millstream.service.stores.snapshots import newest_snapshot, write_snapshot
+from millstream.service.stores.store_contract import SharedStore, StoreKind
 from millstream.service.table import Table
 from millstream.state.storage import LocalStorage, Storage
 
-KEPT_ASIDE = 3600  # seconds
+TRASH_SECONDS = 3600  # seconds
 _TRIES = 50
 _AT_ONCE = 64
 _LAST = 10.0  # seconds
@@ -58,7 +60,7 @@ _log = logging.getLogger("millstream.service")
 class Manager:
     """The partitions of one node."""
 
-    def __init__(self, node: str, folder: Path, registry: Registry, tables: dict[str, Table], crash: str = "") -> None:
+    def __init__(self, node: str, folder: Path, registry: Registry, tables: dict[str, Table]) -> None:
         self.node = node
         self.folder = folder
         self.registry = registry
@@ -69,14 +71,13 @@ class Manager:
         self.on_change: Callable[[], None] = lambda: None  # told after partitions came or went
         self._files = LocalStorage(folder)
         _check_logs(list(tables.values()))
-        self._crash = crash
-        self.points = CrashPoints(crash)
+        self.crash_points = RequestPoints(faults.armed())
         self._logs: dict[str, SharedLog] = {}
         self._stores: dict[str, SharedStore] = {}
         self._reconciling = asyncio.Lock()
         self._carried_out = -1  # the version of the desired state that this node stands for
         self._saving: set[int] = set()
-        self._standing: dict[int, Descriptor] | None = None  # rule 2, as it stands on the disk; None: nobody has looked yet
+        self._standing: dict[int, Descriptor] | None = None  # rule 2, as it stands on the disk; None: not read yet
 
     # --- what a table is kept with
 
@@ -84,7 +85,7 @@ class Manager:
         """A log is opened once per node, whatever the tables."""
         name = _place_of(kind)
         if name not in self._logs:
-            self._logs[name] = kind.open(self.folder, self._crash)
+            self._logs[name] = kind.open(self.folder)
         return self._logs[name]
 
     def store_of(self, kind: StoreKind) -> SharedStore:
@@ -97,6 +98,11 @@ class Manager:
     def home_of(self, partition: Partition) -> Storage:
         """Where its snapshots lie."""
         return self.log_of(partition.table.log).home(partition.descriptor.id)
+
+    def address_of(self, node: str) -> str:
+        """Where a node's data plane listens; empty if the node is not known."""
+        entry = self.desired.nodes.get(node)
+        return "" if entry is None else entry.address
 
     # --- the beginning
 
@@ -114,7 +120,7 @@ class Manager:
                 await self._first_partitions(table)
         await self.reconcile()
         self.started = True
-        self._forget_aside()
+        self._empty_trash()
 
     def _identity(self) -> str:
         import secrets
@@ -231,26 +237,19 @@ class Manager:
             ops = plan(self.node, current, self.desired.partitions)
             for op in ops:
                 if not isinstance(op, Add):
-                    await self._carry_out(op)
-            standing = [one for id, one in current.items() if id in self.desired.partitions and id not in self.partitions]
-            coming = [op.partition for op in ops if isinstance(op, Add)]
-            standing = [one for one in standing if self.desired.partitions[one.id].node == self.node]
-            await self._open_all([*standing, *coming])
+                    await self._close(op.before if isinstance(op, Update) else op.partition, moved=isinstance(op, Update) or op.moved)
+                if isinstance(op, Update):
+                    await self._open(op.partition)
+            standing = [one for id, one in current.items() if id not in self.partitions and self._is_ours(id)]
+            coming = [*standing, *(op.partition for op in ops if isinstance(op, Add))]
+            for at in range(0, len(coming), _AT_ONCE):
+                await asyncio.gather(*(self._open(one) for one in coming[at : at + _AT_ONCE]))
             self.on_change()
             self._carried_out = self.desired.version
 
-    async def _open_all(self, descriptors: list[Descriptor]) -> None:
-        for at in range(0, len(descriptors), _AT_ONCE):
-            await asyncio.gather(*(self._open(one) for one in descriptors[at : at + _AT_ONCE]))
-
-    async def _carry_out(self, op: PartitionOp) -> None:
-        if isinstance(op, Add):
-            await self._open(op.partition)
-        elif isinstance(op, Del):
-            await self._close(op.partition, op.moved)
-        elif isinstance(op, Update):
-            await self._close(op.before, moved=True)
-            await self._open(op.partition)
+    def _is_ours(self, id: int) -> bool:
+        desired = self.desired.partitions.get(id)
+        return desired is not None and desired.node == self.node
 
     async def _open(self, descriptor: Descriptor) -> None:
         table = self.tables.get(descriptor.table)
@@ -274,7 +273,7 @@ class Manager:
 
     def _made(self, descriptor: Descriptor, table: Table) -> Partition:
         log = self.log_of(table.log).of(descriptor.id)
-        return Partition(descriptor, table, log, self.store_of(table.store).of(descriptor.id), crash=self.points)
+        return Partition(descriptor, table, log, self.store_of(table.store).of(descriptor.id), crash=self.crash_points)
 
     async def _begin(self, partition: Partition) -> None:
         """Rule 4."""
@@ -288,7 +287,7 @@ class Manager:
 
     def _cannot(self, partition: Partition, error: Exception) -> None:
         is_new = partition.reason != str(error)
-        partition.state = FOREIGN if isinstance(error, Fenced) else ADDING
+        partition.state = PartitionState.FENCED if isinstance(error, Fenced) else PartitionState.FAILED
         partition.reason = str(error)
         if isinstance(error, DamageError):
             partition.damage = error
@@ -301,8 +300,8 @@ class Manager:
         for attempt in range(_BEGINNINGS):
             before = partition.store.applied
             try:
-                await asyncio.to_thread(begin_from_snapshot, partition.store, home, id)
-                await partition.open(restored_in(home, id))
+                await asyncio.to_thread(load_newest_snapshot, partition.store, home, id)
+                await partition.open(restore_reader(home, id))
                 return
             except DamageError:
                 newest = await asyncio.to_thread(newest_snapshot, home, folder_of(id))
@@ -319,10 +318,10 @@ class Manager:
                 partition = self._made(descriptor, table)
                 if not moved:
                     await self._begin(partition)
-            has_data = partition.state in (SERVING, STOPPED)
+            has_data = partition.state in (SERVING, PartitionState.READ_ONLY)
             await partition.leave()
             if has_data and not moved:
-                await self._keep_aside(partition)
+                await self._keep_in_trash(partition)
             if not moved or table.log.keeps:  # what another node owns is made anew from the log; a store without a log is all there is
                 self.store_of(table.store).forget(descriptor.id)
             if not moved:
@@ -331,23 +330,20 @@ class Manager:
         await asyncio.to_thread(self._files.delete, [_file_of(descriptor.id)])
         (await self._current()).pop(descriptor.id, None)
 
-    async def _keep_aside(self, partition: Partition) -> None:
+    async def _keep_in_trash(self, partition: Partition) -> None:
         name = f"{partition.descriptor.table}-{partition.descriptor.id}-{int(time.time())}"
-        pinned = partition.store.pin()
-        try:
-            await write_snapshot(pinned, LocalStorage(self.folder / "aside"), name)
-        finally:
-            pinned.close()
+        with contextlib.closing(partition.store.pin()) as pinned:
+            await write_snapshot(pinned, LocalStorage(self.folder / "trash"), name)
 
-    def _forget_aside(self) -> None:
-        for path in (self.folder / "aside").glob("*-*-*"):
+    def _empty_trash(self) -> None:
+        for path in (self.folder / "trash").glob("*-*-*"):
             stamp = path.name.rsplit("-", 1)[-1]
-            if stamp.isdecimal() and time.time() - int(stamp) > KEPT_ASIDE:
+            if stamp.isdecimal() and time.time() - int(stamp) > TRASH_SECONDS:
                 shutil.rmtree(path, ignore_errors=True)
 
     # --- now and then
 
-    async def look(self) -> None:
+    async def refresh(self) -> None:
         """Looks whether the desired state has changed, and carries that out."""
         desired = await asyncio.to_thread(self.registry.read)
         if desired.version != self._carried_out:
@@ -371,23 +367,24 @@ class Manager:
             finally:
                 self._saving.discard(id)
         await self._seal_again()
-        self._forget_aside()
+        self._empty_trash()
 
     async def _seal_again(self) -> None:
         """A log that others can read lies on a storage that may be away for a while. A partition that stopped for it seals its log anew, which settles what
         became of its last writes. (A disk of ours that has failed is not asked again: it may say yes, and have lost what it could not write.)"""
         async with self._reconciling:
             for id, one in list(self.partitions.items()):
-                if one.state == STOPPED and one.table.log.shared and self.desired.partitions.get(id) == one.descriptor:
-                    await self._carry_out(Update(one.descriptor, one.descriptor))
+                if one.state is PartitionState.READ_ONLY and one.table.log.shared and self.desired.partitions.get(id) == one.descriptor:
+                    await self._close(one.descriptor, moved=True)
+                    await self._open(one.descriptor)
                     self.on_change()
 
     async def _open_again(self) -> None:
         """Partitions that could not be opened, for another reason than damage: a storage that was away may be back."""
-        if any(one.state == ADDING and one.reason and one.damage is None for one in self.partitions.values()):
+        if any(one.can_be_opened_again for one in self.partitions.values()):
             async with self._reconciling:
                 for one in list(self.partitions.values()):
-                    if one.state == ADDING and one.reason and one.damage is None:
+                    if one.can_be_opened_again:
                         await self._open(one.descriptor)  # made anew: what could not be opened may have no log and no store
                 self.on_change()
 

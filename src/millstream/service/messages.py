@@ -5,13 +5,13 @@ Rules
 
        K <key>              a user's entry: 8 bytes of version (big-endian), then the value
        S <session>          what a session has written here: the last seq, the answers that may be asked for again
-       T <txn> 0 <number>   a staged row, seen by nobody until the transaction is decided
+       T <txn> 0 <number>   a staged row, not visible before its transaction is committed
        L <label>            which transactions of a label were decided
        M <name>             what the partition remembers of itself: its clock, the sessions that it has forgotten
 
    So store, log and snapshot know entries only, and sessions survive whatever the entries survive.
 2. A position (lsn) counts the writes of a partition, from 1 on, by one. The version of a key is the position of its last write.
-3. A log record is what one turn changed: effects, never commands. So functions may be random, and whoever follows a log never differs from it.
+3. A log record is what one turn changed: effects, never commands. So functions may be random, and what follows a log never differs from it.
 4. A record's positions follow those of the record before it, without a hole: `first` is its `last` + 1.
 """
 
@@ -31,7 +31,7 @@ LONGEST_KEY = 4096  # bytes
 ENTRY = b"K"
 SESSION = b"S"
 STAGED = b"T"
-LEDGER = b"L"
+LABEL = b"L"
 MEMORY = b"M"
 
 #: An entry of the partition's map that is put (bytes) or deleted (None).
@@ -51,7 +51,7 @@ class Op(enum.IntEnum):
 
 
 class Decision(enum.IntEnum):
-    """What becomes of staged rows (`ledger.py`). The numbers are those of service.proto."""
+    """What becomes of staged rows (`staged_txns.py`). The numbers are those of service.proto."""
 
     CHECK = 0
     COMMIT = 1
@@ -91,11 +91,11 @@ class Decide(msgspec.Struct, frozen=True):
     keep: list[str] = []
 
 
-class Request(msgspec.Struct, gc=False):
-    """One request inside a partition.
+class Request(msgspec.Struct, gc=False, frozen=True):
+    """One request to a partition. It is never changed.
 
-    session, seq: who writes, and which of its writes here it is (0: it does not say). done: which of its writes nobody will ask for again.
-    time and lsn are set on the way, by the partition's clock and by the turn. size: in bytes, for bounds.
+    session, seq: who writes, and which of its writes here it is (0: it does not say). done: writes up to this seq will not be sent again.
+    size: in bytes, for bounds.
     """
 
     op: Op
@@ -112,9 +112,6 @@ class Request(msgspec.Struct, gc=False):
     level: Level = Level.LINEARIZABLE
     seen: int = 0
     size: int = 0
-    time: int = 0
-    lsn: int = 0
-    future: Any = None  # who waits for the answer
 
     @property
     def writes(self) -> bool:
@@ -138,7 +135,7 @@ class LogRecord(msgspec.Struct, gc=False, array_like=True):
     """What one turn changed: positions first to last of a partition, written by the owner of a term. Rules 3 and 4.
 
     promoted: transactions whose staged rows became visible, with the position of each; their rows are in the store already, and not repeated here.
-    restored: the name of a restore, whose entries lie beside the log (`saving.py`) and replace those of users.
+    restored: the name of a restore, whose entries lie beside the log (`snapshotting.py`) and replace those of users.
     """
 
     partition: int
@@ -164,7 +161,7 @@ class Descriptor(msgspec.Struct, frozen=True, omit_defaults=True):
 
     @property
     def descriptor(self) -> Descriptor:
-        """So that descriptors can lie on a map themselves (`routes.py`)."""
+        """So that descriptors can lie on a map themselves (`range_map.py`)."""
         return self
 
     def covers(self, point: bytes) -> bool:
@@ -182,6 +179,16 @@ class Descriptor(msgspec.Struct, frozen=True, omit_defaults=True):
         (False, True)
         """
         return self.table == other.table and (not other.end or self.start < other.end) and (not self.end or other.start < self.end)
+
+
+def user_row(entry: tuple[bytes, bytes]) -> tuple[bytes, bytes, int]:
+    """A user's entry of the store as a key, its value and its version.
+
+    >>> user_row((b"Ktea", bytes(7) + b"\\x02green"))
+    (b'tea', b'green', 2)
+    """
+    name, raw = entry
+    return name[1:], raw[8:], int.from_bytes(raw[:8], "big")
 
 
 encode_record = msgspec.msgpack.Encoder().encode

@@ -3,18 +3,18 @@
 The life of a write (the numbers are those of docs/design.md and of the crash points):
 
     1 routed     the node has found the partition
-    2 queued     it waits in the inbox, behind its session's elder writes
+    2 queued     it waits in the inbox, behind its session's earlier writes
     3 turned     a turn has decided: changes, positions, answers. Synchronous: nothing else of this partition runs
     4 logged     the log was given the record; further turns go on meanwhile
-    5 durable    the log has it for good
+    5 durable    the log has the record
     6 applied    records leave the window in order: the store has them, watchers are told
     7 answered   the answers go out
 
 Rules
-1. The store is never ahead of the log, and nobody sees what the log does not have: reads see the store.
-2. Answers go out in the order of records, whatever the log's order of completion (`window.py`).
-3. A read sees every write that was answered before it was asked. With a linear inbox it also waits for the writes that came before it. Where somebody
-   else might have sealed the log, it is confirmed after it was read and before it is answered.
+1. The store is never ahead of the log, and reads see the store only: what the log does not have is not visible.
+2. Answers go out in the order of records, whatever the log's order of completion (`completion_window.py`).
+3. A read sees every write that was answered before it was asked. With a linear inbox it also waits for the writes that came before it. Reads that
+   have to wait or to be confirmed do so in `waiting_reads.py`.
 4. When the log fails, the partition takes no writes any more. What was under way has an unknown outcome, and reads go on. When another owner has sealed
    the log, reads end too.
 5. Idle, it costs no task, no timer and no file.
@@ -23,10 +23,12 @@ Rules
 from __future__ import annotations
 
 import asyncio
+import enum
 import logging
 import time
 from collections.abc import Callable, Sequence
 from functools import partial
+from typing import NamedTuple
 
 from millstream.core.keyspace import after
 from millstream.errors import (
@@ -41,18 +43,20 @@ from millstream.errors import (
     UnknownOutcome,
 )
 from millstream.service.clock import PartitionClock
-from millstream.service.elders import EarlyWrites
-from millstream.service.logs.base import Log
+from millstream.service.completion_window import CompletionWindow
+from millstream.service.crash_points import RequestPoints
+from millstream.service.dedup_sessions import FORGOTTEN, DedupSessions, check_session_name
+from millstream.service.dispatch import PendingCall
+from millstream.service.logs.log_contract import Log
 from millstream.service.messages import LIMIT, SESSION, Answer, Change, Descriptor, Level, LogRecord, Request
-from millstream.service.points import CrashPoints
-from millstream.service.replay import RECORD, Restored, bring_up, put_instead
-from millstream.service.routes import point_of
-from millstream.service.sessions import FORGOTTEN, Sessions, check_name
-from millstream.service.stores.base import KeyStore, Pinned
+from millstream.service.range_map import point_of
+from millstream.service.recovery import RECORD, RestoreReader, replace_user_entries, replay_log
+from millstream.service.reorder_buffer import ReorderBuffer
+from millstream.service.state_machine import CLOCK, PartitionStateMachine, TurnResult
+from millstream.service.stores.store_contract import KeyStore, Pinned
 from millstream.service.table import Table
-from millstream.service.turn import CLOCK, KeyValue, Turned
-from millstream.service.watching import Watchers
-from millstream.service.window import Window
+from millstream.service.waiting_reads import WaitingReads, fail_calls, finish_calls
+from millstream.service.watchers import Watchers
 
 _log = logging.getLogger("millstream.service")
 
@@ -60,7 +64,39 @@ UNDER_WAY = 64  # records
 _BYTES_UNDER_WAY = 16 << 20
 _SLOW = 0.1  # seconds of a turn
 
-ADDING, SERVING, STOPPED, LEAVING, FOREIGN = "adding", "serving", "stopped", "leaving", "foreign"
+
+class PartitionState(str, enum.Enum):
+    """What a partition does for callers: reads and writes only while it is SERVING, reads only while it is READ_ONLY, and otherwise nothing."""
+
+    OPENING = "opening"
+    SERVING = "serving"
+    READ_ONLY = "read-only"  # its log failed
+    FAILED = "failed"  # it could not be opened, or its store failed. It is opened again, unless something is damaged
+    FENCED = "fenced"  # another owner has sealed its log
+    LEAVING = "leaving"  # it was removed from this node
+
+
+SERVING = PartitionState.SERVING  # a name of its own, for the path of every request
+
+
+class PartitionStats(NamedTuple):
+    """What waits in a partition, in numbers."""
+
+    queued: int  # calls in the inbox
+    early_writes: int  # that wait for their predecessors
+    early_sessions: int  # that such writes, or a turn, are awaited of
+    under_way: int  # records at the log
+    waiting_reads: int
+    sessions: int
+    reply_bytes: int  # of cached replies of all sessions
+
+
+class TurnUnderWay(NamedTuple):
+    """A turn whose record is at the log. size: bytes of its requests."""
+
+    result: TurnResult
+    calls: list[PendingCall]
+    size: int
 
 
 class Partition:
@@ -74,11 +110,11 @@ class Partition:
         store: KeyStore,
         *,
         wall: Callable[[], int] = lambda: time.time_ns() // 1_000_000,
-        crash: CrashPoints | None = None,
+        crash: RequestPoints | None = None,
     ) -> None:
         self.descriptor = descriptor
         self.table = table
-        self.state = ADDING
+        self.state = PartitionState.OPENING
         self.reason = ""
         self.damage: DamageError | None = None
         self.log = log
@@ -87,30 +123,27 @@ class Partition:
         self.unsaved = 0  # bytes that the log has and no snapshot
         self.restores: list[str] = []  # that the log has and no snapshot
         self._wall = wall
-        self._crash = crash or CrashPoints("")
+        self._crash = crash or RequestPoints("")
         self._inbox = table.dispatch.make()
         self._orders_reads = self._inbox.orders_reads
         self._alone = log.alone
         self._number = 0  # of the last record that was given to the log
-        self._under_way: dict[int, tuple[Turned, list[Request], int]] = {}
+        self._under_way: dict[int, TurnUnderWay] = {}
         self._bytes = 0  # of those
-        self._window: Window[int] = Window(1, UNDER_WAY)
-        self._reads: list[tuple[int, Request]] = []  # that wait for a position
-        self._unconfirmed: list[Request] = []
-        self._confirming: asyncio.Task[None] | None = None
+        self._window: CompletionWindow[int] = CompletionWindow(1, UNDER_WAY)
+        self._reads = WaitingReads(descriptor, log, self._read, self._fail, self._crash)
         self._session_lsn: dict[bytes, int] = {}  # of sessions with writes under way
-        self._early = EarlyWrites(self._inbox.put)
+        self._early = ReorderBuffer(self._inbox.put)
         self._scheduled = False
         self._held = False  # no turns: all entries are being replaced
-        self._confirmed_at = time.monotonic()
         self._said_slow = -10.0
         self._idle: asyncio.Future[None] | None = None
         self._replacing: asyncio.Task[int] | None = None
-        self.machine: KeyValue
+        self.machine: PartitionStateMachine
 
     # --- beginning
 
-    async def open(self, restored: Restored | None = None) -> None:
+    async def open(self, restored: RestoreReader | None = None) -> None:
         """Seals the log, brings the store up to it, and serves. The store may begin with a snapshot. restored: gives the entries of a restore."""
         descriptor, store = self.descriptor, self.store
         last = await self.log.seal(descriptor.term)
@@ -119,15 +152,15 @@ class Partition:
                 raise NotReady(
                     f"partition {descriptor.id} of {descriptor.table!r}: its store is at {store.applied}, ahead of its log at {last}"
                 )
-            replayed = await bring_up(store, self.log.read(store.applied), restored)
+            replayed = await replay_log(store, self.log.read(store.applied), restored)
             self.restores += replayed.restores
             self.unsaved += replayed.size
         clock = store.get(CLOCK)
         forgotten = store.get(FORGOTTEN)
-        sessions = Sessions(
+        sessions = DedupSessions(
             store.scan(SESSION, after(SESSION)), 0 if forgotten is None else int.from_bytes(forgotten, "big"), horizon=self.table.horizon
         )
-        self.machine = KeyValue(
+        self.machine = PartitionStateMachine(
             descriptor.id,
             store,
             sessions,
@@ -140,15 +173,33 @@ class Partition:
         self.machine.term = descriptor.term
         self.state, self.reason = SERVING, ""
 
+    @property
+    def can_be_opened_again(self) -> bool:
+        """Whether it failed for a reason that may pass: a storage that was away may be back. Damage stays."""
+        return self.state is PartitionState.FAILED and self.damage is None
+
     def covers(self, key: bytes) -> bool:
         """Whether a key is this partition's."""
         return self.descriptor.covers(point_of(self.descriptor.point, key))
+
+    def stats(self) -> PartitionStats:
+        """What waits here now."""
+        sessions = self.machine.sessions
+        return PartitionStats(
+            len(self._inbox),
+            self._early.count,
+            len(self._early),
+            len(self._under_way),
+            len(self._reads),
+            len(sessions),
+            sessions.kept_bytes,
+        )
 
     # --- reading
 
     def read_now(self, request: Request) -> Answer | None:
         """The answer of a read, if it need not wait for anything."""
-        if self.state is not SERVING and not self._can_read():
+        if self.state is not SERVING and self.state is not PartitionState.READ_ONLY:
             raise self._unready()
         if request.level == Level.BOUNDED:
             return self.machine.read(request)
@@ -172,20 +223,22 @@ class Partition:
         raise RefusedRequest("AS_OF is for the live state of a pipeline: a table is read LINEARIZABLE, SESSION or BOUNDED")
 
     def age(self) -> int:
-        """How old what is read here may be, in milliseconds: since when nobody else can have taken over without our knowing."""
-        return 0 if self._alone else int((time.monotonic() - self._confirmed_at) * 1000)
+        """How old what is read here may be, in milliseconds: the time since no other owner could have taken over unnoticed."""
+        return 0 if self._alone else int((time.monotonic() - self._reads.confirmed_at) * 1000)
 
     async def read(self, request: Request) -> Answer:
         """A read, when it may be answered."""
-        found = self.read_now(request)
-        if found is not None:
-            return found
+        answer = self.read_now(request)
+        return await self.read_later(request) if answer is None else answer
+
+    def read_later(self, request: Request) -> asyncio.Future[Answer]:
+        """A read that `read_now` could not answer: it waits for its turn."""
         self._required(request)
-        request.future = asyncio.get_running_loop().create_future()
-        self._inbox.put(request)
+        future: asyncio.Future[Answer] = asyncio.get_running_loop().create_future()
+        call = PendingCall(request, future)
+        self._inbox.put(call)
         self._schedule()
-        answer: Answer = await request.future
-        return answer
+        return future
 
     async def pinned(self, request: Request) -> Pinned:
         """The store as of a position that a read of this level may see. Close it."""
@@ -195,20 +248,21 @@ class Partition:
     # --- writing
 
     def write(self, request: Request) -> asyncio.Future[Answer]:
-        """Takes a write in. The answer comes when it is for good."""
+        """Takes a write in. The answer comes when it is durable."""
         if self.state is not SERVING:
             raise self._unready()
-        request.future = asyncio.get_running_loop().create_future()
+        future: asyncio.Future[Answer] = asyncio.get_running_loop().create_future()
+        call = PendingCall(request, future)
         if request.session:
             sessions = self.machine.sessions
-            check_name(request.session, request.seq)
+            check_session_name(request.session, request.seq)
             sessions.check_time(request.session, self._wall())
-            self._early.take(request, sessions)
+            self._early.take(call, sessions)
         else:
-            self._inbox.put(request)
+            self._inbox.put(call)
         self._crash("request.2-queued")
         self._schedule()
-        return request.future  # type: ignore[no-any-return]
+        return future
 
     # --- the turn
 
@@ -219,55 +273,61 @@ class Partition:
 
     def _turn(self) -> None:
         self._scheduled = False
-        if self.state is LEAVING or self._held or not self._window.has_room(self._number + 1) or self._bytes > _BYTES_UNDER_WAY:
+        if (
+            self.state is PartitionState.LEAVING
+            or self._held
+            or not self._window.has_room(self._number + 1)
+            or self._bytes > _BYTES_UNDER_WAY
+        ):
             return  # what comes back from the log asks again
-        requests = self._inbox.take(LIMIT)
-        writes = [request for request in requests if request.writes]
+        calls = self._inbox.take(LIMIT)
+        writes = [call for call in calls if call.request.writes]
         if writes and self.state is SERVING:
             self._take_turn(writes)
         elif writes:
-            self._answer_all(writes, self._unready())
-        for request in requests:
-            if not request.writes:
-                self._place(request)
+            fail_calls(writes, self._unready())
+        for call in calls:
+            if not call.request.writes:
+                self._place_read(call)
         self._schedule()
 
-    def _take_turn(self, writes: list[Request]) -> None:
+    def _take_turn(self, calls: list[PendingCall]) -> None:
         begun = time.monotonic()
+        writes = [call.request for call in calls]
         try:
-            turned = self.machine.turn(writes, self._wall())
-        except Exception as error:  # of ours: what the machine has done half must not go on, and nobody waits for ever
+            result = self.machine.turn(writes, self._wall())
+        except Exception as error:  # of ours: a half-done turn must not go on, and no caller waits for ever
             _log.exception("a turn of partition %d failed", self.descriptor.id)
             self._fail(ServiceError(f"internal error in a turn ({type(error).__name__}: {error}); the log of the node says more"))
-            self._answer_all(writes, self._unready())
+            fail_calls(calls, self._unready())
             return
         self._crash("request.3-turned")
         if time.monotonic() - begun > _SLOW:
-            self._say_slow(writes, time.monotonic() - begun)
+            self._warn_of_slow_turn(writes, time.monotonic() - begun)
         for request in writes:
             if request.session in self._early:
-                self._early.turned(request.session, self.machine.sessions.last(request.session))
-        record = turned.record
+                self._early.after_turn(request.session, self.machine.sessions.last(request.session))
+        record = result.record
         if record is None and not self._under_way:
-            self._finish(writes, turned.answers)
+            finish_calls(calls, result.answers, self._crash)
             return
         self._number += 1
         number = self._number
         size = sum(request.size for request in writes)
         self._bytes += size
-        self._under_way[number] = (turned, writes, size)
+        self._under_way[number] = TurnUnderWay(result, calls, size)
         for request in writes:
             if request.session:
                 self._session_lsn[request.session] = self.machine.lsn
         if record is None:  # only answers from before: they wait for the records that they belong to
-            self._left(self._window.arrive(number, number))
+            self._complete(self._window.arrive(number, number))
             return
         self.unsaved += size + RECORD
         logged = asyncio.ensure_future(self.log.append(record))
         self._crash("request.4-logged")
         logged.add_done_callback(partial(self._logged, number))
 
-    def _say_slow(self, writes: Sequence[Request], seconds: float) -> None:
+    def _warn_of_slow_turn(self, writes: Sequence[Request], seconds: float) -> None:
         """A turn has kept the event loop, and so the whole node. Said at most every ten seconds."""
         if time.monotonic() - self._said_slow > 10:
             self._said_slow = time.monotonic()
@@ -289,14 +349,14 @@ class Partition:
             self._fail(error)
             return
         self._crash("request.5-durable")
-        self._left(self._window.arrive(number, number))
+        self._complete(self._window.arrive(number, number))
 
-    def _left(self, numbers: Sequence[int]) -> None:
-        """Records that leave the window: applied and answered, in order."""
+    def _complete(self, numbers: Sequence[int]) -> None:
+        """Turns whose records leave the window are applied and answered, in order."""
         if not numbers or not self._under_way:
             return
         leaving = [self._under_way.pop(number) for number in numbers]
-        records = [(turned.record, turned.expanded) for turned, _, _ in leaving if turned.record is not None]
+        records = [(result.record, result.expanded) for result, _, _ in leaving if result.record is not None]
         if records:
             try:
                 self._apply(records)
@@ -305,15 +365,13 @@ class Partition:
                 self._fail(error, readable=False)
                 return
         self._crash("request.6-applied")
-        for turned, writes, size in leaving:
+        for result, calls, size in leaving:
             self._bytes -= size
-            self._finish(writes, turned.answers)
+            finish_calls(calls, result.answers, self._crash)
         if not self._under_way:
             self._session_lsn.clear()
-            if self._idle is not None and not self._idle.done():
-                self._idle.set_result(None)
-        if self._reads:
-            self._place_waiting()
+            self._signal_idle()
+        self._reads.applied(self.store.applied)
         self._schedule()
 
     def _apply(self, records: Sequence[tuple[LogRecord, Sequence[Change]]]) -> None:
@@ -327,121 +385,61 @@ class Partition:
             self.machine.applied(record)
             self.watchers.tell(record.last, (expanded, record.changes))
 
-    def _finish(self, writes: Sequence[Request], answers: Sequence[Answer | ServiceError]) -> None:
-        for request, answer in zip(writes, answers, strict=True):
-            self._crash("request.7-answered")
-            future = request.future
-            if not future.done():
-                if isinstance(answer, Answer):
-                    future.set_result(answer)
-                else:
-                    future.set_exception(answer)
-
-    # --- reads that wait
-
-    def _place(self, request: Request) -> None:
+    def _place_read(self, call: PendingCall) -> None:
         try:
-            required = self._required(request)
+            required = self._required(call.request)
         except ServiceError as error:
-            self._answer_all([request], error)
+            fail_calls([call], error)
             return
         if required > self.store.applied:
-            self._reads.append((required, request))
+            self._reads.wait(required, call)
         else:
-            self._read_for(request)
+            self._reads.answer(call)
 
-    def _place_waiting(self) -> None:
-        applied, waiting = self.store.applied, self._reads
-        self._reads = [one for one in waiting if one[0] > applied]
-        for required, request in waiting:
-            if required <= applied:
-                self._read_for(request)
-
-    def _read_for(self, request: Request) -> None:
-        if not self._alone:
-            self._unconfirmed.append(request)
-            if self._confirming is None:
-                self._confirming = asyncio.ensure_future(self._confirm())
-            return
-        self._finish([request], [self._read_safely(request)])
-
-    def _read_safely(self, request: Request) -> Answer | ServiceError:
-        try:
-            return self.machine.read(request)
-        except ServiceError as error:
-            return error
-
-    async def _confirm(self) -> None:
-        """Rule 3: one confirmation for all that were read before it."""
-        try:
-            while self._unconfirmed:
-                requests, self._unconfirmed = self._unconfirmed, []
-                answers = [self._read_safely(request) for request in requests]
-                asked = time.monotonic()
-                try:
-                    await self.log.confirm(self.descriptor.term)
-                except Fenced as error:
-                    self._unconfirmed = requests + self._unconfirmed
-                    self._fail(error)
-                    return
-                except Exception as error:  # nobody said no: who asks again may be answered
-                    self._answer_all(requests, NotReady(f"partition {self.descriptor.id}: a read cannot be confirmed: {error}"))
-                    continue
-                self._confirmed_at = asked
-                self._finish(requests, answers)
-        finally:
-            self._confirming = None
+    def _read(self, request: Request) -> Answer:
+        return self.machine.read(request)
 
     # --- endings
-
-    def _can_read(self) -> bool:
-        return self.state is STOPPED
 
     def _unready(self) -> MillstreamError:
         if self.damage is not None:
             return DamageError(str(self.damage))  # a new one each time: one that is raised again and again keeps all that raised it
-        if self.state is FOREIGN:
+        if self.state is PartitionState.FENCED:
             return BadNode(self.reason)
         who = f"partition {self.descriptor.id} of table {self.descriptor.table!r}"
         return NotReady(
             f"{who} takes no writes: {self.reason}"
-            if self.state is STOPPED
-            else f"{who} is {self.state}{': ' if self.reason else ''}{self.reason}"
+            if self.state is PartitionState.READ_ONLY
+            else f"{who} is {self.state.value}{': ' if self.reason else ''}{self.reason}"
         )
 
     def _fail(self, error: BaseException, readable: bool = True) -> None:
         """Rule 4."""
         fenced = isinstance(error, Fenced)
-        if self.state is not FOREIGN:
-            self.state = FOREIGN if fenced else STOPPED if readable else ADDING
+        if self.state is not PartitionState.FENCED:
+            self.state = PartitionState.FENCED if fenced else PartitionState.READ_ONLY if readable else PartitionState.FAILED
             self.reason = str(error)
-        under_way = [request for _, writes, _ in self._under_way.values() for request in writes]
+        under_way = [call for turn in self._under_way.values() for call in turn.calls]
         self._under_way.clear()
-        self._window = Window(self._number + 1, UNDER_WAY)
+        self._window = CompletionWindow(self._number + 1, UNDER_WAY)
         self._bytes = 0
         self.machine.lsn = self.store.applied  # nothing comes behind it any more, so no read waits for it
         self._session_lsn.clear()
-        outcome = UnknownOutcome(f"the write may have been done: {error}")
-        self._answer_all(under_way, outcome)
-        waiting = self._inbox.take(1 << 62)
-        self._answer_all([request for request in [*waiting, *self._early.end()] if request.writes], self._unready())
-        reads = [request for _, request in self._reads] + [request for request in waiting if not request.writes]
-        self._reads = []
+        fail_calls(under_way, UnknownOutcome(f"the write may have been done: {error}"))
+        queued = self._inbox.take(1 << 62)
+        fail_calls([*(call for call in queued if call.request.writes), *self._early.take_all()], self._unready())
+        reads = [call for call in queued if not call.request.writes]
         if fenced or not readable:
-            reads += self._unconfirmed
-            self._unconfirmed = []
-            self._answer_all(reads, self._unready())
+            fail_calls([*self._reads.take_all(), *reads], self._unready())
             self.watchers.close(self.reason)
         else:
-            for request in reads:
-                self._read_for(request)
+            for call in (*self._reads.take_behind(), *reads):
+                self._reads.answer(call)
+        self._signal_idle()
+
+    def _signal_idle(self) -> None:
         if self._idle is not None and not self._idle.done():
             self._idle.set_result(None)
-
-    def _answer_all(self, requests: Sequence[Request], error: MillstreamError) -> None:
-        for request in requests:
-            if request.future is not None and not request.future.done():
-                request.future.set_exception(error)
 
     async def drain(self) -> None:
         """Waits until nothing is under way. Ordered with the data: what was taken in before is done."""
@@ -457,17 +455,15 @@ class Partition:
             await asyncio.wait([self._replacing])
         if self.state is SERVING:
             await self.drain()
-        self.state, self.reason = LEAVING, "it was removed from this node"
-        reads = [*(request for _, request in self._reads), *self._unconfirmed]
-        waiting = [*self._inbox.take(1 << 62), *self._early.end(), *reads]
-        self._reads, self._unconfirmed = [], []
-        self._answer_all(waiting, BadNode(f"partition {self.descriptor.id} was removed"))
+        self.state, self.reason = PartitionState.LEAVING, "it was removed from this node"
+        waiting = [*self._inbox.take(1 << 62), *self._early.take_all(), *self._reads.take_all()]
+        fail_calls(waiting, BadNode(f"partition {self.descriptor.id} was removed"))
         self.watchers.close("the partition was removed")
         await self.log.close()
 
     async def replace(self, entries: Sequence[tuple[bytes, bytes]], name: str) -> int:
-        """Other users' entries instead of those that are there (`saving.py`, rule 3); the position of the change. name: where whoever replays the log
-        finds them. Once begun it ends, also if whoever asked waits no longer: the log has it, so it must be seen."""
+        """Other users' entries instead of those that are there (`snapshotting.py`, rule 3); the position of the change. name: where a replay of
+        the log finds them. Once begun it ends, even if its caller waits no longer: the log has it, so it must be visible."""
         if self.state is not SERVING or self._held:
             raise self._unready() if self.state is not SERVING else NotReady(f"partition {self.descriptor.id} is being restored already")
         self._held = True
@@ -483,7 +479,7 @@ class Partition:
             now = self.machine.clock.next(self._wall())
             await self.log.append(LogRecord(self.descriptor.id, self.descriptor.term, lsn, lsn, now, restored=name))
             self.restores.append(name)
-            put_instead(self.store, entries, lsn)
+            replace_user_entries(self.store, entries, lsn)
         except BaseException as error:
             if self.state is SERVING:
                 self._fail(error)

@@ -2,8 +2,8 @@
 
 Rules
 1. What goes, goes before what comes. So no two partitions of a node ever serve the same point.
-2. A plan for a state that is as desired is empty, and a plan that was carried out half leads to the other half: whoever is killed in the middle begins
-   again from what is on the disk.
+2. A plan for a state that is as desired is empty, and a plan that was carried out half leads to the other half: a node that is killed in the middle begins
+   again from what is on its disk.
 """
 
 from __future__ import annotations

@@ -14,13 +14,13 @@ from millstream.core.time import duration
 from millstream.errors import DefinitionError
 from millstream.service import dispatch as dispatching
 from millstream.service.dispatch import DispatchKind
-from millstream.service.routes import HASH, KEY, check_point, even_ranges
+from millstream.service.range_map import HASH, KEY, check_point, even_ranges
 from millstream.service.transforms import After, Before, Gate
 
 if TYPE_CHECKING:
-    from millstream.service.logs.base import LogKind
-    from millstream.service.stores.base import StoreKind
-    from millstream.service.turn import Function
+    from millstream.service.logs.log_contract import LogKind
+    from millstream.service.state_machine import Function
+    from millstream.service.stores.store_contract import StoreKind
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,99}")
 

@@ -23,7 +23,7 @@ import msgspec
 from millstream.errors import RefusedRequest, ServiceError
 
 if TYPE_CHECKING:
-    from millstream.service.turn import TurnView
+    from millstream.service.state_machine import TurnView
 
 Before = Callable[[bytes, "bytes | None", "TurnView"], "bytes | None"]
 After = Callable[[bytes, bytes], bytes]
@@ -112,7 +112,7 @@ def drop_fields(*names: str) -> Before:
 
 def hide_fields(*names: str) -> After:
     """A sanitizer on the way out: fields of JSON objects are kept, and not shown. A number, a text, true and false have none and are shown; of anything
-    else nobody can tell what is in it, so `null` is shown.
+    else it is not known what is in it, so `null` is shown.
 
     >>> hide_fields("ssn")(b"a", b'[{"ssn": 1}]'), hide_fields("ssn")(b"a", b"7")
     (b'null', b'7')

@@ -17,7 +17,7 @@ from pathlib import Path
 from zlib import crc32
 
 from millstream.errors import DamageError, MillstreamError
-from millstream.service.stores.snapshots import WHOLE, SnapshotPart, describe_snapshot
+from millstream.service.stores.snapshots import WHOLE, describe_snapshot
 from millstream.state.storage import LocalStorage, Storage
 
 Say = Callable[[str], None]
@@ -60,24 +60,15 @@ def _send(source: Storage, target: Storage, name: str, say: Say) -> bool:
     whole = source.read(f"{name}/{WHOLE}")
     found = describe_snapshot(source, name)
     for part in found.parts:
-        data = _checked(source, name, part)
-        if _has(target, f"{name}/{part.name}", data):
-            continue
-        target.put(f"{name}/{part.name}", data)
+        path = f"{name}/{part.name}"
+        data = source.read(path)
+        if len(data) != part.bytes or crc32(data) != part.crc:
+            raise DamageError(f"{source.url}/{path} is damaged: its bytes are not those that {WHOLE} describes. It is not sent.")
+        if not (target.exists(path) and target.read(path) == data):
+            target.put(path, data)
     target.put(f"{name}/{WHOLE}", whole)
     say(f"{name}: position {found.lsn}, {found.rows} rows, {found.bytes} bytes to {target.url}")
     return True
-
-
-def _checked(source: Storage, name: str, part: SnapshotPart) -> bytes:
-    data = source.read(f"{name}/{part.name}")
-    if len(data) != part.bytes or crc32(data) != part.crc:
-        raise DamageError(f"{source.url}/{name}/{part.name} is damaged: its bytes are not those that {WHOLE} tells of. It is not sent.")
-    return data
-
-
-def _has(target: Storage, name: str, data: bytes) -> bool:
-    return target.exists(name) and target.read(name) == data
 
 
 def watch_and_upload(

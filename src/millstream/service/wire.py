@@ -16,8 +16,8 @@ def position(one: Descriptor, lsn: int, age: int = 0) -> pb.Position:
     return pb.Position(partition=one.id, term=one.term, lsn=lsn, age_ms=age)
 
 
-def described(one: Descriptor, address: str, here: Partition | None = None) -> pb.Partition:
-    """A partition for whoever asks. here: if this node serves it."""
+def partition_message(one: Descriptor, address: str, here: Partition | None = None) -> pb.Partition:
+    """A partition as callers are told of it. here: if this node serves it."""
     found = pb.Partition(
         id=one.id,
         table=one.table,
@@ -30,7 +30,7 @@ def described(one: Descriptor, address: str, here: Partition | None = None) -> p
         state="desired",
     )
     if here is not None:
-        found.state, found.reason, found.lsn = here.state, here.reason, here.store.applied
+        found.state, found.reason, found.lsn = here.state.value, here.reason, here.store.applied
         found.in_sync.append(one.node)
     return found
 

@@ -22,7 +22,7 @@ from millstream.core.topology import Group
 from millstream.core.watermark import Seen
 from millstream.engine.program import Arrival, Compiled
 from millstream.engine.receipts import EpochOrder, Receipt
-from millstream.engine.resident.round import Await, Read, Round, Send, Stage
+from millstream.engine.resident.round import AwaitRows, ReadSplits, Round, SendRows, StageUnit
 from millstream.engine.resident.runner import part_of
 from millstream.engine.routing import SentRows
 from millstream.errors import MillstreamError, TaskLost
@@ -347,10 +347,10 @@ class SimulatedTasks:
                 receipts: list[Receipt] = end.value
                 break
             brought = None
-            if isinstance(step, Read):
+            if isinstance(step, ReadSplits):
                 assert input.by_slot is not None
                 brought = list(rows.by_level(self._injected(input.by_slot[slot], order)).items())
-            elif isinstance(step, Send):
+            elif isinstance(step, SendRows):
                 for to_slot, to in sorted(self._members.items()):
                     if to_slot != slot:
                         flow = Inflow()
@@ -359,12 +359,12 @@ class SimulatedTasks:
                         self._wire.append(_Frame(to, slot, attempt, step.level, flow))
                         yield None
                 continue
-            elif isinstance(step, Await):
+            elif isinstance(step, AwaitRows):
                 member.buffer.put(slot, attempt, step.level, Inflow())
                 yield step.level
                 brought = member.buffer.take(step.level)
                 continue
-            elif isinstance(step, Stage):
+            elif isinstance(step, StageUnit):
                 yield None
                 step.unit.write()
                 member.is_staged = True

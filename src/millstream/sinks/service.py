@@ -1,7 +1,7 @@
 """A sink into a table of the state service: one value for each key, exactly once.
 
 Rules
-1. A task stages its rows under a transaction of its own: durable at the nodes, and seen by nobody. Of several rows with one key the last counts.
+1. A task stages its rows under a transaction of its own: durable at the nodes, and not visible. Of several rows with one key the last counts.
 2. Before the manifest the driver asks every partition whether what the tasks staged is there, in its own fence: a replaced run stages and decides nothing
    from then on.
 3. After the manifest it decides: in each partition all rows of an epoch become visible at one position. To decide again is harmless, so after a crash
@@ -27,13 +27,13 @@ from millstream.state.fencing import run_number
 
 if TYPE_CHECKING:
     from millstream.network import Tls
-    from millstream.service.blocking import Client
+    from millstream.service.txn_client import TxnClient
 
 _SWEEP_EVERY = 64  # epochs
 _ROW = 1 << 19  # bytes of a key and its value
 
 #: The clients of this process: tasks that follow each other use one connection.
-_clients: dict[tuple[int, bytes], Client] = {}
+_clients: dict[tuple[int, bytes], TxnClient] = {}
 
 _ONE_HISTORY = (
     " A newer run, or another checkpoint of a pipeline with this name, writes there: a table takes one history of a stream. Give a new checkpoint a table of "
@@ -83,13 +83,13 @@ class ServiceSink(Sink):
         except ServiceError as error:
             raise SinkError(f"{self.describe()} cannot be reached: {error}") from error
 
-    def _client(self) -> Client:
-        from millstream.service.blocking import Client
+    def _client(self) -> TxnClient:
+        from millstream.service.txn_client import TxnClient
 
         settings = {"addresses": self.addresses, "table": self.table, "cookie": self.cookie, "tls": self.tls, "timeout": self.timeout}
         name = (os.getpid(), msgspec.json.encode(settings))
         if name not in _clients:
-            _clients[name] = Client(**settings)  # type: ignore[arg-type]
+            _clients[name] = TxnClient(**settings)  # type: ignore[arg-type]
         return _clients[name]
 
     def stage(self, context: TaskContext, rows: Sequence[SinkRow]) -> Part:

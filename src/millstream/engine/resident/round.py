@@ -1,12 +1,12 @@
 """One attempt of a resident task at one epoch: a generator without sockets that yields what it wants done, and is sent what that brings.
 
-    Read        what this task is to read, keyed: (level, rows) pairs come back
-    Send        rows of a level to other tasks: one message to each of them, also an empty one
-    Await       the rows that other tasks have sent for a level come back
+    ReadSplits  what this task is to read, keyed: (level, rows) pairs come back
+    SendRows    rows of a level to other tasks: one message to each of them, also an empty one
+    AwaitRows   the rows that other tasks have sent for a level come back
     RunTask     the task of a shard is about to run
-    Stage       the unit is made durable
+    StageUnit   the unit is made durable
 
-It returns the receipts. In production sockets drive it (`worker`), in the simulation lists and dice (`simulation/tasks`). So the order of what happens, and the
+It returns the receipts. In production sockets drive it (`worker`), in the simulation lists and dice (`simulation/resident_tasks`). So the order of what happens, and the
 moments of the crash points, are the same by construction.
 
 Rules
@@ -31,18 +31,18 @@ from millstream.state.compaction import unit_name
 from millstream.state.storage import Storage
 
 
-class Read(NamedTuple):
+class ReadSplits(NamedTuple):
     """Brings (level, rows) pairs."""
 
 
-class Send(NamedTuple):
+class SendRows(NamedTuple):
     """rows: by slot; the other slots get an empty message."""
 
     level: int
     rows: Mapping[int, Sequence[Any]]
 
 
-class Await(NamedTuple):
+class AwaitRows(NamedTuple):
     """Brings what other tasks have sent."""
 
     level: int
@@ -55,13 +55,13 @@ class RunTask(NamedTuple):
     shard: int
 
 
-class Stage(NamedTuple):
+class StageUnit(NamedTuple):
     """The unit is to be written."""
 
     unit: Unit
 
 
-Step = Read | Send | Await | RunTask | Stage
+RoundStep = ReadSplits | SendRows | AwaitRows | RunTask | StageUnit
 
 
 class RowFormat(Protocol):
@@ -110,10 +110,10 @@ class Round:
         each = [(level, group, shard) for level, groups in enumerate(levels) for group in groups for shard in range(shards)]
         self._tasks = [(level, group, shard, number) for number, (level, group, shard) in enumerate(each) if shard % slots == slot]
 
-    def steps(self) -> Generator[Step, Any, list[Receipt]]:
+    def steps(self) -> Generator[RoundStep, Any, list[Receipt]]:
         """The attempt."""
         if self._reads:
-            for level, rows in (yield Read()):
+            for level, rows in (yield ReadSplits()):
                 self._add(level, rows)
             yield from self._exchange(0)
         order = self._order
@@ -144,7 +144,7 @@ class Round:
                     self._add(later, self._rows.sent(sent, result.receipt.unit))
         check_token(self._storage, order)
         self._at_all("task.4-staging")
-        yield Stage(unit)
+        yield StageUnit(unit)
         self._at_all("task.4-staged")
         return receipts
 
@@ -164,9 +164,9 @@ class Round:
             else:
                 self._away.setdefault(level, {}).setdefault(slot, []).append(some)
 
-    def _exchange(self, level: int) -> Generator[Step, Any, None]:
+    def _exchange(self, level: int) -> Generator[RoundStep, Any, None]:
         """Every task gets what we have for a level, and we get what they have."""
         if self._slots > 1:
-            yield Send(level, self._away.pop(level, {}))
-            received: Iterable[Any] = yield Await(level)
+            yield SendRows(level, self._away.pop(level, {}))
+            received: Iterable[Any] = yield AwaitRows(level)
             self._mine.setdefault(level, []).extend(received)

@@ -33,10 +33,10 @@ _UNEXPECTED = 4  # tries
 _EMPTY = ShardState()
 
 
-Input = TypeVar("Input")
+_In = TypeVar("_In")
 
 
-class ResidentTasks(Protocol[Input]):
+class ResidentTasks(Protocol[_In]):
     """The resident tasks of a run: real ones, over sockets, or simulated ones."""
 
     def recycle(self) -> None:
@@ -45,10 +45,10 @@ class ResidentTasks(Protocol[Input]):
     def gather(self, stopped: Callable[[], bool]) -> None:
         """Waits until all tasks are there."""
 
-    def read(self, takes: Mapping[str, SplitPlan], now: int) -> Input:
+    def read(self, takes: Mapping[str, SplitPlan], now: int) -> _In:
         """What an epoch reads, as tasks get it (once per epoch, whatever is lost)."""
 
-    def attempt(self, input: Input, order: EpochOrder) -> list[Receipt]:
+    def attempt(self, input: _In, order: EpochOrder) -> list[Receipt]:
         """One attempt at an epoch. Raises TaskLost, or what a task failed with."""
 
     def status(self) -> RunMode:
@@ -58,10 +58,10 @@ class ResidentTasks(Protocol[Input]):
         """Tells all tasks that the run is over."""
 
 
-class ResidentRunner(Generic[Input]):
+class ResidentRunner(Generic[_In]):
     """Runs the tasks of epochs in resident tasks."""
 
-    def __init__(self, tasks: ResidentTasks[Input], guards: Guards = ALL_GUARDS, stopped: Callable[[], bool] = lambda: False) -> None:
+    def __init__(self, tasks: ResidentTasks[_In], guards: Guards = ALL_GUARDS, stopped: Callable[[], bool] = lambda: False) -> None:
         self._tasks = tasks
         self._guards = guards
         self._stopped = stopped
@@ -72,7 +72,7 @@ class ResidentRunner(Generic[Input]):
     def run(self, input: Mapping[str, SplitPlan] | None, order: EpochOrder) -> list[Receipt]:
         """All tasks of an epoch. Raises what they failed with."""
         self._tasks.recycle()
-        read: Input | None = None
+        read: _In | None = None
         unexpected = 0
         while True:
             self._tasks.gather(self._stopped)

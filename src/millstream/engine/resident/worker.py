@@ -44,7 +44,7 @@ from millstream.engine.resident.messages import (
     encode,
 )
 from millstream.engine.resident.partitioning import ArrowRows, from_bytes, joined, read_keyed, to_bytes
-from millstream.engine.resident.round import Await, Read, Round, RunTask, Send, Stage, Step
+from millstream.engine.resident.round import AwaitRows, ReadSplits, Round, RoundStep, RunTask, SendRows, StageUnit
 from millstream.engine.worker_process import PROCESS, RunPlace
 from millstream.errors import MillstreamError, travelling_name
 from millstream.network import parse_address
@@ -257,18 +257,18 @@ class _Attempt:
             phase, brought = self._do(step)
             at = self._noted(phase, at)
 
-    def _do(self, step: Step) -> tuple[str, Any]:
+    def _do(self, step: RoundStep) -> tuple[str, Any]:
         """Does what the round wants; the phase that its time counts for, and what it brings."""
         exchange = self.task._exchange
-        if isinstance(step, Read):
+        if isinstance(step, ReadSplits):
             return "read", self._read()
-        if isinstance(step, Send):
+        if isinstance(step, SendRows):
             frames = {slot: to_bytes(joined(tables)) for slot, tables in step.rows.items()}
             exchange.send(self.attempt, step.level, frames)
             return "exchange", None
-        if isinstance(step, Await):
+        if isinstance(step, AwaitRows):
             return "exchange", [from_bytes(data) for data in exchange.gather(self.attempt, step.level)]
-        assert isinstance(step, Stage)
+        assert isinstance(step, StageUnit)
         step.unit.write()
         return "stage", None
 

@@ -26,7 +26,7 @@ from millstream.state.storage import Storage
 from .compaction_job import SparkCompaction
 from .session import OWN_SESSION
 
-Input = TypeVar("Input")
+_In = TypeVar("_In")
 
 
 class Starting(msgspec.Struct):
@@ -75,10 +75,10 @@ class Starting(msgspec.Struct):
         latest: Manifest | None,
         token: str,
         *,
-        runner: TaskRunner[Input],
+        runner: TaskRunner[_In],
         planner: Planner,
         compaction: SparkCompaction,
-    ) -> Epochs[Input]:
+    ) -> Epochs[_In]:
         """The epochs of a run whose tasks are Spark jobs."""
         return Epochs(
             self.program,

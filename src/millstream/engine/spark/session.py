@@ -70,6 +70,7 @@ def local_session(
     if active is not None:
         return active
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
+    _find_modules_beside_the_script()
     cores = os.cpu_count() or 2
     local = master is None or master.startswith("local")
     builder = SparkSession.builder.appName(name).master(master or (f"local[{cores + 1},1000]" if resident else f"local[{cores},4]"))
@@ -88,6 +89,13 @@ def local_session(
     if local:
         _without_checksum_files(session)
     return session
+
+
+def _find_modules_beside_the_script() -> None:
+    """Workers import what the script imports from its own folder, as Python itself does."""
+    folder, known = sys.path[0] if sys.path else "", os.environ.get("PYTHONPATH", "")
+    if os.path.isdir(folder) and folder not in known.split(os.pathsep):
+        os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, (known, folder)))
 
 
 def _without_checksum_files(spark: Any) -> None:

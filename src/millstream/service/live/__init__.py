@@ -1,13 +1,13 @@
 """What does a running pipeline know? Its committed state, followed epoch by epoch and served.
 
-    follow      looks for the next epoch, applies it in a thread, pins it
-    epochs      the newest epochs, each pinned whole
-    history     what each epoch changed, for those who watch
-    watch       one watcher: a snapshot, changes, marks
-    parts       what can be asked of an epoch: rows, timers, holds, MapStates; as bytes or JSON
-    portions    long answers in messages, without keeping the event loop
-    serve       the backend of the data plane: levels, positions, calls
-    server      the data plane over it: a process, or a thread beside a run
+    tailer       tails the manifests: applies the next epoch in a thread, and pins it
+    epochs       the newest epochs, each pinned whole
+    history      what each epoch changed, for watchers
+    watch        one watcher: a snapshot, changes, marks
+    row_formats  what can be read of an epoch: rows, timers, holds, MapStates; as bytes or JSON
+    paging       long replies in pages, without blocking the event loop
+    backend      the data plane's calls: levels, positions, reads
+    process      the gRPC server over it: a process, or a thread beside a run
 
 Read them in this order. It must not know how the tables of a node are kept.
 """

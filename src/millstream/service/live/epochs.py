@@ -1,4 +1,4 @@
-"""Pinned epochs: the newest epochs of a checkpoint, each whole, for as long as somebody may ask for it.
+"""Pinned epochs: the newest epochs of a checkpoint, each whole, for as long as it may be asked for.
 
 Rules
 1. A pinned epoch is one manifest over all keys, shards and computations. It is made of LMDB read transactions (`Replica.held`), one per shard, so it stays
@@ -6,11 +6,11 @@ Rules
 2. A shard that an epoch has not changed shares the transaction of the epoch before: idle shards cost nothing.
 3. The last `KEEP` epochs are pinned. One that is no longer the newest goes after `MAX_AGE` seconds at the latest, since what is pinned keeps LMDB from
    using pages again. The newest stays always.
-4. Whoever reads takes an epoch (`take`) and closes it. It lasts until then, and no longer.
-5. The copies are this server's alone: it takes the first numbered folder that no other process holds (a lock on a file). So nobody moves them on under
-   it, and the next server finds them as they are, and needs only what is new.
+4. A reader takes an epoch (`take`) and closes it. It lasts until then, and no longer.
+5. The copies are this server's alone: it takes the first numbered folder that no other process holds (a lock on a file). So no other process changes them,
+   and the next server finds them as they are, and needs only what is new.
 6. Only the thread that follows the checkpoint opens and ends transactions; ending one may have to wait for an epoch that is being applied.
-7. A pinned epoch has a `generation`. PinnedEpochs of different generations are of different histories: nothing leads from one to the other.
+7. A pinned epoch has a `generation`. Epochs of different generations are of different histories: nothing leads from one to the other.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ class _Shared:
 
 
 class PinnedEpoch(Reader):
-    """One epoch, over all keys, shards and computations. Taken by `PinnedEpochs.take`, and closed by whoever took it.
+    """One epoch, over all keys, shards and computations. Taken by `PinnedEpochs.take`, and closed by the one that took it.
 
     confirmed: the last moment (of the monotonic clock) at which it was known to be the newest committed epoch.
     """
@@ -98,7 +98,7 @@ class PinnedEpoch(Reader):
 
 
 class PinnedEpochs:
-    """The pinned epochs of one checkpoint. `folder`: where the copies are; by default where all replicas of this host are."""
+    """The pinned epochs of one checkpoint. `folder`: where the copies are; by default where all state caches of this host are."""
 
     def __init__(
         self, folder: str | Path | None = None, *, keep: int = KEEP, max_age: float = MAX_AGE, clock: Callable[[], float] = time.monotonic
@@ -115,7 +115,7 @@ class PinnedEpochs:
         self._locks: list[int] = []
         self.generation = 0
 
-    # --- for whoever reads, on any thread
+    # --- for readers, on any thread
 
     @property
     def newest(self) -> PinnedEpoch | None:
@@ -165,7 +165,7 @@ class PinnedEpochs:
         return self._root
 
     def prepare(self, storage: Storage, manifest: Manifest) -> PinnedEpoch:
-        """Applies an epoch. Nobody sees it until it is published."""
+        """Applies an epoch. It is not visible before it is published."""
         before = self.newest
         shares: dict[ShardName, _Shared] = {}
         try:
@@ -197,7 +197,7 @@ class PinnedEpochs:
         self.trim()
 
     def trim(self) -> None:
-        """Rule 3; and ends what nobody reads any more."""
+        """Rule 3; and ends transactions without readers."""
         now, pins = self._clock(), self._pins
         kept = [
             pin
@@ -257,7 +257,7 @@ class PinnedEpochs:
 
 
 def _own_folder(base: Path) -> tuple[Path, int]:
-    """The first numbered folder that nobody else holds, and the handle of its lock."""
+    """The first numbered folder that no other process holds, and the handle of its lock."""
     for number in itertools.count():
         lock = lock_folder(base, f"{number}.lock")
         if lock is not None:

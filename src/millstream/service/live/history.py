@@ -3,7 +3,7 @@
 Rules
 1. Only what is watched is read. The buffer is bounded in bytes over all computations; the oldest change set goes first, the newest never.
 2. A change set says what the epochs first to last changed, merged: the rows (entries of kind R), and which rows have other entries in their MapStates.
-   It follows `after`: whoever knows the state as of that epoch, or of any later one up to `last`, and applies it, knows that of `last`.
+   It follows `after`: applied to the state as of that epoch, or of any later one up to `last`, it gives that of `last`.
 3. What the buffer lacks the log may still have: the segments of a manifest that reach past an epoch. One that was folded says more than was asked,
    which ends in the same rows. Only where a base (from which deletions are gone) reaches past it nothing can be said, and a watcher begins anew.
 4. A computation is known by its lineage, so one that is renamed goes on, and one that takes the name of another does not.
@@ -40,7 +40,7 @@ class ChangeSet(msgspec.Struct, frozen=True):
     size: int
 
     def rows(self, of: Wanted) -> Iterator[tuple[bytes, bytes | None]]:
-        """The rows that somebody wants."""
+        """The rows that a watcher wants."""
         return ((self.keys[at], self.values[at]) for at in of.places(self.keys))
 
     def shown(self, of: Wanted) -> set[bytes]:
@@ -49,7 +49,7 @@ class ChangeSet(msgspec.Struct, frozen=True):
 
 
 class Wanted(msgspec.Struct, frozen=True):
-    """Which rows somebody watches: those of some keys, or all whose keys begin with a prefix."""
+    """Which rows a watcher wants: those of some keys, or all whose keys begin with a prefix."""
 
     keys: tuple[bytes, ...] = ()
     prefix: bytes = b""
@@ -84,12 +84,12 @@ class ChangeHistory:
             return frozenset(self._watchers)
 
     def begin(self, lineage: str) -> None:
-        """Somebody watches: from the next epoch on, its changes are read."""
+        """A watcher came: from the next epoch on, changes are read."""
         with self._lock:
             self._watchers[lineage] += 1
 
     def end(self, lineage: str) -> None:
-        """Somebody does not any more."""
+        """A watcher left."""
         with self._lock:
             self._watchers[lineage] -= 1
             self._watchers += Counter()
@@ -119,7 +119,7 @@ class ChangeHistory:
         return found if epoch == upto else None
 
     def has_dropped(self, lineage: str, epoch: int) -> bool:
-        """Whether what came after an epoch was here, and had to go: whoever still needs it is too slow."""
+        """Whether what came after an epoch was here, and had to go: a watcher that still needs it is too slow."""
         return self._gone.get(lineage, -1) > epoch
 
     def start_over(self) -> None:

@@ -3,11 +3,11 @@
 Rules
 1. First a snapshot, unless the watcher says which epoch it knows (`after`). Then per epoch the rows that it changed, and a mark with the epoch and the
    computation's low watermark. A row that is gone has version 0; any other has the epoch's number (and 1 in epoch 0).
-2. Whoever applies a snapshot and what follows has at each mark exactly the rows of that epoch. PinnedEpochs that were merged (folded, or passed while nobody
-   watched) come as one, with the first of them.
+2. A watcher that applies a snapshot and what follows has at each mark exactly the rows of that epoch. Epochs that were merged (folded, or passed without a
+   watcher) come as one, with the first of them.
 3. A watcher takes what it is sent at its own pace, out of one buffer for all (`history.py`). One whose next epoch has left the buffer meanwhile is too
    slow: the stream ends with `Stale`, which names the epoch to go on after.
-4. Whoever comes back is given what the buffer has, else what the log has, else a reset and a snapshot. So it is where an epoch changed more than the
+4. A watcher that comes back is given what the buffer has, else what the log has, else a reset and a snapshot. So it is where an epoch changed more than the
    buffer may hold.
 5. A computation that begins anew under its name, or a checkpoint that was restored, is a reset. One that is gone ends the stream.
 6. As JSON rows are shown as of the newest epoch, so epochs that came meanwhile are merged; rows whose MapStates changed are among them; and a view that
@@ -23,24 +23,24 @@ from typing import TYPE_CHECKING
 from millstream.core.keyspace import after
 from millstream.errors import DamageError, RefusedRequest, Stale
 from millstream.service.limits import while_pinned
-from millstream.service.live import parts
+from millstream.service.live import row_formats
 from millstream.service.live.epochs import PinnedEpoch
 from millstream.service.live.history import ChangeSet, Wanted, read_changes
-from millstream.service.live.portions import Portions
+from millstream.service.live.paging import Pager
 from millstream.service.proto import service_pb2 as pb
 from millstream.views.dsl import JOIN
 
 if TYPE_CHECKING:
-    from millstream.service.live.serve import LivePipeline
+    from millstream.service.live.backend import LiveBackend
 
 _GONE = b""
-ToldRows = Iterator[tuple[bytes, bytes | None]]
+ChangedRows = Iterator[tuple[bytes, bytes | None]]
 
 
 class Watch:
     """One watcher. Made and used on the event loop."""
 
-    def __init__(self, live: LivePipeline, request: pb.WatchRequest) -> None:
+    def __init__(self, live: LiveBackend, request: pb.WatchRequest) -> None:
         self._live = live
         self._header = request.header
         self._after = request.after if request.HasField("after") else None
@@ -55,21 +55,21 @@ class Watch:
         """What it is sent."""
         first = self._after is not None
         try:
-            with await self._live.cut(self._header) as cut, while_pinned():
-                self._name = self._live.computation(cut, self._header.table)
-                if self._as_json and cut.computation(self._name).kind == JOIN:
+            with await self._live.snapshot(self._header) as snapshot, while_pinned():
+                self._name = self._live.computation(snapshot, self._header.table)
+                if self._as_json and snapshot.computation(self._name).kind == JOIN:
                     raise RefusedRequest(
                         f"{self._name!r} is a join: watch it in the form BYTES, or publish its changes. It shows rows by other keys than it keeps."
                     )
-                self._begin(cut)
-                if self._after is not None and self._after > cut.epoch:
-                    await self._live.lookout.sure()
+                self._begin(snapshot)
+                if self._after is not None and self._after > snapshot.epoch:
+                    await self._live.tailer_thread.catch_up()
                 if self._after is None:
-                    async for reply in self._snapshot(cut):
+                    async for reply in self._snapshot(snapshot):
                         yield reply
                 else:
                     self._last = self._after
-                    if not self._is_same_as_then(self._after, cut):
+                    if not self._is_same_as_then(self._after, snapshot):
                         self._origin = ()
             while True:
                 newest = self._live.epochs.take()
@@ -82,13 +82,13 @@ class Watch:
                                 yield reply
                         first = False
                 if waits:
-                    await self._live.lookout.moved()
+                    await self._live.tailer_thread.changed()
         finally:
             self._stop()
 
-    def _begin(self, cut: PinnedEpoch) -> None:
+    def _begin(self, snapshot: PinnedEpoch) -> None:
         self._stop()
-        self._origin = self._origin_in(cut)
+        self._origin = self._origin_in(snapshot)
         self._lineage = str(self._origin[1])
         self._live.history.begin(self._lineage)
 
@@ -97,16 +97,16 @@ class Watch:
             self._live.history.end(self._lineage)
             self._lineage = ""
 
-    def _origin_in(self, cut: PinnedEpoch) -> tuple[object, ...]:
-        state = cut.manifest.computations.get(self._name)
+    def _origin_in(self, snapshot: PinnedEpoch) -> tuple[object, ...]:
+        state = snapshot.manifest.computations.get(self._name)
         if state is None:
             raise RefusedRequest(
-                f"computation {self._name!r} is gone since epoch {cut.epoch}. There are: {', '.join(cut.computations) or 'none'}."
+                f"computation {self._name!r} is gone since epoch {snapshot.epoch}. There are: {', '.join(snapshot.computations) or 'none'}."
             )
-        build = cut.manifest.builds.get(self._name) if self._as_json else None
-        return cut.generation, state.lineage or self._name, None if build is None else build.active
+        build = snapshot.manifest.builds.get(self._name) if self._as_json else None
+        return snapshot.generation, state.lineage or self._name, None if build is None else build.active
 
-    def _is_same_as_then(self, epoch: int, cut: PinnedEpoch) -> bool:
+    def _is_same_as_then(self, epoch: int, snapshot: PinnedEpoch) -> bool:
         """Whether changes lead from what a watcher knows to what is here: as far as can be told, from that epoch if it is pinned, or from where the
         state began."""
         then = self._live.epochs.take(epoch)
@@ -114,76 +114,78 @@ class Watch:
             with then:
                 return self._name in then.manifest.computations and self._origin_in(then) == self._origin
         began = self._lineage.partition("-")[0]
-        is_rebuilt = self._as_json and self._name in cut.manifest.builds  # it may have been switched since
+        is_rebuilt = self._as_json and self._name in snapshot.manifest.builds  # it may have been switched since
         return not is_rebuilt and (not began.isdigit() or int(began) <= epoch)
 
-    async def _go_on(self, cut: PinnedEpoch, is_back: bool) -> AsyncIterator[pb.WatchReply]:
+    async def _go_on(self, snapshot: PinnedEpoch, is_back: bool) -> AsyncIterator[pb.WatchReply]:
         """From the last epoch that was told to one that is pinned."""
-        found = self._live.history.since(self._lineage, self._last, cut.epoch) if self._origin == self._origin_in(cut) else None
-        if found is None and self._origin == self._origin_in(cut) and self._last <= cut.epoch:
+        found = self._live.history.since(self._lineage, self._last, snapshot.epoch) if self._origin == self._origin_in(snapshot) else None
+        if found is None and self._origin == self._origin_in(snapshot) and self._last <= snapshot.epoch:
             pinned = self._live.epochs.pinned
             if not is_back and self._live.history.has_dropped(self._lineage, self._last) and self._last < max(pinned[:-1], default=-1):
                 raise Stale(
                     f"this watcher is too slow: what came after epoch {self._last} is no longer kept for it. Watch again, with after={self._last}."
                 )
-            found = await self._from_log(cut)
+            found = await self._from_log(snapshot)
         if found is None:
-            self._begin(cut)
-            yield pb.WatchReply(kind=pb.WatchReply.RESET, at=self._live.position(cut, self._name))
-            async for reply in self._snapshot(cut):
+            self._begin(snapshot)
+            yield pb.WatchReply(kind=pb.WatchReply.RESET, at=self._live.position(snapshot, self._name))
+            async for reply in self._snapshot(snapshot):
                 yield reply
             return
-        merged = self._merged(found, cut) if self._as_json else None
+        merged = self._merged(found, snapshot) if self._as_json else None
         for one in found if merged is None else [merged]:
-            async for reply in self._changes(one, cut):
+            async for reply in self._changes(one, snapshot):
                 yield reply
-            at = self._live.position(cut, self._name, epoch=one.last, low_watermark=one.low_watermark)
+            at = self._live.position(snapshot, self._name, epoch=one.last, low_watermark=one.low_watermark)
             yield pb.WatchReply(kind=pb.WatchReply.MARK, at=at, first=one.first)
             self._last = one.last
 
-    async def _from_log(self, cut: PinnedEpoch) -> list[ChangeSet] | None:
+    async def _from_log(self, snapshot: PinnedEpoch) -> list[ChangeSet] | None:
         try:
             storage, limit = self._live.log.storage, self._live.history.limit
-            found = await asyncio.to_thread(read_changes, storage, self._name, cut.manifest, self._last, limit)
+            found = await asyncio.to_thread(read_changes, storage, self._name, snapshot.manifest, self._last, limit)
         except DamageError:
             return None  # collected meanwhile: what is pinned is here
         return None if found is None else [found]
 
-    def _merged(self, sets: list[ChangeSet], cut: PinnedEpoch) -> ChangeSet:
+    def _merged(self, sets: list[ChangeSet], snapshot: PinnedEpoch) -> ChangeSet:
         """Several change sets as one, whose rows are read when they are shown."""
         keys = sorted(set().union(*(one.shown(self._wanted) for one in sets)))
-        low = cut.computation(self._name).low_watermark
-        return ChangeSet(sets[0].after, min(one.first for one in sets), cut.epoch, low, keys, [None] * len(keys), [], 0)
+        low = snapshot.computation(self._name).low_watermark
+        return ChangeSet(sets[0].after, min(one.first for one in sets), snapshot.epoch, low, keys, [None] * len(keys), [], 0)
 
-    async def _changes(self, one: ChangeSet, cut: PinnedEpoch) -> AsyncIterator[pb.WatchReply]:
-        found: ToldRows
+    async def _changes(self, one: ChangeSet, snapshot: PinnedEpoch) -> AsyncIterator[pb.WatchReply]:
+        found: ChangedRows
         if self._as_json:
-            found = ((key, parts.looked_up(cut, self._name, key, True)) for key in one.keys)
+            found = ((key, row_formats.lookup(snapshot, self._name, key, True)) for key in one.keys)
         else:
             found = one.rows(self._wanted)
         gone: set[bytes] = set()
-        at = self._live.position(cut, self._name, epoch=one.last, low_watermark=one.low_watermark)
-        async for keys, values in Portions(_noting(found, gone), in_thread=self._as_json):
+        at = self._live.position(snapshot, self._name, epoch=one.last, low_watermark=one.low_watermark)
+        async for keys, values in Pager(_noting(found, gone), in_thread=self._as_json):
             versions = [0 if key in gone else version_of(one.last) for key in keys]
             yield pb.WatchReply(kind=pb.WatchReply.CHANGES, at=at, first=one.first, keys=keys, values=values, versions=versions)
 
-    async def _snapshot(self, cut: PinnedEpoch) -> AsyncIterator[pb.WatchReply]:
-        at = self._live.position(cut, self._name)
+    async def _snapshot(self, snapshot: PinnedEpoch) -> AsyncIterator[pb.WatchReply]:
+        at = self._live.position(snapshot, self._name)
         prefix = self._wanted.prefix
-        found: parts.KeyValues
+        found: row_formats.KeyValues
         if self._wanted.keys:
-            every = ((key, parts.looked_up(cut, self._name, key, self._as_json)) for key in self._wanted.keys)
+            every = ((key, row_formats.lookup(snapshot, self._name, key, self._as_json)) for key in self._wanted.keys)
             found = ((key, value) for key, value in every if value is not None)
         else:
-            found = parts.rows(cut, self._name, prefix, after(prefix) if prefix else None, self._as_json)
+            found = row_formats.rows(snapshot, self._name, prefix, after(prefix) if prefix else None, self._as_json)
         some = False
-        async for keys, values in Portions(found, in_thread=self._as_json):
+        async for keys, values in Pager(found, in_thread=self._as_json):
             some = True
-            yield pb.WatchReply(kind=pb.WatchReply.SNAPSHOT, at=at, keys=keys, values=values, versions=[version_of(cut.epoch)] * len(keys))
+            yield pb.WatchReply(
+                kind=pb.WatchReply.SNAPSHOT, at=at, keys=keys, values=values, versions=[version_of(snapshot.epoch)] * len(keys)
+            )
         if not some:
             yield pb.WatchReply(kind=pb.WatchReply.SNAPSHOT, at=at)
-        self._last = cut.epoch
-        yield pb.WatchReply(kind=pb.WatchReply.MARK, at=at, first=cut.epoch)
+        self._last = snapshot.epoch
+        yield pb.WatchReply(kind=pb.WatchReply.MARK, at=at, first=snapshot.epoch)
 
 
 def version_of(epoch: int) -> int:
@@ -191,7 +193,7 @@ def version_of(epoch: int) -> int:
     return max(epoch, 1)
 
 
-def _noting(found: ToldRows, gone: set[bytes]) -> parts.KeyValues:
+def _noting(found: ChangedRows, gone: set[bytes]) -> row_formats.KeyValues:
     for key, value in found:
         if value is None:
             gone.add(key)

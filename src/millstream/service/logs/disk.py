@@ -6,10 +6,10 @@
 Rules
 1. One thread writes. It takes all that is pending, makes one frame of it, writes it, syncs it, and tells the event loop once. So a thousand partitions share
    a sync, and none has a file, a task or a timer.
-2. What was written and not synced is nobody's. Whoever opens the log first syncs the last file and reads it from the disk, not from memory, and wipes a
+2. What was written and not synced does not count. Opening the log first syncs the last file and reads it from the disk, not from memory, and wipes a
    torn end before anything is appended.
-3. A sync that failed is never tried again: the kernel may have dropped what it could not write, and would say yes the second time. The log has failed then,
-   for good; what was under way may be there or not.
+3. A sync that failed is never tried again: the kernel may have dropped what it could not write, and would report success the second time. The log has
+   failed then, until a restart; what was under way may be there or not.
 4. Positions, terms and what was trimmed are known from the newest file alone, since a file begins with where all partitions stand. So the oldest
    files go as soon as all their records are trimmed or forgotten. They go oldest first: what is left has no hole.
 5. The event loop owns what readers see (index, positions); the thread owns the files (`wal.py`). They exchange messages only.
@@ -26,10 +26,10 @@ from bisect import bisect_right
 from collections.abc import AsyncIterator, Awaitable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from millstream.errors import DamageError, Fenced, NotReady, StorageError, UnknownOutcome
-from millstream.service.logs.frames import FORGOT, RECORD, STAND, WalEntry, WalGroup, damaged, decode_group
+from millstream.service.logs.frames import FORGOT, RECORD, STAND, FrameRef, WalEntry, WalGroup, damaged, decode_group
 from millstream.service.logs.wal import Sync, WalFiles, Write, remove_files
 from millstream.service.messages import LogRecord, decode_record, encode_record
 from millstream.state.durable import write_all
@@ -39,9 +39,63 @@ SEGMENT = 64 << 20
 _GROUP = 8 << 20  # bytes that go into one frame at most, unless one record has more
 _READ = 4 << 20  # bytes that are read at once
 _MANY = 4  # files, before partitions are asked for snapshots
-_WIDTH = 5  # numbers of an index entry: file, offset, size, first, last
 
 _REMOVED = 1 << 62  # the term of a partition that is gone: no other is as high
+
+
+class PendingEntry(NamedTuple):
+    """An entry on its way to the thread, and the future that is told when it is durable."""
+
+    entry: WalEntry
+    log: DiskLog
+    future: asyncio.Future[None] | None
+
+
+class FrameIndex:
+    """Which frames have which positions of a partition: five numbers for each frame, ascending.
+
+    >>> index = FrameIndex()
+    >>> index.add(FrameRef(1, 0, 99), 1, 3), index.add(FrameRef(1, 0, 99), 4, 4), index.add(FrameRef(1, 512, 99), 5, 9)
+    (None, None, None)
+    >>> index.after(4, 1 << 20), index.first
+    ([FrameRef(file=1, at=512, size=99)], 1)
+    """
+
+    _WIDTH = 5  # file, offset, size, first and last position
+
+    def __init__(self) -> None:
+        self._numbers = array("Q")
+
+    @property
+    def first(self) -> int | None:
+        """The first position that is indexed."""
+        return self._numbers[3] if self._numbers else None
+
+    def add(self, frame: FrameRef, first: int, last: int) -> None:
+        """A frame has these positions. They follow those that are indexed."""
+        numbers = self._numbers
+        if numbers and numbers[-5] == frame.file and numbers[-4] == frame.at:
+            numbers[-1] = last
+        else:
+            numbers.extend((*frame, first, last))
+
+    def after(self, position: int, most: int) -> list[FrameRef]:
+        """The first frames that have what follows a position, up to about so many bytes."""
+        numbers, frames, size = self._numbers, [], 0
+        for at in range(self._behind(position), len(numbers), self._WIDTH):
+            if size >= most:
+                break
+            frames.append(FrameRef(numbers[at], numbers[at + 1], numbers[at + 2]))
+            size += numbers[at + 2]
+        return frames
+
+    def trim(self, upto: int) -> None:
+        """Forgets frames whose positions are all covered."""
+        del self._numbers[: self._behind(upto)]
+
+    def _behind(self, position: int) -> int:
+        numbers, width = self._numbers, self._WIDTH
+        return bisect_right(range(len(numbers) // width), position, key=lambda at: numbers[at * width + 4]) * width
 
 
 class DiskLog:
@@ -55,11 +109,11 @@ class DiskLog:
         self.next = 1  # where the next append begins
         self.last = 0  # confirmed
         self.trimmed = 0
-        self.index = array("Q")  # rule 5; _WIDTH numbers for each frame that has records
+        self.index = FrameIndex()  # rule 5
         self._shared = shared
 
     async def seal(self, term: int) -> int:
-        """From now on nobody appends in a lower term. The last position there is."""
+        """Ends all lower terms. The last position there is."""
         if term < self.term:
             raise self._too_late(term)
         last, self.term = self.next - 1, term
@@ -96,39 +150,23 @@ class DiskLog:
                 f"Restore the partition from a newer snapshot."
             )
         while after < self.last:
-            places = self._places(after)
-            for record in await asyncio.to_thread(self._shared.records_at, self.partition, places):
+            frames = self.index.after(after, _READ)
+            if not frames:
+                raise DamageError(f"the log of partition {self.partition} has nothing behind position {after}, but {self.last} is its last")
+            for record in await asyncio.to_thread(self._shared.records_in, self.partition, frames):
                 if record.last > after:
                     if record.first > after + 1 and record.first > self.trimmed + 1:
                         raise DamageError(f"the log of partition {self.partition} has no record of position {after + 1}")
                     after = record.last
                     yield record
 
-    def _places(self, after: int) -> list[tuple[int, int, int]]:
-        """Frames that have what follows a position: file, offset, size."""
-        index = self.index
-        at = bisect_right(range(len(index) // _WIDTH), after, key=lambda i: index[i * _WIDTH + 4]) * _WIDTH
-        found: list[tuple[int, int, int]] = []
-        size = 0
-        while at < len(index) and size < _READ:
-            found.append((index[at], index[at + 1], index[at + 2]))
-            size += index[at + 2]
-            at += _WIDTH
-        if not found:
-            raise DamageError(f"the log of partition {self.partition} has nothing behind position {after}, but {self.last} is its last")
-        return found
-
-    def confirmed(self, file: int, at: int, size: int, first: int, last: int) -> None:
+    def confirmed(self, frame: FrameRef, first: int, last: int) -> None:
         """Rule 5: the thread has written positions first to last."""
-        index = self.index
-        if index and index[-5] == file and index[-4] == at:
-            index[-1] = last
-        else:
-            index.extend((file, at, size, first, last))
+        self.index.add(frame, first, last)
         self.last = last
 
     async def confirm(self, term: int) -> None:
-        """Nobody else can seal this log while the folder is locked."""
+        """No other process can seal this log while the folder is locked."""
         if term < self.term:
             raise self._too_late(term)
 
@@ -137,9 +175,7 @@ class DiskLog:
         upto = min(upto, self.last)
         if upto > self.trimmed:
             self.trimmed = upto
-            index = self.index
-            gone = bisect_right(range(len(index) // _WIDTH), upto, key=lambda i: index[i * _WIDTH + 4])
-            del index[: gone * _WIDTH]
+            self.index.trim(upto)
             await self._shared.sweep()
 
     async def close(self) -> None:
@@ -155,7 +191,7 @@ class SharedDiskLog:
         self._is_closed = False
         self._logs: dict[int, DiskLog] = {}
         self._files: dict[int, dict[int, int]] = {}  # by number: the last position of each partition in it
-        self._queue: queue.SimpleQueue[Any] = queue.SimpleQueue()
+        self._queue: queue.SimpleQueue[PendingEntry | None] = queue.SimpleQueue()
         self._loop: asyncio.AbstractEventLoop | None = None
         self._thread: threading.Thread | None = None
         self._wal = WalFiles(folder, segment_bytes, write, sync)
@@ -178,10 +214,8 @@ class SharedDiskLog:
                     self._know(entry, number, group, held, begins)
         for partition, log in self._logs.items():
             log.next = log.last + 1
-            if not log.index:
-                log.trimmed = log.last
-            elif log.index[3] > log.trimmed + 1:
-                log.trimmed = log.index[3] - 1
+            first = log.index.first
+            log.trimmed = log.last if first is None else max(log.trimmed, first - 1)
             wal.stands[partition] = (log.term, log.last)
         if not numbers:
             wal.begin_file(1, 0, {})
@@ -205,7 +239,7 @@ class SharedDiskLog:
         elif first != log.last + 1:
             self._hole(number, group.at, partition, f"position {first} comes behind {log.last}")
         else:
-            log.confirmed(number, group.at, group.size, first, last)
+            log.confirmed(FrameRef(number, group.at, group.size), first, last)
             held[partition] = last
 
     def _hole(self, number: int, at: int, partition: int, what: str) -> None:
@@ -238,7 +272,7 @@ class SharedDiskLog:
         if self._failed is not None or self._is_closed:
             future.set_exception(NotReady(f"the log in {self.folder} takes nothing any more: {self._failed or 'it is closed'}"))
         else:
-            self._queue.put((kind, log, term, first, last, data, future))
+            self._queue.put(PendingEntry(WalEntry(kind, log.partition, term, first, last, data), log, future))
         return future
 
     def _start(self) -> asyncio.AbstractEventLoop:
@@ -256,7 +290,7 @@ class SharedDiskLog:
             partitions.pop(partition, None)
         log.term = _REMOVED
         if self._failed is None and not self._is_closed:
-            self._queue.put((FORGOT, log, 0, 0, 0, b"", None))
+            self._queue.put(PendingEntry(WalEntry(FORGOT, partition, 0, 0, 0), log, None))
 
     def pressing(self) -> list[int]:
         """The partitions whose records keep the oldest files, when there are many."""
@@ -278,12 +312,12 @@ class SharedDiskLog:
         if gone:
             await asyncio.to_thread(remove_files, gone)
 
-    def records_at(self, partition: int, places: list[tuple[int, int, int]]) -> list[LogRecord]:
+    def records_in(self, partition: int, frames: list[FrameRef]) -> list[LogRecord]:
         """The records of a partition in some frames. Called in a thread."""
         found: list[LogRecord] = []
         fd, opened = -1, 0
         try:
-            for number, at, size in places:
+            for number, at, size in frames:
                 path = self._wal.path(number)
                 if number != opened:
                     if fd >= 0:
@@ -293,7 +327,7 @@ class SharedDiskLog:
                 entries = decode_group(os.pread(fd, size, at), at, str(path))
                 found.extend(decode_record(entry.data) for entry in entries if entry.kind == RECORD and entry.partition == partition)
         except FileNotFoundError as error:
-            raise DamageError(f"{error.filename} is gone: partition {partition} was trimmed while somebody read it") from error
+            raise DamageError(f"{error.filename} is gone: partition {partition} was trimmed while it was read") from error
         except OSError as error:
             raise StorageError(f"cannot read {self._wal.path(opened)}: {error.strerror or error}") from error
         finally:
@@ -301,20 +335,18 @@ class SharedDiskLog:
                 os.close(fd)
         return found
 
-    def _done(self, file: int, at: int, size: int, group: list[Any]) -> None:
-        held = self._files.get(file)
-        if held is None:
-            held = self._files[file] = {}
-        for kind, log, _, first, last, _, future in group:
-            if kind == RECORD and log.term != _REMOVED:
-                log.confirmed(file, at, size, first, last)
-                held[log.partition] = last
+    def _written(self, frame: FrameRef, group: list[PendingEntry]) -> None:
+        held = self._files.setdefault(frame.file, {})
+        for entry, log, future in group:
+            if entry.kind == RECORD and log.term != _REMOVED:
+                log.confirmed(frame, entry.first, entry.last)
+                held[log.partition] = entry.last
             if future is not None and not future.done():
                 future.set_result(None)
 
-    def _gave_up(self, why: str, group: list[Any]) -> None:
+    def _give_up(self, why: str, group: list[PendingEntry]) -> None:
         self._failed = why
-        for *_, future in group:
+        for _, _, future in group:
             if future is not None and not future.done():
                 future.set_exception(UnknownOutcome(f"the log in {self.folder} failed: {why}. The write may be there after a restart."))
 
@@ -337,25 +369,25 @@ class SharedDiskLog:
             if group:
                 if not failed:
                     try:
-                        tell: tuple[Any, ...] = (self._done, *self._wal.keep(group, self._logs), group)
-                    except Exception as error:  # whatever it is: nobody waits for ever
+                        tell: tuple[Any, ...] = (self._written, self._wal.append([pending.entry for pending in group], self._logs), group)
+                    except Exception as error:  # whatever it is: no caller waits for ever
                         failed = f"{getattr(error, 'strerror', None) or error} ({self._wal.path(self._wal.file)})"
                 if failed:
-                    tell = (self._gave_up, failed, group)
+                    tell = (self._give_up, failed, group)
                 assert self._loop is not None
                 try:
                     self._loop.call_soon_threadsafe(*tell)
-                except RuntimeError:  # the loop is closed: nobody waits for an answer
+                except RuntimeError:  # the loop is closed: no caller waits
                     return
             if is_over:
                 return
 
-    def _pending(self) -> tuple[list[Any], bool]:
-        group: list[Any] = []
+    def _pending(self) -> tuple[list[PendingEntry], bool]:
+        group: list[PendingEntry] = []
         item, size = self._queue.get(), 0
         while item is not None:
             group.append(item)
-            size += len(item[5])
+            size += len(item.entry.data)
             if size >= _GROUP:
                 return group, False
             try:
@@ -367,21 +399,6 @@ class SharedDiskLog:
 
 @dataclass(frozen=True)
 class DiskKind:
-    """See `disk`."""
-
-    segment_bytes: int = SEGMENT
-    place = "wal"
-    shared = False
-    keeps = True
-
-    def open(self, folder: Path, crash: str = "") -> SharedDiskLog:
-        return SharedDiskLog(folder, self.segment_bytes)
-
-    def describe(self) -> str:
-        return "disk"
-
-
-def disk(segment_bytes: int = SEGMENT) -> DiskKind:
     """A log on the node's own disk. A write is confirmed when it is on the disk; if the disk is lost, so is the log.
 
     >>> import asyncio, tempfile
@@ -397,4 +414,17 @@ def disk(segment_bytes: int = SEGMENT) -> DiskKind:
     >>> asyncio.run(example())
     (0, [[(b'Ka', b'1')]])
     """
-    return DiskKind(segment_bytes)
+
+    segment_bytes: int = SEGMENT
+    place = "wal"
+    shared = False
+    keeps = True
+
+    def open(self, folder: Path) -> SharedDiskLog:
+        return SharedDiskLog(folder, self.segment_bytes)
+
+    def describe(self) -> str:
+        return "disk"
+
+
+disk = DiskKind

@@ -13,7 +13,7 @@ Rules
 1. A frame begins in a sector of its own. So a write never touches a sector that holds something confirmed.
 2. One frame is under way at a time. So what a crash leaves is a part of the last frame: a beginning of it followed by zeros or by nothing; or, since a
    power cut may keep later sectors and lose earlier ones, a frame with nothing behind it that has a sector of zeros and a wrong checksum; or a lost
-   first sector, and behind it no frame that is whole. That is a torn end. Nobody was told of it, so it is dropped.
+   first sector, and behind it no frame that is whole. That is a torn end. None of it was ever confirmed, so it is dropped.
 3. Everything else that cannot be read is damage, and is named by its place. So is a torn end in a file that is not the last one.
 """
 
@@ -44,6 +44,14 @@ class WalEntry(NamedTuple):
     data: bytes = b""
 
 
+class FrameRef(NamedTuple):
+    """Where a frame is: the number of its file, its offset and its size."""
+
+    file: int
+    at: int
+    size: int
+
+
 class WalGroup(NamedTuple):
     """A frame of a file: where it is, and what is in it."""
 
@@ -61,7 +69,7 @@ def padded(size: int) -> int:
     return -(-size // SECTOR) * SECTOR
 
 
-def encode_group(entries: Iterable[WalEntry | tuple[int, int, int, int, int, bytes]]) -> bytes:
+def encode_group(entries: Iterable[WalEntry]) -> bytes:
     """One frame of entries.
 
     >>> decode_group(encode_group([WalEntry(RECORD, 7, 1, 1, 2, b"x")]), 0, "here")

@@ -1,9 +1,9 @@
-"""No log: the store is durable by itself, on a disk that somebody else takes care of.
+"""No log: the store is durable by itself, on a disk that is managed elsewhere.
 
 Rules
 1. An append is done at once. What makes a write durable is the store's `apply`, which comes right behind it.
-2. seal returns 0: the store's `applied` says where the partition is. Terms are known to this process only, so nobody else may open the store meanwhile: the
-   folder is locked.
+2. seal returns 0: the store's `applied` says where the partition is. Terms are known to this process only, so the folder is locked: no other
+   process may open the store meanwhile.
 """
 
 from __future__ import annotations
@@ -41,9 +41,8 @@ class NoLog:
 
     async def read(self, after: int) -> AsyncIterator[LogRecord]:
         """Nothing was kept."""
-        nothing: list[LogRecord] = []
-        for record in nothing:
-            yield record
+        return
+        yield
 
     def append(self, record: LogRecord) -> Awaitable[None]:
         """Done."""
@@ -58,7 +57,7 @@ class NoLog:
         return done
 
     async def confirm(self, term: int) -> None:
-        """Nobody else can seal it."""
+        """No other process can seal it."""
         self._check(term)
 
     async def trim(self, upto: int) -> None:
@@ -97,7 +96,7 @@ class SharedNoLog:
         self._logs.pop(partition, None)
 
     def pressing(self) -> list[int]:
-        """Nobody: nothing is kept."""
+        """None: nothing is kept."""
         return []
 
     async def close(self) -> None:
@@ -109,22 +108,20 @@ class SharedNoLog:
 
 @dataclass(frozen=True)
 class NoKind:
-    """See `none`."""
+    """No log, for a durable store. A write is durable when the store has applied it.
+
+    >>> none().keeps
+    False
+    """
 
     shared = False
     keeps = False
 
-    def open(self, folder: Path, crash: str = "") -> SharedNoLog:
+    def open(self, folder: Path) -> SharedNoLog:
         return SharedNoLog(folder)
 
     def describe(self) -> str:
         return "none"
 
 
-def none() -> NoKind:
-    """No log, for a durable store. A write is durable when the store has applied it.
-
-    >>> none().keeps
-    False
-    """
-    return NoKind()
+none = NoKind

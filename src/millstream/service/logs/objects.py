@@ -1,11 +1,11 @@
 """The log of objects: slots that are created if absent, in a folder that nodes share or in an object store. Another node can take over.
 
-Whoever creates slot n owns what is said at n: that is the consensus, and the storage gives it. What slots mean: `slots.py`.
+The process that creates slot n decides what is in it: that is the consensus, and the storage provides it. What slots mean: `object_slots.py`.
 
 Rules
 1. One slot at a time. While a slot is being created, further records wait, and go together into the next one. So an append is never confirmed before an
    earlier one, and none can land behind a seal that was put into the slot of an earlier one.
-2. A slot that is taken by somebody of my term or a higher one ends my ownership: Fenced. One of a lower term counts as nothing: I take the next.
+2. A slot that another process took in my term or a higher one ends my ownership: Fenced. One of a lower term counts as nothing: I take the next.
 3. A create without an answer is looked at: my bytes mean done. If nothing is there it is sent again, the same bytes to the same slot. After some attempts
    the outcome is unknown, and nothing is taken until `seal`, which settles it: it either finds the slot or takes it.
 4. confirm: all that I had appended is done, and the slot behind it is free. A seal would be there, and seals stay for ever.
@@ -21,10 +21,10 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 from millstream.errors import DamageError, Fenced, NotReady, StorageError, UnknownOutcome
-from millstream.service.logs.slots import Slot, SlotWalk, damaged_slot, decode_slot, encode_slot, slot_name
+from millstream.service.logs.object_slots import Slot, SlotWalk, damaged_slot, decode_slot, encode_slot, slot_name
 from millstream.service.messages import LIMIT, LogRecord, decode_record, encode_record
 from millstream.state.prefixed_storage import under
 from millstream.state.storage import LocalStorage, Storage, open_storage
@@ -38,6 +38,14 @@ _THREADS = 16
 
 class _Moved(Exception):
     """A slot that was listed is gone: the log was trimmed meanwhile."""
+
+
+class PendingRecord(NamedTuple):
+    """A record that waits for its slot, as it is and as bytes."""
+
+    record: LogRecord
+    data: bytes
+    future: asyncio.Future[None]
 
 
 class ObjectsLog:
@@ -57,7 +65,7 @@ class ObjectsLog:
         self._lasts: list[int] = []
         self._seals: set[int] = set()  # slots that are known to be seals
         self._position = 1  # where the next append begins
-        self._waiting: list[tuple[LogRecord, bytes, asyncio.Future[None]]] = []
+        self._waiting: list[PendingRecord] = []
         self._task: asyncio.Task[None] | None = None
         self._newest: asyncio.Future[None] | None = None  # of the last append
         self._stopped: Exception | None = NotReady(f"partition {partition} is not sealed by this process: nothing is appended before that")
@@ -218,7 +226,7 @@ class ObjectsLog:
             future.set_exception(ValueError(f"position {record.first} does not follow {self._position - 1} in partition {self.partition}"))
         else:
             self._position = record.last + 1
-            self._waiting.append((record, encode_record(record), future))
+            self._waiting.append(PendingRecord(record, encode_record(record), future))
             self._newest = future
             self.start()
         return future
@@ -242,13 +250,13 @@ class ObjectsLog:
                     await self._put(group)
                 except (Fenced, UnknownOutcome, DamageError) as error:
                     self._stop(error, group)
-                except BaseException as error:  # whatever it was: nobody waits for ever
+                except BaseException as error:  # whatever it was: no caller waits for ever
                     self._stop(UnknownOutcome(f"partition {self.partition}: {error}"), group)
                     raise
         finally:
             self._task = None
 
-    def _group(self) -> list[tuple[LogRecord, bytes, asyncio.Future[None]]]:
+    def _group(self) -> list[PendingRecord]:
         size = count = 0
         for _, data, _ in self._waiting:
             size += len(data)
@@ -258,8 +266,9 @@ class ObjectsLog:
         group, self._waiting = self._waiting[:count], self._waiting[count:]
         return group
 
-    async def _put(self, group: list[tuple[LogRecord, bytes, asyncio.Future[None]]]) -> None:
-        slot = Slot(group[0][0].term, self._shared.token, group[0][0].first, group[-1][0].last, False, [data for _, data, _ in group])
+    async def _put(self, group: list[PendingRecord]) -> None:
+        first, last = group[0].record, group[-1].record
+        slot = Slot(first.term, self._shared.token, first.first, last.last, False, [pending.data for pending in group])
         while (found := await self._create(self._next, slot)) is not slot:
             if found.term >= slot.term:
                 raise self._too_late(found.term)
@@ -269,7 +278,7 @@ class ObjectsLog:
             if not future.done():
                 future.set_result(None)
 
-    def _stop(self, error: Exception, group: list[tuple[LogRecord, bytes, asyncio.Future[None]]] | None = None) -> None:
+    def _stop(self, error: Exception, group: list[PendingRecord] | None = None) -> None:
         """Nothing is taken any more, until a seal. Those that were not sent will never be there."""
         self._stopped = error
         waiting, self._waiting = self._waiting, []
@@ -304,7 +313,7 @@ class ObjectsLog:
         return Fenced(text)
 
     async def is_free(self, number: int) -> bool:
-        """Whether nobody has taken a slot."""
+        """Whether a slot is free."""
         if self._is_local:
             return not self._storage.exists(slot_name(number))
         return not await self._shared.call(self._storage.exists, slot_name(number))
@@ -330,7 +339,7 @@ class ObjectsLog:
                             after = record.last
                             yield record
         except _Moved as gone:
-            raise DamageError(f"{gone} is gone: the log was trimmed while somebody read it. Begin with a newer snapshot.") from None
+            raise DamageError(f"{gone} is gone: the log was trimmed while it was read. Begin with a newer snapshot.") from None
 
     def _trimmed(self, after: int, first: int) -> DamageError:
         return DamageError(
@@ -339,7 +348,7 @@ class ObjectsLog:
         )
 
     async def trim(self, upto: int) -> None:
-        """Removes slots whose records are covered. Rules 3 and 4 of `slots.py`."""
+        """Removes slots whose records are covered. Rules 3 and 4 of `object_slots.py`."""
         keep = bisect_right(self._lasts, upto)
         if not keep or not self._slots:
             return
@@ -404,7 +413,7 @@ class SharedObjectsLog:
         self._logs.pop(partition, None)
 
     def pressing(self) -> list[int]:
-        """Nobody: a partition's slots are its own."""
+        """None: a partition's slots are its own."""
         return []
 
     async def close(self) -> None:
@@ -416,21 +425,6 @@ class SharedObjectsLog:
 
 @dataclass(frozen=True)
 class ObjectsKind:
-    """See `objects`."""
-
-    url: str
-    options: Mapping[str, Any] | None = field(default=None, hash=False)
-    shared = True
-    keeps = True
-
-    def open(self, folder: Path, crash: str = "") -> SharedObjectsLog:
-        return SharedObjectsLog(open_storage(self.url, dict(self.options) if self.options else None))
-
-    def describe(self) -> str:
-        return f"objects at {self.url}"
-
-
-def objects(url: str, options: Mapping[str, Any] | None = None) -> ObjectsKind:
     """A log in a folder that nodes share, or in an object store such as s3://bucket/prefix. Options go to the store's client.
 
     A write is confirmed when its object is there. Another node takes over by sealing the log in a higher term.
@@ -449,4 +443,17 @@ def objects(url: str, options: Mapping[str, Any] | None = None) -> ObjectsKind:
     >>> asyncio.run(example())
     1
     """
-    return ObjectsKind(url, options)
+
+    url: str
+    options: Mapping[str, Any] | None = field(default=None, hash=False)
+    shared = True
+    keeps = True
+
+    def open(self, folder: Path) -> SharedObjectsLog:
+        return SharedObjectsLog(open_storage(self.url, dict(self.options) if self.options else None))
+
+    def describe(self) -> str:
+        return f"objects at {self.url}"
+
+
+objects = ObjectsKind

@@ -2,7 +2,7 @@
 
 Rules
 1. A file has its name when it is whole: preallocated, with its first frame, synced. So a file without a first frame is damage.
-2. What was written and not synced is nobody's. Whoever opens the log syncs the last file, reads it from the disk and not from memory, and wipes a torn end
+2. What was written and not synced does not count. Opening the log syncs the last file, reads it from the disk and not from memory, and wipes a torn end
    before anything is appended.
 3. A sync that failed is never tried again.
 """
@@ -12,12 +12,12 @@ from __future__ import annotations
 import contextlib
 import itertools
 import os
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Protocol
 
 from millstream.errors import DamageError, StorageError
-from millstream.service.logs.frames import FORGOT, STAND, WalEntry, WalGroup, decode_file, encode_group, padded
+from millstream.service.logs.frames import FORGOT, STAND, FrameRef, WalEntry, WalGroup, decode_file, encode_group, padded
 from millstream.state.durable import lock_folder, sync_folder
 
 #: Writes all bytes at a place of a file.
@@ -90,22 +90,21 @@ class WalFiles:
             os.close(fd)
         return groups
 
-    def keep(self, group: Iterable[Any], logs: Mapping[int, Trimmed]) -> tuple[int, int, int]:
-        """Writes one frame, and syncs it: which file, where, how long."""
-        data = encode_group([(kind, log.partition, term, first, last, data) for kind, log, term, first, last, data, _ in group])
+    def append(self, entries: Sequence[WalEntry], logs: Mapping[int, Trimmed]) -> FrameRef:
+        """Writes one frame of entries, and syncs it."""
+        data = encode_group(entries)
         if self._at + len(data) > self._size:
             self.begin_file(self.file + 1, len(data), logs)
         at = self._at
         self._write(self._fd, data, at)
         self._sync(self._fd)
         self._at = at + padded(len(data))
-        stands = self.stands
-        for kind, log, term, _, last, _, _ in group:
-            if kind == FORGOT:
-                stands.pop(log.partition, None)
+        for entry in entries:
+            if entry.kind == FORGOT:
+                self.stands.pop(entry.partition, None)
             else:
-                stands[log.partition] = (term, last)
-        return self.file, at, len(data)
+                self.stands[entry.partition] = (entry.term, entry.last)
+        return FrameRef(self.file, at, len(data))
 
     def begin_file(self, number: int, room: int, logs: Mapping[int, Trimmed]) -> None:
         """A new file with room for so many bytes, which begins with where all partitions stand. Rule 1."""
@@ -133,7 +132,7 @@ class WalFiles:
         self._fd, self.file, self._at, self._size = fd, number, padded(len(data)), size
 
     def close(self) -> None:
-        """Nobody writes any more."""
+        """Closes the files and ends the lock."""
         for fd in (self._fd, self._lock):
             if fd >= 0:
                 os.close(fd)
@@ -149,7 +148,7 @@ def lock_node_folder(folder: Path, name: str) -> int:
 
 
 def remove_files(paths: list[Path]) -> None:
-    """Oldest first, each for good before the next one goes: what is left has no hole."""
+    """Removes files, oldest first, each durably before the next: what is left has no hole."""
     for path in paths:
         with contextlib.suppress(FileNotFoundError):
             path.unlink()

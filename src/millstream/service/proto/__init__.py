@@ -2,7 +2,7 @@
 
     service_pb2    generated; in git, and a test compares it with what the script makes
 
-It must not know anything else. Whoever needs gRPC gets it from here: where it is missing, that is said once.
+It must not know anything else. Modules that need gRPC import it from here, so one message says that it is missing.
 """
 
 from millstream.extras import needed

@@ -29,7 +29,7 @@ class Reason(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     CONFLICT: _ClassVar[Reason]
     STALE: _ClassVar[Reason]
     SESSION_EXPIRED: _ClassVar[Reason]
-    DENIED: _ClassVar[Reason]
+    UNAUTHENTICATED: _ClassVar[Reason]
     REFUSED: _ClassVar[Reason]
     UNKNOWN_OUTCOME: _ClassVar[Reason]
     DAMAGED: _ClassVar[Reason]
@@ -48,7 +48,7 @@ TOO_LARGE: Reason
 CONFLICT: Reason
 STALE: Reason
 SESSION_EXPIRED: Reason
-DENIED: Reason
+UNAUTHENTICATED: Reason
 REFUSED: Reason
 UNKNOWN_OUTCOME: Reason
 DAMAGED: Reason

@@ -1,11 +1,11 @@
 """Where are committed entries kept? The stores of the state service, behind one contract.
 
-    base        the contract, S1 to S4
-    memory      a dict
-    counters    a dict of numbers, for counts and sums
-    lmdb_store  one LMDB environment per node
-    cached      a fast store over a slow one, which decides
-    snapshots   a store's entries as of one position, as objects; any kind of store can be restored from them
+    store_contract  S1 to S4, which every store keeps
+    memory          a dict
+    counters        a dict of numbers, for counts and sums
+    lmdb_store      one LMDB environment per node
+    cached          a fast store over a slow one, which decides
+    snapshots       a store's entries as of one position, as objects; any kind of store can be restored from them
 
 It must not know logs, partitions or gRPC.
 """
@@ -19,7 +19,7 @@ from millstream.service.stores.counters import counters
 from millstream.service.stores.memory import memory
 
 if TYPE_CHECKING:
-    from millstream.service.stores.base import StoreKind
+    from millstream.service.stores.store_contract import StoreKind
 
 __all__ = ["cached", "counters", "lmdb", "memory"]
 
@@ -32,6 +32,6 @@ def lmdb(durable: bool = False, map_size: int = 1 << 38) -> StoreKind:
     >>> lmdb().describe()
     'lmdb'
     """
-    from millstream.service.stores.lmdb_store import lmdb as made
+    from millstream.service.stores.lmdb_store import LmdbKind
 
-    return made(durable, map_size)
+    return LmdbKind(durable, map_size)

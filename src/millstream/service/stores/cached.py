@@ -1,7 +1,7 @@
 """A fast store over a slow one: a cache on a local disk or in memory over a managed disk.
 
 Rules
-1. The slow store is written first, and decides: what it refuses nobody sees. Scans, pins and `applied` are its own.
+1. The slow store is written first, and decides: what it refuses is never seen. Scans, pins and `applied` are its own.
 2. The fast one keeps copies of values, at most so many, those asked for or written last. It may lose any of them, or all, at any moment: a copy that is
    not there is read from the slow one.
 3. Only a copy that this process has put there, and has not changed since, is served: what a fast store remembers of an earlier life is cleared. A fast
@@ -18,8 +18,8 @@ from pathlib import Path
 
 from millstream.errors import DefinitionError
 from millstream.service.messages import Change
-from millstream.service.stores.base import KeyStore, Pinned, SharedStore, StoreKind
 from millstream.service.stores.memory import memory
+from millstream.service.stores.store_contract import KeyStore, Pinned, SharedStore, StoreKind
 
 _TOGETHER = 256  # copies that are written to the fast store at once
 _log = logging.getLogger("millstream.service")

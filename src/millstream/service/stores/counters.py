@@ -17,8 +17,8 @@ from typing import Any
 
 from millstream.errors import RefusedRequest
 from millstream.service.messages import ENTRY, Change
-from millstream.service.stores.base import Pinned
 from millstream.service.stores.memory import DictPin, DictStore, SharedMemory
+from millstream.service.stores.store_contract import Pinned
 
 _PAIR = struct.Struct(">Qq")
 _SMALL = 20  # bits of a number that is kept in the short form
@@ -73,7 +73,7 @@ class CounterStore(DictStore):
             yield key, unpack_number(key, kept)
 
     def check(self, changes: Iterable[Change]) -> None:
-        """Rule 1, for whoever asks before the log has it: raises what `apply` would raise."""
+        """Rule 1, asked before the log has anything: raises what `apply` would raise."""
         for key, value in changes:
             if value is not None:
                 pack_number(key, value)
@@ -91,7 +91,13 @@ class CounterStore(DictStore):
 
 @dataclass(frozen=True)
 class CountersKind:
-    """See `counters`."""
+    """A store for numbers that fit in memory: counts, sums. A restart reads the last snapshot and the log behind it.
+
+    >>> store = counters().open(Path("unused")).of(1)
+    >>> store.apply([(b"Ktea", (1).to_bytes(8, "big") + (5).to_bytes(8, "big", signed=True))], upto=1)
+    >>> store.get(b"Ktea")[8:].hex()
+    '0000000000000005'
+    """
 
     durable = False
 
@@ -102,12 +108,4 @@ class CountersKind:
         return "counters in memory"
 
 
-def counters() -> CountersKind:
-    """A store for numbers that fit in memory: counts, sums. A restart reads the last snapshot and the log behind it.
-
-    >>> store = counters().open(Path("unused")).of(1)
-    >>> store.apply([(b"Ktea", (1).to_bytes(8, "big") + (5).to_bytes(8, "big", signed=True))], upto=1)
-    >>> store.get(b"Ktea")[8:].hex()
-    '0000000000000005'
-    """
-    return CountersKind()
+counters = CountersKind

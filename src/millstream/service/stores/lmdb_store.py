@@ -8,7 +8,7 @@
 Rules
 1. `applied` is written in the transaction of what was applied. So after kill -9 the store goes on from there.
 2. Without syncs a power cut can tear the file. So its folder is named after the boot of the host: another boot begins afresh, from snapshot and log.
-3. A pin is a read transaction. While it is open LMDB uses no page again that it can see: whoever pins for long makes the file grow.
+3. A pin is a read transaction. While it is open LMDB uses no page again that it can see: a pin that stays open makes the file grow.
 4. Gets of the thread that opened the store (the event loop's) share one read transaction; it ends with the next write, since it would keep old pages.
    Another thread may write (a restore): the owner sees that and begins anew. LMDB lets in one writer at a time.
 5. A partition without `applied` has no entries: what a removal that was killed has left of it goes when the partition is opened.
@@ -16,6 +16,7 @@ Rules
 
 from __future__ import annotations
 
+import contextlib
 import shutil
 import struct
 import threading
@@ -28,7 +29,7 @@ import lmdb as _lmdb
 
 from millstream.errors import StorageError
 from millstream.service.messages import Change
-from millstream.service.stores.base import Pinned
+from millstream.service.stores.store_contract import Pinned
 from millstream.state.longkeys import LONG, scan_entries, stored_entry, stored_key, value_of
 from millstream.state.state_cache import boot_id
 
@@ -155,41 +156,6 @@ def _delete_all(transaction: _lmdb.Transaction, prefix: bytes, limit: int | None
     return False
 
 
-class _Writing:
-    """A write transaction: all of it, or nothing and a StorageError."""
-
-    def __init__(self, shared: SharedLmdb) -> None:
-        self._shared = shared
-
-    def __enter__(self) -> _lmdb.Transaction:
-        self._shared.let_go()
-        try:
-            self._transaction = self._shared.env.begin(write=True)
-        except _lmdb.Error as error:
-            raise self._failed(error) from error
-        return self._transaction
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> None:
-        if error is None:
-            try:
-                self._transaction.commit()
-                self._shared.wrote()
-                return
-            except _lmdb.Error as failed:
-                raise self._failed(failed) from failed
-        self._transaction.abort()
-        if isinstance(error, _lmdb.Error):
-            raise self._failed(error) from error
-
-    def _failed(self, error: Exception) -> StorageError:
-        hint = (
-            "Open it with a larger map_size."
-            if isinstance(error, _lmdb.MapFullError)
-            else "Make room or repair the disk, then start again."
-        )
-        return StorageError(f"cannot write {self._shared.folder}: {error}. Nothing of it was applied. {hint}")
-
-
 class SharedLmdb:
     """The environment that the partitions of a node share. It is opened once per process, as LMDB demands."""
 
@@ -230,19 +196,20 @@ class SharedLmdb:
         reader = self._reader = self.reading()
         return reader
 
-    def let_go(self) -> None:
-        """Something is about to be written: a reader of what was before would keep its pages."""
+    @contextlib.contextmanager
+    def writing(self) -> Iterator[_lmdb.Transaction]:
+        """One change of the environment: all of it, or nothing and a StorageError."""
         if self._reader is not None and self._owner == threading.get_ident():
-            self._reader.abort()
+            self._reader.abort()  # a reader of what was before would keep its pages
             self._reader = None
-
-    def wrote(self) -> None:
-        """Something was written: readers of what was before are old."""
-        self._version += 1
-
-    def writing(self) -> _Writing:
-        """One change of the environment."""
-        return _Writing(self)
+        try:
+            with self.env.begin(write=True) as transaction:
+                yield transaction
+        except _lmdb.Error as error:
+            full = isinstance(error, _lmdb.MapFullError)
+            hint = "Open it with a larger map_size." if full else "Make room or repair the disk, then start again."
+            raise StorageError(f"cannot write {self.folder}: {error}. Nothing of it was applied. {hint}") from error
+        self._version += 1  # readers of what was before are old
 
     def clear(self, prefix: bytes) -> None:
         """Rule 5: the entries of a partition without `applied` go, in portions."""
@@ -269,7 +236,7 @@ class SharedLmdb:
         thread.start()
 
     def close(self) -> None:
-        """Closes the environment, when nobody in this process uses it any more."""
+        """Closes the environment, when its last user in this process has closed it."""
         with _OPENING:
             self._users -= 1
             if self._users:
@@ -300,7 +267,20 @@ def _folder(root: Path, durable: bool) -> Path:
 
 @dataclass(frozen=True)
 class LmdbKind:
-    """See `lmdb`."""
+    """A store on the node's disk, for more than fits in memory. After a restart it goes on where it was.
+
+    durable: what was applied is there after a power cut, so a table with it needs no log. map_size: the most bytes that it can have; it costs addresses only.
+
+    >>> import tempfile
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     shared = LmdbKind().open(Path(folder))
+    ...     shared.of(1).apply([(b"Ka", b"1")], upto=7)
+    ...     shared.close()
+    ...     again = LmdbKind().open(Path(folder))
+    ...     print(again.of(1).get(b"Ka"), again.of(1).applied)
+    ...     again.close()
+    b'1' 7
+    """
 
     durable: bool = False
     map_size: int = MAP_SIZE
@@ -316,21 +296,3 @@ class LmdbKind:
 
     def describe(self) -> str:
         return "lmdb, durable" if self.durable else "lmdb"
-
-
-def lmdb(durable: bool = False, map_size: int = MAP_SIZE) -> LmdbKind:
-    """A store on the node's disk, for more than fits in memory. After a restart it goes on where it was.
-
-    durable: what was applied is there after a power cut, so a table with it needs no log. map_size: the most bytes that it can have; it costs addresses only.
-
-    >>> import tempfile
-    >>> with tempfile.TemporaryDirectory() as folder:
-    ...     shared = lmdb().open(Path(folder))
-    ...     shared.of(1).apply([(b"Ka", b"1")], upto=7)
-    ...     shared.close()
-    ...     again = lmdb().open(Path(folder))
-    ...     print(again.of(1).get(b"Ka"), again.of(1).applied)
-    ...     again.close()
-    b'1' 7
-    """
-    return LmdbKind(durable, map_size)

@@ -1,7 +1,7 @@
 """The store in memory: a dict. What it has is gone with the process; log and snapshot bring it back.
 
 Rules
-1. The entries are one dict. Keys are sorted only where somebody scans: by first byte, so that a scan of staged rows does not sort the users' entries.
+1. The entries are one dict. Keys are sorted only where a scan needs them: by first byte, so that a scan of staged rows does not sort the users' entries.
    From then on only the keys that came or went since the last scan are put in place.
 2. A pin copies nothing. While a pin is open, `apply` notes the old value of whatever it changes in the *newest* pin; a reader of a pin asks its notes,
    those of the pins made after it, and then the dict. A pin that is closed hands its notes to the pin before it.
@@ -17,12 +17,12 @@ from pathlib import Path
 from typing import Any
 
 from millstream.service.messages import Change
-from millstream.service.stores.base import KeyStore, Pinned
+from millstream.service.stores.store_contract import KeyStore, Pinned
 
 _FEW = 64  # keys that are put in place one by one, however few there are
 _SOME = 4096  # and however many there are: each moves half of the list
 _CHUNK = 4096
-_LITTLE = 512  # of all entries, which somebody goes through beside turns
+_LITTLE = 512  # entries that `entries` gives between two turns
 
 #: Makes the bytes of a value again that is kept in another form.
 Unpack = Callable[[bytes, Any], bytes]
@@ -272,7 +272,13 @@ class SharedMemory:
 
 @dataclass(frozen=True)
 class MemoryKind:
-    """See `memory`."""
+    """A store for what fits in memory. A restart reads the last snapshot and the log behind it.
+
+    >>> store = memory().open(Path("unused")).of(1)
+    >>> store.apply([(b"Ka", b"1")], upto=7)
+    >>> store.get(b"Ka"), store.applied
+    (b'1', 7)
+    """
 
     durable = False
 
@@ -283,12 +289,4 @@ class MemoryKind:
         return "memory"
 
 
-def memory() -> MemoryKind:
-    """A store for what fits in memory. A restart reads the last snapshot and the log behind it.
-
-    >>> store = memory().open(Path("unused")).of(1)
-    >>> store.apply([(b"Ka", b"1")], upto=7)
-    >>> store.get(b"Ka"), store.applied
-    (b'1', 7)
-    """
-    return MemoryKind()
+memory = MemoryKind

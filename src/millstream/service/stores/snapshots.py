@@ -8,8 +8,8 @@ Rules
 2. Beside the turns: the event loop gets its turn after every 1,024 entries at the latest, and a part is written in a thread.
 3. A reader checks every frame and every part, so what is restored is what was saved; anything else is a DamageError that names the object and the place.
 4. To drop a snapshot its `snapshot.json` goes first.
-5. `rows` counts the rows of users. Entries that a partition keeps for itself (sessions, staged rows) may be in a snapshot too, and are no rows.
-6. Parts are called part-NUMBER. A `snapshot.json` that names others is damaged: whoever follows it must not be led elsewhere.
+5. `rows` counts the rows of users. SnapshotEntries that a partition keeps for itself (sessions, staged rows) may be in a snapshot too, and are no rows.
+6. Parts are called part-NUMBER. A `snapshot.json` that names others is damaged: a reader must not be led elsewhere.
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ import asyncio
 import contextlib
 import re
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
+from typing import Protocol
 from zlib import crc32
 
 import msgspec
 
 from millstream.errors import DamageError, StorageError
 from millstream.service.messages import ENTRY
-from millstream.service.stores.base import Pinned
 from millstream.state.framing import frame, framed_at
 from millstream.state.storage import LocalStorage, Storage
 
@@ -35,6 +35,15 @@ _BLOCK = 512  # entries of a frame at most
 _BYTES = 1 << 18  # bytes after which a frame ends, if it has fewer
 _FORMAT = 1
 _REST = 2.0  # how long others have the event loop after each block, as a multiple of what the block took
+
+
+class SnapshotEntries(Protocol):
+    """What a snapshot is made of: entries as of a position."""
+
+    @property
+    def applied(self) -> int: ...
+
+    def entries(self) -> Iterator[tuple[bytes, bytes]]: ...
 
 
 class SnapshotPart(msgspec.Struct, frozen=True):
@@ -47,14 +56,13 @@ class SnapshotPart(msgspec.Struct, frozen=True):
 
 
 class Snapshot(msgspec.Struct, frozen=True):
-    """A snapshot that is whole. bytes: of its parts. about: what whoever wrote it wanted to say."""
+    """A snapshot that is whole. bytes: of its parts."""
 
     name: str
     lsn: int
     rows: int
     bytes: int
     parts: list[SnapshotPart] = []
-    about: dict[str, str] = {}
     format: int = _FORMAT
 
 
@@ -72,9 +80,7 @@ def is_part(name: str) -> bool:
     return _PART_NAME.fullmatch(name) is not None
 
 
-async def write_snapshot(
-    pinned: Pinned, storage: Storage, name: str, *, about: Mapping[str, str] | None = None, part_bytes: int = PART
-) -> Snapshot:
+async def write_snapshot(pinned: SnapshotEntries, storage: Storage, name: str, *, part_bytes: int = PART) -> Snapshot:
     """Saves what is pinned under a name, beside the turns. The caller closes the pin. A name that has this position already is left as it is.
 
     >>> from pathlib import Path
@@ -126,7 +132,7 @@ async def write_snapshot(
         await end_block()
     if frames:
         await end_part()
-    whole = Snapshot(name, pinned.applied, rows, sum(part.bytes for part in parts), parts, dict(about or {}))
+    whole = Snapshot(name, pinned.applied, rows, sum(part.bytes for part in parts), parts)
     await asyncio.to_thread(storage.put, f"{name}/{WHOLE}", msgspec.json.format(msgspec.json.encode(whole)))
     return whole
 
@@ -209,7 +215,7 @@ def newest_snapshot(storage: Storage, prefix: str) -> Snapshot | None:
 def drop_older(storage: Storage, prefix: str, keep: str) -> list[str]:
     """Removes what is older than the snapshot `keep` under the same prefix, also what was never finished. Returns the names. Rule 4.
 
-    What has a higher position, or no position yet and a later name, is left: it is somebody else's, who is at it.
+    What has a higher position, or no position yet and a later name, is left: another owner is writing it.
     """
     newest = describe_snapshot(storage, keep)
     gone = []

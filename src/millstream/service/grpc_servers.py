@@ -1,0 +1,433 @@
+"""The gRPC servers of the two planes, each over a backend that answers its calls: a node's tables, the live state of a pipeline, or a node's control.
+
+Rules
+1. Data listens on TCP, on loopback unless told otherwise. Control listens on a unix socket that only its owner may use (0600), or on TCP with
+   certificates of clients or a cookie. It is closed to everyone else.
+2. A `ServiceError` becomes a status and an `Error` in the trailing metadata; any other error of ours is told as INTERNAL, without its insides.
+3. A call without a deadline gets the plane's, and none lasts longer than the plane allows. Scans and watches last as long as both ends like, but for what they
+   hold pinned (`limits.while_pinned`).
+4. A backend takes and gives the messages of service.proto, and raises `ServiceError`s (and `DamageError`). All calls come from one event loop; what takes
+   longer than a turn is done beside it.
+5. The handlers are a table here instead of generated code: a name, what it takes, what it gives, and whether that is a stream.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import hmac
+import logging
+import os
+import socket
+import time
+from collections.abc import AsyncIterator, Callable
+from pathlib import Path
+from typing import Any, Protocol
+
+from millstream.errors import (
+    BadNode,
+    Busy,
+    Conflict,
+    DamageError,
+    DefinitionError,
+    MillstreamError,
+    NetworkError,
+    ServiceError,
+    SessionExpired,
+    Stale,
+    Unauthenticated,
+)
+from millstream.network import Tls, check_listening, is_loopback, parse_address, written
+from millstream.service.dedup_sessions import MOST_VERSIONS
+from millstream.service.limits import CONTROL, DATA, Bucket, Limits, PinLease
+from millstream.service.proto import grpc
+from millstream.service.proto import service_pb2 as pb
+
+ERRORS = "millstream-error-bin"
+COOKIE = "millstream-cookie"
+DATA_SERVICE, CONTROL_SERVICE = "millstream.v1.Data", "millstream.v1.Control"
+
+_CODES = {
+    "BAD_NODE": grpc.StatusCode.FAILED_PRECONDITION,
+    "STALE": grpc.StatusCode.FAILED_PRECONDITION,
+    "SESSION_EXPIRED": grpc.StatusCode.FAILED_PRECONDITION,
+    "NOT_READY": grpc.StatusCode.UNAVAILABLE,
+    "UNKNOWN_OUTCOME": grpc.StatusCode.UNAVAILABLE,
+    "BUSY": grpc.StatusCode.RESOURCE_EXHAUSTED,
+    "CONFLICT": grpc.StatusCode.ABORTED,
+    "TOO_LARGE": grpc.StatusCode.INVALID_ARGUMENT,
+    "REFUSED": grpc.StatusCode.INVALID_ARGUMENT,
+    "UNAUTHENTICATED": grpc.StatusCode.UNAUTHENTICATED,
+    "FENCED": grpc.StatusCode.FAILED_PRECONDITION,
+    "DAMAGED": grpc.StatusCode.DATA_LOSS,
+}
+
+#: Rule 5: name, the request's type, the reply's type, whether replies are a stream.
+DATA_CALLS = (
+    ("Upsert", pb.UpsertRequest, pb.WriteReply, False),
+    ("Remove", pb.RemoveRequest, pb.WriteReply, False),
+    ("Get", pb.GetRequest, pb.GetReply, False),
+    ("Call", pb.CallRequest, pb.CallReply, False),
+    ("Decide", pb.DecideRequest, pb.DecideReply, False),
+    ("Scan", pb.ScanRequest, pb.ScanReply, True),
+    ("Watch", pb.WatchRequest, pb.WatchReply, True),
+    ("Route", pb.RouteRequest, pb.PartitionList, False),
+)
+CONTROL_CALLS = (
+    ("AddPartition", pb.AddPartitionRequest, pb.Partition, False),
+    ("RemovePartition", pb.RemovePartitionRequest, pb.Partition, False),
+    ("ListPartitions", pb.ListPartitionsRequest, pb.PartitionList, False),
+    ("Snapshot", pb.SnapshotRequest, pb.SnapshotReply, False),
+    ("Restore", pb.RestoreRequest, pb.RestoreReply, False),
+)
+
+_log = logging.getLogger("millstream.service")
+_process = 0  # the one that uses gRPC
+
+
+def claim_grpc() -> None:
+    """gRPC does not survive a fork: in a process that was forked from one that had used it, calls would hang for ever. So they are refused."""
+    global _process
+    _process = _process or os.getpid()
+    if _process != os.getpid():
+        raise DefinitionError(
+            f"this process was forked from process {_process}, which had used gRPC, and gRPC does not survive that. Fork before a client or node is first "
+            f"used, or begin processes anew (multiprocessing.get_context('spawn')). Spark's workers do."
+        )
+
+
+class DataBackend(Protocol):
+    """The data plane's calls."""
+
+    def tables(self) -> list[str]:
+        """The names that can be asked for; health is told by table."""
+
+    async def upsert(self, request: pb.UpsertRequest) -> pb.WriteReply: ...
+
+    async def remove(self, request: pb.RemoveRequest) -> pb.WriteReply: ...
+
+    async def get(self, request: pb.GetRequest) -> pb.GetReply: ...
+
+    async def call(self, request: pb.CallRequest) -> pb.CallReply: ...
+
+    async def decide(self, request: pb.DecideRequest) -> pb.DecideReply: ...
+
+    def scan(self, request: pb.ScanRequest) -> AsyncIterator[pb.ScanReply]: ...
+
+    def watch(self, request: pb.WatchRequest) -> AsyncIterator[pb.WatchReply]: ...
+
+    async def route(self, request: pb.RouteRequest) -> pb.PartitionList: ...
+
+    async def close(self) -> None:
+        """The process ends."""
+
+
+class ControlBackend(Protocol):
+    """The control plane's calls."""
+
+    async def add_partition(self, request: pb.AddPartitionRequest) -> pb.Partition: ...
+
+    async def remove_partition(self, request: pb.RemovePartitionRequest) -> pb.Partition: ...
+
+    async def list_partitions(self, request: pb.ListPartitionsRequest) -> pb.PartitionList: ...
+
+    async def snapshot(self, request: pb.SnapshotRequest) -> pb.SnapshotReply: ...
+
+    async def restore(self, request: pb.RestoreRequest) -> pb.RestoreReply: ...
+
+
+class GrpcServer:
+    """One gRPC server. `address` is where it listens, once it is started."""
+
+    service: str
+    calls: tuple[tuple[str, Any, Any, bool], ...]
+    default_limits: Limits
+
+    def __init__(
+        self,
+        backend: Any,
+        address: str,
+        *,
+        tls: Tls | None = None,
+        cookie: str = "",
+        limits: Limits | None = None,
+        force: bool = False,
+    ) -> None:
+        self._backend = backend
+        self.address = address
+        limits = limits or self.default_limits
+        self._limits = limits
+        self._tls = tls
+        self._cookie = cookie.encode()
+        self._bucket = Bucket(limits.rate, limits.burst)
+        self._server: Any = None
+        self._health: Any = None
+        self._force = force
+        self._socket: Path | None = None
+        self._under_way = self._streams = 0  # calls; gRPC's own limit costs a tenth of a call
+
+    async def start(self) -> None:
+        """Listens."""
+        claim_grpc()
+        options = [
+            ("grpc.max_receive_message_length", self._limits.message),
+            ("grpc.max_send_message_length", 2 * self._limits.message),
+            ("grpc.so_reuseport", 0),
+            ("grpc.server_handshake_timeout_ms", 5000),
+            ("grpc.keepalive_time_ms", 20_000),
+            ("grpc.http2.min_ping_interval_without_data_ms", 5000),
+            ("grpc.max_metadata_size", 8 << 10),
+        ]
+        self._server = grpc.aio.server(options=options)
+        self._add_handlers()
+        self._add_health()
+        self._listen()
+        await self._server.start()
+
+    async def stop(self, grace: float = 1.0) -> None:
+        """Takes no more calls, and ends those under way after `grace` seconds."""
+        if self._server is not None:
+            with contextlib.suppress(Exception):
+                await self._health.enter_graceful_shutdown()
+            await self._server.stop(grace)
+            self._server = None
+        if self._socket is not None and self._socket.is_socket():
+            self._socket.unlink(missing_ok=True)
+
+    async def say_health(self, name: str, is_well: bool) -> None:
+        """What the standard health service says of a name (a table, or "" for the whole)."""
+        from grpc_health.v1 import health_pb2
+
+        await self._health.set(name, health_pb2.HealthCheckResponse.SERVING if is_well else health_pb2.HealthCheckResponse.NOT_SERVING)
+
+    def _listen(self) -> None:
+        if self.address.startswith("unix:"):
+            self._listen_on_socket(Path(self.address.removeprefix("unix:")))
+            return
+        host, port = parse_address(self.address)
+        self._check_host(host)
+        credentials = _server_credentials(self._tls)
+        try:
+            if credentials is None:
+                bound = self._server.add_insecure_port(written(host, port))
+            else:
+                bound = self._server.add_secure_port(written(host, port), credentials)
+        except RuntimeError as error:
+            raise NetworkError(
+                f"cannot listen on {written(host, port)}: stop what listens there, or choose an address of this machine and a port that is free."
+            ) from error
+        self.address = written(host, bound)
+
+    def _listen_on_socket(self, path: Path) -> None:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        if len(os.fsencode(path.absolute())) > 100:
+            raise NetworkError(
+                f"the path of a unix socket may have 100 bytes, and {path.absolute()} has more: choose a shorter one (--control unix:PATH)"
+            )
+        _clear_socket(path)
+        before = os.umask(0o177)
+        try:
+            self._server.add_insecure_port(f"unix:{path}")
+        except RuntimeError as error:
+            raise NetworkError(f"cannot listen on {self.address}: {error}") from error
+        finally:
+            os.umask(before)
+        path.chmod(0o600)
+        self._socket = path
+
+    def _check_host(self, host: str) -> None:
+        raise NotImplementedError
+
+    def _add_health(self) -> None:
+        from grpc_health.v1 import health, health_pb2_grpc
+
+        self._health = health.aio.HealthServicer()
+        health_pb2_grpc.add_HealthServicer_to_server(self._health, self._server)
+
+    def _add_handlers(self) -> None:
+        table = {}
+        for name, takes, gives, is_stream in self.calls:
+            method = getattr(self._backend, _snake(name))
+            make = grpc.unary_stream_rpc_method_handler if is_stream else grpc.unary_unary_rpc_method_handler
+            behaviour = self._streaming(method, name) if is_stream else self._unary(method, name)
+            table[name] = make(behaviour, request_deserializer=takes.FromString, response_serializer=gives.SerializeToString)
+        self._server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(self.service, table),))
+
+    def _unary(self, method: Callable[[Any], Any], name: str) -> Callable[[Any, Any], Any]:
+        longest, deadline = self._limits.longest, self._limits.deadline
+        most, admit = self._limits.at_once or 1 << 62, self._admit if self._cookie or self._limits.rate else None
+
+        async def handle(request: Any, context: Any) -> Any:
+            self._under_way += 1
+            try:
+                if self._under_way > most:
+                    raise Busy(f"{most:,} calls are under way already", 0.05)
+                if admit is not None:
+                    admit(context)
+                left = context.time_remaining()
+                if left is not None and left <= longest:
+                    return await method(request)
+                return await asyncio.wait_for(method(request), deadline if left is None else longest)
+            except grpc.aio.AbortError:
+                raise
+            except Exception as error:
+                await _fail(context, error, name)
+            finally:
+                self._under_way -= 1
+
+        return handle
+
+    def _streaming(self, method: Callable[[Any], AsyncIterator[Any]], name: str) -> Callable[[Any, Any], Any]:
+        async def handle(request: Any, context: Any) -> None:
+            replies, lease = None, PinLease()
+            self._streams += 1
+            try:
+                if self._streams > (self._limits.at_once or 1 << 62):
+                    raise Busy(f"{self._limits.at_once:,} scans and watches are under way already", 1.0)
+                self._admit(context)
+                replies = method(request)
+                async for reply in replies:
+                    if lease.is_held:
+                        await _write_in_time(context, reply, replies, lease)
+                    else:
+                        await context.write(reply)
+            except grpc.aio.AbortError:
+                raise
+            except Exception as error:
+                await _fail(context, error, name)
+            finally:
+                self._streams -= 1
+                if replies is not None and hasattr(replies, "aclose"):
+                    await replies.aclose()
+
+        return handle
+
+    def _admit(self, context: Any) -> None:
+        if self._cookie:
+            said = next((value for key, value in context.invocation_metadata() or () if key == COOKIE), "")
+            if not hmac.compare_digest(said.encode() if isinstance(said, str) else said, self._cookie):
+                raise Unauthenticated(f"the cookie is missing or wrong: send it as metadata {COOKIE!r} with every call")
+        if self._limits.rate:
+            self._bucket.take(time.monotonic())
+
+
+def _clear_socket(path: Path) -> None:
+    """Removes a socket without a listener, which a killed process has left; and nothing else."""
+    if not os.path.lexists(path):
+        return
+    if not path.is_socket() or path.is_symlink():
+        raise NetworkError(f"{path} is there, and is no socket: choose another path (--control unix:PATH), or remove it")
+    with socket.socket(socket.AF_UNIX) as probe:
+        try:
+            probe.connect(os.fspath(path))
+        except ConnectionRefusedError:
+            path.unlink(missing_ok=True)
+            return
+        except OSError as error:
+            raise NetworkError(f"it cannot be told whether a process listens on {path}: {error}") from error
+    raise NetworkError(f"a process listens on {path}: stop it, or choose another path (--control unix:PATH)")
+
+
+class DataPlane(GrpcServer):
+    """`Data`, over a `DataBackend`."""
+
+    service, calls, default_limits = DATA_SERVICE, DATA_CALLS, DATA
+
+    async def start(self) -> None:
+        await super().start()
+        for table in ("", *self._backend.tables()):
+            await self.say_health(table, True)
+
+    def _check_host(self, host: str) -> None:
+        check_listening(host, self._cookie.decode() or ("certificates" if self._tls is not None and self._tls.ca else ""), self._force)
+
+
+class ControlPlane(GrpcServer):
+    """`Control`, over a `ControlBackend`, with reflection."""
+
+    service, calls, default_limits = CONTROL_SERVICE, CONTROL_CALLS, CONTROL
+
+    def _check_host(self, host: str) -> None:
+        if not self._cookie and not (self._tls is not None and self._tls.ca):
+            where = "other machines" if not is_loopback(host) else "every user of this machine"
+            raise DefinitionError(
+                f"the control plane on {host} would be open to {where}. Use a unix socket (unix:PATH), client certificates (--control-tls-ca), "
+                f"or a cookie (MILLSTREAM_CONTROL_COOKIE)."
+            )
+
+    def _add_handlers(self) -> None:
+        from grpc_reflection.v1alpha import reflection
+
+        super()._add_handlers()
+        names = (CONTROL_SERVICE, DATA_SERVICE, "grpc.health.v1.Health", reflection.SERVICE_NAME)
+        reflection.enable_server_reflection(names, self._server)
+
+
+async def _write_in_time(context: Any, reply: Any, replies: Any, lease: PinLease) -> None:
+    """Writes a reply that comes out of what is pinned. If its peer does not take it in time the pin is let go, and the peer is told, whenever it reads on."""
+    writing = asyncio.ensure_future(context.write(reply))
+    try:
+        await asyncio.wait([writing, lease.over], return_when=asyncio.FIRST_COMPLETED)
+        if lease.over.done():
+            await replies.aclose()
+            await writing
+            raise Stale("this was not read in time, and what it is of is not kept for longer: ask for less at once, or read faster")
+        await writing
+    finally:
+        writing.cancel()
+
+
+async def _fail(context: Any, error: Exception, name: str) -> None:
+    """Rule 2. An error that is not ours is in the node's log."""
+    if not isinstance(error, (MillstreamError, asyncio.TimeoutError)):
+        _log.error("%s failed", name, exc_info=error)
+    details = pb.Error(text=str(error)[:4096])
+    if isinstance(error, ServiceError):
+        details.reason, details.counted = pb.Reason.Value(error.reason), error.counted
+    elif isinstance(error, DamageError):
+        details.reason = pb.DAMAGED
+    elif isinstance(error, asyncio.TimeoutError):
+        details.reason = pb.NOT_READY
+        details.text = "no answer in time. A write may have been done: the same session and seq ask what became of it"
+    elif isinstance(error, MillstreamError):
+        details.reason = pb.NOT_READY
+    else:
+        details.text = f"internal error ({type(error).__name__}); the server's log says more"
+    if isinstance(error, BadNode):
+        details.owners.extend(error.owners)
+    elif isinstance(error, Busy):
+        details.retry_after_ms = max(1, int(error.retry_after * 1000))
+    elif isinstance(error, Conflict):
+        details.versions.extend(error.versions[:MOST_VERSIONS])
+    elif isinstance(error, SessionExpired):
+        details.versions.append(error.known_after)
+    code = _CODES.get(pb.Reason.Name(details.reason), grpc.StatusCode.INTERNAL)
+    if isinstance(error, asyncio.TimeoutError):
+        code = grpc.StatusCode.DEADLINE_EXCEEDED
+    await context.abort(code, details.text[:1024], trailing_metadata=((ERRORS, details.SerializeToString()),))
+
+
+def _server_credentials(tls: Tls | None) -> Any:
+    if tls is None:
+        return None
+    if tls.cert is None:
+        raise DefinitionError("TLS on the side that listens needs a certificate: say cert= and key=")
+    ca, cert, key = read_tls(tls)
+    return grpc.ssl_server_credentials([(key or cert, cert)], root_certificates=ca, require_client_auth=ca is not None)
+
+
+def read_tls(tls: Tls) -> list[bytes | None]:
+    """The CA, the certificate and the key, as far as they are given."""
+    try:
+        return [None if path is None else Path(path).read_bytes() for path in (tls.ca, tls.cert, tls.key)]
+    except OSError as error:
+        raise DefinitionError(f"the CA {tls.ca}, the certificate {tls.cert} or its key cannot be read: {error}") from error
+
+
+def _snake(name: str) -> str:
+    """The method of a backend for a call.
+
+    >>> _snake("AddPartition")
+    'add_partition'
+    """
+    return "".join(f"_{letter.lower()}" if letter.isupper() and at else letter.lower() for at, letter in enumerate(name))

@@ -1,0 +1,259 @@
+"""The live state of a pipeline behind the data plane: a `DataBackend` over one checkpoint.
+
+Rules
+1. A table is a computation: its name, or `pipeline/computation`. Live state is read only.
+2. Every answer is of one epoch, over all keys and shards, and says which: `epoch` (and `lsn`), the computation's low watermark in it, and its age.
+3. The age of an answer is the time since its epoch was last known to be the newest committed one. So while nothing is committed, because the
+   driver is idle, is restarted or is gone, the newest epoch stays young: nothing newer exists. It grows when the checkpoint cannot be read, or is damaged, or
+   this server falls behind. When an epoch was committed, by its driver's clock, says the part "epochs" of a scan.
+4. LINEARIZABLE looks for a newer epoch first. SESSION waits for `seen`. BOUNDED takes what is here, and if that is too old, looks; what is still too
+   old is `Stale`. AS_OF takes a pinned epoch, or says which there are.
+5. `complete_to` waits until the computation's low watermark is there, and never answers early. The caller sets the deadline.
+6. The newest good epoch is served while the checkpoint is away or damaged; only who must be sure is told.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import time
+from collections.abc import AsyncIterator
+from typing import Any, NoReturn
+
+import msgspec
+
+from millstream.errors import MillstreamError, NotReady, RefusedRequest, Stale, TooLarge
+from millstream.service.limits import while_pinned
+from millstream.service.live import row_formats
+from millstream.service.live.epochs import KEEP, PinnedEpoch, PinnedEpochs
+from millstream.service.live.history import LIMIT, ChangeHistory
+from millstream.service.live.paging import LARGEST, Pager
+from millstream.service.live.tailer import ManifestTailer, TailerThread, as_service_error
+from millstream.service.live.watch import Watch, version_of
+from millstream.service.proto import service_pb2 as pb
+from millstream.service.range_map import LIVE
+from millstream.state.manifest import ManifestLog
+from millstream.state.storage import Storage, open_storage
+
+_WHOLE = 1  # the number of the one partition that a table of live state is, and its term
+_UINT32 = 2**32 - 1
+
+
+class LiveBackend:
+    """The live state of a checkpoint. checkpoint: a folder, a URL, or a storage. cache_folder: a folder for the copies that answer.
+
+    keep: how many epochs are pinned. buffer: bytes of changes that are kept for those who watch.
+
+    >>> LiveBackend("nowhere").tables()
+    []
+    """
+
+    def __init__(
+        self,
+        checkpoint: str | os.PathLike[str] | Storage,
+        *,
+        storage_options: dict[str, Any] | None = None,
+        cache_folder: str | os.PathLike[str] | None = None,
+        keep: int = KEEP,
+        buffer: int = LIMIT,
+    ) -> None:
+        storage = open_storage(checkpoint, storage_options) if isinstance(checkpoint, (str, os.PathLike)) else checkpoint
+        self.address = ""  # where clients reach it, once it is served
+        self.log = ManifestLog(storage)
+        self.epochs = PinnedEpochs(None if cache_folder is None else os.fspath(cache_folder), keep=keep)
+        self.history = ChangeHistory(buffer)
+        self.tailer_thread = TailerThread(ManifestTailer(self.log, self.epochs, self.history))
+
+    async def start(self) -> None:
+        """Begins to follow the checkpoint, which need not be there yet."""
+        self.tailer_thread.start()
+
+    async def close(self) -> None:
+        await self.tailer_thread.stop()
+
+    # --- what is asked
+
+    def tables(self) -> list[str]:
+        newest = self.epochs.newest
+        return [] if newest is None else [name for name, state in sorted(newest.manifest.computations.items()) if not state.hidden]
+
+    async def get(self, request: pb.GetRequest) -> pb.GetReply:
+        as_json = request.header.form == pb.JSON
+        with await self.snapshot(request.header) as snapshot:
+            name = self.computation(snapshot, request.header.table)
+            if as_json:
+                found = await asyncio.to_thread(lambda: [row_formats.lookup(snapshot, name, key, True) for key in request.keys])
+            else:
+                found = [row_formats.read_row(snapshot, name, key) for key in request.keys]
+            size = sum(len(value) for value in found if value is not None)
+            if size > LARGEST:
+                raise TooLarge(
+                    f"the values of these {len(found)} keys have {size:,} bytes, and an answer at most {LARGEST:,}. Ask for fewer, or scan."
+                )
+            version = version_of(snapshot.epoch)
+            versions = [0 if value is None else version for value in found]
+            return pb.GetReply(at=self.position(snapshot, name), values=[value or b"" for value in found], versions=versions)
+
+    async def scan(self, request: pb.ScanRequest) -> AsyncIterator[pb.ScanReply]:
+        as_json = request.header.form == pb.JSON
+        if request.part == "epochs":
+            yield self._pinned()
+            return
+        with await self.snapshot(request.header) as snapshot, while_pinned():
+            name = self.computation(snapshot, request.header.table)
+            at, version = self.position(snapshot, name), version_of(snapshot.epoch)
+            readable = as_json and not (
+                request.keys_only and not snapshot.computation(name).kind
+            )  # a relation shows fewer rows than it keeps
+            found = row_formats.scan_part(snapshot, name, request.part, request.start, request.end, request.prefix, readable)
+            none = True
+            async for keys, values in Pager(found, in_thread=as_json, limit=request.limit):
+                none = False
+                yield pb.ScanReply(at=at, keys=keys, values=[] if request.keys_only else values, versions=[version] * len(keys))
+            if none:
+                yield pb.ScanReply(at=at)
+
+    def watch(self, request: pb.WatchRequest) -> AsyncIterator[pb.WatchReply]:
+        return Watch(self, request).replies()
+
+    async def upsert(self, request: pb.UpsertRequest) -> pb.WriteReply:
+        self._refuse(request.header)
+
+    async def remove(self, request: pb.RemoveRequest) -> pb.WriteReply:
+        self._refuse(request.header)
+
+    async def call(self, request: pb.CallRequest) -> pb.CallReply:
+        self._refuse(request.header)
+
+    async def decide(self, request: pb.DecideRequest) -> pb.DecideReply:
+        self._refuse(request.header)
+
+    async def route(self, request: pb.RouteRequest) -> pb.PartitionList:
+        """A table of live state is one partition, wherever it is asked."""
+        with self._newest() as snapshot:
+            self.computation(snapshot, request.table)
+            one = pb.Partition(
+                id=_WHOLE, table=request.table, term=_WHOLE, primary=self.address, state="serving", lsn=snapshot.epoch, point=LIVE
+            )
+        return pb.PartitionList(partitions=[one], version=1)
+
+    def _refuse(self, header: pb.Header) -> NoReturn:
+        raise RefusedRequest(f"{header.table!r}: the live state of a pipeline is read only. Send records to the pipeline instead.")
+
+    # --- which epoch answers
+
+    async def snapshot(self, header: pb.Header) -> PinnedEpoch:
+        """The epoch that answers, taken: the caller closes it."""
+        if header.HasField("as_of") or header.level == pb.AS_OF:
+            found = await self._as_of(header)
+        else:
+            if header.level == pb.LINEARIZABLE:
+                await self.tailer_thread.catch_up()
+            elif header.level == pb.SESSION:
+                await self._seen(header.seen)
+            elif header.level == pb.BOUNDED:
+                await self._young(header.max_age_ms)
+            found = self._newest()
+        if not header.HasField("complete_to"):
+            return found
+        return await self._complete(found, header)
+
+    def computation(self, snapshot: PinnedEpoch, table: str) -> str:
+        """The computation that a table is, rule 1."""
+        if table in snapshot.manifest.computations:
+            return table
+        pipeline, slash, name = table.partition("/")
+        if slash and pipeline == self.tailer_thread.tailer.pipeline and name in snapshot.manifest.computations:
+            return name
+        known = ", ".join(self.tables()) or "none"
+        raise RefusedRequest(
+            f"pipeline {self.tailer_thread.tailer.pipeline!r} has no computation called {table!r} in epoch {snapshot.epoch}. It has: {known}."
+        )
+
+    def position(self, snapshot: PinnedEpoch, name: str, epoch: int | None = None, low_watermark: int | None = None) -> pb.Position:
+        """Rules 2 and 3."""
+        number = snapshot.epoch if epoch is None else epoch
+        low = snapshot.computation(name).low_watermark if low_watermark is None else low_watermark
+        age = min(_UINT32, int(snapshot.age(time.monotonic()) * 1000))
+        return pb.Position(partition=_WHOLE, term=_WHOLE, lsn=number, epoch=number, low_watermark=low, age_ms=age)
+
+    def _newest(self) -> PinnedEpoch:
+        found = self.epochs.take()
+        if found is None:
+            trouble = self.tailer_thread.trouble
+            raise NotReady(f"{self.log.storage.url} is being read for the first time.") if trouble is None else as_service_error(trouble)
+        return found
+
+    async def _as_of(self, header: pb.Header) -> PinnedEpoch:
+        if not header.HasField("as_of"):
+            raise RefusedRequest("the level AS_OF needs an epoch: set as_of")
+        newest = self.epochs.newest
+        if newest is None or newest.epoch < header.as_of:
+            await self.tailer_thread.catch_up()
+        found = self.epochs.take(header.as_of)
+        if found is None:
+            pinned = ", ".join(map(str, self.epochs.pinned))
+            raise Stale(f"epoch {header.as_of} is not pinned here. Pinned are the epochs {pinned}.")
+        return found
+
+    async def _seen(self, epoch: int) -> None:
+        while (newest := self.epochs.newest) is None or newest.epoch < epoch:
+            await self.tailer_thread.catch_up()
+            newest = self.epochs.newest
+            if newest is None or newest.epoch < epoch:
+                await self.tailer_thread.changed()
+
+    async def _young(self, max_age_ms: int) -> None:
+        if self._is_older(max_age_ms):
+            with contextlib.suppress(MillstreamError):
+                await self.tailer_thread.catch_up()
+            newest = self.epochs.newest
+            if newest is not None and self._is_older(max_age_ms):
+                age = int(newest.age(time.monotonic()) * 1000)
+                why = f" {self.tailer_thread.trouble}" if self.tailer_thread.trouble is not None else ""
+                raise Stale(
+                    f"epoch {newest.epoch} was last known to be the newest {age:,} ms ago, and at most {max_age_ms:,} are wanted.{why}"
+                )
+
+    def _is_older(self, max_age_ms: int) -> bool:
+        newest = self.epochs.newest
+        return newest is None or int(newest.age(time.monotonic()) * 1000) > max_age_ms
+
+    async def _complete(self, found: PinnedEpoch, header: pb.Header) -> PinnedEpoch:
+        """Rule 5."""
+        while True:
+            try:
+                low = found.computation(self.computation(found, header.table)).low_watermark
+            except BaseException:
+                found.close()
+                raise
+            if low >= header.complete_to:
+                return found
+            epoch = found.epoch
+            found.close()
+            if header.HasField("as_of"):
+                raise Stale(
+                    f"epoch {epoch} is complete to {low} only, and {header.complete_to} is wanted. It will not change: ask without as_of."
+                )
+            newest = self.epochs.newest
+            if newest is None or newest.epoch == epoch:
+                if self.tailer_thread.trouble is not None:
+                    raise as_service_error(self.tailer_thread.trouble)
+                await self.tailer_thread.changed()
+            found = self._newest()
+
+    def _pinned(self) -> pb.ScanReply:
+        """The pinned epochs: when each was committed, by its driver's clock, and how far event time was."""
+        keys, values = [], []
+        for epoch in self.epochs.pinned:
+            pin = self.epochs.take(epoch)
+            if pin is not None:
+                with pin:
+                    low = {name: state.low_watermark for name, state in pin.manifest.computations.items() if not state.hidden}
+                    said = {"epoch": epoch, "now": pin.manifest.now, "run": pin.manifest.token, "low_watermarks": low}
+                keys.append(str(epoch).encode())
+                values.append(msgspec.json.encode(said))
+        newest = self.epochs.newest
+        at = pb.Position() if newest is None else pb.Position(lsn=newest.epoch, epoch=newest.epoch)
+        return pb.ScanReply(at=at, keys=keys, values=values)

@@ -1,0 +1,148 @@
+"""The desired state: which partitions there are to be, on which nodes; and how it is changed.
+
+Rules
+1. It changes by compare-and-set: a change is made to a version that its author has read, and makes the next one, or nothing. So no two changes can
+   together do what each of them alone may not: ranges of a table never overlap.
+2. Ids are given out once. A partition that is removed does not come back under its id.
+3. A partition moves by a higher term, never by the same.
+4. A node's name belongs to the folder that took it first: two nodes under one name would each believe that the partitions are theirs.
+"""
+
+from __future__ import annotations
+
+from functools import cached_property
+from typing import Protocol
+
+import msgspec
+
+from millstream.errors import RefusedRequest
+from millstream.service.messages import Descriptor
+from millstream.service.range_map import RangeMaps
+
+
+class NodeEntry(msgspec.Struct, frozen=True):
+    """A node: its name, where its data plane listens, and the identity of its folder."""
+
+    name: str
+    address: str
+    identity: str
+
+
+class PartitionsAdded(msgspec.Struct, frozen=True, tag="added"):
+    """Partitions are to be: one, or all of a new table at once."""
+
+    partitions: list[Descriptor]
+
+
+class PartitionRemoved(msgspec.Struct, frozen=True, tag="removed"):
+    """A partition is to be no more."""
+
+    id: int
+
+
+class PartitionMoved(msgspec.Struct, frozen=True, tag="moved"):
+    """A partition is to be served by another node, in a higher term."""
+
+    id: int
+    node: str
+    term: int
+
+
+class NodeJoined(msgspec.Struct, frozen=True, tag="node"):
+    """A node is there, or listens somewhere else. instead: it takes the name of a folder that is lost."""
+
+    node: NodeEntry
+    instead: bool = False
+
+
+RegistryChange = PartitionsAdded | PartitionRemoved | PartitionMoved | NodeJoined
+
+
+class Desired(msgspec.Struct, dict=True):
+    """What is desired, as of a version."""
+
+    version: int = 0
+    next_id: int = 1
+    partitions: dict[int, Descriptor] = {}
+    nodes: dict[str, NodeEntry] = {}
+    tables: dict[str, int] = {}  # those that ever had a partition, and the version in which it came
+
+    @cached_property
+    def _ranges(self) -> RangeMaps[Descriptor]:
+        found: RangeMaps[Descriptor] = RangeMaps()
+        found.become(self.partitions)
+        return found
+
+    def of_table(self, table: str) -> list[Descriptor]:
+        """The partitions of a table, in the order of their points."""
+        return sorted((one for one in self.partitions.values() if one.table == table), key=lambda one: one.start)
+
+    def check(self, change: RegistryChange) -> None:
+        """Rules 1 to 4: raises if the change may not be made to this version."""
+        if isinstance(change, PartitionsAdded):
+            coming: RangeMaps[Descriptor] = RangeMaps()
+            free = self.next_id
+            for new in change.partitions:
+                self._check_new(new, free)
+                for other in (*self._ranges.of(new.table).overlapping(new), *coming.of(new.table).overlapping(new)):
+                    raise RefusedRequest(
+                        f"partition {other.id} of table {other.table!r} has points of that range already (it has {_range(other)}): remove it first, "
+                        f"or choose another range"
+                    )
+                coming.add(new)
+                free = new.id + 1
+        elif isinstance(change, (PartitionRemoved, PartitionMoved)):
+            found = self.partitions.get(change.id)
+            if found is None:
+                raise RefusedRequest(f"there is no partition {change.id}")
+            if isinstance(change, PartitionMoved) and change.term <= found.term:
+                raise RefusedRequest(f"partition {change.id} is at term {found.term} already")
+        else:
+            known = self.nodes.get(change.node.name)
+            if known is not None and known.identity != change.node.identity and not change.instead:
+                raise RefusedRequest(
+                    f"a node called {change.node.name!r} is known already, with another folder (it listens on {known.address}). Give this one a name of its "
+                    f"own (--node), or if the other is lost, take its place (--take-over {change.node.name})."
+                )
+
+    @staticmethod
+    def _check_new(new: Descriptor, free: int) -> None:
+        if new.id < free:
+            raise RefusedRequest(f"id {new.id} was given out before: leave it out, or use {free} or more")
+        if new.end and new.start >= new.end:
+            raise RefusedRequest(f"the range from {new.start!r} to {new.end!r} is empty")
+
+    def apply(self, change: RegistryChange) -> None:
+        """Makes it the next version."""
+        if isinstance(change, PartitionsAdded):
+            for new in change.partitions:
+                self._ranges.add(new)
+                self.partitions[new.id] = new
+                self.next_id = new.id + 1
+                self.tables.setdefault(new.table, self.version + 1)
+        elif isinstance(change, PartitionRemoved):
+            self._ranges.remove(change.id)
+            del self.partitions[change.id]
+        elif isinstance(change, PartitionMoved):
+            found = self.partitions[change.id]
+            self.partitions[change.id] = msgspec.structs.replace(found, node=change.node, term=change.term)
+        else:
+            self.nodes[change.node.name] = change.node
+        self.version += 1
+
+
+class Registry(Protocol):
+    """Where the desired state is kept. Calls may wait for a disk or a network: they are made in a thread."""
+
+    def read(self) -> Desired:
+        """The newest version."""
+
+    def change(self, change: RegistryChange, version: int) -> bool:
+        """Makes a change to a version that was read; False if it is not the newest any more. Raises RefusedRequest if it may not be made."""
+
+    def describe(self) -> str:
+        """For people."""
+
+
+def _range(one: Descriptor) -> str:
+    return f"{one.start!r} to {one.end!r}" if one.end else f"{one.start!r} and all behind it"

@@ -1,0 +1,188 @@
+"""How a partition's entries are saved and brought back: snapshots beside its log, snapshots for operators, and restores.
+
+Rules
+1. A snapshot beside the log (`home`) covers the log up to its position, so the log may be trimmed there. It is whole before anything is trimmed.
+2. A store that is behind the newest snapshot of its home begins with that snapshot; then comes the log.
+3. A restore lies beside the log under a name of its own first; then the log decides, with a record that names it; then it is seen. Killed in between, a
+   partition comes back as it was before, or restored; never half, and never seen and then gone. An owner that was replaced meanwhile has restored nothing.
+   It goes when a snapshot covers its record.
+4. Operators' snapshots lie below the node's backups folder, or under the URL of an object store. No other folder of the machine is written to, least of all
+   the node's own, whose snapshots a partition would begin with. What is there already is not written over, but for the rest of a snapshot that was not
+   finished. What a node has kept itself (`snapshots/`, `trash/`) may be restored.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import secrets
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+from millstream.errors import DefinitionError, MillstreamError, RefusedRequest
+from millstream.service.messages import ENTRY
+from millstream.service.partition import Partition
+from millstream.service.recovery import RestoreReader
+from millstream.service.stores.snapshots import (
+    WHOLE,
+    Snapshot,
+    drop_older,
+    drop_snapshot,
+    is_part,
+    newest_snapshot,
+    read_snapshot,
+    write_snapshot,
+)
+from millstream.service.stores.store_contract import KeyStore
+from millstream.state.storage import LocalStorage, Storage, open_storage
+
+_log = logging.getLogger("millstream.service")
+
+
+class UserEntries(NamedTuple):
+    """Users' entries as of a position, without those that the partition keeps for itself. Implements `SnapshotEntries`."""
+
+    all: Iterable[tuple[bytes, bytes]]
+    applied: int
+
+    def entries(self) -> Iterator[tuple[bytes, bytes]]:
+        return (entry for entry in self.all if entry[0][:1] == ENTRY)
+
+
+def folder_of(partition: int) -> str:
+    """Where the snapshots of a partition lie in its home."""
+    return f"snapshots/{partition}"
+
+
+def name_of(partition: int, lsn: int) -> str:
+    """A snapshot's name in the home."""
+    return f"{folder_of(partition)}/{lsn:020d}"
+
+
+def load_newest_snapshot(store: KeyStore, home: Storage, partition: int) -> None:
+    """Rule 2."""
+    found = newest_snapshot(home, folder_of(partition))
+    if found is not None and found.lsn > store.applied:
+        about, entries = read_snapshot(home, found.name)
+        store.replace(entries, about.lsn)
+
+
+def restore_name(partition: int, name: str) -> str:
+    """Where a restore lies in the home."""
+    return f"restores/{partition}/{name}"
+
+
+def restore_reader(home: Storage, partition: int) -> RestoreReader:
+    """Gives the entries of a restore that lies in a home."""
+    return lambda name: list(read_snapshot(home, restore_name(partition, name))[1])
+
+
+async def save(partition: Partition, home: Storage) -> None:
+    """Rule 1."""
+    id, before, restores = partition.descriptor.id, partition.unsaved, list(partition.restores)
+    with contextlib.closing(partition.store.pin()) as pinned:
+        saved = await write_snapshot(pinned, home, name_of(id, pinned.applied))
+    await partition.log.trim(saved.lsn)
+    await asyncio.to_thread(drop_older, home, folder_of(id), saved.name)
+    partition.unsaved = max(0, partition.unsaved - before)
+    for name in restores:
+        await asyncio.to_thread(drop_snapshot, home, restore_name(id, name))
+        if name in partition.restores:
+            partition.restores.remove(name)
+
+
+class SnapshotPlace(NamedTuple):
+    """Where a snapshot lies, or is to lie."""
+
+    storage: Storage
+    name: str
+
+    def __str__(self) -> str:
+        return f"{self.storage.url}/{self.name}"
+
+    def check_free(self) -> None:
+        """Rule 4: nothing is written over."""
+        if self.storage.exists(f"{self.name}/{WHOLE}"):
+            raise RefusedRequest(f"{self} holds a snapshot already: choose another path")
+        other = [name for name in self.storage.list(self.name) if not is_part(name.rsplit("/", 1)[-1])] + self.storage.folders(self.name)
+        if isinstance(self.storage, LocalStorage) and (self.storage.root / self.name).is_file():
+            other = [self.name]
+        if other:
+            raise RefusedRequest(f"{self} holds something that is no snapshot ({other[0]}): choose another path")
+
+
+class SnapshotPlaces:
+    """Where the snapshots of operators may lie (rule 4). folder: the node's own. root: its backups folder."""
+
+    def __init__(self, folder: Path, root: Path) -> None:
+        self._own, self._root = folder.resolve(), root.resolve()
+        if self._own.is_relative_to(self._root) or (_is_below(self._root, self._own) and self._root != self._own / "backups"):
+            raise DefinitionError(
+                f"the backups folder {root} is the node's own folder {folder}, lies in it or has it in it: choose another (--backups)"
+            )
+
+    def to_write(self, place: str) -> SnapshotPlace:
+        """Where a snapshot may be written to."""
+        return self._found(place, [self._root])
+
+    def to_read(self, place: str) -> SnapshotPlace:
+        """Where one may be restored from."""
+        return self._found(place, [self._root, self._own / "snapshots", self._own / "trash"])
+
+    def _found(self, place: str, allowed: list[Path]) -> SnapshotPlace:
+        if not place:
+            raise RefusedRequest("say where: a path below the node's backups folder, or a URL")
+        text = place.removeprefix("file://")
+        if "://" in text:
+            root, _, name = text.rstrip("/").rpartition("/")
+            if root.endswith(":/") or not name:
+                raise RefusedRequest(f"{place!r} names no place for a snapshot")
+            return SnapshotPlace(open_storage(root), name)
+        path = (self._root / text).resolve()
+        if not any(_is_below(path, one) for one in allowed):
+            raise RefusedRequest(
+                f"{place!r} is not below the backups folder of this node, {self._root}: give a path in it, or serve the node with another (--backups)"
+            )
+        return SnapshotPlace(open_storage(path.parent), path.name)
+
+
+def _is_below(path: Path, folder: Path) -> bool:
+    return path != folder and path.is_relative_to(folder)
+
+
+async def snapshot_to(partition: Partition, place: SnapshotPlace) -> Snapshot:
+    """A snapshot of users' entries for an operator."""
+    await asyncio.to_thread(place.check_free)
+    with contextlib.closing(partition.store.pin()) as pinned:
+        return await write_snapshot(UserEntries(pinned.entries(), pinned.applied), place.storage, place.name)
+
+
+async def restore_from(partition: Partition, place: SnapshotPlace, home: Storage) -> tuple[int, int]:
+    """Rule 3: the position of the restore, and how many rows there are."""
+
+    def read() -> list[tuple[bytes, bytes]]:
+        return [(key, value) for key, value in read_snapshot(*place)[1] if key[:1] == ENTRY]
+
+    entries = await asyncio.to_thread(read)
+    point = partition.descriptor
+    foreign = next((key for key, _ in entries if not partition.covers(key[1:])), None)
+    if foreign is not None:
+        raise RefusedRequest(
+            f"the snapshot {place} has key {foreign[1:61]!r}, which partition {point.id} does not cover: it is another partition's"
+        )
+
+    check = getattr(partition.store, "check", None)
+    if check is not None:
+        check(entries)
+    name = secrets.token_hex(8)
+    if partition.table.log.keeps:
+        await write_snapshot(UserEntries(entries, 0), home, restore_name(point.id, name))
+    lsn = await partition.replace(entries, name)
+    if partition.table.log.keeps:
+        try:
+            await save(partition, home)
+        except MillstreamError as error:  # it is restored; the log is as long as before
+            _log.warning("partition %d was restored, and cannot be saved: %s", point.id, error)
+    return lsn, len(entries)

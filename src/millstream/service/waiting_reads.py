@@ -1,0 +1,126 @@
+"""Reads that cannot be answered at once: they wait for a position, or for the log to confirm that no other node owns the partition.
+
+Rules
+1. A read that waits for a position is answered when the store has applied it.
+2. Where another owner may have sealed the log, a read is confirmed after it was read and before it is answered. One confirmation serves all reads
+   before it.
+3. If the log says that another owner has sealed it, no read is answered any more. If it says nothing, the caller may ask again.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+from millstream.errors import Fenced, MillstreamError, NotReady, ServiceError
+from millstream.service.dispatch import PendingCall
+from millstream.service.logs.log_contract import Log
+from millstream.service.messages import Answer, Descriptor, Request
+
+
+class WaitingRead(NamedTuple):
+    """A read, and the position that it must see."""
+
+    required: int
+    call: PendingCall
+
+
+class WaitingReads:
+    """Those of one partition. read: reads what is committed. fail: told that another owner has sealed the log."""
+
+    def __init__(
+        self,
+        descriptor: Descriptor,
+        log: Log,
+        read: Callable[[Request], Answer],
+        fail: Callable[[Fenced], None],
+        crash: Callable[[str], None],
+    ) -> None:
+        self._descriptor, self._log, self._read, self._fail, self._crash = descriptor, log, read, fail, crash
+        self._behind: list[WaitingRead] = []
+        self._unconfirmed: list[PendingCall] = []
+        self._confirming: asyncio.Task[None] | None = None
+        self.confirmed_at = time.monotonic()
+
+    def __len__(self) -> int:
+        return len(self._behind) + len(self._unconfirmed)
+
+    def wait(self, required: int, call: PendingCall) -> None:
+        """Rule 1."""
+        self._behind.append(WaitingRead(required, call))
+
+    def applied(self, lsn: int) -> None:
+        """The store has a position: answers the reads that waited for it."""
+        if self._behind:
+            waiting = self._behind
+            self._behind = [read for read in waiting if read.required > lsn]
+            for required, call in waiting:
+                if required <= lsn:
+                    self.answer(call)
+
+    def answer(self, call: PendingCall) -> None:
+        """Answers a read that sees what it must, after a confirmation if one is needed."""
+        if self._log.alone:
+            finish_calls([call], [self._read_safely(call.request)], self._crash)
+            return
+        self._unconfirmed.append(call)
+        if self._confirming is None:
+            self._confirming = asyncio.ensure_future(self._confirm())
+
+    def _read_safely(self, request: Request) -> Answer | ServiceError:
+        try:
+            return self._read(request)
+        except ServiceError as error:
+            return error
+
+    async def _confirm(self) -> None:
+        """Rules 2 and 3."""
+        try:
+            while self._unconfirmed:
+                calls, self._unconfirmed = self._unconfirmed, []
+                answers = [self._read_safely(call.request) for call in calls]
+                asked = time.monotonic()
+                try:
+                    await self._log.confirm(self._descriptor.term)
+                except Fenced as error:
+                    self._unconfirmed = calls + self._unconfirmed
+                    self._fail(error)
+                    return
+                except Exception as error:
+                    fail_calls(calls, NotReady(f"partition {self._descriptor.id}: a read cannot be confirmed: {error}"))
+                    continue
+                self.confirmed_at = asked
+                finish_calls(calls, answers, self._crash)
+        finally:
+            self._confirming = None
+
+    def take_behind(self) -> list[PendingCall]:
+        """Takes out the reads that wait for a position."""
+        calls, self._behind = [read.call for read in self._behind], []
+        return calls
+
+    def take_all(self) -> list[PendingCall]:
+        """Takes out all reads."""
+        calls, self._unconfirmed = self.take_behind() + self._unconfirmed, []
+        return calls
+
+
+def finish_calls(calls: Sequence[PendingCall], answers: Sequence[Answer | ServiceError], crash: Callable[[str], None]) -> None:
+    """Gives callers their answers."""
+    for call, answer in zip(calls, answers, strict=True):
+        crash("request.7-answered")
+        future = call.future
+        if not future.done():
+            if isinstance(answer, Answer):
+                future.set_result(answer)
+            else:
+                future.set_exception(answer)
+
+
+def fail_calls(calls: Sequence[PendingCall], error: MillstreamError) -> None:
+    """Gives callers an error."""
+    for call in calls:
+        if not call.future.done():
+            call.future.set_exception(error)

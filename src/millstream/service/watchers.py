@@ -1,0 +1,150 @@
+"""Who watches a partition: what is told to watchers, what is kept for those who come back, and what becomes of slow ones.
+
+Rules
+1. Changes are told in the order of their records, after the store has them. A watcher hears of every record behind the position that it began with.
+2. The last changes are kept while there are watchers and for `PATIENCE` after, in `KEPT` bytes at most, so that a watcher that was cut off can
+   resume. Where that is not possible it is told to forget what it has (`RESET`), and gets all that is there.
+3. A watcher that does not keep up is not waited for: when what it has not taken comes to `BEHIND` bytes, its stream ends and says where to go on.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections import deque
+from collections.abc import Callable, Iterable, Sequence
+from typing import NamedTuple
+
+from millstream.errors import Stale
+from millstream.service.messages import ENTRY, Change
+
+KEPT = 8 << 20
+BEHIND = 4 << 20  # less than what is kept, so that who is told where to go on can go on there
+PATIENCE = 600.0  # seconds
+
+#: A key, its value, and its version; 0: the key is gone.
+ChangedRow = tuple[bytes, bytes, int]
+
+
+class CommittedChange(NamedTuple):
+    """One record's changes of users' entries: its last position, the rows, and their size in bytes."""
+
+    lsn: int
+    rows: list[ChangedRow]
+    size: int
+
+
+class PartitionWatcher:
+    """One watcher."""
+
+    def __init__(self, wants: Callable[[bytes], bool]) -> None:
+        self._wants = wants
+        self._waiting: deque[CommittedChange] = deque()
+        self._size = 0
+        self._told = asyncio.Event()
+        self._over: Stale | None = None
+
+    def tell(self, lsn: int, rows: list[ChangedRow]) -> None:
+        """Rule 1, and rule 3."""
+        if self._over is not None:
+            return
+        wanted = [row for row in rows if self._wants(row[0])]
+        if not wanted:
+            return
+        size = sum(len(key) + len(value) + 64 for key, value, _ in wanted)
+        self._size += size
+        if self._size > BEHIND:
+            first = self._waiting[0].lsn if self._waiting else lsn
+            self._waiting.clear()
+            self._over = Stale(f"the watcher did not keep up: {self._size:,} bytes waited for it. Watch again, after position {first - 1}")
+        else:
+            self._waiting.append(CommittedChange(lsn, wanted, size))
+        self._told.set()
+
+    def catch_up(self, lsn: int, rows: list[ChangedRow]) -> None:
+        """What was kept for it. That it has not taken this yet is not held against it, or who fell behind could never go on."""
+        wanted = [row for row in rows if self._wants(row[0])]
+        if wanted:
+            self._waiting.append(CommittedChange(lsn, wanted, 0))
+
+    def end(self, error: Stale) -> None:
+        """Nothing more will come."""
+        self._over = self._over or error
+        self._told.set()
+
+    async def next(self) -> tuple[int, list[ChangedRow]]:
+        """The next changes, when there are some."""
+        while not self._waiting:
+            if self._over is not None:
+                raise self._over
+            self._told.clear()
+            await self._told.wait()
+        lsn, rows, size = self._waiting.popleft()
+        self._size -= size
+        return lsn, rows
+
+
+class Watchers:
+    """The watchers of one partition."""
+
+    def __init__(self) -> None:
+        self._all: set[PartitionWatcher] = set()
+        self._kept: deque[CommittedChange] = deque()
+        self._kept_size = 0
+        self._since = -1  # every change behind this position is kept; -1: nothing is
+        self._left = 0.0  # when the last watcher left
+
+    def __len__(self) -> int:
+        return len(self._all)
+
+    def join(self, wants: Callable[[bytes], bool], applied: int, after: int | None) -> tuple[PartitionWatcher, bool]:
+        """A new watcher, and whether it goes on where it was (rule 2); if not, it needs a snapshot as of `applied` first."""
+        watcher = PartitionWatcher(wants)
+        resumes = after is not None and (after == applied or (0 <= self._since <= after < applied))
+        if self._since < 0:
+            self._since = applied
+        if resumes and after is not None:
+            for lsn, rows, _ in self._kept:
+                if lsn > after:
+                    watcher.catch_up(lsn, rows)
+        self._all.add(watcher)
+        return watcher, resumes
+
+    def leave(self, watcher: PartitionWatcher) -> None:
+        """It does not listen any more."""
+        self._all.discard(watcher)
+        self._left = time.monotonic()
+
+    def tell(self, lsn: int, changes: Iterable[Sequence[Change]]) -> None:
+        """A record was applied. Costs nothing without watchers."""
+        if self._since < 0:
+            return
+        if not self._all and time.monotonic() - self._left > PATIENCE:
+            self._forget()
+            return
+        rows: list[ChangedRow] = []
+        for part in changes:
+            for entry, stored in part:
+                if entry[:1] == ENTRY:
+                    rows.append((entry[1:], b"", 0) if stored is None else (entry[1:], stored[8:], int.from_bytes(stored[:8], "big")))
+        if not rows:
+            return
+        size = sum(len(key) + len(value) + 64 for key, value, _ in rows)
+        self._kept.append(CommittedChange(lsn, rows, size))
+        self._kept_size += size
+        while self._kept_size > KEPT and self._kept:
+            gone = self._kept.popleft()
+            self._since, self._kept_size = gone.lsn, self._kept_size - gone.size
+        for watcher in self._all:
+            watcher.tell(lsn, rows)
+
+    def close(self, why: str) -> None:
+        """The partition ends, or was replaced as a whole."""
+        for watcher in self._all:
+            watcher.end(Stale(why))
+        self._all.clear()
+        self._forget()
+
+    def _forget(self) -> None:
+        self._kept.clear()
+        self._kept_size, self._since = 0, -1
