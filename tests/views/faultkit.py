@@ -105,7 +105,7 @@ def simulated(
     return simulation, compare(simulation, manifest, undisturbed(pipeline.program(), plan, shards))
 
 
-def told(simulation: Simulation, stream: str = "names~told") -> dict[Any, Any]:
+def told(simulation: Simulation, stream: str = "names~changelog") -> dict[Any, Any]:
     """What the published changes of a run lead to."""
     return chain([(key, value) for key, _, value, _ in simulation.ledgers[stream].rows(stream)])
 

@@ -1,4 +1,4 @@
-"""Builds that are begun again: names that come back, senders that change under a sweep, reducers that follow others, keys that are empty."""
+"""Builds that are begun again: names that come back, senders that change under a scan, reducers that follow others, keys that are empty."""
 
 from __future__ import annotations
 
@@ -29,9 +29,9 @@ def made(define: Callable[[ms.Pipeline, int], None], version: int) -> ms.Pipelin
 
 
 @pytest.fixture(autouse=True)
-def _small_portions(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(backfill, "FIRST_PORTION", 3)
-    monkeypatch.setattr(backfill, "_portion", lambda portion, millis: 3)
+def _small_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(backfill, "FIRST_CHUNK", 3)
+    monkeypatch.setattr(backfill, "_chunk", lambda chunk, millis: 3)
 
 
 @pytest.mark.parametrize("epochs", [1, 2, 9])
@@ -56,7 +56,7 @@ def test_a_view_that_was_removed_and_comes_back_is_filled_from_the_beginning(epo
     runner.check()
 
 
-def test_a_view_whose_sender_is_begun_anew_under_its_sweep_hears_of_the_switch() -> None:
+def test_a_view_whose_sender_is_begun_anew_under_its_scan_hears_of_the_cut_over() -> None:
     def define(pipeline: ms.Pipeline, version: int) -> None:
         names = table(pipeline).by("name").reduce(ms.count(), name="names", version=max(version, 1))
         if version:
@@ -68,7 +68,7 @@ def test_a_view_whose_sender_is_begun_anew_under_its_sweep_hears_of_the_switch()
     runner.become(made(define, 1))
     runner.epoch()
     runner.epoch()
-    assert 0 < runner._engine.builds["sizes"].swept < 12
+    assert 0 < runner._engine.builds["sizes"].scanned < 12
     runner.become(made(define, 2))
     runner.push("users", *(user(100 + id, f"n{id}") for id in range(12)))
     runner.run()
@@ -76,7 +76,7 @@ def test_a_view_whose_sender_is_begun_anew_under_its_sweep_hears_of_the_switch()
     runner.check()
 
 
-def test_a_join_whose_right_side_is_begun_anew_under_its_sweep_hears_of_its_left_side() -> None:
+def test_a_join_whose_right_side_is_begun_anew_under_its_scan_hears_of_its_left_side() -> None:
     def define(pipeline: ms.Pipeline, version: int) -> None:
         names = table(pipeline).by("name").reduce(ms.count(), name="names", version=max(version, 1))
         orders = table(pipeline, "orders")
@@ -99,7 +99,7 @@ def test_a_join_whose_right_side_is_begun_anew_under_its_sweep_hears_of_its_left
 
 @pytest.mark.parametrize(
     ("reducer", "options"),
-    [(ms.distinct("name"), {"origins": False}), (ms.distinct("name"), {"inline": 0}), (ms.min("name"), {"inline": 0})],
+    [(ms.count_distinct("name"), {"origins": False}), (ms.count_distinct("name"), {"inline": 0}), (ms.min("name"), {"inline": 0})],
 )
 def test_nothing_of_another_reducer_stays_in_a_group(reducer: Any, options: dict[str, Any]) -> None:
     def define(pipeline: ms.Pipeline, version: int) -> None:
@@ -154,7 +154,7 @@ def test_what_was_under_way_to_an_older_build_is_not_for_the_new_one(change: dic
     runner.check()
 
 
-def test_a_sweep_comes_to_the_empty_key() -> None:
+def test_a_scan_comes_to_the_empty_key() -> None:
     def define(pipeline: ms.Pipeline, version: int) -> None:
         everybody = table(pipeline).by().reduce(ms.count(), name="all")  # its one group is called ""
         if version:
@@ -169,7 +169,7 @@ def test_a_sweep_comes_to_the_empty_key() -> None:
     runner.check()
 
 
-def test_a_sweep_for_one_view_sends_no_dead_letters_of_another() -> None:
+def test_a_scan_for_one_view_sends_no_dead_letters_of_another() -> None:
     def define(pipeline: ms.Pipeline, version: int) -> None:
         users = table(pipeline)
         users.by(lambda row: {"a": 1}[row.value["name"]]).reduce(ms.count(), name="strict", on_error=ms.DEAD_LETTER)
@@ -199,7 +199,7 @@ def test_a_newer_version_of_an_equal_document_is_heard_by_those_who_look_at_vers
     runner.run()
     assert runner.view("last") == {"a": 10}
     assert runner.view("versions") == {2: 1, 3: 1}
-    assert len(runner.output("users~told")) == 2  # the document is the same
+    assert len(runner.output("users~changelog")) == 2  # the document is the same
     runner.check()
 
 

@@ -19,14 +19,14 @@ from millstream.cli import main
 from millstream.core import subkeys
 from millstream.core.keys import key_bytes
 from millstream.core.keyspace import ROW, SUB, encode_row, sub_prefix
+from millstream.engine.epochs import wall_clock
 from millstream.engine.repair import mark_for_rebuild
+from millstream.readable import relations
 from millstream.state import heartbeat
 from millstream.state.reader import CommittedState
 from millstream.state.storage import LocalStorage
-from millstream.status import tables
-from millstream.status.audit import checked_here
-from millstream.status.audit_plan import AuditReport, planned
-from millstream.status.inspect import now
+from millstream.status.check import checked_here
+from millstream.status.check_plan import CheckReport, planned
 from millstream.views.agg_tree import address
 
 encode, decode = ms.codecs.msgpack.encoder(), ms.codecs.msgpack.decoder(object)
@@ -48,11 +48,11 @@ def recorded(made: Recorded) -> Recorded:
     return made.copied()
 
 
-def check(recorded: Recorded, *views: str, sample: float = 1.0) -> AuditReport:
+def check(recorded: Recorded, *views: str, sample: float = 1.0) -> CheckReport:
     return checked_here(recorded.program, recorded.log, planned(recorded.program, recorded.latest, views, sample))
 
 
-def told(report: AuditReport) -> list[tuple[Any, ...]]:
+def told(report: CheckReport) -> list[tuple[Any, ...]]:
     return [(one.view, one.group, one.what, one.origin) for one in report.first]
 
 
@@ -270,14 +270,14 @@ def latest(rows: list[tuple[Any, Any]]) -> dict[Any, Any]:
     return {key: value for key, value in now.items() if value is not None}
 
 
-def mark(recorded: Recorded, program: Any = None) -> AuditReport:
+def mark(recorded: Recorded, program: Any = None) -> CheckReport:
     report = check(recorded)
     unreadable = {name: report.judgements[name].unreadable for name in report.wrong}
     mark_for_rebuild(program or recorded.simulation.program, recorded.log, report.epoch, unreadable)
     return report
 
 
-def repaired(recorded: Recorded) -> AuditReport:
+def repaired(recorded: Recorded) -> CheckReport:
     """Marked, and run until nothing is being filled any more."""
     mark(recorded)
     recorded.restart()
@@ -289,7 +289,7 @@ def repaired(recorded: Recorded) -> AuditReport:
 
 
 def shown(recorded: Recorded, name: str) -> dict[Any, Any]:
-    return tables.at(recorded.log, None, lambda cut: tables.by_key(tables.shown(cut, name)))
+    return relations.at(recorded.log, None, lambda cut: relations.by_key(relations.shown(cut, name)))
 
 
 IN_JOINS = (a_left_document, a_right_document, a_document, a_document_that_does_not_map, a_document_that_is_none)
@@ -316,13 +316,13 @@ def test_a_view_that_is_marked_shows_what_it_showed_until_the_cutover(recorded: 
 
 
 def test_published_changes_have_what_was_shown_and_what_is_right(recorded: Recorded) -> None:
-    before = {name: len(recorded.published(f"{name}~told")) for name in ("names", "sizes")}
+    before = {name: len(recorded.published(f"{name}~changelog")) for name in ("names", "sizes")}
     a_missing_contribution(recorded)
     a_total(recorded)
     recorded.change("names", "Sue", lambda row: row.__setitem__(4, [400]))
     assert check(recorded).count
     repaired(recorded)
-    more = {name: recorded.published(f"{name}~told")[n:] for name, n in before.items()}
+    more = {name: recorded.published(f"{name}~changelog")[n:] for name, n in before.items()}
     assert more["names"] == [("Sue", {"prev": 400, "next": 398})], "the others were shown as they should be"
     assert more["sizes"] == []
 
@@ -334,7 +334,7 @@ def test_several_damages_at_once_in_a_view_and_in_one_on_it(recorded: Recorded) 
     recorded.change("sizes", "common", lambda row: [*row[:2], 2, [2, 407], row[4], {**row[5], "Ann": [9]}])
     recorded.change("sizes", "rare", lambda row: row[5].update({"nobody": [5]}))
     assert not repaired(recorded).count
-    assert latest(recorded.published("sizes~told")) == recorded.runner.view("sizes")
+    assert latest(recorded.published("sizes~changelog")) == recorded.runner.view("sizes")
 
 
 def test_a_drained_checkpoint_is_repaired(recorded: Recorded) -> None:
@@ -346,7 +346,7 @@ def test_a_drained_checkpoint_is_repaired(recorded: Recorded) -> None:
     recorded.driver.epochs.settle(lambda: False)
     report = check(recorded)
     assert recorded.latest.drained and not report.skipped and not report.count
-    assert recorded.published("names~told")[-1] == ("Tod", {"prev": 17, "next": 1})
+    assert recorded.published("names~changelog")[-1] == ("Tod", {"prev": 17, "next": 1})
 
 
 @pytest.mark.parametrize("seed", range(8))
@@ -385,9 +385,9 @@ def test_what_the_last_run_committed_and_did_not_publish_is_published_before_the
     recorded.driver.epochs.publishing.publish = lambda *args: None  # it died before
     recorded.push(user(2000, "Zoe"))
     recorded.epoch()
-    assert "Zoe" not in dict(recorded.published("names~told"))
+    assert "Zoe" not in dict(recorded.published("names~changelog"))
     mark_for_rebuild(recorded.simulation.program, recorded.log, recorded.latest.epoch, {"least": []})
-    assert dict(recorded.published("names~told"))["Zoe"] == {"prev": None, "next": 1}
+    assert dict(recorded.published("names~changelog"))["Zoe"] == {"prev": None, "next": 1}
 
 
 @pytest.mark.parametrize("damage", [a_left_document, a_right_document, a_document], ids=lambda damage: damage.__name__)
@@ -571,7 +571,7 @@ def test_many_differences_are_counted_and_the_first_are_told(command: Any, recor
 
 def test_the_command_refuses_what_makes_no_sense(command: Any, recorded: Recorded) -> None:
     assert "no share" in command("--sample", "200%")[2] and "no view is called 'nobody'" in command("nobody")[2]
-    heartbeat.say(LocalStorage(Path("checkpoint")), heartbeat.Alive("1-x", now(), "host", 7, "running"))
+    heartbeat.say(LocalStorage(Path("checkpoint")), heartbeat.Alive("1-x", wall_clock(), "host", 7, "running"))
     code, _, err = command("--repair")
     assert code == 1 and "a driver is at work" in err and "process 7 on host" in err
     assert command()[0] == 0, "a check may run beside it"

@@ -41,7 +41,7 @@ def shop(production: str = ms.WEAK, inline: int = 1024, origins: bool = True, ve
         ms.sum(lambda value: value["left"]["amount"]), name="revenue", **options
     )
     for at, relation in enumerate((users, names, spent, total, sizes, revenue)):
-        pipeline.publish(relation, ms.sinks.files("out/"), as_="changes" if at % 2 else "latest")
+        pipeline.publish(relation, ms.sinks.files("out/"), mode="changes" if at % 2 else "latest")
     if more:
         busy = orders.by("user").reduce(ms.count(), name="busy", origins=origins, inline=inline)
         busy.by(lambda row: row.value).reduce(ms.count(), name="busyness")
@@ -69,9 +69,9 @@ def trade(seed: int, count: int = 26, users: int = 5, orders: int = 9) -> Rows:
 
 
 @pytest.fixture
-def small_portions(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(backfill, "FIRST_PORTION", 2)
-    monkeypatch.setattr(backfill, "_portion", lambda portion, millis: 2)
+def small_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(backfill, "FIRST_CHUNK", 2)
+    monkeypatch.setattr(backfill, "_chunk", lambda chunk, millis: 2)
 
 
 # --- a thousand seeds
@@ -120,7 +120,7 @@ def test_two_hundred_seeds_while_leaves_split(monkeypatch: pytest.MonkeyPatch) -
 
 
 @pytest.mark.parametrize("then", [{"more": True}, {"version": 2}, {"version": 2, "more": True}], ids=["new", "changed", "both"])
-def test_three_hundred_seeds_while_a_sweep_runs(then: dict[str, Any], small_portions: None) -> None:
+def test_three_hundred_seeds_while_a_scan_runs(then: dict[str, Any], small_chunks: None) -> None:
     try_seeds(2000, some(100), then=then)
 
 
@@ -134,8 +134,8 @@ def test_any_epochs(production: str) -> None:
 @pytest.mark.parametrize("origins", [True, False])
 @pytest.mark.parametrize("inline", [1024, 30, 0])
 @pytest.mark.parametrize("production", [ms.WEAK, ms.STRONG])
-@pytest.mark.parametrize("then", [None, {"version": 2, "more": True}], ids=["as it is", "while a sweep runs"])
-def test_ten_thousand_seeds(then: Any, production: str, inline: int, origins: bool, small_portions: None) -> None:
+@pytest.mark.parametrize("then", [None, {"version": 2, "more": True}], ids=["as it is", "while a scan runs"])
+def test_ten_thousand_seeds(then: Any, production: str, inline: int, origins: bool, small_chunks: None) -> None:
     try_seeds(10_000, 420, production=production, inline=inline, origins=origins, then=then)
 
 
@@ -152,7 +152,7 @@ class Watched(Simulation):
         super()._look(compiled, manifest)
 
 
-def test_the_sweep_is_under_way_when_faults_strike(small_portions: None) -> None:
+def test_the_scan_is_under_way_when_faults_strike(small_chunks: None) -> None:
     """Otherwise the seeds above would prove little."""
     struck = 0
     for seed in range(2000, 2020):
@@ -165,7 +165,7 @@ def test_the_sweep_is_under_way_when_faults_strike(small_portions: None) -> None
     assert struck >= 3
 
 
-def test_a_drain_goes_on_until_a_new_view_is_filled(small_portions: None) -> None:
+def test_a_drain_goes_on_until_a_new_view_is_filled(small_chunks: None) -> None:
     """Also one that begins when event time has ended long ago."""
     plan = make_plan(trade(5), 5)
     for then in ((len(plan.epochs) - 1, shop(more=True).program()), None):
@@ -218,7 +218,7 @@ def test_without_versions_a_repeated_record_brings_the_past_back() -> None:
     assert said[1].startswith("  1. repeat") and len(said) == 3, said
 
 
-def test_without_the_cursor_a_sweep_counts_live_changes_twice(small_portions: None) -> None:
+def test_without_the_cursor_a_scan_counts_live_changes_twice(small_chunks: None) -> None:
     """Where contributions are added. Where they are set, it would do no harm."""
     said = failing(shop(origins=False), in_order(trade(3, 60)), "cursor", then=shop(origins=False, more=True))
     assert said[1].startswith("after epoch ") and "view 'busy'" in said[1], said
@@ -275,7 +275,7 @@ def cuts(seed: int, production: str = ms.WEAK) -> list[bool]:
     schedule = make_schedule(program, plan, seed, SPARK_LOG_KINDS, 2)
     simulation = Simulation(program, repeated(plan, schedule), schedule, seed, judge=EpochJudge())
     simulation.run()
-    documents, debits, credits = (snapshots(simulation, f"{name}~told") for name in ("moves", "debits", "credits"))
+    documents, debits, credits = (snapshots(simulation, f"{name}~changelog") for name in ("moves", "debits", "credits"))
     found = []
     for there, given, got in zip(documents, debits, credits, strict=True):
         counts = {len(there), sum(one["n"] for one in given.values()), sum(one["n"] for one in got.values())}

@@ -97,7 +97,7 @@ class Tables(RuleBasedStateMachine):
             compare(name, self.runner.view(name), want, self.users)
         self.runner.check()
         if self.origins:
-            assert chain(self.runner.output("names~told")) == latest(self.runner.output("names~latest")) == self.runner.view("names")
+            assert chain(self.runner.output("names~changelog")) == latest(self.runner.output("names~latest")) == self.runner.view("names")
 
 
 TestTables = Tables.TestCase

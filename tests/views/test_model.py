@@ -30,15 +30,15 @@ def pipeline_of(origins: bool, inline: int) -> ms.Pipeline:
     names = users.by("name").reduce(ms.count(), name="names", **more)
     users.by("name").reduce(name="sums", n=ms.count(), age=ms.sum("age"), score=ms.sum("score"), mean=ms.mean("score"), **more)
     users.flat_map(tagged).by(lambda row: row.value[0]).reduce(ms.sum(lambda pair: pair[1]), name="tags", **more)
-    users.by("age").reduce(name="kinds", names=ms.distinct("name"), n=ms.count(), **more)
-    users.by("age").reduce(ms.distinct("name"), name="kind", **more)
+    users.by("age").reduce(name="kinds", names=ms.count_distinct("name"), n=ms.count(), **more)
+    users.by("age").reduce(ms.count_distinct("name"), name="kind", **more)
     names.by(lambda row: "rare" if row.value < 3 else "common").reduce(ms.sum(), name="sizes", **more)
     if origins:
         kept = {"inline": inline}
         users.filter(lambda row: row.value["age"] != 3).by("name").reduce(ms.min("age"), name="least", **kept)
-        users.by().reduce(name="all", oldest=ms.top(3, "name", by="age"), stats=ms.stats("age"), names=ms.distinct("name"), **kept)
+        users.by().reduce(name="all", oldest=ms.top(3, "name", by="age"), stats=ms.stats("age"), names=ms.count_distinct("name"), **kept)
         users.by("name").reduce(
-            name="some", first=ms.first("age"), last=ms.last("age"), any=ms.any("age"), ages=ms.collect("age", limit=5), **kept
+            name="some", first=ms.first("age"), last=ms.last("age"), any=ms.any_value("age"), ages=ms.collect("age", limit=5), **kept
         )
         joined = users.by(lambda row: row.value["age"]).join(users, how="left", name="pairs")
         joined.by(lambda row: (row.value["right"] or {"name": "nobody"})["name"]).reduce(ms.count(), name="friends", **kept)
@@ -47,7 +47,7 @@ def pipeline_of(origins: bool, inline: int) -> ms.Pipeline:
         ).reduce(ms.count(), name="inner_friends", **kept)
         for view in (names,):
             pipeline.publish(view, ms.sinks.files("out/"))
-            pipeline.publish(view, ms.sinks.files("latest/"), as_="latest")
+            pipeline.publish(view, ms.sinks.files("latest/"), mode="latest")
     return pipeline
 
 
@@ -199,7 +199,7 @@ def play(seed: int, origins: bool, inline: int, ids: int = 12, names: int = 5, e
             compare(name, runner.view(name), want, model.users)
         runner.check()
         if origins:
-            assert chain(runner.output("names~told")) == latest(runner.output("names~latest")) == runner.view("names")
+            assert chain(runner.output("names~changelog")) == latest(runner.output("names~latest")) == runner.view("names")
 
 
 @pytest.mark.parametrize("inline", [1024, 0, 60])

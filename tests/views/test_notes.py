@@ -26,7 +26,7 @@ from millstream.simulation.schedules import SPARK_LOG_KINDS, make_plan, make_sch
 from millstream.simulation.view_checks import EpochJudge
 from millstream.state.memory_storage import MemoryStore
 from millstream.views.agg_tree import depth
-from millstream.views.operator import Sender
+from millstream.views.operator import ViewOperator
 
 Runner = ms.testing.LocalRunner
 
@@ -54,13 +54,13 @@ def test_a_document_and_a_group_are_visited_once_per_epoch_and_a_group_gets_one_
 
 
 def test_without_packing_every_change_is_a_message(monkeypatch: pytest.MonkeyPatch) -> None:
-    packing = Sender.finish_epoch
+    packing = ViewOperator.finish_epoch
 
-    def one_by_one(self: Sender, gathered: Sequence[tuple[Any, Any, int]]) -> None:
+    def one_by_one(self: ViewOperator, gathered: Sequence[tuple[Any, Any, int]]) -> None:
         for one in gathered:
             packing(self, [one])
 
-    monkeypatch.setattr(Sender, "finish_epoch", one_by_one)
+    monkeypatch.setattr(ViewOperator, "finish_epoch", one_by_one)
     counted = Counted(people())
     assert counted.epoch(*[user("Sue" if id % 2 else "Joe", 5, id) for id in range(10)])["users"] == (10, 10, 10)
     assert counted.runner.view("names") == {"Sue": 5, "Joe": 5}
@@ -120,12 +120,12 @@ def test_a_small_group_costs_one_read_and_one_write(size: int, reducer: Any) -> 
 def test_sue_becomes_joe_and_that_is_exactly_two_changes() -> None:
     """The notes' own numbers: (33, 32) and (null, 1)."""
     runner = ran(people(), [user("Sue", 1, id) for id in range(33)])
-    before = len(runner.output("names~told"))
+    before = len(runner.output("names~changelog"))
     runner.push("users", user("Joe", 2))
     runner.epoch()
-    changes = [(key, value["prev"], value["next"]) for key, value, _ in runner.output("names~told")[before:]]
+    changes = [(key, value["prev"], value["next"]) for key, value, _ in runner.output("names~changelog")[before:]]
     assert sorted(changes) == [("Joe", None, 1), ("Sue", 33, 32)]
-    assert [(key, value["prev"]["name"], value["next"]["name"]) for key, value, _ in runner.output("users~told")[33:]] == [
+    assert [(key, value["prev"]["name"], value["next"]["name"]) for key, value, _ in runner.output("users~changelog")[33:]] == [
         (7, "Sue", "Joe")
     ]
 
@@ -166,18 +166,18 @@ def test_next_of_one_change_is_prev_of_the_following_for_every_key_and_stream_un
     schedule = make_schedule(program, plan, seed, SPARK_LOG_KINDS, 2)
     simulation = Simulation(program, repeated(plan, schedule), schedule, seed, judge=EpochJudge())
     simulation.run()
-    streams = [stream for stream in simulation.ledgers if stream.endswith("~told")]
+    streams = [stream for stream in simulation.ledgers if stream.endswith("~changelog")]
     assert len(streams) == 5
     for stream in streams:
         told(simulation, stream)
-    changes = chain([(key, value) for key, _, value, _ in simulation.ledgers["names~told"].rows("names~told")])
-    sizes = told(simulation, "sizes~told")
+    changes = chain([(key, value) for key, _, value, _ in simulation.ledgers["names~changelog"].rows("names~changelog")])
+    sizes = told(simulation, "sizes~changelog")
     assert sizes == {n: list(changes.values()).count(n) for n in set(changes.values())}
 
 
 def test_an_empty_group_is_null_and_its_row_is_gone() -> None:
     runner = ran(people(), [user("Sue", 1)], [user("Sue", 2, gone=True)])
-    assert [value for _, value, _ in runner.output("names~told")] == [{"prev": None, "next": 1}, {"prev": 1, "next": None}]
+    assert [value for _, value, _ in runner.output("names~changelog")] == [{"prev": None, "next": 1}, {"prev": 1, "next": None}]
     assert runner.state("names") == {} and runner.view("names") == {}
 
 
@@ -186,19 +186,19 @@ def test_an_empty_group_is_null_and_its_row_is_gone() -> None:
 
 def named(runner: Runner) -> set[Any]:
     """All groups that anybody has heard of."""
-    return {key for stream in ("names~", "names~told") for key, _, _ in runner.output(stream)}
+    return {key for stream in ("names~", "names~changelog") for key, _, _ in runner.output(stream)}
 
 
 def test_joe_and_tod_in_one_epoch_nobody_ever_hears_of_joe() -> None:
     runner = ran(people(), [user("Sue", 1)], [user("Joe", 2), user("Tod", 3)])
     assert named(runner) == {"Sue", "Tod"} and runner.view("names") == {"Tod": 1}
-    assert "Joe" not in str(runner.output("users~told"))
+    assert "Joe" not in str(runner.output("users~changelog"))
 
 
 def test_joe_and_tod_in_two_epochs_both_are_told() -> None:
     runner = ran(people(), [user("Sue", 1)], [user("Joe", 2)], [user("Tod", 3)])
     assert named(runner) == {"Sue", "Joe", "Tod"} and runner.view("names") == {"Tod": 1}
-    assert chain(runner.output("names~told")) == {"Tod": 1}
+    assert chain(runner.output("names~changelog")) == {"Tod": 1}
 
 
 # --- "crash; second send has identical values"
@@ -233,7 +233,7 @@ def lost(epoch: int, production: str = ms.STRONG, **options: Any) -> dict[Any, A
     pipeline = people(production=production)
     faults = [Fault("retry", epoch, task=task_of(pipeline, "names", name)) for name in ("Sue", "Bob")]
     simulation, _ = simulated(pipeline, [[user("Sue", 1)], [user("Joe", 2)], [user("Bob", 3)]], *faults, **options)
-    return {key: value["next"] for key, _, value, _ in simulation.ledgers["names~told"].rows("names~told") if value["next"]}
+    return {key: value["next"] for key, _, value, _ in simulation.ledgers["names~changelog"].rows("names~changelog") if value["next"]}
 
 
 def test_a_change_that_is_handed_over_and_not_kept_until_the_commit_is_lost() -> None:
@@ -268,11 +268,11 @@ def test_a_gateway_that_commits_before_its_changes_are_safe_leaves_joes_everywhe
 
 def replayed(runner: Runner, rows: Sequence[dict[str, Any]], stream: str = "users") -> int:
     """How many changes a replay of the source publishes."""
-    before = len(runner.output("names~told")) + len(runner.output("users~told"))
+    before = len(runner.output("names~changelog")) + len(runner.output("users~changelog"))
     for row in rows:
         runner.push(stream, row)
         runner.epoch()
-    return len(runner.output("names~told")) + len(runner.output("users~told")) - before
+    return len(runner.output("names~changelog")) + len(runner.output("users~changelog")) - before
 
 
 def test_a_replay_of_the_whole_source_beyond_the_dedup_horizon_publishes_nothing() -> None:
@@ -337,7 +337,7 @@ def interleavings(**options: Any) -> set[str]:
                 runner.push(stream, row)
                 if ends:
                     runner.epoch()
-            assert chain(runner.output("names~told")) == runner.view("names")
+            assert chain(runner.output("names~changelog")) == runner.view("names")
             found.add(str(runner.view("names")))
     return found
 
@@ -445,7 +445,7 @@ def test_crash_of_a_publication(point: str) -> None:
         people(), [[user("Sue", 1)], [user("Joe", 2)], [user("Bob", 3)]], Fault("crash", 1, point), shards=SHARDS
     )
     assert (told(simulation), difference) == ({"Bob": 1}, None)
-    assert {key: value["name"] for key, value in told(simulation, "users~told").items()} == {7: "Bob"}
+    assert {key: value["name"] for key, value in told(simulation, "users~changelog").items()} == {7: "Bob"}
 
 
 # --- "restate the current value, unstate the posted one"

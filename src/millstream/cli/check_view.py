@@ -9,6 +9,7 @@ from typing import Any
 from millstream.cli.arguments import failed, print_json, storage_option
 from millstream.cli.files import file_and_name, load, pipeline_in
 from millstream.core.topology import Emission
+from millstream.engine.epochs import wall_clock
 from millstream.engine.program import Program
 from millstream.engine.repair import mark_for_rebuild
 from millstream.errors import CheckpointError, Overtaken
@@ -18,9 +19,8 @@ from millstream.state.heartbeat import last_sign
 from millstream.state.manifest import ManifestLog
 from millstream.state.reader import latest
 from millstream.state.storage import open_storage
-from millstream.status import audit
-from millstream.status.audit_plan import AuditPlan, AuditReport, planned
-from millstream.status.inspect import now
+from millstream.status import check
+from millstream.status.check_plan import CheckPlan, CheckReport, planned
 
 _BEYOND = "A table has nothing that its documents could be made from: correct the map, or restore the checkpoint from a copy."
 LITTLE = 200_000  # rows that are mapped sooner than Spark has started
@@ -28,25 +28,25 @@ LITTLE = 200_000  # rows that are mapped sooner than Spark has started
 
 def add_command(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     """Adds it to a parser's subcommands."""
-    check = commands.add_parser(
+    command = commands.add_parser(
         "check-view",
         help="are views what their documents come to?",
         description="Maps all documents again, and compares contributions, totals, what is shown and every node. Exit code 1: something differs.",
     )
     which = "the file, and the variable that holds the pipeline (by default 'pipeline', or the only one there is)"
-    check.add_argument("file", metavar="FILE[:NAME]", help=which)
-    check.add_argument("views", metavar="VIEW", nargs="*", help="views and joins (by default all)")
-    check.add_argument("--checkpoint", metavar="DIR", help="a directory or s3:// URL (by default PIPELINE-checkpoint, here)")
-    check.add_argument("--sample", metavar="P%", type=_share, default=1.0, help="check only this share of the groups, such as 1%%")
-    check.add_argument("--local", action="store_true", help=f"without Spark, in memory; so it is anyway up to {LITTLE:,} rows")
-    check.add_argument(
+    command.add_argument("file", metavar="FILE[:NAME]", help=which)
+    command.add_argument("views", metavar="VIEW", nargs="*", help="views and joins (by default all)")
+    command.add_argument("--checkpoint", metavar="DIR", help="a directory or s3:// URL (by default PIPELINE-checkpoint, here)")
+    command.add_argument("--sample", metavar="P%", type=_share, default=1.0, help="check only this share of the groups, such as 1%%")
+    command.add_argument("--local", action="store_true", help=f"without Spark, in memory; so it is anyway up to {LITTLE:,} rows")
+    command.add_argument(
         "--repair",
         action="store_true",
         help="mark the views that differ: the next run fills them anew beside what they show, and cuts over; the pipeline must not run meanwhile",
     )
-    check.add_argument("--json", action="store_true", help="what was found, as JSON")
-    storage_option(check)
-    check.set_defaults(command=_check)
+    command.add_argument("--json", action="store_true", help="what was found, as JSON")
+    storage_option(command)
+    command.set_defaults(command=_check)
 
 
 def _share(text: str) -> float:
@@ -96,7 +96,7 @@ class Check:
         self._args = args
         self._options: dict[str, Any] | None = dict(args.storage_option) or None
 
-    def run(self) -> tuple[AuditReport, list[str]]:
+    def run(self) -> tuple[CheckReport, list[str]]:
         """What was found, and the views that the next run fills anew."""
         if self._args.repair:
             self._refuse_company()
@@ -108,7 +108,7 @@ class Check:
             return report, report.wrong
         return report, []
 
-    def _planned(self) -> AuditPlan:
+    def _planned(self) -> CheckPlan:
         manifest = latest(self._log)
         if manifest is None:
             raise CheckpointError(f"{self._log.storage.url} has no committed epoch yet.")
@@ -116,13 +116,13 @@ class Check:
 
     def _refuse_company(self) -> None:
         sign = last_sign(self._log.storage)
-        if sign is not None and sign.is_alive(now()):
+        if sign is not None and sign.is_alive(wall_clock()):
             raise CheckpointError(
                 f"a driver is at work on {self._log.storage.url} (process {sign.pid} on {sign.host}), and a repair would end it. Stop it first. If it was "
                 f"killed, wait for half a minute."
             )
 
-    def _repair(self, report: AuditReport) -> None:
+    def _repair(self, report: CheckReport) -> None:
         views = {name: report.judgements[name].unreadable for name in report.wrong}
         stumbled = [name for name, one in report.judgements.items() if "document" in one.by_what and name not in views]
         if stumbled:
@@ -146,19 +146,19 @@ class Check:
         )
         tell(f"Run: millstream run {self._args.file} --checkpoint {self._log.storage.url}")
 
-    def _checked(self, plan: AuditPlan) -> AuditReport:
+    def _checked(self, plan: CheckPlan) -> CheckReport:
         is_local = self._args.local or plan.rows <= LITTLE
         counts = [f"{rows_shown(plan.manifest.computations[name]):,} rows of {name}" for name in plan.senders]
         what = f"{len(plan.consumers)} views and joins against {', '.join(counts) or 'nothing'}"
         _say(f"checking {what}, epoch {plan.manifest.epoch}, {'in this process' if is_local else 'on Spark'}")
         try:
             if is_local:
-                return audit.checked_here(
+                return check.checked_here(
                     self._program, self._log, plan, lambda sender, rows: _say(f"{rows:,} rows of {sender} are mapped")
                 )
             from millstream.engine.spark.session import local_session
 
-            return audit.checked_on_spark(self._program, self._log, plan, local_session(self._program.name), self._options)
+            return check.checked_on_spark(self._program, self._log, plan, local_session(self._program.name), self._options)
         except Overtaken as error:
             raise CheckpointError(
                 f"{error} The pipeline runs, and this check takes longer than it keeps an epoch. Stop it meanwhile, check a copy of the checkpoint, or give "
@@ -176,7 +176,7 @@ def _say(text: str) -> None:
     print(f"check-view: {text}", file=sys.stderr, flush=True)
 
 
-def _tell(report: AuditReport) -> None:
+def _tell(report: CheckReport) -> None:
     for name, one in report.judgements.items():
         size = f"{one.groups:,} groups, {one.contributions:,} contributions"
         wrong = ", ".join(f"{n:,} of a {what}" for what, n in one.by_what.items())

@@ -16,12 +16,12 @@ from typing import Any, ClassVar
 
 import msgspec
 
-from millstream.core.backfill import switch_name
+from millstream.core.backfill import cutover_name
 from millstream.core.keys import key_of, key_text
 from millstream.core.mapstate import MapState
 from millstream.core.record import Record
 from millstream.views.change import RESTATED, Document, unpacked
-from millstream.views.operator import Sender, Sending
+from millstream.views.operator import Sending, ViewOperator
 
 INNER, LEFT = "inner", "left"
 INLINE_BYTES = 1024
@@ -47,6 +47,11 @@ class JoinRow(msgspec.Struct):
 
     is_plain: ClassVar[bool] = False
 
+    @property
+    def is_large(self) -> bool:
+        """Whether left documents stand beside the row."""
+        return self.beside
+
     def pack(self) -> list[Any]:
         """What is kept of it."""
         return [self.right, self.count, self.inline, self.beside]
@@ -63,7 +68,7 @@ class JoinRules(msgspec.Struct, frozen=True):
     how: str
 
 
-class Join(Sender):
+class Join(ViewOperator):
     """A join. Its keys are those of the right side."""
 
     State = JoinRow
@@ -116,18 +121,18 @@ class Join(Sender):
 
     def finish_key(self) -> None:
         row, build = self.state, self.build(self.sending.name)
-        switches = switch_name(self.sending.name, build.generation) in self._visit.sweeps
-        if switches or build.generation == build.active:
-            self._say(row, switches)
+        cuts_over = cutover_name(self.sending.name, build.generation) in self._visit.scans
+        if cuts_over or build.generation == build.active:
+            self._say(row, cuts_over)
         row.touched, row.was, row.restated, row.restated_right = {}, None, set(), False
         self._settle(row)
         if not row.right and not row.count:
             self.state = JoinRow(lefts=row.lefts)
 
-    def _say(self, row: JoinRow, switches: bool) -> None:
+    def _say(self, row: JoinRow, cuts_over: bool) -> None:
         was = row.right if row.was is None else row.was
         moved = was != row.right
-        everyone = moved or row.restated_right or switches or self.is_swept
+        everyone = moved or row.restated_right or cuts_over or self.is_scanned
         origins = dict.fromkeys([*row.touched, *(self._origins(row) if everyone else ())])
         if moved and row.count:
             self.tally("fan-outs", row.count)
@@ -135,10 +140,10 @@ class Join(Sender):
             now = self._left(row, origin) or []
             before = row.touched.get(origin, now)
             key = key_of(origin)
-            prev = [] if switches else self._documents(key, before, was)
+            prev = [] if cuts_over else self._documents(key, before, was)
             next = self._documents(key, now, row.right)
             again = row.restated_right or origin in row.restated
-            if prev != next or again or self.is_swept:
+            if prev != next or again or self.is_scanned:
                 sender = key_text((self.key, key)) if self._visit.guards.sender else origin
                 self.send(sender, prev, prev if prev == next else next, again)
                 self.tally("changes", prev != next)

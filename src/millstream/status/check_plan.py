@@ -19,7 +19,7 @@ from millstream.views.dsl import TABLE
 FIRST = 20  # differences that are told, of each part and in all
 
 
-class AuditPlan(msgspec.Struct):
+class CheckPlan(msgspec.Struct):
     """What is checked against what, at a manifest. consumers: views and joins that are judged; senders: whose rows are mapped. skipped: what is not judged,
     and why."""
 
@@ -63,7 +63,7 @@ class Judgement(msgspec.Struct):
             self.first.append(one.brief())
 
 
-class AuditReport(msgspec.Struct):
+class CheckReport(msgspec.Struct):
     """What a check has found, by view (and by table, for documents that cannot be read)."""
 
     epoch: int
@@ -86,7 +86,7 @@ class AuditReport(msgspec.Struct):
         return [found for one in self.judgements.values() for found in one.first][:FIRST]
 
 
-def planned(program: Program, latest: Manifest, views: Sequence[str] = (), sample: float = 1.0) -> AuditPlan:
+def planned(program: Program, latest: Manifest, views: Sequence[str] = (), sample: float = 1.0) -> CheckPlan:
     """What can be checked of a checkpoint, and what of it is asked for (by default all)."""
     manifest = reconciled(latest, program, list(latest.computations))
     topology, derived = program.topology, program.topology.derived
@@ -113,4 +113,4 @@ def planned(program: Program, latest: Manifest, views: Sequence[str] = (), sampl
             consumers.append(name)
     asked = [name for name in tables if not views or name in views]
     senders = dict.fromkeys([*(sender for name in consumers for sender in derived[name].senders), *asked])
-    return AuditPlan(manifest, consumers, list(senders), skipped, sample)
+    return CheckPlan(manifest, consumers, list(senders), skipped, sample)

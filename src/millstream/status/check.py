@@ -33,12 +33,12 @@ from millstream.state.memory_storage import MemoryStore
 from millstream.state.queries import Reader, maps_prefix
 from millstream.state.reader import AsOf, CommittedState
 from millstream.state.storage import open_storage
-from millstream.status.audit_plan import FIRST, AuditPlan, AuditReport, Judgement
+from millstream.status.check_plan import FIRST, CheckPlan, CheckReport, Judgement
 from millstream.views import check
-from millstream.views.aggregate import ViewGroup
+from millstream.views.aggregate import Aggregate
 from millstream.views.check import Discrepancy, Expected
 from millstream.views.join import Join
-from millstream.views.operator import Sender
+from millstream.views.operator import ViewOperator
 
 Stated = tuple[int, bytes, bytes, bytes]  # the part that judges it, group, origin, and what is given
 Given = tuple[bytes, bytes, bytes]  # the same for one part
@@ -51,21 +51,21 @@ class _Failure(NamedTuple):
     text: str
 
 
-class Auditor:
+class Checker:
     """Does both steps, for some shards, in one process."""
 
-    def __init__(self, program: Program, plan: AuditPlan, cut: Reader) -> None:
+    def __init__(self, program: Program, plan: CheckPlan, cut: Reader) -> None:
         self._compiled = Compiled(program)
         self._plan = plan
         self._cut = cut
         self._at = {name: at for at, name in enumerate(plan.consumers)}
-        self._made: dict[str, tuple[Sender, StateKind]] = {}
+        self._made: dict[str, tuple[ViewOperator, StateKind]] = {}
 
-    def _make(self, name: str) -> tuple[Sender, StateKind]:
+    def _make(self, name: str) -> tuple[ViewOperator, StateKind]:
         found = self._made.get(name)
         if found is None:
             made, kind = self._compiled.make(name)
-            assert isinstance(made, Sender)
+            assert isinstance(made, ViewOperator)
             found = self._made[name] = (made, kind)
         return found
 
@@ -89,7 +89,7 @@ class Auditor:
             except Exception as error:
                 yield self._wrong(Discrepancy(sender, key, "document", None, f"cannot be read: {type(error).__name__}: {error}"))
                 continue
-            for one in check.gifts(made, key, state, consumers):
+            for one in check.contributed(made, key, state, consumers):
                 if isinstance(one, Discrepancy):
                     yield self._wrong(one)
                 elif self._sampled(one.consumer, one.group):
@@ -104,7 +104,7 @@ class Auditor:
         for entry, raw in self._cut.scan(name, ROW, after(ROW), shard=shard):
             yield entry[len(ROW) :], raw
 
-    def _state(self, name: str, shard: int, made: Sender, kind: StateKind, row_key: bytes, raw: bytes, whole: bool = False) -> Any:
+    def _state(self, name: str, shard: int, made: ViewOperator, kind: StateKind, row_key: bytes, raw: bytes, whole: bool = False) -> Any:
         """The state of a row. whole: with all entries beside it; otherwise with those that its documents are made of."""
         state = kind.decode(decode_row(raw).state)
         for field, sub in kind.maps(state):
@@ -124,7 +124,7 @@ class Auditor:
             return
         name, shard = self._plan.consumers[part // self._plan.shards], part % self._plan.shards
         consumer, _ = self._make(name)
-        assert isinstance(consumer, (ViewGroup, Join))
+        assert isinstance(consumer, (Aggregate, Join))
         generation = self._plan.manifest.builds[name].active
         judgement = Judgement(name)
         strays = dict.fromkeys(self._strays(name, shard))
@@ -148,7 +148,7 @@ class Auditor:
         yield judgement
 
     def _compared(
-        self, name: str, shard: int, consumer: ViewGroup | Join, row_key: bytes, raw: bytes | None, expected: Expected, generation: int
+        self, name: str, shard: int, consumer: Aggregate | Join, row_key: bytes, raw: bytes | None, expected: Expected, generation: int
     ) -> Iterator[Discrepancy]:
         text, row = row_key.decode(), None
         if raw is not None:
@@ -224,24 +224,24 @@ def _merged(
 
 
 def checked_here(
-    program: Program, log: ManifestLog, plan: AuditPlan, told: Callable[[str, int], None] = lambda sender, rows: None
-) -> AuditReport:
+    program: Program, log: ManifestLog, plan: CheckPlan, told: Callable[[str, int], None] = lambda sender, rows: None
+) -> CheckReport:
     """The check in this process. told: hears how many rows of a sender's shards have been mapped, now and then."""
     with AsOf(CommittedState(log), plan.manifest) as cut:
-        auditor = Auditor(program, plan, cut)
+        checker = Checker(program, plan, cut)
         parts: dict[int, list[Given]] = {}
         for sender in plan.senders:
             for shard in range(plan.shards):
-                for part, *given in auditor.stated(sender, shard):
+                for part, *given in checker.stated(sender, shard):
                     parts.setdefault(part, []).append(tuple(given))  # type: ignore[arg-type]
                 told(sender, sum(one.keys for one in plan.manifest.computations[sender].shards[: shard + 1]))
-        found = (one for part in range(plan.parts) for one in auditor.judged(part, sorted(parts.pop(part, []))))
+        found = (one for part in range(plan.parts) for one in checker.judged(part, sorted(parts.pop(part, []))))
         return _report(plan, found)
 
 
 def checked_on_spark(
-    program: Program, log: ManifestLog, plan: AuditPlan, spark: Any, storage_options: dict[str, Any] | None = None
-) -> AuditReport:
+    program: Program, log: ManifestLog, plan: CheckPlan, spark: Any, storage_options: dict[str, Any] | None = None
+) -> CheckReport:
     """The check as a batch job of Spark's."""
     from millstream.engine.spark import pickling
     from millstream.engine.spark.two_stage_job import two_steps
@@ -252,33 +252,33 @@ def checked_on_spark(
     return _report(plan, map(pickle.loads, bodies))
 
 
-def _auditor(order: Any) -> Auditor:
+def _checker_of(order: Any) -> Checker:
     """In a task: the same, of what the driver has sent."""
     from millstream.engine.spark import pickling
 
     program, plan, url, options = order
-    decoded = msgspec.msgpack.decode(plan, type=AuditPlan)
+    decoded = msgspec.msgpack.decode(plan, type=CheckPlan)
     cut = AsOf(CommittedState(ManifestLog(open_storage(url, options))), decoded.manifest)
-    return Auditor(pickling.loads(program), decoded, cut)
+    return Checker(pickling.loads(program), decoded, cut)
 
 
 def _stating(order: Any, parts: int, piece: tuple[str, int]) -> Iterator[Stated]:
     try:
-        yield from _auditor(order).stated(*piece)
+        yield from _checker_of(order).stated(*piece)
     except MillstreamError as error:
         yield parts - 1, b"", b"", pickle.dumps(_Failure(travelling_name(error), str(error)))
 
 
 def _judging(order: Any, part: int, given: Iterable[Given]) -> Iterator[bytes]:
     try:
-        for one in _auditor(order).judged(part, given):
+        for one in _checker_of(order).judged(part, given):
             yield pickle.dumps(one)
     except MillstreamError as error:
         yield pickle.dumps(_Failure(travelling_name(error), str(error)))
 
 
-def _report(plan: AuditPlan, found: Iterable[Any]) -> AuditReport:
-    report = AuditReport(plan.manifest.epoch, {name: Judgement(name) for name in plan.consumers}, plan.skipped)
+def _report(plan: CheckPlan, found: Iterable[Any]) -> CheckReport:
+    report = CheckReport(plan.manifest.epoch, {name: Judgement(name) for name in plan.consumers}, plan.skipped)
     for one in found:
         if isinstance(one, _Failure):
             raise BY_NAME.get(one.name, MillstreamError)(one.text)
