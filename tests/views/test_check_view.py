@@ -9,9 +9,9 @@ from typing import Any
 
 import msgspec
 import pytest
-from test_model import Model, pipeline_of
 from viewjob import people
 from viewkit import SCHEMA, Recorded, user
+from viewmodel import Model, pipeline_of
 
 import millstream as ms
 from effort import some

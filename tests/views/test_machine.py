@@ -9,7 +9,7 @@ import pytest
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
-from test_model import Users, chain, compare, encode, expected, latest, pipeline_of
+from viewmodel import Users, chain, compare, encode, expected, latest, pipeline_of
 
 import millstream as ms
 from effort import some

@@ -13,8 +13,8 @@ import pyarrow as pa
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from test_model import Model, pipeline_of
 from viewkit import SCHEMA, Recorded, user
+from viewmodel import Model, pipeline_of
 
 import millstream as ms
 from effort import some

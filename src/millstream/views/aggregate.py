@@ -26,7 +26,7 @@ from millstream.errors import HookError
 from millstream.reducers import Reducer
 from millstream.views import invertible
 from millstream.views.agg_tree import DoesNotReduce, Tree, compact_all, depth
-from millstream.views.change import RESTATED, UPDATE, Document, unchanged, unpacked
+from millstream.views.change import INSERT, RESTATED, UPDATE, Document, unchanged, unpacked
 from millstream.views.distinct import ReferenceIndex
 from millstream.views.operator import Sending, ViewOperator
 
@@ -136,7 +136,7 @@ class Aggregate(ViewOperator):
                     del inline[origin]
             if how & RESTATED:
                 row.restated = True
-            elif (old is None) != (how == 0):
+            elif (old is None) != (how == INSERT):
                 wrong += 1
             if old is not None:
                 removed += old
@@ -253,7 +253,7 @@ class Aggregate(ViewOperator):
             return
         was = [Document(self.key, value) for value in prev]
         now = was if is_same else [Document(self.key, value) for value in next]
-        self.send(self.origin, was, now, restated)
+        self.send(self.origin, was, now, unchanged=is_same, restated=restated)
         if not is_same:
             self.tally("changes")
             if bool(prev) != bool(next):

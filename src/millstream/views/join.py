@@ -145,7 +145,7 @@ class Join(ViewOperator):
             again = row.restated_right or origin in row.restated
             if prev != next or again or self.is_scanned:
                 sender = key_text((self.key, key)) if self._visit.guards.sender else origin
-                self.send(sender, prev, prev if prev == next else next, again)
+                self.send(sender, prev, next, unchanged=prev == next, restated=again)
                 self.tally("changes", prev != next)
 
     def _documents(self, key: Any, values: Sequence[Any], right: Sequence[Any]) -> list[Document]:

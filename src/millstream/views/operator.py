@@ -90,19 +90,18 @@ class ViewOperator(Computation):
         """Whether the visit at hand may be a scan's."""
         return bool(self._visit.scans)
 
-    def send(self, origin: str, prev: Sequence[Document], next: Sequence[Document], restated: bool = False) -> None:
-        """Tells all consumers that the documents of a row were these and are those. The same list twice: nothing has changed, and only whoever is being
-        filled hears of it."""
-        is_same = prev is next and not restated
+    def send(
+        self, origin: str, prev: Sequence[Document], next: Sequence[Document], *, unchanged: bool = False, restated: bool = False
+    ) -> None:
+        """Tells all consumers that the documents of a row were these and are those. unchanged: they are the same, and only a consumer that is being filled
+        hears of them. restated: consumers hear of them in any case, and say them again in turn."""
+        is_silent = unchanged and not restated
         for at, downstream in enumerate(self.downstreams):
             before = prev
-            if downstream.consumer in self._visit.builds:
-                place = self._place(downstream.consumer)
-                if place == AHEAD:
-                    continue
-                if place == NOW:
-                    before = ()
-            if is_same and before is prev:
+            place = self._place(downstream.consumer) if downstream.consumer in self._visit.builds else BEHIND
+            if place == NOW:
+                before = ()
+            elif is_silent or place == AHEAD:
                 continue
             if downstream.right:
                 self._hand_over(downstream, before, next, restated)
@@ -112,7 +111,7 @@ class ViewOperator(Computation):
                 self._tell(at, downstream, origin, before, next, restated)
 
     def _tell_one(self, at: int, downstream: Downstream, origin: str, prev: Document, next: Document) -> None:
-        """The same as `_tell` for the most frequent case: a document that is there before and after, and gives one pair."""
+        """What `_tell` does, for the most frequent case: a document that is there before and after, and gives one pair."""
         single = self.singles[at]
         assert single is not None
         try:

@@ -120,13 +120,12 @@ class DocumentTable(ViewOperator):
         if before != body or is_newer or state.restated or is_scanned:
             key = self.key
             prev = [] if before is None else [Document(key, self.decode(before), state.version)]
-            if body == before and not is_newer:
-                next = prev
-            elif body is None:
-                next = []
+            is_same = body == before and not is_newer
+            if is_same or body is None:
+                next = prev if is_same else []
             else:
                 next = [Document(key, state.document if state.document is not None else self.decode(body), version)]
-            self.send(self.origin, prev, next, state.restated)
+            self.send(self.origin, prev, next, unchanged=is_same, restated=state.restated)
             if before != body:
                 self.tally("changes")
                 if (before is None) != (body is None):

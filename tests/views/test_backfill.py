@@ -6,7 +6,7 @@ import random
 from typing import Any
 
 import pytest
-from test_model import Model
+from viewmodel import Model
 
 import millstream as ms
 from effort import some
