@@ -260,7 +260,7 @@ def _several(spark: Any, meter: cpu.Meter, root: Path, options: argparse.Namespa
 
 
 def _rebuild(spark: Any, root: Path, options: argparse.Namespace) -> dict[str, float]:
-    """A changed version: documents per second of the sweep against those of the load."""
+    """A changed version: documents per second of the scan against those of the load."""
     folder = _some(root, root / "data", "rebuild-data", max(2, -(-options.users // options.per_file)))
     work = jobs.fresh(root / "rebuild")
     epochs, _ = run(spark, folder, work)
@@ -270,8 +270,8 @@ def _rebuild(spark: Any, root: Path, options: argparse.Namespace) -> dict[str, f
     seconds = time.perf_counter() - began
     state = handle.status()
     rows = sum(epoch.rows for epoch in epochs)
-    print(f"load {loading:,.0f} documents/s, sweep {rows / seconds:,.0f}/s with start and end of the run; {state}", flush=True)
-    return {"sweep_vs_load": round(rows / seconds / loading, 2)}
+    print(f"load {loading:,.0f} documents/s, scan {rows / seconds:,.0f}/s with start and end of the run; {state}", flush=True)
+    return {"scan_vs_load": round(rows / seconds / loading, 2)}
 
 
 # --- one group

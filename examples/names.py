@@ -48,7 +48,7 @@ users = pipeline.table("users", source, key="id", version="ts", deleted="gone")
 names = users.by("name").reduce(ms.count(), name="names")
 sizes = names.by(size).reduce(name="sizes", names=ms.count(), people=ms.sum())
 pipeline.publish(names, ms.sinks.files(FOLDER / "names"))
-pipeline.publish(sizes, ms.sinks.files(FOLDER / "sizes"), as_="latest")
+pipeline.publish(sizes, ms.sinks.files(FOLDER / "sizes"), mode="latest")
 
 if __name__ == "__main__":
     pipeline.run(checkpoint=FOLDER / "checkpoint", available_now=True).await_termination()

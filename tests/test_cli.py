@@ -26,8 +26,9 @@ from millstream.simulation.local import LocalEngine
 from millstream.state import heartbeat
 from millstream.state.manifest import Manifest
 from millstream.state.manifest_log import ManifestLog
+from millstream.state.reader import latest, steady
 from millstream.state.storage import LocalStorage, open_storage
-from millstream.status import inspect, view
+from millstream.status import render, report
 
 NOON = 1_714_564_800_000  # 2024-05-01 12:00 UTC
 
@@ -342,14 +343,14 @@ def test_status_as_json_has_the_same_facts(busy: str, capsys: pytest.CaptureFixt
 
 
 def test_views_of_a_run_in_trouble(busy: str) -> None:
-    status = inspect.overview(ManifestLog(LocalStorage(Path(busy)))).status
-    text = view.line(status)
+    status = report.overview(ManifestLog(LocalStorage(Path(busy)))).status
+    text = render.line(status)
     assert "1 late, 1 duplicate dropped, " in text and " waiting, 1 dead letter, stored: windows → FailsOnce" in text
     status.refused = 2
     for width in (60, 200):
         console = Console(width=width, force_terminal=True, color_system=None, highlight=False)
         with console.capture() as captured:
-            console.print(view.progress(status))
+            console.print(render.progress(status))
         drawn = " ".join(captured.get().split())
         assert "2 writes of replaced runs refused" in drawn and "held back by" in drawn and "stored: its consumer failed" in drawn
 
@@ -442,7 +443,7 @@ def test_pickles_are_loaded_only_on_demand(checkpoint: str, capsys: pytest.Captu
 def test_bytes_that_cannot_be_loaded_are_told_not_raised() -> None:
     for codec, raw in (("pickle", b"cno_such_module\nThing\n."), ("msgpack", b"\xc1"), ("mine", b"?")):
         found = listing.decoder(codec, unpickle=True)(raw)
-        assert isinstance(found, inspect.Opaque) and found.codec == codec and str(len(raw)) in str(found)
+        assert isinstance(found, listing.Opaque) and found.codec == codec and str(len(raw)) in str(found)
 
 
 def test_an_unknown_computation_names_the_known_ones(checkpoint: str, capsys: pytest.CaptureFixture[str]) -> None:
@@ -472,9 +473,9 @@ def test_large_state_agrees_with_the_engine(tmp_path: Path, capsys: pytest.Captu
             engine.push("words", {"word": f"w{n:05d}", "at": NOON + epoch * 40_000})
         engine.run_epoch()
     expected = engine.local.state("Count")
-    found = inspect.steady(engine.log, lambda m: inspect.listed(m, "Count", 100_000))
+    found = steady(engine.log, lambda m: listing.listed(m, "Count", 100_000))
     assert {r.key: r.state for r in found.rows} == expected and found.keys == len(expected) == 9_000
-    first = inspect.steady(engine.log, lambda m: inspect.listed(m, "Count", 10))
+    first = steady(engine.log, lambda m: listing.listed(m, "Count", 10))
     assert [r.key for r in first.rows] == sorted(expected)[:10]
     out = called(capsys, "state", str(tmp_path), "Count", "--key", "w04321")
     assert "1 more" not in out and "'w04321'" in out
@@ -493,7 +494,7 @@ def test_objects_that_are_collected_meanwhile(engine: Recorded) -> None:
             raise DamageError("units/x is missing")
         return manifest.epoch
 
-    assert inspect.steady(log, read) == 4 and tries == [2, 3, 4]
+    assert steady(log, read) == 4 and tries == [2, 3, 4]
 
 
 def test_an_object_that_the_newest_manifest_misses_is_damage(engine: Recorded, capsys: pytest.CaptureFixture[str]) -> None:
@@ -506,7 +507,7 @@ def test_a_manifest_that_is_collected_meanwhile(engine: Recorded, monkeypatch: p
     answers = [[0], [1, 2], [1, 2]]
     engine.log.storage.delete(["manifests/00000000000000000000.json"])
     monkeypatch.setattr(engine.log, "epochs", lambda: answers.pop(0))
-    found = inspect.latest(engine.log)
+    found = latest(engine.log)
     assert found is not None and found.epoch == 2 and not answers
 
 
@@ -514,33 +515,33 @@ def test_a_manifest_that_is_collected_meanwhile(engine: Recorded, monkeypatch: p
 
 
 def test_numbers_are_never_cut_in_a_narrow_terminal(engine: Recorded) -> None:
-    found = inspect.overview(engine.log)
+    found = report.overview(engine.log)
     for one in found.status.computations:
         one.records = one.produced = 1_234_567
     console = Console(width=80, force_terminal=True, color_system=None, highlight=False)
     with console.capture() as captured:
-        console.print(view.overview(found))
-        console.print(view.progress(found.status))
+        console.print(render.overview(found))
+        console.print(render.progress(found.status))
     assert captured.get().count("1,234,567") == 4 * 7 and "…" not in captured.get()
 
 
 def test_the_line_of_a_log(engine: Recorded) -> None:
-    status = inspect.overview(engine.log).status
-    text = view.line(status)
+    status = report.overview(engine.log).status
+    text = render.line(status)
     assert text.startswith("words: epoch 2, 5 records, ")
     assert "low watermark 2024-05-01T11:59:59.500Z (lag 5.5 s)" in text
-    before = view.changes(status)
+    before = render.changes(status)
     status.epoch, status.epoch_millis = 3, 9.0
-    assert view.changes(status) == before
+    assert render.changes(status) == before
     status.records += 1
-    assert view.changes(status) != before
+    assert render.changes(status) != before
 
 
 def test_a_pipeline_that_has_no_epoch_yet(tmp_path: Path) -> None:
-    status = inspect.overview(Recorded(words_pipeline(), tmp_path).log).status
-    assert view.line(status) == "words: waiting for the first epoch"
-    assert "waiting for the first epoch" in str(view.progress(status))
-    assert view.moment(BEGINNING) == "beginning" and view.moment(ms.END) == "end"
+    status = report.overview(Recorded(words_pipeline(), tmp_path).log).status
+    assert render.line(status) == "words: waiting for the first epoch"
+    assert "waiting for the first epoch" in str(render.progress(status))
+    assert render.moment(BEGINNING) == "beginning" and render.moment(ms.END) == "end"
 
 
 # --- the command line itself
@@ -759,7 +760,7 @@ def test_the_schema_of_the_status_is_what_the_status_says(capsys: pytest.Capture
     schema = json.loads(capsys.readouterr().out)["$defs"]
     ManifestLog(LocalStorage(tmp_path)).identify("p", 1, 1, ["in"])
     assert main(["status", str(tmp_path), "--json"]) == 0
-    msgspec.convert(json.loads(capsys.readouterr().out), inspect.Overview)
+    msgspec.convert(json.loads(capsys.readouterr().out), report.Overview)
     fields = {name for one in schema.values() for name in one["properties"]}
     table = (
         (Path(__file__).parent.parent / "docs" / "operations.md").read_text().partition("**For programs.**")[2].partition("In a program")[0]

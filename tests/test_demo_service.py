@@ -12,10 +12,10 @@ from rich.console import Console
 from demos.asked import run
 from demos.asked.judge import AnswerJudge
 from demos.model import Model
+from millstream.readable import listing as readable
 from millstream.state.manifest_log import ManifestLog
 from millstream.state.reader import CommittedState
 from millstream.state.storage import open_storage
-from millstream.status import inspect
 from support import small_checkpoint
 
 
@@ -30,8 +30,8 @@ def test_the_judge_takes_what_the_checkpoint_says_and_nothing_else(checkpoint: P
     assert manifest is not None
     computation = sorted(manifest.computations)[0]
     with CommittedState(log).at(manifest.epoch) as cut:
-        listing = inspect.plain_listing(inspect.listed(cut, computation, 1))
-        row = inspect.plain_listing(inspect.looked_up(cut, computation, [listing["rows"][0]["key"]]))["rows"][0]
+        listing = readable.plain_listing(readable.listed(cut, computation, 1))
+        row = readable.plain_listing(readable.looked_up(cut, computation, [listing["rows"][0]["key"]]))["rows"][0]
     judge = AnswerJudge(checkpoint)
     key = row["key"]
     assert judge.compare(computation, key, manifest.epoch, msgspec.json.encode(row)) is True

@@ -133,7 +133,7 @@ def test_names(here: Path) -> None:
     for file in sorted(Path(source).iterdir()):
         runner.push("users", *[json.loads(line) for line in file.read_text().splitlines()])
         runner.epoch()
-    changes = [(key, change["prev"], change["next"]) for key, change, _ in runner.output("names~told")]
+    changes = [(key, change["prev"], change["next"]) for key, change, _ in runner.output("names~changelog")]
     assert ("Sue", 33, 33) not in changes and ("Joe", 4, 5) not in changes  # nobody hears of Joe
     assert ("Tod", 1, 2) in changes and ("Sam", 1, None) in changes
     assert runner.view("names") == {"Sue": 32, "Joe": 4, "Tod": 2, "Bob": 2}

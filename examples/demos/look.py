@@ -19,8 +19,7 @@ from millstream.core.time import BEGINNING, END
 from millstream.errors import CheckpointError
 from millstream.state.manifest_log import ManifestLog
 from millstream.state.storage import open_storage
-from millstream.status import inspect
-from millstream.status.report import Status
+from millstream.status.report import Status, overview
 
 UNDISTURBED_LOG = "undisturbed.log"
 
@@ -88,7 +87,7 @@ class Onlooker:
         if not epochs or (before is not None and epochs[-1] == before.epoch):
             return
         try:
-            self._latest = now = inspect.overview(self._log).status
+            self._latest = now = overview(self._log).status
         except CheckpointError:
             return
         seconds, self._latest_at = time.monotonic() - self._latest_at, time.monotonic()

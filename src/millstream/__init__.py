@@ -12,25 +12,26 @@ from millstream.core.topology import ADAPTIVE, DEAD_LETTER, FAIL, PRODUCED, STRO
 from millstream.pipeline import Pipeline, Stream
 from millstream.reducers import (
     Reducer,
-    any,
+    any_value,
     bottom,
     collect,
     count,
-    distinct,
+    count_distinct,
     first,
     last,
-    max,
     mean,
-    min,
     stats,
-    sum,
     top,
 )
+from millstream.reducers import max as max
+from millstream.reducers import min as min
+from millstream.reducers import sum as sum
 from millstream.state import codec as codecs
 from millstream.views import cdc as changes
 
 __version__ = "0.1.0"
 
+#: ms.sum, ms.min and ms.max are not in it: `from millstream import *` is to shadow no builtin.
 __all__ = [
     "ADAPTIVE",
     "BEGINNING",
@@ -50,26 +51,23 @@ __all__ = [
     "Reducer",
     "Stream",
     "Timer",
-    "any",
+    "any_value",
     "bottom",
     "changes",
     "codecs",
     "collect",
     "connector",
     "count",
+    "count_distinct",
     "dedup",
-    "distinct",
     "errors",
     "first",
     "last",
-    "max",
     "mean",
-    "min",
     "service",
     "sinks",
     "sources",
     "stats",
-    "sum",
     "testing",
     "top",
     "views",

@@ -21,10 +21,10 @@ import msgspec
 
 from millstream.engine.program import Compiled, Program
 from millstream.errors import DefinitionError
+from millstream.readable import relations
 from millstream.state import compaction, heartbeat
 from millstream.state.queries import states
 from millstream.state.reader import steady
-from millstream.status import tables
 from millstream.status.narrator import Narrator
 from millstream.status.report import Status, status_of
 
@@ -161,7 +161,7 @@ class Handle:
     def view(self, name: str, key: Any = None) -> Any:
         """What a table, view or join shows, as committed: by key, or with a key one row (None if there is none). For looking at a small one by hand;
         `ms.views.read` gives a large one as Arrow."""
-        found = steady(self._epochs.log, lambda cut: tables.by_key(tables.shown(cut, name, key=key)))
+        found = steady(self._epochs.log, lambda cut: relations.by_key(relations.shown(cut, name, key=key)))
         return found if key is None else found.get(key)
 
     def output(self, stream: str | None = None) -> list[tuple[Any, Any, int]]:

@@ -35,7 +35,9 @@ from millstream.sources.fields import check_injector, check_keys, table_fields
 from millstream.state.codec import msgpack
 from millstream.views import cdc
 from millstream.views.cdc import Feed
-from millstream.views.dsl import CHANGES, LATEST, TOLD, Joined, PipelineTable, Relation, View, compiled
+from millstream.views.compile import compiled
+from millstream.views.dsl import Joined, PipelineTable, Relation, View
+from millstream.views.operator import CHANGELOG, CHANGES, LATEST
 from millstream.views.table import TableRules
 
 if TYPE_CHECKING:
@@ -256,7 +258,7 @@ class Pipeline:
     def dead_letters(self, computation: str) -> Stream:
         """The stream of what made a computation's hooks raise. Its values are dicts: stream, value, timestamp, id, computation, error, traceback."""
         relation = next((relation for relation in self._relations if relation.name == computation), None)
-        if isinstance(relation, (PipelineTable, View)) and relation.on_error == DEAD_LETTER:
+        if isinstance(relation, PipelineTable | View) and relation.on_error == DEAD_LETTER:
             return Stream(dead_letters(computation), self)
         spec = next((spec for spec in self._computations if spec.name == computation), None)
         if spec is None or spec.dead_letters is None:
@@ -365,19 +367,19 @@ class Pipeline:
         self._expressions[text] = partial(feed.key_of, key)
         return text
 
-    def publish(self, relation: Relation, sink: Sink, *, as_: str = "changes", ids: bool = False) -> None:
+    def publish(self, relation: Relation, sink: Sink, *, mode: str = "changes", ids: bool = False) -> None:
         """Sends the changes of a table, a view or a join to a sink: at most one row per key and epoch.
 
-        as_: "changes" gives rows whose value has `prev` and `next` (null: there was, or is, no such row); "latest" gives what is now, null when it is gone.
+        mode: "changes" gives rows whose value has `prev` and `next` (null: there was, or is, no such row); "latest" gives what is now, null when it is gone.
         """
         if not isinstance(relation, Relation):
             raise DefinitionError(f"publish({relation!r}): give a table, a view or a join; streams go to sinks with emit")
         if relation.pipeline is not self:
             raise DefinitionError(f"publish: {relation!r} belongs to another pipeline")
-        if as_ not in (CHANGES, LATEST):
-            raise DefinitionError(f'publish({relation.name!r}, as_={as_!r}): use "changes" or "latest"')
+        if mode not in (CHANGES, LATEST):
+            raise DefinitionError(f'publish({relation.name!r}, mode={mode!r}): use "changes" or "latest"')
         shown = relation.collected() if isinstance(relation, Joined) else relation
-        self._emit_as(relation.name, shown.show(TOLD if as_ == CHANGES else LATEST), sink, ids)
+        self._emit_as(relation.name, shown.show(CHANGELOG if mode == CHANGES else LATEST), sink, ids)
 
     def _define(self, relation: Relation) -> None:
         self._check_free(relation.name, "table or view")

@@ -13,7 +13,7 @@ import msgspec
 import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
-from reducerkit import decimals, finite, fraction_sum, ints, numbers, plain_floats, reduced, rounded, same, shown, wild_floats
+from reducerkit import decimals, finite, fraction_sum, ints, numbers, reduced, rounded, same, shown
 
 import millstream as ms
 from effort import some
@@ -98,25 +98,10 @@ def test_the_form_of_a_sum_follows_from_the_number_alone(ones: list[Any], others
         assert not [one for one in (x if isinstance(x, list) else [x]) if repr(one) == "-0.0"]
 
 
-@settings(max_examples=some(120), deadline=None)
-@given(st.lists(wild_floats | plain_floats, min_size=2, max_size=10))
-def test_each_float_of_a_sum_is_the_nearest_to_what_those_before_it_leave(values: list[float]) -> None:
-    total = reduced(ms.sum(), values)
-    left = fraction_sum(values)
-    if isinstance(total, list):
-        assert total[0] == len(values)
-        for x in total[1:]:
-            assert x == rounded(left)
-            left -= Fraction(x)
-        assert left == 0 and 0.0 not in total[2:]
-    else:
-        assert isinstance(total, dict) and math.isinf(rounded(left))
-
-
 def test_sums_are_small_where_they_can_be() -> None:
     lift, fold = ms.sum().lift, ms.sum().fold
     assert [lift(7), lift(0.5), lift(True)] == [7, 0.5, 1]
-    assert fold([0.5, 0.25]) == [2, 0.75] and fold([2**63 - 1, 1]) == bytes([0, 128, *[0] * 7])
+    assert fold([0.5, 0.25]) == [2, 2, 3, -2] and fold([2**63 - 1, 1]) == [2, 0, 1, 63]
     assert ms.sum().remove(fold([2**63 - 1, 1]), 1) == 2**63 - 1
     assert len(msgspec.msgpack.encode(fold([0.1] * 1000))) <= 22
 
@@ -144,7 +129,7 @@ def test_decimals_that_are_no_numbers_can_be_taken_away_again() -> None:
     assert reducer.show(total).is_nan()
 
 
-@pytest.mark.parametrize("one", [0.5, [2, 0.5], float("inf")])
+@pytest.mark.parametrize("one", [0.5, [2, 2, 1, -1], float("inf")])
 @pytest.mark.parametrize("other", [Decimal("0.5"), Decimal("NaN")])
 def test_a_float_and_a_decimal_do_not_mix(one: Any, other: Any) -> None:
     reducer = ms.sum()
@@ -242,7 +227,7 @@ def test_stats_of_special_values() -> None:
 def test_a_sum_beyond_the_range_of_floats_is_infinite_and_comes_back() -> None:
     reducer = ms.sum()
     total = reducer.fold(map(reducer.lift, [1e308, 1e308, 10**400]))
-    assert reducer.show(total) == float("inf") and total["n"] == 2
+    assert reducer.show(total) == float("inf") and total[1] == 2
     total = reducer.remove(total, reducer.lift(10**400))
     assert reducer.show(reducer.remove(total, 1e308)) == 1e308
     assert reducer.show(reducer.fold(map(reducer.lift, [-1e308, -1e308]))) == float("-inf")
@@ -253,12 +238,8 @@ def test_ties_of_rounding_that_a_third_float_breaks() -> None:
     rng = random.Random(7)
     units = [2.0**power for power in (0, 1, 2, 52, 53, 54, 105, 106, 107, 108, 160)]
     mantissas = [1.0, 3.0, 2.0**53 - 1, 2.0**52 + 1, 2.0**53 - 2]
-    longest = 0
     for _ in range(some(3_000)):
         values = [rng.choice((1, -1)) * rng.choice(mantissas) * rng.choice(units) * 2.0**-60 for _ in range(rng.randint(2, 8))]
         total = reduced(ms.sum(), values)
         assert same(total, ms.sum().fold(values))
-        assert same(total, exact.dyadic_form(*exact.dyadic(total)))  # by integers, which round nothing
         assert ms.sum().show(total) == math.fsum(values)
-        longest = max(longest, len(total) if isinstance(total, list) else 0)
-    assert longest >= 5

@@ -42,10 +42,10 @@ BUILTIN = [
     ms.first("name"),
     ms.last("age", by="at"),
     ms.last(),
-    ms.distinct("name"),
-    ms.distinct(),
-    ms.any("age"),
-    ms.any(),
+    ms.count_distinct("name"),
+    ms.count_distinct(),
+    ms.any_value("age"),
+    ms.any_value(),
     ms.collect("age", limit=3),
     ms.collect(),
     Several({"n": ms.count(), "age": ms.sum("age"), "x": ms.mean("x")}),
@@ -310,7 +310,7 @@ def test_the_message_names_the_law_the_values_and_both_results() -> None:
 
 
 def test_what_is_opaque_in_the_values_may_be_in_the_parts() -> None:
-    ms.testing.assert_reducer(ms.any(), [{"t": (1, 2), "big": 2**70}, {"t": (1, 3), "big": 2**70}])
+    ms.testing.assert_reducer(ms.any_value(), [{"t": (1, 2), "big": 2**70}, {"t": (1, 3), "big": 2**70}])
     ms.testing.assert_reducer(ms.max(), [datetime(2020, 1, 1), datetime(2021, 1, 1)])
 
 

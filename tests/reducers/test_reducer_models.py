@@ -129,21 +129,27 @@ def test_first_and_last_by_version(values: list[Any], rng: random.Random) -> Non
 @given(st.lists(anything, max_size=8), shuffler)
 def test_distinct_any_and_collect_of_anything(values: list[Any], rng: random.Random) -> None:
     there = [value for value in values if value is not None]
-    check(ms.distinct(), values, rng, len({identity(value) for value in there}))
-    check(ms.any(), values, rng, min(there, key=order_key, default=None))
+    check(ms.count_distinct(), values, rng, len({identity(value) for value in there}))
+    check(ms.any_value(), values, rng, min(there, key=order_key, default=None))
     check(ms.collect(limit=3), values, rng, sorted(there, key=order_key)[:3])
     check(ms.collect(), values, rng, sorted(there, key=order_key))
+
+
+def test_collect_cuts_where_a_limit_was_given_and_refuses_to_cut_elsewhere() -> None:
+    assert shown(ms.collect(limit=2), [3, 1, 2]) == [1, 2] and len(shown(ms.collect(), list(range(10_000)))) == 10_000
+    with pytest.raises(ms.errors.HookError, match=r"collect\(\): a group has more than 10,000 values. With limit=N"):
+        ms.collect().fold([[n] for n in range(10_001)])
 
 
 @settings(max_examples=some(60), deadline=None)
 @given(st.lists(st.text("ab", max_size=2) | st.integers(-2, 2) | floats | st.booleans() | st.tuples(st.integers(0, 1))))
 def test_distinct_counts_what_a_set_would(values: list[Any]) -> None:
     nans = [value for value in values if value != value]
-    assert shown(ms.distinct(), values) == len({value for value in values if value == value}) + bool(nans)
+    assert shown(ms.count_distinct(), values) == len({value for value in values if value == value}) + bool(nans)
 
 
 def test_the_references_to_the_texts_of_distinct_can_be_counted_instead() -> None:
-    reducer = ms.distinct("name")
+    reducer = ms.count_distinct("name")
     assert reducer.indexed and not ms.collect().indexed
     parts = [reducer.lift({"name": name}) for name in ("Sue", "Joe", "Sue")]
     assert all(len(part) == 1 for part in parts)
@@ -173,7 +179,7 @@ def test_several_with_an_inverse_are_what_each_would_be_alone(steps: list[tuple[
 @settings(max_examples=some(60), deadline=None)
 @given(st.lists(people, max_size=8), shuffler)
 def test_several_without_an_inverse(values: list[Any], rng: random.Random) -> None:
-    members = {"age": ms.stats("age"), "names": ms.distinct("name"), "oldest": ms.top(2, "name", by="age"), "sum": ms.sum("age")}
+    members = {"age": ms.stats("age"), "names": ms.count_distinct("name"), "oldest": ms.top(2, "name", by="age"), "sum": ms.sum("age")}
     reducer = Several(members)
     assert reducer.remove is None and Several({"n": ms.count(), "age": ms.sum("age")}).remove is not None
     check(reducer, values, rng, {name: shown(member, values) for name, member in members.items()})
@@ -183,7 +189,7 @@ def test_several_without_an_inverse(values: list[Any], rng: random.Random) -> No
 
 
 def test_a_value_that_all_skip_has_no_part() -> None:
-    assert Several({"age": ms.sum("age"), "name": ms.any("name")}).lift({"age": None, "name": None}) is None
+    assert Several({"age": ms.sum("age"), "name": ms.any_value("name")}).lift({"age": None, "name": None}) is None
 
 
 def test_several_hand_the_order_on_to_those_that_want_it() -> None:
@@ -203,8 +209,8 @@ def test_what_is_shown_of_nothing() -> None:
         ms.max(),
         ms.first(),
         ms.last(),
-        ms.distinct(),
-        ms.any(),
+        ms.count_distinct(),
+        ms.any_value(),
         ms.collect(),
         ms.top(1),
         ms.bottom(1),
@@ -215,7 +221,7 @@ def test_what_is_shown_of_nothing() -> None:
 
 def test_what_has_an_inverse() -> None:
     with_one = [one.name for one in (ms.count(), ms.sum(), ms.mean(), ms.stats(), ms.min(), ms.max(), ms.top(1), ms.bottom(1), ms.first(), ms.last(),
-                                     ms.distinct(), ms.any(), ms.collect()) if one.remove is not None]  # fmt: skip
+                                     ms.count_distinct(), ms.any_value(), ms.collect()) if one.remove is not None]  # fmt: skip
     assert with_one == ["count", "sum", "mean"]
 
 

@@ -14,9 +14,9 @@ from livekit import got, header, run, scanned, served
 import millstream as ms
 from effort import some
 from millstream.core.keys import key_bytes
+from millstream.readable import relations
 from millstream.readable.relations import plain_row
 from millstream.service.proto import service_pb2 as pb
-from millstream.status import tables
 
 sys.path.insert(0, str(Path(__file__).parent.parent / "views"))
 import viewkit
@@ -30,7 +30,7 @@ def people(version: int = 1, by: Any = "name") -> ms.Pipeline:
 
 
 def shown(recorded: viewkit.Recorded, name: str, epoch: int) -> dict[bytes, Any]:
-    rows = tables.at(recorded.log, epoch, lambda cut: list(tables.shown(cut, name)))
+    rows = relations.at(recorded.log, epoch, lambda cut: list(relations.shown(cut, name)))
     return {key_bytes(row.key): plain_row(row, name == "users") for row in rows}
 
 
@@ -55,7 +55,7 @@ def test_a_replayed_watch_is_what_is_shown_through_a_rebuild(tmp_path, seed: int
             resets = 0
             for step in range(20):
                 if step == 6:
-                    recorded.become(people(2, lambda row: row.value["name"].lower()), portion=2)
+                    recorded.become(people(2, lambda row: row.value["name"].lower()), chunk=2)
                 epoch()
                 newest = recorded.latest.epoch
                 for name in known:

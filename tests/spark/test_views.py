@@ -52,7 +52,7 @@ def people(work: Path) -> ms.Pipeline:
     pairs = users.by("age").join(users, how="left", name="pairs")
     friends = pairs.by(lambda row: (row.value["right"] or {"name": "nobody"})["name"]).reduce(ms.count(), name="friends")
     for view in (names, ages, sizes, friends):
-        pipeline.publish(view, ms.sinks.files(work / view.name, format="json"), as_="latest")
+        pipeline.publish(view, ms.sinks.files(work / view.name, format="json"), mode="latest")
     pipeline.publish(names, ms.sinks.files(work / "changes", format="json"))
     return pipeline
 
@@ -127,8 +127,8 @@ def test_views_are_what_sql_says_of_the_same_files(spark: Any, tmp_path: Path) -
 
 
 def test_a_changed_view_and_a_new_one_are_filled_beside_the_old(spark: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(backfill, "FIRST_PORTION", 40)
-    monkeypatch.setattr(backfill, "_portion", lambda portion, millis: 40)
+    monkeypatch.setattr(backfill, "FIRST_CHUNK", 40)
+    monkeypatch.setattr(backfill, "_chunk", lambda chunk, millis: 40)
     options: dict[str, Any] = {"checkpoint": tmp_path / "checkpoint", "available_now": True, "drain": False, "quiet": True}
     posts(tmp_path, files=2, each=300)
     changed(tmp_path, "1", name_of, more=False).run(spark, **options).await_termination()

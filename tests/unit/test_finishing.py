@@ -1,4 +1,4 @@
-"""The end of a visit and of a step: what it may do, what dead letters undo, and how sweeps pass by every row once."""
+"""The end of a visit and of a step: what it may do, what dead letters undo, and how scans pass by every row once."""
 
 from __future__ import annotations
 
@@ -150,8 +150,8 @@ def test_what_the_end_of_a_step_may_not_do_fails_the_epoch_also_with_dead_letter
         step(Careless, [("a", 7, what)], MemoryStore(), dead_letters="dead")
 
 
-class Swept(ms.Computation):
-    """Notes where the sweep was when a key was visited."""
+class Scanned(ms.Computation):
+    """Notes where the scan was when a key was visited."""
 
     State = list
 
@@ -159,8 +159,8 @@ class Swept(ms.Computation):
         self.state = [*self.state, record.value]
 
     def finish_key(self) -> None:
-        if self._visit.sweeps:
-            self.later("seen", (self.key, self._visit.swept("s")))
+        if self._visit.scans:
+            self.later("seen", (self.key, self._visit.scanned("s")))
 
     def finish_epoch(self, gathered: Sequence[tuple[Any, Any, int]]) -> None:
         self.produce([list(value) for _, value, _ in gathered], key="all")
@@ -174,16 +174,16 @@ KEYS = [f"k{at:02}" for at in range(12)]
     st.lists(st.tuples(st.integers(1, 4), st.lists(st.sampled_from(KEYS), max_size=4)), min_size=1, max_size=8),
 )
 @settings(max_examples=some(100), deadline=None)
-def test_a_sweep_is_at_every_row_once_and_hooks_can_tell(before: set[str], epochs: list[tuple[int, list[str]]]) -> None:
-    """A copy that takes what is new at rows the sweep is at, follows those behind it and leaves those ahead, ends equal to the rows."""
+def test_a_scan_is_at_every_row_once_and_hooks_can_tell(before: set[str], epochs: list[tuple[int, list[str]]]) -> None:
+    """A copy that takes what is new at rows the scan is at, follows those behind it and leaves those ahead, ends equal to the rows."""
     store = MemoryStore()
-    step(Swept, [(key, 0, 0) for key in sorted(before)], store)
+    step(Scanned, [(key, 0, 0) for key in sorted(before)], store)
     copy: dict[str, list[Any]] = {}
     ended, after = False, {}
     plan = [*epochs, *[(3, []) for _ in range(8)]]
     for at, (limit, live) in enumerate(plan, 1):
         states = rows_of(store)
-        outcome = step(Swept, [(key, at, at) for key in sorted(set(live))], store, sweeps={"s": limit}, epoch=at)
+        outcome = step(Scanned, [(key, at, at) for key in sorted(set(live))], store, scans={"s": limit}, epoch=at)
         after = rows_of(store)
         for key, where in [pair for p in outcome.productions for pair in ms.codecs.msgpack.decoder(object)(p.body)]:
             if where == BEHIND:
@@ -192,27 +192,27 @@ def test_a_sweep_is_at_every_row_once_and_hooks_can_tell(before: set[str], epoch
                 assert key not in copy
             if where != AHEAD:
                 copy[key] = after[key]
-        rows, ended = outcome.counts.swept["s"]
+        rows, ended = outcome.counts.scanned["s"]
         assert rows <= limit
     assert ended
     assert copy == after
 
 
 def test_twin_a_cursor_that_is_settled_after_the_visits_misses_rows(monkeypatch: pytest.MonkeyPatch) -> None:
-    """With the cursor of the epoch before, a row that is new between the two cursors is neither followed nor swept."""
+    """With the cursor of the epoch before, a row that is new between the two cursors is neither followed nor scanned."""
 
     def late(self: Any) -> dict[bytes, None]:
         rows = settled(self)
-        was, _ = self.visit.sweeps["s"]
+        was, _ = self.visit.scans["s"]
         if was is not None:
-            self.visit.sweeps["s"] = (was, was)
+            self.visit.scans["s"] = (was, was)
         return rows
 
-    settled = step_module.Step._sweep
+    settled = step_module.Step._backfill_scans
     store = MemoryStore()
-    step(Swept, [("a", 0, 0), ("c", 0, 0), ("d", 0, 0)], store)
-    monkeypatch.setattr(step_module.Step, "_sweep", late)
-    outcome = step(Swept, [("b", 1, 1)], store, sweeps={"s": 2}, epoch=1)
+    step(Scanned, [("a", 0, 0), ("c", 0, 0), ("d", 0, 0)], store)
+    monkeypatch.setattr(step_module.Step, "_backfill_scans", late)
+    outcome = step(Scanned, [("b", 1, 1)], store, scans={"s": 2}, epoch=1)
     seen = dict(ms.codecs.msgpack.decoder(object)(outcome.productions[0].body))
     assert seen["b"] == AHEAD
-    assert outcome.delta[b"Ss"] == b"\x01c"  # and so the sweep will not come to it
+    assert outcome.delta[b"Ss"] == b"\x01c"  # and so the scan will not come to it

@@ -19,9 +19,8 @@ from millstream.simulation.driver import Driver, InputPlan, Simulation
 from millstream.simulation.planned_driver import PlannedDriver, PlannedSimulation
 from millstream.state.manifest import Manifest
 from millstream.state.manifest_log import ManifestLog
-from millstream.status import view
-from millstream.status.inspect import Overview
-from millstream.status.report import status_of
+from millstream.status import render
+from millstream.status.report import Overview, status_of
 from millstream.testing import LocalRunner, assert_exactly_once
 
 SOURCE = ms.sources.files("nowhere", schema="k string, at long, id string", format="json")
@@ -221,7 +220,7 @@ def test_the_time_of_the_commit_and_the_clock_of_the_epoch_are_two_things(kind: 
     assert (status.clock, status.committed_at) == (1_000, 77_000_000)
     console = Console(width=200)
     with console.capture() as said:
-        console.print(view.overview(Overview("here", "id", 2, "1-a", status)))
+        console.print(render.overview(Overview("here", "id", 2, "1-a", status)))
     assert "committed 1970-01-01 21:23:20.000 UTC" in said.get() and "its clock (self.now) is 1970-01-01 00:00:01.000" in said.get()
 
 

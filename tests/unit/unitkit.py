@@ -79,13 +79,13 @@ def run_step(
     rows: Any = None,
     epoch: int = 0,
     dead_letters: str | None = None,
-    sweeps: dict[str, int] | None = None,
+    scans: dict[str, int] | None = None,
 ) -> Outcome:
     """One step by hand; applies the delta if the store can take it."""
     store = MemoryStore() if store is None else store
     kind = StateKind(computation, codec)
     wiring = Wiring(name, tuple(streams), frozenset(same_key), dead_letters=dead_letters)
-    step = Step(wiring, computation, kind, store, Times(now, late_before, low, epoch, sweeps=sweeps or {}), msgpack.encoder())
+    step = Step(wiring, computation, kind, store, Times(now, late_before, low, epoch, scans=scans or {}), msgpack.encoder())
     outcome = step.run(Arrivals.of(arrivals(records) if rows is None else rows))
     if hasattr(store, "apply"):
         store.apply(outcome.delta)

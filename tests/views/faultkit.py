@@ -1,8 +1,9 @@
-"""What the tests of views under faults share: the users of the notes, a store that counts, runs of the simulated cluster, and chains of changes."""
+"""What the tests of views under faults share: users whose names change, a store that counts, runs of the simulated cluster, and chains of changes."""
 
 from __future__ import annotations
 
 import pickle
+import random
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -19,6 +20,7 @@ from millstream.state.memory_storage import MemoryStore
 SCHEMA = "id long, name string, gone boolean, ts long"
 SOURCE = ms.sources.files("in/", schema=SCHEMA)
 START = 1_700_000_000_000
+Runner = ms.testing.LocalRunner
 
 
 def user(name: str, ts: int, id: int = 7, gone: bool = False) -> dict[str, Any]:
@@ -105,7 +107,7 @@ def simulated(
     return simulation, compare(simulation, manifest, undisturbed(pipeline.program(), plan, shards))
 
 
-def told(simulation: Simulation, stream: str = "names~told") -> dict[Any, Any]:
+def told(simulation: Simulation, stream: str = "names~changelog") -> dict[Any, Any]:
     """What the published changes of a run lead to."""
     return chain([(key, value) for key, _, value, _ in simulation.ledgers[stream].rows(stream)])
 
@@ -141,3 +143,90 @@ def snapshots(simulation: Simulation, stream: str) -> list[dict[Any, Any]]:
             now[key] = change["next"]
         found.append({key: value for key, value in now.items() if value is not None})
     return found
+
+
+def ran(pipeline: ms.Pipeline, *epochs: Sequence[dict[str, Any]], **options: Any) -> Runner:
+    """A pipeline after some epochs of posts."""
+    runner = Runner(pipeline, **options)
+    for rows in epochs:
+        runner.push("users", *rows)
+        runner.epoch()
+    return runner
+
+
+def several() -> ms.Pipeline:
+    """Every kind of relation, all told."""
+    pipeline = ms.Pipeline("people")
+    users = pipeline.table("users", SOURCE, key="id", version="ts", deleted="gone")
+    names = users.by("name").reduce(ms.count(), name="names", inline=30)
+    first = users.by("name").reduce(ms.min("id"), name="first", inline=30, production=ms.STRONG)
+    sizes = names.by(lambda row: row.value).reduce(ms.count(), name="sizes")
+    pairs = users.by(lambda row: row.value["ts"] % 4).join(users, how="left", name="pairs")
+    for relation in (users, names, first, sizes, pairs):
+        pipeline.publish(relation, ms.sinks.files("out/"))
+    return pipeline
+
+
+def random_posts(seed: int, count: int = 30) -> list[dict[str, Any]]:
+    dice = random.Random(seed)
+    return [
+        user(
+            dice.choice(["Sue", "Joe", "Tod", "Bob", "Sam"]),
+            dice.choice([at, at, dice.randrange(at + 1)]),
+            dice.randrange(6),
+            dice.random() < 0.2,
+        )
+        for at in range(count)
+    ]
+
+
+#: Three epochs of posts by two users.
+STORY = [[user("Sue", 1), user("Sue", 1, 8)], [user("Joe", 2)], [user("Bob", 3), user("Joe", 2, 8)]]
+
+
+USERS = ms.sources.files("in/", schema="id long, name string, gone boolean, ts long")
+ORDERS = ms.sources.files("in/", schema="id long, user long, amount long, gone boolean, ts long")
+Rows = list[tuple[str, dict[str, Any]]]
+
+
+def shop(production: str = ms.WEAK, inline: int = 1024, origins: bool = True, version: int = 1, more: bool = False) -> ms.Pipeline:
+    """Users and orders; three views, one on a view, and a join by foreign key with a view behind it. version: of the names. more: new views."""
+    pipeline = ms.Pipeline("shop")
+    users = pipeline.table("users", USERS, key="id", version="ts", deleted="gone")
+    orders = pipeline.table("orders", ORDERS, key="id", version="ts", deleted="gone")
+    options: dict[str, Any] = {"inline": inline, "production": production}
+    by: Any = (lambda row: row.value["name"]) if version == 1 else (lambda row: row.value["name"].upper())
+    names = users.by(by).reduce(ms.count(), name="names", version=version, origins=origins, **options)
+    spent = orders.by("user").reduce(name="spent", n=ms.count(), most=ms.max("amount"), sum=ms.sum("amount"), **options)
+    total = orders.by().reduce(ms.sum("amount"), name="total", origins=False)
+    sizes = names.by(lambda row: row.value).reduce(ms.count(), name="sizes", **options)
+    paid = orders.by("user").join(users, how="left", name="paid")
+    revenue = paid.by(lambda row: (row.value["right"] or {"name": "nobody"})["name"]).reduce(
+        ms.sum(lambda value: value["left"]["amount"]), name="revenue", **options
+    )
+    for at, relation in enumerate((users, names, spent, total, sizes, revenue)):
+        pipeline.publish(relation, ms.sinks.files("out/"), mode="changes" if at % 2 else "latest")
+    if more:
+        busy = orders.by("user").reduce(ms.count(), name="busy", origins=origins, inline=inline)
+        busy.by(lambda row: row.value).reduce(ms.count(), name="busyness")
+        pipeline.publish(busy, ms.sinks.files("out/"))
+    return pipeline
+
+
+def trade(seed: int, count: int = 26, users: int = 5, orders: int = 9) -> Rows:
+    """Users change their names and go; orders move from one to another; some records are stale."""
+    dice = random.Random(seed)
+    rows: Rows = []
+    for at in range(count):
+        ts = at if dice.random() < 0.8 else dice.randrange(at + 1)
+        if dice.random() < 0.4:
+            rows.append(("users", {"id": dice.randrange(users), "name": dice.choice("abc"), "gone": dice.random() < 0.2, "ts": ts}))
+        else:
+            order = {
+                "id": dice.randrange(orders),
+                "user": dice.randrange(users),
+                "amount": dice.randrange(100),
+                "gone": dice.random() < 0.15,
+            }
+            rows.append(("orders", {**order, "ts": ts}))
+    return rows

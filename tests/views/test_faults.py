@@ -8,7 +8,7 @@ from collections import Counter
 from typing import Any
 
 import pytest
-from faultkit import snapshots
+from faultkit import ORDERS, USERS, Rows, shop, snapshots, trade
 
 import millstream as ms
 from effort import some
@@ -20,58 +20,11 @@ from millstream.simulation.view_checks import EpochJudge
 from millstream.testing import assert_exactly_once
 from millstream.views.agg_tree import Tree
 
-USERS = ms.sources.files("in/", schema="id long, name string, gone boolean, ts long")
-ORDERS = ms.sources.files("in/", schema="id long, user long, amount long, gone boolean, ts long")
-Rows = list[tuple[str, dict[str, Any]]]
-
-
-def shop(production: str = ms.WEAK, inline: int = 1024, origins: bool = True, version: int = 1, more: bool = False) -> ms.Pipeline:
-    """Users and orders; three views, one on a view, and a join by foreign key with a view behind it. version: of the names. more: new views."""
-    pipeline = ms.Pipeline("shop")
-    users = pipeline.table("users", USERS, key="id", version="ts", deleted="gone")
-    orders = pipeline.table("orders", ORDERS, key="id", version="ts", deleted="gone")
-    options: dict[str, Any] = {"inline": inline, "production": production}
-    by: Any = (lambda row: row.value["name"]) if version == 1 else (lambda row: row.value["name"].upper())
-    names = users.by(by).reduce(ms.count(), name="names", version=version, origins=origins, **options)
-    spent = orders.by("user").reduce(name="spent", n=ms.count(), most=ms.max("amount"), sum=ms.sum("amount"), **options)
-    total = orders.by().reduce(ms.sum("amount"), name="total", origins=False)
-    sizes = names.by(lambda row: row.value).reduce(ms.count(), name="sizes", **options)
-    paid = orders.by("user").join(users, how="left", name="paid")
-    revenue = paid.by(lambda row: (row.value["right"] or {"name": "nobody"})["name"]).reduce(
-        ms.sum(lambda value: value["left"]["amount"]), name="revenue", **options
-    )
-    for at, relation in enumerate((users, names, spent, total, sizes, revenue)):
-        pipeline.publish(relation, ms.sinks.files("out/"), as_="changes" if at % 2 else "latest")
-    if more:
-        busy = orders.by("user").reduce(ms.count(), name="busy", origins=origins, inline=inline)
-        busy.by(lambda row: row.value).reduce(ms.count(), name="busyness")
-        pipeline.publish(busy, ms.sinks.files("out/"))
-    return pipeline
-
-
-def trade(seed: int, count: int = 26, users: int = 5, orders: int = 9) -> Rows:
-    """Users change their names and go; orders move from one to another; some records are stale."""
-    dice = random.Random(seed)
-    rows: Rows = []
-    for at in range(count):
-        ts = at if dice.random() < 0.8 else dice.randrange(at + 1)
-        if dice.random() < 0.4:
-            rows.append(("users", {"id": dice.randrange(users), "name": dice.choice("abc"), "gone": dice.random() < 0.2, "ts": ts}))
-        else:
-            order = {
-                "id": dice.randrange(orders),
-                "user": dice.randrange(users),
-                "amount": dice.randrange(100),
-                "gone": dice.random() < 0.15,
-            }
-            rows.append(("orders", {**order, "ts": ts}))
-    return rows
-
 
 @pytest.fixture
-def small_portions(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(backfill, "FIRST_PORTION", 2)
-    monkeypatch.setattr(backfill, "_portion", lambda portion, millis: 2)
+def small_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(backfill, "FIRST_CHUNK", 2)
+    monkeypatch.setattr(backfill, "_chunk", lambda chunk, millis: 2)
 
 
 # --- a thousand seeds
@@ -97,11 +50,11 @@ def try_seeds(first: int, count: int, **shapes: Any) -> None:
 
 
 @pytest.mark.parametrize("production", [ms.WEAK, ms.STRONG])
-def test_five_hundred_seeds_over_weak_and_strong_edges(production: str) -> None:
+def test_random_faults_over_weak_and_strong_edges(production: str) -> None:
     try_seeds(0, some(250), production=production)
 
 
-def test_two_hundred_seeds_while_leaves_split(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_random_faults_while_leaves_split(monkeypatch: pytest.MonkeyPatch) -> None:
     resized = Counter[str]()
 
     def counting(name: str) -> Any:
@@ -120,7 +73,7 @@ def test_two_hundred_seeds_while_leaves_split(monkeypatch: pytest.MonkeyPatch) -
 
 
 @pytest.mark.parametrize("then", [{"more": True}, {"version": 2}, {"version": 2, "more": True}], ids=["new", "changed", "both"])
-def test_three_hundred_seeds_while_a_sweep_runs(then: dict[str, Any], small_portions: None) -> None:
+def test_random_faults_while_a_scan_runs(then: dict[str, Any], small_chunks: None) -> None:
     try_seeds(2000, some(100), then=then)
 
 
@@ -134,8 +87,8 @@ def test_any_epochs(production: str) -> None:
 @pytest.mark.parametrize("origins", [True, False])
 @pytest.mark.parametrize("inline", [1024, 30, 0])
 @pytest.mark.parametrize("production", [ms.WEAK, ms.STRONG])
-@pytest.mark.parametrize("then", [None, {"version": 2, "more": True}], ids=["as it is", "while a sweep runs"])
-def test_ten_thousand_seeds(then: Any, production: str, inline: int, origins: bool, small_portions: None) -> None:
+@pytest.mark.parametrize("then", [None, {"version": 2, "more": True}], ids=["as it is", "while a scan runs"])
+def test_many_more_random_faults(then: Any, production: str, inline: int, origins: bool, small_chunks: None) -> None:
     try_seeds(10_000, 420, production=production, inline=inline, origins=origins, then=then)
 
 
@@ -152,7 +105,7 @@ class Watched(Simulation):
         super()._look(compiled, manifest)
 
 
-def test_the_sweep_is_under_way_when_faults_strike(small_portions: None) -> None:
+def test_the_scan_is_under_way_when_faults_strike(small_chunks: None) -> None:
     """Otherwise the seeds above would prove little."""
     struck = 0
     for seed in range(2000, 2020):
@@ -165,7 +118,7 @@ def test_the_sweep_is_under_way_when_faults_strike(small_portions: None) -> None
     assert struck >= 3
 
 
-def test_a_drain_goes_on_until_a_new_view_is_filled(small_portions: None) -> None:
+def test_a_drain_goes_on_until_a_new_view_is_filled(small_chunks: None) -> None:
     """Also one that begins when event time has ended long ago."""
     plan = make_plan(trade(5), 5)
     for then in ((len(plan.epochs) - 1, shop(more=True).program()), None):
@@ -218,7 +171,7 @@ def test_without_versions_a_repeated_record_brings_the_past_back() -> None:
     assert said[1].startswith("  1. repeat") and len(said) == 3, said
 
 
-def test_without_the_cursor_a_sweep_counts_live_changes_twice(small_portions: None) -> None:
+def test_without_the_cursor_a_scan_counts_live_changes_twice(small_chunks: None) -> None:
     """Where contributions are added. Where they are set, it would do no harm."""
     said = failing(shop(origins=False), in_order(trade(3, 60)), "cursor", then=shop(origins=False, more=True))
     assert said[1].startswith("after epoch ") and "view 'busy'" in said[1], said
@@ -275,7 +228,7 @@ def cuts(seed: int, production: str = ms.WEAK) -> list[bool]:
     schedule = make_schedule(program, plan, seed, SPARK_LOG_KINDS, 2)
     simulation = Simulation(program, repeated(plan, schedule), schedule, seed, judge=EpochJudge())
     simulation.run()
-    documents, debits, credits = (snapshots(simulation, f"{name}~told") for name in ("moves", "debits", "credits"))
+    documents, debits, credits = (snapshots(simulation, f"{name}~changelog") for name in ("moves", "debits", "credits"))
     found = []
     for there, given, got in zip(documents, debits, credits, strict=True):
         counts = {len(there), sum(one["n"] for one in given.values()), sum(one["n"] for one in got.values())}

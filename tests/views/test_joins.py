@@ -65,7 +65,7 @@ class Shop:
         joined = {id: (row["right"] or {"country": None})["country"] for id, row in self.runner.view("sold").items()}
         assert joined == rows
         published: dict[int, Any] = {}
-        for id, change, _ in self.runner.output("sold.rows~told"):
+        for id, change, _ in self.runner.output("sold.rows~changelog"):
             assert published.get(id) == change["prev"] != change["next"]
             published[id] = change["next"]
         assert {id: row for id, row in published.items() if row is not None} == self.runner.view("sold.rows")

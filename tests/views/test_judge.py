@@ -47,7 +47,7 @@ def everything(**versioned: Any) -> ms.Pipeline:
     sizes = names.by(lambda row: row.value).reduce(ms.count(), name="sizes", production=ms.STRONG)
     pairs = users.by("age").join(users, how="left", name="pairs")
     for at, relation in enumerate((users, names, picky, sizes, pairs)):
-        pipeline.publish(relation, ms.sinks.files("out/"), as_="latest" if at % 2 else "changes")
+        pipeline.publish(relation, ms.sinks.files("out/"), mode="latest" if at % 2 else "changes")
     return pipeline
 
 
@@ -94,7 +94,7 @@ def test_they_do_not_say_it_in_the_same_way() -> None:
         runners.append(runner)
     one, other = runners
     assert [one.view(name) for name in ("names", "ages", "sizes")] == [other.view(name) for name in ("names", "ages", "sizes")]
-    assert len(one.output("users~told")) > len(other.output("users~told"))
+    assert len(one.output("users~changelog")) > len(other.output("users~changelog"))
     assert len(one.output("names~")) > len(other.output("names~"))
 
 

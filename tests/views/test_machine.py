@@ -9,7 +9,7 @@ import pytest
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
-from test_model import Users, chain, compare, encode, expected, latest, pipeline_of
+from viewmodel import Users, chain, compare, encode, expected, latest, pipeline_of
 
 import millstream as ms
 from effort import some
@@ -97,7 +97,7 @@ class Tables(RuleBasedStateMachine):
             compare(name, self.runner.view(name), want, self.users)
         self.runner.check()
         if self.origins:
-            assert chain(self.runner.output("names~told")) == latest(self.runner.output("names~latest")) == self.runner.view("names")
+            assert chain(self.runner.output("names~changelog")) == latest(self.runner.output("names~latest")) == self.runner.view("names")
 
 
 TestTables = Tables.TestCase

@@ -13,15 +13,15 @@ import pyarrow as pa
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from test_model import Model, pipeline_of
 from viewkit import SCHEMA, Recorded, user
+from viewmodel import Model, pipeline_of
 
 import millstream as ms
 from effort import some
 from millstream.cli import main
+from millstream.readable import relations
+from millstream.readable.columns import column, is_mixed
 from millstream.state.manifest_log import ManifestLog
-from millstream.status import tables
-from millstream.status.columns import column, is_mixed
 
 
 def people(version: int = 1, by: Any = "name") -> ms.Pipeline:
@@ -52,8 +52,8 @@ def recorded() -> Recorded:
     return found
 
 
-def read(recorded: Recorded, name: str, epoch: int | None = None, **how: Any) -> list[tables.ShownRow]:
-    return tables.at(recorded.log, epoch, lambda cut: list(tables.shown(cut, name, **how)))
+def read(recorded: Recorded, name: str, epoch: int | None = None, **how: Any) -> list[relations.ShownRow]:
+    return relations.at(recorded.log, epoch, lambda cut: list(relations.shown(cut, name, **how)))
 
 
 # --- against what the local engine shows
@@ -70,20 +70,20 @@ def test_what_is_read_is_what_the_local_engine_shows(seed: int, inline: int) -> 
         recorded.epoch()
     views = ["users", "names", "sums", "tags", "sizes", "least", "all", "some", "pairs", "inner", "friends"]
     for name in views:
-        assert tables.by_key(read(recorded, name)) == recorded.runner.view(name), name
+        assert relations.by_key(read(recorded, name)) == recorded.runner.view(name), name
     for group in recorded.runner.view("names"):
-        found = tables.at(recorded.log, None, lambda cut, group=group: tables.given(cut, "names", group))  # type: ignore[misc]
+        found = relations.at(recorded.log, None, lambda cut, group=group: relations.given(cut, "names", group))  # type: ignore[misc]
         assert found == recorded.runner.contributions("names", group) and len(found) == recorded.runner.view("names", group)
     assert {row.key: row.version for row in read(recorded, "users")} == {id: row["ts"] for id, row in model.users.items()}
 
 
 def test_keys_prefixes_limits_and_epochs(recorded: Recorded) -> None:
     assert [tuple(row) for row in read(recorded, "names")] == [("Sue", 2, None), ("Ánn", 1, None)]
-    assert tables.by_key(read(recorded, "names", epoch=0)) == {"Ann": 1, "Sue": 2, "Tod": 1}
-    assert tables.by_key(read(recorded, "names", key="Sue")) == {"Sue": 2} and read(recorded, "names", key="Ann") == []
-    assert tables.by_key(read(recorded, "names", epoch=0, prefix="A")) == {"Ann": 1}
-    assert tables.by_key(read(recorded, "names", prefix="Á")) == {"Ánn": 1}
-    assert tables.by_key(read(recorded, "both", prefix=("Sue",))) == {
+    assert relations.by_key(read(recorded, "names", epoch=0)) == {"Ann": 1, "Sue": 2, "Tod": 1}
+    assert relations.by_key(read(recorded, "names", key="Sue")) == {"Sue": 2} and read(recorded, "names", key="Ann") == []
+    assert relations.by_key(read(recorded, "names", epoch=0, prefix="A")) == {"Ann": 1}
+    assert relations.by_key(read(recorded, "names", prefix="Á")) == {"Ánn": 1}
+    assert relations.by_key(read(recorded, "both", prefix=("Sue",))) == {
         ("Sue", 8): {"n": 1, "oldest": 8},
         ("Sue", 30): {"n": 1, "oldest": 30},
     }
@@ -107,19 +107,19 @@ def test_what_cannot_be_read_says_what_can(recorded: Recorded) -> None:
         read(recorded, "names", key=7.5)
     for name, why in (("users", "is a table"), ("sizes", "origins=False")):
         with pytest.raises(ms.errors.DefinitionError, match=why):
-            tables.at(recorded.log, None, lambda cut, name=name: tables.given(cut, name, 1))  # type: ignore[misc]
+            relations.at(recorded.log, None, lambda cut, name=name: relations.given(cut, name, 1))  # type: ignore[misc]
 
 
-def test_a_view_that_is_filled_anew_shows_the_old_generation_until_it_is_switched() -> None:
+def test_a_view_that_is_filled_anew_shows_the_old_generation_until_the_cutover() -> None:
     recorded = Recorded(people(), shards=1)
     recorded.push(*[user(at, "Sue" if at % 2 else "Ann") for at in range(10)])
     recorded.epoch()
-    recorded.become(people(version=2, by=lambda row: row.value["name"].lower()), portion=2)
+    recorded.become(people(version=2, by=lambda row: row.value["name"].lower()), chunk=2)
     seen = []
     for _ in range(12):
         recorded.push(user(100 + len(seen), "Tod"))
         recorded.epoch()
-        seen.append(tables.by_key(read(recorded, "names")))
+        seen.append(relations.by_key(read(recorded, "names")))
         assert seen[-1] == recorded.runner.view("names")
     assert seen[0] == seen[1] == {"Ann": 5, "Sue": 5} and seen[-1] == {"ann": 5, "sue": 5, "tod": 12}
     assert all(one.keys() <= {"Ann", "Sue"} or one.keys() == {"ann", "sue", "tod"} for one in seen), "never parts of two generations"
@@ -131,13 +131,13 @@ def test_a_view_that_is_filled_for_the_first_time_shows_nothing() -> None:
     recorded = Recorded(bare, shards=1)
     recorded.push(*[user(at, "Sue", age=at) for at in range(10)])
     recorded.epoch()
-    recorded.become(people(), portion=2)
+    recorded.become(people(), chunk=2)
     recorded.epoch()
     assert recorded.latest.builds["names"].is_filling and recorded.latest.builds["pairs"].is_filling
     assert read(recorded, "names") == read(recorded, "pairs") == []
     for _ in range(8):
         recorded.epoch()
-    assert tables.by_key(read(recorded, "names")) == {"Sue": 10} and len(read(recorded, "pairs")) == 10
+    assert relations.by_key(read(recorded, "names")) == {"Sue": 10} and len(read(recorded, "pairs")) == 10
 
 
 # --- as Arrow
@@ -223,7 +223,7 @@ def test_old_manifests_without_kinds_have_no_views(recorded: Recorded) -> None:
     copy.storage.objects.update(recorded.storage.objects)  # type: ignore[attr-defined]
     copy.commit(manifest, exclusive=False)
     with pytest.raises(ms.errors.CheckpointError, match="There are: none"):
-        tables.at(copy, None, lambda cut: list(tables.shown(cut, "names")))
+        relations.at(copy, None, lambda cut: list(relations.shown(cut, "names")))
 
 
 def called(capsys: pytest.CaptureFixture[str], *args: object, code: int = 0) -> str:
@@ -325,7 +325,7 @@ def test_the_command_says_how_far_a_fill_is(tmp_path: Path, capsys: pytest.Captu
     recorded = Recorded(people(), shards=1)
     recorded.push(*[user(at, "Sue") for at in range(10)])
     recorded.epoch()
-    recorded.become(people(version=2, by="age"), portion=4)
+    recorded.become(people(version=2, by="age"), chunk=4)
     recorded.epoch()
     folder = recorded.saved(tmp_path / "checkpoint")
     assert "names: generation 2 is being filled: 4 of 10 rows of users (40 %), 4 rows/s" in called(capsys, "view", folder)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from test_faults import shop, trade
+from faultkit import shop, trade
 
 import millstream as ms
 from effort import some

@@ -21,8 +21,8 @@ def table(**options: Any) -> tuple[ms.Pipeline, Any]:
 
 def test_one_and_true_and_one_point_nought_are_not_the_same() -> None:
     pipeline, t = table()
-    t.map(lambda row: [1, True, 1.0, 1][row.value["v"]]).by(lambda row: "x").reduce(ms.any(), name="any")
-    t.map(lambda row: [1, True, 1.0, 1][row.value["v"]]).by(lambda row: "x").reduce(ms.any(), name="large", inline=0)
+    t.map(lambda row: [1, True, 1.0, 1][row.value["v"]]).by(lambda row: "x").reduce(ms.any_value(), name="any")
+    t.map(lambda row: [1, True, 1.0, 1][row.value["v"]]).by(lambda row: "x").reduce(ms.any_value(), name="large", inline=0)
     runner = ms.testing.LocalRunner(pipeline)
     for id in range(2, 40):
         runner.push("t", {"id": id, "v": 0, "ts": 0})
@@ -54,8 +54,8 @@ def test_tuples_and_nan_are_told_once_and_a_group_that_shows_nothing_not_at_all(
     for ts in range(4):
         runner.push("t", {"id": 1, "v": ts, "ts": ts}, {"id": 2, "v": ts, "ts": ts})
         runner.run()
-    assert len(runner.output("pairs~told")) == 1
-    assert runner.output("none~told") == [] and runner.view("none") == {"x": None}
+    assert len(runner.output("pairs~changelog")) == 1
+    assert runner.output("none~changelog") == [] and runner.view("none") == {"x": None}
     runner.check()
 
 
@@ -81,7 +81,7 @@ def test_the_order_of_fields_is_no_change() -> None:
     for ts in range(3):
         runner.push("in", {"id": 1, "v": 0, "ts": ts})
         runner.run()
-    assert len(runner.output("t~told")) == 1
+    assert len(runner.output("t~changelog")) == 1
 
 
 def test_an_old_document_that_a_new_view_cannot_map_does_not_stop_its_key() -> None:

@@ -160,7 +160,7 @@ def test_a_flat_map_that_gives_no_list_or_too_much_is_named(values: Any, why: st
 
 
 def test_a_value_that_cannot_travel_is_named() -> None:
-    _, runner = made(lambda users: users.map(lambda row: object()).by(lambda row: "x").reduce(ms.any(), name="odd"))
+    _, runner = made(lambda users: users.map(lambda row: object()).by(lambda row: "x").reduce(ms.any_value(), name="odd"))
     runner.push("users", user(7))
     with pytest.raises(HookError, match=r"view 'odd', document 7: "):
         runner.run()
@@ -211,7 +211,7 @@ def test_what_is_defined_wrongly_is_refused_at_once() -> None:
     with pytest.raises(DefinitionError, match=r"a flat_map on the right side"):
         users.by("age").join(users.flat_map(lambda row: []))
     with pytest.raises(DefinitionError, match=r'use "changes" or "latest"'):
-        pipeline.publish(users, ms.sinks.files("x/"), as_="all")
+        pipeline.publish(users, ms.sinks.files("x/"), mode="all")
     with pytest.raises(DefinitionError, match=r"streams go to sinks with emit"):
         pipeline.publish(users.changes, ms.sinks.files("x/"))
     with pytest.raises(DefinitionError, match=r"no view is called 'nmes'; there are: "):

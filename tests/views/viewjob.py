@@ -16,7 +16,7 @@ def people(source: str = "in/", out: str = "out/") -> ms.Pipeline:
     names = users.by("name").reduce(ms.count(), name="names")
     users.by("name").reduce(ms.min("age"), name="least", inline=100)
     users.by("name").reduce(name="lean", n=ms.count(), age=ms.sum("age"), origins=False)
-    users.by("name").reduce(ms.distinct("age"), name="ages", inline=100)
+    users.by("name").reduce(ms.count_distinct("age"), name="ages", inline=100)
     sizes = names.by(lambda row: "rare" if row.value < 5 else "common").reduce(ms.sum(), name="sizes")
     pairs = users.by("age").join(users, name="pairs", how="left")
     friends = pairs.by(lambda row: (row.value["right"] or {"name": "nobody"})["name"]).reduce(ms.count(), name="friends")

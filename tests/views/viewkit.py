@@ -50,13 +50,13 @@ class Recorded:
         if self.driver.epochs.latest is not None:
             self.driver.epochs.latest = reconciled(self.driver.epochs.latest, self.simulation.program)
 
-    def become(self, pipeline: ms.Pipeline, portion: int = 10_000) -> None:
-        """A restart with changed code. portion: rows that a sweep passes in its first epoch."""
+    def become(self, pipeline: ms.Pipeline, chunk: int = 10_000) -> None:
+        """A restart with changed code. chunk: rows that a scan passes in its first epoch."""
         self._take(pipeline)
         self.runner.become(pipeline)
         assert self.driver.epochs.latest is not None
         for builds in (self.driver.epochs.latest.builds, self.runner._engine.builds):
-            builds.update({name: msgspec.structs.replace(build, portion=portion) for name, build in builds.items()})
+            builds.update({name: msgspec.structs.replace(build, chunk=chunk) for name, build in builds.items()})
 
     def restart(self) -> None:
         """A new driver, on other workers."""

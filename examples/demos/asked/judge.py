@@ -11,10 +11,10 @@ from typing import Any
 import msgspec
 
 from millstream.errors import Overtaken
+from millstream.readable import listing
 from millstream.state.manifest_log import ManifestLog
 from millstream.state.reader import CommittedState
 from millstream.state.storage import open_storage
-from millstream.status import inspect
 
 
 class AnswerJudge:
@@ -29,7 +29,7 @@ class AnswerJudge:
         """Whether they are the same; None if the epoch has been collected meanwhile."""
         try:
             with CommittedState(self._log).at(epoch) as cut:
-                rows = inspect.plain_listing(inspect.looked_up(cut, computation, [key]))["rows"]
+                rows = listing.plain_listing(listing.looked_up(cut, computation, [key]))["rows"]
         except Overtaken:
             return None
         expected = _plain(rows[0]) if rows else None

@@ -116,8 +116,8 @@ def pipeline(output: Path) -> ms.Pipeline:
     users = people.table("users", source, key="id", version="ts", deleted="gone")
     names = users.by("name").reduce(ms.count(), name="names")
     countries = users.by("country").reduce(name="countries", people=ms.count(), youngest=ms.min("age"), eldest=ms.max("age"))
-    ages = users.by("age").reduce(name="ages", people=ms.count(), names=ms.distinct("name"))
+    ages = users.by("age").reduce(name="ages", people=ms.count(), names=ms.count_distinct("name"))
     sizes = names.by(size_of).reduce(name="sizes", names=ms.count(), people=ms.sum())
     for view in (names, countries, ages, sizes):
-        people.publish(view, ms.sinks.files(output / view.name), as_="latest")
+        people.publish(view, ms.sinks.files(output / view.name), mode="latest")
     return people

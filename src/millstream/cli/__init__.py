@@ -4,8 +4,8 @@
     files        a pipeline, or tables, in a Python file: for `run`, `check-view` and `serve`
     run          `millstream run`
     check_view   `millstream check-view`
-    views        `millstream status` and `millstream state`
-    tables       `millstream view`
+    inspect      `millstream status` and `millstream state`
+    view         `millstream view`
     copy         `millstream copy`
     clean        `millstream clean`
     sink         `millstream sink` and `millstream sink-read`

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import argparse
 import sys
-from collections import Counter
 from typing import Any
 
 from millstream.cli.arguments import failed, print_json, storage_option
 from millstream.cli.files import file_and_name, load, pipeline_in
 from millstream.core.topology import Emission
+from millstream.engine.epochs import wall_clock
 from millstream.engine.program import Program
-from millstream.engine.repair import mended
+from millstream.engine.repair import mark_for_rebuild
 from millstream.errors import CheckpointError, Overtaken
 from millstream.readable.relations import rows_shown
 from millstream.sinks import FileSink, MemorySink, TwoPhaseSink
@@ -19,34 +19,34 @@ from millstream.state.heartbeat import last_sign
 from millstream.state.manifest_log import ManifestLog
 from millstream.state.reader import latest
 from millstream.state.storage import open_storage
-from millstream.status import audit
-from millstream.status.audit_plan import AuditPlan, AuditReport, planned
-from millstream.status.inspect import now
+from millstream.status import check
+from millstream.status.check_plan import CheckPlan, CheckReport, planned
 
+_BEYOND = "A table has nothing that its documents could be made from: correct the map, or restore the checkpoint from a copy."
 LITTLE = 200_000  # rows that are mapped sooner than Spark has started
 
 
 def add_command(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     """Adds it to a parser's subcommands."""
-    check = commands.add_parser(
+    command = commands.add_parser(
         "check-view",
         help="are views what their documents come to?",
         description="Maps all documents again, and compares contributions, totals, what is shown and every node. Exit code 1: something differs.",
     )
     which = "the file, and the variable that holds the pipeline (by default 'pipeline', or the only one there is)"
-    check.add_argument("file", metavar="FILE[:NAME]", help=which)
-    check.add_argument("views", metavar="VIEW", nargs="*", help="views and joins (by default all)")
-    check.add_argument("--checkpoint", metavar="DIR", help="a directory or s3:// URL (by default PIPELINE-checkpoint, here)")
-    check.add_argument("--sample", metavar="P%", type=_share, default=1.0, help="check only this share of the groups, such as 1%%")
-    check.add_argument("--local", action="store_true", help=f"without Spark, in memory; so it is anyway up to {LITTLE:,} rows")
-    check.add_argument(
+    command.add_argument("file", metavar="FILE[:NAME]", help=which)
+    command.add_argument("views", metavar="VIEW", nargs="*", help="views and joins (by default all)")
+    command.add_argument("--checkpoint", metavar="DIR", help="a directory or s3:// URL (by default PIPELINE-checkpoint, here)")
+    command.add_argument("--sample", metavar="P%", type=_share, default=1.0, help="check only this share of the groups, such as 1%%")
+    command.add_argument("--local", action="store_true", help=f"without Spark, in memory; so it is anyway up to {LITTLE:,} rows")
+    command.add_argument(
         "--repair",
         action="store_true",
-        help="mend what differs, in an epoch of its own, and check again; the pipeline must not run meanwhile",
+        help="mark the views that differ: the next run fills them anew beside what they show, and cuts over; the pipeline must not run meanwhile",
     )
-    check.add_argument("--json", action="store_true", help="what was found, as JSON")
-    storage_option(check)
-    check.set_defaults(command=_check)
+    command.add_argument("--json", action="store_true", help="what was found, as JSON")
+    storage_option(command)
+    command.set_defaults(command=_check)
 
 
 def _share(text: str) -> float:
@@ -67,7 +67,9 @@ def _check(args: argparse.Namespace) -> int:
     log = ManifestLog(open_storage(args.checkpoint or f"{pipeline.name}-checkpoint", dict(args.storage_option) or None))
     shards, program = log.identity().shards, pipeline.program()
     log.identify(program.name, shards, shards, list(program.topology.injectors))  # it is this pipeline's
-    report = Check(program, log, args).run()
+    if args.repair and args.sample < 1:
+        return failed("--repair checks everything: leave out --sample", 2)
+    report, marked = Check(program, log, args).run()
     if args.json:
         print_json(
             {
@@ -79,9 +81,10 @@ def _check(args: argparse.Namespace) -> int:
                 },
                 "not_checked": report.skipped,
                 "first": [str(one) for one in report.first],
+                "rebuild": marked,
             }
         )
-    return 1 if report.count else 0
+    return 1 if report.count and not marked else 0
 
 
 class Check:
@@ -93,37 +96,39 @@ class Check:
         self._args = args
         self._options: dict[str, Any] | None = dict(args.storage_option) or None
 
-    def run(self) -> AuditReport:
+    def run(self) -> tuple[CheckReport, list[str]]:
+        """What was found, and the views that the next run fills anew."""
         if self._args.repair:
             self._refuse_company()
-        report = self._checked(self._planned(mends=self._args.repair))
-        self._tell(report)
-        if not self._args.repair or not report.mends:
-            return report
-        self._repair(report)
-        again = self._checked(self._planned())
-        self._tell(again)
-        return again
-
-    def _tell(self, report: AuditReport) -> None:
+        report = self._checked(self._planned())
         if not self._args.json:
             _tell(report)
+        if self._args.repair and report.count:
+            self._repair(report)
+            return report, report.wrong
+        return report, []
 
-    def _planned(self, mends: bool = False) -> AuditPlan:
+    def _planned(self) -> CheckPlan:
         manifest = latest(self._log)
         if manifest is None:
             raise CheckpointError(f"{self._log.storage.url} has no committed epoch yet.")
-        return planned(self._program, manifest, self._args.views, self._args.sample, mends)
+        return planned(self._program, manifest, self._args.views, self._args.sample)
 
     def _refuse_company(self) -> None:
         sign = last_sign(self._log.storage)
-        if sign is not None and sign.is_alive(now()):
+        if sign is not None and sign.is_alive(wall_clock()):
             raise CheckpointError(
                 f"a driver is at work on {self._log.storage.url} (process {sign.pid} on {sign.host}), and a repair would end it. Stop it first. If it was "
                 f"killed, wait for half a minute."
             )
 
-    def _repair(self, report: AuditReport) -> None:
+    def _repair(self, report: CheckReport) -> None:
+        views = {name: report.judgements[name].unreadable for name in report.wrong}
+        stumbled = [name for name, one in report.judgements.items() if "document" in one.by_what and name not in views]
+        if stumbled:
+            raise CheckpointError(
+                f"a fill would stop at the documents of {', '.join(stumbled)} that are named above. Nothing was marked. {_BEYOND}"
+            )
         spark = None
         if any(map(_wants_spark, self._program.topology.emissions)):
             from millstream.engine.spark.asked import ready_sinks
@@ -134,24 +139,26 @@ class Check:
         else:
             for emission in self._program.topology.emissions:
                 emission.sink.check()
-        done = mended(self._program, self._log, report.epoch, report.mends, spark)
-        groups = Counter(one.consumer for one in report.mends)
+        done = mark_for_rebuild(self._program, self._log, report.epoch, views, spark)
         tell = _say if self._args.json else print
-        tell(f"epoch {done.epoch} mends {', '.join(f'{n:,} groups of {name}' for name, n in groups.items())}")
+        tell(
+            f"epoch {done.epoch} marks {', '.join(views)}: the next run fills what is marked anew, beside what it shows now, and cuts over."
+        )
+        tell(f"Run: millstream run {self._args.file} --checkpoint {self._log.storage.url}")
 
-    def _checked(self, plan: AuditPlan) -> AuditReport:
+    def _checked(self, plan: CheckPlan) -> CheckReport:
         is_local = self._args.local or plan.rows <= LITTLE
         counts = [f"{rows_shown(plan.manifest.computations[name]):,} rows of {name}" for name in plan.senders]
         what = f"{len(plan.consumers)} views and joins against {', '.join(counts) or 'nothing'}"
         _say(f"checking {what}, epoch {plan.manifest.epoch}, {'in this process' if is_local else 'on Spark'}")
         try:
             if is_local:
-                return audit.checked_here(
+                return check.checked_here(
                     self._program, self._log, plan, lambda sender, rows: _say(f"{rows:,} rows of {sender} are mapped")
                 )
             from millstream.engine.spark.session import local_session
 
-            return audit.checked_on_spark(self._program, self._log, plan, local_session(self._program.name), self._options)
+            return check.checked_on_spark(self._program, self._log, plan, local_session(self._program.name), self._options)
         except Overtaken as error:
             raise CheckpointError(
                 f"{error} The pipeline runs, and this check takes longer than it keeps an epoch. Stop it meanwhile, check a copy of the checkpoint, or give "
@@ -169,7 +176,7 @@ def _say(text: str) -> None:
     print(f"check-view: {text}", file=sys.stderr, flush=True)
 
 
-def _tell(report: AuditReport) -> None:
+def _tell(report: CheckReport) -> None:
     for name, one in report.judgements.items():
         size = f"{one.groups:,} groups, {one.contributions:,} contributions"
         wrong = ", ".join(f"{n:,} of a {what}" for what, n in one.by_what.items())
@@ -188,4 +195,4 @@ def _tell(report: AuditReport) -> None:
     for difference in report.first:
         print(f"  {difference}")
     if any("document" in one.by_what for one in report.judgements.values()):
-        print("A table has nothing that its documents could be mended from: correct the map, or restore the checkpoint from a copy.")
+        print(_BEYOND)

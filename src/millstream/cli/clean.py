@@ -9,7 +9,7 @@ from millstream.cli.arguments import a_duration
 from millstream.core.time import duration
 from millstream.state import cache_cleanup
 from millstream.state.state_cache import boot_id, state_caches_folder
-from millstream.status.view import size
+from millstream.status.render import size
 
 
 def add_command(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:

@@ -9,7 +9,7 @@ import time
 from millstream.cli.arguments import storage_option
 from millstream.state.checkpoint_copy import CopyProgress, copy_checkpoint
 from millstream.state.storage import open_storage
-from millstream.status.view import size
+from millstream.status.render import size
 
 _EVERY = 2.0  # seconds
 

@@ -7,7 +7,7 @@ import os
 import sys
 
 from millstream import __version__
-from millstream.cli import check_view, clean, copy, kv, partitions, push, run, serve, sink, tables, upload, views
+from millstream.cli import check_view, clean, copy, inspect, kv, partitions, push, run, serve, sink, upload, view
 from millstream.cli.arguments import failed
 from millstream.errors import MillstreamError
 
@@ -55,8 +55,8 @@ def parser() -> argparse.ArgumentParser:
     found.set_defaults(command=None)
     commands = found.add_subparsers(title="commands", metavar="COMMAND")
     run.add_command(commands)
-    views.add_commands(commands)
-    tables.add_command(commands)
+    inspect.add_commands(commands)
+    view.add_command(commands)
     check_view.add_command(commands)
     copy.add_command(commands)
     clean.add_command(commands)

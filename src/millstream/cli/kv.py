@@ -16,7 +16,7 @@ from millstream.cli.arguments import a_duration, at_least_one, failed, without_a
 from millstream.core.keys import key_bytes, key_of
 from millstream.errors import DefinitionError, RefusedRequest, Unauthenticated
 from millstream.network import Tls
-from millstream.status.inspect import keys_of
+from millstream.readable.listing import keys_of
 
 _LEVELS = ("linearizable", "session", "bounded")
 

@@ -22,7 +22,7 @@ from rich.live import Live
 from millstream.cli.arguments import a_duration, at_least_one, failed, setting, storage_option
 from millstream.cli.files import file_and_name, load, pipeline_in
 from millstream.handle import launch
-from millstream.status import view
+from millstream.status import render
 from millstream.status.narrator import Narrator, last_words
 
 if TYPE_CHECKING:
@@ -131,9 +131,9 @@ def watch(handle: Handle, stopping: threading.Event, console: Console) -> None:
                 handle.stop(_PATIENCE if live is None else _DRAWN_EVERY)
             over = handle.await_termination(_DRAWN_EVERY)
             if live is not None:
-                live.update(view.progress(handle.status()), refresh=True)
+                live.update(render.progress(handle.status()), refresh=True)
             elif is_told and not over:
-                handle.say(f"still stopping; {view.line(handle.status()).partition(': ')[2]}")
+                handle.say(f"still stopping; {render.line(handle.status()).partition(': ')[2]}")
     if live is not None:
         status = handle.status()
         console.print(f"{status.pipeline}: {last_words(status, is_told, handle.published)}", markup=False)

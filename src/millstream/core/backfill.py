@@ -1,15 +1,15 @@
 """Builds: computations whose state is derived from the rows of others, and can be made again from them beside what they show.
 
-A view is such a computation. If it is new on rows that are there, or its definition has changed, a *sweep* passes by all rows of its senders in portions,
-and each row says what it is. When all rows have been passed, the build is *switched* in one epoch. Pure.
+A view is such a computation. If it is new on rows that are there, or its definition has changed, a *scan* passes by all rows of its senders in chunks,
+and each row says what it is. When all rows have been passed, the build *cuts over* in one epoch. Pure.
 
 Rules
 1. A build has a number, its generation. What is shown is the active one; what is spoken to is the newest. They differ while it is being filled.
 2. A computation that is new, on senders that are new, has nothing to be filled from: it is active at once.
-3. A build is filled when all its senders are active themselves; until then nobody speaks to it. If a sender is begun anew while the sweep is on its way,
-   the sweep stops where it is: rows that it has been at go on speaking, so that the sender's switch is heard.
-4. The switch is one epoch of its own, behind the one in which the last row was passed: every row of the computation is visited in it.
-5. A sweep has a name that no other one ever has: cursors stay behind in the senders' shards, and the name of a view may come again.
+3. A build is filled when all its senders are active themselves; until then nobody speaks to it. If a sender is begun anew while the scan is on its way,
+   the scan stops where it is: rows that it has been at go on speaking, so that the sender's cutover is heard.
+4. The cutover is one epoch of its own, behind the one in which the last row was passed: every row of the computation is visited in it.
+5. A scan has a name that no other one ever has: cursors stay behind in the senders' shards, and the name of a view may come again.
 6. Changed code under an unchanged version is refused: nobody can tell whether the state still fits it.
 """
 
@@ -22,10 +22,10 @@ import msgspec
 
 from millstream.errors import CheckpointError
 
-FIRST_PORTION = 10_000  # rows per shard and epoch
-LEAST_PORTION, MOST_PORTION = 1_000, 200_000
-PAUSED = -1  # the portion of a sweep that stays where it is
-QUICK, SLOW = 250.0, 1_000.0  # milliseconds of a step between which a portion stays as it is
+FIRST_CHUNK = 10_000  # rows per shard and epoch
+LEAST_CHUNK, MOST_CHUNK = 1_000, 200_000
+PAUSED = -1  # the chunk of a scan that stays where it is
+QUICK, SLOW = 250.0, 1_000.0  # milliseconds of a step between which a chunk stays as it is
 
 
 class Derivation(msgspec.Struct, frozen=True):
@@ -40,18 +40,18 @@ class Derivation(msgspec.Struct, frozen=True):
 
 
 class BuildState(msgspec.Struct, frozen=True):
-    """How far a derived computation is. swept: rows that the sweep has passed; is_swept: all. began: the wall clock when the fill began.
-    sweep: what its sweep is called."""
+    """How far a derived computation is. scanned: rows that the scan has passed; is_scanned: all. began: the wall clock when the fill began.
+    scan: what its scan is called."""
 
     version: str = ""
     fingerprint: str = ""
     generation: int = 1
     active: int = 1
-    is_swept: bool = False
-    swept: int = 0
-    portion: int = FIRST_PORTION
+    is_scanned: bool = False
+    scanned: int = 0
+    chunk: int = FIRST_CHUNK
     began: int = 0
-    sweep: str = ""
+    scan: str = ""
     senders: tuple[str, ...] = ()  # whom it was derived from when it began; renamed with them
 
     @property
@@ -61,34 +61,39 @@ class BuildState(msgspec.Struct, frozen=True):
 
 
 class Build(msgspec.Struct, frozen=True):
-    """What an epoch says of a derived computation to those who speak to it, and to itself. waiting: nobody speaks to it yet. sweep: what
-    the sweep is called that fills it."""
+    """What an epoch says of a derived computation to those who speak to it, and to itself. waiting: nobody speaks to it yet. scan: what
+    the scan is called that fills it."""
 
     generation: int = 1
     active: int = 1
     waiting: bool = False
-    sweep: str = ""
+    scan: str = ""
 
 
 ACTIVE = Build()
 
+JOIN_ADVICE = (
+    "Give it another name=, and the views behind it another version=, so that they are filled anew. "
+    "Its old state goes with run(..., drop=[{name!r}])."
+)
+
 
 class BuildOrders(msgspec.Struct):
-    """By computation: the builds that it has to know of, and the sweeps that pass by its rows (at most so many in this epoch, 0: all,
+    """By computation: the builds that it has to know of, and the scans that pass by its rows (at most so many in this epoch, 0: all,
     PAUSED: none)."""
 
     builds: dict[str, dict[str, Build]] = {}
-    sweeps: dict[str, dict[str, int]] = {}
+    scans: dict[str, dict[str, int]] = {}
 
 
-def sweep_name(consumer: str, generation: int, epoch: int) -> str:
-    """What the sweep is called that fills a build. epoch: the last one before it. Rule 5."""
+def scan_name(consumer: str, generation: int, epoch: int) -> str:
+    """What the scan is called that fills a build. epoch: the last one before it. Rule 5."""
     return f"{consumer}/{generation}/{epoch}"
 
 
-def switch_name(consumer: str, generation: int) -> str:
-    """What the visit of all rows is called that switches to a build."""
-    return f"{consumer}/{generation}/switch"
+def cutover_name(consumer: str, generation: int) -> str:
+    """What the visit of all rows is called that cuts over to a build."""
+    return f"{consumer}/{generation}/cutover"
 
 
 def begun(
@@ -101,16 +106,30 @@ def begun(
         old = known.get(name)
         if old is None:
             is_new = all(sender not in present for sender in one.senders)  # rule 2
-            found[name] = BuildState(one.version, one.fingerprint, 1, 1 if is_new else 0, portion=FIRST_PORTION, began=now)
+            found[name] = BuildState(one.version, one.fingerprint, 1, 1 if is_new else 0, began=now)
         elif old.version != one.version:
-            found[name] = BuildState(one.version, one.fingerprint, old.generation + 1, old.active, portion=FIRST_PORTION, began=now)
+            found[name] = msgspec.structs.replace(rebuilt(old, name, now, epoch), version=one.version, fingerprint=one.fingerprint)
         else:
             _check(name, old, one)
             found[name] = msgspec.structs.replace(old, fingerprint=one.fingerprint)
         found[name] = msgspec.structs.replace(found[name], senders=one.senders)
-        if not found[name].sweep:
-            found[name] = msgspec.structs.replace(found[name], sweep=sweep_name(name, found[name].generation, epoch))
+        if not found[name].scan:
+            found[name] = msgspec.structs.replace(found[name], scan=scan_name(name, found[name].generation, epoch))
     return found
+
+
+def rebuilt(state: BuildState, name: str, now: int, epoch: int) -> BuildState:
+    """A build that is filled anew, beside what it shows. now, epoch: of the last epoch before it."""
+    generation = state.generation + 1
+    return BuildState(
+        state.version,
+        state.fingerprint,
+        generation,
+        state.active,
+        began=now,
+        scan=scan_name(name, generation, epoch),
+        senders=state.senders,
+    )
 
 
 def _check(name: str, old: BuildState, one: Derivation) -> None:
@@ -121,8 +140,7 @@ def _check(name: str, old: BuildState, one: Derivation) -> None:
         return
     if one.is_join:
         raise CheckpointError(
-            f"join {name!r}: what it joins, or by what, has changed since the checkpoint was written. Give it another name=, and the views behind it another "
-            f"version=, so that they are filled anew; its old state goes with run(..., drop=[{name!r}])."
+            f"join {name!r}: what it joins, or by what, has changed since the checkpoint was written. {JOIN_ADVICE.format(name=name)}"
         )
     raise CheckpointError(
         f"view {name!r}: its code has changed since the checkpoint was written, and its version= has not. If the new code gives other results, "
@@ -139,52 +157,52 @@ def orders(derived: Mapping[str, Derivation], states: Mapping[str, BuildState]) 
             continue  # what everybody assumes
         senders = derived[name].senders
         held = state.is_filling and any(sender in states and states[sender].is_filling for sender in senders)
-        is_begun = state.swept > 0 or state.is_swept
-        build = Build(state.generation, state.active, held and not is_begun, state.sweep)
+        is_begun = state.scanned > 0 or state.is_scanned
+        build = Build(state.generation, state.active, held and not is_begun, state.scan)
         for computation in (name, *senders):
             found.builds.setdefault(computation, {})[name] = build
         if not state.is_filling or build.waiting:
             continue
-        if not state.is_swept:
+        if not state.is_scanned:
             for sender in senders:
-                found.sweeps.setdefault(sender, {})[state.sweep] = PAUSED if held else state.portion
+                found.scans.setdefault(sender, {})[state.scan] = PAUSED if held else state.chunk
         elif not held:
-            found.sweeps.setdefault(name, {})[switch_name(name, state.generation)] = 0
+            found.scans.setdefault(name, {})[cutover_name(name, state.generation)] = 0
     return found
 
 
-def swept_by(counts: Iterable[Any]) -> dict[str, list[tuple[int, bool]]]:
-    """By sweep, what the steps of an epoch have counted of it."""
+def scanned_by(counts: Iterable[Any]) -> dict[str, list[tuple[int, bool]]]:
+    """By scan, what the steps of an epoch have counted of it."""
     found: dict[str, list[tuple[int, bool]]] = {}
     for one in counts:
-        for name, passed in one.swept.items():
+        for name, passed in one.scanned.items():
             found.setdefault(name, []).append(passed)
     return found
 
 
 def builds_after(
-    states: Mapping[str, BuildState], told: BuildOrders, swept: Mapping[str, Sequence[tuple[int, bool]]], millis: float
+    states: Mapping[str, BuildState], told: BuildOrders, scanned: Mapping[str, Sequence[tuple[int, bool]]], millis: float
 ) -> dict[str, BuildState]:
-    """The builds after an epoch whose tasks have run. swept: by sweep, for every shard of every sender, how many rows it has passed and whether it has
+    """The builds after an epoch whose tasks have run. scanned: by scan, for every shard of every sender, how many rows it has passed and whether it has
     ended. millis: how long the longest step took."""
-    sweeps = {name: computation for computation, of in told.sweeps.items() for name in of}
+    scans = {name: computation for computation, of in told.scans.items() for name in of}
     found: dict[str, BuildState] = {}
     for name, state in states.items():
-        if switch_name(name, state.generation) in sweeps:
-            state = msgspec.structs.replace(state, active=state.generation, is_swept=False, portion=FIRST_PORTION)
-        elif state.sweep in sweeps:
-            passed = swept[state.sweep]
+        if cutover_name(name, state.generation) in scans:
+            state = msgspec.structs.replace(state, active=state.generation, is_scanned=False, chunk=FIRST_CHUNK)
+        elif state.scan in scans:
+            passed = scanned[state.scan]
             state = msgspec.structs.replace(
                 state,
-                swept=state.swept + sum(rows for rows, _ in passed),
-                is_swept=all(ended for _, ended in passed),
-                portion=_portion(state.portion, millis),
+                scanned=state.scanned + sum(rows for rows, _ in passed),
+                is_scanned=all(ended for _, ended in passed),
+                chunk=_chunk(state.chunk, millis),
             )
         found[name] = state
     return found
 
 
-def _portion(portion: int, millis: float) -> int:
+def _chunk(chunk: int, millis: float) -> int:
     if millis < QUICK:
-        return min(MOST_PORTION, 2 * portion)
-    return max(LEAST_PORTION, portion // 2) if millis > SLOW else portion
+        return min(MOST_CHUNK, 2 * chunk)
+    return max(LEAST_CHUNK, chunk // 2) if millis > SLOW else chunk

@@ -19,7 +19,7 @@ versions    the greatest version counts, whatever the order of arrival; off: the
 restate     a stale version heals; off: it is only dropped
 origins     what an origin states again is set; off: it is added to what it has stated before
 sender      what a join sends of a left document names the sending row, too; off: the left document alone
-cursor      a live change is kept from a build whose sweep will come to the row; off: it is sent
+cursor      a live change is kept from a build whose scan will come to the row; off: it is sent
 """
 
 from __future__ import annotations

@@ -6,7 +6,7 @@ Everything that one computation keeps for one shard lives in one ordered map fro
     M <len> <row key> <field> 0 <sub-key>       → one entry of a MapState
     T <kind> <time> <row key>                   → nothing: the *earliest* timer (or hold) of that kind of that key
     D <stream> 0 <span> <epoch> ...             → ids of injected records (core/dedup.py)
-    S <name>                                    → how far a sweep has come
+    S <name>                                    → how far a scan has come
 
 Rules
 1. A row is one entry, so state and timers change together. The index holds at most one entry per key and kind, so a key
@@ -27,7 +27,7 @@ SUB = b"M"
 LOW_TIMER = b"TL"
 WALL_TIMER = b"TW"
 HOLD = b"TH"
-SWEEP = b"S"
+SCAN = b"S"
 
 _BIAS = 2**63
 

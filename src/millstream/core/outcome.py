@@ -18,7 +18,7 @@ class Times(msgspec.Struct, frozen=True):
 
     late_before: what is older is late; nothing is where event time had ended before. least: what its streams had promised before, or, where that was the
     end, what anybody still waits for: no production may be older. promised: what they promise now: no hold may be older.
-    sweeps: visits of all rows in portions, by name: how many rows in this epoch, 0 for all that are left, PAUSED for none. builds: what is to be
+    scans: visits of all rows in chunks, by name: how many rows in this epoch, 0 for all that are left, PAUSED for none. builds: what is to be
     known of computations that are derived from this one, and of itself, where it is no matter of course (core/backfill.py).
     """
 
@@ -28,7 +28,7 @@ class Times(msgspec.Struct, frozen=True):
     epoch: int = 0
     least: int = BEGINNING
     promised: int = BEGINNING
-    sweeps: dict[str, int] = {}
+    scans: dict[str, int] = {}
     builds: dict[str, Build] = {}
 
 
@@ -71,7 +71,7 @@ class Counts(msgspec.Struct):
     last_late: list[LateRecord] = []
     dead: int = 0  # dead letters
     tallies: dict[str, int] = {}  # what hooks have counted
-    swept: dict[str, tuple[int, bool]] = {}  # by sweep: rows visited, and whether it has ended here
+    scanned: dict[str, tuple[int, bool]] = {}  # by scan: rows visited, and whether it has ended here
 
 
 class Outcome(msgspec.Struct):

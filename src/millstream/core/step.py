@@ -23,8 +23,8 @@ Rules
 10. A hook returns nothing. One that returns something, or yields, was meant to call `produce`.
 11. `finish_key` ends a visit, and is part of it. `finish_epoch` ends the step, if anything was gathered; it is about no single record, so it fails the
     epoch if it raises, and finds nothing gathered by what a dead letter has undone.
-12. A sweep visits every row once, in the order of row keys, a portion per epoch. How far it comes in an epoch is settled before the first visit, so
-    that a hook can tell a row that the sweep has been at from one that it will come to. A row that is visited anyway is not visited twice.
+12. A scan visits every row once, in the order of row keys, a chunk per epoch. How far it comes in an epoch is settled before the first visit, so
+    that a hook can tell a row that the scan has been at from one that it will come to. A row that is visited anyway is not visited twice.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ from typing import Any
 import msgspec
 
 from millstream.core.arrivals import Arrivals
-from millstream.core.backfill_scan import settled, sweep_entry
+from millstream.core.backfill_scan import scan_entry, settled
 from millstream.core.computation import Computation
 from millstream.core.keys import key_of
 from millstream.core.keyspace import (
@@ -119,14 +119,14 @@ class Step:
         visit = self._visit if self.wiring.dead_letters is None else self._forgiving
         if arrivals.rejected:
             self._reject(sorted(arrivals.rejected, key=lambda one: one.order))
-        swept = self._sweep() if times.sweeps else {}
+        scanned = self._backfill_scans() if times.scans else {}
         for group, text in enumerate(arrivals.keys):
             row_key = text.encode()
             due.pop(row_key, None)
-            swept.pop(row_key, None)
+            scanned.pop(row_key, None)
             visit(row_key, text, arrivals, bounds[group], bounds[group + 1])
         none = Arrivals.none()
-        due.update(dict.fromkeys(swept))
+        due.update(dict.fromkeys(scanned))
         for row_key in sorted(due):
             visit(row_key, row_key.decode(), none, 0, 0)
         if self.visit.gathered:
@@ -144,15 +144,15 @@ class Step:
             counts.holder = f"key {key_of(next_key.decode())!r}"
         return Outcome(self.delta, self.visit.productions, counts)
 
-    def _sweep(self) -> dict[bytes, None]:
-        """Rule 12: settles how far every sweep comes in this epoch, and gives the rows that are to be visited for it."""
+    def _backfill_scans(self) -> dict[bytes, None]:
+        """Rule 12: settles how far every scan comes in this epoch, and gives the rows that are to be visited for it."""
         rows: dict[bytes, None] = {}
-        for name, limit in self.times.sweeps.items():
+        for name, limit in self.times.scans.items():
             one = settled(self.store, name, limit)
-            self.visit.sweeps[name] = one.portion
-            self.counts.swept[name] = (len(one.rows), one.ended)
+            self.visit.scans[name] = one.chunk
+            self.counts.scanned[name] = (len(one.rows), one.ended)
             if one.says is not None:
-                self.delta[sweep_entry(name)] = one.says
+                self.delta[scan_entry(name)] = one.says
             rows.update(dict.fromkeys(one.rows))
         return rows
 

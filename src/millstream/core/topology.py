@@ -85,6 +85,16 @@ class Input(msgspec.Struct, frozen=True):
     late: str = HOOK
 
 
+class RelationSpec(msgspec.Struct, frozen=True):
+    """What readers of a checkpoint must know of a table, view or join. origins: contributions are kept by document. inverts: the reducer has an inverse, so
+    there are no nodes of partial results. how: of a join. is_strong: it follows an epoch behind its senders."""
+
+    origins: bool = True
+    inverts: bool = False
+    how: str = ""
+    is_strong: bool = False
+
+
 class ComputationSpec(msgspec.Struct, frozen=True):
     """A computation's place in the graph."""
 
@@ -101,6 +111,7 @@ class ComputationSpec(msgspec.Struct, frozen=True):
     derives: Derivation | None = None  # its state follows from the rows of other computations, and can be made again from them
     refines: bool = False  # what it produces, and how its state lies, depends on how records fall into epochs; what the state says does not
     kind: str = ""  # "table", "view" or "join"; nothing for a computation of the user's own
+    relation: RelationSpec | None = None  # of a table, view or join: what its readers decide by
     about: dict[str, str] = {}  # for people: what a table, view or join was defined as
 
     @property

@@ -19,7 +19,7 @@ from collections.abc import Callable, Hashable
 from hashlib import blake2b
 from typing import Any
 
-from millstream.core.backfill_scan import Portion
+from millstream.core.backfill_scan import Chunk
 from millstream.core.guards import ALL_GUARDS, Guards
 from millstream.core.keys import key_text
 from millstream.core.keyspace import STATE_HOLD, Holds, Row, TimerSet
@@ -31,7 +31,7 @@ OWN: Any = object()  # the key at hand
 FINISH = "finish"  # the kind of cause that finish_key has
 EPOCH = "epoch"  # the kind of cause that finish_epoch has
 
-BEHIND = "behind"  # a sweep has been at this row
+BEHIND = "behind"  # a scan has been at this row
 NOW = "now"  # it is at this row in this epoch
 AHEAD = "ahead"  # it will come
 
@@ -67,8 +67,8 @@ class Visit:
         "promised",  # no hold may be older
         "row_key",
         "same_key_streams",
+        "scans",  # by name: what a scan comes to in this epoch
         "streams",
-        "sweeps",  # by name: what a sweep comes to in this epoch
         "tallies",
         "wall",  # timers by wall clock
         "wall_time",  # the event time that a wall-clock timer, or the end of a visit, stands for
@@ -83,7 +83,7 @@ class Visit:
         self.gathered: list[tuple[Hashable, Any, int]] = []
         self.gatherer = b""
         self.guards: Guards = ALL_GUARDS
-        self.sweeps: dict[str, Portion] = {}
+        self.scans: dict[str, Chunk] = {}
         self.tallies: dict[str, int] = {}
         self.least = times.least
         self.low_watermark = times.low_watermark
@@ -196,9 +196,9 @@ class Visit:
     def tally(self, name: str, n: int = 1) -> None:
         self.tallies[name] = self.tallies.get(name, 0) + n
 
-    def swept(self, name: str) -> str:
-        """Where a sweep is, seen from the key at hand."""
-        begins, comes = self.sweeps[name]
+    def scanned(self, name: str) -> str:
+        """Where a scan is, seen from the key at hand."""
+        begins, comes = self.scans[name]
         if begins is None or self.row_key < begins:
             return BEHIND
         return NOW if comes is None or self.row_key <= comes else AHEAD
@@ -297,7 +297,7 @@ class Visit:
         cause = self.cause
         if cause.__class__ is Timer:
             newest = max(newest, self.caused())
-        elif cause is None and newest == BEGINNING:  # neither records nor timers: a sweep
+        elif cause is None and newest == BEGINNING:  # neither records nor timers: a scan
             newest = self.low_watermark if BEGINNING < self.low_watermark < END else self.now
         self.wall_time = newest
         self.cause = end = Timer(newest, "", FINISH)

@@ -65,8 +65,8 @@ def wall_clock() -> int:
 class Epochs(Generic[_In]):
     """Runs epochs on one checkpoint, for one run of a pipeline. Its parameter is what the runner of its tasks gets, where something came in.
 
-    points: called between any two steps. session: what sinks may use on the driver. warn: hears of input that looks wrong, after the commit. adjust: changes a
-    plan before it is carried out. stopping: set when no further epoch is to begin.
+    points: called between any two steps. session: what sinks may use on the driver. warn: hears of input that looks wrong, after the commit.
+    stopping: set when no further epoch is to begin.
     """
 
     def __init__(
@@ -88,7 +88,6 @@ class Epochs(Generic[_In]):
         metrics: Metrics | None = None,
         stopping: threading.Event | None = None,
         warn: Callable[[str], None] | None = None,
-        adjust: Callable[[Plan], Plan] = lambda planned: planned,
     ) -> None:
         self.program = program
         self.topology = program.topology
@@ -115,7 +114,6 @@ class Epochs(Generic[_In]):
         self.state_caches: dict[str, StateCacheStats] = {}  # by computation, over all shards, as the last epoch with tasks found them
         self._hints = Hints(program.topology)
         self._warn = warn or (lambda hint: _log.warning("%s: %s", program.name, hint))
-        self._adjust = adjust
         self._began_at = -1 if latest is None else latest.epoch
         self._listened = False  # this run has committed an epoch of its own time: not one that settles at the time of the last run
 
@@ -195,7 +193,7 @@ class Epochs(Generic[_In]):
     def _plan(self, before: Manifest | None, ranges: Reading, drain: bool) -> Plan:
         said = {} if ranges.batch is None else declared(self.topology, self.planner.files)
         position = Position.after(before, self.topology)
-        return self._adjust(plan(self.topology, position, ranges, clock=self.clock(), drain=drain, said=said, listened=self._listened))
+        return plan(self.topology, position, ranges, clock=self.clock(), drain=drain, said=said, listened=self._listened)
 
     # --- 3, 4 and 5: the job
 
@@ -277,14 +275,9 @@ class Epochs(Generic[_In]):
             self.explain(error)
             raise
 
-    def publish_again(self) -> None:
-        """Publishes what the last run committed and may not have published."""
-        if self.latest is not None:
-            self._publish(self.latest, redo=True)
-
     def _resume(self) -> None:
         if self.latest is not None and (self.planner.is_ours or self.latest.batch is None):
-            self.publish_again()
+            self._publish(self.latest, redo=True)
         if self.planner.is_ours and run_number(self.token) > 1 and any(emission.sink.takes_back for emission in self.topology.emissions):
             self.close_off()  # nothing has been staged yet
         if self.latest is not None and self.latest.settle:

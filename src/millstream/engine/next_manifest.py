@@ -16,7 +16,7 @@ import msgspec
 from millstream.core import adaptive
 from millstream.core.adaptive import EdgeState
 from millstream.core.authority import Standing
-from millstream.core.backfill import BuildState, builds_after, swept_by
+from millstream.core.backfill import BuildState, builds_after, scanned_by
 from millstream.core.step import LAST_LATE
 from millstream.core.time import END
 from millstream.core.topology import ComputationSpec, Topology
@@ -106,11 +106,11 @@ def _sinks(
 
 def _builds(plan: Plan, receipts: Sequence[Receipt]) -> dict[str, BuildState]:
     """How far derived computations are."""
-    if not receipts or not plan.told.sweeps:
+    if not receipts or not plan.told.scans:
         return plan.position.builds
-    works = [work for receipt in receipts for work in receipt.work.values() if work.counts.swept]
+    works = [work for receipt in receipts for work in receipt.work.values() if work.counts.scanned]
     return builds_after(
-        plan.position.builds, plan.told, swept_by([work.counts for work in works]), max((w.millis for w in works), default=0.0)
+        plan.position.builds, plan.told, scanned_by([work.counts for work in works]), max((w.millis for w in works), default=0.0)
     )
 
 
@@ -185,6 +185,7 @@ def _computation(
         dedup=msgspec.structs.replace(old.dedup),
         hidden=spec.hidden,
         kind=spec.kind,
+        relation=spec.relation,
         about=dict(spec.about),
     )
     mine = {r.shard: r.work[name] for r in receipts if name in r.work}

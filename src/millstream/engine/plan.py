@@ -212,8 +212,8 @@ def _with_builds(each: Mapping[str, Times], told: BuildOrders) -> dict[str, Time
     """The times of every computation, with what it has to know of builds."""
     return {
         name: one
-        if name not in told.builds and name not in told.sweeps
-        else msgspec.structs.replace(one, sweeps=told.sweeps.get(name, {}), builds=told.builds.get(name, {}))
+        if name not in told.builds and name not in told.scans
+        else msgspec.structs.replace(one, scans=told.scans.get(name, {}), builds=told.builds.get(name, {}))
         for name, one in each.items()
     }
 

@@ -2,6 +2,7 @@
 
     listing      rows of a computation: state, MapStates, timers and holds, as JSON can say them
     relations    tables, views and joins: what they show, and what each document gives
+    columns      values of any kind as columns of Arrow
 
 Who prints, serves or draws them is above. It must not know where the rows come from: a `Reader` (`state/queries.py`) gives them.
 """

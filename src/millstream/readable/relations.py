@@ -1,8 +1,9 @@
-"""Tables, views and joins of a checkpoint, read without the code that made them: what they show, and what each document gives.
+"""Tables, views and joins of a checkpoint, read without the code that made them: what they show, and what each document gives. Users have it as
+`ms.views.read`, `frame` and `origins`.
 
 Rules
 1. Rows carry what they show, and the manifest says what is a table, a view or a join. So nothing of the pipeline is needed here, and no reducer is run.
-2. What is read is one cut: all rows are as of the reader's epoch.
+2. What is read is one cut: all rows are as of one committed epoch, the newest unless another is asked for.
 3. A view that is being filled shows what its last complete generation showed; one that is filled for the first time shows nothing.
 4. Rows come in the order of their keys' bytes. A join keeps its rows by the right side's key, and shows them by the left document's: they come in no
    particular order, and one key is looked for in all of them.
@@ -10,8 +11,10 @@ Rules
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
-from typing import Any, NamedTuple
+import os
+from collections.abc import Callable, Iterable, Iterator
+from itertools import islice
+from typing import Any, NamedTuple, TypeVar
 
 from millstream.core.backfill import BuildState
 from millstream.core.keys import BadKey, key_bytes, key_of
@@ -21,18 +24,23 @@ from millstream.errors import CheckpointError, DefinitionError
 from millstream.readable.listing import plain
 from millstream.state.codec import msgpack
 from millstream.state.manifest import ComputationState, Manifest
+from millstream.state.manifest_log import ManifestLog
 from millstream.state.memory_storage import MemoryStore
 from millstream.state.queries import Reader, bound
+from millstream.state.reader import AsOf, CommittedState, steady
+from millstream.state.storage import open_storage
 from millstream.views.agg_tree import Tree
-from millstream.views.aggregate import GroupRow, ViewGroup
+from millstream.views.aggregate import Aggregate, GroupRow
 from millstream.views.change import ViewCodec
 from millstream.views.dsl import JOIN, TABLE, VIEW
 from millstream.views.join import INNER, Join, JoinRow
-from millstream.views.table import Gateway
+from millstream.views.table import DocumentTable
+
+_T = TypeVar("_T")
 
 _decode = msgpack.decoder(object)
 _encode = msgpack.encoder()
-_KINDS = {kind: StateKind(cls, ViewCodec(msgpack)) for kind, cls in ((TABLE, Gateway), (VIEW, ViewGroup), (JOIN, Join))}
+_KINDS = {kind: StateKind(cls, ViewCodec(msgpack)) for kind, cls in ((TABLE, DocumentTable), (VIEW, Aggregate), (JOIN, Join))}
 
 
 class ShownRow(NamedTuple):
@@ -73,7 +81,7 @@ def shown(cut: Reader, name: str, *, key: Any = None, prefix: Any = None) -> Ite
     if build is not None and not build.active:
         return  # rule 3
     if state.kind == JOIN:
-        yield from _joined(cut, name, state.about.get("how", INNER), key, prefix)
+        yield from _joined(cut, name, state.relation.how if state.relation is not None else INNER, key, prefix)
         return
     for row_key, row in _rows(cut, name, key, prefix):
         yield from shown_by(row_key, row, state.kind, build)
@@ -142,8 +150,7 @@ def _with_maps(cut: Reader, name: str, kind: str, row_key: bytes, row: Row) -> A
     of = _KINDS[kind]
     (field,) = of.map_fields
     start = sub_prefix(row_key, field)
-    is_large = bool(_decode(row.state)[1 if kind == VIEW else 3])  # leaves of a group; of a join, whether left documents stand beside it
-    entries = cut.scan(name, start, after(start), shard=cut.shard_of(name, row_key)) if is_large else ()
+    entries = cut.scan(name, start, after(start), shard=cut.shard_of(name, row_key)) if of.decode(row.state).is_large else ()
     return bound(of, row_key, row, MemoryStore(entries))
 
 
@@ -152,7 +159,7 @@ def given(cut: Reader, view: str, key: Any) -> dict[Any, list[Any]]:
     state = relation(cut, view)
     if state.kind != VIEW:
         raise DefinitionError(f"{view!r} is a {state.kind}: only views have groups to which documents give something")
-    if state.about.get("origins") == "not kept":
+    if state.relation is not None and not state.relation.origins:
         raise DefinitionError(f"view {view!r} was defined with origins=False: it does not know which document gives what")
     row_key = _named(view, key)
     row = cut.get(view, key)
@@ -161,3 +168,83 @@ def given(cut: Reader, view: str, key: Any) -> dict[Any, list[Any]]:
     group: GroupRow = _with_maps(cut, view, VIEW, row_key, row)
     found = dict(Tree(group.nodes, group.leaves, None, _encode, _decode).items()) if group.leaves else group.inline
     return {key_of(origin): found[origin] for origin in sorted(found)}
+
+
+def at(log: ManifestLog, epoch: int | None, read: Callable[[Reader], _T]) -> _T:
+    """What `read` makes of one epoch, the newest unless another is asked for."""
+    if epoch is None:
+        return steady(log, read)
+    with CommittedState(log).at(epoch) as cut:
+        assert isinstance(cut, AsOf)
+        return read(cut)
+
+
+# --- what users call, as `ms.views.read`, `ms.views.frame` and `ms.views.origins`
+
+
+def read(
+    checkpoint: str | os.PathLike[str],
+    name: str,
+    *,
+    key: Any = None,
+    prefix: str | tuple[Any, ...] | None = None,
+    epoch: int | None = None,
+    limit: int | None = None,
+    storage_options: dict[str, Any] | None = None,
+) -> Any:
+    """What a table, view or join of a checkpoint shows, as a pyarrow Table with the columns `key`, `value` and, for tables, `version`.
+
+    It needs no code of the pipeline, and reads one committed epoch, while the pipeline runs or not. key: one row. prefix: rows whose keys begin with a
+    text, or for keys that are tuples with a tuple. epoch: an older one that is still kept. limit: at most so many rows.
+    A column has the type that its values have; dicts are structs. Values that have no type in common become JSON text (`readable/columns.py`).
+
+    >>> read("nowhere", "names")  # doctest: +ELLIPSIS
+    Traceback (most recent call last):
+        ...
+    millstream.errors.CheckpointError: ...nowhere is not a checkpoint of Millstream: it has no identity.json.
+    """
+    log = ManifestLog(open_storage(checkpoint, storage_options))
+    return at(log, epoch, lambda cut: tabled(islice(shown(cut, name, key=key, prefix=prefix), limit), relation(cut, name).kind == TABLE))
+
+
+def tabled(rows: Iterable[ShownRow], versions: bool = False) -> Any:
+    """Rows as an Arrow table."""
+    import pyarrow as pa
+
+    from millstream.readable.columns import column
+
+    columns: tuple[list[Any], list[Any], list[Any]] = ([], [], [])
+    for row in rows:
+        for of, value in zip(columns, row, strict=True):
+            of.append(value)
+    names = ["key", "value", "version"][: 3 if versions else 2]
+    return pa.table(dict(zip(names, map(column, columns), strict=False)))
+
+
+def frame(spark: Any, checkpoint: str | os.PathLike[str], name: str, **options: Any) -> Any:
+    """What `read` gives, as a Spark DataFrame. options: as in `read`. The driver reads the rows and holds them: for views that fit into its memory.
+
+    >>> frame(None, "nowhere", "names")  # doctest: +ELLIPSIS
+    Traceback (most recent call last):
+        ...
+    millstream.errors.CheckpointError: ...nowhere is not a checkpoint of Millstream: it has no identity.json.
+    """
+    return spark.createDataFrame(read(checkpoint, name, **options))
+
+
+def origins(
+    checkpoint: str | os.PathLike[str], view: str, key: Any, *, epoch: int | None = None, storage_options: dict[str, Any] | None = None
+) -> dict[Any, list[Any]]:
+    """Which documents make up a group of a view, and what each gives: lists of parts by the document's key.
+
+    >>> origins("nowhere", "names", "Sue")  # doctest: +ELLIPSIS
+    Traceback (most recent call last):
+        ...
+    millstream.errors.CheckpointError: ...nowhere is not a checkpoint of Millstream: it has no identity.json.
+    """
+    return at(ManifestLog(open_storage(checkpoint, storage_options)), epoch, lambda cut: given(cut, view, key))
+
+
+def by_key(rows: Iterable[ShownRow]) -> dict[Any, Any]:
+    """Rows as a dict; a key that has several keeps the last."""
+    return {row.key: row.value for row in rows}

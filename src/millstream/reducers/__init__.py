@@ -7,12 +7,12 @@
     moments     what follows from them: means, standard deviations
     sums        count, sum, mean, stats
     extremes    min, max, first, last
-    best        top, bottom
-    elements    distinct, any, collect
-    several     several at once, and what `.reduce(...)` makes of its arguments
-    laws        a check of the rules, for reducers of one's own
+    topk        top, bottom
+    values      count_distinct, any_value, collect
+    composite   several at once, and what `.reduce(...)` makes of its arguments
+    law_checks  a check of the rules, for reducers of one's own
 
-Pure: value in, value out (`laws` draws lots, by a seed). Nothing here knows a group, a document, a window, or where a total is kept.
+Pure: value in, value out (`law_checks` draws lots, by a seed). Nothing here knows a group, a document, a window, or where a total is kept.
 """
 
 from millstream.reducers.base import Reducer
@@ -21,18 +21,18 @@ from millstream.reducers.extremes import first, last, max, min
 from millstream.reducers.law_checks import assert_reducer
 from millstream.reducers.sums import count, mean, stats, sum
 from millstream.reducers.topk import bottom, top
-from millstream.reducers.values import any, collect, distinct
+from millstream.reducers.values import any_value, collect, count_distinct
 
 __all__ = [
     "Reducer",
     "Several",
-    "any",
+    "any_value",
     "as_reducer",
     "assert_reducer",
     "bottom",
     "collect",
     "count",
-    "distinct",
+    "count_distinct",
     "first",
     "last",
     "max",

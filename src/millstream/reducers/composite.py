@@ -30,8 +30,8 @@ _MAKERS: dict[str, Callable[..., Reducer]] = {
         extremes.last,
         topk.top,
         topk.bottom,
-        values.distinct,
-        values.any,
+        values.count_distinct,
+        values.any_value,
         values.collect,
     )
 }

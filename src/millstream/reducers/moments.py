@@ -11,22 +11,10 @@ from decimal import MAX_EMAX, MIN_EMIN, Context, Decimal
 from fractions import Fraction
 from typing import Any
 
-from millstream.reducers.exact import (
-    decimal_square,
-    dyadic,
-    dyadic_form,
-    is_decimal,
-    is_special,
-    plain,
-    quotient,
-    shown,
-    special_square,
-    whole,
-)
+from millstream.reducers.exact import form, opened, plain, quotient, shown
 
 _ROUNDED = Context(prec=28, Emax=MAX_EMAX, Emin=MIN_EMIN, traps=[])  # what Python starts with
 _WIDE = Context(prec=80, Emax=MAX_EMAX, Emin=MIN_EMIN, traps=[])
-_SPLIT = 2.0**27 + 1.0  # cuts a float into two halves
 
 
 def divided(x: Any, count: int) -> Any:
@@ -37,51 +25,36 @@ def divided(x: Any, count: int) -> Any:
     """
     if count == 0:
         return None
-    if is_special(x):
+    base, _, m, e, specials = opened(x)
+    if any(specials):
         return shown(x)
-    if is_decimal(x):
-        return plain(_ROUNDED.divide(shown(x), Decimal(count)))
-    _, m, e = dyadic(x)
-    return quotient(m, e, count)
+    return plain(_ROUNDED.divide(shown(x), Decimal(count))) if base == 10 else quotient(m, e, count)
 
 
 def squared(x: Any) -> Any:
     """The square of a sum of one."""
-    if x.__class__ is dict:
-        return special_square(x)
-    if x.__class__ is Decimal:
-        return decimal_square(x)
-    if x.__class__ is float and 1e-140 < abs(x) < 1e140:  # Dekker's product: its error, too, is a float
-        square = x * x
-        high = _SPLIT * x - (_SPLIT * x - x)
-        low = x - high
-        error = ((high * high - square) + 2.0 * high * low) + low * low
-        return [1, square, error] if error else square
-    n, m, e = dyadic(x)
-    return whole(m * m) if n == 0 else dyadic_form(n, m * m, 2 * e)
+    base, n, m, e, (up, down, nan) = opened(x)
+    return form(base or 2, n, m * m, 2 * e, (up + down, 0, nan))
 
 
 def deviation(count: int, x: Any, squares: Any) -> Any:
     """The standard deviation of a sample, from exact sums and so rounded once; None below two. Of Decimals a Decimal of 28 digits."""
     if count < 2:
         return None
-    decimal = is_decimal(x)
-    if is_special(x):
-        return Decimal("NaN") if decimal else math.nan
-    first, second = fraction(x), fraction(squares)
+    base, _, _, _, specials = opened(x)
+    if any(specials):
+        return Decimal("NaN") if base == 10 else math.nan
+    first, second = _fraction(x), _fraction(squares)
     variance = (second * count - first * first) / (count * (count - 1))
-    if decimal:
+    if base == 10:
         root = _WIDE.sqrt(_WIDE.divide(Decimal(variance.numerator), Decimal(variance.denominator)))
         return plain(_ROUNDED.plus(root))
     return _root(variance.numerator, variance.denominator)
 
 
-def fraction(x: Any) -> Fraction:
-    """A sum without infinities and NaN as a fraction."""
-    if is_decimal(x):
-        return Fraction(shown(x))
-    _, m, e = dyadic(x)
-    return Fraction(m << e) if e >= 0 else Fraction(m, 1 << -e)
+def _fraction(x: Any) -> Fraction:
+    base, _, m, e, _ = opened(x)
+    return Fraction(m * base**e) if e >= 0 else Fraction(m, base**-e)
 
 
 def _root(n: int, d: int) -> float:

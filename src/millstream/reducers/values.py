@@ -1,9 +1,10 @@
-"""Reducers that look at the values themselves: distinct, any, collect.
+"""Reducers that look at the values themselves: count_distinct, any_value, collect.
 
 Rules
 1. Values may be any plain data: numbers, texts, dates, lists, dicts. None is skipped.
-2. `distinct` goes by `identity`: values that are equal are one. `any` and `collect` go by `order_key`, which tells 1 from 1.0.
+2. `count_distinct` goes by `identity`: values that are equal are one. `any_value` and `collect` go by `order_key`, which tells 1 from 1.0.
 3. What is kept of many is always the least of them, so that nothing depends on the order of arrival.
+4. Nothing is cut that was not asked for: `collect` without a limit refuses more than 10,000 values.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from collections.abc import Callable, Iterable
 from itertools import chain
 from typing import Any
 
+from millstream.errors import HookError
 from millstream.reducers.fields import Chosen, FieldReducer, checked_number
 from millstream.reducers.order import FIRM, identity, order_key
 
@@ -21,9 +23,9 @@ MOST_COLLECTED = 10_000
 
 
 class Distinct(FieldReducer):
-    """How many different values there are. Made by `distinct`. A part is the sorted list of their texts."""
+    """How many different values there are. Made by `count_distinct`. A part is the sorted list of their texts."""
 
-    name = "distinct"
+    name = "count_distinct"
     empty = 0
     indexed = True
 
@@ -46,10 +48,10 @@ class Distinct(FieldReducer):
         return len(total)
 
 
-def distinct(field: Chosen = None, *, where: Callable[[Any], Any] | None = None) -> Distinct:
+def count_distinct(field: Chosen = None, *, where: Callable[[Any], Any] | None = None) -> Distinct:
     """The exact number of different values: 1, 1.0 and True are one, because they are equal; NaN is one.
 
-    >>> reducer = distinct("name")
+    >>> reducer = count_distinct("name")
     >>> reducer.show(reducer.fold(map(reducer.lift, [{"name": "Sue"}, {"name": "Tod"}, {"name": "Sue"}, {"name": None}])))
     2
     """
@@ -62,9 +64,9 @@ def _least(values: list[Any]) -> Any:
 
 
 class AnyOne(FieldReducer):
-    """One of the values. Made by `any`."""
+    """One of the values. Made by `any_value`."""
 
-    name = "any"
+    name = "any_value"
 
     def lift(self, value: Any) -> Any:
         return self.read(value)
@@ -77,10 +79,10 @@ class AnyOne(FieldReducer):
         return _least(found) if found else None
 
 
-def any(field: Chosen = None, *, where: Callable[[Any], Any] | None = None) -> AnyOne:
+def any_value(field: Chosen = None, *, where: Callable[[Any], Any] | None = None) -> AnyOne:
     """One of the values, always the same one (the least): for groups in which all are the same.
 
-    >>> reducer = any("country")
+    >>> reducer = any_value("country")
     >>> reducer.fold(map(reducer.lift, [{"country": None}, {"country": "IS"}, {"country": "IS"}]))
     'IS'
     """
@@ -93,9 +95,9 @@ class Collect(FieldReducer):
     name = "collect"
     empty: Any = []
 
-    def __init__(self, field: Chosen, limit: int, where: Callable[[Any], Any] | None) -> None:
+    def __init__(self, field: Chosen, limit: int | None, where: Callable[[Any], Any] | None) -> None:
         super().__init__(field, where)
-        self.limit = checked_number("collect(limit=...)", "limit", limit, MOST_COLLECTED)
+        self.limit = None if limit is None else checked_number("collect(limit=...)", "limit", limit, MOST_COLLECTED)
 
     def lift(self, value: Any) -> Any:
         found = self.read(value)
@@ -114,15 +116,20 @@ class Collect(FieldReducer):
     def _least(self, values: list[Any]) -> list[Any]:
         kinds = set(map(type, values))
         values.sort(key=None if len(kinds) == 1 and kinds <= FIRM else order_key)
+        if self.limit is None and len(values) > MOST_COLLECTED:
+            raise HookError(
+                f"{self.describe()}: a group has more than {MOST_COLLECTED:,} values. With limit=N the least N of them are kept."
+            )
         return values[: self.limit]
 
     def describe(self) -> str:
         said = super().describe()
-        return said if self.limit == 100 else f"{said[:-1]}{', ' * (said[-2] != '(')}limit={self.limit})"
+        return said if self.limit is None else f"{said[:-1]}{', ' * (said[-2] != '(')}limit={self.limit})"
 
 
-def collect(field: Chosen = None, limit: int = 100, *, where: Callable[[Any], Any] | None = None) -> Collect:
-    """The values as a sorted list, each as often as it comes; of more than `limit` the least. limit is at most 10,000.
+def collect(field: Chosen = None, limit: int | None = None, *, where: Callable[[Any], Any] | None = None) -> Collect:
+    """The values as a sorted list, each as often as it comes. With a limit (at most 10,000) the least of them; without one all, and more than 10,000 in a group
+    are an error.
 
     >>> reducer = collect("name")
     >>> reducer.fold(map(reducer.lift, [{"name": "Tod"}, {"name": "Sue"}, {"name": "Tod"}]))

@@ -20,7 +20,7 @@ import msgspec
 
 from millstream.core import subkeys
 from millstream.core.keys import key_of
-from millstream.core.keyspace import ROW, SUB, SWEEP, Row, decode_row, timer_row_key, timer_time
+from millstream.core.keyspace import ROW, SCAN, SUB, Row, decode_row, timer_row_key, timer_time
 from millstream.core.mapstate import MapState
 from millstream.core.statekind import StateKind
 
@@ -139,8 +139,8 @@ def first_entry(name: str, kind: StateKind, got: Mapping[bytes, bytes], expected
             found = _row(f"{name!r}, key {key_of(entry[1:].decode())!r}", kind, one, other, exact)
         elif entry.startswith(SUB):
             found = _item(name, kind, entry, one, other, exact)
-        elif entry.startswith(SWEEP):
-            found = f"the sweep {entry[len(SWEEP) :].decode()!r} through {name!r} is at {one!r} instead of {other!r}" if exact else None
+        elif entry.startswith(SCAN):
+            found = f"the scan {entry[len(SCAN) :].decode()!r} through {name!r} is at {one!r} instead of {other!r}" if exact else None
         else:
             found = (
                 f"timers of {name!r}, key {key_of(timer_row_key(entry).decode())!r}: the index has {timer_time(entry)} for the earliest"

@@ -14,7 +14,7 @@ import msgspec
 from millstream.core import step
 from millstream.core.arrivals import Arrivals
 from millstream.core.authority import Edge, Standing
-from millstream.core.backfill import begun, builds_after, swept_by
+from millstream.core.backfill import begun, builds_after, scanned_by
 from millstream.core.guards import ALL_GUARDS, Guards
 from millstream.core.keys import key_bytes, key_of, shard_of
 from millstream.core.keyspace import ROW, after, decode_row
@@ -196,8 +196,8 @@ class LocalEngine:
         self.ids = ids
         self.duplicates += duplicates
         self.progress = injectors_after(self.topology, planned, seen)
-        if planned.told.sweeps:
-            self.builds = builds_after(self.builds, planned.told, swept_by([outcome.counts for outcome in outcomes.values()]), 0.0)
+        if planned.told.scans:
+            self.builds = builds_after(self.builds, planned.told, scanned_by([outcome.counts for outcome in outcomes.values()]), 0.0)
         for (name, shard), outcome in outcomes.items():
             self.stores[name, shard].apply(outcome.delta)
             self.late[name] += outcome.counts.late

@@ -23,10 +23,10 @@ from millstream.simulation.local import LocalEngine
 from millstream.state.memory_storage import MemoryStore
 from millstream.state.queries import bound
 from millstream.views import check
-from millstream.views.aggregate import ViewGroup
+from millstream.views.aggregate import Aggregate
 from millstream.views.check import Discrepancy, Expected
 from millstream.views.join import Join
-from millstream.views.operator import Sender
+from millstream.views.operator import ViewOperator
 
 
 class EpochRead(msgspec.Struct):
@@ -41,12 +41,12 @@ class EpochRead(msgspec.Struct):
     def topology(self) -> Topology:
         return self.compiled.topology
 
-    def sender(self, name: str) -> Sender:
+    def sender(self, name: str) -> ViewOperator:
         """A table, view or join, as a fresh instance."""
         if name not in self.topology.by_name:
             raise DefinitionError(f"no view is called {name!r}; there are: {', '.join(self.topology.by_name)}")
         made, _ = Compiled.make(self.compiled, name)  # fresh, however instances are shared
-        if not isinstance(made, Sender):
+        if not isinstance(made, ViewOperator):
             raise DefinitionError(f"{name!r} is a computation, and neither a table nor a view: see runner.state({name!r})")
         return made
 
@@ -68,12 +68,12 @@ class EpochRead(msgspec.Struct):
     def differences(self, name: str) -> Iterator[Discrepancy]:
         """All that is wrong in one of them."""
         consumer = self.sender(name)
-        assert isinstance(consumer, (ViewGroup, Join))
-        given: list[check.Gift] = []
+        assert isinstance(consumer, (Aggregate, Join))
+        given: list[check.Contribution] = []
         for sender in self.topology.derived[name].senders:
             made = self.sender(sender)
             for text, state in self.states(sender):
-                for one in check.gifts(made, key_of(text), state, (name,)):
+                for one in check.contributed(made, key_of(text), state, (name,)):
                     if isinstance(one, Discrepancy):
                         yield one
                     else:
@@ -116,7 +116,7 @@ def shown(engine: LocalEngine, name: str) -> dict[Any, Any]:
     if build is not None and not build.active:
         return found
     for key, state in engine.state(name).items():
-        if isinstance(sender, ViewGroup) and build is not None:
+        if isinstance(sender, Aggregate) and build is not None:
             told = state.shown if state.generation == build.active else state.old if state.generation > build.active else []
             if told:
                 found[key] = told[0]
@@ -130,7 +130,7 @@ def shown(engine: LocalEngine, name: str) -> dict[Any, Any]:
 def contributions(engine: LocalEngine, view: str, group: Any) -> dict[Any, list[Any]]:
     """What each origin gives to a group, by the origin's key."""
     sender = read(engine).sender(view)
-    if not isinstance(sender, ViewGroup):
+    if not isinstance(sender, Aggregate):
         raise DefinitionError(f"{view!r} is no view: only views have contributions")
     row = engine.state(view).get(group)
     return {} if row is None else {key_of(origin): parts for origin, parts in sender.contributions(row).items()}

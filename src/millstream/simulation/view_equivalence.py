@@ -19,14 +19,14 @@ from millstream.engine.program import Compiled, Program
 from millstream.simulation.diff import same, short
 from millstream.simulation.local import LocalEngine
 from millstream.simulation.view_checks import EpochRead
-from millstream.views.operator import CHANGES, LATEST, Sender
-from millstream.views.table import Gateway
+from millstream.views.operator import CHANGES, LATEST, ViewOperator
+from millstream.views.table import DocumentTable
 
 
 def by_arrival(epoch: EpochRead) -> set[str]:
     """Rule 3: the computations of which the order of arrival says what they are."""
     refined = [epoch.sender(spec.name) for spec in epoch.topology.computations if spec.refines]
-    found = {one.sending.name for one in refined if isinstance(one, Gateway) and not one.rules.versioned}
+    found = {one.sending.name for one in refined if isinstance(one, DocumentTable) and not one.rules.versioned}
     while True:
         more = {name for name, one in epoch.topology.derived.items() if name not in found and found & set(one.senders)}
         if not more:
@@ -54,7 +54,7 @@ def essences(name: str, epoch: EpochRead) -> dict[str, Any]:
     return {text: essence for text, state in epoch.states(name) if (essence := state.essence()) != nothing}
 
 
-def first_of_streams(sender: Sender, got: dict[str, list[tuple[Any, Any]]], expected: dict[str, list[tuple[Any, Any]]]) -> str | None:
+def first_of_streams(sender: ViewOperator, got: dict[str, list[tuple[Any, Any]]], expected: dict[str, list[tuple[Any, Any]]]) -> str | None:
     """The first key of a published stream that leads to something else (rule 2). got, expected: by stream, keys and values in order."""
     for one in sender.sending.shown:
         ends, others = (led_to(rows[one.stream], one.how) for rows in (got, expected))

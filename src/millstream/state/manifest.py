@@ -14,6 +14,7 @@ from millstream.core.backfill import BuildState
 from millstream.core.dedup import DedupCounts
 from millstream.core.outcome import LateRecord
 from millstream.core.time import BEGINNING
+from millstream.core.topology import RelationSpec
 from millstream.core.watermark import Progress
 from millstream.state import formats
 from millstream.state.segment import SegmentRef
@@ -66,7 +67,8 @@ class ComputationState(msgspec.Struct):
     hidden: bool = False  # a helper that the user has not written
     tallies: dict[str, int] = {}  # what its hooks have counted
     kind: str = ""  # "table", "view" or "join": whoever has no code can tell
-    about: dict[str, str] = {}  # what it was defined as; `how` of a join says which rows it shows
+    relation: RelationSpec | None = None  # of a table, view or join
+    about: dict[str, str] = {}  # for people: what it was defined as
 
 
 class SourcePosition(msgspec.Struct):

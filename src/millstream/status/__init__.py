@@ -1,13 +1,13 @@
-"""What does a person look at? A status that is data, and views of it.
+"""What does a person look at? A status that is data, and what is drawn of it.
 
-    report      a status, worked out from a manifest and the last epochs
-    inspect     a checkpoint made readable
-    tables      tables, views and joins of a checkpoint, read without the code that made them
-    relations   what a manifest says of them: how large they are, how they are laid out, how far a fill is
-    audit       are the views of a checkpoint right? audit_plan: what is checked, and what was found
-    columns     values of any kind as columns of Arrow
-    view, relation_view, html  for terminals, for notebooks
+    report      the status of a pipeline, of its checkpoint, and of its tables, views and joins, as data
+    render      a status and rows, for terminals
+    render_relations  tables, views and joins, for terminals
+    modes       how epochs are run, for terminals
+    html        a status, for notebooks
     narrator    what a run says while it goes on
+    check       are the views of a checkpoint right?
+    check_plan  what is checked, and what was found
 
 It reads what the engine has committed, and changes nothing.
 """

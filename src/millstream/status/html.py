@@ -1,4 +1,4 @@
-"""What a notebook shows of a pipeline: the tables of `view`, as HTML. Everything that comes from outside is escaped."""
+"""What a notebook shows of a pipeline: the tables of `render`, as HTML. Everything that comes from outside is escaped."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ from html import escape
 from typing import Any
 
 from millstream.status import modes
+from millstream.status.render import moment, span
 from millstream.status.report import Status
-from millstream.status.view import moment, span
 
 
 def _table(titles: list[str], rows: list[list[Any]]) -> str:

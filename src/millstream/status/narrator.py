@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable, Mapping
 from typing import Any, TextIO
 
-from millstream.status import view
+from millstream.status import render
 from millstream.status.report import Status
 
 _EVERY = 1.0
@@ -49,11 +49,11 @@ class Narrator:
 
     def _tell(self, status: Status, every: float) -> None:
         with self._lock:
-            changes, now = view.changes(status), time.monotonic()
+            changes, now = render.changes(status), time.monotonic()
             if changes == self._shown or now - self._at < every:
                 return
             self._shown, self._at = changes, now
-            self._print(view.line(status))
+            self._print(render.line(status))
 
     def ended(self, status: Status, stopped: bool, published: Mapping[str, tuple[str, int]]) -> None:
         """The last words of a run that has not failed: how it was doing, how it ended, and where the rows are."""

@@ -1,4 +1,6 @@
-"""The status of a pipeline: data worked out from its latest manifest and, while it runs, from its last epochs."""
+"""The status of a pipeline, of its checkpoint, and of its tables, views and joins: data, worked out from the latest manifest and, while it runs, from its last
+epochs. No row is read.
+"""
 
 from __future__ import annotations
 
@@ -12,10 +14,16 @@ from millstream.core.authority import Holder, holder
 from millstream.core.dedup import DedupCounts
 from millstream.core.outcome import LateRecord
 from millstream.core.time import BEGINNING, END
+from millstream.engine.epochs import wall_clock
 from millstream.engine.metrics import EpochStats
 from millstream.engine.plan import standings_of
-from millstream.state.heartbeat import RunMode
-from millstream.state.manifest import Manifest
+from millstream.readable.relations import relations, rows_shown
+from millstream.state.heartbeat import Alive, RunMode, last_sign
+from millstream.state.manifest import ComputationState, Manifest
+from millstream.state.manifest_log import ManifestLog
+from millstream.state.reader import latest
+from millstream.views.aggregate import depths
+from millstream.views.dsl import TABLE, VIEW
 
 
 class ComputationStatus(msgspec.Struct):
@@ -61,7 +69,8 @@ class InjectorStatus(msgspec.Struct):
 
 
 class FillStatus(msgspec.Struct):
-    """A view that is being filled: by how many rows of those it derives from, of how many, and how fast. what: "waiting", "filling" or "switching"."""
+    """A view that is being filled beside what it shows: by how many rows of those it derives from, of how many, and how fast. what: "waiting" (for senders that
+    are being filled themselves), "filling" or "cutting over" (in the next epoch)."""
 
     name: str
     generation: int
@@ -69,6 +78,7 @@ class FillStatus(msgspec.Struct):
     rows: int
     of: int
     rows_per_second: float
+    waits_for: list[str] = []
 
     def __str__(self) -> str:
         share = f"{100 * self.rows // self.of} %" if self.of else "0 %"
@@ -105,7 +115,7 @@ class Status(msgspec.Struct):
         return f"<{self}>"
 
     def __str__(self) -> str:
-        from millstream.status.view import line
+        from millstream.status.render import line
 
         return f"{line(self)}, {self.state}"
 
@@ -198,20 +208,148 @@ def status_of(pipeline: str, manifest: Manifest | None, recent: Sequence[EpochSt
         edges=manifest.edges,
         run=manifest.token,
         refused=manifest.refused,
-        fills=_fills(manifest),
+        fills=[fill for name in manifest.builds if (fill := _fill(manifest, name)) is not None],
     )
 
 
-def _fills(manifest: Manifest) -> list[FillStatus]:
-    producers = {stream: name for name, c in manifest.computations.items() for stream in c.streams}
-    found = []
-    for name, build in manifest.builds.items():
-        if not build.is_filling or name not in manifest.computations:
-            continue
-        senders = {producers[stream] for stream in manifest.computations[name].feeds if stream in producers}
-        waits = any(manifest.builds[sender].is_filling for sender in senders if sender in manifest.builds)
-        of = sum(shard.keys for sender in senders for shard in manifest.computations[sender].shards)
-        seconds = max(1, manifest.now - build.began) / 1000
-        what = "waiting" if waits else "switching" if build.is_swept else "filling"
-        found.append(FillStatus(name, build.generation, what, min(build.swept, of), of, build.swept / seconds))
-    return found
+def _fill(manifest: Manifest, name: str) -> FillStatus | None:
+    build = manifest.builds.get(name)
+    if build is None or not build.is_filling or name not in manifest.computations:
+        return None
+    senders = _senders(manifest, name)
+    waits_for = [sender for sender in senders if sender in manifest.builds and manifest.builds[sender].is_filling]
+    of = sum(shard.keys for sender in senders for shard in manifest.computations[sender].shards)
+    what = "waiting" if waits_for else "cutting over" if build.is_scanned else "filling"
+    seconds = max(1, manifest.now - build.began) / 1000
+    return FillStatus(name, build.generation, what, min(build.scanned, of), of, build.scanned / seconds, waits_for)
+
+
+def _senders(manifest: Manifest, name: str) -> list[str]:
+    """The computations that feed one."""
+    producers = {stream: producer for producer, state in manifest.computations.items() for stream in state.streams}
+    return list(dict.fromkeys(producers[feed] for feed in manifest.computations[name].feeds if feed in producers))
+
+
+# --- a checkpoint
+
+
+class Overview(msgspec.Struct):
+    """A checkpoint at a glance: its identity, the run that wrote the latest manifest, the status as of it, and its driver's last sign of life.
+
+    alive: whether that sign is so young that the driver is at work.
+    """
+
+    checkpoint: str
+    id: str
+    shards: int
+    token: str | None
+    status: Status
+    alive: bool = False
+    last_sign: Alive | None = None
+
+
+def overview(log: ManifestLog) -> Overview:
+    """What the checkpoint says of itself and of its latest epoch."""
+    identity = log.identity()
+    manifest = latest(log)
+    status = status_of(identity.pipeline, manifest)
+    if manifest is not None:
+        status.state = "drained" if manifest.drained else "committed"
+    sign = last_sign(log.storage)
+    if sign is not None:
+        status.records_per_second, status.epoch_millis = sign.records_per_second, sign.epoch_millis
+    return Overview(
+        checkpoint=log.storage.url,
+        id=identity.id,
+        shards=identity.shards,
+        token=None if manifest is None else manifest.token,
+        status=status,
+        alive=sign is not None and sign.is_alive(wall_clock()),
+        last_sign=sign,
+    )
+
+
+# --- tables, views and joins
+
+
+class RelationStatus(msgspec.Struct):
+    """A table, view or join.
+
+    rows: documents, groups, or keys of a join's right side. contributions: of a view. depths: by depth, how many groups have leaves of their own; small ones
+    stand in one row. stage: its place in an epoch's job, 1 for a table; behind a strong edge the next epoch begins anew with 1.
+    messages_per_change: how many messages a change of its senders has come to. most_entries: how many entries a message to the deepest group
+    reads, and writes, at most.
+    """
+
+    name: str
+    kind: str
+    rows: int
+    generation: int
+    contributions: int | None = None
+    fill: FillStatus | None = None
+    senders: list[str] = []
+    about: dict[str, str] = {}
+    is_strong: bool = False
+    depths: dict[int, int] = {}
+    stage: int = 1
+    messages: int = 0
+    messages_per_change: float | None = None
+    most_entries: int | None = None
+    changes: int = 0
+    stale: int = 0
+    mismatches: int = 0
+    log_bytes: int = 0
+
+
+class Relations(msgspec.Struct):
+    """All of a checkpoint, as of an epoch."""
+
+    epoch: int
+    relations: list[RelationStatus]
+
+
+def relations_of(manifest: Manifest) -> Relations:
+    """What a manifest says of tables, views and joins."""
+    return Relations(manifest.epoch, [_relation(manifest, name, state) for name, state in relations(manifest).items()])
+
+
+def _relation(manifest: Manifest, name: str, state: ComputationState) -> RelationStatus:
+    tallies = state.tallies
+    senders = [] if state.kind == TABLE else _senders(manifest, name)
+    spoken = sum(manifest.computations[sender].tallies.get("changes", 0) for sender in senders)
+    deep = depths(tallies)
+    build = manifest.builds.get(name)
+    return RelationStatus(
+        name=name,
+        kind=state.kind,
+        rows=rows_shown(state),
+        generation=1 if build is None else build.active,
+        contributions=tallies.get("contributions", 0) if state.kind == VIEW else None,
+        fill=_fill(manifest, name),
+        senders=senders,
+        about=state.about,
+        is_strong=state.relation is not None and state.relation.is_strong,
+        depths=deep,
+        stage=_stage(manifest, name, ()),
+        messages=0 if state.kind == TABLE else state.records,
+        messages_per_change=state.records / spoken if spoken and state.kind != TABLE else None,
+        most_entries=_most(state, max(deep, default=0)) if state.kind == VIEW else None,
+        changes=tallies.get("changes", 0),
+        stale=tallies.get("stale", 0),
+        mismatches=tallies.get("mismatches", 0),
+        log_bytes=sum(ref.length for shard in state.shards for ref in shard.segments),
+    )
+
+
+def _most(state: ComputationState, deepest: int) -> int:
+    """The row; its leaf; and without an inverse a node of every level above."""
+    if not deepest:
+        return 1
+    return 2 if state.relation is not None and state.relation.inverts else 1 + deepest
+
+
+def _stage(manifest: Manifest, name: str, seen: tuple[str, ...]) -> int:
+    spec = manifest.computations[name].relation
+    if (spec is not None and spec.is_strong) or name in seen:
+        return 1
+    return 1 + max((_stage(manifest, sender, (*seen, name)) for sender in _senders(manifest, name)), default=0)

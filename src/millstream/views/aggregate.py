@@ -8,17 +8,17 @@ Rules
 3. Reducers with an inverse keep their total in the row. Others keep partial results in inner nodes, or are folded anew while all stands in the row.
 4. A group whose last contribution has gone is deleted. What it showed goes to null.
 5. One change (prev, next) is told per group and epoch, and none where nothing has changed.
-6. A row of an older generation keeps showing what it showed until the view is switched; then all rows tell the difference in one epoch.
+6. A row of an older generation keeps showing what it showed until the cutover; then all rows tell the difference in one epoch.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, ClassVar
 
 import msgspec
 
-from millstream.core.backfill import Build, switch_name
+from millstream.core.backfill import Build, cutover_name
 from millstream.core.keys import key_text
 from millstream.core.mapstate import MapState
 from millstream.core.record import Record
@@ -26,11 +26,12 @@ from millstream.errors import HookError
 from millstream.reducers import Reducer
 from millstream.views import invertible
 from millstream.views.agg_tree import DoesNotReduce, Tree, compact_all, depth
-from millstream.views.change import RESTATED, UPDATE, Document, unchanged, unpacked
+from millstream.views.change import INSERT, RESTATED, UPDATE, Document, unchanged, unpacked
 from millstream.views.distinct import ReferenceIndex
-from millstream.views.operator import Sender, Sending
+from millstream.views.operator import Sending, ViewOperator
 
 INLINE_BYTES = 1024
+_DEPTH = "groups of depth "  # a tally
 FEW = 4  # contributions whose size is not looked at
 BACK = 16  # so many or fewer return into the row
 
@@ -52,6 +53,11 @@ class GroupRow(msgspec.Struct):
 
     is_plain: ClassVar[bool] = False
 
+    @property
+    def is_large(self) -> bool:
+        """Whether contributions stand in leaves."""
+        return self.leaves > 0
+
     def pack(self) -> list[Any]:
         """What is kept of it."""
         kept = [self.generation, self.leaves, self.count, self.total, self.shown, self.inline]
@@ -62,7 +68,7 @@ class GroupRow(msgspec.Struct):
         return [self.count, self.shown]
 
 
-class ViewRules(msgspec.Struct, frozen=True):
+class AggregateRules(msgspec.Struct, frozen=True):
     """How a view reduces. inline: the most bytes of contributions in a row."""
 
     reducer: Reducer
@@ -70,12 +76,12 @@ class ViewRules(msgspec.Struct, frozen=True):
     inline: int = INLINE_BYTES
 
 
-class ViewGroup(Sender):
+class Aggregate(ViewOperator):
     """A view. Its keys are the groups."""
 
     State = GroupRow
 
-    def __init__(self, sending: Sending, rules: ViewRules) -> None:
+    def __init__(self, sending: Sending, rules: AggregateRules) -> None:
         super().__init__(sending)
         self.rules = rules
         self.reducer = rules.reducer
@@ -85,12 +91,9 @@ class ViewGroup(Sender):
     def process_record(self, record: Record) -> None:
         generation, entries = unpacked(record.value, self.decode)
         row = self.state
-        if entries and entries[0] is None:
-            self._mend(row, generation, entries[1:])
-            return
         if generation < self.build(self.sending.name).generation:
             return  # under way (on a strong edge) when another build was begun: its parts are those of other code
-        if generation > row.generation:
+        if generation != row.generation:
             self._begin_anew(row, generation)
         if self.rules.origins:
             self._set(row, entries)
@@ -99,29 +102,12 @@ class ViewGroup(Sender):
 
     def _begin_anew(self, row: GroupRow, generation: int) -> None:
         if row.generation:
-            if row.generation == self.build(self.sending.name).active:
+            if not self.build(self.sending.name).active < row.generation < generation:  # else it is of a fill that was given up
                 row.old = row.shown
             self._counted(row, -1)
             self.tally("contributions", -row.count)
         row.nodes.clear()  # whatever is there: another reducer may have left it
         row.generation, row.leaves, row.count, row.total, row.shown, row.inline, row.sizes = generation, 0, 0, None, [], {}, []
-
-    def _mend(self, row: GroupRow, generation: int, entries: Sequence[Any]) -> None:
-        """Makes a group what it should be, whatever it is. What it showed stays, so that the change is told."""
-        self._counted(row, -1)
-        before = row.count
-        row.nodes.clear()
-        row.generation, row.leaves, row.count, row.total, row.inline, row.old, row.sizes = generation, 0, 0, None, {}, [], []
-        row.restated = True
-        if self.rules.origins:
-            row.inline = dict(entries)
-            row.count = len(row.inline)
-            if self.inverts:
-                row.total = self.total_of(row.inline.values())
-            self.tally("contributions", row.count - before)
-        else:
-            self._add(row, [[None, parts] for _, parts in entries])
-            self.tally("contributions", -before)
 
     # --- contributions
 
@@ -150,7 +136,7 @@ class ViewGroup(Sender):
                     del inline[origin]
             if how & RESTATED:
                 row.restated = True
-            elif (old is None) != (how == 0):
+            elif (old is None) != (how == INSERT):
                 wrong += 1
             if old is not None:
                 removed += old
@@ -236,13 +222,13 @@ class ViewGroup(Sender):
         is_current = row.generation == build.generation  # what an older one left is not for this reducer
         if is_current and not row.leaves and len(row.inline) > FEW and len(self.encode(row.inline)) > self.rules.inline:
             self._grow(row)
-        if switch_name(self.sending.name, build.generation) in self._visit.sweeps:
-            self._switch(row, build)
+        if cutover_name(self.sending.name, build.generation) in self._visit.scans:
+            self._cut_over(row, build)
         elif build.generation == build.active:
             prev, row.shown = row.shown, self._shown(row)
             self._say(prev, row.shown, row.restated)
         elif is_current:
-            row.shown = self._shown(row)  # nobody is told before the switch
+            row.shown = self._shown(row)  # nobody is told before the cutover
         row.restated = False
         if not row.count and not row.old and not (row.generation == build.active and row.shown):
             self.state = GroupRow(nodes=row.nodes)
@@ -263,11 +249,11 @@ class ViewGroup(Sender):
 
     def _say(self, prev: list[Any], next: list[Any], restated: bool) -> None:
         is_same = len(prev) == len(next) and unchanged(prev, next, self.encode)
-        if is_same and not restated and not self.is_swept:
+        if is_same and not restated and not self.is_scanned:
             return
         was = [Document(self.key, value) for value in prev]
         now = was if is_same else [Document(self.key, value) for value in next]
-        self.send(self.origin, was, now, restated)
+        self.send(self.origin, was, now, unchanged=is_same, restated=restated)
         if not is_same:
             self.tally("changes")
             if bool(prev) != bool(next):
@@ -276,10 +262,10 @@ class ViewGroup(Sender):
             if self.sending.shown and not (before is None and after is None):  # a group that shows nothing is for others like none
                 self.show(before, after)
 
-    def _switch(self, row: GroupRow, build: Build) -> None:
-        """Rule 6: this row's part of the switch to a new generation."""
-        prev = row.shown if row.generation == build.active else row.old
-        if row.generation < build.generation:  # nothing has come for it
+    def _cut_over(self, row: GroupRow, build: Build) -> None:
+        """Rule 6: this row's part of the cutover to a new generation."""
+        prev = row.old if build.active < row.generation <= build.generation else row.shown
+        if row.generation != build.generation:  # nothing has come for it
             self._begin_anew(row, build.generation)
         row.shown, row.old = self._shown(row), []
         self._say(prev, row.shown, row.restated)
@@ -302,4 +288,9 @@ class ViewGroup(Sender):
 
     def _counted(self, row: GroupRow, n: int) -> None:
         if row.leaves:
-            self.tally(f"groups of depth {1 if self.inverts else 1 + depth(row.leaves)}", n)
+            self.tally(f"{_DEPTH}{1 if self.inverts else 1 + depth(row.leaves)}", n)
+
+
+def depths(tallies: Mapping[str, int]) -> dict[int, int]:
+    """By depth, how many groups have leaves, of what a view has counted."""
+    return {int(name[len(_DEPTH) :]): count for name, count in sorted(tallies.items()) if name.startswith(_DEPTH) and count}

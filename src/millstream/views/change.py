@@ -11,8 +11,6 @@ Rules
 2. An entry of a view that keeps origins *sets* or *removes* the contribution of its origin: [origin, how, parts]. Said twice, it is said once.
    Without origins it takes parts out and puts parts in: [old parts, new parts].
 3. Entries of one origin to one group are in order, and the last one counts.
-4. A message whose first entry is null mends: what follows is all that a group should hold, [origin, parts] each (for a join, its right value in front), and
-   takes the place of whatever is there. It is said by nobody but a check of the whole view.
 """
 
 from __future__ import annotations
@@ -26,8 +24,6 @@ from millstream.core.codec import Codec
 
 INSERT, UPDATE, REMOVE = 0, 1, 2  # how: what the sender knows of the contribution before
 RESTATED = 4  # added to how: said again, to heal; whoever hears it says it again too
-
-MEND = b"\xc0"  # null, encoded
 
 _plain = msgspec.msgpack.Encoder().encode
 _plain_list = msgspec.msgpack.Decoder(list).decode

@@ -1,4 +1,4 @@
-"""Is a view right? Every document is mapped again, and what views and joins keep is compared with it, down to every node. And what would mend it.
+"""Is a view right? Every document is mapped again, and what views and joins keep is compared with it, down to every node.
 
 Rules
 1. What should be follows from the rows of the senders alone: contributions by group and origin, then totals, what is shown, and every partial result; of
@@ -6,7 +6,6 @@ Rules
 2. A difference names view, group and document (or node), what is there and what should be.
 3. Nothing here reads a checkpoint or needs all rows at once: callers bring the rows, group by group.
 4. Tables have nothing to be compared with. A document that cannot be read, or that a map stumbles over, is named.
-5. What mends a group is a message that says all of it (`change.py`, rule 4).
 """
 
 from __future__ import annotations
@@ -19,11 +18,11 @@ import msgspec
 from millstream.core.keys import key_of, key_text
 from millstream.views import invertible
 from millstream.views.agg_tree import FAN, address, compact_all, depth, hashed, leaf_of
-from millstream.views.aggregate import GroupRow, ViewGroup
-from millstream.views.change import MEND, packed, unchanged
+from millstream.views.aggregate import Aggregate, GroupRow
+from millstream.views.change import unchanged
 from millstream.views.join import Join, JoinRow
 from millstream.views.mapper import MapFailed
-from millstream.views.operator import Sender
+from millstream.views.operator import ViewOperator
 
 _SHORT = 300  # characters of a value that is told
 
@@ -67,7 +66,7 @@ class Expected(msgspec.Struct):
     right: list[Any] = []
 
 
-class Gift(NamedTuple):
+class Contribution(NamedTuple):
     """What an origin gives to a group of a consumer. right: it is a join's right value."""
 
     consumer: str
@@ -77,33 +76,33 @@ class Gift(NamedTuple):
     right: bool
 
 
-def gifts(sender: Sender, key: Any, state: Any, consumers: Container[str]) -> Iterator[Gift | Discrepancy]:
+def contributed(sender: ViewOperator, key: Any, state: Any, consumers: Container[str]) -> Iterator[Contribution | Discrepancy]:
     """What a row of a sender gives to some consumers, as it travels; and what is wrong with its documents."""
-    outlets = [(at, outlet) for at, outlet in enumerate(sender.outlets) if outlet.consumer in consumers]
+    downstreams = [(at, downstream) for at, downstream in enumerate(sender.downstreams) if downstream.consumer in consumers]
     encode, decode = sender.encode, sender.decode
     try:
         for origin, found in sender.documents(key, state):
-            for at, outlet in outlets:
+            for at, downstream in downstreams:
                 try:
-                    if outlet.right:
-                        values = [document.value for document in sender.rights(outlet, found)][:1]
+                    if downstream.right:
+                        values = [document.value for document in sender.rights(downstream, found)][:1]
                         pairs = {key_text(key): values} if values else {}
                     else:
                         pairs = sender.pairs[at](found)
                 except MapFailed as error:
-                    if outlet.dead_letters is None:
+                    if downstream.dead_letters is None:
                         yield Discrepancy(
-                            sender.sending.name, found[0].key, "document", None, f"the map of {outlet.consumer!r} raises: {error.why}"
+                            sender.sending.name, found[0].key, "document", None, f"the map of {downstream.consumer!r} raises: {error.why}"
                         )
                     continue
                 for text, parts in pairs.items():
-                    yield Gift(outlet.consumer, text, origin, decode(encode(parts)), outlet.right)
+                    yield Contribution(downstream.consumer, text, origin, decode(encode(parts)), downstream.right)
     except Exception as error:
         yield Discrepancy(sender.sending.name, key, "document", None, f"cannot be read: {type(error).__name__}: {error}")
 
 
 def compared(
-    consumer: ViewGroup | Join, text: str, row: GroupRow | JoinRow | None, expected: Expected, generation: int | None = None
+    consumer: Aggregate | Join, text: str, row: GroupRow | JoinRow | None, expected: Expected, generation: int | None = None
 ) -> Iterator[Discrepancy]:
     """What is wrong in one group. row: None if there is none. generation: the one that a row must be of."""
     try:
@@ -117,13 +116,13 @@ def compared(
         yield unreadable(consumer, text, error)
 
 
-def unreadable(consumer: Sender, text: str, error: Exception) -> Discrepancy:
+def unreadable(consumer: ViewOperator, text: str, error: Exception) -> Discrepancy:
     """A row that makes no sense."""
     return Discrepancy(consumer.sending.name, key_of(text), "row", None, f"cannot be read: {type(error).__name__}: {error}")
 
 
 def differences(
-    view: ViewGroup, text: str, row: GroupRow | None, expected: Mapping[str, list[Any]], generation: int | None = None
+    view: Aggregate, text: str, row: GroupRow | None, expected: Mapping[str, list[Any]], generation: int | None = None
 ) -> Iterator[Discrepancy]:
     """What is wrong in one group of a view. expected: by origin, what its documents give."""
     name, group = view.sending.name, key_of(text)
@@ -151,7 +150,7 @@ def differences(
         yield from _nodes(view, group, row)
 
 
-def _results(view: ViewGroup, group: Any, row: GroupRow, expected: Mapping[str, list[Any]]) -> Iterator[Discrepancy]:
+def _results(view: Aggregate, group: Any, row: GroupRow, expected: Mapping[str, list[Any]]) -> Iterator[Discrepancy]:
     """The total, what is shown, and what is counted by reference."""
     name = view.sending.name
     should = view.total_of(expected.values())
@@ -170,14 +169,14 @@ def _results(view: ViewGroup, group: Any, row: GroupRow, expected: Mapping[str, 
         yield from _references(view, group, row, parts)
 
 
-def _same(sender: Sender, found: Any, expected: Any) -> bool:
-    """Kept alike, types included; the order of a dict does not count."""
+def _same(sender: ViewOperator, found: Any, expected: Any) -> bool:
+    """DocumentRow alike, types included; the order of a dict does not count."""
     if found.__class__ is dict and found == expected:
         return True
     return unchanged(found, expected, sender.encode)
 
 
-def _nodes(view: ViewGroup, group: Any, row: GroupRow) -> Iterator[Discrepancy]:
+def _nodes(view: Aggregate, group: Any, row: GroupRow) -> Iterator[Discrepancy]:
     """Every leaf holds what belongs there, every node what its children fold to, and nothing else is there."""
     name, decode = view.sending.name, view.decode
     entries = {at: decode(data) for at, data in row.nodes.items() if at.__class__ is int}
@@ -201,7 +200,7 @@ def _nodes(view: ViewGroup, group: Any, row: GroupRow) -> Iterator[Discrepancy]:
             yield Discrepancy(name, group, "node", where, entries.get(at), expected.get(at))
 
 
-def _references(view: ViewGroup, group: Any, row: GroupRow, parts: Iterable[Any]) -> Iterator[Discrepancy]:
+def _references(view: Aggregate, group: Any, row: GroupRow, parts: Iterable[Any]) -> Iterator[Discrepancy]:
     """Every value is counted as often as a contribution has it."""
     expected: dict[str, int] = {}
     for part in parts:
@@ -236,33 +235,23 @@ def _join_differences(join: Join, group: Any, row: JoinRow | None, expected: Exp
         yield Discrepancy(name, group, "left", "those in the row", list(row.inline), [])
 
 
-def has_entries(consumer: Sender, row: GroupRow | JoinRow) -> bool:
+def has_entries(consumer: ViewOperator, row: GroupRow | JoinRow) -> bool:
     """Whether a row of a view or a join has entries beside it."""
     if isinstance(row, JoinRow):
         return row.beside
-    return bool(row.leaves) or (isinstance(consumer, ViewGroup) and bool(consumer.index) and not consumer.rules.origins)
+    return bool(row.leaves) or (isinstance(consumer, Aggregate) and bool(consumer.index) and not consumer.rules.origins)
 
 
-def mend(consumer: ViewGroup | Join, generation: int, expected: Expected) -> bytes:
-    """Rule 5: the message that makes a group what it should be."""
-    encode = consumer.encode
-    if isinstance(consumer, Join):
-        return packed(
-            generation, [MEND, encode(expected.right), *(encode([origin, parts]) for origin, parts in expected.contributions.items())]
-        )
-    return packed(generation, [MEND, *(encode([origin, parts]) for origin, parts in expected.contributions.items())])
-
-
-def collected(given: Iterable[Gift]) -> dict[str, dict[str, Expected]]:
-    """Gifts that fit into memory, by consumer and group."""
+def collected(given: Iterable[Contribution]) -> dict[str, dict[str, Expected]]:
+    """Contributions that fit into memory, by consumer and group."""
     found: dict[str, dict[str, Expected]] = {}
-    for gift in given:
-        add(found.setdefault(gift.consumer, {}).setdefault(gift.group, Expected({}, [])), gift.origin, gift.parts, gift.right)
+    for one in given:
+        add(found.setdefault(one.consumer, {}).setdefault(one.group, Expected()), one.origin, one.parts, one.right)
     return found
 
 
 def add(expected: Expected, origin: str, parts: list[Any], right: bool) -> None:
-    """One gift more."""
+    """One contribution more."""
     if right:
         expected.right = parts
     else:

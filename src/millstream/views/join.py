@@ -16,12 +16,12 @@ from typing import Any, ClassVar
 
 import msgspec
 
-from millstream.core.backfill import switch_name
+from millstream.core.backfill import cutover_name
 from millstream.core.keys import key_of, key_text
 from millstream.core.mapstate import MapState
 from millstream.core.record import Record
 from millstream.views.change import RESTATED, Document, unpacked
-from millstream.views.operator import Sender, Sending
+from millstream.views.operator import Sending, ViewOperator
 
 INNER, LEFT = "inner", "left"
 INLINE_BYTES = 1024
@@ -47,6 +47,11 @@ class JoinRow(msgspec.Struct):
 
     is_plain: ClassVar[bool] = False
 
+    @property
+    def is_large(self) -> bool:
+        """Whether left documents stand beside the row."""
+        return self.beside
+
     def pack(self) -> list[Any]:
         """What is kept of it."""
         return [self.right, self.count, self.inline, self.beside]
@@ -63,7 +68,7 @@ class JoinRules(msgspec.Struct, frozen=True):
     how: str
 
 
-class Join(Sender):
+class Join(ViewOperator):
     """A join. Its keys are those of the right side."""
 
     State = JoinRow
@@ -76,9 +81,6 @@ class Join(Sender):
         row = self.state
         if record.stream == self.rules.left:
             _, entries = unpacked(record.value, self.decode)
-            if entries and entries[0] is None:
-                self._mend(row, entries[1:])
-                return
             for origin, how, values in entries:
                 self._put(row, origin, values, how & RESTATED != 0)
         else:
@@ -88,29 +90,9 @@ class Join(Sender):
             row.right = right
             row.restated_right = row.restated_right or how & RESTATED != 0
 
-    def _mend(self, row: JoinRow, entries: Sequence[Any]) -> None:
-        """Makes a row what it should be, whatever it is; what it was is told as ever."""
-        right, *lefts = entries
-        values = dict(lefts)
-        row.touched = {**{origin: [] for origin in values}, **self.lefts_of(row, forgiving=True)}
-        row.was, row.right = row.right, right
-        row.lefts.clear()
-        row.inline, row.beside = values, False
-        row.count = len(row.inline)
-        row.restated_right = True
-
-    def lefts_of(self, row: JoinRow, forgiving: bool = False) -> dict[str, list[Any]]:
-        """All left values of a row, by origin. forgiving: what cannot be decoded is as if it were not there."""
-        if not row.beside:
-            return dict(row.inline)
-        found: dict[str, list[Any]] = {}
-        for origin, data in row.lefts.items():
-            try:
-                found[origin] = self.decode(data)
-            except Exception:
-                if not forgiving:
-                    raise
-        return found
+    def lefts_of(self, row: JoinRow) -> dict[str, list[Any]]:
+        """All left values of a row, by origin."""
+        return {origin: self.decode(data) for origin, data in row.lefts.items()} if row.beside else dict(row.inline)
 
     def _put(self, row: JoinRow, origin: str, values: list[Any] | None, restated: bool) -> None:
         old = self._left(row, origin)
@@ -139,18 +121,18 @@ class Join(Sender):
 
     def finish_key(self) -> None:
         row, build = self.state, self.build(self.sending.name)
-        switches = switch_name(self.sending.name, build.generation) in self._visit.sweeps
-        if switches or build.generation == build.active:
-            self._say(row, switches)
+        cuts_over = cutover_name(self.sending.name, build.generation) in self._visit.scans
+        if cuts_over or build.generation == build.active:
+            self._say(row, cuts_over)
         row.touched, row.was, row.restated, row.restated_right = {}, None, set(), False
         self._settle(row)
         if not row.right and not row.count:
             self.state = JoinRow(lefts=row.lefts)
 
-    def _say(self, row: JoinRow, switches: bool) -> None:
+    def _say(self, row: JoinRow, cuts_over: bool) -> None:
         was = row.right if row.was is None else row.was
         moved = was != row.right
-        everyone = moved or row.restated_right or switches or self.is_swept
+        everyone = moved or row.restated_right or cuts_over or self.is_scanned
         origins = dict.fromkeys([*row.touched, *(self._origins(row) if everyone else ())])
         if moved and row.count:
             self.tally("fan-outs", row.count)
@@ -158,12 +140,12 @@ class Join(Sender):
             now = self._left(row, origin) or []
             before = row.touched.get(origin, now)
             key = key_of(origin)
-            prev = [] if switches else self._documents(key, before, was)
+            prev = [] if cuts_over else self._documents(key, before, was)
             next = self._documents(key, now, row.right)
             again = row.restated_right or origin in row.restated
-            if prev != next or again or self.is_swept:
+            if prev != next or again or self.is_scanned:
                 sender = key_text((self.key, key)) if self._visit.guards.sender else origin
-                self.send(sender, prev, prev if prev == next else next, again)
+                self.send(sender, prev, next, unchanged=prev == next, restated=again)
                 self.tally("changes", prev != next)
 
     def _documents(self, key: Any, values: Sequence[Any], right: Sequence[Any]) -> list[Document]:

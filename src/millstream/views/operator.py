@@ -3,7 +3,7 @@
 Rules
 1. The map of every consumer is run on prev and on next. A group hears of a document if what it gets from it differs; nobody hears of a change that
    changes nothing, unless it is a restatement.
-2. A consumer that is being filled hears of rows that the sweep has been at, as changes; of those that the sweep is at, as what they are now; and not of
+2. A consumer that is being filled hears of rows that the scan has been at, as changes; of those that the scan is at, as what they are now; and not of
    those that it will come to.
 3. What goes to one group from one shard in one epoch is one message (`change.py`).
 4. A map that raises on what is new fails the epoch; or, where its view has dead letters, the document gives nothing to that view until it maps again,
@@ -26,10 +26,10 @@ from millstream.core.visit import AHEAD, BEHIND, NOW
 from millstream.views.change import INSERT, REMOVE, RESTATED, UPDATE, Document, packed, unchanged
 from millstream.views.mapper import Link, MapFailed, Pairs, linked, pairs_of, single_of
 
-CHANGES, LATEST = "changes", "latest"
+CHANGES, CHANGELOG, LATEST = "changes", "changelog", "latest"
 
 
-class Outlet(msgspec.Struct, frozen=True):
+class Downstream(msgspec.Struct, frozen=True):
     """A consumer of a sender's changes. stream: the way to it. links and by: its map; lift: what of a mapped value and its version travels; None: the
     value itself.
 
@@ -47,7 +47,7 @@ class Outlet(msgspec.Struct, frozen=True):
 
 
 class Shown(msgspec.Struct, frozen=True):
-    """A stream on which a sender tells its own changes. how: "changes" gives [prev, next], "told" gives them by name, "latest" gives next."""
+    """A stream on which a sender tells its own changes. how: CHANGES gives [prev, next], CHANGELOG gives them by name, LATEST gives next."""
 
     stream: str
     how: str
@@ -58,11 +58,11 @@ class Sending(msgspec.Struct, frozen=True):
 
     name: str
     codec: Codec
-    outlets: tuple[Outlet, ...] = ()
+    downstreams: tuple[Downstream, ...] = ()
     shown: tuple[Shown, ...] = ()
 
 
-class Sender(Computation):
+class ViewOperator(Computation):
     """A computation whose rows are documents that others derive from."""
 
     judges_lateness = True
@@ -71,13 +71,13 @@ class Sender(Computation):
         self.encode = sending.codec.encoder()
         self.decode = sending.codec.decoder(object)
         self.sending = sending
-        self.outlets = sending.outlets
+        self.downstreams = sending.downstreams
         self.pairs: list[Callable[[Sequence[Document]], Pairs]] = [
-            pairs_of(one.consumer, one.links, one.by, one.lift) for one in sending.outlets
+            pairs_of(one.consumer, one.links, one.by, one.lift) for one in sending.downstreams
         ]
         self.singles = [
             None if one.right or one.dead_letters is not None else single_of(one.consumer, one.links, one.by, one.lift)
-            for one in sending.outlets
+            for one in sending.downstreams
         ]
 
     @property
@@ -86,63 +86,64 @@ class Sender(Computation):
         return self._visit.row_key.decode()
 
     @property
-    def is_swept(self) -> bool:
-        """Whether the visit at hand may be a sweep's."""
-        return bool(self._visit.sweeps)
+    def is_scanned(self) -> bool:
+        """Whether the visit at hand may be a scan's."""
+        return bool(self._visit.scans)
 
-    def send(self, origin: str, prev: Sequence[Document], next: Sequence[Document], restated: bool = False) -> None:
-        """Tells all consumers that the documents of a row were these and are those. The same list twice: nothing has changed, and only whoever is being
-        filled hears of it."""
-        is_same = prev is next and not restated
-        for at, outlet in enumerate(self.outlets):
+    def send(
+        self, origin: str, prev: Sequence[Document], next: Sequence[Document], *, unchanged: bool = False, restated: bool = False
+    ) -> None:
+        """Tells all consumers that the documents of a row were these and are those. unchanged: they are the same, and only a consumer that is being filled
+        hears of them. restated: consumers hear of them in any case, and say them again in turn."""
+        is_silent = unchanged and not restated
+        for at, downstream in enumerate(self.downstreams):
             before = prev
-            if outlet.consumer in self._visit.builds:
-                place = self._place(outlet.consumer)
-                if place == AHEAD:
-                    continue
-                if place == NOW:
-                    before = ()
-            if is_same and before is prev:
+            place = self._place(downstream.consumer) if downstream.consumer in self._visit.builds else BEHIND
+            if place == NOW:
+                before = ()
+            elif is_silent or place == AHEAD:
                 continue
-            if outlet.right:
-                self._hand_over(outlet, before, next, restated)
+            if downstream.right:
+                self._hand_over(downstream, before, next, restated)
             elif len(before) == 1 == len(next) and self.singles[at] is not None and not restated:
-                self._tell_one(at, outlet, origin, before[0], next[0])
+                self._tell_one(at, downstream, origin, before[0], next[0])
             else:
-                self._tell(at, outlet, origin, before, next, restated)
+                self._tell(at, downstream, origin, before, next, restated)
 
-    def _tell_one(self, at: int, outlet: Outlet, origin: str, prev: Document, next: Document) -> None:
-        """The same as `_tell` for the most frequent case: a document that is there before and after, and gives one pair."""
+    def _tell_one(self, at: int, downstream: Downstream, origin: str, prev: Document, next: Document) -> None:
+        """What `_tell` does, for the most frequent case: a document that is there before and after, and gives one pair."""
         single = self.singles[at]
         assert single is not None
         try:
             old_text, old = single(prev)
         except MapFailed:
-            self._tell(at, outlet, origin, [prev], [next], False)
+            self._tell(at, downstream, origin, [prev], [next], False)
             return
         text, new = single(next)
         encode, later = self.encode, self.later
         if text == old_text and unchanged(old, new, encode):
             return
         if text == old_text:
-            entry: list[Any] = [origin, UPDATE, [new]] if outlet.origins else [[old], [new]]
+            entry: list[Any] = [origin, UPDATE, [new]] if downstream.origins else [[old], [new]]
         else:
-            entry = [origin, INSERT, [new]] if outlet.origins else [None, [new]]
-            later((at, old_text), encode([origin, REMOVE, None] if outlet.origins else [[old], None]))
+            entry = [origin, INSERT, [new]] if downstream.origins else [None, [new]]
+            later((at, old_text), encode([origin, REMOVE, None] if downstream.origins else [[old], None]))
         try:
             later((at, text), encode(entry))
         except Exception as error:
-            raise MapFailed(outlet.consumer, next.key, f"what it gives cannot be encoded: {error}") from error
+            raise MapFailed(downstream.consumer, next.key, f"what it gives cannot be encoded: {error}") from error
 
-    def _tell(self, at: int, outlet: Outlet, origin: str, prev: Sequence[Document], next: Sequence[Document], restated: bool) -> None:
+    def _tell(
+        self, at: int, downstream: Downstream, origin: str, prev: Sequence[Document], next: Sequence[Document], restated: bool
+    ) -> None:
         pairs, encode, later = self.pairs[at], self.encode, self.later
-        was = self._mapped(pairs, outlet, prev, False, forgiving=True) if prev else {}
-        now = self._mapped(pairs, outlet, next, True) if next else {}
-        if not outlet.origins:
+        was = self._mapped(pairs, downstream, prev, False, forgiving=True) if prev else {}
+        now = self._mapped(pairs, downstream, next, True) if next else {}
+        if not downstream.origins:
             for text, parts in now.items():
                 old = was.pop(text, None)
                 if old is None or not unchanged(old, parts, encode):
-                    later((at, text), self._encoded(outlet, next, [old, parts]))
+                    later((at, text), self._encoded(downstream, next, [old, parts]))
             for text, old in was.items():
                 later((at, text), encode([old, None]))
             return
@@ -150,23 +151,23 @@ class Sender(Computation):
         for text, parts in now.items():
             old = was.pop(text, None)
             if old is None:
-                later((at, text), self._encoded(outlet, next, [origin, INSERT | again, parts]))
+                later((at, text), self._encoded(downstream, next, [origin, INSERT | again, parts]))
             elif restated or not unchanged(old, parts, encode):
-                later((at, text), self._encoded(outlet, next, [origin, UPDATE | again, parts]))
+                later((at, text), self._encoded(downstream, next, [origin, UPDATE | again, parts]))
         for text in was:
             later((at, text), encode([origin, REMOVE | again, None]))
 
-    def unsay(self, origin: str, documents: Sequence[Document]) -> None:
+    def retract(self, origin: str, documents: Sequence[Document]) -> None:
         """Takes the contribution of an origin out of every group that some documents would have given to; for repairs."""
-        for at, outlet in enumerate(self.outlets):
-            if outlet.origins and not outlet.right:
-                for text in self._mapped(self.pairs[at], outlet, documents, False, forgiving=True):
+        for at, downstream in enumerate(self.downstreams):
+            if downstream.origins and not downstream.right:
+                for text in self._mapped(self.pairs[at], downstream, documents, False, forgiving=True):
                     self.later((at, text), self.encode([origin, REMOVE | RESTATED, None]))
 
     def _mapped(
         self,
         pairs: Callable[[Sequence[Document]], Pairs],
-        outlet: Outlet,
+        downstream: Downstream,
         documents: Sequence[Document],
         is_new: bool,
         forgiving: bool = False,
@@ -174,47 +175,47 @@ class Sender(Computation):
         try:
             return pairs(documents)
         except MapFailed as error:
-            if outlet.dead_letters is None and not forgiving:
+            if downstream.dead_letters is None and not forgiving:
                 raise
-            if is_new and outlet.dead_letters is not None:
-                self._letter(outlet, documents, error)
+            if is_new and downstream.dead_letters is not None:
+                self._letter(downstream, documents, error)
             return {}
 
-    def _encoded(self, outlet: Outlet, documents: Sequence[Document], entry: list[Any]) -> bytes:
+    def _encoded(self, downstream: Downstream, documents: Sequence[Document], entry: list[Any]) -> bytes:
         try:
             return self.encode(entry)
         except Exception as error:
-            raise MapFailed(outlet.consumer, documents[0].key, f"what it gives cannot be encoded: {error}") from error
+            raise MapFailed(downstream.consumer, documents[0].key, f"what it gives cannot be encoded: {error}") from error
 
-    def _letter(self, outlet: Outlet, documents: Sequence[Document], error: MapFailed) -> None:
-        self.tally(f"dead in {outlet.consumer}")
+    def _letter(self, downstream: Downstream, documents: Sequence[Document], error: MapFailed) -> None:
+        self.tally(f"dead in {downstream.consumer}")
         trace = "".join(traceback.format_exception(error.__cause__)) if error.__cause__ is not None else ""
         letter = {
             "stream": f"{self.sending.name}.changes",
             "value": documents[0].value if documents else None,
             "timestamp": self._visit.caused(),
             "id": None,
-            "computation": outlet.consumer,
+            "computation": downstream.consumer,
             "error": error.why,
             "traceback": trace,
         }
-        self.produce(letter, stream=outlet.dead_letters)
+        self.produce(letter, stream=downstream.dead_letters)
 
-    def _hand_over(self, outlet: Outlet, prev: Sequence[Document], next: Sequence[Document], restated: bool) -> None:
+    def _hand_over(self, downstream: Downstream, prev: Sequence[Document], next: Sequence[Document], restated: bool) -> None:
         """To the right side of a join: the document under its own key."""
-        was, now = ([d.value for d in self.rights(outlet, documents)] for documents in (prev, next))
+        was, now = ([d.value for d in self.rights(downstream, documents)] for documents in (prev, next))
         if was != now or restated:
-            body = self.encode([self.build(outlet.consumer).generation, RESTATED if restated else 0, *now[:1]])
-            self.produce(body, stream=outlet.stream)
+            body = self.encode([self.build(downstream.consumer).generation, RESTATED if restated else 0, *now[:1]])
+            self.produce(body, stream=downstream.stream)
 
-    def rights(self, outlet: Outlet, documents: Sequence[Document]) -> Sequence[Document]:
+    def rights(self, downstream: Downstream, documents: Sequence[Document]) -> Sequence[Document]:
         """The documents of a row as the right side of a join gets them."""
-        if not outlet.links:
+        if not downstream.links:
             return documents
         try:
-            return [d for document in documents for d in linked(outlet.links)(document)]
+            return [d for document in documents for d in linked(downstream.links)(document)]
         except Exception as error:
-            raise MapFailed(outlet.consumer, documents[0].key, f"{type(error).__name__}: {error}") from error
+            raise MapFailed(downstream.consumer, documents[0].key, f"{type(error).__name__}: {error}") from error
 
     def show(self, prev: Any, next: Any) -> None:
         """Tells the change of the row at hand to whoever reads this table or view as a stream. None: there was, or is, no such row."""
@@ -235,10 +236,13 @@ class Sender(Computation):
                 if timestamp > newest[name]:
                     newest[name] = timestamp
         least = self.output_watermark
-        generations = [self.build(outlet.consumer).generation for outlet in self.outlets]
+        generations = [self.build(downstream.consumer).generation for downstream in self.downstreams]
         for (at, text), bundle in bundles.items():
             self.produce(
-                packed(generations[at], bundle), key=key_of(text), timestamp=max(least, newest[at, text]), stream=self.outlets[at].stream
+                packed(generations[at], bundle),
+                key=key_of(text),
+                timestamp=max(least, newest[at, text]),
+                stream=self.downstreams[at].stream,
             )
         self.tally("messages", len(bundles))
 
@@ -253,9 +257,9 @@ class Sender(Computation):
         return self._visit.builds.get(computation, ACTIVE)
 
     def _place(self, consumer: str) -> str:
-        """Where the sweep that fills a consumer is, seen from the row at hand."""
+        """Where the scan that fills a consumer is, seen from the row at hand."""
         build = self._visit.builds[consumer]
-        if build.waiting or build.sweep not in self._visit.sweeps:
+        if build.waiting or build.scan not in self._visit.scans:
             return AHEAD if build.waiting else BEHIND
-        place = self._visit.swept(build.sweep)
+        place = self._visit.scanned(build.scan)
         return place if place != AHEAD or self._visit.guards.cursor else BEHIND

@@ -24,13 +24,13 @@ from millstream.core.time import WALL_CLOCK
 from millstream.errors import InputError
 from millstream.views.cdc import Reads
 from millstream.views.change import Document
-from millstream.views.operator import Sender, Sending
+from millstream.views.operator import Sending, ViewOperator
 
 TOMBSTONE = "tombstone"
 _EPOCH = datetime.datetime(1970, 1, 1, tzinfo=datetime.timezone.utc)
 
 
-class Kept(msgspec.Struct):
+class DocumentRow(msgspec.Struct):
     """A document as a table keeps it. body: encoded; None: deleted. What has arrived in this epoch stands beside it until the visit ends."""
 
     version: Any = None
@@ -63,10 +63,10 @@ class TableRules(msgspec.Struct, frozen=True):
     tombstones: int | None = None
 
 
-class Gateway(Sender):
+class DocumentTable(ViewOperator):
     """A table. Its key is that of the documents."""
 
-    State = Kept
+    State = DocumentRow
 
     def __init__(self, sending: Sending, rules: TableRules) -> None:
         super().__init__(sending)
@@ -108,25 +108,24 @@ class Gateway(Sender):
             return
         self.state.restated = True
         if body is not None:
-            self.unsay(self.origin, [Document(self.key, self.decode(body), version)])
+            self.retract(self.origin, [Document(self.key, self.decode(body), version)])
 
     def finish_key(self) -> None:
-        state, is_swept = self.state, self.is_swept
-        if not state.has_new and not state.restated and not is_swept:
+        state, is_scanned = self.state, self.is_scanned
+        if not state.has_new and not state.restated and not is_scanned:
             return
         before, body = state.body, state.new_body if state.has_new else state.body
         version = state.version if not state.has_new else state.new_version if self.rules.versioned else None
         is_newer = body is not None and version != state.version  # which a map, or first and last, may look at
-        if before != body or is_newer or state.restated or is_swept:
+        if before != body or is_newer or state.restated or is_scanned:
             key = self.key
             prev = [] if before is None else [Document(key, self.decode(before), state.version)]
-            if body == before and not is_newer:
-                next = prev
-            elif body is None:
-                next = []
+            is_same = body == before and not is_newer
+            if is_same or body is None:
+                next = prev if is_same else []
             else:
                 next = [Document(key, state.document if state.document is not None else self.decode(body), version)]
-            self.send(self.origin, prev, next, state.restated)
+            self.send(self.origin, prev, next, unchanged=is_same, restated=state.restated)
             if before != body:
                 self.tally("changes")
                 if (before is None) != (body is None):
@@ -140,7 +139,7 @@ class Gateway(Sender):
         state.version, state.body = version, body
         state.has_new, state.new_version, state.new_body, state.restated, state.document = False, None, None, False, None
 
-    def documents(self, key: Any, state: Kept) -> Iterator[tuple[str, list[Document]]]:
+    def documents(self, key: Any, state: DocumentRow) -> Iterator[tuple[str, list[Document]]]:
         if state.body is not None:
             yield key_text(key), [Document(key, self.decode(state.body), state.version)]
 
@@ -152,7 +151,7 @@ class Gateway(Sender):
 
     def process_timer(self, timer: Timer) -> None:
         if self.state.body is None and not self.state.has_new:
-            self.state = Kept()
+            self.state = DocumentRow()
 
 
 def _only(document: Any, columns: Sequence[str], table: str) -> dict[str, Any]:

@@ -8,7 +8,7 @@ Rules
    given, which is for small checkpoints.
 2. What is not complete (a view that is being filled, messages on their way over a strong edge) is not judged, and it is said why.
 3. A sample is of groups, by hash: in those everything is compared.
-4. The first differences are told, and all are counted. Where they are to be mended, every group with a difference comes with the message that does it.
+4. The first differences are told, and all are counted. Groups that cannot be read are all named: a repair must know them.
 """
 
 from __future__ import annotations
@@ -33,12 +33,12 @@ from millstream.state.memory_storage import MemoryStore
 from millstream.state.queries import Reader, maps_prefix
 from millstream.state.reader import AsOf, CommittedState
 from millstream.state.storage import open_storage
-from millstream.status.audit_plan import FIRST, AuditPlan, AuditReport, Judgement, Mend
+from millstream.status.check_plan import FIRST, CheckPlan, CheckReport, Judgement
 from millstream.views import check
-from millstream.views.aggregate import ViewGroup
+from millstream.views.aggregate import Aggregate
 from millstream.views.check import Discrepancy, Expected
 from millstream.views.join import Join
-from millstream.views.operator import Sender
+from millstream.views.operator import ViewOperator
 
 Stated = tuple[int, bytes, bytes, bytes]  # the part that judges it, group, origin, and what is given
 Given = tuple[bytes, bytes, bytes]  # the same for one part
@@ -51,21 +51,21 @@ class _Failure(NamedTuple):
     text: str
 
 
-class Auditor:
+class Checker:
     """Does both steps, for some shards, in one process."""
 
-    def __init__(self, program: Program, plan: AuditPlan, cut: Reader) -> None:
+    def __init__(self, program: Program, plan: CheckPlan, cut: Reader) -> None:
         self._compiled = Compiled(program)
         self._plan = plan
         self._cut = cut
         self._at = {name: at for at, name in enumerate(plan.consumers)}
-        self._made: dict[str, tuple[Sender, StateKind]] = {}
+        self._made: dict[str, tuple[ViewOperator, StateKind]] = {}
 
-    def _make(self, name: str) -> tuple[Sender, StateKind]:
+    def _make(self, name: str) -> tuple[ViewOperator, StateKind]:
         found = self._made.get(name)
         if found is None:
             made, kind = self._compiled.make(name)
-            assert isinstance(made, Sender)
+            assert isinstance(made, ViewOperator)
             found = self._made[name] = (made, kind)
         return found
 
@@ -89,7 +89,7 @@ class Auditor:
             except Exception as error:
                 yield self._wrong(Discrepancy(sender, key, "document", None, f"cannot be read: {type(error).__name__}: {error}"))
                 continue
-            for one in check.gifts(made, key, state, consumers):
+            for one in check.contributed(made, key, state, consumers):
                 if isinstance(one, Discrepancy):
                     yield self._wrong(one)
                 elif self._sampled(one.consumer, one.group):
@@ -104,7 +104,7 @@ class Auditor:
         for entry, raw in self._cut.scan(name, ROW, after(ROW), shard=shard):
             yield entry[len(ROW) :], raw
 
-    def _state(self, name: str, shard: int, made: Sender, kind: StateKind, row_key: bytes, raw: bytes, whole: bool = False) -> Any:
+    def _state(self, name: str, shard: int, made: ViewOperator, kind: StateKind, row_key: bytes, raw: bytes, whole: bool = False) -> Any:
         """The state of a row. whole: with all entries beside it; otherwise with those that its documents are made of."""
         state = kind.decode(decode_row(raw).state)
         for field, sub in kind.maps(state):
@@ -117,16 +117,16 @@ class Auditor:
 
     # --- judging
 
-    def judged(self, part: int, given: Iterable[Given]) -> Iterator[Judgement | Mend | _Failure]:
+    def judged(self, part: int, given: Iterable[Given]) -> Iterator[Judgement | _Failure]:
         """What is wrong in one part. given: sorted by group."""
         if part == self._plan.parts - 1:
             yield from self._passed_on(given)
             return
         name, shard = self._plan.consumers[part // self._plan.shards], part % self._plan.shards
         consumer, _ = self._make(name)
-        assert isinstance(consumer, (ViewGroup, Join))
+        assert isinstance(consumer, (Aggregate, Join))
         generation = self._plan.manifest.builds[name].active
-        judgement = Judgement(name, 0, 0, {}, [])
+        judgement = Judgement(name)
         strays = dict.fromkeys(self._strays(name, shard))
         for row_key, raw, expected in _merged(self._rows(name, shard), _grouped(given, consumer.decode)):
             text = row_key.decode()
@@ -140,16 +140,15 @@ class Auditor:
                 found.append(_stray(name, text))
             for one in found:
                 judgement.add(one)
-            if found and self._plan.mends:
-                yield Mend(name, text, check.mend(consumer, generation, expected))
+            if any(one.what == "row" for one in found):
+                judgement.unreadable.append(text)
         for text in strays:
             judgement.add(_stray(name, text))
-            if self._plan.mends:
-                yield Mend(name, text, check.mend(consumer, generation, Expected()))
+            judgement.unreadable.append(text)
         yield judgement
 
     def _compared(
-        self, name: str, shard: int, consumer: ViewGroup | Join, row_key: bytes, raw: bytes | None, expected: Expected, generation: int
+        self, name: str, shard: int, consumer: Aggregate | Join, row_key: bytes, raw: bytes | None, expected: Expected, generation: int
     ) -> Iterator[Discrepancy]:
         text, row = row_key.decode(), None
         if raw is not None:
@@ -185,7 +184,7 @@ class Auditor:
             if isinstance(one, _Failure):
                 yield one
             else:
-                found.setdefault(one.view, Judgement(one.view, 0, 0, {}, [])).add(one)
+                found.setdefault(one.view, Judgement(one.view)).add(one)
         yield from found.values()
 
 
@@ -225,24 +224,24 @@ def _merged(
 
 
 def checked_here(
-    program: Program, log: ManifestLog, plan: AuditPlan, told: Callable[[str, int], None] = lambda sender, rows: None
-) -> AuditReport:
+    program: Program, log: ManifestLog, plan: CheckPlan, told: Callable[[str, int], None] = lambda sender, rows: None
+) -> CheckReport:
     """The check in this process. told: hears how many rows of a sender's shards have been mapped, now and then."""
     with AsOf(CommittedState(log), plan.manifest) as cut:
-        auditor = Auditor(program, plan, cut)
+        checker = Checker(program, plan, cut)
         parts: dict[int, list[Given]] = {}
         for sender in plan.senders:
             for shard in range(plan.shards):
-                for part, *given in auditor.stated(sender, shard):
+                for part, *given in checker.stated(sender, shard):
                     parts.setdefault(part, []).append(tuple(given))  # type: ignore[arg-type]
                 told(sender, sum(one.keys for one in plan.manifest.computations[sender].shards[: shard + 1]))
-        found = (one for part in range(plan.parts) for one in auditor.judged(part, sorted(parts.pop(part, []))))
+        found = (one for part in range(plan.parts) for one in checker.judged(part, sorted(parts.pop(part, []))))
         return _report(plan, found)
 
 
 def checked_on_spark(
-    program: Program, log: ManifestLog, plan: AuditPlan, spark: Any, storage_options: dict[str, Any] | None = None
-) -> AuditReport:
+    program: Program, log: ManifestLog, plan: CheckPlan, spark: Any, storage_options: dict[str, Any] | None = None
+) -> CheckReport:
     """The check as a batch job of Spark's."""
     from millstream.engine.spark import pickling
     from millstream.engine.spark.two_stage_job import two_steps
@@ -253,43 +252,41 @@ def checked_on_spark(
     return _report(plan, map(pickle.loads, bodies))
 
 
-def _auditor(order: Any) -> Auditor:
+def _checker_of(order: Any) -> Checker:
     """In a task: the same, of what the driver has sent."""
     from millstream.engine.spark import pickling
 
     program, plan, url, options = order
-    decoded = msgspec.msgpack.decode(plan, type=AuditPlan)
+    decoded = msgspec.msgpack.decode(plan, type=CheckPlan)
     cut = AsOf(CommittedState(ManifestLog(open_storage(url, options))), decoded.manifest)
-    return Auditor(pickling.loads(program), decoded, cut)
+    return Checker(pickling.loads(program), decoded, cut)
 
 
 def _stating(order: Any, parts: int, piece: tuple[str, int]) -> Iterator[Stated]:
     try:
-        yield from _auditor(order).stated(*piece)
+        yield from _checker_of(order).stated(*piece)
     except MillstreamError as error:
         yield parts - 1, b"", b"", pickle.dumps(_Failure(travelling_name(error), str(error)))
 
 
 def _judging(order: Any, part: int, given: Iterable[Given]) -> Iterator[bytes]:
     try:
-        for one in _auditor(order).judged(part, given):
+        for one in _checker_of(order).judged(part, given):
             yield pickle.dumps(one)
     except MillstreamError as error:
         yield pickle.dumps(_Failure(travelling_name(error), str(error)))
 
 
-def _report(plan: AuditPlan, found: Iterable[Any]) -> AuditReport:
-    report = AuditReport(plan.manifest.epoch, {name: Judgement(name, 0, 0, {}, []) for name in plan.consumers}, plan.skipped, [])
+def _report(plan: CheckPlan, found: Iterable[Any]) -> CheckReport:
+    report = CheckReport(plan.manifest.epoch, {name: Judgement(name) for name in plan.consumers}, plan.skipped)
     for one in found:
         if isinstance(one, _Failure):
             raise BY_NAME.get(one.name, MillstreamError)(one.text)
-        if isinstance(one, Mend):
-            report.mends.append(one)
-            continue
-        judgement = report.judgements.setdefault(one.view, Judgement(one.view, 0, 0, {}, []))
+        judgement = report.judgements.setdefault(one.view, Judgement(one.view))
         judgement.groups += one.groups
         judgement.contributions += one.contributions
         for what, n in one.by_what.items():
             judgement.by_what[what] = judgement.by_what.get(what, 0) + n
         judgement.first = [*judgement.first, *one.first][:FIRST]
+        judgement.unreadable += one.unreadable
     return report

@@ -8,9 +8,11 @@ import msgspec
 
 from millstream.cli.arguments import at_least_one, failed, print_json, show, storage_option
 from millstream.errors import CheckpointError
+from millstream.readable import listing
 from millstream.state.manifest_log import ManifestLog
+from millstream.state.reader import steady
 from millstream.state.storage import open_storage
-from millstream.status import inspect, view
+from millstream.status import render, report
 
 
 def add_commands(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -35,25 +37,25 @@ def add_commands(commands: argparse._SubParsersAction[argparse.ArgumentParser]) 
 
 def _status(args: argparse.Namespace) -> int:
     if args.schema:
-        print_json(msgspec.json.schema(inspect.Overview))
+        print_json(msgspec.json.schema(report.Overview))
         return 0
     if args.checkpoint is None:
         return failed("say which checkpoint: millstream status CHECKPOINT", 2)
-    found = inspect.overview(_log(args))
+    found = report.overview(_log(args))
     if args.json:
         print_json(found)
     else:
-        show(view.overview(found))
+        show(render.overview(found))
     return 0
 
 
 def _state(args: argparse.Namespace) -> int:
     log = _log(args)
-    keys = None if args.key is None else inspect.keys_of(args.key)
+    keys = None if args.key is None else listing.keys_of(args.key)
     if keys is None:
-        found = inspect.steady(log, lambda m: inspect.listed(m, args.computation, args.limit, unpickle=args.unpickle))
+        found = steady(log, lambda m: listing.listed(m, args.computation, args.limit, unpickle=args.unpickle))
     else:
-        found = inspect.steady(log, lambda m: inspect.looked_up(m, args.computation, keys, entries=args.limit, unpickle=args.unpickle))
+        found = steady(log, lambda m: listing.looked_up(m, args.computation, keys, entries=args.limit, unpickle=args.unpickle))
         if not found.rows:
             tried = " nor ".join(f"{key!r} ({type(key).__name__})" for key in keys)
             raise CheckpointError(
@@ -61,9 +63,9 @@ def _state(args: argparse.Namespace) -> int:
                 f"and that has no timers is not kept."
             )
     if args.json:
-        print_json(inspect.plain_listing(found))
+        print_json(listing.plain_listing(found))
     else:
-        show(view.listing(found) if keys is None else view.rows(found))
+        show(render.listing(found) if keys is None else render.rows(found))
     return 0
 
 

@@ -22,9 +22,9 @@ from rich.text import Text
 
 from millstream.core.record import Timer
 from millstream.core.time import BEGINNING, END, LOW_WATERMARK, describe
+from millstream.readable.listing import Listing, MapView, Opaque, RowView
 from millstream.status import modes
-from millstream.status.inspect import Listing, MapView, Opaque, Overview, RowView
-from millstream.status.report import ComputationStatus, InjectorStatus, Status
+from millstream.status.report import ComputationStatus, InjectorStatus, Overview, Status
 
 _FEW = 3
 _SHORT = 160
@@ -43,7 +43,7 @@ def overview(found: Overview) -> RenderableType:
     head.append(f"{driver(found)}\n")
     drained = "drained: event time has ended" if status.drained else "not drained"
     head.append(f"{_count(status.records, 'record')} injected, {_count(found.shards, 'shard')}, {drained}{_refused(status)}")
-    parts: list[RenderableType] = [head, "", _Injectors(status.injectors), "", _Computations(status.computations)]
+    parts: list[RenderableType] = [head, "", _injectors(status.injectors), "", _computations(status.computations)]
     tasks = modes.details(found.last_sign.mode) if found.alive and found.last_sign is not None and found.last_sign.mode.tasks else []
     return Group(*parts, *_details(status), *tasks, *_late_records(status.computations))
 
@@ -82,7 +82,7 @@ def progress(status: Status) -> RenderableType:
         head.append(f"\n{modes.words(status.mode)}", style="dim")
     if status.waits_for:
         head.append(f"\nwaiting for {status.waits_for}", style="dim")
-    return Group(head, "", _Computations(status.computations), *_details(status), *modes.details(status.mode))
+    return Group(head, "", _computations(status.computations), *_details(status), *modes.details(status.mode))
 
 
 def line(status: Status) -> str:
@@ -136,9 +136,8 @@ def _details(status: Status) -> list[RenderableType]:
     waiting = [(c.name, str(c.held_back_by)) for c in status.computations if c.held_back_by.text and c.low_watermark < END]
     if waiting:
         parts += ["", _pairs("computation", "held back by", waiting)]
-    checked = [c for c in status.computations if c.dedup is not None]
-    if checked:
-        parts += ["", _Deduplication(checked)]
+    if any(c.dedup is not None for c in status.computations):
+        parts += ["", _deduplication(status.computations)]
     if status.fills:
         rows = [
             (one.name, f"{one.what} build {one.generation}: {one.rows:,} of {one.of:,} rows, {one.rows_per_second:,.0f} rows/s")
@@ -184,7 +183,7 @@ def listing(found: Listing) -> RenderableType:
     parts: list[RenderableType] = [Text(f"{found.computation}, epoch {found.epoch}: {_count(found.keys, 'key')}")]
     if found.rows:
         parts.append("")
-        table = _table("key", "state", "timers and holds" if any(row.hold is not None for row in found.rows) else "timers")
+        table = columns("key", "state", "timers and holds" if any(row.hold is not None for row in found.rows) else "timers")
         for row in found.rows:
             state = [] if row.is_map else [_cut(_shown(row.state))]
             maps = [_cut(text) for view in row.maps for text in _map_lines(view)]
@@ -245,7 +244,7 @@ def size(count: int) -> str:
     return f"{count / 1024**power:,.1f} {('KiB', 'MiB', 'GiB', 'TiB')[power - 1]}"
 
 
-def _table(*columns: str, numbers: Iterable[str] = ()) -> Table:
+def columns(*columns: str, numbers: Iterable[str] = ()) -> Table:
     table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), collapse_padding=True, header_style="dim")
     for column in columns:
         table.add_column(column, overflow="fold")
@@ -255,113 +254,64 @@ def _table(*columns: str, numbers: Iterable[str] = ()) -> Table:
 
 
 class _Fitting:
-    """A table where it fits, else a paragraph per row."""
+    """A table where it fits, else a paragraph per row. rows: the first cell names a row; one without further names belongs to the row above."""
 
-    def table(self) -> Table:
-        raise NotImplementedError
-
-    def paragraphs(self) -> Iterable[tuple[str, str]]:
-        raise NotImplementedError
+    def __init__(self, titles: Sequence[str], numbers: Sequence[str], rows: Iterable[Sequence[str]], last: str = "") -> None:
+        self.titles, self.numbers, self.last = titles, numbers, last
+        self.rows = list(rows)
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
-        table = self.table()
+        table = columns(*self.titles, numbers=self.numbers)
+        if self.last:
+            table.add_column(f"  {self.last}")
+        for name, *cells in self.rows:
+            table.add_row(
+                Text(name),
+                *map(Text, cells[: len(self.titles) + len(self.numbers) - 1]),
+                *(Text(f"  {one}") for one in cells[-1:] if self.last),
+            )
         if console.measure(table, options=options.update(width=10_000)).maximum <= options.max_width:
             yield table
             return
-        for name, text in self.paragraphs():
+        titles = [*self.titles[1:], *self.numbers, *([self.last] if self.last else [])]
+        for name, *cells in self.rows:
             yield Text(name, style="bold")
-            yield Padding(Text(text), (0, 0, 0, 2))
+            told = ", ".join(f"{title} {cell}" for title, cell in zip(titles, cells, strict=True) if cell)
+            yield Padding(Text(told), (0, 0, 0, 2))
 
 
-class _Injectors(_Fitting):
-    def __init__(self, found: Sequence[InjectorStatus]) -> None:
-        self.found = found
-
-    def table(self) -> Table:
-        table = _table("injector", "watermark", "newest timestamp", numbers=["records"])
-        table.add_column("  held back by")
-        for one in self.found:
-            table.add_row(escape(one.name), moment(one.watermark), moment(one.newest), f"{one.records:,}", Text(f"  {_holder(one)}"))
-            for name, at in one.sub_sources.items():
-                table.add_row(Text(f"  {name!r}"), moment(at))
-        return table
-
-    def paragraphs(self) -> Iterable[tuple[str, str]]:
-        for one in self.found:
-            text = f"watermark {moment(one.watermark)}, newest timestamp {moment(one.newest)}, {_count(one.records, 'record')}"
-            text += f"\nheld back by {_holder(one)}" if _holder(one) else ""
-            yield one.name, text + "".join(f"\n{name!r} {moment(at)}" for name, at in one.sub_sources.items())
+def _injectors(found: Sequence[InjectorStatus]) -> _Fitting:
+    rows = []
+    for one in found:
+        rows.append([one.name, moment(one.watermark), moment(one.newest), f"{one.records:,}", _holder(one)])
+        rows += [[f"  {name!r}", moment(at), "", "", ""] for name, at in one.sub_sources.items()]
+    return _Fitting(["injector", "watermark", "newest timestamp"], ["records"], rows, "held back by")
 
 
-class _Computations(_Fitting):
-    def __init__(self, found: Sequence[ComputationStatus]) -> None:
-        self.found = found
-        self.rare = [
-            (title, field)
-            for title, field in (("waiting", "waiting"), ("dead letters", "dead_letters"))
-            if any(getattr(one, field) for one in found)
+def _computations(found: Sequence[ComputationStatus]) -> _Fitting:
+    rare = [field for field in ("waiting", "dead_letters") if any(getattr(one, field) for one in found)]
+    counts = ["keys", "timers", "records", "late", "fired", "produced", *rare]
+    rows = [
+        [
+            one.name,
+            moment(one.low_watermark),
+            span(one.lag),
+            span(one.behind),
+            *(f"{getattr(one, field):,}" for field in counts),
+            size(one.log_bytes),
         ]
-
-    def table(self) -> Table:
-        rare = [title for title, _ in self.rare]
-        numbers = ["lag", "behind clock", "keys", "timers", "records", "late", "fired", "produced", *rare, "log"]
-        table = _table("computation", "low watermark", numbers=numbers)
-        for one in self.found:
-            counts = [
-                one.keys,
-                one.timers,
-                one.records,
-                one.late,
-                one.fired,
-                one.produced,
-                *(getattr(one, field) for _, field in self.rare),
-            ]
-            table.add_row(
-                escape(one.name),
-                moment(one.low_watermark),
-                span(one.lag),
-                span(one.behind),
-                *[f"{n:,}" for n in counts],
-                size(one.log_bytes),
-            )
-        return table
-
-    def paragraphs(self) -> Iterable[tuple[str, str]]:
-        for one in self.found:
-            lag = "" if one.lag is None else f", lag {span(one.lag)}, behind the clock {span(one.behind)}"
-            parts = [
-                _count(one.keys, "key"),
-                _count(one.timers, "timer"),
-                _count(one.records, "record"),
-                f"{one.late:,} late",
-                f"{one.fired:,} fired",
-                f"{one.produced:,} produced",
-                *([f"{one.waiting:,} waiting"] if one.waiting else []),
-                *([_count(one.dead_letters, "dead letter")] if one.dead_letters else []),
-                f"log {size(one.log_bytes)}",
-            ]
-            yield one.name, f"low watermark {moment(one.low_watermark)}{lag}\n" + ", ".join(parts)
+        for one in found
+    ]
+    return _Fitting(["computation", "low watermark"], ["lag", "behind clock", *(field.replace("_", " ") for field in counts), "log"], rows)
 
 
-class _Deduplication(_Fitting):
-    def __init__(self, found: Sequence[ComputationStatus]) -> None:
-        self.found = found
-
-    def _numbers(self) -> Iterable[tuple[str, list[tuple[str, int]]]]:
-        for one in self.found:
-            assert one.dedup is not None
-            of = one.dedup
-            yield one.name, [("checked", of.checked), ("by the filter alone", of.filtered), ("dropped", of.dropped), ("held", one.ids_held)]
-
-    def table(self) -> Table:
-        table = _table("deduplication", numbers=["ids checked", "by the filter alone", "dropped", "held"])
-        for name, numbers in self._numbers():
-            table.add_row(escape(name), *[f"{number:,}" for _, number in numbers])
-        return table
-
-    def paragraphs(self) -> Iterable[tuple[str, str]]:
-        for name, numbers in self._numbers():
-            yield name, "ids: " + ", ".join(f"{number:,} {what}" for what, number in numbers)
+def _deduplication(found: Sequence[ComputationStatus]) -> _Fitting:
+    rows = [
+        [c.name, *(f"{n:,}" for n in (c.dedup.checked, c.dedup.filtered, c.dedup.dropped, c.ids_held))]
+        for c in found
+        if c.dedup is not None
+    ]
+    return _Fitting(["deduplication"], ["ids checked", "by the filter alone", "dropped", "held"], rows)
 
 
 def _pairs(what: str, title: str, found: Iterable[tuple[str, str]]) -> Table:

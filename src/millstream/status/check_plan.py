@@ -6,7 +6,6 @@ Rule: what is not complete (a view that is being filled, messages on their way o
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NamedTuple
 
 import msgspec
 
@@ -20,16 +19,15 @@ from millstream.views.dsl import TABLE
 FIRST = 20  # differences that are told, of each part and in all
 
 
-class AuditPlan(msgspec.Struct):
+class CheckPlan(msgspec.Struct):
     """What is checked against what, at a manifest. consumers: views and joins that are judged; senders: whose rows are mapped. skipped: what is not judged,
-    and why. mends: whether messages that mend are made."""
+    and why."""
 
     manifest: Manifest
     consumers: list[str]
     senders: list[str]
     skipped: dict[str, str]
     sample: float = 1.0
-    mends: bool = False
 
     @property
     def shards(self) -> int:
@@ -48,13 +46,15 @@ class AuditPlan(msgspec.Struct):
 
 
 class Judgement(msgspec.Struct):
-    """What one part has found. by_what: how many differences of each kind; first: some of them."""
+    """What one part has found. by_what: how many differences of each kind; first: some of them. unreadable: groups with a row that cannot be read, or with
+    entries beside no row."""
 
     view: str = ""
     groups: int = 0
     contributions: int = 0
     by_what: dict[str, int] = {}
     first: list[Discrepancy] = []
+    unreadable: list[str] = []
 
     def add(self, one: Discrepancy) -> None:
         """One more difference."""
@@ -63,21 +63,12 @@ class Judgement(msgspec.Struct):
             self.first.append(one.brief())
 
 
-class Mend(NamedTuple):
-    """The message that mends a group of a consumer."""
-
-    consumer: str
-    group: str
-    body: bytes
-
-
-class AuditReport(msgspec.Struct):
+class CheckReport(msgspec.Struct):
     """What a check has found, by view (and by table, for documents that cannot be read)."""
 
     epoch: int
     judgements: dict[str, Judgement]
     skipped: dict[str, str]
-    mends: list[Mend] = []
 
     @property
     def count(self) -> int:
@@ -85,12 +76,17 @@ class AuditReport(msgspec.Struct):
         return sum(n for one in self.judgements.values() for n in one.by_what.values())
 
     @property
+    def wrong(self) -> list[str]:
+        """The views and joins that differ."""
+        return [name for name, one in self.judgements.items() if one.by_what.keys() - {"document"}]
+
+    @property
     def first(self) -> list[Discrepancy]:
         """The first of them."""
         return [found for one in self.judgements.values() for found in one.first][:FIRST]
 
 
-def planned(program: Program, latest: Manifest, views: Sequence[str] = (), sample: float = 1.0, mends: bool = False) -> AuditPlan:
+def planned(program: Program, latest: Manifest, views: Sequence[str] = (), sample: float = 1.0) -> CheckPlan:
     """What can be checked of a checkpoint, and what of it is asked for (by default all)."""
     manifest = reconciled(latest, program, list(latest.computations))
     topology, derived = program.topology, program.topology.derived
@@ -117,4 +113,4 @@ def planned(program: Program, latest: Manifest, views: Sequence[str] = (), sampl
             consumers.append(name)
     asked = [name for name in tables if not views or name in views]
     senders = dict.fromkeys([*(sender for name in consumers for sender in derived[name].senders), *asked])
-    return AuditPlan(manifest, consumers, list(senders), skipped, sample, mends)
+    return CheckPlan(manifest, consumers, list(senders), skipped, sample)

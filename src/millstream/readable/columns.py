@@ -16,7 +16,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from millstream.status.inspect import plain
+from millstream.readable.listing import plain
 
 _NONE = type(None)
 

@@ -10,9 +10,9 @@ from rich.markup import escape
 from rich.table import Table
 from rich.text import Text
 
-from millstream.status.relations import Fill, Relations, RelationStatus
-from millstream.status.tables import ShownRow
-from millstream.status.view import size
+from millstream.readable.relations import ShownRow
+from millstream.status.render import columns, size
+from millstream.status.report import FillStatus, Relations, RelationStatus
 from millstream.views.dsl import JOIN, TABLE, VIEW
 
 
@@ -20,7 +20,7 @@ def listed(found: Relations) -> RenderableType:
     """All of a checkpoint, a line each."""
     if not found.relations:
         return Text(f"epoch {found.epoch}: no table, view or join")
-    table = _columns("name", "kind", numbers=["rows", "contributions", "generation", "log"])
+    table = columns("name", "kind", numbers=["rows", "contributions", "generation", "log"])
     table.add_column("  what", overflow="fold")
     for one in found.relations:
         contributions = "" if one.contributions is None else f"{one.contributions:,}"
@@ -51,15 +51,15 @@ def said(one: RelationStatus) -> str:
     return f"{about.get('of', '')} by {about.get('by', '')}: {about.get('reducer', '')}"
 
 
-def progress(fill: Fill, senders: Sequence[str]) -> str:
+def progress(fill: FillStatus, senders: Sequence[str]) -> str:
     """How far a fill is, in words."""
-    what = f"generation {fill.generation} is being filled"
     if fill.waits_for:
-        return f"{what} when {', '.join(fill.waits_for)} is complete"
-    if fill.is_swept:
-        return f"generation {fill.generation} is complete, and is switched to in the next epoch"
-    share = f" ({100 * min(fill.swept, fill.rows) / fill.rows:.0f} %)" if fill.rows else ""
-    return f"{what}: {fill.swept:,} of {fill.rows:,} rows of {', '.join(senders)}{share}, {fill.rows_per_second:,.0f} rows/s"
+        return f"generation {fill.generation} is being filled when {', '.join(fill.waits_for)} is complete"
+    if fill.what == "cutting over":
+        return f"generation {fill.generation} is complete, and is cut over to in the next epoch"
+    share = f" ({100 * fill.rows / fill.of:.0f} %)" if fill.of else ""
+    rows = f"{fill.rows:,} of {fill.of:,} rows of {', '.join(senders)}{share}, {fill.rows_per_second:,.0f} rows/s"
+    return f"generation {fill.generation} is being filled: {rows}"
 
 
 def explained(found: Sequence[RelationStatus]) -> RenderableType:
@@ -94,9 +94,7 @@ def facts(one: RelationStatus) -> list[tuple[str, str]]:
         found.append(("layout", _layout(one)))
     if one.kind != TABLE:
         found.append(("per update", _per_update(one)))
-    found.append(
-        ("stage", f"{one.stage} of an epoch's job" + (", in the epoch after its senders'" if about.get("production") == "strong" else ""))
-    )
+    found.append(("stage", f"{one.stage} of an epoch's job" + (", in the epoch after its senders'" if one.is_strong else "")))
     found.append(("generation", str(one.generation) if one.generation else "none is complete yet"))
     found += [("fill", progress(one.fill, one.senders))] if one.fill is not None else []
     found += [("mismatches", f"{one.mismatches:,}: `millstream check-view` says whether anything is wrong")] if one.mismatches else []
@@ -123,7 +121,7 @@ def _per_update(one: RelationStatus) -> str:
 
 def rows(name: str, epoch: int, found: Sequence[ShownRow], versions: bool, more: str = "") -> RenderableType:
     """Rows of a table, view or join."""
-    table = _columns("key", "value", *(["version"] if versions else []))
+    table = columns("key", "value", *(["version"] if versions else []))
     for row in found:
         table.add_row(Text(repr(row.key)), Text(repr(row.value)), *([Text(repr(row.version))] if versions else []))
     end = f"{name}, epoch {epoch}: {len(found):,} {'row' if len(found) == 1 else 'rows'}{more}"
@@ -132,17 +130,8 @@ def rows(name: str, epoch: int, found: Sequence[ShownRow], versions: bool, more:
 
 def contributions(view: str, group: Any, epoch: int, found: Mapping[Any, Sequence[Any]], limit: int) -> RenderableType:
     """What each document gives to a group."""
-    table = _columns("document", "gives")
+    table = columns("document", "gives")
     for origin, parts in list(found.items())[:limit]:
         table.add_row(Text(repr(origin)), Text(", ".join(map(repr, parts))))
     more = f", the first {limit:,} of them here" if len(found) > limit else ""
     return Group(table, "", Text(f"{view}, group {group!r}, epoch {epoch}: {len(found):,} documents{more}"))
-
-
-def _columns(*names: str, numbers: Sequence[str] = ()) -> Table:
-    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), collapse_padding=True, header_style="dim")
-    for name in names:
-        table.add_column(name, overflow="fold")
-    for name in numbers:
-        table.add_column(name, justify="right", no_wrap=True)
-    return table

@@ -1,4 +1,4 @@
-"""New views on old tables, changed views, and what is refused: filled beside what is shown, and switched in one epoch."""
+"""New views on old tables, changed views, and what is refused: filled beside what is shown, and cut over in one epoch."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import random
 from typing import Any
 
 import pytest
-from test_model import Model
+from viewmodel import Model
 
 import millstream as ms
 from effort import some
@@ -63,9 +63,9 @@ def chain(rows: list[Any]) -> dict[Any, Any]:
 
 
 @pytest.fixture(autouse=True)
-def _small_portions(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(backfill, "FIRST_PORTION", 3)
-    monkeypatch.setattr(backfill, "_portion", lambda portion, millis: 3)
+def _small_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(backfill, "FIRST_CHUNK", 3)
+    monkeypatch.setattr(backfill, "_chunk", lambda chunk, millis: 3)
 
 
 def live(runner: ms.testing.LocalRunner, model: Model, n: int) -> None:
@@ -95,7 +95,7 @@ def test_a_new_view_on_an_old_table_is_filled_beside_live_changes(seed: int, ori
         ages = counted(user["age"] for user in model.users.values())
         shown = runner.view("ages")
         assert shown in ({}, ages)  # whole, or not there
-        assert chain(runner.output("ages~told")) == shown
+        assert chain(runner.output("ages~changelog")) == shown
         assert runner.view("age_counts") == counted(shown.values())
         friends = runner.view("friends")
         assert friends in ({}, counted(model.users[user["age"]]["name"] for user in model.users.values() if user["age"] in model.users))
@@ -129,8 +129,8 @@ def test_a_changed_view_shows_the_old_build_until_the_new_one_is_whole(seed: int
             state = runner._engine.builds["names"]
             assert shown == (before if state.is_filling else new), (restart, at)
             before = shown
-            assert chain(runner.output("names~told")) == shown
-            assert chain(runner.output("sizes~told")) == runner.view("sizes")
+            assert chain(runner.output("names~changelog")) == shown
+            assert chain(runner.output("sizes~changelog")) == runner.view("sizes")
             assert runner.view("sizes") == sizes_of(shown)
             runner.check()
     assert not state.is_filling
@@ -150,11 +150,11 @@ def sizes_of(names: dict[str, int]) -> dict[str, int]:
 
 
 def test_twin_a_cursor_that_nobody_asks_counts_twice(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Without looking where the sweep is, live changes and the sweep both say what they know, and a lean view adds it up."""
+    """Without looking where the scan is, live changes and the scan both say what they know, and a lean view adds it up."""
     from millstream.core.visit import BEHIND, NOW, Visit
 
-    real = Visit.swept
-    monkeypatch.setattr(Visit, "swept", lambda self, name: NOW if real(self, name) == NOW else BEHIND)
+    real = Visit.scanned
+    monkeypatch.setattr(Visit, "scanned", lambda self, name: NOW if real(self, name) == NOW else BEHIND)
     wrong = 0
     for seed in range(10):
         try:
@@ -196,8 +196,8 @@ def test_a_changed_join_says_what_to_do() -> None:
         runner.become(joined("id"))
 
 
-def test_a_sweep_takes_portions() -> None:
-    assert step.MAX_DUE > backfill.FIRST_PORTION
+def test_a_scan_takes_chunks() -> None:
+    assert step.MAX_DUE > backfill.FIRST_CHUNK
     runner = ms.testing.LocalRunner(pipeline_of(), shards=1)
     model = Model(random.Random(3), 200, 3)
     live(runner, model, 100)
@@ -209,4 +209,4 @@ def test_a_sweep_takes_portions() -> None:
         epochs += 1
     rows = len(runner.state("users"))  # tombstones are rows, too
     assert epochs == rows // 3 + 2
-    assert runner._engine.builds["ages"].swept == rows
+    assert runner._engine.builds["ages"].scanned == rows

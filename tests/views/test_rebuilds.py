@@ -1,4 +1,4 @@
-"""Builds that are begun again: names that come back, senders that change under a sweep, reducers that follow others, keys that are empty."""
+"""Views that are filled anew: nothing that an older build left shows. Names come back, senders change under a scan, reducers follow others."""
 
 from __future__ import annotations
 
@@ -6,15 +6,12 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
+from faultkit import SOURCE, Runner, ran
+from faultkit import user as post
+from viewkit import SCHEMA, user
 
 import millstream as ms
 from millstream.core import backfill
-
-SCHEMA = "id long, name string, age long, ts long, gone boolean"
-
-
-def user(id: int, name: str, age: int = 1, ts: int = 1) -> dict[str, Any]:
-    return {"id": id, "name": name, "age": age, "ts": ts, "gone": False}
 
 
 def table(pipeline: ms.Pipeline, name: str = "users", **options: Any) -> Any:
@@ -29,9 +26,9 @@ def made(define: Callable[[ms.Pipeline, int], None], version: int) -> ms.Pipelin
 
 
 @pytest.fixture(autouse=True)
-def _small_portions(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(backfill, "FIRST_PORTION", 3)
-    monkeypatch.setattr(backfill, "_portion", lambda portion, millis: 3)
+def _small_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(backfill, "FIRST_CHUNK", 3)
+    monkeypatch.setattr(backfill, "_chunk", lambda chunk, millis: 3)
 
 
 @pytest.mark.parametrize("epochs", [1, 2, 9])
@@ -56,7 +53,7 @@ def test_a_view_that_was_removed_and_comes_back_is_filled_from_the_beginning(epo
     runner.check()
 
 
-def test_a_view_whose_sender_is_begun_anew_under_its_sweep_hears_of_the_switch() -> None:
+def test_a_view_whose_sender_is_begun_anew_under_its_scan_hears_of_the_cut_over() -> None:
     def define(pipeline: ms.Pipeline, version: int) -> None:
         names = table(pipeline).by("name").reduce(ms.count(), name="names", version=max(version, 1))
         if version:
@@ -68,7 +65,7 @@ def test_a_view_whose_sender_is_begun_anew_under_its_sweep_hears_of_the_switch()
     runner.become(made(define, 1))
     runner.epoch()
     runner.epoch()
-    assert 0 < runner._engine.builds["sizes"].swept < 12
+    assert 0 < runner._engine.builds["sizes"].scanned < 12
     runner.become(made(define, 2))
     runner.push("users", *(user(100 + id, f"n{id}") for id in range(12)))
     runner.run()
@@ -76,7 +73,7 @@ def test_a_view_whose_sender_is_begun_anew_under_its_sweep_hears_of_the_switch()
     runner.check()
 
 
-def test_a_join_whose_right_side_is_begun_anew_under_its_sweep_hears_of_its_left_side() -> None:
+def test_a_join_whose_right_side_is_begun_anew_under_its_scan_hears_of_its_left_side() -> None:
     def define(pipeline: ms.Pipeline, version: int) -> None:
         names = table(pipeline).by("name").reduce(ms.count(), name="names", version=max(version, 1))
         orders = table(pipeline, "orders")
@@ -99,7 +96,7 @@ def test_a_join_whose_right_side_is_begun_anew_under_its_sweep_hears_of_its_left
 
 @pytest.mark.parametrize(
     ("reducer", "options"),
-    [(ms.distinct("name"), {"origins": False}), (ms.distinct("name"), {"inline": 0}), (ms.min("name"), {"inline": 0})],
+    [(ms.count_distinct("name"), {"origins": False}), (ms.count_distinct("name"), {"inline": 0}), (ms.min("name"), {"inline": 0})],
 )
 def test_nothing_of_another_reducer_stays_in_a_group(reducer: Any, options: dict[str, Any]) -> None:
     def define(pipeline: ms.Pipeline, version: int) -> None:
@@ -154,7 +151,7 @@ def test_what_was_under_way_to_an_older_build_is_not_for_the_new_one(change: dic
     runner.check()
 
 
-def test_a_sweep_comes_to_the_empty_key() -> None:
+def test_a_scan_comes_to_the_empty_key() -> None:
     def define(pipeline: ms.Pipeline, version: int) -> None:
         everybody = table(pipeline).by().reduce(ms.count(), name="all")  # its one group is called ""
         if version:
@@ -169,7 +166,7 @@ def test_a_sweep_comes_to_the_empty_key() -> None:
     runner.check()
 
 
-def test_a_sweep_for_one_view_sends_no_dead_letters_of_another() -> None:
+def test_a_scan_for_one_view_sends_no_dead_letters_of_another() -> None:
     def define(pipeline: ms.Pipeline, version: int) -> None:
         users = table(pipeline)
         users.by(lambda row: {"a": 1}[row.value["name"]]).reduce(ms.count(), name="strict", on_error=ms.DEAD_LETTER)
@@ -185,31 +182,27 @@ def test_a_sweep_for_one_view_sends_no_dead_letters_of_another() -> None:
     assert len(runner.output("strict.dead-letters")) == 1
 
 
-def test_a_newer_version_of_an_equal_document_is_heard_by_those_who_look_at_versions() -> None:
-    def define(pipeline: ms.Pipeline, version: int) -> None:
-        users = table(pipeline, columns=["name", "age"])
-        users.by("name").reduce(ms.last("age"), name="last")
-        users.by(lambda row: row.version).reduce(ms.count(), name="versions")
-        pipeline.publish(users, ms.sinks.files("out/"))
+def test_a_changed_map_is_filled_anew_and_with_the_old_state_it_is_wrong() -> None:
+    def version(by: Any, **options: Any) -> ms.Pipeline:
+        pipeline = ms.Pipeline("people")
+        users = pipeline.table("users", SOURCE, key="id", version="ts")
+        users.by(by).reduce(ms.count(), name="names", **options)
+        return pipeline
 
-    runner = ms.testing.LocalRunner(made(define, 0))
-    runner.push("users", user(1, "a", 10, ts=1), user(2, "a", 20, ts=2))
-    runner.run()
-    runner.push("users", user(1, "a", 10, ts=3))
-    runner.run()
-    assert runner.view("last") == {"a": 10}
-    assert runner.view("versions") == {2: 1, 3: 1}
-    assert len(runner.output("users~told")) == 2  # the document is the same
-    runner.check()
-
-
-def test_a_table_without_versions_gives_its_documents_none() -> None:
-    def define(pipeline: ms.Pipeline, version: int) -> None:
-        table(pipeline, version=None, timestamp="ts").by(lambda row: row.version or 0).reduce(ms.count(), name="versions", origins=False)
-
-    runner = ms.testing.LocalRunner(made(define, 0))
-    for ts in (5, 6, 7):
-        runner.push("users", user(1, "a", ts, ts=ts))
+    def changed(**options: Any) -> Runner:
+        kept = {name: value for name, value in options.items() if name == "origins"}
+        runner = ran(version("name", **kept), [post("Sue", 1, id) for id in range(3)])
+        runner.become(version(lambda row: row.value["name"].lower(), **options))
+        runner.push("users", *[post("Joe", 2, id) for id in range(3)])
         runner.run()
-    assert runner.view("versions") == {0: 1}
-    runner.check()
+        return runner
+
+    right = changed(version="2")
+    assert right.view("names") == {"joe": 3}
+    right.check()
+    wrong = changed(keep=True)
+    assert wrong.view("names") == {"Sue": 3, "joe": 3}
+    with pytest.raises(AssertionError, match="group 'Sue'"):
+        wrong.check()
+    plain = changed(keep=True, origins=False)
+    assert plain.view("names") == {"Sue": 3, "joe": 3} and plain.state("names", "sue").count == -3

@@ -13,12 +13,14 @@ from typing import Any, TypeVar
 
 from millstream.cli.arguments import at_least_one, failed, print_json, show, storage_option
 from millstream.errors import CheckpointError
+from millstream.readable import relations
+from millstream.readable.listing import keys_of, plain
 from millstream.readable.relations import ShownRow, plain_row
 from millstream.state.manifest_log import ManifestLog
 from millstream.state.queries import Reader
 from millstream.state.storage import open_storage
-from millstream.status import inspect, relation_view, tables
-from millstream.status.relations import relations_of
+from millstream.status import render_relations
+from millstream.status.report import relations_of
 from millstream.views.dsl import TABLE
 
 _FEW = 20
@@ -60,36 +62,36 @@ def _view(args: argparse.Namespace) -> int:
 
 
 def _at(args: argparse.Namespace, read: Callable[[Reader], _T]) -> _T:
-    return tables.at(ManifestLog(open_storage(args.checkpoint, dict(args.storage_option) or None)), args.epoch, read)
+    return relations.at(ManifestLog(open_storage(args.checkpoint, dict(args.storage_option) or None)), args.epoch, read)
 
 
 def _list(args: argparse.Namespace) -> int:
     if args.view is not None:
-        _at(args, lambda cut: tables.relation(cut, args.view))
+        _at(args, lambda cut: relations.relation(cut, args.view))
     found = _at(args, lambda cut: relations_of(cut.manifest))
     found.relations = [one for one in found.relations if args.view in (None, one.name)]
     if args.json:
         print_json(found)
     else:
-        show(relation_view.explained(found.relations) if args.explain and found.relations else relation_view.listed(found))
+        show(render_relations.explained(found.relations) if args.explain and found.relations else render_relations.listed(found))
     return 0
 
 
 def _found(cut: Reader, args: argparse.Namespace) -> Iterator[ShownRow]:
     """The rows that are asked for. A key on the command line is a text: it may be meant in several ways."""
     if args.key is not None:
-        for key in inspect.keys_of(args.key):
-            yield from tables.shown(cut, args.view, key=key)
+        for key in keys_of(args.key):
+            yield from relations.shown(cut, args.view, key=key)
         return
-    prefix = None if args.prefix is None else next((key for key in inspect.keys_of(args.prefix) if isinstance(key, tuple)), args.prefix)
-    yield from tables.shown(cut, args.view, prefix=prefix)
+    prefix = None if args.prefix is None else next((key for key in keys_of(args.prefix) if isinstance(key, tuple)), args.prefix)
+    yield from relations.shown(cut, args.view, prefix=prefix)
 
 
 def _rows(args: argparse.Namespace) -> int:
     limit = args.limit or _FEW
 
     def read(cut: Reader) -> tuple[int, bool, list[ShownRow]]:
-        return cut.epoch, tables.relation(cut, args.view).kind == TABLE, list(islice(_found(cut, args), limit + 1))
+        return cut.epoch, relations.relation(cut, args.view).kind == TABLE, list(islice(_found(cut, args), limit + 1))
 
     epoch, versions, rows = _at(args, read)
     more = len(rows) > limit
@@ -98,28 +100,28 @@ def _rows(args: argparse.Namespace) -> int:
     if args.json:
         print_json({"name": args.view, "epoch": epoch, "more": more, "rows": [plain_row(row, versions) for row in rows[:limit]]})
     else:
-        show(relation_view.rows(args.view, epoch, rows[:limit], versions, "; there are more, see --limit and --to" if more else ""))
+        show(render_relations.rows(args.view, epoch, rows[:limit], versions, "; there are more, see --limit and --to" if more else ""))
     return 0
 
 
 def _tried(text: str) -> str:
-    return " nor ".join(f"{key!r} ({type(key).__name__})" for key in inspect.keys_of(text))
+    return " nor ".join(f"{key!r} ({type(key).__name__})" for key in keys_of(text))
 
 
 def _origins(args: argparse.Namespace) -> int:
     def read(cut: Reader) -> tuple[int, Any, dict[Any, list[Any]]]:
-        for key in inspect.keys_of(args.key):
-            found = tables.given(cut, args.view, key)
+        for key in keys_of(args.key):
+            found = relations.given(cut, args.view, key)
             if found:
                 return cut.epoch, key, found
         raise CheckpointError(f"{args.view!r} has no group {_tried(args.key)} in epoch {cut.epoch}.")
 
     epoch, group, found = _at(args, read)
     if args.json:
-        given = [{"document": inspect.plain(origin), "gives": inspect.plain(parts)} for origin, parts in found.items()]
-        print_json({"name": args.view, "epoch": epoch, "group": inspect.plain(group), "origins": given})
+        given = [{"document": plain(origin), "gives": plain(parts)} for origin, parts in found.items()]
+        print_json({"name": args.view, "epoch": epoch, "group": plain(group), "origins": given})
     else:
-        show(relation_view.contributions(args.view, group, epoch, found, args.limit or len(found)))
+        show(render_relations.contributions(args.view, group, epoch, found, args.limit or len(found)))
     return 0
 
 
@@ -133,7 +135,7 @@ def _write(args: argparse.Namespace) -> int:
         return failed(f"--to {target}: there is no directory {target.absolute().parent}", 2)
 
     def read(cut: Reader) -> tuple[int, int]:
-        versions = tables.relation(cut, args.view).kind == TABLE
+        versions = relations.relation(cut, args.view).kind == TABLE
         counted = _Counted(islice(_found(cut, args), args.limit), args.view)
         _WAYS[target.suffix](counted, versions, staged)
         return cut.epoch, counted.rows
@@ -168,16 +170,16 @@ class _Counted:
 def _parquet(rows: Iterable[ShownRow], versions: bool, file: Path) -> None:
     import pyarrow.parquet
 
-    pyarrow.parquet.write_table(tables.tabled(rows, versions), file, compression="zstd")
+    pyarrow.parquet.write_table(relations.tabled(rows, versions), file, compression="zstd")
 
 
 def _csv(rows: Iterable[ShownRow], versions: bool, file: Path) -> None:
     import pyarrow as pa
     import pyarrow.csv
 
-    from millstream.status.columns import as_json
+    from millstream.readable.columns import as_json
 
-    found = tables.tabled(rows, versions)
+    found = relations.tabled(rows, versions)
     for at, field in enumerate(found.schema):
         if pa.types.is_nested(field.type) or pa.types.is_binary(field.type):
             found = found.set_column(at, field.name, as_json(found.column(at).to_pylist()))

@@ -1,0 +1,130 @@
+"""How tables, views and joins become computations.
+
+table    one DocumentTable, keyed by the document's key. The maps of all that derive from it run inside
+view     one Aggregate, keyed by the group
+join     one Join, keyed by the right side's key
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import partial
+from typing import Any
+
+from millstream.core.backfill import Derivation
+from millstream.core.codec import Codec
+from millstream.core.topology import DEAD_LETTER, PRODUCED, STRONG, WEAK, ComputationSpec, Input, RelationSpec
+from millstream.reducers.base import spelled
+from millstream.views.aggregate import Aggregate, AggregateRules
+from millstream.views.change import ViewCodec
+from millstream.views.dsl import JOIN, TABLE, VIEW, Joined, Mapped, PipelineTable, Relation, View, own_key
+from millstream.views.fingerprint import fingerprint
+from millstream.views.join import Join, JoinRules
+from millstream.views.operator import Downstream, Sending, Shown
+from millstream.views.table import DocumentTable
+
+
+def compiled(relations: Sequence[Relation], codec: Codec) -> list[ComputationSpec]:
+    """The computations of a pipeline's tables, views and joins."""
+    downstreams: dict[str, list[Downstream]] = {relation.name: [] for relation in relations}
+    inputs: dict[str, list[Input]] = {relation.name: [] for relation in relations}
+    for relation in relations:
+        if isinstance(relation, View):
+            _wire_view(relation, downstreams, inputs)
+        elif isinstance(relation, Joined):
+            _wire_join(relation, downstreams, inputs)
+    return [_specified(relation, downstreams[relation.name], inputs[relation.name], codec) for relation in relations]
+
+
+def _wire_view(view: View, downstreams: dict[str, list[Downstream]], inputs: dict[str, list[Input]]) -> None:
+    mapped, options, stream = view.of.mapped, view.options, f"{view.name}~"
+    letters = f"{view.name}.dead-letters" if options.on_error == DEAD_LETTER else None
+    downstreams[mapped.source.name].append(
+        Downstream(view.name, stream, mapped.links, view.of.group, view.reducer.lift_at, origins=options.origins, dead_letters=letters)
+    )
+    inputs[view.name].append(Input(stream, PRODUCED, None if options.production == WEAK else options.production))
+
+
+def _wire_join(join: Joined, downstreams: dict[str, list[Downstream]], inputs: dict[str, list[Input]]) -> None:
+    left, right = join.left.mapped, join.right
+    streams = [f"{join.name}~left", f"{join.name}~right"]
+    downstreams[left.source.name].append(Downstream(join.name, streams[0], left.links, join.left.group))
+    downstreams[right.source.name].append(Downstream(join.name, streams[1], right.links, right=True))
+    inputs[join.name] += [Input(stream, PRODUCED) for stream in streams]
+
+
+def _specified(relation: Relation, downstreams: Sequence[Downstream], inputs: Sequence[Input], codec: Codec) -> ComputationSpec:
+    sending = Sending(relation.name, codec, tuple(downstreams), tuple(Shown(stream, how) for how, stream in relation.shown.items()))
+    streams = [
+        *(one.stream for one in downstreams),
+        *relation.shown.values(),
+        *(one.dead_letters for one in downstreams if one.dead_letters),
+    ]
+    senders = tuple(dict.fromkeys(sender.name for sender in relation.senders))
+    derives: Derivation | None = None
+    letters = renamed = None
+    if isinstance(relation, PipelineTable):
+        kind, spec = TABLE, RelationSpec()
+        factory: Any = partial(DocumentTable, sending, relation.rules)
+        inputs = relation.inputs
+        letters = f"{relation.name}.dead-letters" if relation.on_error == DEAD_LETTER else None
+        renamed = relation.renamed_from
+    elif isinstance(relation, View):
+        options, reducer, of = relation.options, relation.reducer, relation.of
+        kind, spec = VIEW, RelationSpec(options.origins, reducer.remove is not None, is_strong=options.production == STRONG)
+        factory = partial(Aggregate, sending, AggregateRules(reducer, options.origins, options.inline))
+        seen = fingerprint(of.mapped.links, of.group, reducer, options.origins)
+        derives = Derivation(senders, options.version, seen, options.keep)
+        renamed = options.renamed_from
+    else:
+        assert isinstance(relation, Joined)
+        kind, spec = JOIN, RelationSpec(how=relation.how)
+        factory = partial(Join, sending, JoinRules(f"{relation.name}~left", relation.how))
+        seen = fingerprint(relation.left.mapped.links, relation.left.group, relation.right.links, relation.how)
+        derives = Derivation(senders, "", seen, is_join=True)
+    return ComputationSpec(
+        name=relation.name,
+        factory=factory,
+        inputs=tuple(inputs),
+        produces=tuple(dict.fromkeys(streams)),
+        codec=ViewCodec(codec),
+        renamed_from=renamed,
+        dead_letters=letters,
+        derives=derives,
+        refines=True,
+        kind=kind,
+        relation=spec,
+        about=_about(relation),
+    )
+
+
+def _about(relation: Relation) -> dict[str, str]:
+    """What was written, for people who read a checkpoint without the code. Nothing is decided by it."""
+    if isinstance(relation, PipelineTable):
+        rules = relation.rules
+        found = {"reads": ", ".join(one.stream for one in relation.inputs), "key": _spelled_key(relation.inputs[0].key)}
+        found["versions"] = "the greatest counts" if rules.versioned else "none: epochs count in their order"
+        return found if rules.columns is None else {**found, "columns": ", ".join(rules.columns)}
+    if isinstance(relation, View):
+        found = {"of": _spelled(relation.of.mapped), "by": _spelled_by(relation.of.group), "reducer": relation.reducer.describe()}
+        found["origins"] = "kept" if relation.options.origins else "not kept"
+        found["nodes"] = "none, because the reducer has an inverse" if relation.reducer.remove is not None else "of partial results"
+        return {**found, "inline": str(relation.options.inline)}
+    assert isinstance(relation, Joined)
+    left = f"{_spelled(relation.left.mapped)} by {_spelled_by(relation.left.group)}"
+    return {"of": left, "with": _spelled(relation.right), "how": relation.how}
+
+
+def _spelled(mapped: Mapped) -> str:
+    """The relation and the chain behind it, such as users.filter(adult)."""
+    return mapped.source.name + "".join(f".{kind}({spelled(f)})" for kind, f in mapped.links)
+
+
+def _spelled_by(by: Any) -> str:
+    if by is own_key:
+        return "its key"
+    return spelled(by) if callable(by) else ", ".join(map(repr, by)) or "nothing: one group for all"
+
+
+def _spelled_key(key: Any) -> str:
+    return ", ".join(map(str, key)) if isinstance(key, (list, tuple)) else str(key) if isinstance(key, str) else spelled(key)
