@@ -163,11 +163,13 @@ class LocalRunner:
         self._engine.drain()
 
     def output(self, stream: str) -> list[tuple[Any, Any, int]]:
-        """What a stream has carried so far: (key, value, timestamp), in order per key."""
+        """What a stream, or a published table or view, has carried so far: (key, value, timestamp), in order per key."""
         return [(e.key, e.value, e.timestamp) for e in self.records(stream)]
 
     def records(self, stream: str) -> list[Emitted]:
-        """The rows of a stream, with their ids."""
+        """What `output` gives, with ids."""
+        if stream not in self._engine.outputs:
+            stream = next((one.stream for one in self._engine.topology.emissions if one.name == stream), stream)
         if stream not in self._engine.outputs:
             raise DefinitionError(f"no computation produces {stream!r}; streams: {', '.join(self._engine.outputs)}")
         return list(self._engine.outputs[stream])

@@ -8,10 +8,15 @@ from typing import Any
 import pytest
 from faultkit import SOURCE, Runner, ran
 from faultkit import user as post
-from viewkit import SCHEMA, user
+from viewkit import SCHEMA
+from viewkit import user as any_user
 
 import millstream as ms
 from millstream.core import backfill
+
+
+def user(id: int, name: str, age: int = 1, ts: int = 1) -> dict[str, Any]:
+    return any_user(id, name, age, ts)
 
 
 def table(pipeline: ms.Pipeline, name: str = "users", **options: Any) -> Any:

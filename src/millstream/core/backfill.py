@@ -106,7 +106,7 @@ def begun(
         old = known.get(name)
         if old is None:
             is_new = all(sender not in present for sender in one.senders)  # rule 2
-            found[name] = BuildState(one.version, one.fingerprint, 1, 1 if is_new else 0, began=now)
+            found[name] = BuildState(one.version, one.fingerprint, 1, 1 if is_new else 0, chunk=FIRST_CHUNK, began=now)
         elif old.version != one.version:
             found[name] = msgspec.structs.replace(rebuilt(old, name, now, epoch), version=one.version, fingerprint=one.fingerprint)
         else:
@@ -121,15 +121,8 @@ def begun(
 def rebuilt(state: BuildState, name: str, now: int, epoch: int) -> BuildState:
     """A build that is filled anew, beside what it shows. now, epoch: of the last epoch before it."""
     generation = state.generation + 1
-    return BuildState(
-        state.version,
-        state.fingerprint,
-        generation,
-        state.active,
-        began=now,
-        scan=scan_name(name, generation, epoch),
-        senders=state.senders,
-    )
+    scan = scan_name(name, generation, epoch)
+    return msgspec.structs.replace(state, generation=generation, is_scanned=False, scanned=0, chunk=FIRST_CHUNK, began=now, scan=scan)
 
 
 def _check(name: str, old: BuildState, one: Derivation) -> None:
