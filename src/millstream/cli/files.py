@@ -52,11 +52,8 @@ def execute(file: Path) -> ModuleType:
         here = error.__traceback__
         while here is not None and here.tb_frame.f_code.co_filename != spec.origin:
             here = here.tb_next
-        hint = (
-            _NO_SESSION
-            if any(sign in str(error) + type(error).__name__ for sign in ("SESSION_OR_CONTEXT", "SparkContext", "sparkContext"))
-            else ""
-        )
+        text = str(error) + type(error).__name__
+        hint = _NO_SESSION if any(sign in text for sign in ("SESSION_OR_CONTEXT", "SparkContext", "sparkContext")) else ""
         raise DefinitionError(
             f"{file} cannot be executed\n" + "".join(traceback.format_exception(type(error), error, here)).rstrip() + hint
         ) from error
