@@ -29,7 +29,7 @@ from millstream.reducers import (
 from millstream.state import codec as codecs
 from millstream.views import cdc as changes
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"
 
 __all__ = [
     "ADAPTIVE",
