@@ -10,18 +10,8 @@ from typing import Any
 
 import msgspec
 
-from millstream.cli.arguments import (
-    SERVICE,
-    Commands,
-    a_duration,
-    at_least_one,
-    client_options,
-    client_tls,
-    cookie_of,
-    cookie_option,
-    failed,
-    group,
-)
+from millstream.cli import arguments
+from millstream.cli.arguments import Commands
 from millstream.core.keys import key_bytes, key_of
 from millstream.errors import DefinitionError, RefusedRequest, Unauthenticated
 from millstream.status.inspect import keys_of
@@ -31,12 +21,14 @@ _LEVELS = ("linearizable", "session", "bounded")
 
 def add_commands(commands: Commands) -> None:
     """Adds it to a parser's subcommands."""
-    actions = group(commands, "kv", "ask a table, or a pipeline's live state", "Reads and writes keys of the state service.")
+    actions = arguments.group(commands, "kv", "ask a table, or a pipeline's live state", "Reads and writes keys of the state service.")
 
     get = _action(actions, "get", "the values of keys; of live state, their rows", _get)
     get.add_argument("keys", metavar="KEY", nargs="+")
     get.add_argument("--level", choices=_LEVELS, default="linearizable", help="what the read is promised (linearizable)")
-    get.add_argument("--max-age", metavar="TIME", type=a_duration, default="1s", help="with --level bounded: how old it may be (1s)")
+    get.add_argument(
+        "--max-age", metavar="TIME", type=arguments.a_duration, default="1s", help="with --level bounded: how old it may be (1s)"
+    )
     _live(get)
     get.add_argument("--complete-to", metavar="MS", type=int, help="live state: wait until the low watermark is at this event time")
 
@@ -52,7 +44,7 @@ def add_commands(commands: Commands) -> None:
     scan.add_argument("--prefix", metavar="TEXT", default="", help="those whose keys begin with this")
     scan.add_argument("--from", dest="start", metavar="KEY", default="", help="from this key on")
     scan.add_argument("--to", dest="end", metavar="KEY", default="", help="up to this key, which is not in it")
-    scan.add_argument("--limit", metavar="N", type=at_least_one, default=100, help="how many (100)")
+    scan.add_argument("--limit", metavar="N", type=arguments.at_least_one, default=100, help="how many (100)")
     scan.add_argument("--part", metavar="PART", default="", help="live state: timers, holds, epochs, or map:FIELD with --prefix KEY")
     _live(scan)
 
@@ -69,9 +61,9 @@ def add_commands(commands: Commands) -> None:
 def _action(actions: Commands, name: str, what: str, call: Callable[[Any, argparse.Namespace], Awaitable[int]]) -> argparse.ArgumentParser:
     one = actions.add_parser(name, help=what, description=what[0].upper() + what[1:] + ".")
     one.add_argument("table", metavar="TABLE", help="the table; of live state, the computation")
-    client_options(one, SERVICE, "a node's data plane, or a server of live state")
-    cookie_option(one)
-    one.add_argument("--timeout", metavar="TIME", type=a_duration, default="10s", help="for an answer, with retries (10s)")
+    arguments.client_options(one, arguments.SERVICE, "a node's data plane, or a server of live state")
+    arguments.cookie_option(one)
+    one.add_argument("--timeout", metavar="TIME", type=arguments.a_duration, default="10s", help="for an answer, with retries (10s)")
     one.add_argument("--json", action="store_true", help="a JSON object per line")
     one.set_defaults(command=lambda args: asyncio.run(_connected(args, call)))
     return one
@@ -85,9 +77,9 @@ async def _connected(args: argparse.Namespace, call: Callable[[Any, argparse.Nam
     from millstream.service.client import AsyncClient
 
     if "/" in args.address or ":" not in args.address:
-        raise DefinitionError(f"--address {args.address}: give HOST:PORT, such as {SERVICE}")
-    cookie = cookie_of(args)
-    async with AsyncClient(args.address, args.table, cookie=cookie, tls=client_tls(args), timeout=args.timeout) as client:
+        raise DefinitionError(f"--address {args.address}: give HOST:PORT, such as {arguments.SERVICE}")
+    cookie = arguments.cookie_of(args)
+    async with AsyncClient(args.address, args.table, cookie=cookie, tls=arguments.client_tls(args), timeout=args.timeout) as client:
         try:
             return await call(client, args)
         except Unauthenticated as error:
@@ -111,21 +103,21 @@ async def _get(client: Any, args: argparse.Namespace) -> int:
         missing += one.value is None
         _show(one, live, args.json, text)
     if missing:
-        return failed(f"{missing} of {len(args.keys)} keys are not there")
+        return arguments.failed(f"{missing} of {len(args.keys)} keys are not there")
     return 0
 
 
 async def _put(client: Any, args: argparse.Namespace) -> int:
     value = sys.stdin.buffer.read() if args.value == "-" else args.value.encode()
     version = await client.put(args.key, value, expect=args.expect)
-    print(msgspec.json.encode({"key": args.key, "version": version}).decode() if args.json else f"{args.key}: written, version {version}")
+    _say(args, f"{args.key}: written, version {version}", key=args.key, version=version)
     return 0
 
 
 async def _remove(client: Any, args: argparse.Namespace) -> int:
     for key in args.keys:
         lsn = await client.remove(key)
-        print(msgspec.json.encode({"key": key, "lsn": lsn}).decode() if args.json else f"{key}: removed, at position {lsn}")
+        _say(args, f"{key}: removed, at position {lsn}", key=key, lsn=lsn)
     return 0
 
 
@@ -151,13 +143,7 @@ async def _watch(client: Any, args: argparse.Namespace) -> int:
     async for told in client.watch(prefix=args.prefix, as_json=live):
         if args.json:
             rows = [[_key(key, live), None if value is None else _value(value, live), version] for key, value, version in told.rows]
-            line = {
-                "kind": told.kind,
-                "partition": told.partition,
-                "lsn": told.lsn,
-                "epoch": told.epoch,
-                "low_watermark": told.low_watermark,
-            }
+            line = {name: getattr(told, name) for name in ("kind", "partition", "lsn", "epoch", "low_watermark")}
             print(msgspec.json.encode({**line, "rows": rows}).decode(), flush=True)
         else:
             if told.kind == "reset":
@@ -174,8 +160,12 @@ async def _watch(client: Any, args: argparse.Namespace) -> int:
 
 async def _call(client: Any, args: argparse.Namespace) -> int:
     result = await client.call(args.function, args.key, args.argument)
-    print(msgspec.json.encode({"key": args.key, "result": _plain(result)}).decode() if args.json else _text(result))
+    _say(args, _text(result), key=args.key, result=_plain(result))
     return 0
+
+
+def _say(args: argparse.Namespace, text: str, **data: Any) -> None:
+    print(msgspec.json.encode(data).decode() if args.json else text)
 
 
 def _show(one: Any, live: bool, as_json: bool, asked: str = "") -> None:

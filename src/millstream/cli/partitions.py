@@ -12,18 +12,8 @@ from typing import Any
 
 from rich.table import Table as Grid
 
-from millstream.cli.arguments import (
-    Commands,
-    a_duration,
-    client_options,
-    client_tls,
-    group,
-    plural,
-    print_json,
-    show,
-    storage_option,
-    until_stopped,
-)
+from millstream.cli import arguments
+from millstream.cli.arguments import Commands
 from millstream.core.time import duration
 from millstream.errors import Busy, DefinitionError, ServiceError
 from millstream.state.storage import open_storage
@@ -33,7 +23,7 @@ _PATIENCE = 30.0  # seconds until a partition serves, or is gone
 
 def add_commands(commands: Commands) -> None:
     """Adds it to a parser's subcommands."""
-    actions = group(
+    actions = arguments.group(
         commands, "partitions", "list and change the partitions of a node", "Talks to the control plane of a node of the state service."
     )
 
@@ -65,15 +55,15 @@ def add_commands(commands: Commands) -> None:
     )
     upload.add_argument("dir", metavar="DIR", type=Path, help="where snapshots appear")
     upload.add_argument("to", metavar="TO", help="a directory or s3:// URL")
-    upload.add_argument("--every", metavar="TIME", type=a_duration, default="2s", help="how often to look (2s)")
+    upload.add_argument("--every", metavar="TIME", type=arguments.a_duration, default="2s", help="how often to look (2s)")
     upload.add_argument("--once", action="store_true", help="copy what is there, and end")
-    storage_option(upload)
+    arguments.storage_option(upload)
     upload.set_defaults(command=_upload)
 
 
 def _action(actions: Commands, name: str, what: str, call: Callable[[Any, argparse.Namespace], Awaitable[int]]) -> argparse.ArgumentParser:
     one = actions.add_parser(name, help=what, description=what[0].upper() + what[1:] + ".")
-    client_options(one, "unix:n1-data/control.sock", "the node's control plane; its cookie is in MILLSTREAM_CONTROL_COOKIE")
+    arguments.client_options(one, "unix:n1-data/control.sock", "the node's control plane; its cookie is in MILLSTREAM_CONTROL_COOKIE")
     one.add_argument("--json", action="store_true", help="as JSON")
     one.set_defaults(command=lambda args: asyncio.run(_connected(args, call)))
     return one
@@ -93,19 +83,22 @@ async def _connected(args: argparse.Namespace, call: Callable[[Any, argparse.Nam
         args.address = f"unix:{args.address}"
     if args.address.startswith("unix:") and not Path(args.address.removeprefix("unix:")).exists():
         raise DefinitionError(f"there is no control plane at {args.address}: say --address unix:DIR/control.sock, with the node's --dir")
-    channel = Channel(args.address, tls=client_tls(args), cookie=os.environ.get("MILLSTREAM_CONTROL_COOKIE", ""))
+    channel = Channel(args.address, tls=arguments.client_tls(args), cookie=os.environ.get("MILLSTREAM_CONTROL_COOKIE", ""))
     try:
         return await call(channel, args)
     finally:
         await channel.close()
 
 
-async def _ask(channel: Any, name: str, request: Any, timeout: float = 600) -> Any:
+async def _ask(channel: Any, name: str, **fields: Any) -> Any:
     """A call that waits for its turn where the plane limits calls."""
+    from millstream.service.proto import service_pb2 as pb
+
+    request = getattr(pb, f"{name}Request")(**fields)
     until = time.monotonic() + _PATIENCE
     while True:
         try:
-            return await channel.ask(name, request, timeout)
+            return await channel.ask(name, request, 600)
         except Busy as busy:
             if time.monotonic() + busy.retry_after > until:
                 raise
@@ -113,11 +106,9 @@ async def _ask(channel: Any, name: str, request: Any, timeout: float = 600) -> A
 
 
 async def _list(channel: Any, args: argparse.Namespace) -> int:
-    from millstream.service.proto import service_pb2 as pb
-
-    found = (await _ask(channel, "ListPartitions", pb.ListPartitionsRequest(table=args.table))).partitions
+    found = (await _ask(channel, "ListPartitions", table=args.table)).partitions
     if args.json:
-        print_json([_plain(one) for one in found])
+        arguments.print_json([_plain(one) for one in found])
         return 0
     grid = Grid(box=None, header_style="dim")
     for column in ("id", "table", "from", "to", "node", "address", "term", "state", "position"):
@@ -125,44 +116,33 @@ async def _list(channel: Any, args: argparse.Namespace) -> int:
     for one in found:
         state = f"{one.state}: {one.reason}" if one.reason else one.state
         grid.add_row(str(one.id), one.table, _shown(one.start), _shown(one.end), one.node, one.primary, str(one.term), state, str(one.lsn))
-    show(grid if found else "there are no partitions")
+    arguments.show(grid if found else "there are no partitions")
     return 0
 
 
 async def _add(channel: Any, args: argparse.Namespace) -> int:
-    from millstream.service.proto import service_pb2 as pb
-
-    made = await _ask(
-        channel, "AddPartition", pb.AddPartitionRequest(table=args.table, id=args.id, start=_point(args.start), end=_point(args.end))
-    )
+    made = await _ask(channel, "AddPartition", table=args.table, id=args.id, start=_point(args.start), end=_point(args.end))
     found = await _until(channel, made, lambda one: one is not None and one.state == "serving")
     _tell(args, _plain(found), f"partition {made.id} of {made.table!r} serves {_from_to(made)} on {made.primary}")
     return 0
 
 
 async def _remove(channel: Any, args: argparse.Namespace) -> int:
-    from millstream.service.proto import service_pb2 as pb
-
-    request = pb.RemovePartitionRequest(table=args.table, id=args.id, start=_point(args.start), end=_point(args.end))
-    gone = await _ask(channel, "RemovePartition", request)
+    gone = await _ask(channel, "RemovePartition", table=args.table, id=args.id, start=_point(args.start), end=_point(args.end))
     await _until(channel, gone, lambda one: one is None)
     _tell(args, _plain(gone), f"partition {gone.id} of {gone.table!r} is gone; its entries stay in trash/ of its node for an hour")
     return 0
 
 
 async def _snapshot(channel: Any, args: argparse.Namespace) -> int:
-    from millstream.service.proto import service_pb2 as pb
-
-    done = await _ask(channel, "Snapshot", pb.SnapshotRequest(partition=args.id, path=args.path))
+    done = await _ask(channel, "Snapshot", partition=args.id, path=args.path)
     what = {"partition": args.id, "path": done.path, "rows": done.rows, "bytes": done.bytes, "lsn": done.at.lsn}
     _tell(args, what, f"partition {args.id} as of position {done.at.lsn}: {done.rows:,} rows in {done.path}")
     return 0
 
 
 async def _restore(channel: Any, args: argparse.Namespace) -> int:
-    from millstream.service.proto import service_pb2 as pb
-
-    done = await _ask(channel, "Restore", pb.RestoreRequest(partition=args.id, path=args.path))
+    done = await _ask(channel, "Restore", partition=args.id, path=args.path)
     what = {"partition": args.id, "rows": done.rows, "lsn": done.at.lsn}
     _tell(args, what, f"partition {args.id} has the {done.rows:,} rows of {args.path}, at position {done.at.lsn}")
     return 0
@@ -181,20 +161,18 @@ def _upload(args: argparse.Namespace) -> int:
     if args.once:
         done = len(upload_once(args.dir, target, say))
     else:
-        stopping = until_stopped()
+        stopping = arguments.until_stopped()
         say(f"watching {args.dir}, copying to {args.to}")
         done = watch_and_upload(args.dir, target, say, stop=stopping, every=duration(args.every) / 1000)
-    say(f"copied {plural(done, 'snapshot')} to {args.to}")
+    say(f"copied {arguments.plural(done, 'snapshot')} to {args.to}")
     return 0
 
 
 async def _until(channel: Any, which: Any, holds: Callable[[Any], bool]) -> Any:
     """The node carries out what is desired; this waits for it."""
-    from millstream.service.proto import service_pb2 as pb
-
     until = time.monotonic() + _PATIENCE
     while True:
-        listed = await _ask(channel, "ListPartitions", pb.ListPartitionsRequest(table=which.table))
+        listed = await _ask(channel, "ListPartitions", table=which.table)
         found = next((one for one in listed.partitions if one.id == which.id), None)
         if holds(found):
             return found
@@ -208,7 +186,7 @@ async def _until(channel: Any, which: Any, holds: Callable[[Any], bool]) -> Any:
 
 def _tell(args: argparse.Namespace, what: dict[str, Any], text: str) -> None:
     if args.json:
-        print_json(what)
+        arguments.print_json(what)
     else:
         print(text)
 

@@ -10,19 +10,8 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from millstream.cli.arguments import (
-    SERVICE,
-    Commands,
-    cookie_of,
-    group,
-    plural,
-    secured_by,
-    server_options,
-    server_tls,
-    server_tls_options,
-    storage_option,
-    until_stopped_in_loop,
-)
+from millstream.cli import arguments
+from millstream.cli.arguments import Commands
 from millstream.cli.files import execute, file_and_name, tables_in
 from millstream.errors import DefinitionError
 from millstream.state.storage import open_storage
@@ -30,7 +19,7 @@ from millstream.state.storage import open_storage
 
 def add_commands(commands: Commands) -> None:
     """Adds them to a parser's subcommands."""
-    actions = group(commands, "serve", "serve tables, or the live state of a pipeline", "Serves state over gRPC.")
+    actions = arguments.group(commands, "serve", "serve tables, or the live state of a pipeline", "Serves state over gRPC.")
     tables = actions.add_parser(
         "tables",
         help="serve the tables in a Python file",
@@ -43,7 +32,7 @@ def add_commands(commands: Commands) -> None:
     _data_plane(tables)
     where = "where the control plane listens: unix:PATH (by default DIR/control.sock), or HOST:PORT with a cookie or certificates"
     tables.add_argument("--control-listen", metavar="ADDRESS", help=where)
-    server_tls_options(tables, "control-")
+    arguments.server_tls_options(tables, "control-")
     tables.add_argument("--registry", metavar="URL", help="a directory or s3:// URL that nodes share (by default DIR/registry)")
     tables.add_argument("--backups", metavar="DIR", type=Path, help="where `partitions snapshot` may write (by default DIR/backups)")
     tables.add_argument("--take-over", metavar="NODE", help="take the partitions of a node that shares this node's log")
@@ -59,12 +48,12 @@ def add_commands(commands: Commands) -> None:
     _data_plane(checkpoint)
     where = "where the copy that answers is kept (by default a temporary directory)"
     checkpoint.add_argument("--state-cache", metavar="DIR", help=where)
-    storage_option(checkpoint)
+    arguments.storage_option(checkpoint)
     checkpoint.set_defaults(command=_checkpoint)
 
 
 def _data_plane(parser: argparse.ArgumentParser) -> None:
-    server_options(parser, SERVICE)
+    arguments.server_options(parser, arguments.SERVICE)
     parser.add_argument("--limits", choices=("on", "off"), default="on", help="off: a mesh limits calls")
 
 
@@ -94,9 +83,9 @@ async def _serve_tables(args: argparse.Namespace, tables: list[Any]) -> int:
         data=args.listen,
         control=args.control_listen,
         registry=args.registry,
-        tls=server_tls(args),
-        cookie=cookie_of(args),
-        control_tls=server_tls(args, "control_"),
+        tls=arguments.server_tls(args),
+        cookie=arguments.cookie_of(args),
+        control_tls=arguments.server_tls(args, "control_"),
         control_cookie=os.environ.get("MILLSTREAM_CONTROL_COOKIE", ""),
         limits=limits.off(limits.DATA) if off else limits.DATA,
         control_limits=limits.off(limits.CONTROL) if off else limits.CONTROL,
@@ -105,22 +94,25 @@ async def _serve_tables(args: argparse.Namespace, tables: list[Any]) -> int:
         backups=args.backups,
         force=args.force,
     )
-    stopping = until_stopped_in_loop()
+    stopping = arguments.until_stopped_in_loop()
     await node.start()
     try:
         for table in tables:
             here = [partition for partition in node.manager.partitions.values() if partition.descriptor.table == table.name]
-            print(f"serve: {table}, {plural(len(here), 'partition')} here", flush=True)
+            print(f"serve: {table}, {arguments.plural(len(here), 'partition')} here", flush=True)
             for partition in here:
                 if partition.state != "serving":
                     about = f"partition {partition.descriptor.id} of {table.name!r} is {partition.state}: {partition.reason}"
                     print(f"serve: {about}", file=sys.stderr, flush=True)
-        print(f"serve: node {args.node} listens on {node.data.address} ({secured_by(args)}); control on {node.control.address}", flush=True)
+        print(
+            f"serve: node {args.node} listens on {node.data.address} ({arguments.secured_by(args)}); control on {node.control.address}",
+            flush=True,
+        )
         await stopping.wait()
     finally:
         served = {partition.descriptor.table for partition in node.manager.partitions.values()}
         await node.stop()
-    print(f"serve: stopped; what was answered is kept in {folder} ({plural(len(served), 'table')})", flush=True)
+    print(f"serve: stopped; what was answered is kept in {folder} ({arguments.plural(len(served), 'table')})", flush=True)
     return 0
 
 
@@ -132,16 +124,16 @@ async def _serve_checkpoint(args: argparse.Namespace) -> int:
     server = LiveServer(
         args.checkpoint,
         args.listen,
-        tls=server_tls(args),
-        cookie=cookie_of(args),
+        tls=arguments.server_tls(args),
+        cookie=arguments.cookie_of(args),
         storage_options=options,
         cache_folder=args.state_cache,
         limits=limits.off(limits.DATA) if args.limits == "off" else limits.DATA,
         force=args.force,
     )
-    stopping = until_stopped_in_loop()
+    stopping = arguments.until_stopped_in_loop()
     await server.start()
-    print(f"serve: the live state of {args.checkpoint}, {secured_by(args)}; listening on {server.address}", flush=True)
+    print(f"serve: the live state of {args.checkpoint}, {arguments.secured_by(args)}; listening on {server.address}", flush=True)
     if not open_storage(args.checkpoint, options).exists("identity.json"):
         print(f"serve: there is no checkpoint at {args.checkpoint} yet; questions are answered when there is", file=sys.stderr, flush=True)
     try:
