@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import json
 import os
 import re
@@ -10,6 +11,7 @@ import sys
 import time
 from dataclasses import dataclass, field
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import pytest
@@ -17,6 +19,7 @@ from rich.console import Console
 
 import millstream as ms
 from millstream.cli import main
+from millstream.cli.entry import parser
 from millstream.core.time import BEGINNING
 from millstream.errors import DamageError, DefinitionError
 from millstream.readable import listing
@@ -566,6 +569,85 @@ def test_wrong_calls(argv: list[str], capsys: pytest.CaptureFixture[str]) -> Non
     assert capsys.readouterr().err
 
 
+def commands_of(parser: argparse.ArgumentParser) -> dict[str, argparse.ArgumentParser]:
+    return next((dict(action.choices) for action in parser._actions if isinstance(action, argparse._SubParsersAction)), {})
+
+
+def test_the_help_is_a_table_of_contents_that_fits_a_screen(capsys: pytest.CaptureFixture[str]) -> None:
+    lines = called(capsys, "--help").splitlines()
+    assert 24 <= len(lines) <= 40 and max(map(len, lines)) <= 120
+    said = {tuple(re.findall(r"^ {0,2}([a-z]+)(?: ([a-z]+)\b)?", line)[0]) for line in lines if re.match(r" {0,2}[a-z]+ .*  \S", line)}
+    for name, command in commands_of(parser()).items():
+        actions = commands_of(command)
+        if name in ("kv", "partitions"):
+            (line,) = [line for line in lines if line.startswith(f"  {name} ")]
+            assert sorted(line.split("  ")[-1].strip().partition(":")[0].split(", ")) == sorted(actions)
+            said.remove((name, ""))
+        else:
+            for found in {(name, action) for action in actions or [""]}:
+                said.remove(found)
+    assert not said, "commands that do not exist"
+
+
+@pytest.mark.parametrize(("short", "long"), [("status", "status"), ("state", "state"), ("view", "view"), ("check-view", "check")])
+def test_the_four_of_inspect_have_short_forms(short: str, long: str, capsys: pytest.CaptureFixture[str]) -> None:
+    said = [called(capsys, *words, "--help") for words in ([short], ["inspect", long])]
+    assert said[0] == said[1] and said[0].startswith(f"usage: millstream inspect {long} ")
+
+
+def test_a_group_without_an_action_prints_its_help(capsys: pytest.CaptureFixture[str]) -> None:
+    for name in ("inspect", "serve", "kv", "partitions", "sink"):
+        assert refused(capsys, name, code=2).startswith(f"usage: millstream {name} ")
+
+
+def test_default_ports_do_not_collide_and_every_address_has_one_word() -> None:
+    import inspect as signatures
+
+    ports: dict[str, set[str]] = {}
+    every = [
+        (name, action, one)
+        for name, command in commands_of(parser()).items()
+        for action, one in (commands_of(command) or {"": command}).items()
+    ]
+    for name, action, command in every:
+        for option in command._actions:
+            if {"--listen", "--address"} & set(option.option_strings):
+                ports.setdefault(str(option.default), set()).add(f"{name} {action}".split()[0])
+            assert not {"--at", "--data", "--control"} & set(option.option_strings)
+    assert {address: names for address, names in ports.items() if address[0] == "1"} == {
+        "127.0.0.1:7400": {"serve", "kv"},
+        "127.0.0.1:7401": {"push"},
+        "127.0.0.1:7402": {"sink"},
+    }
+    assert signatures.signature(ms.sources.connector).parameters["listen"].default == "127.0.0.1:7401"
+
+
+def test_completion_is_made_of_the_parser_or_says_what_is_missing(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "shtab", None)
+    assert "needs the extra 'completion'" in refused(capsys, "completion", "bash")
+    stand_in = ModuleType("shtab")
+    stand_in.complete = lambda known, shell: f"{shell}: {' '.join(commands_of(known))}"  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, "shtab", stand_in)
+    assert called(capsys, "completion", "zsh") == "zsh: run push inspect copy clean serve kv partitions sink completion\n"
+
+
+def test_run_serves_live_state_where_it_is_asked_to(monkeypatch: pytest.MonkeyPatch, project: Path) -> None:
+    class Launched(Exception):
+        pass
+
+    def launch(*args: Any, serve: str | None, **more: Any) -> None:
+        raise Launched(serve)
+
+    monkeypatch.chdir(project)
+    (project / "code" / "words.py").write_text(PLAIN)
+    monkeypatch.setattr("millstream.cli.run.launch", launch)
+    for words, said in ((["--serve", "127.0.0.1:0"], "127.0.0.1:0"), ([], "None")):
+        with pytest.raises(Launched, match=said):
+            main(["run", "code/words.py", *words])
+
+
 def test_version(capsys: pytest.CaptureFixture[str]) -> None:
     assert called(capsys, "--version").startswith("millstream ")
 
@@ -695,8 +777,6 @@ def test_a_column_without_a_session_says_what_to_give_instead(project: Path) -> 
 
 
 def test_finding_the_pipeline() -> None:
-    from types import ModuleType
-
     from millstream.cli import pipeline_in
 
     one, two, file = ms.Pipeline("one"), ms.Pipeline("two"), Path("p.py")

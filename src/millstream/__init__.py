@@ -29,7 +29,7 @@ from millstream.reducers import sum as sum
 from millstream.state import codec as codecs
 from millstream.views import cdc as changes
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"
 
 #: ms.sum, ms.min and ms.max are not in it: `from millstream import *` is to shadow no builtin.
 __all__ = [

@@ -13,6 +13,7 @@ from millstream.errors import MissingExtra
 
 _BRINGS = {
     "cluster": ("cryptography",),
+    "completion": ("shtab",),
     "demo": ("matplotlib", "duckdb"),
     "postgres": ("psycopg",),
     "service": ("grpc", "google", "grpc_health", "grpc_reflection"),

@@ -9,7 +9,7 @@ A resident task stages what all its levels and shards did at once: of the points
 
 Several may be armed, with commas in between.
 
-The points follow the numbers of "One epoch" in docs/design.md.
+The points follow the numbers of "One epoch" in docs/architecture.md.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ POINTS = (
     "epoch.1-looked",  # manifest N does not exist yet
     "epoch.2-read",  # what makes up the state is known
     "task.3-shuffled",  # a task has its records
-    "task.4-staging",  # the unit is written, the sink parts are not
+    "task.4-staging",  # in a micro-batch the unit is written, the sink parts are not; in a resident task neither is
     "task.4-staged",  # everything of this task is durable
     "epoch.5-checked",  # all receipts are there and fit together
     "epoch.6-committed",  # the manifest exists, nothing after it was done
@@ -30,13 +30,14 @@ POINTS = (
     "epoch.7-done",  # Millstream is done, Spark's own commit log does not know
 )
 
-#: The steps of a request in the state service ("Life of a request" in docs/design.md); armed as "request.4-logged@7", at the seventh request there.
+#: The steps of a request in the state service ("The life of a request" in docs/views-and-service.md);
+#: armed as "request.4-logged@7", at the seventh request there.
 REQUEST_POINTS = (
     "request.1-routed",  # the partition is found
     "request.2-queued",  # it waits for its turn
     "request.3-turned",  # the turn has decided, nothing is written
     "request.4-logged",  # the log has been given the record
-    "request.5-durable",  # the log has it for good
+    "request.5-durable",  # the log has it durably
     "request.6-applied",  # the store has it
     "request.7-answered",  # the answer is about to go out
 )

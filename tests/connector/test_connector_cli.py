@@ -1,4 +1,4 @@
-"""`millstream sink` and `millstream sink-read`, as they are typed."""
+"""`millstream sink run` and `millstream sink read`, as they are typed."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from millstream.connector import WorkerClient
 def start(*args: str, env: dict[str, str] | None = None, stderr: int | None = None) -> tuple[subprocess.Popen[str], str]:
     import os
 
-    command = [sys.executable, "-m", "millstream.cli", "sink", "--listen", "127.0.0.1:0", *args]
+    command = [sys.executable, "-m", "millstream.cli", "sink", "run", "--listen", "127.0.0.1:0", *args]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=stderr, text=True, env={**os.environ, **(env or {})})
     assert process.stdout is not None
     line = process.stdout.readline()
@@ -51,9 +51,9 @@ def test_a_sink_runs_is_read_and_stops(
         commit(worker, "t1", b"one\n")
         worker.write(b"not committed\n")
         worker.flush()
-        assert main(["sink-read", str(tmp_path), "app-w-1"]) == 0
+        assert main(["sink", "read", str(tmp_path), "app-w-1"]) == 0
         assert capfdbinary.readouterr().out == b"one\n"
-        command = [sys.executable, "-m", "millstream.cli", "sink-read", str(tmp_path), "app-w-1", "--follow"]
+        command = [sys.executable, "-m", "millstream.cli", "sink", "read", str(tmp_path), "app-w-1", "--follow"]
         with open(tmp_path / "followed", "wb") as out:
             follower = subprocess.Popen(command, stdout=out)
         try:
@@ -65,7 +65,7 @@ def test_a_sink_runs_is_read_and_stops(
         finally:
             follower.kill()
             follower.wait()
-    assert main(["sink-read", str(tmp_path)]) == 0
+    assert main(["sink", "read", str(tmp_path)]) == 0
     assert capfdbinary.readouterr().out == b"app-w-1\n"
     process.send_signal(signal.SIGTERM)
     assert process.wait(10) == 0
@@ -105,19 +105,19 @@ def test_a_sink_says_while_it_runs_that_a_worker_has_come(tmp_path: Path) -> Non
 
 
 def test_mistakes_are_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["sink-read", str(tmp_path), "nobody"]) == 5
+    assert main(["sink", "read", str(tmp_path), "nobody"]) == 5
     assert "no output of a worker 'nobody'" in capsys.readouterr().err
-    assert main(["sink", "--listen", "0.0.0.0:0", "--dir", str(tmp_path)]) == 1
+    assert main(["sink", "run", "--listen", "0.0.0.0:0", "--dir", str(tmp_path)]) == 1
     assert "without a cookie" in capsys.readouterr().err
-    assert main(["sink", "--listen", "here", "--dir", str(tmp_path)]) == 1
+    assert main(["sink", "run", "--listen", "here", "--dir", str(tmp_path)]) == 1
     assert "HOST:PORT" in capsys.readouterr().err
-    assert main(["sink"]) == 2
-    assert main(["sink", "--dir", str(tmp_path), "--tls-key", "k"]) == 1
+    assert main(["sink", "run"]) == 2
+    assert main(["sink", "run", "--dir", str(tmp_path), "--tls-key", "k"]) == 1
     assert "need --tls-cert" in capsys.readouterr().err
 
 
 def test_two_sinks_cannot_have_the_same_directory(
     running: tuple[subprocess.Popen[str], str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert main(["sink", "--listen", "127.0.0.1:0", "--dir", str(tmp_path)]) == 5
+    assert main(["sink", "run", "--listen", "127.0.0.1:0", "--dir", str(tmp_path)]) == 5
     assert "another sink" in capsys.readouterr().err

@@ -34,12 +34,12 @@ class Parts:
     def start(self, name: str) -> None:
         cli = [sys.executable, "-m", "millstream.cli"]
         command = {
-            "sink": [*cli, "sink", "--listen", self.sink, "--cookie", "out", *self.store],
+            "sink": [*cli, "sink", "run", "--listen", self.sink, "--cookie", "out", *self.store],
             "push": [
                 *cli,
                 "push",
                 str(self.lines),
-                "--to",
+                "--address",
                 self.listen,
                 "--stream",
                 "lines",
@@ -109,7 +109,7 @@ def from_files(folder: Path) -> list[str]:
     lines: list[str] = []
     for shard in range(2):
         done = subprocess.run(
-            [sys.executable, "-m", "millstream.cli", "sink-read", str(folder), f"pipe-w-sums-id-{shard}"],
+            [sys.executable, "-m", "millstream.cli", "sink", "read", str(folder), f"pipe-w-sums-id-{shard}"],
             capture_output=True,
             text=True,
             check=True,

@@ -129,7 +129,7 @@ def start(command: list[subprocess.Popen[str]], *args: str) -> Iterator[str]:
 def test_the_command_says_for_whom_it_waits_and_what_it_did(tmp_path: Path, free: str, command: list[subprocess.Popen[str]]) -> None:
     path = tmp_path / "a.txt"
     path.write_bytes(b"one\ntwo\n")
-    said = start(command, str(path), "--to", free)
+    said = start(command, str(path), "--address", free)
     assert re.fullmatch(rf"push: waiting for {free} to listen \(\d+ s\)\n", next(said))
     with SourceServer(tmp_path / "intake", free) as server:
         assert next(said) == f"push: {free} answers\n"
@@ -146,7 +146,7 @@ def test_the_command_says_that_it_waits_for_lines_and_what_it_did_when_it_is_int
     path = tmp_path / "a.txt"
     path.write_bytes(b"one\ntwo\nthr")
     with SourceServer(tmp_path / "intake") as server, Committing(server):
-        said = start(command, str(path), "--to", server.address, "--follow")
+        said = start(command, str(path), "--address", server.address, "--follow")
         assert next(said) == f"push: 2 records are committed; waiting for more lines of {path}\n"
         command[0].send_signal(signal.SIGINT)
         assert next(said) == "push: 2 records were sent, committed up to byte 8 of stream a.txt; run it again to go on from there\n"

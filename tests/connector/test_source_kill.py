@@ -20,7 +20,7 @@ pytestmark = pytest.mark.crash
 
 def pusher(source: SourceProcess, path: Path, *options: str) -> subprocess.Popen[bytes]:
     return subprocess.Popen(
-        [sys.executable, str(HERE / "pushproc.py"), str(path), "--to", source.address, "--patience", "20", *options],
+        [sys.executable, str(HERE / "pushproc.py"), str(path), "--address", source.address, "--patience", "20s", *options],
         stderr=subprocess.DEVNULL,
     )
 

@@ -180,13 +180,14 @@ class NodeProcess:
             "-m",
             "millstream.cli",
             "serve",
+            "tables",
             str(self.app),
             "--node",
             self.name,
             "--dir",
             str(self.folder / self.name),
         ]
-        command += ["--data", f"127.0.0.1:{self.port}", *self.arguments, *more]
+        command += ["--listen", f"127.0.0.1:{self.port}", *self.arguments, *more]
         self.process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=environment)
         if wait:
             assert self.process.stdout is not None

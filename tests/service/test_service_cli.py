@@ -34,7 +34,7 @@ def said(capsys: pytest.CaptureFixture[str], *command: str, code: int = 0) -> st
 
 def test_keys_are_put_got_scanned_called_and_removed(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     with ms.testing.serving(Table("t", functions=[functions.add])) as address:
-        at = ("--at", address)
+        at = ("--address", address)
         assert said(capsys, "kv", "put", "t", "tea", "green", *at) == "tea: written, version 1\n"
         assert said(capsys, "kv", "get", "t", "tea", *at) == "tea = green  (version 1)\n"
         assert "has version 1, not 7" in said(capsys, "kv", "put", "t", "tea", "x", "--expect", "7", *at, code=1)
@@ -50,33 +50,33 @@ def test_keys_are_put_got_scanned_called_and_removed(capsys: pytest.CaptureFixtu
         ]
         found = json.loads(said(capsys, "kv", "get", "t", "tea", "--json", "--level", "bounded", *at))
         assert found == {"key": "tea", "value": "black", "version": 3, "partition": 1, "age_ms": 0}
-        assert said(capsys, "kv", "rm", "t", "tea", *at) == "tea: removed, at position 6\n"
+        assert said(capsys, "kv", "remove", "t", "tea", *at) == "tea: removed, at position 6\n"
         assert "1 of 1 keys are not there" in said(capsys, "kv", "get", "t", "tea", *at, code=1)
         assert "there is no table 'other'; this node has: t" in said(capsys, "kv", "get", "other", "tea", *at, code=1)
         assert "are for live state" in said(capsys, "kv", "get", "t", "n", "--as-of", "3", *at, code=1)
         assert "this table has no function 'nope'" in said(capsys, "kv", "call", "t", "nope", "n", *at, code=1)
-    assert "127.0.0.1:1" in said(capsys, "kv", "get", "t", "tea", "--at", "127.0.0.1:1", "--timeout", "300ms", code=1)
+    assert "127.0.0.1:1" in said(capsys, "kv", "get", "t", "tea", "--address", "127.0.0.1:1", "--timeout", "300ms", code=1)
     assert said(capsys, "kv", code=2).startswith("usage: millstream kv")
 
 
 def test_a_table_whose_partitions_were_removed_stays_empty_after_a_restart(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     with ms.testing.serving(Table("t"), folder=tmp_path / "n") as address:
-        said(capsys, "kv", "put", "t", "a", "1", "--at", address)
-        said(capsys, "partitions", "remove", "t", "--id", "1", "--control", f"{tmp_path}/n/control.sock")
-        refusal = said(capsys, "kv", "get", "t", "a", "--at", address, "--timeout", "300ms", code=1)
+        said(capsys, "kv", "put", "t", "a", "1", "--address", address)
+        said(capsys, "partitions", "remove", "t", "--id", "1", "--address", f"{tmp_path}/n/control.sock")
+        refusal = said(capsys, "kv", "get", "t", "a", "--address", address, "--timeout", "300ms", code=1)
         assert "table 't' has no partitions: add one" in refusal
     with ms.testing.serving(Table("t"), folder=tmp_path / "n") as address:
-        assert "has no partitions" in said(capsys, "kv", "get", "t", "a", "--at", address, "--timeout", "300ms", code=1)
+        assert "has no partitions" in said(capsys, "kv", "get", "t", "a", "--address", address, "--timeout", "300ms", code=1)
 
 
 def test_add_refuses_what_is_no_number(capsys: pytest.CaptureFixture[str]) -> None:
     with ms.testing.serving(Table("t", functions=[functions.add])) as address:
-        said(capsys, "kv", "put", "t", "a", "5", "--at", address)
+        said(capsys, "kv", "put", "t", "a", "5", "--address", address)
         assert "key b'a' holds 1 bytes, and add keeps a number as 8 bytes" in said(
-            capsys, "kv", "call", "t", "add", "a", "1", "--at", address, code=1
+            capsys, "kv", "call", "t", "add", "a", "1", "--address", address, code=1
         )
-        said(capsys, "kv", "call", "t", "add", "n", "7", "--at", address)
-        assert json.loads(said(capsys, "kv", "get", "t", "n", "--json", "--at", address))["value"] == 7
+        said(capsys, "kv", "call", "t", "add", "n", "7", "--address", address)
+        assert json.loads(said(capsys, "kv", "get", "t", "n", "--json", "--address", address))["value"] == 7
         assert "there is no level 'other'" in refused_level(address)
 
 
@@ -91,7 +91,7 @@ def test_a_watch_shows_what_is_there_and_then_changes(capsys: pytest.CaptureFixt
         client.put("a", "1")
         writing = threading.Timer(0.5, lambda: (client.put("a", "2"), client.remove("a")))
         writing.start()
-        found = said(capsys, "kv", "watch", "t", "--changes", "2", "--at", address)
+        found = said(capsys, "kv", "watch", "t", "--changes", "2", "--address", address)
         writing.join()
     assert found.splitlines() == ["a = 1  (version 1)", "a = 2  (version 2)", "a is gone  (version 3)"]
 
@@ -112,7 +112,7 @@ def test_the_level_of_a_read_is_asked_of_live_state_too(tmp_path: Path, capsys: 
     world = Checkpoint(storage=storage)
     world.put(C={"tea": b"\x01"})
     server = LiveServerThread(storage, "127.0.0.1:0", cache_folder=tmp_path)
-    at = ("--at", server.address, "--timeout", "2s")
+    at = ("--address", server.address, "--timeout", "2s")
     try:
         assert said(capsys, "kv", "get", "C", "tea", *at).startswith("tea = ")
         storage.is_away = True
@@ -135,7 +135,7 @@ def test_partitions_are_listed_added_removed_saved_and_restored(
         ms.testing.serving(Table("t"), folder=folder, control_limits=limits.off(limits.CONTROL)) as address,
         Client(address, "t") as client,
     ):
-        control = ("--control", f"unix:{folder}/control.sock")
+        control = ("--address", f"unix:{folder}/control.sock")
         client.put("a", "1")
         assert "serving" in said(capsys, "partitions", "list", *control)
         assert "as of position 1: 1 rows in" in said(capsys, "partitions", "snapshot", "1", "saved", *control)
@@ -155,7 +155,7 @@ def test_partitions_are_listed_added_removed_saved_and_restored(
         assert [one.key for one in client.scan()] == [b"a", b"z"]
         assert "does not cover" in said(capsys, "partitions", "restore", "9", "saved", *control, code=1)
         assert list((folder / "trash").glob("t-1-*/snapshot.json"))
-        said(capsys, "upload", "--watch", str(folder / "trash"), "--to", str(tmp_path / "far"), "--once")
+        said(capsys, "partitions", "upload", str(folder / "trash"), str(tmp_path / "far"), "--once")
         assert list((tmp_path / "far").glob("t-1-*/snapshot.json"))
     assert "there is no control plane" in said(capsys, "partitions", "list", *control, code=1)
 
@@ -176,14 +176,16 @@ def test_serve_says_what_it_does_and_refuses_what_makes_no_sense(tmp_path: Path)
 
     (tmp_path / "app.py").write_text(APP.format(options=""))
     (tmp_path / "empty.py").write_text("x = 1")
-    assert "say what to serve" in served()
-    assert "has no table" in served("empty.py")
-    assert "no table, and no list of tables, in a variable 'nope'" in served("app.py:nope")
-    assert "without a cookie" in served("app.py", "--data", "0.0.0.0:0")
-    assert "would be open to every user of this machine" in served("app.py", "--data", "127.0.0.1:0", "--control", "127.0.0.1:0")
+    assert "usage: millstream serve" in served(code=2)
+    assert "has no table" in served("tables", "empty.py")
+    assert "no table, and no list of tables, in a variable 'nope'" in served("tables", "app.py:nope")
+    assert "without a cookie" in served("tables", "app.py", "--listen", "0.0.0.0:0")
+    assert "would be open to every user of this machine" in served(
+        "tables", "app.py", "--listen", "127.0.0.1:0", "--control-listen", "127.0.0.1:0"
+    )
     with NodeProcess(tmp_path / "node") as node:
-        assert "in use by another node" in served("app.py", "--data", "127.0.0.1:0", "--dir", str(node.folder / "n1"), code=5)
-        assert "cannot listen" in served("app.py", "--data", node.address, "--dir", "other", code=5)
+        assert "in use by another node" in served("tables", "app.py", "--listen", "127.0.0.1:0", "--dir", str(node.folder / "n1"), code=5)
+        assert "cannot listen" in served("tables", "app.py", "--listen", node.address, "--dir", "other", code=5)
         assert node.process is not None
         node.process.terminate()
         assert node.process.stdout is not None

@@ -40,8 +40,8 @@ def without(modules: tuple[str, ...], code: str, folder: Path) -> subprocess.Com
     [
         README,
         TABLE + "ms.service.Client('127.0.0.1:1', 'visits')",
-        CLI.format("['serve', 'tables.py']"),
-        CLI.format("['serve', '--checkpoint', 'nowhere']"),
+        CLI.format("['serve', 'tables', 'tables.py']"),
+        CLI.format("['serve', 'checkpoint', 'nowhere']"),
         CLI.format("['kv', 'get', 'visits', 'tea']"),
         CLI.format("['partitions', 'list']"),
         RUN,

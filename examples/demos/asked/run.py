@@ -1,7 +1,7 @@
 """The flagship pipeline on Spark, served by a process beside it, and asked: while it runs, after its driver was killed, and while another goes on.
 
 Rules
-1. The server is a process of its own (`millstream serve --checkpoint`): nothing on the job's path knows of it.
+1. The server is a process of its own (`millstream serve checkpoint`): nothing on the job's path knows of it.
 2. Every answer that is shown is compared with the checkpoint at the answer's epoch (`judge.py`). A difference ends the demo with exit code 1.
 3. A directory is the demo's or empty. However the demo ends, none of its processes is left behind.
 """
@@ -66,13 +66,13 @@ class _Asked:
         keys = list(dict.fromkeys(hidden.term for hidden in truth.injected))[:_KEYS]
         self._say(f"{truth.queries:,} queries of {self.traffic.terms:,} terms are in {self.output / QUERIES}")
         server = self._child(
-            "millstream.cli", "serve", "--checkpoint", str(self.output / CHECKPOINT), "--data", "127.0.0.1:0", log=SERVER_LOG
+            "millstream.cli", "serve", "checkpoint", str(self.output / CHECKPOINT), "--listen", "127.0.0.1:0", log=SERVER_LOG
         )
         driver: Child | None = None
         try:
             self.address = self._listening(server)
             self._say(f"a server follows {self.output / CHECKPOINT}, at {self.address}. While it runs, in another terminal:")
-            self._say(pasteable("kv", "get", DETECTOR, keys[0], "--at", self.address))
+            self._say(pasteable("kv", "get", DETECTOR, keys[0], "--address", self.address))
             detector = Client(self.address, DETECTOR)
             driver = self._child("demos.driver", str(self.output), log=LOG)
             self._say("driver 1 starts Spark")
@@ -191,7 +191,7 @@ class _Asked:
             f"{said} ({int(time.monotonic() - self.began)} s)", style="bold green" if well else "bold red", highlight=False, soft_wrap=True
         )
         self.console.print("Ask it yourself, with a server in one terminal and a question in another:", style="dim", highlight=False)
-        for words in (("serve", "--checkpoint", self.output / CHECKPOINT), ("kv", "scan", DETECTOR)):
+        for words in (("serve", "checkpoint", self.output / CHECKPOINT), ("kv", "scan", DETECTOR)):
             self.console.print(pasteable(*words), style="dim", highlight=False, markup=False, soft_wrap=True)
         return 0 if well else 1
 

@@ -1,20 +1,19 @@
 """What can be done from the command line? The program `millstream`.
 
-    entry        the parser, and what errors come to
-    files        a pipeline, or tables, in a Python file: for `run`, `check-view` and `serve`
+    entry        the parser, its table of contents, completion in a shell, and what errors come to
+    arguments    what several commands share: addresses, cookies, TLS, durations, printing
+    files        a pipeline, or tables, in a Python file: for `run`, `inspect check` and `serve tables`
     run          `millstream run`
-    check_view   `millstream check-view`
-    inspect      `millstream status` and `millstream state`
-    view         `millstream view`
+    push         `millstream push`
+    inspect      `millstream inspect status` and `millstream inspect state`
+    view         `millstream inspect view`
+    check_view   `millstream inspect check`
     copy         `millstream copy`
     clean        `millstream clean`
-    sink         `millstream sink` and `millstream sink-read`
-    push         `millstream push`
-    serve        `millstream serve`
+    serve        `millstream serve tables` and `millstream serve checkpoint`
     kv           `millstream kv`
     partitions   `millstream partitions`
-    upload       `millstream upload`
-    arguments    what several commands share
+    sink         `millstream sink run` and `millstream sink read`
 
 Rules
 1. An error that Millstream raises on purpose is one message on stderr and exit code 1; a wrong call of a command is exit code 2.

@@ -29,7 +29,7 @@ LITTLE = 200_000  # rows that are mapped sooner than Spark has started
 def add_command(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     """Adds it to a parser's subcommands."""
     command = commands.add_parser(
-        "check-view",
+        "check",
         help="are views what their documents come to?",
         description="Maps all documents again, and compares contributions, totals, what is shown and every node. Exit code 1: something differs.",
     )

@@ -5,14 +5,14 @@ from __future__ import annotations
 import argparse
 import time
 
-from millstream.cli.arguments import a_duration
+from millstream.cli.arguments import Commands, a_duration, plural
 from millstream.core.time import duration
 from millstream.state import cache_cleanup
 from millstream.state.state_cache import boot_id, state_caches_folder
 from millstream.status.render import size
 
 
-def add_command(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+def add_command(commands: Commands) -> None:
     """Adds it to a parser's subcommands."""
     clean = commands.add_parser(
         "clean",
@@ -30,15 +30,15 @@ def _clean(args: argparse.Namespace) -> int:
 
     since = time.time() - (0 if args.all else duration(args.unused_for) / 1000)
     base = state_caches_folder()
-    found = [one for one in cache_cleanup.state_caches(base) if one.used <= since or one.path.parent.name != boot_id()]
-    found += cache_cleanup.archives(cache_folder(), 0 if args.all else cache_cleanup.ARCHIVES)
+    unused = [cache for cache in cache_cleanup.state_caches(base) if cache.used <= since or cache.path.parent.name != boot_id()]
+    unused += cache_cleanup.archives(cache_folder(), 0 if args.all else cache_cleanup.ARCHIVES)
     gone = []
-    for one in found:
-        if args.dry_run or cache_cleanup.remove(one):
-            gone.append(one)
-            print(f"{'would remove' if args.dry_run else 'removed'} {one.path} ({one.what}, {size(one.bytes)})")
+    for cache in unused:
+        if args.dry_run or cache_cleanup.remove(cache):
+            gone.append(cache)
+            print(f"{'would remove' if args.dry_run else 'removed'} {cache.path} ({cache.what}, {size(cache.bytes)})")
         else:
-            print(f"left {one.path}: it is in use, or cannot be removed")
-    what = f"{len(gone)} cache{'' if len(gone) == 1 else 's'}, {size(sum(one.bytes for one in gone))}"
+            print(f"left {cache.path}: it is in use, or cannot be removed")
+    what = f"{plural(len(gone), 'cache')}, {size(sum(cache.bytes for cache in gone))}"
     print(f"{'would remove' if args.dry_run else 'removed'} {what}, of {base} and {cache_folder()}; what a run needs of it is made again")
     return 0

@@ -6,7 +6,7 @@ import argparse
 import sys
 import time
 
-from millstream.cli.arguments import storage_option
+from millstream.cli.arguments import Commands, storage_option
 from millstream.state.checkpoint_copy import CopyProgress, copy_checkpoint
 from millstream.state.storage import open_storage
 from millstream.status.render import size
@@ -14,7 +14,7 @@ from millstream.status.render import size
 _EVERY = 2.0  # seconds
 
 
-def add_command(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+def add_command(commands: Commands) -> None:
     """Adds it to a parser's subcommands."""
     copy = commands.add_parser(
         "copy",

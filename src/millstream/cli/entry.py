@@ -5,11 +5,46 @@ from __future__ import annotations
 import argparse
 import os
 import sys
+from functools import partial
 
-from millstream import __version__
-from millstream.cli import check_view, clean, copy, inspect, kv, partitions, push, run, serve, sink, upload, view
-from millstream.cli.arguments import failed
+from millstream import __version__, extras
+from millstream.cli import check_view, clean, copy, inspect, kv, partitions, push, run, serve, sink, view
+from millstream.cli.arguments import failed, group, without_action
 from millstream.errors import MillstreamError
+
+CONTENTS = """\
+usage: millstream [--help] [--version] COMMAND ...
+
+MillWheel's model of stream processing on Spark.
+
+pipelines
+  run FILE[:NAME]                  run the pipeline in a Python file
+  push FILE                        push the lines of a file into a pipeline
+
+what a pipeline has committed
+  inspect status CHECKPOINT        how far a pipeline is
+  inspect state CHECKPOINT NAME    what a computation keeps
+  inspect view CHECKPOINT [VIEW]   what a table, a view or a join shows
+  inspect check FILE[:NAME]        are views what their documents come to?
+  copy CHECKPOINT TO               copy a checkpoint as of an epoch, also while its pipeline runs
+  clean                            remove caches on this host that no run needs
+
+the state service
+  serve tables FILE[:NAME]         serve the tables in a Python file
+  serve checkpoint DIR             serve the live state of a pipeline
+  kv ACTION TABLE                  get, put, remove, scan, watch, call: ask a table or live state
+  partitions ACTION                list, add, remove, snapshot, restore, upload: change a node's partitions
+
+records out over TCP
+  sink run                         take what pipelines commit
+  sink read DIR [WORKER]           print what a sink has committed
+
+completion SHELL                   print completion for bash, zsh or tcsh
+
+Short forms: status, state, view and check-view, for the four of inspect.
+millstream COMMAND --help explains a command; docs/operations.md has exit codes and settings.
+"""
+_SHORT = {"status": "status", "state": "state", "view": "view", "check-view": "check"}
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -17,14 +52,10 @@ def main(argv: list[str] | None = None) -> int:
     os.environ.setdefault("GRPC_VERBOSITY", "NONE")  # what gRPC would say to the terminal, our errors say
     if sys.stdout.isatty():
         sys.stdout.write("\x1b[?25h")  # a live view that was killed has left the terminal without its cursor
-    known = parser()
     try:
-        args = _parsed(known, argv)
+        args = _parsed(parser(), sys.argv[1:] if argv is None else argv)
     except SystemExit as ended:
         return ended.code if isinstance(ended.code, int) else 2
-    if args.command is None:
-        known.print_help(sys.stderr)
-        return 2
     try:
         code: int = args.command(args)
         sys.stdout.flush()
@@ -38,8 +69,10 @@ def main(argv: list[str] | None = None) -> int:
         return failed("interrupted; nothing that was committed is lost", 130)
 
 
-def _parsed(known: argparse.ArgumentParser, argv: list[str] | None) -> argparse.Namespace:
+def _parsed(known: argparse.ArgumentParser, argv: list[str]) -> argparse.Namespace:
     """The arguments of a call. Names of views may stand behind options, where argparse no longer expects them."""
+    if argv and argv[0] in _SHORT:
+        argv = ["inspect", _SHORT[argv[0]], *argv[1:]]
     args, rest = known.parse_known_args(argv)
     if rest and (not hasattr(args, "views") or any(text.startswith("-") for text in rest)):
         known.error(f"unrecognized arguments: {' '.join(rest)}")
@@ -48,22 +81,41 @@ def _parsed(known: argparse.ArgumentParser, argv: list[str] | None) -> argparse.
     return args
 
 
+class _Program(argparse.ArgumentParser):
+    """The outermost parser: its help is a table of contents."""
+
+    def format_help(self) -> str:
+        return CONTENTS
+
+
 def parser() -> argparse.ArgumentParser:
     """What the program understands."""
-    found = argparse.ArgumentParser(prog="millstream", description="MillWheel's model of stream processing on Spark.")
-    found.add_argument("--version", action="version", version=f"millstream {__version__}")
-    found.set_defaults(command=None)
-    commands = found.add_subparsers(title="commands", metavar="COMMAND")
+    program = _Program(prog="millstream")
+    program.add_argument("--version", action="version", version=f"millstream {__version__}")
+    commands = program.add_subparsers(metavar="COMMAND", parser_class=argparse.ArgumentParser)
+    program.set_defaults(command=partial(without_action, program))
     run.add_command(commands)
-    inspect.add_commands(commands)
-    view.add_command(commands)
-    check_view.add_command(commands)
+    push.add_command(commands)
+    looking = group(commands, "inspect", "look at a checkpoint", "Reads what a pipeline has committed, and changes nothing.")
+    inspect.add_commands(looking)
+    view.add_command(looking)
+    check_view.add_command(looking)
     copy.add_command(commands)
     clean.add_command(commands)
+    serve.add_commands(commands)
+    kv.add_commands(commands)
+    partitions.add_commands(commands)
     sink.add_commands(commands)
-    push.add_command(commands)
-    serve.add_command(commands)
-    kv.add_command(commands)
-    partitions.add_command(commands)
-    upload.add_command(commands)
-    return found
+    completion = commands.add_parser(
+        "completion", help="print completion for a shell", description="Prints what a shell needs to complete commands and options."
+    )
+    completion.add_argument("shell", choices=("bash", "zsh", "tcsh"))
+    completion.set_defaults(command=_completion)
+    return program
+
+
+def _completion(args: argparse.Namespace) -> int:
+    with extras.needed("completion in a shell"):
+        import shtab
+    print(shtab.complete(parser(), args.shell))
+    return 0

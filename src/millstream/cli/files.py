@@ -52,11 +52,8 @@ def execute(file: Path) -> ModuleType:
         here = error.__traceback__
         while here is not None and here.tb_frame.f_code.co_filename != spec.origin:
             here = here.tb_next
-        hint = (
-            _NO_SESSION
-            if any(sign in str(error) + type(error).__name__ for sign in ("SESSION_OR_CONTEXT", "SparkContext", "sparkContext"))
-            else ""
-        )
+        text = str(error) + type(error).__name__
+        hint = _NO_SESSION if any(sign in text for sign in ("SESSION_OR_CONTEXT", "SparkContext", "sparkContext")) else ""
         raise DefinitionError(
             f"{file} cannot be executed\n" + "".join(traceback.format_exception(type(error), error, here)).rstrip() + hint
         ) from error
@@ -65,20 +62,17 @@ def execute(file: Path) -> ModuleType:
 
 def tables_in(module: ModuleType, name: str | None, file: Path) -> list[Table]:
     """The table, or the list of tables, of that name; without a name all tables that the file's variables hold."""
-    held = vars(module)
-    if name is not None:
-        found = held.get(name)
-        found = [found] if isinstance(found, Table) else found
-        if not isinstance(found, (list, tuple)) or not found or not all(isinstance(one, Table) for one in found):
-            known = ", ".join(sorted(variable for variable, value in held.items() if isinstance(value, Table)))
-            raise DefinitionError(
-                f"{file} has no table, and no list of tables, in a variable {name!r}. It has the tables: {known or 'none'}."
-            )
-        return list(found)
-    every = list({id(value): value for value in held.values() if isinstance(value, Table)}.values())
-    if not every:
-        raise DefinitionError(f"{file} has no table: it needs a variable that holds an ms.service.Table.")
-    return every
+    held = {variable: value for variable, value in vars(module).items() if isinstance(value, Table)}
+    if name is None:
+        if not held:
+            raise DefinitionError(f"{file} has no table: it needs a variable that holds an ms.service.Table.")
+        return list({id(table): table for table in held.values()}.values())
+    named = vars(module).get(name)
+    tables = [named] if isinstance(named, Table) else named
+    if not isinstance(tables, (list, tuple)) or not tables or not all(isinstance(table, Table) for table in tables):
+        known = ", ".join(sorted(held)) or "none"
+        raise DefinitionError(f"{file} has no table, and no list of tables, in a variable {name!r}. It has the tables: {known}.")
+    return list(tables)
 
 
 def pipeline_in(module: ModuleType, name: str | None, file: Path) -> Pipeline:

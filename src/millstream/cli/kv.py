@@ -4,35 +4,31 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import os
 import sys
 from collections.abc import Awaitable, Callable
-from functools import partial
 from typing import Any
 
 import msgspec
 
-from millstream.cli.arguments import a_duration, at_least_one, failed, without_action
+from millstream.cli import arguments
+from millstream.cli.arguments import Commands
 from millstream.core.keys import key_bytes, key_of
 from millstream.errors import DefinitionError, RefusedRequest, Unauthenticated
-from millstream.network import Tls
 from millstream.readable.listing import keys_of
 
 _LEVELS = ("linearizable", "session", "bounded")
 
 
-def add_command(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+def add_commands(commands: Commands) -> None:
     """Adds it to a parser's subcommands."""
-    kv = commands.add_parser(
-        "kv", help="ask a table, or a pipeline's live state", description="Reads and writes keys of the state service."
-    )
-    kv.set_defaults(command=partial(without_action, kv))
-    actions = kv.add_subparsers(metavar="ACTION")
+    actions = arguments.group(commands, "kv", "ask a table, or a pipeline's live state", "Reads and writes keys of the state service.")
 
     get = _action(actions, "get", "the values of keys; of live state, their rows", _get)
     get.add_argument("keys", metavar="KEY", nargs="+")
     get.add_argument("--level", choices=_LEVELS, default="linearizable", help="what the read is promised (linearizable)")
-    get.add_argument("--max-age", metavar="TIME", type=a_duration, default="1s", help="with --level bounded: how old it may be (1s)")
+    get.add_argument(
+        "--max-age", metavar="TIME", type=arguments.a_duration, default="1s", help="with --level bounded: how old it may be (1s)"
+    )
     _live(get)
     get.add_argument("--complete-to", metavar="MS", type=int, help="live state: wait until the low watermark is at this event time")
 
@@ -41,14 +37,14 @@ def add_command(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -
     put.add_argument("value", metavar="VALUE", help="text; - reads it from standard input")
     put.add_argument("--expect", metavar="VERSION", type=int, help="only if the key has this version; 0: only if it is not there")
 
-    rm = _action(actions, "rm", "remove keys", _rm)
-    rm.add_argument("keys", metavar="KEY", nargs="+")
+    remove = _action(actions, "remove", "remove keys", _remove)
+    remove.add_argument("keys", metavar="KEY", nargs="+")
 
     scan = _action(actions, "scan", "entries, in the order of their keys", _scan)
     scan.add_argument("--prefix", metavar="TEXT", default="", help="those whose keys begin with this")
     scan.add_argument("--from", dest="start", metavar="KEY", default="", help="from this key on")
     scan.add_argument("--to", dest="end", metavar="KEY", default="", help="up to this key, which is not in it")
-    scan.add_argument("--limit", metavar="N", type=at_least_one, default=100, help="how many (100)")
+    scan.add_argument("--limit", metavar="N", type=arguments.at_least_one, default=100, help="how many (100)")
     scan.add_argument("--part", metavar="PART", default="", help="live state: timers, holds, epochs, or map:FIELD with --prefix KEY")
     _live(scan)
 
@@ -62,15 +58,12 @@ def add_command(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -
     call.add_argument("argument", metavar="ARGUMENT", nargs="?", default="")
 
 
-def _action(actions: Any, name: str, what: str, call: Callable[[Any, argparse.Namespace], Awaitable[int]]) -> argparse.ArgumentParser:
-    one: argparse.ArgumentParser = actions.add_parser(name, help=what, description=what[0].upper() + what[1:] + ".")
+def _action(actions: Commands, name: str, what: str, call: Callable[[Any, argparse.Namespace], Awaitable[int]]) -> argparse.ArgumentParser:
+    one = actions.add_parser(name, help=what, description=what[0].upper() + what[1:] + ".")
     one.add_argument("table", metavar="TABLE", help="the table; of live state, the computation")
-    one.add_argument("--at", metavar="HOST:PORT", default="127.0.0.1:7400", help="a node's data plane (127.0.0.1:7400)")
-    one.add_argument("--cookie", metavar="C", help="its cookie, or in MILLSTREAM_COOKIE, which others cannot see")
-    one.add_argument("--tls-ca", metavar="FILE", help="TLS: the CA that signed the node's certificate")
-    one.add_argument("--tls-cert", metavar="FILE", help="and our own certificate")
-    one.add_argument("--tls-key", metavar="FILE", help="with its key")
-    one.add_argument("--timeout", metavar="TIME", type=a_duration, default="10s", help="for an answer, with retries (10s)")
+    arguments.client_options(one, arguments.SERVICE, "a node's data plane, or a server of live state")
+    arguments.cookie_option(one)
+    one.add_argument("--timeout", metavar="TIME", type=arguments.a_duration, default="10s", help="for an answer, with retries (10s)")
     one.add_argument("--json", action="store_true", help="a JSON object per line")
     one.set_defaults(command=lambda args: asyncio.run(_connected(args, call)))
     return one
@@ -83,11 +76,10 @@ def _live(parser: argparse.ArgumentParser) -> None:
 async def _connected(args: argparse.Namespace, call: Callable[[Any, argparse.Namespace], Awaitable[int]]) -> int:
     from millstream.service.client import AsyncClient
 
-    if "/" in args.at or ":" not in args.at:
-        raise DefinitionError(f"--at {args.at}: give HOST:PORT, such as 127.0.0.1:7400")
-    tls = None if not (args.tls_ca or args.tls_cert) else Tls(args.tls_cert, args.tls_key, args.tls_ca)
-    cookie = args.cookie if args.cookie is not None else os.environ.get("MILLSTREAM_COOKIE", "")
-    async with AsyncClient(args.at, args.table, cookie=cookie, tls=tls, timeout=args.timeout) as client:
+    if "/" in args.address or ":" not in args.address:
+        raise DefinitionError(f"--address {args.address}: give HOST:PORT, such as {arguments.SERVICE}")
+    cookie = arguments.cookie_of(args)
+    async with AsyncClient(args.address, args.table, cookie=cookie, tls=arguments.client_tls(args), timeout=args.timeout) as client:
         try:
             return await call(client, args)
         except Unauthenticated as error:
@@ -111,21 +103,21 @@ async def _get(client: Any, args: argparse.Namespace) -> int:
         missing += one.value is None
         _show(one, live, args.json, text)
     if missing:
-        return failed(f"{missing} of {len(args.keys)} keys are not there")
+        return arguments.failed(f"{missing} of {len(args.keys)} keys are not there")
     return 0
 
 
 async def _put(client: Any, args: argparse.Namespace) -> int:
     value = sys.stdin.buffer.read() if args.value == "-" else args.value.encode()
     version = await client.put(args.key, value, expect=args.expect)
-    print(msgspec.json.encode({"key": args.key, "version": version}).decode() if args.json else f"{args.key}: written, version {version}")
+    _say(args, f"{args.key}: written, version {version}", key=args.key, version=version)
     return 0
 
 
-async def _rm(client: Any, args: argparse.Namespace) -> int:
+async def _remove(client: Any, args: argparse.Namespace) -> int:
     for key in args.keys:
         lsn = await client.remove(key)
-        print(msgspec.json.encode({"key": key, "lsn": lsn}).decode() if args.json else f"{key}: removed, at position {lsn}")
+        _say(args, f"{key}: removed, at position {lsn}", key=key, lsn=lsn)
     return 0
 
 
@@ -151,13 +143,7 @@ async def _watch(client: Any, args: argparse.Namespace) -> int:
     async for told in client.watch(prefix=args.prefix, as_json=live):
         if args.json:
             rows = [[_key(key, live), None if value is None else _value(value, live), version] for key, value, version in told.rows]
-            line = {
-                "kind": told.kind,
-                "partition": told.partition,
-                "lsn": told.lsn,
-                "epoch": told.epoch,
-                "low_watermark": told.low_watermark,
-            }
+            line = {name: getattr(told, name) for name in ("kind", "partition", "lsn", "epoch", "low_watermark")}
             print(msgspec.json.encode({**line, "rows": rows}).decode(), flush=True)
         else:
             if told.kind == "reset":
@@ -174,8 +160,12 @@ async def _watch(client: Any, args: argparse.Namespace) -> int:
 
 async def _call(client: Any, args: argparse.Namespace) -> int:
     result = await client.call(args.function, args.key, args.argument)
-    print(msgspec.json.encode({"key": args.key, "result": _plain(result)}).decode() if args.json else _text(result))
+    _say(args, _text(result), key=args.key, result=_plain(result))
     return 0
+
+
+def _say(args: argparse.Namespace, text: str, **data: Any) -> None:
+    print(msgspec.json.encode(data).decode() if args.json else text)
 
 
 def _show(one: Any, live: bool, as_json: bool, asked: str = "") -> None:
@@ -206,14 +196,8 @@ def _value(value: bytes, live: bool) -> Any:
 
 
 def _plain(value: bytes) -> Any:
-    """Bytes for JSON: text if it can be shown, a number if it is one of 8 bytes, or base64."""
-    try:
-        text = value.decode()
-        if len(value) != 8 or all(letter.isprintable() or letter in "\t\n" for letter in text):
-            return text
-    except UnicodeDecodeError:
-        pass
-    if len(value) == 8:
+    """Bytes for JSON: text, a number of 8 bytes that is not printable text, or base64."""
+    if _printable(value) is None and len(value) == 8:
         return int.from_bytes(value, "big", signed=True)
     try:
         return value.decode()
@@ -223,10 +207,15 @@ def _plain(value: bytes) -> Any:
 
 def _text(value: bytes) -> str:
     """Bytes for people: text if it can be shown, a number if it is one of 8 bytes, or hex."""
+    text = _printable(value)
+    if text is not None:
+        return text
+    return str(int.from_bytes(value, "big", signed=True)) if len(value) == 8 else f"hex:{value.hex()}"
+
+
+def _printable(value: bytes) -> str | None:
     try:
         text = value.decode()
-        if all(letter.isprintable() or letter in "\t\n" for letter in text):
-            return text
     except UnicodeDecodeError:
-        pass
-    return str(int.from_bytes(value, "big", signed=True)) if len(value) == 8 else f"hex:{value.hex()}"
+        return None
+    return text if all(letter.isprintable() or letter in "\t\n" for letter in text) else None

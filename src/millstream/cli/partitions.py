@@ -1,4 +1,4 @@
-"""`millstream partitions`: what a node's partitions are, and how they are changed. It talks to the control plane."""
+"""`millstream partitions`: what a node's partitions are, how they are changed over the control plane, and how their snapshots are copied elsewhere."""
 
 from __future__ import annotations
 
@@ -7,28 +7,25 @@ import asyncio
 import os
 import time
 from collections.abc import Awaitable, Callable
-from functools import partial
 from pathlib import Path
 from typing import Any
 
 from rich.table import Table as Grid
 
-from millstream.cli.arguments import print_json, show, without_action
+from millstream.cli import arguments
+from millstream.cli.arguments import Commands
+from millstream.core.time import duration
 from millstream.errors import Busy, DefinitionError, ServiceError
-from millstream.network import Tls
+from millstream.state.storage import open_storage
 
 _PATIENCE = 30.0  # seconds until a partition serves, or is gone
 
 
-def add_command(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+def add_commands(commands: Commands) -> None:
     """Adds it to a parser's subcommands."""
-    partitions = commands.add_parser(
-        "partitions",
-        help="list and change the partitions of a node",
-        description="Talks to the control plane of a node of the state service.",
+    actions = arguments.group(
+        commands, "partitions", "list and change the partitions of a node", "Talks to the control plane of a node of the state service."
     )
-    partitions.set_defaults(command=partial(without_action, partitions))
-    actions = partitions.add_subparsers(metavar="ACTION")
 
     listed = _action(actions, "list", "which partitions there are", _list)
     listed.add_argument("table", metavar="TABLE", nargs="?", default="")
@@ -49,17 +46,24 @@ def add_command(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -
     ):
         one = _action(actions, name, what, call)
         one.add_argument("id", metavar="ID", type=int)
-        one.add_argument("path", metavar="PATH", help="below the backups directory of the node (serve --backups), or an s3:// URL")
+        one.add_argument("path", metavar="PATH", help="below the backups directory of the node (serve tables --backups), or an s3:// URL")
 
-
-def _action(actions: Any, name: str, what: str, call: Callable[[Any, argparse.Namespace], Awaitable[int]]) -> argparse.ArgumentParser:
-    one: argparse.ArgumentParser = actions.add_parser(name, help=what, description=what[0].upper() + what[1:] + ".")
-    one.add_argument(
-        "--control", metavar="ADDRESS", default="unix:n1-data/control.sock", help="the control plane (unix:n1-data/control.sock)"
+    upload = actions.add_parser(
+        "upload",
+        help="copy snapshots elsewhere as they appear",
+        description="Copies whole snapshots that appear in a directory, each once. It needs no node.",
     )
-    one.add_argument("--tls-ca", metavar="FILE", help="TLS: the CA that signed the node's certificate")
-    one.add_argument("--tls-cert", metavar="FILE", help="and our own certificate")
-    one.add_argument("--tls-key", metavar="FILE", help="with its key")
+    upload.add_argument("dir", metavar="DIR", type=Path, help="where snapshots appear")
+    upload.add_argument("to", metavar="TO", help="a directory or s3:// URL")
+    upload.add_argument("--every", metavar="TIME", type=arguments.a_duration, default="2s", help="how often to look (2s)")
+    upload.add_argument("--once", action="store_true", help="copy what is there, and end")
+    arguments.storage_option(upload)
+    upload.set_defaults(command=_upload)
+
+
+def _action(actions: Commands, name: str, what: str, call: Callable[[Any, argparse.Namespace], Awaitable[int]]) -> argparse.ArgumentParser:
+    one = actions.add_parser(name, help=what, description=what[0].upper() + what[1:] + ".")
+    arguments.client_options(one, "unix:n1-data/control.sock", "the node's control plane; its cookie is in MILLSTREAM_CONTROL_COOKIE")
     one.add_argument("--json", action="store_true", help="as JSON")
     one.set_defaults(command=lambda args: asyncio.run(_connected(args, call)))
     return one
@@ -75,24 +79,26 @@ def _range(parser: argparse.ArgumentParser) -> None:
 async def _connected(args: argparse.Namespace, call: Callable[[Any, argparse.Namespace], Awaitable[int]]) -> int:
     from millstream.service.channel import Channel
 
-    if "/" in args.control and not args.control.startswith("unix:"):
-        args.control = f"unix:{args.control}"
-    if args.control.startswith("unix:") and not Path(args.control.removeprefix("unix:")).exists():
-        raise DefinitionError(f"there is no control plane at {args.control}: say --control unix:DIR/control.sock, with the node's --dir")
-    tls = None if not (args.tls_ca or args.tls_cert) else Tls(args.tls_cert, args.tls_key, args.tls_ca)
-    channel = Channel(args.control, tls=tls, cookie=os.environ.get("MILLSTREAM_CONTROL_COOKIE", ""))
+    if "/" in args.address and not args.address.startswith("unix:"):
+        args.address = f"unix:{args.address}"
+    if args.address.startswith("unix:") and not Path(args.address.removeprefix("unix:")).exists():
+        raise DefinitionError(f"there is no control plane at {args.address}: say --address unix:DIR/control.sock, with the node's --dir")
+    channel = Channel(args.address, tls=arguments.client_tls(args), cookie=os.environ.get("MILLSTREAM_CONTROL_COOKIE", ""))
     try:
         return await call(channel, args)
     finally:
         await channel.close()
 
 
-async def _ask(channel: Any, name: str, request: Any, timeout: float = 600) -> Any:
+async def _ask(channel: Any, name: str, **fields: Any) -> Any:
     """A call that waits for its turn where the plane limits calls."""
+    from millstream.service.proto import service_pb2 as pb
+
+    request = getattr(pb, f"{name}Request")(**fields)
     until = time.monotonic() + _PATIENCE
     while True:
         try:
-            return await channel.ask(name, request, timeout)
+            return await channel.ask(name, request, 600)
         except Busy as busy:
             if time.monotonic() + busy.retry_after > until:
                 raise
@@ -100,11 +106,9 @@ async def _ask(channel: Any, name: str, request: Any, timeout: float = 600) -> A
 
 
 async def _list(channel: Any, args: argparse.Namespace) -> int:
-    from millstream.service.proto import service_pb2 as pb
-
-    found = (await _ask(channel, "ListPartitions", pb.ListPartitionsRequest(table=args.table))).partitions
+    found = (await _ask(channel, "ListPartitions", table=args.table)).partitions
     if args.json:
-        print_json([_plain(one) for one in found])
+        arguments.print_json([_plain(one) for one in found])
         return 0
     grid = Grid(box=None, header_style="dim")
     for column in ("id", "table", "from", "to", "node", "address", "term", "state", "position"):
@@ -112,61 +116,63 @@ async def _list(channel: Any, args: argparse.Namespace) -> int:
     for one in found:
         state = f"{one.state}: {one.reason}" if one.reason else one.state
         grid.add_row(str(one.id), one.table, _shown(one.start), _shown(one.end), one.node, one.primary, str(one.term), state, str(one.lsn))
-    show(grid if found else "there are no partitions")
+    arguments.show(grid if found else "there are no partitions")
     return 0
 
 
 async def _add(channel: Any, args: argparse.Namespace) -> int:
-    from millstream.service.proto import service_pb2 as pb
-
-    made = await _ask(
-        channel, "AddPartition", pb.AddPartitionRequest(table=args.table, id=args.id, start=_point(args.start), end=_point(args.end))
-    )
+    made = await _ask(channel, "AddPartition", table=args.table, id=args.id, start=_point(args.start), end=_point(args.end))
     found = await _until(channel, made, lambda one: one is not None and one.state == "serving")
-    _tell(args, found, f"partition {made.id} of {made.table!r} serves {_from_to(made)} on {made.primary}")
+    _tell(args, _plain(found), f"partition {made.id} of {made.table!r} serves {_from_to(made)} on {made.primary}")
     return 0
 
 
 async def _remove(channel: Any, args: argparse.Namespace) -> int:
-    from millstream.service.proto import service_pb2 as pb
-
-    request = pb.RemovePartitionRequest(table=args.table, id=args.id, start=_point(args.start), end=_point(args.end))
-    gone = await _ask(channel, "RemovePartition", request)
+    gone = await _ask(channel, "RemovePartition", table=args.table, id=args.id, start=_point(args.start), end=_point(args.end))
     await _until(channel, gone, lambda one: one is None)
-    _tell(args, gone, f"partition {gone.id} of {gone.table!r} is gone; its entries stay in trash/ of its node for an hour")
+    _tell(args, _plain(gone), f"partition {gone.id} of {gone.table!r} is gone; its entries stay in trash/ of its node for an hour")
     return 0
 
 
 async def _snapshot(channel: Any, args: argparse.Namespace) -> int:
-    from millstream.service.proto import service_pb2 as pb
-
-    done = await _ask(channel, "Snapshot", pb.SnapshotRequest(partition=args.id, path=args.path))
+    done = await _ask(channel, "Snapshot", partition=args.id, path=args.path)
     what = {"partition": args.id, "path": done.path, "rows": done.rows, "bytes": done.bytes, "lsn": done.at.lsn}
-    if args.json:
-        print_json(what)
-    else:
-        print(f"partition {args.id} as of position {done.at.lsn}: {done.rows:,} rows in {done.path}")
+    _tell(args, what, f"partition {args.id} as of position {done.at.lsn}: {done.rows:,} rows in {done.path}")
     return 0
 
 
 async def _restore(channel: Any, args: argparse.Namespace) -> int:
-    from millstream.service.proto import service_pb2 as pb
+    done = await _ask(channel, "Restore", partition=args.id, path=args.path)
+    what = {"partition": args.id, "rows": done.rows, "lsn": done.at.lsn}
+    _tell(args, what, f"partition {args.id} has the {done.rows:,} rows of {args.path}, at position {done.at.lsn}")
+    return 0
 
-    done = await _ask(channel, "Restore", pb.RestoreRequest(partition=args.id, path=args.path))
-    if args.json:
-        print_json({"partition": args.id, "rows": done.rows, "lsn": done.at.lsn})
+
+def _upload(args: argparse.Namespace) -> int:
+    from millstream.service.upload import upload_once, watch_and_upload
+
+    if not args.dir.is_dir():
+        raise DefinitionError(f"there is no directory {args.dir}")
+    target = open_storage(args.to, dict(args.storage_option) or None)
+
+    def say(text: str) -> None:
+        print(f"upload: {text}", flush=True)
+
+    if args.once:
+        done = len(upload_once(args.dir, target, say))
     else:
-        print(f"partition {args.id} has the {done.rows:,} rows of {args.path}, at position {done.at.lsn}")
+        stopping = arguments.until_stopped()
+        say(f"watching {args.dir}, copying to {args.to}")
+        done = watch_and_upload(args.dir, target, say, stop=stopping, every=duration(args.every) / 1000)
+    say(f"copied {arguments.plural(done, 'snapshot')} to {args.to}")
     return 0
 
 
 async def _until(channel: Any, which: Any, holds: Callable[[Any], bool]) -> Any:
     """The node carries out what is desired; this waits for it."""
-    from millstream.service.proto import service_pb2 as pb
-
     until = time.monotonic() + _PATIENCE
     while True:
-        listed = await _ask(channel, "ListPartitions", pb.ListPartitionsRequest(table=which.table))
+        listed = await _ask(channel, "ListPartitions", table=which.table)
         found = next((one for one in listed.partitions if one.id == which.id), None)
         if holds(found):
             return found
@@ -178,27 +184,16 @@ async def _until(channel: Any, which: Any, holds: Callable[[Any], bool]) -> Any:
         await asyncio.sleep(0.05)
 
 
-def _tell(args: argparse.Namespace, found: Any, text: str) -> None:
+def _tell(args: argparse.Namespace, what: dict[str, Any], text: str) -> None:
     if args.json:
-        print_json(_plain(found))
+        arguments.print_json(what)
     else:
         print(text)
 
 
 def _plain(one: Any) -> dict[str, Any]:
-    return {
-        "id": one.id,
-        "table": one.table,
-        "start": _shown(one.start),
-        "end": _shown(one.end),
-        "term": one.term,
-        "node": one.node,
-        "address": one.primary,
-        "point": one.point,
-        "state": one.state,
-        "reason": one.reason,
-        "lsn": one.lsn,
-    }
+    names = ("id", "table", "term", "node", "point", "state", "reason", "lsn")
+    return {**{name: getattr(one, name) for name in names}, "start": _shown(one.start), "end": _shown(one.end), "address": one.primary}
 
 
 def _point(text: str) -> bytes:

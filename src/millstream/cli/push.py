@@ -28,11 +28,11 @@ from typing import IO, Any
 
 import msgspec
 
+from millstream.cli.arguments import SOURCE, Commands, a_duration, client_options, client_tls, cookie_of, cookie_option, plural
 from millstream.connector.source.push import PushClient
 from millstream.connector.source.push_console import ProgressPrinter, PushProgress
 from millstream.core.time import duration
 from millstream.errors import DefinitionError, InputError
-from millstream.network import Tls
 
 _CHUNK = 256 << 10
 _LONGEST_LINE = 16 << 20
@@ -41,7 +41,7 @@ _DECLARE_EVERY = 0.2
 _decode = msgspec.json.Decoder(dict[str, Any]).decode
 
 
-def add_command(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+def add_command(commands: Commands) -> None:
     """Adds it to a parser's subcommands."""
     push = commands.add_parser(
         "push",
@@ -49,21 +49,17 @@ def add_command(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -
         description="Pushes lines to a pipeline that listens with ms.sources.connector.",
     )
     push.add_argument("file", metavar="FILE", help="a file, or - for stdin")
-    push.add_argument("--to", metavar="HOST:PORT", required=True, help="where the pipeline listens")
+    client_options(push, SOURCE, "where the pipeline listens")
+    cookie_option(push)
     push.add_argument("--stream", metavar="NAME", help="the stream's name (by default the file's)")
     push.add_argument("--key", metavar="FIELD", help="the field of a JSON line that is the key")
     push.add_argument("--time", metavar="FIELD", help="the field of a JSON line that is the event time, in milliseconds or ISO 8601")
     push.add_argument("--watermark", metavar="DELAY", help="declare event time complete up to so far behind the newest line, such as 2s")
     push.add_argument("--follow", action="store_true", help="wait for more lines")
     push.add_argument("--keep", metavar="MB", type=int, default=64, help="how much may be unacknowledged at a time (64)")
-    push.add_argument("--patience", metavar="DURATION", help="how long to try when the pipeline is away, such as 30s (for ever)")
     push.add_argument(
-        "--cookie", metavar="C", help="the pipeline's secret; the variable MILLSTREAM_COOKIE does as well, and is not seen by others"
+        "--patience", metavar="TIME", type=a_duration, help="how long to try when the pipeline is away, such as 30s (for ever)"
     )
-    push.add_argument("--tls", action="store_true", help="switches TLS on, and trusts the system's CAs")
-    push.add_argument("--tls-ca", metavar="FILE", help="switches TLS on, and trusts this CA")
-    push.add_argument("--tls-cert", metavar="FILE", help="our own certificate, if the pipeline wants one")
-    push.add_argument("--tls-key", metavar="FILE", help="its key")
     push.set_defaults(command=_push)
 
 
@@ -72,14 +68,19 @@ def _push(args: argparse.Namespace) -> int:
     if is_stdin and not args.stream:
         raise InputError("stdin has no name: say --stream NAME")
     stream = args.stream or Path(args.file).name
-    cookie = args.cookie if args.cookie is not None else os.environ.get("MILLSTREAM_COOKIE", "")
-    tls = Tls(args.tls_cert, args.tls_key, args.tls_ca) if args.tls or args.tls_ca or args.tls_cert else None
     delay = None if args.watermark is None else duration(args.watermark)
     source = sys.stdin.buffer if is_stdin else _opened(args.file)
     progress = PushProgress("stdin" if is_stdin else args.file)
     with (
         source,
-        PushClient(args.to, cookie=cookie, tls=tls, patience=args.patience, most=args.keep << 20, program="millstream push") as client,
+        PushClient(
+            args.address,
+            cookie=cookie_of(args),
+            tls=client_tls(args),
+            patience=args.patience,
+            most=args.keep << 20,
+            program="millstream push",
+        ) as client,
         ProgressPrinter(client, progress),
     ):
         point = client.notify(stream) or 0
@@ -101,7 +102,7 @@ def _push(args: argparse.Namespace) -> int:
                 "; run it again to go on from there",
             )
             raise
-        _summary(f"{progress.count:,} record{'' if progress.count == 1 else 's'},", client, stream)
+        _summary(f"{plural(progress.count, 'record')},", client, stream)
     return 0
 
 

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 from rich.console import Console
 from rich.live import Live
 
-from millstream.cli.arguments import a_duration, at_least_one, failed, setting, storage_option
+from millstream.cli.arguments import Commands, a_duration, at_least_one, failed, setting, storage_option
 from millstream.cli.files import file_and_name, load, pipeline_in
 from millstream.handle import launch
 from millstream.status import render
@@ -33,7 +33,7 @@ _PATIENCE = 10.0  # seconds that an epoch has to end before somebody is told wha
 _STOPPING = "stopping when the epoch under way is committed; once more stops at once"
 
 
-def add_command(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+def add_command(commands: Commands) -> None:
     """Adds it to a parser's subcommands."""
     run = commands.add_parser("run", help="run the pipeline in a file", description="Runs the pipeline in a Python file on local Spark.")
     which = "the file, and the variable that holds the pipeline (by default 'pipeline', or the only one there is)"
@@ -52,6 +52,7 @@ def add_command(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -
     run.add_argument("--conf", metavar="K=V", type=setting, action="append", default=[], help="a setting of Spark's; may be repeated")
     run.add_argument("--packages", metavar="G:A:V,...", help="Java packages that Spark fetches, such as a Kafka connector")
     run.add_argument("--py-files", metavar="PATH,...", help="Python files, .zip or .whl for the workers of a cluster")
+    run.add_argument("--serve", metavar="HOST:PORT", help="serve the live state beside the run; its cookie is in MILLSTREAM_COOKIE")
     run.add_argument("--quiet", action="store_true", help="say nothing but errors")
     run.add_argument(
         "--drop", metavar="NAME", action="append", default=[], help="a computation that is gone and whose state may go; may be repeated"
@@ -89,6 +90,7 @@ def _run(args: argparse.Namespace) -> int:
             drop=args.drop,
             resident=args.resident,
             tasks=args.tasks,
+            serve=args.serve,
         )
         with _signals(stopping):
             watch(handle, stopping, console)

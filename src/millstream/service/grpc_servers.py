@@ -222,7 +222,7 @@ class GrpcServer:
         path.parent.mkdir(parents=True, exist_ok=True)
         if len(os.fsencode(path.absolute())) > 100:
             raise NetworkError(
-                f"the path of a unix socket may have 100 bytes, and {path.absolute()} has more: choose a shorter one (--control unix:PATH)"
+                f"the path of a unix socket may have 100 bytes, and {path.absolute()} has more: choose a shorter one (--control-listen unix:PATH)"
             )
         _clear_socket(path)
         before = os.umask(0o177)
@@ -316,7 +316,7 @@ def _clear_socket(path: Path) -> None:
     if not os.path.lexists(path):
         return
     if not path.is_socket() or path.is_symlink():
-        raise NetworkError(f"{path} is there, and is no socket: choose another path (--control unix:PATH), or remove it")
+        raise NetworkError(f"{path} is there, and is no socket: choose another path (--control-listen unix:PATH), or remove it")
     with socket.socket(socket.AF_UNIX) as probe:
         try:
             probe.connect(os.fspath(path))
@@ -325,7 +325,7 @@ def _clear_socket(path: Path) -> None:
             return
         except OSError as error:
             raise NetworkError(f"it cannot be told whether a process listens on {path}: {error}") from error
-    raise NetworkError(f"a process listens on {path}: stop it, or choose another path (--control unix:PATH)")
+    raise NetworkError(f"a process listens on {path}: stop it, or choose another path (--control-listen unix:PATH)")
 
 
 class DataPlane(GrpcServer):

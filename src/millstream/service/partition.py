@@ -1,6 +1,6 @@
 """A partition: one writer. Requests wait in its inbox, get their turn, go to the log, then to the store, and are answered.
 
-The life of a write (the numbers are those of docs/design.md and of the crash points):
+The life of a write (the numbers are those of docs/views-and-service.md and of the crash points):
 
     1 routed     the node has found the partition
     2 queued     it waits in the inbox, behind its session's earlier writes

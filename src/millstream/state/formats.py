@@ -1,4 +1,4 @@
-"""Formats: the versions of what a checkpoint holds, and what becomes of other versions. docs/design.md lists all of them.
+"""Formats: the versions of what a checkpoint holds, and what becomes of other versions. docs/state-and-commit.md lists all of them.
 
 Rules
 1. What the version before wrote is read; version 0.2 is the first, and checkpoints begin with it. The number of a format that is no longer read is dropped a
