@@ -1,4 +1,4 @@
-"""Views: tables of documents that change, and totals over them that are always right.
+"""How are views kept right? Tables of documents that change, and totals over them.
 
 A table keeps the latest document of every key. Every change of it travels as (prev, next): the map is run on both, and what differs is taken out of the
 groups where it was and put into those where it is. All of that happens in the epoch that brought the change, so every committed epoch is one consistent

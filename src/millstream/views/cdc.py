@@ -38,7 +38,7 @@ class Feed(msgspec.Struct, frozen=True):
         return f"coalesce({inside}after.`{key}`, {inside}before.`{key}`)"
 
     def key_of(self, key: str, row: dict[str, Any]) -> Any:
-        """The same in Python."""
+        """The key of a record, in Python."""
         if self.kind == "upserts":
             return row.get(key)
         inside = (row if self.envelope is None else row[self.envelope]) or {}

@@ -50,7 +50,7 @@ class Discrepancy(msgspec.Struct, frozen=True):
         return f"view {self.view!r}, group {self.group!r}: the {self.what}{of} is {self.found!r} instead of {self.expected!r}"
 
     def brief(self) -> Discrepancy:
-        """The same, with values that are long as a text that is not."""
+        """A short form: values that are long are cut."""
         return msgspec.structs.replace(self, found=_brief(self.found), expected=_brief(self.expected))
 
 

@@ -135,7 +135,7 @@ def pairs_of(
 def single_of(
     view: str, links: Sequence[Link], by: Sequence[str] | Callable[[Document], Any], lift: Callable[[Any, Any], Any] | None
 ) -> Callable[[Document], tuple[str, Any]] | None:
-    """The same for a map that gives every document exactly one pair; None if it does not."""
+    """A function for a map that gives every document exactly one pair; None if it does not."""
     if links:
         return None
     group = group_of(by)
