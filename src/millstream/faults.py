@@ -30,7 +30,7 @@ POINTS = (
     "epoch.7-done",  # Millstream is done, Spark's own commit log does not know
 )
 
-#: The steps of a request in the state service ("The life of a request" in docs/views-and-service.md); armed as "request.4-logged@7", at the seventh request there.
+#: The steps of a request ("The life of a request" in docs/views-and-service.md); armed as "request.4-logged@7", at the seventh request there.
 REQUEST_POINTS = (
     "request.1-routed",  # the partition is found
     "request.2-queued",  # it waits for its turn
