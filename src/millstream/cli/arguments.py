@@ -9,7 +9,6 @@ Rules
 from __future__ import annotations
 
 import argparse
-import asyncio
 import os
 import signal
 import sys
@@ -105,14 +104,6 @@ def until_stopped() -> threading.Event:
     if threading.current_thread() is threading.main_thread():
         for number in (signal.SIGINT, signal.SIGTERM):
             signal.signal(number, lambda *_: stopping.set())
-    return stopping
-
-
-def until_stopped_in_loop() -> asyncio.Event:
-    """Set by Ctrl-C or SIGTERM; for a program that runs in an event loop."""
-    stopping = asyncio.Event()
-    for number in (signal.SIGINT, signal.SIGTERM):
-        asyncio.get_running_loop().add_signal_handler(number, stopping.set)
     return stopping
 
 

@@ -94,7 +94,7 @@ async def _serve_tables(args: argparse.Namespace, tables: list[Any]) -> int:
         backups=args.backups,
         force=args.force,
     )
-    stopping = arguments.until_stopped_in_loop()
+    stopping = arguments.until_stopped()
     await node.start()
     try:
         for table in tables:
@@ -108,7 +108,7 @@ async def _serve_tables(args: argparse.Namespace, tables: list[Any]) -> int:
             f"serve: node {args.node} listens on {node.data.address} ({arguments.secured_by(args)}); control on {node.control.address}",
             flush=True,
         )
-        await stopping.wait()
+        await asyncio.to_thread(stopping.wait)
     finally:
         served = {partition.descriptor.table for partition in node.manager.partitions.values()}
         await node.stop()
@@ -121,23 +121,16 @@ async def _serve_checkpoint(args: argparse.Namespace) -> int:
     from millstream.service.live.process import LiveServer
 
     options = dict(args.storage_option) or None
-    server = LiveServer(
-        args.checkpoint,
-        args.listen,
-        tls=arguments.server_tls(args),
-        cookie=arguments.cookie_of(args),
-        storage_options=options,
-        cache_folder=args.state_cache,
-        limits=limits.off(limits.DATA) if args.limits == "off" else limits.DATA,
-        force=args.force,
-    )
-    stopping = arguments.until_stopped_in_loop()
+    limited = limits.off(limits.DATA) if args.limits == "off" else limits.DATA
+    secured: dict[str, Any] = {"tls": arguments.server_tls(args), "cookie": arguments.cookie_of(args), "force": args.force}
+    server = LiveServer(args.checkpoint, args.listen, storage_options=options, cache_folder=args.state_cache, limits=limited, **secured)
+    stopping = arguments.until_stopped()
     await server.start()
     print(f"serve: the live state of {args.checkpoint}, {arguments.secured_by(args)}; listening on {server.address}", flush=True)
     if not open_storage(args.checkpoint, options).exists("identity.json"):
         print(f"serve: there is no checkpoint at {args.checkpoint} yet; questions are answered when there is", file=sys.stderr, flush=True)
     try:
-        await stopping.wait()
+        await asyncio.to_thread(stopping.wait)
     finally:
         await server.stop()
     print(f"serve: stopped; {args.checkpoint} was only read", flush=True)
