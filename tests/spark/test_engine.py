@@ -137,16 +137,18 @@ def test_starting_before_there_is_any_input(spark: Any, tmp_path: Path) -> None:
 def test_sinks_each_epoch_gets_a_dataframe_and_a_plain_reader_sees_committed_parquet_only(spark: Any, tmp_path: Path) -> None:
     files = support.queries(3, 40)
     support.write_queries(tmp_path / "queries", files)
-    seen: dict[int, list[Any]] = {}
+    seen: list[tuple[int, list[Any]]] = []
     p = job.pipeline(tmp_path)
-    p.emit("counts", ms.sinks.each_epoch(lambda frame, epoch: seen.__setitem__(epoch, frame.collect())))
+    p.emit("counts", ms.sinks.each_epoch(lambda frame, epoch: seen.append((epoch, frame.collect()))))
     p.emit(
         "totals",
         ms.sinks.files(tmp_path / "plain", format="parquet", schema="key long, timestamp long, value struct<second:long,total:long>"),
     )
     run(p, spark, tmp_path)
-    assert sum(row.value["count"] for rows in seen.values() for row in rows) == 120
-    assert sorted(seen) == sorted(set(seen)) and all(rows[0].timestamp for rows in seen.values())
+    assert sum(row.value["count"] for _, rows in seen for row in rows) == 120
+    epochs = [epoch for epoch, _ in seen]
+    assert epochs == sorted(set(epochs)), "each once, in their order"
+    assert all(rows[0].timestamp for _, rows in seen)
     plain = spark.read.parquet(str(tmp_path / "plain"))
     assert plain.selectExpr("sum(value.total)").first()[0] == 120
     assert plain.schema.simpleString() == "struct<key:bigint,timestamp:bigint,value:struct<second:bigint,total:bigint>>"
