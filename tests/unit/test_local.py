@@ -16,10 +16,10 @@ from millstream.errors import DefinitionError, HookError, InputError, Millstream
 from millstream.testing import LocalRunner, SimulatedCrash
 
 
-class Source:
+class Source(ms.sources.Source):
     """A source that only the local engine reads."""
 
-    def load(self, spark: Any) -> Any:
+    def load(self, spark: Any, unreadable: str | None = None) -> Any:
         raise AssertionError("no Spark here")
 
 

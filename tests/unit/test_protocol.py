@@ -157,7 +157,7 @@ def test_a_connector_sink_commits_its_own_rows_for_an_epoch_that_an_outgoing_run
         ours = [new.stage(task(3, "4-x"), rows)]
         new.prepare(driver("4-x"), 3, ours)
         new.commit(driver("4-x", redo=True, instead=ours), 3, theirs)
-        assert b"".join(files.read(tmp_path, theirs[0]["worker"])) == b'{"key":"a","timestamp":1,"value":1}\n'
+        assert b"".join(files.read(tmp_path, theirs[0].own["worker"])) == b'{"key":"a","timestamp":1,"value":1}\n'
         theirs = [new.stage(task(4, "4-x"), rows)]
         ours = [new.stage(task(4, "5-x"), other)]
         with pytest.raises(ms.errors.SinkError, match="was committed by a run that was being replaced"):
@@ -338,26 +338,6 @@ def test_downtime_before_a_settling_that_is_resumed_is_no_silence() -> None:
     again.run(plan.epochs[1], 1)
     assert again.epochs.latest is not None
     assert not again.epochs.latest.injectors["two"].idle and again.epochs.latest.injectors["two"].watermark == 1
-
-
-def test_a_drain_that_version_0_1_began_is_ended_and_new_input_behind_it_is_still_refused() -> None:
-    s = simulation(chain(), [{"k": "a", "at": 100, "n": 1}], [], [{"k": "a", "at": 200, "n": 1}])
-    driver = Driver(s)
-    driver.run(s.plan.epochs[0], 0)
-    for _ in range(2):
-        driver.epochs.run_outside(drain=True)
-    log = ManifestLog(s.storage)
-    for epoch in log.epochs():
-        old = log.read(epoch)
-        old.outside = 0  # as 0.1 wrote it
-        log.commit(old, exclusive=False)
-    again = Driver(s)
-    again.epochs.resume()
-    again.run([], 1)
-    again.epochs.drain(lambda: False)
-    assert again.epochs.latest is not None and again.epochs.latest.drained and again.epochs.latest.last_batch <= 1
-    with pytest.raises(ms.errors.CheckpointError, match="was drained"):
-        Driver(s).run(s.plan.epochs[2], 2)
 
 
 def test_a_bounded_run_of_a_cycle_that_goes_round_for_ever_ends(monkeypatch: pytest.MonkeyPatch) -> None:

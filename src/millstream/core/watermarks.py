@@ -19,6 +19,7 @@ def bounded(delay: Duration, *, idle: Duration | None = None, onward: Duration |
     idle: after this silence it holds nothing back while others go on. onward: after this silence it goes on with the wall clock, so that
     windows close although input has stopped. What comes after that is late: choose it longer than any pause of the source.
 
+    >>> from millstream.core.watermark import Progress, Seen
     >>> bounded("2s").value(Progress(newest=10_000), Seen(), 0)[0]
     8000
     >>> bounded("2s", onward="30s").going_on(8_000, "", silence=45_000)[0]

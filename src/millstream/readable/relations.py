@@ -229,7 +229,8 @@ def frame(spark: Any, checkpoint: str | os.PathLike[str], name: str, **options: 
         ...
     millstream.errors.CheckpointError: ...nowhere is not a checkpoint of Millstream: it has no identity.json.
     """
-    return spark.createDataFrame(read(checkpoint, name, **options))
+    rows = read(checkpoint, name, **options)
+    return spark.createDataFrame(rows)
 
 
 def origins(
