@@ -209,7 +209,7 @@ def test_a_resident_run_says_that_it_waits_for_its_tasks_until_they_are_there(
     try:
         assert handle.status().waits_for == "its tasks to start"
         said: list[str] = []
-        until(lambda: said.append(capfd.readouterr().err) or "counts: waiting for its tasks to start" in "".join(said))
+        until(lambda: said.append(capfd.readouterr().err) or "waiting for its tasks to start" in "".join(said))
         go.set()
         write(tmp_path / "in", "0.json", [{"k": "a", "at": BASE}])
         until(lambda: handle.status().records == 1)
