@@ -19,6 +19,8 @@ from computations import Sum, Windows
 from millstream.core.guards import Guards
 from millstream.simulation.fault import Fault, read_schedule
 from millstream.simulation.schedules import Counterexample, trial
+from millstream.simulation.simulated_run import Simulation
+from sparklog import SparkLogSimulation
 
 FOLDER = Path(__file__).parent / "scenarios"
 ROWS = [("in", {"k": "abc"[i % 3], "n": i % 5, "at": 1_000 + 70 * i, "id": str(i)}) for i in range(24)]
@@ -61,6 +63,6 @@ def run(scenario: Scenario, guards: str = "") -> Counterexample | None:
         scenario.seed,
         guards=Guards.without(guards),
         resident=scenario.mode == "resident",
-        spark_log=scenario.mode == "spark log",
+        simulate=SparkLogSimulation if scenario.mode == "spark log" else Simulation,
         schedule=scenario.schedule,
     )

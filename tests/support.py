@@ -20,10 +20,11 @@ import millstream as ms
 from computations import Sum
 from millstream.core.dedup import IDS, Packed
 from millstream.core.keyspace import ROW, decode_row
-from millstream.simulation.driver import Driver, InputPlan, Simulation
+from millstream.simulation.simulated_run import InputPlan
 from millstream.state.manifest_log import ManifestLog
 from millstream.state.segment import merge
 from millstream.state.storage import LocalStorage, open_storage
+from sparklog import SparkLogDriver, SparkLogSimulation
 
 HERE = Path(__file__).parent
 
@@ -35,9 +36,9 @@ def small_checkpoint(folder: Path) -> Path:
     stream = pipeline.inject("in", source, timestamp="at", watermark=ms.watermarks.bounded("1s"))
     pipeline.compute(Sum, stream, key="k", produces="sums")
     plan = InputPlan([[("in", {"k": f"k{n % 9}", "n": n, "at": 1_000 * at + n}) for n in range(40)] for at in range(1, 5)], [1, 2, 3, 4])
-    simulation = Simulation(pipeline.program(), plan, [], seed=1, shards=2, storage=LocalStorage(folder))
+    simulation = SparkLogSimulation(pipeline.program(), plan, [], seed=1, shards=2, storage=LocalStorage(folder))
     ManifestLog(simulation.storage).identify(pipeline.name, 2, 2, ["in"])
-    driver = Driver(simulation)
+    driver = SparkLogDriver(simulation)
     for number, rows in enumerate(plan.epochs):
         driver.run(rows, number)
     return folder

@@ -19,10 +19,11 @@ import pytest
 
 import millstream as ms
 from computations import Windows
-from millstream.simulation.driver import InputPlan, Simulation
+from millstream.simulation.simulated_run import InputPlan
 from millstream.state.manifest import Manifest
 from millstream.state.manifest_log import ManifestLog
 from millstream.state.storage import open_storage
+from sparklog import SparkLogSimulation
 
 EPOCHS = 4
 SCHEMA = "k string, n long, at long, id string"
@@ -585,7 +586,7 @@ def simulated(b: Behaviour) -> Outcome:
         [[(stream, row) for stream, epochs in b.input.items() for row in epochs[at]] for at in range(EPOCHS)],
         [1_000 * (epoch + 1) for epoch in range(EPOCHS)],
     )
-    simulation = Simulation(b.pipeline.program(), plan, [], seed=1)
+    simulation = SparkLogSimulation(b.pipeline.program(), plan, [], seed=1)
     end = simulation.run()
     rows = {stream: [(k, v, t, id) for k, t, v, id in ledger.rows(stream)] for stream, ledger in simulation.ledgers.items()}
     return Outcome(rows, kept(end))

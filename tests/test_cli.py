@@ -23,15 +23,16 @@ from millstream.cli.entry import parser
 from millstream.core.time import BEGINNING
 from millstream.errors import DamageError, DefinitionError
 from millstream.readable import listing
-from millstream.simulation.driver import Driver, InputPlan, Simulation
 from millstream.simulation.fault import Fault
 from millstream.simulation.local import LocalEngine
+from millstream.simulation.simulated_run import InputPlan
 from millstream.state import heartbeat
 from millstream.state.manifest import Manifest
 from millstream.state.manifest_log import ManifestLog
 from millstream.state.reader import latest, steady
 from millstream.state.storage import LocalStorage, open_storage
 from millstream.status import render, report
+from sparklog import SparkLogDriver, SparkLogSimulation
 
 NOON = 1_714_564_800_000  # 2024-05-01 12:00 UTC
 
@@ -97,11 +98,11 @@ class Recorded:
 
     def __init__(self, pipeline: ms.Pipeline, folder: Path, shards: int = 3) -> None:
         self.local = LocalEngine(pipeline.program(), shards)
-        self.simulation = Simulation(pipeline.program(), InputPlan([], []), [], seed=1, shards=shards, storage=LocalStorage(folder))
+        self.simulation = SparkLogSimulation(pipeline.program(), InputPlan([], []), [], seed=1, shards=shards, storage=LocalStorage(folder))
         self.names = [spec.name for spec in self.local.topology.computations]
         self.log = ManifestLog(self.simulation.storage)
         self.log.identify(pipeline.name, shards, shards, list(self.local.topology.injectors))
-        self.driver: Driver | None = None
+        self.driver: SparkLogDriver | None = None
         self.rows: list[tuple[str, dict[str, Any]]] = []
 
     def push(self, stream: str, row: dict[str, Any]) -> None:
@@ -109,7 +110,7 @@ class Recorded:
         self.local.push(stream, row)
 
     def run_epoch(self) -> None:
-        self.driver = self.driver or Driver(self.simulation)
+        self.driver = self.driver or SparkLogDriver(self.simulation)
         number, rows, self.rows = len(self.simulation.plan.epochs), self.rows, []
         self.simulation.plan.epochs.append(rows)
         self.simulation.plan.clock.append(NOON + number)
@@ -308,7 +309,7 @@ def busy(tmp_path: Path) -> str:
     ]
     clock = [NOON + 40_000 + at for at in range(len(epochs))]
     schedule = [Fault("zombie", 1, task=0, later=2), Fault("crash", 2, "epoch.5-checked")]
-    simulation = Simulation(p.program(), InputPlan(epochs, clock), schedule, seed=1)
+    simulation = SparkLogSimulation(p.program(), InputPlan(epochs, clock), schedule, seed=1)
     simulation.run()
     storage = LocalStorage(tmp_path / "busy")
     ManifestLog(storage).identify("busy", 2, 2, ["in"])

@@ -346,13 +346,13 @@ def assert_exactly_once(
     >>> ms.testing.assert_exactly_once(pipeline, rows, seeds=range(5), resident=True)
     """
     from millstream.simulation.fault import read_schedule
-    from millstream.simulation.schedules import PLANNED_KINDS, RESIDENT_KINDS, may_repeat, trial  # they load pyarrow and lmdb
+    from millstream.simulation.schedules import MICRO_BATCH_KINDS, RESIDENT_KINDS, may_repeat, trial  # they load pyarrow and lmdb
 
     program = _program(pipeline, expressions)
     rows = _rows(pipeline, records)
     numbers = _seeds(seeds)
     check_shards(shards)
-    known = RESIDENT_KINDS if resident else PLANNED_KINDS
+    known = RESIDENT_KINDS if resident else MICRO_BATCH_KINDS
     kinds = tuple(faults) if faults is not None else known
     unknown = sorted(set(kinds) - set(known))
     if unknown:

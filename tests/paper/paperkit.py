@@ -12,10 +12,11 @@ import millstream as ms
 from computations import Gather, Sum, Windows
 from effort import some
 from millstream.core.guards import Guards
-from millstream.simulation.driver import InputPlan, Simulation
 from millstream.simulation.fault import Fault
-from millstream.simulation.schedules import make_plan, repeated
+from millstream.simulation.schedules import make_plan
+from millstream.simulation.simulated_run import InputPlan
 from millstream.state.storage import Storage
+from sparklog import SparkLogSimulation
 
 SOURCE = ms.sources.files("nowhere", schema="k string, n long, at long, id string", format="json")
 
@@ -83,14 +84,14 @@ def simulate(
     guards: str = "",
     plan: InputPlan | None = None,
     storage: Storage | None = None,
-) -> tuple[Simulation, Any]:
+) -> tuple[SparkLogSimulation, Any]:
     """One run under a schedule made by hand; the simulation and the last manifest."""
     plan = plan or make_plan([("in", row) for row in rows()], seed)
-    simulation = Simulation(pipeline.program(), repeated(plan, faults), faults, seed, guards=Guards.without(guards), storage=storage)
+    simulation = SparkLogSimulation(pipeline.program(), plan, faults, seed, guards=Guards.without(guards), storage=storage)
     return simulation, simulation.run()
 
 
-def states(simulation: Simulation, manifest: Any, computation: str) -> dict[str, Any]:
+def states(simulation: SparkLogSimulation, manifest: Any, computation: str) -> dict[str, Any]:
     """The committed state of every key of a computation."""
     from millstream.core.keyspace import ROW, decode_row
     from millstream.state.segment import merge

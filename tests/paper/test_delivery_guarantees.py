@@ -13,14 +13,15 @@ import millstream as ms
 from millstream.engine import upkeep
 from millstream.errors import DamageError
 from millstream.faults import POINTS
-from millstream.simulation.driver import Acknowledgement, InputPlan, Simulation
 from millstream.simulation.fault import Fault
 from millstream.simulation.schedules import make_plan
+from millstream.simulation.simulated_run import InputPlan
 from millstream.state import gc
 from millstream.state.gc import named_by
 from millstream.state.manifest import Manifest
 from millstream.state.manifest_log import ManifestLog, manifest_name
 from millstream.state.memory_storage import MemoryStorage
+from sparklog import Acknowledgement, SparkLogSimulation
 
 # §6.1.1: the steps of an exactly-once delivery, and their order: duplicates are discarded; user code runs; pending changes are committed;
 # senders are acknowledged; productions are sent.
@@ -143,13 +144,13 @@ def test_6_1_2_twin_without_collection_what_was_stored_stays(monkeypatch: pytest
     assert storage.stored() and all(map(storage.exists, storage.stored()))
 
 
-def replayed(storage: MemoryStorage, epoch: int, plan: InputPlan) -> Simulation:
+def replayed(storage: MemoryStorage, epoch: int, plan: InputPlan) -> SparkLogSimulation:
     """A run from a copy of a checkpoint, restored to the moment after an epoch."""
     copy = MemoryStorage()
     copy.objects = {
         name: data for name, data in storage.objects.items() if not name.startswith("manifests/") or name <= manifest_name(epoch)
     }
-    simulation = Simulation(echoes().program(), plan, [], 1, storage=copy)
+    simulation = SparkLogSimulation(echoes().program(), plan, [], 1, storage=copy)
     simulation.done = epoch
     simulation.run()
     return simulation

@@ -6,9 +6,9 @@ from paperkit import Sum, Windows, fails_without, holds, inject, key, rows, simu
 
 import millstream as ms
 from millstream.core.keyspace import ROW
-from millstream.simulation.driver import InputPlan
 from millstream.simulation.fault import Fault
 from millstream.simulation.schedules import START, make_plan
+from millstream.simulation.simulated_run import InputPlan
 
 
 class Everything(ms.Computation):

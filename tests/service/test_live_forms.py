@@ -26,9 +26,10 @@ from millstream.errors import RefusedRequest, TooLarge
 from millstream.service.live.backend import LiveBackend
 from millstream.service.live.paging import LIMIT, Pager
 from millstream.service.proto import service_pb2 as pb
-from millstream.simulation.driver import Driver, InputPlan, Simulation
+from millstream.simulation.simulated_run import InputPlan
 from millstream.state.manifest_log import ManifestLog
 from millstream.state.storage import LocalStorage
+from sparklog import SparkLogDriver, SparkLogSimulation
 
 NOON = 1_714_564_800_000
 SCHEMA = "id long, name string, age long, ts long, gone boolean"
@@ -80,9 +81,9 @@ def visits() -> ms.Pipeline:
 
 def written(folder: Path, pipeline: ms.Pipeline, stream: str, *epochs: list[dict[str, Any]]) -> Path:
     """A checkpoint in a folder, by the production protocol with simulated tasks."""
-    simulation = Simulation(pipeline.program(), InputPlan([], []), [], seed=1, shards=3, storage=LocalStorage(folder))
+    simulation = SparkLogSimulation(pipeline.program(), InputPlan([], []), [], seed=1, shards=3, storage=LocalStorage(folder))
     ManifestLog(simulation.storage).identify(pipeline.name, 3, 3, list(pipeline.topology().injectors))
-    driver = Driver(simulation)
+    driver = SparkLogDriver(simulation)
     for number, rows in enumerate(epochs):
         simulation.plan.epochs.append([(stream, one) for one in rows])
         simulation.plan.clock.append(NOON + 1000 * number)

@@ -16,7 +16,7 @@ import msgspec
 from millstream.connector.wire import refusals
 from millstream.errors import SinkError, SinkRefused
 from millstream.simulation.fakes import PublishedRows
-from millstream.simulation.planned_driver import PlannedSimulation
+from millstream.simulation.simulated_run import Simulation
 from millstream.sinks.base import DriverContext, Part, SinkRow, TaskContext
 from millstream.sinks.two_phase import TwoPhaseSink, _fence
 
@@ -147,7 +147,7 @@ class PreparedRows(PublishedRows):
         return [line.open[0] for line in self.lines.values() if line.open is not None]
 
 
-class PreparedSimulation(PlannedSimulation):
+class PreparedSimulation(Simulation):
     """A resident run all of whose streams go to such sinks."""
 
     def _ledger(self) -> PublishedRows:

@@ -10,8 +10,8 @@ import millstream as ms
 from computations import Sum
 from millstream.core.guards import Guards
 from millstream.simulation.fault import Fault
-from millstream.simulation.planned_driver import PlannedSimulation
 from millstream.simulation.schedules import make_plan
+from millstream.simulation.simulated_run import Simulation
 from millstream.state.manifest import Manifest
 
 SOURCE = ms.sources.files("nowhere", schema="k string, n long, at long, id string", format="json")
@@ -113,8 +113,8 @@ def rolling() -> ms.Pipeline:
 
 def simulate(
     pipeline: ms.Pipeline, faults: Sequence[Fault], seed: int = 1, guards: str = "", shards: int = 4
-) -> tuple[PlannedSimulation, Manifest]:
+) -> tuple[Simulation, Manifest]:
     """One resident run under a schedule made by hand; the simulation and the last manifest."""
     plan = make_plan([("in", row) for row in ROWS], seed)
-    simulation = PlannedSimulation(pipeline.program(), plan, faults, seed, shards, Guards.without(guards), resident=True)
+    simulation = Simulation(pipeline.program(), plan, faults, seed, shards, Guards.without(guards), resident=True)
     return simulation, simulation.run()

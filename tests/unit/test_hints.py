@@ -10,8 +10,9 @@ import pytest
 
 import millstream as ms
 from millstream.errors import InputWarning
-from millstream.simulation.driver import Driver, InputPlan, Simulation
+from millstream.simulation.simulated_run import InputPlan
 from millstream.testing import LocalRunner
+from sparklog import SparkLogDriver, SparkLogSimulation
 
 SOURCE = ms.sources.files("nowhere", schema="k string, at long", format="json")
 
@@ -90,8 +91,8 @@ def test_seconds_are_noticed_once() -> None:
 
 def test_a_run_says_the_same_in_its_log(caplog: pytest.LogCaptureFixture) -> None:
     epochs = [[("visits", {"k": "a", "at": at})] for at in (1_714_521_600, 1_714_521_000, 1_714_520_000, 1_714_510_000)]
-    s = Simulation(pipeline().program(), InputPlan(epochs, [1, 2, 3, 4]), [], seed=1)
-    driver = Driver(s, warn=None)
+    s = SparkLogSimulation(pipeline().program(), InputPlan(epochs, [1, 2, 3, 4]), [], seed=1)
+    driver = SparkLogDriver(s, warn=None)
     with caplog.at_level(logging.WARNING):
         for number, rows in enumerate(epochs):
             driver.run(rows, number)

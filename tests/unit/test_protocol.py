@@ -13,10 +13,12 @@ from millstream.connector import SinkServer
 from millstream.connector.sink.outputs import files
 from millstream.core.watermark import Progress, Seen
 from millstream.engine import epochs as epochs_module
-from millstream.simulation.driver import Driver, InputPlan, Killed, Simulation
+from millstream.simulation.fakes import Killed
 from millstream.simulation.fault import Fault
+from millstream.simulation.simulated_run import InputPlan
 from millstream.sinks.base import DriverContext, SinkRow, TaskContext
 from millstream.state.manifest_log import ManifestLog
+from sparklog import SparkLogDriver, SparkLogSimulation
 
 SOURCE = ms.sources.files("nowhere", schema="k string, n long, at long", format="json")
 
@@ -60,22 +62,22 @@ def chain() -> ms.Pipeline:
     return p
 
 
-def simulation(pipeline: ms.Pipeline, *epochs: list[dict[str, Any]]) -> Simulation:
+def simulation(pipeline: ms.Pipeline, *epochs: list[dict[str, Any]]) -> SparkLogSimulation:
     plan = InputPlan([[("in", row) for row in rows] for rows in epochs], [1_000 + at for at in range(len(epochs))])
-    return Simulation(pipeline.program(), plan, [], 1)
+    return SparkLogSimulation(pipeline.program(), plan, [], 1)
 
 
 def test_a_drain_longer_than_the_manifests_kept_may_be_interrupted_and_run_again() -> None:
     s = simulation(cycle(), [{"k": "a", "at": 100, "n": 40}], [])
-    first = Driver(s)
+    first = SparkLogDriver(s)
     first.run(s.plan.epochs[0], 0)
     for _ in range(25):
         first.epochs.run_outside(drain=True)
-    second = Driver(s)
+    second = SparkLogDriver(s)
     second.epochs.resume()
     second.run([], 1)  # Spark knows nothing of the drain: it asks for the epoch behind its last
     second.epochs.drain(lambda: False)
-    third = Driver(s)
+    third = SparkLogDriver(s)
     third.epochs.resume()
     third.run([], 1)
     assert third.epochs.latest is not None and third.epochs.latest.drained and third.epochs.latest.computations["Down"].records == 41
@@ -83,10 +85,10 @@ def test_a_drain_longer_than_the_manifests_kept_may_be_interrupted_and_run_again
 
 def test_new_input_behind_a_drain_is_refused_even_if_the_drain_was_interrupted() -> None:
     s = simulation(chain(), [{"k": "a", "at": 100}], [], [], [{"k": "a", "at": 200}])
-    first = Driver(s)
+    first = SparkLogDriver(s)
     first.run(s.plan.epochs[0], 0)
     first.epochs.run_outside(drain=True)
-    second = Driver(s)
+    second = SparkLogDriver(s)
     second.epochs.resume()
     for epoch in (1, 2):
         second.run(s.plan.epochs[epoch], epoch)
@@ -102,9 +104,9 @@ def test_while_nobody_listened_nobody_was_silent() -> None:
     plan = InputPlan(
         [[("one", {"k": "a", "at": 1}), ("two", {"k": "a", "at": 1})], [("one", {"k": "a", "at": 2})], []], [1_000, 700_000, 759_000]
     )
-    s = Simulation(p.program(), plan, [], 1)
-    Driver(s).run(plan.epochs[0], 0)
-    again = Driver(s)  # ten minutes later
+    s = SparkLogSimulation(p.program(), plan, [], 1)
+    SparkLogDriver(s).run(plan.epochs[0], 0)
+    again = SparkLogDriver(s)  # ten minutes later
     again.run(plan.epochs[1], 1)
     assert not again.epochs.latest.injectors["two"].idle  # type: ignore[union-attr]
     again.run(plan.epochs[2], 2)
@@ -181,7 +183,7 @@ def windows() -> ms.Pipeline:
 BATCHES = [[{"k": "ab"[at % 2], "at": at} for at in range(start, start + 40, 3)] for start in (0, 40, 80)]
 
 
-def outcome(s: Simulation) -> Any:
+def outcome(s: SparkLogSimulation) -> Any:
     latest = ManifestLog(s.storage).latest()
     assert latest is not None
     return [
@@ -190,10 +192,10 @@ def outcome(s: Simulation) -> Any:
     ]
 
 
-def bounded_runs(s: Simulation, killed: int | None = None) -> None:
+def bounded_runs(s: SparkLogSimulation, killed: int | None = None) -> None:
     """One bounded run per batch. killed: so many epochs into settling the first one, its driver dies."""
     for number, rows in enumerate(s.plan.epochs):
-        driver = Driver(s)
+        driver = SparkLogDriver(s)
         driver.epochs.resume()
         driver.run(rows, number)
         if number == 0 and killed is not None:
@@ -203,9 +205,9 @@ def bounded_runs(s: Simulation, killed: int | None = None) -> None:
             driver.epochs.settle(lambda: False)
 
 
-def continuous_run(s: Simulation) -> None:
+def continuous_run(s: SparkLogSimulation) -> None:
     """The same batches in one run, with idle epochs between them, as a ticking source gives them."""
-    driver = Driver(s)
+    driver = SparkLogDriver(s)
     for number, rows in enumerate(s.plan.epochs):
         driver.run(rows, number)
 
@@ -238,7 +240,7 @@ def test_a_run_that_is_killed_while_it_settles_goes_on_with_that_at_the_next_sta
 def test_without_settling_a_bounded_run_lags_behind_its_own_input() -> None:
     s = simulation(windows(), *BATCHES)
     for number, rows in enumerate(s.plan.epochs):
-        Driver(s).run(rows, number)
+        SparkLogDriver(s).run(rows, number)
     latest = ManifestLog(s.storage).latest()
     assert latest is not None and latest.computations["Window"].low_watermark < 119
 
@@ -247,20 +249,20 @@ def test_a_batch_that_spark_asks_for_again_behind_epochs_outside_the_query_is_fo
     s = simulation(windows(), *BATCHES)
     bounded_runs(s)
     before = outcome(s)
-    again = Driver(s)
+    again = SparkLogDriver(s)
     again.epochs.resume()
     again.run(s.plan.epochs[2], 2)
     assert outcome(s) == before
 
 
-def taken_over(simulation: Simulation) -> Driver:
+def taken_over(simulation: SparkLogSimulation) -> SparkLogDriver:
     """A driver that is replaced between its look at the claims and the work of its tasks; the new owner compacts, commits and collects."""
-    driver = Driver(simulation)
+    driver = SparkLogDriver(simulation)
     work = driver.tasks.run
 
     def run(input: Any, order: Any) -> Any:
         if order.epoch == 1:
-            newer = Driver(simulation)
+            newer = SparkLogDriver(simulation)
             for number in range(1, 40):
                 newer.run([], number)
             for name in simulation.storage.list("units"):
@@ -283,15 +285,15 @@ def test_a_driver_that_was_replaced_while_it_worked_is_fenced_and_does_not_speak
 def test_a_unit_that_is_missing_is_damage_when_nobody_else_has_the_checkpoint() -> None:
     rows = [{"k": key, "at": 100, "n": 1} for key in "abcdef"]
     s = simulation(chain(), rows, rows)
-    Driver(s).run(s.plan.epochs[0], 0)
+    SparkLogDriver(s).run(s.plan.epochs[0], 0)
     s.storage.delete(s.storage.list("units"))
     with pytest.raises(ms.errors.DamageError):
-        Driver(s).run(s.plan.epochs[1], 1)
+        SparkLogDriver(s).run(s.plan.epochs[1], 1)
 
 
 def test_a_checkpoint_that_is_deleted_under_a_run_is_told_so_and_nothing_is_put_in_its_place(tmp_path: Path) -> None:
     s = simulation(chain(), [{"k": "a", "at": 100, "n": 1}], [])
-    driver = Driver(s)
+    driver = SparkLogDriver(s)
     driver.run(s.plan.epochs[0], 0)
     for folder in ("manifests", "runs", "units"):
         s.storage.delete(s.storage.list(folder))
@@ -304,16 +306,16 @@ def test_a_checkpoint_that_is_deleted_under_a_run_is_told_so_and_nothing_is_put_
 def test_a_batch_behind_a_drain_that_was_committed_and_not_published_is_published_again() -> None:
     def published(*faults: Fault) -> dict[str, int]:
         plan = InputPlan([[("in", {"k": "a", "at": 100, "n": 1})], [], []], [1_000, 1_001, 1_002])
-        s = Simulation(chain().program(), plan, list(faults), 1)
-        driver = Driver(s)
+        s = SparkLogSimulation(chain().program(), plan, list(faults), 1)
+        driver = SparkLogDriver(s)
         driver.run(plan.epochs[0], 0)
         driver.epochs.run_outside(drain=True)  # and killed in the midst of it
-        driver = Driver(s)
+        driver = SparkLogDriver(s)
         driver.epochs.resume()
         try:
             driver.run([], 1)
         except Killed:
-            driver = Driver(s)
+            driver = SparkLogDriver(s)
             driver.epochs.resume()
             driver.run([], 1)
         driver.epochs.drain(lambda: False)
@@ -329,11 +331,11 @@ def test_downtime_before_a_settling_that_is_resumed_is_no_silence() -> None:
     first = p.compute(Pass, one, two, key="k", name="A", produces="a", production=ms.STRONG)
     p.compute(Pass, first, key=lambda record: record.key, name="B")
     plan = InputPlan([[("one", {"k": "a", "at": 1}), ("two", {"k": "a", "at": 1})], [("one", {"k": "a", "at": 2})]], [1_000, 700_000])
-    s = Simulation(p.program(), plan, [], 1)
-    driver = Driver(s)
+    s = SparkLogSimulation(p.program(), plan, [], 1)
+    driver = SparkLogDriver(s)
     driver.run(plan.epochs[0], 0)
     driver.epochs.run_outside(drain=False)  # killed while it settled
-    again = Driver(s)
+    again = SparkLogDriver(s)
     again.epochs.resume()
     again.run(plan.epochs[1], 1)
     assert again.epochs.latest is not None
@@ -343,7 +345,7 @@ def test_downtime_before_a_settling_that_is_resumed_is_no_silence() -> None:
 def test_a_bounded_run_of_a_cycle_that_goes_round_for_ever_ends(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(epochs_module, "MOST_SETTLING", 20)
     s = simulation(cycle(), [{"k": "a", "at": 100, "n": 10**9}])
-    driver = Driver(s)
+    driver = SparkLogDriver(s)
     driver.run(s.plan.epochs[0], 0)
     driver.epochs.settle(lambda: False)
     assert driver.epochs.latest is not None and driver.epochs.latest.outside == 20 and driver.epochs.latest.pending

@@ -13,8 +13,8 @@ from millstream.core.guards import Guards
 from millstream.core.keyspace import ROW, decode_row
 from millstream.simulation.comparison import compare, undisturbed
 from millstream.simulation.fault import Fault
-from millstream.simulation.planned_driver import PlannedSimulation
 from millstream.simulation.schedules import make_plan
+from millstream.simulation.simulated_run import Simulation
 from millstream.state.segment import merge
 
 LOSSES = ("lose", "stale", "rejoin")
@@ -27,7 +27,7 @@ def exact(pipeline: ms.Pipeline, seeds: range, **options: Any) -> None:
 # --- every kind does something
 
 
-def differs(simulation: PlannedSimulation, end: Any) -> str | None:
+def differs(simulation: Simulation, end: Any) -> str | None:
     return compare(simulation, end, undisturbed(simulation.program, simulation.committed_plan(), simulation.shards), exact=True)
 
 
@@ -85,7 +85,7 @@ def test_negative_twin(guard: str, fault: str, first: int) -> None:
     assert f"The shortest schedule that shows it:\n  1. {fault} in epoch" in str(caught.value)
 
 
-def numbers(simulation: PlannedSimulation, end: Any, computation: str) -> list[int]:
+def numbers(simulation: Simulation, end: Any, computation: str) -> list[int]:
     _, kind = simulation.compiled.make(computation)
     return sorted(
         number
@@ -125,7 +125,7 @@ def test_a_kind_that_needs_a_resident_run_says_so() -> None:
         ms.testing.assert_exactly_once(one_level(), ROWS, faults=["retry"], resident=True)
 
 
-class Witness(PlannedSimulation):
+class Witness(Simulation):
     """Notes at the points of step 4 whether the unit of a slot is there."""
 
     def __init__(self, *given: Any) -> None:

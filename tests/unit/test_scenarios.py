@@ -12,7 +12,7 @@ import millstream as ms
 import scenariokit
 from millstream.faults import POINTS
 from millstream.simulation.fault import Fault, read_fault, read_schedule
-from millstream.simulation.schedules import PLANNED_KINDS, RESIDENT_KINDS, Counterexample, make_plan, make_schedule
+from millstream.simulation.schedules import MICRO_BATCH_KINDS, RESIDENT_KINDS, Counterexample, make_plan, make_schedule
 
 FILES = sorted(scenariokit.FOLDER.glob("*.txt"))
 
@@ -32,7 +32,7 @@ def test_every_mode_has_scenarios() -> None:
     assert {scenariokit.read(path).mode for path in FILES} == {"micro-batch", "resident", "spark log"}
 
 
-@given(st.integers(0, 10_000), st.sampled_from([PLANNED_KINDS, RESIDENT_KINDS]))
+@given(st.integers(0, 10_000), st.sampled_from([MICRO_BATCH_KINDS, RESIDENT_KINDS]))
 def test_a_schedule_is_read_back_from_its_text(seed: int, kinds: tuple[str, ...]) -> None:
     program = scenariokit.PIPELINES["two levels"]().program()
     schedule = make_schedule(program, make_plan(scenariokit.ROWS, seed), seed, kinds, 2)

@@ -35,13 +35,14 @@ from millstream.engine.receipts import EpochOrder, Receipt
 from millstream.engine.task import Result, Task
 from millstream.errors import StorageError
 from millstream.simulation import loop_tasks
-from millstream.simulation.driver import InputPlan, Simulation
 from millstream.simulation.fakes import Host, HostCache
 from millstream.simulation.fault import Fault
 from millstream.simulation.list_inputs import Injected, ListInputs
+from millstream.simulation.simulated_run import InputPlan
 from millstream.sinks import Part, Sink, SinkRow, TaskContext
 from millstream.state.memory_storage import MemoryStorage
 from millstream.state.storage import Storage
+from sparklog import SparkLogSimulation
 
 SHARDS = 2
 SOURCE = ms.sources.files("nowhere", schema="k string, g long, n long, at long, id string, s string, mark long", format="json")
@@ -276,7 +277,7 @@ def test_oracle_a_table_and_lists_of_the_same_records_come_to_the_same(epochs: A
         found = compared.__wrapped__(patch)  # a fixture would last for all examples
         plan = InputPlan(named_apart(epochs), [1_000 + 60_000 * at for at in range(len(epochs))])
         schedule = [Fault(kind, epoch, "task.4-staged" if kind == "crash" else "", task=task) for kind, epoch, task in faults]
-        Simulation(pipeline().program(), plan, schedule, 1, shards=SHARDS).run()
+        SparkLogSimulation(pipeline().program(), plan, schedule, 1, shards=SHARDS).run()
     assert all(receipt.failure is None for receipt in found)
 
 
@@ -300,7 +301,7 @@ def test_a_table_and_lists_agree_on_all_that_is_promised_above(compared: list[Re
     ]
     third, fourth = [("marked", row("a", 5, 900, "12", "y", 800))], [("dedup", row("a", 5, 120, "late"))]
     plan = InputPlan([first, second, third, fourth], [1_000, 61_000, 121_000, 181_000])
-    simulation = Simulation(pipeline().program(), plan, [], 1, shards=SHARDS)
+    simulation = SparkLogSimulation(pipeline().program(), plan, [], 1, shards=SHARDS)
     end = simulation.run()
     assert {receipt.level for receipt in compared} == {0, 1}
     assert any(receipt.consumed for receipt in compared) and any(receipt.stored_refs for receipt in compared)
@@ -317,7 +318,7 @@ def test_twin_a_table_that_lacks_a_record_is_noticed(compared: list[Receipt], mo
     monkeypatch.setitem(globals(), "table_of", lambda task, inputs: found and found.slice(1) if (found := whole(task, inputs)) else found)
     row = {"k": "a", "g": 1, "n": 1, "at": 100, "id": "1", "s": "x", "mark": 1}
     with pytest.raises(AssertionError, match="parts"):
-        Simulation(pipeline().program(), InputPlan([[("dedup", row)]], [1_000]), [], 1, shards=SHARDS).run()
+        SparkLogSimulation(pipeline().program(), InputPlan([[("dedup", row)]], [1_000]), [], 1, shards=SHARDS).run()
 
 
 # --- a task that fails
@@ -367,7 +368,7 @@ def test_a_failure_is_a_receipt_that_names_nothing_and_sends_nothing(kind: str, 
     if sink is not None:
         p.emit(out, sink)
     storage, compiled = MemoryStorage(), Compiled(p.program())
-    simulation = Simulation(p.program(), InputPlan([[]], [1_000]), [], 1, shards=1, storage=storage)
+    simulation = SparkLogSimulation(p.program(), InputPlan([[]], [1_000]), [], 1, shards=1, storage=storage)
     before = simulation.run()
     units = set(storage.list("units"))
     group = compiled.topology.levels[0][0]

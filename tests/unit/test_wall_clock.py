@@ -15,13 +15,14 @@ from effort import some
 from millstream.core.authority import Standing, times
 from millstream.core.time import BEGINNING, END
 from millstream.engine.spark.run import PlannedRun
-from millstream.simulation.driver import Driver, InputPlan, Simulation
-from millstream.simulation.planned_driver import PlannedDriver, PlannedSimulation
+from millstream.simulation.driver import Driver
+from millstream.simulation.simulated_run import InputPlan, Simulation
 from millstream.state.manifest import Manifest
 from millstream.state.manifest_log import ManifestLog
 from millstream.status import render
 from millstream.status.report import Overview, status_of
 from millstream.testing import LocalRunner, assert_exactly_once
+from sparklog import SparkLogDriver, SparkLogSimulation
 
 SOURCE = ms.sources.files("nowhere", schema="k string, at long, id string", format="json")
 ROW = {"k": "a", "at": 5_000, "id": "1"}
@@ -81,9 +82,9 @@ def pipeline(first: Any = Beat, production: str = ms.WEAK) -> ms.Pipeline:
 
 def bounded_run(simulation: Any, clock: int, drain: bool) -> Manifest:
     """One bounded run from its start to its end, at a wall clock, of whatever has arrived."""
-    if isinstance(simulation, PlannedSimulation):
+    if isinstance(simulation, Simulation):
         simulation.now = clock
-        driver: Any = PlannedDriver(simulation)
+        driver: Any = Driver(simulation)
         driver.epochs.resume()
         topology = driver.epochs.topology
         run = PlannedRun(topology, driver.epochs, driver.planner, bounded=True, drain=drain, every=0.0, eager=False)
@@ -92,7 +93,7 @@ def bounded_run(simulation: Any, clock: int, drain: bool) -> Manifest:
         if run.error is not None:
             raise run.error
     else:
-        driver = Driver(simulation)
+        driver = SparkLogDriver(simulation)
         driver.epochs.resume()
         driver.epochs.clock = lambda: clock
         for number in range(simulation.done + 1, len(simulation.plan.epochs)):
@@ -110,7 +111,7 @@ def simulation_of(kind: Any, made: ms.Pipeline) -> Any:
 
 ENGINES = pytest.mark.parametrize(
     "kind",
-    [Simulation, PlannedSimulation, partial(PlannedSimulation, resident=True)],
+    [SparkLogSimulation, Simulation, partial(Simulation, resident=True)],
     ids=["planned by Spark", "micro-batch", "resident"],
 )
 EDGES = pytest.mark.parametrize("production", [ms.WEAK, ms.STRONG])
@@ -207,8 +208,8 @@ def test_the_time_of_the_commit_and_the_clock_of_the_epoch_are_two_things(kind: 
     """A run that only settles what is left gives its epochs the clock of the last input; they are committed when they are committed."""
     s = simulation_of(kind, pipeline(Heard, ms.STRONG))
     s.now = 1_000
-    driver: Any = PlannedDriver(s) if isinstance(s, PlannedSimulation) else Driver(s)
-    if isinstance(s, PlannedSimulation):
+    driver: Any = Driver(s) if isinstance(s, Simulation) else SparkLogDriver(s)
+    if isinstance(s, Simulation):
         driver.turn()
     else:
         driver.run(s.plan.epochs[0], 0)

@@ -12,10 +12,11 @@ from millstream.core.guards import ALL_GUARDS, Guards
 from millstream.core.keys import key_bytes, shard_of
 from millstream.core.keyspace import ROW, SUB
 from millstream.simulation.comparison import compare, undisturbed
-from millstream.simulation.driver import InputPlan, Simulation
 from millstream.simulation.fault import Fault
+from millstream.simulation.simulated_run import InputPlan
 from millstream.simulation.view_checks import EpochJudge
 from millstream.state.memory_storage import MemoryStore
+from sparklog import SparkLogSimulation
 
 SCHEMA = "id long, name string, gone boolean, ts long"
 SOURCE = ms.sources.files("in/", schema=SCHEMA)
@@ -97,17 +98,17 @@ def plan_of(epochs: Sequence[Sequence[dict[str, Any]]]) -> InputPlan:
 
 def simulated(
     pipeline: ms.Pipeline, epochs: Sequence[Sequence[dict[str, Any]]], *faults: Fault, guards: Guards = ALL_GUARDS, shards: int = 2
-) -> tuple[Simulation, str | None]:
+) -> tuple[SparkLogSimulation, str | None]:
     """A run under faults, and how it differs from the undisturbed one."""
     plan = plan_of(epochs)
     judge = EpochJudge() if guards == ALL_GUARDS else None  # of a twin the end is to be seen
-    simulation = Simulation(pipeline.program(), plan, list(faults), 1, shards, guards, judge=judge)
+    simulation = SparkLogSimulation(pipeline.program(), plan, list(faults), 1, shards, guards, judge=judge)
     manifest = simulation.run()
     assert all(fault in simulation.used for fault in faults), "a fault did not strike"
     return simulation, compare(simulation, manifest, undisturbed(pipeline.program(), plan, shards))
 
 
-def told(simulation: Simulation, stream: str = "names~changelog") -> dict[Any, Any]:
+def told(simulation: SparkLogSimulation, stream: str = "names~changelog") -> dict[Any, Any]:
     """What the published changes of a run lead to."""
     return chain([(key, value) for key, _, value, _ in simulation.ledgers[stream].rows(stream)])
 
@@ -124,7 +125,7 @@ def apart(*names: str, shards: int = 2) -> bool:
     return len({shard_of(key_bytes(name), shards) for name in names}) == len(names)
 
 
-def by_epoch(simulation: Simulation, stream: str) -> dict[int, list[tuple[Any, Any]]]:
+def by_epoch(simulation: SparkLogSimulation, stream: str) -> dict[int, list[tuple[Any, Any]]]:
     """What a run has published of a stream, by epoch: (key, value)."""
     found: dict[int, list[tuple[Any, Any]]] = {}
     folder = f"out/{stream}"
@@ -134,7 +135,7 @@ def by_epoch(simulation: Simulation, stream: str) -> dict[int, list[tuple[Any, A
     return found
 
 
-def snapshots(simulation: Simulation, stream: str) -> list[dict[Any, Any]]:
+def snapshots(simulation: SparkLogSimulation, stream: str) -> list[dict[Any, Any]]:
     """What published changes have led to, after each epoch."""
     rows, now, found = by_epoch(simulation, stream), dict[Any, Any](), []
     for epoch in range(len(simulation.plan.epochs)):

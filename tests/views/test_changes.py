@@ -8,9 +8,9 @@ import pytest
 from faultkit import Runner, chain, people, ran, random_posts, several, told, user
 
 from effort import some
-from millstream.simulation.driver import Simulation
-from millstream.simulation.schedules import SPARK_LOG_KINDS, make_plan, make_schedule, repeated
+from millstream.simulation.schedules import make_plan, make_schedule
 from millstream.simulation.view_checks import EpochJudge
+from sparklog import SPARK_LOG_KINDS, SparkLogSimulation
 
 
 def test_sue_becomes_joe_and_that_is_exactly_two_changes() -> None:
@@ -31,7 +31,7 @@ def test_next_of_one_change_is_prev_of_the_following_for_every_key_and_stream_un
     program = several().program()
     plan = make_plan([("users", row) for row in random_posts(seed)], seed)
     schedule = make_schedule(program, plan, seed, SPARK_LOG_KINDS, 2)
-    simulation = Simulation(program, repeated(plan, schedule), schedule, seed, judge=EpochJudge())
+    simulation = SparkLogSimulation(program, plan, schedule, seed, judge=EpochJudge())
     simulation.run()
     streams = [stream for stream in simulation.ledgers if stream.endswith("~changelog")]
     assert len(streams) == 5

@@ -14,11 +14,12 @@ import millstream as ms
 from effort import some
 from millstream.core import backfill
 from millstream.core.guards import Guards
-from millstream.simulation.driver import InputPlan, Simulation
-from millstream.simulation.schedules import SPARK_LOG_KINDS, make_plan, make_schedule, repeated
+from millstream.simulation.schedules import make_plan, make_schedule
+from millstream.simulation.simulated_run import InputPlan
 from millstream.simulation.view_checks import EpochJudge
 from millstream.testing import assert_exactly_once
 from millstream.views.agg_tree import Tree
+from sparklog import SPARK_LOG_KINDS, SparkLogSimulation, repeated
 
 
 @pytest.fixture
@@ -92,7 +93,7 @@ def test_many_more_random_faults(then: Any, production: str, inline: int, origin
     try_seeds(10_000, 420, production=production, inline=inline, origins=origins, then=then)
 
 
-class Watched(Simulation):
+class Watched(SparkLogSimulation):
     """Notes the epochs after which a view is still being filled."""
 
     def __init__(self, *given: Any, **options: Any) -> None:
@@ -122,11 +123,13 @@ def test_a_drain_goes_on_until_a_new_view_is_filled(small_chunks: None) -> None:
     """Also one that begins when event time has ended long ago."""
     plan = make_plan(trade(5), 5)
     for then in ((len(plan.epochs) - 1, shop(more=True).program()), None):
-        simulation = Simulation(shop().program(), plan, [], 1, then=then)
+        simulation = SparkLogSimulation(shop().program(), plan, [], 1, then=then)
         manifest = simulation.run()
         if then is None:
             assert manifest.drained and "busy" not in manifest.builds
-            manifest = Simulation(shop(more=True).program(), InputPlan([], plan.clock[-1:]), [], 2, storage=simulation.storage).run()
+            manifest = SparkLogSimulation(
+                shop(more=True).program(), InputPlan([], plan.clock[-1:]), [], 2, storage=simulation.storage
+            ).run()
         assert manifest.drained and manifest.computations["busy"].tallies["groups"] > 0
         assert not any(build.is_filling for build in manifest.builds.values())
 
@@ -226,7 +229,7 @@ def cuts(seed: int, production: str = ms.WEAK) -> list[bool]:
     program = bank(production).program()
     plan = make_plan([("moves", row) for row in rows], seed)
     schedule = make_schedule(program, plan, seed, SPARK_LOG_KINDS, 2)
-    simulation = Simulation(program, repeated(plan, schedule), schedule, seed, judge=EpochJudge())
+    simulation = SparkLogSimulation(program, plan, schedule, seed, judge=EpochJudge())
     simulation.run()
     documents, debits, credits = (snapshots(simulation, f"{name}~changelog") for name in ("moves", "debits", "credits"))
     found = []

@@ -12,7 +12,7 @@ import millstream as ms
 from millstream.core.keys import key_bytes, shard_of
 from millstream.core.keyspace import ROW, Row, decode_row, encode_row
 from millstream.engine.evolution import reconciled
-from millstream.simulation.driver import Driver, InputPlan, Simulation
+from millstream.simulation.simulated_run import InputPlan
 from millstream.state.compaction import unit_name
 from millstream.state.manifest import Manifest
 from millstream.state.manifest_log import ManifestLog
@@ -20,6 +20,7 @@ from millstream.state.memory_storage import MemoryStorage
 from millstream.state.reader import CommittedState
 from millstream.state.segment import SegmentRef, encode_segment
 from millstream.state.storage import LocalStorage
+from sparklog import SparkLogDriver, SparkLogSimulation
 
 NOON = 1_714_564_800_000
 SCHEMA = "id long, name string, age long, ts long, gone boolean"
@@ -45,8 +46,8 @@ class Recorded:
         self._simulate()
 
     def _simulate(self) -> None:
-        self.simulation = Simulation(self.program, self.plan, [], seed=1, shards=self.shards, storage=self.storage)
-        self.driver = Driver(self.simulation)
+        self.simulation = SparkLogSimulation(self.program, self.plan, [], seed=1, shards=self.shards, storage=self.storage)
+        self.driver = SparkLogDriver(self.simulation)
         if self.driver.epochs.latest is not None:
             self.driver.epochs.latest = reconciled(self.driver.epochs.latest, self.simulation.program)
 
@@ -60,7 +61,7 @@ class Recorded:
 
     def restart(self) -> None:
         """A new driver, on other workers."""
-        self.driver = Driver(self.simulation)
+        self.driver = SparkLogDriver(self.simulation)
         assert self.driver.epochs.latest is not None
         self.driver.epochs.latest = reconciled(self.driver.epochs.latest, self.simulation.program)
         self.driver.epochs.resume()

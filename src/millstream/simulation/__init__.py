@@ -1,8 +1,8 @@
 """How is a pipeline tried without Spark? Nothing here runs in production; users reach it through `millstream.testing`.
 
     local             the local engine: the oracle
-    driver            a simulated run under a schedule of faults, planned by a model of Spark's log
-    planned_driver    a simulated run as production plans it
+    simulated_run     a run under a schedule of faults
+    driver            its driver
     loop_tasks        the tasks of a simulated micro-batch
     resident_tasks    tasks that stay, and the network between them
     list_inputs       rows as lists, on their way into shards

@@ -16,9 +16,9 @@ from millstream.core.guards import ALL_GUARDS, Guards
 from millstream.core.keys import key_of, key_text
 from millstream.engine.program import Program
 from millstream.simulation.diff import OutRow, first_entry, first_row
-from millstream.simulation.driver import AFTER_THE_END, InputPlan, Simulation
 from millstream.simulation.fakes import Violation
 from millstream.simulation.local import LocalEngine
+from millstream.simulation.simulated_run import AFTER_THE_END, InputPlan, Simulation
 from millstream.simulation.view_checks import EpochJudge, read
 from millstream.simulation.view_equivalence import first_of_state, first_of_streams, outputs
 from millstream.state.manifest import Manifest

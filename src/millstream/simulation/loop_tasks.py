@@ -13,7 +13,7 @@ from millstream.simulation.list_inputs import Handed, Injected, ListInputs
 from millstream.state.heartbeat import RunMode
 
 if TYPE_CHECKING:
-    from millstream.simulation.driver import SimulatedDriver
+    from millstream.simulation.driver import Driver
 
 InputRows = Sequence[tuple[str, dict[str, Any]]]  # streams, and their rows
 
@@ -21,7 +21,7 @@ InputRows = Sequence[tuple[str, dict[str, Any]]]  # streams, and their rows
 class LoopTasks:
     """Runs tasks in a loop, on hosts that are drawn by lot. read: the rows of what came in. Implements the epochs' TaskRunner."""
 
-    def __init__(self, driver: SimulatedDriver, read: Callable[[Any], InputRows]) -> None:
+    def __init__(self, driver: Driver, read: Callable[[Any], InputRows]) -> None:
         self._driver = driver
         self._read = read
         self._hosts: list[Host] = []
@@ -58,7 +58,7 @@ class LoopTasks:
                     if simulation.hits("retry", driver.index, number):
                         task.run("lost")
                     for fault in simulation.take_due("zombie", driver.index, number):
-                        simulation.sleep(driver.index + fault.later, lambda task=task: task.run("zombie"))
+                        simulation.sleep(driver.index + fault.later, lambda task=task: task.run("zombie"))  # type: ignore[misc]
                     receipt, sent = task.run("first")
                     receipts[number] = receipt
                     for one in (one for rows in sent.values() for one in rows.rows()):
@@ -78,7 +78,7 @@ class _Attempts:
 
     def __init__(
         self,
-        driver: SimulatedDriver,
+        driver: Driver,
         hosts: Sequence[Host],
         order: EpochOrder,
         group: Group,

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
@@ -26,10 +26,12 @@ from millstream.engine.resident.round import AwaitRows, ReadSplits, Round, SendR
 from millstream.engine.resident.runner import part_of
 from millstream.engine.routing import SentRows
 from millstream.errors import MillstreamError, TaskLost
-from millstream.simulation.driver import SimulatedDriver
 from millstream.simulation.fakes import Host, HostCache, Violation
 from millstream.simulation.list_inputs import Handed, Injected, ListInputs
 from millstream.state.heartbeat import RunMode
+
+if TYPE_CHECKING:
+    from millstream.simulation.driver import Driver
 
 
 class Inflow(msgspec.Struct):
@@ -158,7 +160,7 @@ class _Member:
 class SimulatedTasks:
     """The tasks of one run."""
 
-    def __init__(self, driver: SimulatedDriver, count: int, read: Callable[[Any], list[list[tuple[str, dict[str, Any]]]]]) -> None:
+    def __init__(self, driver: Driver, count: int, read: Callable[[Any], list[list[tuple[str, dict[str, Any]]]]]) -> None:
         """read: the rows of every split of what an epoch reads."""
         self.driver = driver
         self.count = count

@@ -14,32 +14,26 @@ from millstream.faults import POINTS
 from millstream.simulation.comparison import compare, undisturbed
 from millstream.simulation.diagnosis import WRONG
 from millstream.simulation.diff import cut_short
-from millstream.simulation.driver import InputPlan, Simulation
 from millstream.simulation.epoch_cuts import Rows
 from millstream.simulation.fakes import Violation
 from millstream.simulation.fault import Fault
 from millstream.simulation.list_inputs import is_rejected
-from millstream.simulation.planned_driver import BEFORE_COMMIT, COMMITTING, PLANNED_KINDS, RESIDENT_KINDS, PlannedSimulation
+from millstream.simulation.simulated_run import BEFORE_COMMIT, MICRO_BATCH_KINDS, RESIDENT_KINDS, InputPlan, Simulation
 from millstream.simulation.view_checks import EpochJudge
 from millstream.simulation.view_equivalence import only_refined
 
 __all__ = [
-    "PLANNED_KINDS",
+    "MICRO_BATCH_KINDS",
     "RESIDENT_KINDS",
-    "SPARK_LOG_KINDS",
     "Counterexample",
     "make_plan",
     "make_schedule",
     "may_repeat",
-    "repeated",
     "shrink",
     "trial",
 ]
 
-SPARK_LOG_KINDS = tuple(kind for kind in PLANNED_KINDS if kind != "replan")
 START = 1_700_000_000_000
-_PAUSES = ("epoch.2-read", "epoch.5-checked", "epoch.6-committed")
-_PLANNED_PAUSES = (*_PAUSES, COMMITTING)
 _STEPS = 14  # of a task in one epoch, about
 _MOST = 5  # faults in one schedule
 
@@ -65,7 +59,7 @@ def make_schedule(
     kinds: Collection[str],
     shards: int,
     then: Program | None = None,
-    spark_log: bool = False,
+    pauses: Sequence[str] = Simulation.pauses,
 ) -> list[Fault]:
     """One to five faults. then: what the program is restarted as, which may have more tasks."""
     dice = random.Random(f"schedule {seed}")
@@ -85,7 +79,7 @@ def make_schedule(
             point = dice.choice(POINTS)
             found.append(Fault(kind, epoch, point, task=dice.randrange(tasks) if point.startswith("task.") else 0))
         elif kind == "pause":
-            found.append(Fault(kind, epoch, dice.choice(_PAUSES if spark_log else _PLANNED_PAUSES), later=dice.randint(0, 3)))
+            found.append(Fault(kind, epoch, dice.choice(pauses), later=dice.randint(0, 3)))
         elif kind == "replan":
             point = dice.choice(BEFORE_COMMIT)
             found.append(Fault(kind, epoch, point, dice.randrange(tasks) if point.startswith("task.") else 0, dice.randint(0, 1)))
@@ -109,17 +103,6 @@ def may_repeat(program: Program, stream: str) -> bool:
     only tables that go by versions, and what derives from them."""
     injector = program.topology.injectors[stream]
     return (injector.dedup is not None and not injector.watermark.repeats_matter) or only_refined(program)
-
-
-def repeated(plan: InputPlan, schedule: Sequence[Fault]) -> InputPlan:
-    """The plan with the records that the schedule brings again, in the same epoch as the first time or a later one."""
-    home = [(epoch, row) for epoch, rows in enumerate(plan.epochs) for row in rows]
-    epochs = [list(rows) for rows in plan.epochs]
-    for fault in schedule:
-        if fault.kind == "repeat":
-            first, row = home[fault.later]
-            epochs[max(first, fault.epoch)].append(row)
-    return InputPlan(epochs, plan.clock)
 
 
 class Counterexample:
@@ -151,18 +134,18 @@ def trial(
     program: Program,
     records: Rows,
     seed: int,
-    kinds: Collection[str] = PLANNED_KINDS,
+    kinds: Collection[str] = MICRO_BATCH_KINDS,
     shards: int = 2,
     guards: Guards = ALL_GUARDS,
     then: Program | None = None,
     resident: bool = False,
-    spark_log: bool = False,
     schedule: Sequence[Fault] | None = None,
+    simulate: type[Simulation] = Simulation,
 ) -> Counterexample | None:
     """Runs one seed; None if the run ends as the undisturbed one does. then: what it is restarted as in the middle. resident: with tasks that stay.
 
-    Epochs are planned as production plans them, so the undisturbed run is one of the epochs that were committed. spark_log: a model of Spark's log plans
-    them instead, as for sources that only Spark can read. schedule: these faults, not ones that are drawn.
+    Epochs are planned as production plans them, so the undisturbed run is one of the epochs that were committed. schedule: these faults, not ones that are
+    drawn.
     """
     plan = make_plan(records, seed)
     after = None if then is None else (random.Random(f"then {seed}").randrange(1, len(plan.epochs)), then)
@@ -172,19 +155,15 @@ def trial(
     except Violation as violation:
         return Counterexample(seed, (), str(violation), wrong=True)
     if schedule is None:
-        schedule = make_schedule(program, plan, seed, kinds, shards, then, spark_log)
+        schedule = make_schedule(program, plan, seed, kinds, shards, then, simulate.pauses)
 
     def differs(faults: Sequence[Fault]) -> str | None:
-        simulation: Simulation
-        if spark_log:
-            simulation = Simulation(program, repeated(plan, faults), faults, seed, shards, guards, then=after, judge=judge)
-        else:
-            simulation = PlannedSimulation(program, plan, faults, seed, shards, guards, then=after, judge=judge, resident=resident)
+        simulation = simulate(program, plan, faults, seed, shards, guards, then=after, judge=judge, resident=resident)
         dropped = all(injector.dedup is not None for injector in program.topology.injectors.values())
         try:
             exact = dropped or not any(fault.kind == "repeat" for fault in faults) or not only_refined(program)
             end = simulation.run()
-            return compare(simulation, end, undisturbed(program, simulation.committed_plan(plan), shards, then=after), exact)
+            return compare(simulation, end, undisturbed(program, simulation.committed_plan(), shards, then=after), exact)
         except Violation as violation:
             return str(violation)
         except MillstreamError as error:
