@@ -1,4 +1,5 @@
-"""Two drivers on one checkpoint: one of them stops and says why, and no epoch is committed twice."""
+"""Two drivers on one checkpoint on Spark: one of them stops and says why, and no epoch is committed twice. Without a JVM:
+tests/resident/test_resident_drivers.py."""
 
 from __future__ import annotations
 
@@ -14,6 +15,7 @@ import support
 pytestmark = [pytest.mark.spark, pytest.mark.crash]
 
 
+@pytest.mark.soak
 def test_of_two_drivers_on_one_checkpoint_the_older_is_fenced(tmp_path: Path) -> None:
     files = support.queries(8, 40)
     support.write_queries(tmp_path / "queries", files)
@@ -65,6 +67,7 @@ def test_a_driver_that_was_paused_replaced_and_continued_commits_nothing_and_say
             paused.communicate()
 
 
+@pytest.mark.soak
 def test_of_two_drivers_started_at_the_same_moment_one_goes_on_to_the_end(tmp_path: Path) -> None:
     for attempt in range(2):
         work = tmp_path / str(attempt)

@@ -1,4 +1,5 @@
-"""Exactly once under kill -9 on Spark, before the commit. Every point, and random moments: tests/resident/test_resident_drivers.py, without a JVM."""
+"""Exactly once under kill -9 on Spark: before the commit, from the commit on, and a worker in mid-staging. Every point, and random moments:
+tests/resident/test_resident_drivers.py, without a JVM."""
 
 from __future__ import annotations
 
@@ -11,15 +12,21 @@ import support
 
 pytestmark = [pytest.mark.spark, pytest.mark.crash]
 
-BEFORE = ("task.4-staging", "epoch.5-checked")
+POINTS = ("epoch.5-checked", "epoch.6-committed", "epoch.7-publishing")
+FIRST = 3  # by then every sink has something to publish
 
 
-def test_driver_killed_before_the_commit_and_a_worker_in_mid_staging(tmp_path: Path) -> None:
-    """With a weak edge inside a task, and a strong one whose productions are stored when the driver dies."""
-    strong = ("--production", ms.STRONG)
-    files = support.queries(len(BEFORE) + 2, 60)
+def test_drivers_killed_around_the_commit_a_worker_in_mid_staging_and_spark_forgets_its_last_commit(tmp_path: Path) -> None:
+    """With a weak edge inside a task, and a strong one whose productions are stored when the driver dies. Spark plans: an epoch that is committed and that
+    it does not know is asked for again, and must not count again."""
+    strong = ("--production", ms.STRONG, "--foreign")
+    files = support.queries(FIRST + len(POINTS) + 2, 60)
     support.write_queries(tmp_path / "queries", files)
-    support.kill_at(tmp_path, BEFORE, *strong)
-    done = support.run_job(tmp_path, *strong, "--drain", crash=f"worker:task.4-staging@{len(BEFORE)}")
+    support.kill_at(tmp_path, POINTS, *strong, first=FIRST)
+    commits = tmp_path / "checkpoint" / "spark" / "commits"
+    last = max((p for p in commits.iterdir() if p.name.isdigit()), key=lambda p: int(p.name))
+    last.unlink()
+    (commits / f".{last.name}.crc").unlink(missing_ok=True)
+    done = support.run_job(tmp_path, *strong, "--drain", crash=f"worker:task.4-staging@{FIRST + len(POINTS)}")
     assert done.returncode == 0, done.stdout + done.stderr[-3000:]
     support.assert_same(tmp_path, support.oracle(tmp_path, files, drain=True, production=ms.STRONG))

@@ -1,4 +1,4 @@
-"""Exactly once under kill -9, at random moments."""
+"""Exactly once under kill -9 on Spark, at random moments. Without a JVM: tests/resident/test_resident_drivers.py."""
 
 from __future__ import annotations
 
@@ -11,13 +11,10 @@ from pathlib import Path
 import pytest
 
 import support
-from millstream.state.manifest_log import ManifestLog
-from millstream.state.storage import open_storage
 
-pytestmark = [pytest.mark.spark, pytest.mark.crash]
+pytestmark = [pytest.mark.spark, pytest.mark.crash, pytest.mark.soak]
 
 
-@pytest.mark.soak
 def test_driver_killed_at_random_moments_while_input_arrives(tmp_path: Path) -> None:
     files = support.queries(9, 50, seed=3)
     rng = random.Random(11)
@@ -40,21 +37,3 @@ def test_driver_killed_at_random_moments_while_input_arrives(tmp_path: Path) -> 
     done = support.run_job(tmp_path, "--drain")
     assert done.returncode == 0, done.stdout + done.stderr[-3000:]
     support.assert_same(tmp_path, support.oracle(tmp_path, files, drain=True))
-
-
-def test_a_bounded_run_that_is_killed_while_it_settles_goes_on_with_that_at_the_next_start(tmp_path: Path) -> None:
-    files = support.queries(4, 40)
-    for name in ("undisturbed", "killed"):
-        support.write_queries(tmp_path / name / "queries", files)
-    done = support.run_job(tmp_path / "undisturbed")
-    assert done.returncode == 0, done.stdout + done.stderr[-2000:]
-    log = ManifestLog(open_storage(str(tmp_path / "undisturbed" / "checkpoint")))
-    settling = [epoch for epoch in log.epochs() if log.read(epoch).settle]
-    assert settling, "what the last records made due is done outside the query"
-    died = support.run_job(tmp_path / "killed", crash=f"epoch.6-committed@{settling[0]}")
-    assert died.returncode == -9
-    again = support.run_job(tmp_path / "killed")
-    assert again.returncode == 0, again.stdout + again.stderr[-2000:]
-    expected = support.oracle(tmp_path / "killed", files)
-    support.assert_same(tmp_path / "killed", expected)
-    support.assert_same(tmp_path / "undisturbed", support.oracle(tmp_path / "undisturbed", files))

@@ -77,9 +77,8 @@ def slot_of(key: str, shards: int = 4, slots: int = 2) -> int:
 class GivenReader(PlannedReader):
     """Rows that a test gives, as they come. They travel inside their pieces."""
 
-    schema = pa.schema([("key", pa.string()), ("n", pa.int64()), ("at", pa.int64()), ("id", pa.string()), ("do", pa.string())])
-
-    def __init__(self) -> None:
+    def __init__(self, schema: pa.Schema) -> None:
+        self.schema = schema
         self.rows: list[dict[str, Any]] = []
         self.per_epoch = 1_000
         self.size = 1  # what a piece claims to have; more than `epochs.LITTLE` is read by the tasks
@@ -87,7 +86,7 @@ class GivenReader(PlannedReader):
         self._call: Callable[[], None] = lambda: None
 
     def __getstate__(self) -> dict[str, Any]:
-        return {}
+        return {"schema": self.schema}
 
     def first(self) -> str:
         return "0"
@@ -115,10 +114,11 @@ class GivenReader(PlannedReader):
 class Given(Source):
     """The source of those."""
 
-    schema = "key string, n long, at long, id string, do string"
-
-    def __init__(self) -> None:
-        self.given = GivenReader()
+    def __init__(self, schema: str = "key string, n long, at long, id string, do string") -> None:
+        self.schema = schema
+        types = {"string": pa.string(), "long": pa.int64(), "boolean": pa.bool_()}
+        fields = [field.split(" ") for field in schema.split(", ")]
+        self.given = GivenReader(pa.schema([(name, types[kind]) for name, kind in fields]))
 
     def unplanned(self) -> str | None:
         return None
@@ -184,14 +184,17 @@ def group_of(record: ms.Record) -> int:
     return int(record.key[1:]) % GROUPS
 
 
-def pipeline(work: Path, source: Source) -> ms.Pipeline:
-    p = ms.Pipeline("kit")
+Build = Callable[[Path], tuple[ms.Pipeline, Given]]  # a pipeline, and its source
+
+
+def pipeline(work: Path, production: str = ms.WEAK) -> tuple[ms.Pipeline, Given]:
+    p, source = ms.Pipeline("kit"), Given()
     rows = p.inject("rows", source, timestamp="at", id="id")
-    steps = p.compute(Steps, rows, key="key", produces="steps", production=ms.WEAK)
+    steps = p.compute(Steps, rows, key="key", produces="steps", production=production)
     groups = p.compute(Groups, steps, key=group_of, produces="groups")
     p.emit(steps, ms.sinks.files(work / "steps"))
     p.emit(groups, ms.sinks.files(work / "groups"))
-    return p
+    return p, source
 
 
 # --- in Spark's place
@@ -425,11 +428,20 @@ class ProcessTasks:
 class MicroBatchRun:
     """One run of epochs whose tasks are processes of their own, on a checkpoint in `work`."""
 
-    def __init__(self, work: Path, rows: Sequence[dict[str, Any]], crash: str = "", guards: str = "", shards: int = 2) -> None:
-        opened = _Opened(work, rows, shards)
+    def __init__(
+        self,
+        work: Path,
+        rows: Sequence[dict[str, Any]],
+        crash: str = "",
+        guards: str = "",
+        shards: int = 2,
+        build: Build = pipeline,
+        bounded: bool = False,
+    ) -> None:
+        opened = _Opened(work, rows, shards, build)
         self.reader, self.points = opened.reader, KitPoints(crash)
         chosen = Guards.without(guards)
-        planner = SourcePlanner({"rows": self.reader}, opened.log.storage, opened.token, opened.latest, False, chosen)
+        planner = SourcePlanner(opened.readers, opened.log.storage, opened.token, opened.latest, False, chosen)
         self.epochs: Epochs[Mapping[str, SplitPlan]] = Epochs(
             opened.program,
             shards,
@@ -441,7 +453,7 @@ class MicroBatchRun:
             guards=chosen,
             points=self.points,
         )
-        self._trigger = Trigger(self.epochs, planner, bounded=False, every=0.0, eager=False)
+        self._trigger = Trigger(self.epochs, planner, bounded=bounded, every=0.0, eager=False)
         self.epochs.resume()
 
     def __enter__(self) -> MicroBatchRun:
@@ -458,18 +470,21 @@ class MicroBatchRun:
 class _Opened:
     """A checkpoint in `work`, claimed, and what a run on it needs."""
 
-    def __init__(self, work: Path, rows: Sequence[dict[str, Any]], shards: int) -> None:
-        source = Given()
+    def __init__(self, work: Path, rows: Sequence[dict[str, Any]], shards: int, build: Build) -> None:
+        made, source = build(work)
         self.reader = source.given
         self.reader.give(rows)
-        self.program = pipeline(work, source).program()
+        self.program = made.program()
         topology = self.program.topology
         for emission in topology.emissions:
             emission.sink.by_default(0)
             emission.sink.check()
         self.log = ManifestLog(open_storage(str(work / "checkpoint")))
         identity = self.log.identify(self.program.name, shards, shards, list(topology.injectors))
-        self.keying = Keying(self.program, topology.injectors["rows"], self.reader.schema, shards, None)
+        (injector,) = topology.injectors.values()
+        self.readers: dict[str, Any] = {injector.name: self.reader}
+        self.keying = Keying(self.program, injector, self.reader.schema, shards, None)
+        self.keyings = {injector.name: self.keying}
         self.latest = self.log.latest()
         self.token = self.log.runs.claim(self.latest.token if self.latest is not None else None)
         self.place = RunPlace(str(work / "checkpoint"), identity.id, None, str(work / "state_caches"), shards, [self.keying.layout])
@@ -492,11 +507,13 @@ class ResidentRun:
         rows: Sequence[dict[str, Any]] = (),
         proxied: int | None = None,
         change: Callable[[Setup], None] = lambda setup: None,
+        build: Build = pipeline,
+        bounded: bool = False,
     ) -> None:
         for flag in glob(f"/tmp/millstream-crash-{os.getpid()}-*"):  # of another test of this process
             os.unlink(flag)
         self.work = work
-        opened = _Opened(work, rows, shards)
+        opened = _Opened(work, rows, shards, build)
         self.reader = opened.reader
         self.nursery = nursery or Nursery(slots)
         self.points = KitPoints(crash)
@@ -507,11 +524,11 @@ class ResidentRun:
             token=opened.token,
             place=opened.place,
             slots=slots,
-            readers={"rows": self.reader},
-            keyings={"rows": opened.keying},
+            readers=opened.readers,
+            keyings=opened.keyings,
             host=host,
             remote=tls,
-            bounded=False,
+            bounded=bounded,
             pickled=pickling.dumps,
             points=self.points,
             guards_off=guards,
@@ -522,7 +539,7 @@ class ResidentRun:
         if proxied is not None:
             self.proxy = Proxy(self.coordinator.address)
             self.nursery.setups[proxied] = msgspec.msgpack.encode(msgspec.structs.replace(self.setup, address=self.proxy.address))
-        self._trigger = Trigger(self.epochs, parts.planner, bounded=False, every=0.0, eager=False)
+        self._trigger = Trigger(self.epochs, parts.planner, bounded=bounded, every=0.0, eager=False)
         self._stopping = False
         self._thread: threading.Thread | None = None
         self.error: BaseException | None = None
@@ -602,7 +619,8 @@ class ResidentRun:
 
 class Driver:
     """Runs epochs over `rows.jsonl` until all of it is committed, as a process that can be killed and paused. crash: see `faults`; pause: an epoch before
-    which it stops itself; much: tasks read their part themselves; resident: in tasks that stay, else a process per task and epoch."""
+    which it stops itself; much: tasks read their part themselves; resident: in tasks that stay, else a process per task and epoch; settles: what the last
+    rows made due is done, too, as in a bounded run."""
 
     def __init__(
         self,
@@ -613,8 +631,13 @@ class Driver:
         much: bool = False,
         per_epoch: int = 60,
         resident: bool = True,
+        settles: bool = False,
+        build: Build = pipeline,
+        shards: int | None = None,
     ) -> None:
-        self._process = _forks.Process(target=_drive, args=(work, crash, guards, pause, much, per_epoch, resident))
+        shards = shards or (4 if resident else 2)
+        args = (work, crash, guards, pause, much, per_epoch, resident, settles, build, shards)
+        self._process = _forks.Process(target=_drive, args=args)
         self._process.start()
         self.work = work
         self.pid: int = self._process.pid or 0
@@ -648,14 +671,29 @@ def write_rows(work: Path, rows: Sequence[Mapping[str, Any]]) -> None:
     (work / "rows.new").rename(work / "rows.jsonl")
 
 
-def _drive(work: Path, crash: str, guards: str, pause: int | None, much: bool, per_epoch: int, resident: bool) -> None:
+def _drive(
+    work: Path,
+    crash: str,
+    guards: str,
+    pause: int | None,
+    much: bool,
+    per_epoch: int,
+    resident: bool,
+    settles: bool,
+    build: Build,
+    shards: int,
+) -> None:
     rows = [json.loads(line) for line in (work / "rows.jsonl").read_text().splitlines()]
     try:
-        with (ResidentRun if resident else MicroBatchRun)(work, rows=rows, crash=crash, guards=guards) as run:
+        with (ResidentRun if resident else MicroBatchRun)(
+            work, rows=rows, crash=crash, guards=guards, build=build, shards=shards, bounded=settles
+        ) as run:
             run.reader.per_epoch = per_epoch
             run.reader.size = 1 << 30 if much else 1
             run.points.pause = pause
             run.turn()
+            if settles:
+                run.epochs.settle(lambda: False)
     except ms.errors.MillstreamError as error:
         (work / f"said-{os.getpid()}").write_text(f"{type(error).__name__}: {error}")
         os._exit(3)

@@ -12,8 +12,11 @@ from typing import Any
 import pytest
 import taskkit as kit
 
+import millstream as ms
 from effort import first_seed
 from millstream.faults import POINTS
+from millstream.state.manifest_log import ManifestLog
+from millstream.state.storage import open_storage
 
 pytestmark = pytest.mark.crash
 
@@ -67,6 +70,22 @@ def test_negative_twin_where_offsets_are_noted_when_they_are_planned_a_killed_dr
     assert kit.faults_of(tmp_path, rows)["lost"]
 
 
+def strong(work: Path) -> tuple[ms.Pipeline, kit.Given]:
+    """Productions are stored, so the last rows leave something to do."""
+    return kit.pipeline(work, ms.STRONG)
+
+
+@MODES
+def test_a_bounded_run_that_is_killed_while_it_settles_goes_on_with_that_at_the_next_start(tmp_path: Path, resident: bool) -> None:
+    rows = kit.numbered(120)
+    kit.write_rows(tmp_path, rows)
+    killed = kit.Driver(tmp_path, crash="epoch.6-committed@2", resident=resident, settles=True, build=strong)
+    assert killed.wait() == -signal.SIGKILL
+    assert ManifestLog(open_storage(str(tmp_path / "checkpoint"))).read(2).settle, "what the last rows made due is done outside the query"
+    assert kit.Driver(tmp_path, resident=resident, settles=True, build=strong).wait() == 0
+    assert kit.faults_of(tmp_path, rows) == {}
+
+
 def newest(work: Path) -> int:
     folder = work / "checkpoint" / "manifests"
     return max((int(path.stem) for path in folder.glob("*.json")), default=-1) if folder.exists() else -1
@@ -98,6 +117,15 @@ def test_a_driver_that_was_paused_and_replaced_is_fenced(tmp_path: Path) -> None
     first, code, stands = replaced(tmp_path)
     assert code == 3 and first.said().startswith("Fenced: another driver owns")
     assert stands
+
+
+def test_of_two_drivers_started_at_the_same_moment_one_goes_on_to_the_end(tmp_path: Path) -> None:
+    rows = kit.numbered(400)
+    kit.write_rows(tmp_path, rows)
+    both = [kit.Driver(tmp_path, per_epoch=4) for _ in range(2)]
+    assert sorted(one.wait() for one in both) == [0, 3]
+    assert any(one.said().startswith("Fenced: another driver owns") for one in both if one.wait() == 3)
+    assert kit.faults_of(tmp_path, rows) == {}
 
 
 def test_without_the_guards_it_commits_over_the_other(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""Users by their names, in a child process that can be killed: `python namesjob.py WORK`. One file of posts is one epoch."""
+"""Users by their names, in a child process on Spark that can be killed: `python namesjob.py WORK`. One file of posts is one epoch."""
 
 from __future__ import annotations
 
@@ -15,10 +15,12 @@ def size(row: Any) -> str:
     return "rare" if row.value < 4 else "common"
 
 
-def pipeline(work: Path) -> ms.Pipeline:
-    """A table on level 0, a view on level 1, a view on it on level 2; what the first two say goes to a sink each."""
+SCHEMA = "id long, name string, gone boolean, ts long"
+
+
+def pipeline(work: Path, source: Any) -> ms.Pipeline:
+    """A table on level 0, a view on level 1, a view on it on level 2; what each says goes to a sink."""
     p = ms.Pipeline("people")
-    source = ms.sources.files(work / "posts", schema="id long, name string, gone boolean, ts long", format="json", max_files_per_epoch=1)
     users = p.table("users", source, key="id", version="ts", deleted="gone")
     names = users.by("name").reduce(ms.count(), name="names")
     sizes = names.by(size).reduce(ms.sum(), name="sizes")
@@ -29,4 +31,7 @@ def pipeline(work: Path) -> ms.Pipeline:
 
 if __name__ == "__main__":
     folder = Path(sys.argv[1])
-    pipeline(folder).run(checkpoint=folder / "checkpoint", available_now=True, drain=False, shards=SHARDS, quiet=True).await_termination()
+    posts = ms.sources.files(folder / "posts", schema=SCHEMA, format="json", max_files_per_epoch=1)
+    pipeline(folder, posts).run(
+        checkpoint=folder / "checkpoint", available_now=True, drain=False, shards=SHARDS, quiet=True
+    ).await_termination()

@@ -1,5 +1,5 @@
-"""Views under kill -9, on Spark: map, red Sue, pub Sue, red Joe, pub Joe can die, before and after they save. After every epoch, also those in which
-somebody died, what is published is what SQL says of the files up to there."""
+"""Views under kill -9: map, red Sue, pub Sue, red Joe, pub Joe can die, before and after they save. After every epoch, also those in which
+somebody died, what is published is what SQL says of the posts up to there."""
 
 from __future__ import annotations
 
@@ -13,16 +13,18 @@ from typing import Any
 import duckdb
 import namesjob
 import pytest
+import taskkit as kit
 
 import millstream as ms
 from millstream.core.keys import key_bytes, shard_of
 
-pytestmark = [pytest.mark.spark, pytest.mark.crash]
+pytestmark = pytest.mark.crash
 
 HERE = Path(__file__).parent
 NAMES = ["Sue", "Joe", "Tod", "Bob", "Sam"]
 SUE, JOE, SEVEN = (shard_of(key_bytes(key), namesjob.SHARDS) for key in ("Sue", "Joe", 7))
 EPOCHS = 12
+PER_EPOCH = 21  # posts
 
 #: Who dies in which epoch: first workers, each in an epoch of its own, then drivers, each of which ends its run.
 WORKERS = [
@@ -43,7 +45,7 @@ DRIVERS = [
 def write(work: Path, epoch: int, dice: random.Random) -> None:
     """The posts of an epoch: user 7 is Sue, then Joe, then Sue again; others do as they like, and some posts are stale."""
     rows = [{"id": 7, "name": "Sue" if epoch % 2 else "Joe", "gone": False, "ts": 100 * epoch + 99}]
-    for at in range(20):
+    for at in range(PER_EPOCH - 1):
         ts = 100 * epoch + at if epoch == 0 or dice.random() < 0.9 else 100 * dice.randrange(epoch) + 50 + at
         rows.append(
             {"id": dice.choice([1, 2, 3, 4, 5, 6, 8, 9, 10, 11]), "name": dice.choice(NAMES), "gone": dice.random() < 0.2, "ts": ts}
@@ -94,25 +96,57 @@ def published(work: Path, relation: str) -> dict[int, dict[Any, Any]]:
     return after
 
 
+def people(work: Path) -> tuple[ms.Pipeline, kit.Given]:
+    source = kit.Given(namesjob.SCHEMA)
+    return namesjob.pipeline(work, source), source
+
+
+def worker_kills() -> list[str]:
+    armed = ms.testing.SparkFaults.armed
+    return [armed(point, epoch, worker=True, **where) for epoch, (point, where) in enumerate(WORKERS, 1)]
+
+
+def deaths(pid: int) -> int:
+    """How many workers of a driver died. Each left a mark, so as not to die again."""
+    marks = list(Path("/tmp").glob(f"millstream-crash-{pid}-*"))
+    for mark in marks:
+        mark.unlink()
+    return len(marks)
+
+
+def check(work: Path) -> None:
+    for relation in ("users", "names", "sizes"):
+        told = published(work, relation)
+        for epoch in range(EPOCHS):
+            expected = judged(work, epoch + 1)[relation]
+            got = {key: value["name"] for key, value in told[epoch].items()} if relation == "users" else told[epoch]
+            assert got == expected, (relation, epoch)
+
+
 def test_workers_and_drivers_killed_wherever_a_change_can_be_cut_in_two(tmp_path: Path) -> None:
     assert len({SUE, JOE, SEVEN}) == 3, "they lie in different shards"
     feed(tmp_path)
+    kit.write_rows(tmp_path, [json.loads(row) for file in sorted((tmp_path / "posts").iterdir()) for row in file.read_text().splitlines()])
+    for epoch, point in enumerate(DRIVERS, len(WORKERS) + 1):
+        kills = [f"{point}@{epoch}", *(worker_kills() if point == DRIVERS[0] else ())]
+        driver = kit.Driver(tmp_path, ",".join(kills), per_epoch=PER_EPOCH, build=people, shards=namesjob.SHARDS)
+        assert driver.wait() == -signal.SIGKILL
+        assert deaths(driver.pid) == len(kills) - 1
+    assert kit.Driver(tmp_path, per_epoch=PER_EPOCH, build=people, shards=namesjob.SHARDS).wait() == 0
+    check(tmp_path)
+
+
+@pytest.mark.spark
+@pytest.mark.soak
+def test_workers_and_drivers_killed_on_spark(tmp_path: Path) -> None:
+    feed(tmp_path)
     faults = ms.testing.SparkFaults(HERE / "namesjob.py", str(tmp_path))
-    kills = [faults.armed(point, epoch, worker=True, **where) for epoch, (point, where) in enumerate(WORKERS, 1)]
-    child = faults.start(",".join([*kills, faults.armed(DRIVERS[0], len(WORKERS) + 1)]))
+    child = faults.start(",".join([*worker_kills(), faults.armed(DRIVERS[0], len(WORKERS) + 1)]))
     said = child.communicate(timeout=200)[0]
     faults.kill(child)
     assert child.returncode == -signal.SIGKILL, said[-3000:].decode()
-    died = list(Path("/tmp").glob(f"millstream-crash-{child.pid}-*"))  # whoever dies leaves a mark, so as not to die again
-    for mark in died:
-        mark.unlink()
-    assert len(died) == len(WORKERS)
+    assert deaths(child.pid) == len(WORKERS)
     for epoch, point in enumerate(DRIVERS[1:], len(WORKERS) + 2):
         faults.kill_at(point, epoch)
     faults.run()
-    for relation in ("users", "names", "sizes"):
-        told = published(tmp_path, relation)
-        for epoch in range(EPOCHS):
-            expected = judged(tmp_path, epoch + 1)[relation]
-            got = {key: value["name"] for key, value in told[epoch].items()} if relation == "users" else told[epoch]
-            assert got == expected, (relation, epoch)
+    check(tmp_path)
