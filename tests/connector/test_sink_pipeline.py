@@ -5,21 +5,19 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import sys
+import signal
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
-from sinkjob import pipeline
 
 import millstream as ms
+import sinkjob
+import taskkit as kit
 from millstream.connector import SinkServer, WorkerClient
 from millstream.connector.sink.outputs import files
-
-pytestmark = pytest.mark.spark
-
-HERE = Path(__file__).parent
+from sinkjob import pipeline
 
 
 @contextlib.contextmanager
@@ -62,6 +60,7 @@ def run(spark: Any, work: Path, sink: ms.sinks.Sink) -> None:
     pipeline(work, sink).run(spark, checkpoint=work / "checkpoint", available_now=True, drain=False, shards=2).await_termination()
 
 
+@pytest.mark.spark
 def test_rows_are_committed_with_their_epoch_and_open_transactions_of_others_are_rolled_back(
     spark: Any, tmp_path: Path, server: SinkServer
 ) -> None:
@@ -75,6 +74,7 @@ def test_rows_are_committed_with_their_epoch_and_open_transactions_of_others_are
     assert committed(tmp_path / "sink") == expected(3)
 
 
+@pytest.mark.spark
 def test_a_sink_that_is_away_fails_the_epoch_and_nothing_is_lost(spark: Any, tmp_path: Path) -> None:
     write(tmp_path, 0)
     with serving(tmp_path / "sink") as server:
@@ -89,6 +89,7 @@ def test_a_sink_that_is_away_fails_the_epoch_and_nothing_is_lost(spark: Any, tmp
     assert committed(tmp_path / "sink") == expected(2)
 
 
+@pytest.mark.spark
 def test_a_sink_that_votes_no_fails_the_epoch_and_nothing_is_lost(spark: Any, tmp_path: Path) -> None:
     folder = tmp_path / "sink"
 
@@ -115,6 +116,7 @@ def test_a_sink_that_votes_no_fails_the_epoch_and_nothing_is_lost(spark: Any, tm
     assert committed(folder) == expected(1)
 
 
+@pytest.mark.spark
 def test_rows_may_be_encoded_by_the_user_and_the_cookie_is_needed(spark: Any, tmp_path: Path) -> None:
     write(tmp_path, 0, keys="a")
     with serving(tmp_path / "sink", cookie="secret") as server:
@@ -125,14 +127,19 @@ def test_rows_may_be_encoded_by_the_user_and_the_cookie_is_needed(spark: Any, tm
 
 
 @pytest.mark.crash
-def test_after_a_kill_the_manifest_decides_what_becomes_of_open_transactions(tmp_path: Path) -> None:
-    """After the manifest: committed by the next run, and not written again. (Before it: what is left is rolled back, see above.)"""
-    for number in range(3):
-        write(tmp_path, number)
+@pytest.mark.parametrize("resident", [True, False], ids=["resident", "micro-batch"])
+def test_after_a_kill_the_manifest_decides_what_becomes_of_open_transactions(tmp_path: Path, resident: bool) -> None:
+    """After the manifest: committed by the next run, and not written again. Before it: what is left is rolled back."""
+    kit.write_rows(tmp_path, sinkjob.rows(4, "ab"))
     with serving(tmp_path / "sink") as server:
-        faults = ms.testing.SparkFaults(HERE / "sinkjob.py", str(tmp_path), server.address)
-        faults.kill_at("epoch.6-committed", epoch=1)
+        (tmp_path / "address").write_text(server.address)
+
+        def run(crash: str = "") -> int:
+            return kit.Driver(tmp_path, crash, per_epoch=2, resident=resident, build=sinkjob.build).wait()
+
+        assert run("epoch.6-committed@1") == -signal.SIGKILL
         assert committed(tmp_path / "sink") == expected(1), "the manifest is there, phase two is not"
-        faults.run()
-    assert committed(tmp_path / "sink") == expected(3)
-    assert sys.executable in faults.command
+        assert run("epoch.5-checked@3") == -signal.SIGKILL
+        assert committed(tmp_path / "sink") == expected(2)
+        assert run() == 0
+    assert committed(tmp_path / "sink") == expected(4)

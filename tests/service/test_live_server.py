@@ -18,6 +18,7 @@ from livekit import Checkpoint, header, run
 
 import job
 import support
+import taskkit as kit
 from millstream.core.keyspace import decode_row
 from millstream.errors import DefinitionError, NetworkError
 from millstream.service.live.process import LiveServer, LiveServerThread
@@ -119,33 +120,31 @@ class Audience(threading.Thread):
     def run(self) -> None:
         while not self.stopping:
             try:
-                self.epochs.append(self._ask.get(pb.GetRequest(header=header("BucketCounter"), keys=[b"t0"])).at.epoch)
+                self.epochs.append(self._ask.get(pb.GetRequest(header=header("Steps"), keys=[b"k0"])).at.epoch)
             except grpc.RpcError as error:
                 if self.epochs:
                     self.failures.append(str(error))
             time.sleep(0.05)
 
 
-@pytest.mark.spark
 @pytest.mark.crash
 def test_drivers_are_killed_and_the_live_server_goes_on_answering(tmp_path):
     """A server in a process of its own, begun before there is a checkpoint; two drivers die, one of them right after a commit; a third ends the work."""
     checkpoint = tmp_path / "checkpoint"
-    support.write_queries(tmp_path / "queries", support.queries(4, 40))
+    kit.write_rows(tmp_path, kit.numbered(240))
     server = subprocess.Popen([sys.executable, "-c", SERVE, str(checkpoint)], stdout=subprocess.PIPE, text=True)
     assert server.stdout is not None
     try:
         with grpc.insecure_channel(server.stdout.readline().strip()) as channel:
             ask = Asking(channel)
             with pytest.raises(grpc.RpcError) as failed:
-                ask.get(pb.GetRequest(header=header("BucketCounter"), keys=[b"t0"]))
+                ask.get(pb.GetRequest(header=header("Steps"), keys=[b"k0"]))
             assert error_in(failed.value).reason == pb.NOT_READY
             audience = Audience(ask)
             audience.start()
             for crash, last in (("epoch.6-committed@0", 0), ("epoch.5-checked@2", 1), ("", None)):
-                done = support.run_job(tmp_path, crash=crash)
-                assert done.returncode == (-signal.SIGKILL if crash else 0), done.stderr[-3000:]
-                at = ask.get(pb.GetRequest(header=header("BucketCounter"), keys=[b"t0"])).at
+                assert kit.Driver(tmp_path, crash, resident=False).wait() == (-signal.SIGKILL if crash else 0)
+                at = ask.get(pb.GetRequest(header=header("Steps"), keys=[b"k0"])).at
                 assert last is None or at.epoch == last, "what was committed is seen, and nothing else"
                 for name, expected in support.entries(checkpoint).items():
                     found = list(ask.scan(pb.ScanRequest(header=header(name, level=pb.AS_OF, as_of=at.epoch))))

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import json
-import os
 import subprocess
 import sys
 import threading
@@ -17,13 +16,13 @@ from servicekit import SRC, NodeProcess
 from servicesinkkit import MANY, NAME, many
 
 import millstream as ms
+import sinkjob
+import taskkit as kit
 from millstream.errors import SinkError, StorageError
 from millstream.service import HASH, Client, Table, Turn
 from millstream.service.channel import Channel
 from millstream.sinks import DriverContext, Part, Sink, SinkRow, TaskContext
 from millstream.state.storage import LocalStorage
-
-JOB = Path(__file__).resolve().parents[1] / "connector" / "sinkjob.py"
 
 
 def node(folder: Path) -> contextlib.AbstractContextManager[str]:
@@ -188,26 +187,14 @@ def test_a_second_node_on_a_folder_is_refused(tmp_path: Path) -> None:
         pass
 
 
-def write(work: Path, number: int) -> None:
-    (work / "in").mkdir(parents=True, exist_ok=True)
-    hidden = work / "in" / f".{number}"
-    hidden.write_text("".join(json.dumps({"k": key, "n": number + 1, "at": 1_000 + number}) + "\n" for key in "abcde"))
-    os.utime(hidden, (1_000 + number, 1_000 + number))
-    hidden.rename(work / "in" / f"{number}.json")
-
-
-@pytest.mark.spark
 @pytest.mark.crash
 def test_a_pipeline_into_a_table_counts_each_value_once_over_kills_of_driver_and_node(tmp_path: Path) -> None:
-    for number in range(4):
-        write(tmp_path, number)
+    kit.write_rows(tmp_path, sinkjob.rows(4, "abcde"))
     with NodeProcess(tmp_path / "nodes", options="point=ms.service.HASH, partitions=2") as serving:
+        (tmp_path / "address").write_text(f"table:{serving.address}")
 
         def job(crash: str = "") -> int:
-            environment = {**os.environ, "MILLSTREAM_CRASH": crash, "PYTHONPATH": SRC}
-            return subprocess.run(
-                [sys.executable, str(JOB), str(tmp_path), f"table:{serving.address}"], env=environment, timeout=180
-            ).returncode
+            return kit.Driver(tmp_path, crash, per_epoch=5, build=sinkjob.build).wait()
 
         assert job("epoch.6-committed@1") == -9
         serving.kill()  # with rows of epoch 1 that are staged, committed and not decided
