@@ -456,7 +456,7 @@ def test_an_unknown_computation_names_the_known_ones(checkpoint: str, capsys: py
     assert "Count, CountByBoth, CountByNumber, Forget, Pickled, Visits, Whole" in message
 
 
-def test_the_same_rows_after_a_fold(engine: Recorded, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_same_rows_after_a_compaction(engine: Recorded, capsys: pytest.CaptureFixture[str]) -> None:
     url = engine.log.storage.url
     before = [state_of(capsys, url, name) for name in engine.names]
     engine.compact()

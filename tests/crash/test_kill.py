@@ -13,6 +13,7 @@ import support
 pytestmark = [pytest.mark.spark, pytest.mark.crash]
 
 POINTS = ("epoch.5-checked", "epoch.6-committed", "epoch.7-publishing")
+WORKER = "task.4-staging"
 FIRST = 3  # by then every sink has something to publish
 
 
@@ -27,6 +28,6 @@ def test_drivers_killed_around_the_commit_a_worker_in_mid_staging_and_spark_forg
     last = max((p for p in commits.iterdir() if p.name.isdigit()), key=lambda p: int(p.name))
     last.unlink()
     (commits / f".{last.name}.crc").unlink(missing_ok=True)
-    done = support.run_job(tmp_path, *strong, "--drain", crash=f"worker:task.4-staging@{FIRST + len(POINTS)}")
+    done = support.run_job(tmp_path, *strong, "--drain", crash=f"worker:{WORKER}@{FIRST + len(POINTS)}")
     assert done.returncode == 0, done.stdout + done.stderr[-3000:]
     support.assert_same(tmp_path, support.oracle(tmp_path, files, drain=True, production=ms.STRONG))

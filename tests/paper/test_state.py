@@ -71,7 +71,7 @@ def test_6_2_a_zombie_writer_changes_nothing() -> None:
     holds(everything(), ["zombie", "compact", "forget"], seeds=60)
 
 
-def test_6_2_twin_a_replica_that_does_not_check_where_it_stands_takes_an_old_state_for_a_new_one() -> None:
+def test_6_2_twin_a_state_cache_that_does_not_check_where_it_stands_takes_an_old_state_for_a_new_one() -> None:
     fails_without("markers", sums(), ["zombie", "forget", "crash"])
 
 

@@ -9,8 +9,8 @@ import time
 from pathlib import Path
 
 import pytest
-import taskkit as kit
 
+import taskkit as kit
 from millstream.engine.resident import coordinator
 from millstream.errors import ClusterError
 from millstream.state.checkpoint_copy import copy_checkpoint
@@ -48,7 +48,7 @@ def replace_oldest(run: kit.ResidentRun, monkeypatch: pytest.MonkeyPatch) -> Non
     kit.until(lambda: not run.mode.missing and {sign.pid for sign in run.mode.tasks} != before)
 
 
-def test_a_fold_under_way_when_its_task_is_replaced_is_planned_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_compaction_under_way_when_its_task_is_replaced_is_planned_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     hold = tmp_path / "hold-compactions"
     hold.touch()
     with kit.ResidentRun(tmp_path) as run:
@@ -62,7 +62,7 @@ def test_a_fold_under_way_when_its_task_is_replaced_is_planned_again(tmp_path: P
         assert run.mode.losses == 0
 
 
-def test_a_task_that_is_replaced_and_dies_before_it_has_ended_does_not_come_back_on_its_seat(
+def test_a_task_that_is_replaced_and_dies_before_it_has_ended_does_not_come_back_on_its_slot(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Spark fills the slot again, in the old job: that process and the new one would take it from each other for ever."""
@@ -95,7 +95,7 @@ def test_with_a_replacement_that_tells_nobody_chains_grow_and_collection_is_pinn
         assert run.epochs.compaction.since() == pinned
 
 
-def test_a_fold_that_always_fails_is_logged_once_shown_and_left_alone_longer_and_longer(
+def test_a_compaction_that_always_fails_is_logged_once_shown_and_left_alone_longer_and_longer(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     (tmp_path / "break-compactions").touch()
@@ -128,7 +128,7 @@ def test_a_planned_replacement_is_no_failure_to_spark(tmp_path: Path, monkeypatc
     assert kit.faults_of(tmp_path, rows) == {}
 
 
-def test_a_job_that_spark_gives_up_is_begun_again_for_the_seats_that_it_had(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_job_that_spark_gives_up_is_begun_again_for_the_slots_that_it_had(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     rows = kit.numbered(60)
     with kit.ResidentRun(tmp_path, nursery=kit.Nursery(2, tries=1)) as run:
         run.turn(*rows[:20])

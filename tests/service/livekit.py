@@ -126,7 +126,7 @@ class Checkpoint:
         collect(self.log, newest, window=0)
 
     def leap(self) -> None:
-        """So many epochs, folds and collections that nothing of before is left but its content."""
+        """So many epochs, compactions and collections that nothing of before is left but its content."""
         for table in self.tables.values():
             for shard in range(self.shards):
                 if table.chains[shard]:

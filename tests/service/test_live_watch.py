@@ -1,4 +1,4 @@
-"""Watching live state: a replayed watch is the state at every mark, through disconnects, folds, collections and slow readers."""
+"""Watching live state: a replayed watch is the state at every mark, through disconnects, compactions, collections and slow readers."""
 
 from __future__ import annotations
 

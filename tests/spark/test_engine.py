@@ -203,7 +203,7 @@ def test_map_state_writes_only_what_an_epoch_touches(spark: Any, tmp_path: Path)
     assert last.entries <= 2  # the sub-row, and at most the row
 
 
-def test_many_epochs_are_folded_and_the_replica_may_be_deleted(spark: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_many_epochs_are_compacted_and_the_state_cache_may_be_deleted(spark: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     p = job.pipeline(tmp_path)
     files = support.queries(20, 12, seed=9)
     support.write_queries(tmp_path / "queries", files)

@@ -87,7 +87,7 @@ class SlowThread(Compaction):
         return None
 
 
-def test_what_a_fold_has_made_is_not_collected_while_the_next_manifest_adopts_it() -> None:
+def test_what_a_compaction_has_made_is_not_collected_while_the_next_manifest_adopts_it() -> None:
     storage = MemoryStorage()
     made = unit_name(0, "compact")
     compaction = SlowThread(made)

@@ -389,7 +389,7 @@ def test_a_held_epoch_cannot_be_overtaken(tmp_path, monkeypatch):
         assert everything(found) == world.as_of[5]
 
 
-def test_a_replica_does_not_go_back_for_a_reader_of_an_older_epoch(tmp_path):
+def test_a_state_cache_does_not_go_back_for_a_reader_of_an_older_epoch(tmp_path):
     world = World(1, shards=1)
     for _ in range(6):
         world.commit_some()
@@ -575,7 +575,7 @@ def test_the_newest_manifest_is_found_while_older_ones_go():
 
 @pytest.mark.parametrize("how", ["log", "state_cache"])
 @pytest.mark.slow
-def test_threads_read_while_a_writer_commits_folds_and_collects(tmp_path, monkeypatch, how):
+def test_threads_read_while_a_writer_commits_compactions_and_collects(tmp_path, monkeypatch, how):
     """Every epoch writes the same number under every key: whoever sees two numbers in one cut has seen two epochs."""
     tiny(monkeypatch, block=4, piece=200)
     world = World(shards=2)
@@ -627,7 +627,7 @@ def test_threads_read_while_a_writer_commits_folds_and_collects(tmp_path, monkey
     shared.close()
 
 
-def test_a_replica_is_opened_once_by_many_threads(tmp_path):
+def test_a_state_cache_is_opened_once_by_many_threads(tmp_path):
     barrier, found = threading.Barrier(8), []
 
     def open_it() -> None:
@@ -660,7 +660,7 @@ def test_a_map_does_not_grow_under_somebody_who_reads(tmp_path):
     assert small.stats().entries == 8001
 
 
-def test_an_epoch_is_held_although_its_replica_is_deleted_and_another_reader_comes(tmp_path):
+def test_an_epoch_is_held_although_its_state_cache_is_deleted_and_another_reader_comes(tmp_path):
     world = World(seed=3, storage=LocalStorage(tmp_path / "log"))
     world.commit({ROW + b"%02d" % k: row(b"%d" % k) for k in range(9)})
     state = CommittedState(world.log, state_caches=tmp_path / "state_caches")

@@ -450,7 +450,7 @@ def test_a_commit_whose_answer_was_lost_is_no_licence_to_take_over_another(serve
 # --- the log on both
 
 
-def test_manifests_segments_folds_and_replica_work_on_both(storage, tmp_path):
+def test_manifests_segments_compactions_and_state_cache_work_on_both(storage, tmp_path):
     log = ManifestLog(storage)
     identity = log.identify("p", None, 1, ["in"])
     assert log.identify("p", 1, 5, ["in"]) == identity

@@ -1,4 +1,4 @@
-"""Tables, views, views on views and joins under crashes, lost and repeated attempts, zombies, repeated records and folds: always what an undisturbed run
+"""Tables, views, views on views and joins under crashes, lost and repeated attempts, zombies, repeated records and compactions: always what an undisturbed run
 gives, and after every commit what a recomputation gives. Also while a view is filled beside live changes, and while leaves split."""
 
 from __future__ import annotations

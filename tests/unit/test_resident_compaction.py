@@ -22,7 +22,7 @@ def made(order: CompactionOrder) -> CompactionOrder:
     return order
 
 
-def test_the_fold_of_a_task_that_was_taken_for_lost_is_not_adopted_in_the_place_of_the_next_one() -> None:
+def test_the_compaction_of_a_task_that_was_taken_for_lost_is_not_adopted_in_the_place_of_the_next_one() -> None:
     """Between the loss and its late word nobody kept what it made: it may be collected."""
     orders: list[CompactionOrder] = []
     compactions = TaskCompaction("1-a", lambda order: not orders.append(order))

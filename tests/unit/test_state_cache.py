@@ -101,7 +101,7 @@ def test_before_the_first_epoch_it_is_empty(state_cache, log):
     assert everything(state_cache, log) == {}
 
 
-def test_a_fresh_replica_loads_the_whole_chain(state_cache, log):
+def test_a_fresh_state_cache_loads_the_whole_chain(state_cache, log):
     log.commit({b"a": b"1", b"b": b"2"})
     log.commit({b"a": None, b"c": b""})
     assert everything(state_cache, log) == {b"b": b"2", b"c": b""}
@@ -147,7 +147,7 @@ def test_an_epoch_without_a_delta_costs_no_read(state_cache, log):
     assert log.storage.reads == []
 
 
-def test_it_catches_up_across_a_fold_that_covers_more_than_is_missing(state_cache, log):
+def test_it_catches_up_across_a_compaction_that_covers_more_than_is_missing(state_cache, log):
     for i in range(6):
         log.commit({b"k%d" % i: b"%d" % i, b"same": b"%d" % i})
     everything(state_cache, log)
@@ -160,7 +160,7 @@ def test_it_catches_up_across_a_fold_that_covers_more_than_is_missing(state_cach
     assert log.storage.reads == [ref.name for ref in log.chain if ref.last >= 6]
 
 
-def test_a_fold_below_its_marker_costs_nothing(state_cache, log):
+def test_a_compaction_below_its_marker_costs_nothing(state_cache, log):
     for i in range(6):
         log.commit({b"k%d" % i: b"1"})
     everything(state_cache, log)
@@ -238,7 +238,7 @@ acts = st.one_of(
 
 @settings(max_examples=some(60))
 @given(st.lists(acts, max_size=25))
-def test_two_replicas_that_look_now_and_then_always_see_what_a_dict_would_hold(tmp_path_factory, history):
+def test_two_state_caches_that_look_now_and_then_always_see_what_a_dict_would_hold(tmp_path_factory, history):
     folder = tmp_path_factory.mktemp("state_caches")
     log, past = Log(), []
     state_caches = [StateCache(folder / "0"), StateCache(folder / "1")]
@@ -259,7 +259,7 @@ def test_two_replicas_that_look_now_and_then_always_see_what_a_dict_would_hold(t
     shutil.rmtree(folder)
 
 
-def test_a_view_stays_as_it_is_while_the_replica_moves_on(state_cache, log):
+def test_a_view_stays_as_it_is_while_the_state_cache_moves_on(state_cache, log):
     log.commit({b"a": b"1"})
     view = state_cache.view(log.storage, log.chain, manifest(0))
     log.commit({b"a": b"2"})
@@ -288,7 +288,7 @@ def test_scans_are_what_slices_of_a_sorted_list_are(state_cache, log):
     view.close()
 
 
-def test_a_damaged_segment_is_an_error_and_leaves_the_replica_as_it_was(state_cache, log):
+def test_a_damaged_segment_is_an_error_and_leaves_the_state_cache_as_it_was(state_cache, log):
     log.commit({b"a": b"1"})
     everything(state_cache, log)
     log.commit({b"a": b"2"})
@@ -442,7 +442,7 @@ def _written(storage: LocalStorage, rounds: int) -> tuple[list[SegmentRef], dict
     return chain, model
 
 
-def test_two_processes_share_a_replica_that_grows(tmp_path):
+def test_two_processes_share_a_state_cache_that_grows(tmp_path):
     """Both race through the same epochs; one may find the state cache ahead of it and load anew."""
     _written(LocalStorage(tmp_path / "log"), 10)
     context = multiprocessing.get_context("spawn")
@@ -482,7 +482,7 @@ def _get_stuck(folder: str, storage: str, flag: str, behind: int) -> None:
 
 
 @pytest.mark.parametrize("behind", [0, 4])
-def test_a_process_killed_in_the_middle_of_catching_up_leaves_a_usable_replica(tmp_path, behind):
+def test_a_process_killed_in_the_middle_of_catching_up_leaves_a_usable_state_cache(tmp_path, behind):
     storage = LocalStorage(tmp_path / "log")
     chain, model = _written(storage, 10)
     flag = tmp_path / "flag"
@@ -510,13 +510,13 @@ def test_a_process_killed_in_the_middle_of_catching_up_leaves_a_usable_replica(t
 # --- the folder
 
 
-def test_a_replica_is_opened_once_per_process(tmp_path):
+def test_a_state_cache_is_opened_once_per_process(tmp_path):
     assert open_state_cache(tmp_path, "C", 0) is open_state_cache(tmp_path, "C", 0)
     assert open_state_cache(tmp_path, "C", 0) is not open_state_cache(tmp_path, "C", 1)
     assert open_state_cache(tmp_path, "C", 0) is not open_state_cache(tmp_path, "D", 0)
 
 
-def test_a_folder_deleted_under_an_open_replica_is_made_again(tmp_path, log):
+def test_a_folder_deleted_under_an_open_state_cache_is_made_again(tmp_path, log):
     log.commit({b"a": b"1"})
     first = open_state_cache(tmp_path, "C", 0)
     assert everything(first, log) == log.model
@@ -539,7 +539,7 @@ def test_a_torn_file_is_thrown_away(tmp_path, log):
     again.close()
 
 
-def test_replicas_of_two_checkpoints_and_two_boots_do_not_meet(tmp_path, monkeypatch):
+def test_state_caches_of_two_checkpoints_and_two_boots_do_not_meet(tmp_path, monkeypatch):
     monkeypatch.setenv("MILLSTREAM_STATE_CACHE", str(tmp_path))
     one = state_cache_root("one")
     assert one.is_relative_to(tmp_path) and one != state_cache_root("other")

@@ -26,7 +26,7 @@ def full(slots: int = 2) -> Membership:
 # --- the driver's table, row by row
 
 
-def test_a_hello_fills_an_empty_seat_and_the_last_one_begins_a_generation() -> None:
+def test_a_hello_fills_an_empty_slot_and_the_last_one_begins_a_generation() -> None:
     membership = Membership(2)
     assert membership.hello(who(1, 1)) is None
     assert (membership.missing, membership.is_complete, membership.generation) == ([0], False, 0)
@@ -37,7 +37,7 @@ def test_a_hello_fills_an_empty_seat_and_the_last_one_begins_a_generation() -> N
         membership.hello(who(2, 3))
 
 
-def test_a_hello_for_a_taken_seat_sends_away_who_sat_there() -> None:
+def test_a_hello_for_a_taken_slot_sends_away_who_sat_there() -> None:
     membership = Membership(2)
     membership.hello(who(0, 1))
     assert membership.hello(who(0, 2)) == who(0, 1) and membership.generation == 0, "some slot is empty: no generation"
@@ -48,7 +48,7 @@ def test_a_hello_for_a_taken_seat_sends_away_who_sat_there() -> None:
     assert membership.losses == 0, "a slot that is taken over is no loss"
 
 
-def test_a_loss_empties_the_seat_and_ends_the_attempt() -> None:
+def test_a_loss_empties_the_slot_and_ends_the_attempt() -> None:
     membership = full()
     attempt = membership.begin()
     assert membership.answer(who(0, 0), attempt, "a") and membership.lost(who(1, 1), 0.0, "killed")
@@ -97,7 +97,7 @@ def test_a_death_that_peers_notice_first_is_counted_once() -> None:
     assert membership.lost(who(1, 5), 0.0) and membership.losses == 3, "it had answered since: this is another loss"
 
 
-def test_an_attempt_needs_all_seats_and_gets_the_next_number() -> None:
+def test_an_attempt_needs_all_slots_and_gets_the_next_number() -> None:
     membership = Membership(1)
     with pytest.raises(ValueError, match=r"slots \[0\] are empty"):
         membership.begin()
@@ -107,7 +107,7 @@ def test_an_attempt_needs_all_seats_and_gets_the_next_number() -> None:
     assert membership.begin() == membership.attempt == Attempt(2, 3)
 
 
-def test_an_answer_counts_once_per_seat_and_only_to_the_attempt_at_work() -> None:
+def test_an_answer_counts_once_per_slot_and_only_to_the_attempt_at_work() -> None:
     membership = full()
     old = membership.begin()
     assert membership.answer(who(0, 0), old, "old")
@@ -147,7 +147,7 @@ def test_a_frame_of_an_older_attempt_is_dropped() -> None:
     assert buffer.missing(1) == [0, 1] and list(buffer.take(1)) == []
 
 
-def test_a_level_is_complete_when_every_seat_has_sent() -> None:
+def test_a_level_is_complete_when_every_slot_has_sent() -> None:
     buffer = at_work()
     assert buffer.put(1, NOW, 1, "b") and not buffer.is_complete(1) and buffer.missing(1) == [0]
     assert buffer.put(0, NOW, 2, "of another level") and not buffer.is_complete(1)

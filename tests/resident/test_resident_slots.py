@@ -10,8 +10,8 @@ import time
 from pathlib import Path
 
 import pytest
-import taskkit as kit
 
+import taskkit as kit
 from millstream.engine.resident import coordinator
 from millstream.engine.resident.worker import Setup
 from millstream.errors import ClusterError, HookError
@@ -104,7 +104,7 @@ def test_an_answer_to_an_old_attempt_does_not_count(tmp_path: Path) -> None:
 # --- a task of which nothing is heard
 
 
-def test_a_silent_task_is_lost_and_its_seat_is_taken_again_when_it_wakes_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_silent_task_is_lost_and_its_slot_is_taken_again_when_it_wakes_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     rows = kit.numbered(90)
     with kit.ResidentRun(tmp_path) as run:
         run.turn(*rows[:30])

@@ -102,7 +102,7 @@ def test_a_large_base_is_left_alone_until_enough_is_gathered():
     assert list(pick_segments([base, *larger])) == [base, *larger]
 
 
-def test_pieces_of_one_run_are_folded_together_or_not_at_all():
+def test_pieces_of_one_run_are_compacted_together_or_not_at_all():
     pieces = [SegmentRef(f"u/base{i}", 0, 10, 1, 0, 5, True) for i in range(30)]
     small = [SegmentRef(f"u/{i}", 0, 1, 1, i, i) for i in range(6, 6 + MAX_RUNS)]
     assert list(pick_segments(pieces)) == []
@@ -110,7 +110,7 @@ def test_pieces_of_one_run_are_folded_together_or_not_at_all():
     assert chosen == small
 
 
-def test_a_base_drops_deletions_and_another_fold_keeps_them():
+def test_a_base_drops_deletions_and_another_compaction_keeps_them():
     storage = CountingStorage()
     chain = [
         write_delta(storage, 0, {b"a": b"1", b"b": b"2"}),
@@ -124,7 +124,7 @@ def test_a_base_drops_deletions_and_another_fold_keeps_them():
     assert dict(merge(storage, [chain[0], upper], drop_deleted=True)) == {b"b": b"2"}
 
 
-def test_a_fold_of_which_nothing_is_left_is_still_a_base():
+def test_a_compaction_of_which_nothing_is_left_is_still_a_base():
     storage = CountingStorage()
     chain = [write_delta(storage, 0, {b"a": b"1"}), write_delta(storage, 1, {b"a": None})]
     made = compact(storage, chain, True, 1)
@@ -132,7 +132,7 @@ def test_a_fold_of_which_nothing_is_left_is_still_a_base():
     assert list(read_run(storage, made)) == []
 
 
-def test_a_large_fold_is_written_in_pieces_that_are_one_run(monkeypatch):
+def test_a_large_compaction_is_written_in_pieces_that_are_one_run(monkeypatch):
     monkeypatch.setattr(compaction, "PIECE", 200)
     storage = CountingStorage()
     model = {b"%04d" % i: b"x" * 10 for i in range(100)}
@@ -144,7 +144,7 @@ def test_a_large_fold_is_written_in_pieces_that_are_one_run(monkeypatch):
     assert all(made_in(ref.name) == 7 for ref in made)
 
 
-def test_a_fold_is_adopted_only_if_all_that_it_replaces_is_there():
+def test_a_compaction_is_adopted_only_if_all_that_it_replaces_is_there():
     storage = CountingStorage()
     chain = [write_delta(storage, i, {b"a": b"%d" % i}) for i in range(5)]
     made = compact(storage, chain[1:4], False, 4)
@@ -157,7 +157,7 @@ def test_a_fold_is_adopted_only_if_all_that_it_replaces_is_there():
     assert adopt([], chain[1:4], made) == []
 
 
-def test_slices_of_one_object_are_told_apart_when_a_fold_is_adopted():
+def test_slices_of_one_object_are_told_apart_when_a_compaction_is_adopted():
     one, other = SegmentRef("u/a", 0, 10, 1, 1, 1), SegmentRef("u/a", 10, 10, 1, 1, 1)
     fresh = [SegmentRef("u/new", 0, 5, 1, 1, 1)]
     assert adopt([one], [other], fresh) == [one]
@@ -169,7 +169,7 @@ histories = st.lists(st.dictionaries(st.integers(0, 12), st.one_of(st.none(), st
 
 @settings(max_examples=some(100))
 @given(histories, st.data())
-def test_folding_any_part_of_a_chain_changes_nothing(history, data):
+def test_compacting_any_part_of_a_chain_changes_nothing(history, data):
     storage, model = CountingStorage(), {}
     chain = []
     for epoch, changes in enumerate(history):
@@ -463,7 +463,7 @@ class FakeSpark:
         return found
 
 
-def test_collection_leaves_a_fold_alone_that_is_still_under_way(tmp_path):
+def test_collection_leaves_a_compaction_alone_that_is_still_under_way(tmp_path):
     """A compaction of a large state outlasts many epochs. Its pieces have no name in any manifest until it is adopted."""
 
     from millstream.engine.spark.compaction_job import SparkCompaction
@@ -495,7 +495,7 @@ def test_collection_leaves_a_fold_alone_that_is_still_under_way(tmp_path):
     assert len(dict(merge(storage, adopted, drop_deleted=True))) == len(chain)
 
 
-def test_at_the_end_of_a_run_no_fold_is_left_in_the_jvm_and_nobody_is_warned_of_it(tmp_path, caplog):
+def test_at_the_end_of_a_run_no_compaction_is_left_in_the_jvm_and_nobody_is_warned_of_it(tmp_path, caplog):
     from millstream.engine.spark.compaction_job import SparkCompaction
     from millstream.engine.worker_process import RunPlace
     from millstream.state.storage import LocalStorage
