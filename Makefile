@@ -40,14 +40,15 @@ check: $(STAMP)
 	$(BIN)/pytest tests/test_layout.py
 
 test: setup
-	$(BIN)/pytest -m "not soak" -n 2 --dist loadfile --no-loadscope-reorder
+	$(BIN)/pytest -m "not soak" -n 2 --dist loadgroup --no-loadscope-reorder
 
 # no Spark, no killed process, and a tenth of the seeds and examples: about two minutes
 quick: $(STAMP)
 	MILLSTREAM_QUICK=1 $(BIN)/pytest -m "not spark and not crash and not soak and not slow" -n 2 --dist worksteal
 
+# what takes long, and all seeds and examples of the rest
 soak: setup
-	$(BIN)/pytest -m soak
+	MILLSTREAM_FULL=1 $(BIN)/pytest -m "soak or not (spark or crash)"
 
 bench: setup
 	$(BIN)/python -m benchmarks.all

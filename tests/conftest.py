@@ -32,6 +32,15 @@ def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("filterwarnings", "ignore::millstream.errors.InputWarning")  # many tests have late records on purpose
 
 
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """With `--dist loadgroup`: all tests of the one Spark session go to one process, those of any other file stay together. What takes longest comes first."""
+    for item in items:
+        group = "session" if "spark" in getattr(item, "fixturenames", ()) else item.location[0]
+        item.add_marker(pytest.mark.xdist_group(group))
+    items.sort(key=lambda item: ("spark" not in getattr(item, "fixturenames", ()), item.get_closest_marker("crash") is None))
+
+
 @pytest.fixture(scope="session", autouse=True)
 def _state_caches(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     os.environ["MILLSTREAM_STATE_CACHE"] = str(tmp_path_factory.mktemp("state_caches"))

@@ -1,4 +1,5 @@
-"""How much a test tries: all of it, or with `make quick` (which sets MILLSTREAM_QUICK) about a tenth. And with which seeds.
+"""How much a test tries: a third of it with `make test`, about a tenth with `make quick` (MILLSTREAM_QUICK), all with `make soak` (MILLSTREAM_FULL). And
+with which seeds.
 
 Seeds begin where the commit's hash says, so that every commit tries others. A failing run prints how to repeat its seeds: MILLSTREAM_SEED=N.
 """
@@ -11,13 +12,14 @@ from functools import lru_cache
 from pathlib import Path
 
 QUICK = bool(os.environ.get("MILLSTREAM_QUICK"))
+FULL = bool(os.environ.get("MILLSTREAM_FULL"))
 _LEAST = 10
 _MANY = 1_000_000
 
 
 def some(count: int) -> int:
     """How many seeds, examples or rounds to try of so many."""
-    return min(count, max(_LEAST, count // 10)) if QUICK else count
+    return min(count, max(_LEAST, count // (10 if QUICK else 1 if FULL else 3)))
 
 
 @lru_cache
