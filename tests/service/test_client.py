@@ -19,7 +19,7 @@ from millstream.errors import (
 )
 from millstream.service import AsyncClient, Client, Node, Table, client_session, functions, logs
 from millstream.service.channel import Channel, Unreachable
-from millstream.service.local_node import serving
+from millstream.service.node import serving
 from millstream.service.proto import service_pb2 as pb
 
 

@@ -15,10 +15,10 @@ from millstream.errors import (
 )
 from millstream.service import dispatch
 from millstream.service.channel import Channel
-from millstream.service.clock import PartitionClock
 from millstream.service.completion_window import CompletionWindow
 from millstream.service.messages import Op, Request
 from millstream.service.proto import service_pb2 as pb
+from millstream.service.state_machine import PartitionClock
 
 
 @given(st.permutations(range(1, 40)))

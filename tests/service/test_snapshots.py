@@ -13,7 +13,6 @@ import pytest
 
 from millstream.errors import DamageError, StorageError
 from millstream.service.stores import lmdb
-from millstream.service.stores.cached import cached
 from millstream.service.stores.counters import counters
 from millstream.service.stores.memory import DictStore, memory
 from millstream.service.stores.snapshots import (
@@ -86,7 +85,7 @@ def test_any_number_of_rows(rows: int) -> None:
     assert dict(read_snapshot(storage, "s")[1]) == entries
 
 
-KINDS = {"memory": memory(), "counters": counters(), "lmdb": lmdb(), "cached": cached(over=lmdb(durable=True), entries=10)}
+KINDS = {"memory": memory(), "counters": counters(), "lmdb": lmdb(), "lmdb, durable": lmdb(durable=True)}
 
 
 @pytest.mark.parametrize("into", KINDS)

@@ -9,8 +9,8 @@ from millstream.errors import RefusedRequest
 from millstream.service.manager import Manager
 from millstream.service.partition import SERVING, Partition
 from millstream.service.proto import service_pb2 as pb
+from millstream.service.router import partition_message, position
 from millstream.service.snapshotting import SnapshotPlaces, restore_from, snapshot_to
-from millstream.service.wire import partition_message, position
 
 _log = logging.getLogger("millstream.service")
 

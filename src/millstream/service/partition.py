@@ -30,6 +30,7 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import NamedTuple
 
+from millstream import faults
 from millstream.core.keyspace import after
 from millstream.errors import (
     BadNode,
@@ -42,9 +43,7 @@ from millstream.errors import (
     Stale,
     UnknownOutcome,
 )
-from millstream.service.clock import PartitionClock
 from millstream.service.completion_window import CompletionWindow
-from millstream.service.crash_points import RequestPoints
 from millstream.service.dedup_sessions import FORGOTTEN, DedupSessions, check_session_name
 from millstream.service.dispatch import PendingCall
 from millstream.service.logs.log_contract import Log
@@ -52,7 +51,7 @@ from millstream.service.messages import LIMIT, SESSION, Answer, Change, Descript
 from millstream.service.range_map import point_of
 from millstream.service.recovery import RECORD, RestoreReader, replace_user_entries, replay_log
 from millstream.service.reorder_buffer import ReorderBuffer
-from millstream.service.state_machine import CLOCK, PartitionStateMachine, TurnResult
+from millstream.service.state_machine import CLOCK, PartitionClock, PartitionStateMachine, TurnResult
 from millstream.service.stores.store_contract import KeyStore, Pinned
 from millstream.service.table import Table
 from millstream.service.waiting_reads import WaitingReads, fail_calls, finish_calls
@@ -89,6 +88,19 @@ class PartitionStats(NamedTuple):
     waiting_reads: int
     sessions: int
     reply_bytes: int  # of cached replies of all sessions
+
+
+class RequestPoints:
+    """Counts the passages of each point, and has the process killed where a test wants it (`millstream.faults`)."""
+
+    def __init__(self, spec: str) -> None:
+        self._spec = spec
+        self._seen: dict[str, int] = {}
+
+    def __call__(self, name: str) -> None:
+        if self._spec:
+            self._seen[name] = count = self._seen.get(name, 0) + 1
+            faults.point(name, count, self._spec)
 
 
 class TurnUnderWay(NamedTuple):
@@ -172,11 +184,6 @@ class Partition:
         )
         self.machine.term = descriptor.term
         self.state, self.reason = SERVING, ""
-
-    @property
-    def can_be_opened_again(self) -> bool:
-        """Whether it failed for a reason that may pass: a storage that was away may be back. Damage stays."""
-        return self.state is PartitionState.FAILED and self.damage is None
 
     def covers(self, key: bytes) -> bool:
         """Whether a key is this partition's."""

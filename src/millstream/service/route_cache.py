@@ -17,12 +17,20 @@ from typing import Any
 from millstream.errors import BadNode, Busy, DefinitionError, MillstreamError, NotReady, TooLarge, Unreachable
 from millstream.network import Tls
 from millstream.service.channel import Backoff, Channel
+from millstream.service.messages import Descriptor
 from millstream.service.proto import service_pb2 as pb
 from millstream.service.range_map import KEY, RangeMap, point_of
-from millstream.service.results import Owner
 
 ATTEMPT = 5.0  # seconds for one try
 _LOOK = 1.0
+
+
+class Owner:
+    """A partition as a client knows it, and where it is."""
+
+    def __init__(self, found: pb.Partition) -> None:
+        self.descriptor: Descriptor = Descriptor(found.id, found.table, found.start, found.end, found.term, found.node, found.point or KEY)
+        self.address = found.primary
 
 
 class RouteCache:

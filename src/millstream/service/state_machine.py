@@ -20,7 +20,6 @@ import msgspec
 from millstream.core.keyspace import after
 from millstream.errors import Conflict, FencedRun, RefusedRequest, ServiceError, TooLarge
 from millstream.service import staged_txns
-from millstream.service.clock import PartitionClock
 from millstream.service.dedup_sessions import DedupSessions
 from millstream.service.messages import ENTRY, LIMIT, MEMORY, STAGED, Answer, Change, Decide, Decision, LogRecord, Op, Request
 from millstream.service.stores.store_contract import KeyStore
@@ -30,6 +29,25 @@ CLOCK = MEMORY + b"clock"
 _RESULT = 64 << 10  # bytes of a call's result, which is kept with the session
 _ABSENT = object()
 NO_POSITION = 0  # of an answer to a request that changed nothing
+
+
+class PartitionClock:
+    """Gives every write its time: the wall clock's, or the last time + 1 if that is later. The last time travels in the log, so the clock goes on from there
+    after a restart and on another node, whatever the wall clock says there.
+
+    >>> clock = PartitionClock(last=100)
+    >>> clock.next(wall=90), clock.next(wall=90), clock.next(wall=200)
+    (101, 102, 200)
+    """
+
+    def __init__(self, last: int = 0) -> None:
+        self.last = last
+
+    def next(self, wall: int) -> int:
+        """The time of the next write."""
+        last = self.last + 1
+        self.last = wall if wall > last else last
+        return self.last
 
 
 class TurnView:

@@ -21,9 +21,8 @@ from millstream.service.messages import ENTRY, Decide, Decision, Level, Op, Requ
 from millstream.service.partition import Partition
 from millstream.service.proto import service_pb2 as pb
 from millstream.service.range_map import prefix_end, scan_range
-from millstream.service.router import Router
+from millstream.service.router import Router, position
 from millstream.service.watchers import ChangedRow
-from millstream.service.wire import position
 
 _PAGE = 1 << 20  # bytes of one reply of a scan
 
