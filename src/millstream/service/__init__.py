@@ -20,6 +20,7 @@ A partition is a state machine over a log. The log decides: the store, the watch
     functions          functions that tables often need
     waiting_reads      reads that wait for a position or a confirmation
     completion_window  puts what completes in any order back into order
+    paging             long replies in pages, without blocking the event loop
     watchers           who watches a partition
     logs/              how a write is made durable: disk, none, objects
     stores/            where entries are kept: memory, counters, lmdb; snapshots

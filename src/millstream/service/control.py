@@ -16,7 +16,7 @@ _log = logging.getLogger("millstream.service")
 
 
 class Control:
-    """Implements `ControlBackend`."""
+    """What `grpc_servers.ControlPlane` calls."""
 
     def __init__(self, manager: Manager, places: SnapshotPlaces) -> None:
         self._manager = manager

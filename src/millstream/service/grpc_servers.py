@@ -6,8 +6,8 @@ Rules
 2. A `ServiceError` becomes a status and an `Error` in the trailing metadata; any other error of ours is told as INTERNAL, without its insides.
 3. A call without a deadline gets the plane's, and none lasts longer than the plane allows. Scans and watches last as long as both ends like, but for what they
    hold pinned (`limits.while_pinned`).
-4. A backend takes and gives the messages of service.proto, and raises `ServiceError`s (and `DamageError`). All calls come from one event loop; what takes
-   longer than a turn is done beside it.
+4. A backend has a method for each call (`UpsertRequest` comes to `upsert`), and `tables()`. It takes and gives the messages of service.proto, and raises
+   `ServiceError`s (and `DamageError`). All calls come from one event loop; what takes longer than a turn is done beside it.
 5. The handlers are a table here instead of generated code: a name, what it takes, what it gives, and whether that is a stream.
 """
 
@@ -22,7 +22,7 @@ import socket
 import time
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from millstream.errors import (
     BadNode,
@@ -94,46 +94,6 @@ def claim_grpc() -> None:
             f"this process was forked from process {_process}, which had used gRPC, and gRPC does not survive that. Fork before a client or node is first "
             f"used, or begin processes anew (multiprocessing.get_context('spawn')). Spark's workers do."
         )
-
-
-class DataBackend(Protocol):
-    """The data plane's calls."""
-
-    def tables(self) -> list[str]:
-        """The names that can be asked for; health is told by table."""
-
-    async def upsert(self, request: pb.UpsertRequest) -> pb.WriteReply: ...
-
-    async def remove(self, request: pb.RemoveRequest) -> pb.WriteReply: ...
-
-    async def get(self, request: pb.GetRequest) -> pb.GetReply: ...
-
-    async def call(self, request: pb.CallRequest) -> pb.CallReply: ...
-
-    async def decide(self, request: pb.DecideRequest) -> pb.DecideReply: ...
-
-    def scan(self, request: pb.ScanRequest) -> AsyncIterator[pb.ScanReply]: ...
-
-    def watch(self, request: pb.WatchRequest) -> AsyncIterator[pb.WatchReply]: ...
-
-    async def route(self, request: pb.RouteRequest) -> pb.PartitionList: ...
-
-    async def close(self) -> None:
-        """The process ends."""
-
-
-class ControlBackend(Protocol):
-    """The control plane's calls."""
-
-    async def add_partition(self, request: pb.AddPartitionRequest) -> pb.Partition: ...
-
-    async def remove_partition(self, request: pb.RemovePartitionRequest) -> pb.Partition: ...
-
-    async def list_partitions(self, request: pb.ListPartitionsRequest) -> pb.PartitionList: ...
-
-    async def snapshot(self, request: pb.SnapshotRequest) -> pb.SnapshotReply: ...
-
-    async def restore(self, request: pb.RestoreRequest) -> pb.RestoreReply: ...
 
 
 class GrpcServer:
@@ -329,7 +289,7 @@ def _clear_socket(path: Path) -> None:
 
 
 class DataPlane(GrpcServer):
-    """`Data`, over a `DataBackend`."""
+    """`Data`, over the tables of a node or the live state of a pipeline."""
 
     service, calls, default_limits = DATA_SERVICE, DATA_CALLS, DATA
 
@@ -343,7 +303,7 @@ class DataPlane(GrpcServer):
 
 
 class ControlPlane(GrpcServer):
-    """`Control`, over a `ControlBackend`, with reflection."""
+    """`Control`, with reflection."""
 
     service, calls, default_limits = CONTROL_SERVICE, CONTROL_CALLS, CONTROL
 

@@ -36,6 +36,7 @@ from millstream.state.storage import Storage
 
 KEEP = 8
 MAX_AGE = 60.0  # seconds
+PATIENCE = 60.0  # seconds for one answer
 _MAP_SIZE = 1 << 35  # per shard: addresses, of which a process has 2**47
 
 ShardName = tuple[str, int]  # lineage and number
