@@ -174,7 +174,7 @@ def test_a_cancelled_write_costs_no_other_and_nothing_counts_twice(tmp_path: Pat
         assert set(found.values()) == {1}
         assert {str(number) for number, what in told.items() if what == "done"} <= set(found)
         (one,) = node.manager.partitions.values()
-        assert one.stats().early_writes == 0
+        assert one.early.count == 0
         await node.stop()
 
     asyncio.run(main())

@@ -24,8 +24,7 @@ A partition is a state machine over a log. The log decides: the store, the watch
     watchers           who watches a partition
     logs/              how a write is made durable: disk, none, objects
     stores/            where entries are kept: memory, counters, lmdb; snapshots
-    recovery           from the log into a store
-    snapshotting       snapshots beside the log and for operators, and restores
+    snapshotting       from the log into a store; snapshots beside the log and for operators, and restores
     desired_state      which partitions are desired, and the steps from what is there
     registry           where that is kept
     manager            carries the plan out

@@ -38,6 +38,10 @@ class KeyResult(msgspec.Struct, frozen=True):
     low_watermark: int = 0
 
 
+def _result(key: bytes, value: bytes | None, version: int, at: Any) -> KeyResult:
+    return KeyResult(key, value, version, at.partition, at.lsn, at.age_ms, at.epoch, at.low_watermark)
+
+
 class WatchEvent(msgspec.Struct, frozen=True):
     """What a watch tells. kind: "snapshot", "changes", "mark" or "reset". A value of None: the key is gone."""
 
@@ -72,7 +76,6 @@ class AsyncClient:
         await self.close()
 
     async def close(self) -> None:
-        """Ends its connections."""
         self._writer.close()
         await self._routes.close()
 
@@ -114,11 +117,8 @@ class AsyncClient:
             request = pb.GetRequest(header=header, keys=[wanted[place] for place in places])
             reply = await self._routes.channel(owner).ask("Get", request, left if complete_to is not None else min(left, ATTEMPT))
             self._writer.note(reply.at)
-            at = reply.at
             for place, value, version in zip(places, reply.values, reply.versions, strict=True):
-                found[place] = KeyResult(
-                    wanted[place], value if version else None, version, at.partition, at.lsn, at.age_ms, at.epoch, at.low_watermark
-                )
+                found[place] = _result(wanted[place], value if version else None, version, reply.at)
 
         try:
             await self._routes.read_all(wanted, read)
@@ -252,7 +252,7 @@ class AsyncClient:
             values = reply.values if reply.values else [b""] * len(reply.keys)
             versions = reply.versions if reply.versions else [at.lsn] * len(reply.keys)
             for key, value, version in zip(reply.keys, values, versions, strict=True):
-                yield KeyResult(key, value, version, at.partition, at.lsn, at.age_ms, at.epoch, at.low_watermark)
+                yield _result(key, value, version, at)
 
 
 async def chained(streams: Sequence[AsyncIterator[KeyResult]]) -> AsyncIterator[KeyResult]:

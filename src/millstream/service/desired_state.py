@@ -82,7 +82,10 @@ class Desired(msgspec.Struct, dict=True):
             coming: RangeMaps[Descriptor] = RangeMaps()
             free = self.next_id
             for new in change.partitions:
-                self._check_new(new, free)
+                if new.id < free:
+                    raise RefusedRequest(f"id {new.id} was given out before: leave it out, or use {free} or more")
+                if new.end and new.start >= new.end:
+                    raise RefusedRequest(f"the range from {new.start!r} to {new.end!r} is empty")
                 for other in (*self._ranges.of(new.table).overlapping(new), *coming.of(new.table).overlapping(new)):
                     raise RefusedRequest(
                         f"partition {other.id} of table {other.table!r} has points of that range already (it has {_range(other)}): remove it first, "
@@ -103,13 +106,6 @@ class Desired(msgspec.Struct, dict=True):
                     f"a node called {change.node.name!r} is known already, with another folder (it listens on {known.address}). Give this one a name of its "
                     f"own (--node), or if the other is lost, take its place (--take-over {change.node.name})."
                 )
-
-    @staticmethod
-    def _check_new(new: Descriptor, free: int) -> None:
-        if new.id < free:
-            raise RefusedRequest(f"id {new.id} was given out before: leave it out, or use {free} or more")
-        if new.end and new.start >= new.end:
-            raise RefusedRequest(f"the range from {new.start!r} to {new.end!r} is empty")
 
     def apply(self, change: RegistryChange) -> None:
         """Makes it the next version."""

@@ -95,7 +95,6 @@ class Manager:
         return self._stores[name]
 
     def home_of(self, partition: Partition) -> Storage:
-        """Where its snapshots lie."""
         return self.log_of(partition.table.log).home(partition.descriptor.id)
 
     def address_of(self, node: str) -> str:

@@ -115,7 +115,6 @@ class Request(msgspec.Struct, gc=False, frozen=True):
 
     @property
     def writes(self) -> bool:
-        """Whether it may change something."""
         return self.op >= Op.UPSERT
 
 

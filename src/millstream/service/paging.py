@@ -63,5 +63,4 @@ def _paged(rows: Iterator[VersionedRow], most: int, seconds: float) -> Iterator[
 
 
 def columns(rows: Sequence[VersionedRow]) -> tuple[list[bytes], list[bytes], list[int]]:
-    """The keys, the values and the versions of rows."""
     return [row[0] for row in rows], [row[1] for row in rows], [row[2] for row in rows]

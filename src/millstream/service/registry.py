@@ -51,15 +51,11 @@ class Registry:
                     raise
                 known = None  # covered and removed while we read
                 continue
-            if not self._overtaken(known):
+            if all(_version(name) <= known.version for name in self._storage.list("bases")[-1:]):
                 self._known = known
                 return known
-            known = None
+            known = None  # changes behind the one that we look for were removed: a base has them
         raise DamageError(f"the registry {self._storage.url} keeps changing, or misses a version")
-
-    def _overtaken(self, known: Desired) -> bool:
-        """Whether changes behind the one that we look for were removed: then a base has them."""
-        return any(_version(name) > known.version for name in self._storage.list("bases")[-1:])
 
     def _base(self) -> Desired:
         names = self._storage.list("bases")

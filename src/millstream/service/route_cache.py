@@ -48,7 +48,6 @@ class RouteCache:
         self._terms: dict[int, int] = {}
 
     async def close(self) -> None:
-        """Ends the connections."""
         channels, self._channels = list(self._channels.values()), {}
         await asyncio.gather(*(channel.close() for channel in channels))
 
@@ -67,7 +66,6 @@ class RouteCache:
         return pb.Header(table=self.table, partition=owner.descriptor.id, term=owner.descriptor.term)
 
     def no_owner(self, key: bytes) -> BadNode:
-        """The error for a key that no partition has."""
         return BadNode(f"no partition of table {self.table!r} has key {key[:60]!r}")
 
     def learn(self, error: BaseException, owner: Owner | None = None) -> None:

@@ -32,7 +32,6 @@ class Router:
         self._owners.become(self._manager.desired.partitions)
 
     def tables(self) -> list[str]:
-        """The tables of this node."""
         return sorted(self._manager.tables)
 
     def by_keys(self, header: pb.Header, keys: Sequence[bytes]) -> Partition:
@@ -126,7 +125,6 @@ class Router:
 
 
 def position(one: Descriptor, lsn: int, age: int = 0) -> pb.Position:
-    """Where an answer is from."""
     return pb.Position(partition=one.id, term=one.term, lsn=lsn, age_ms=age)
 
 

@@ -108,7 +108,6 @@ class WaitingReads:
 
 
 def finish_calls(calls: Sequence[PendingCall], answers: Sequence[Answer | ServiceError], crash: Callable[[str], None]) -> None:
-    """Gives callers their answers."""
     for call, answer in zip(calls, answers, strict=True):
         crash("request.7-answered")
         future = call.future
@@ -120,7 +119,6 @@ def finish_calls(calls: Sequence[PendingCall], answers: Sequence[Answer | Servic
 
 
 def fail_calls(calls: Sequence[PendingCall], error: MillstreamError) -> None:
-    """Gives callers an error."""
     for call in calls:
         if not call.future.done():
             call.future.set_exception(error)

@@ -66,7 +66,6 @@ class PartitionWatcher:
             self._waiting.append(CommittedChange(lsn, wanted, 0))
 
     def end(self, error: Stale) -> None:
-        """Nothing more will come."""
         self._over = self._over or error
         self._told.set()
 

@@ -49,7 +49,6 @@ class Watch:
         self._last = -1
 
     async def replies(self) -> AsyncIterator[pb.WatchReply]:
-        """What it is sent."""
         first = self._after is not None
         try:
             with await self._live.snapshot(self._header) as snapshot, while_pinned():

@@ -1,7 +1,7 @@
 """The log on a node's own disk: one for all its partitions, with one write and one sync for all that is pending.
 
     FOLDER/log.lock             held by the process that uses the folder
-    FOLDER/wal/<number>.log     files of frames (`frames.py`), preallocated
+    FOLDER/wal/<number>.log     files of frames (`wal.py`), preallocated
 
 Rules
 1. One thread writes. It takes all that is pending, makes one frame of it, writes it, syncs it, and tells the event loop once. So a thousand partitions share
@@ -31,8 +31,20 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from millstream.errors import DamageError, Fenced, NotReady, StorageError, UnknownOutcome
-from millstream.service.logs.frames import FORGOT, RECORD, STAND, FrameRef, WalEntry, WalGroup, damaged, decode_group
-from millstream.service.logs.wal import Sync, WalFiles, Write, remove_files
+from millstream.service.logs.wal import (
+    FORGOT,
+    RECORD,
+    STAND,
+    FrameRef,
+    Sync,
+    WalEntry,
+    WalFiles,
+    WalGroup,
+    Write,
+    damaged,
+    decode_group,
+    remove_files,
+)
 from millstream.service.messages import LogRecord, decode_record, encode_record
 from millstream.state.durable import write_all
 from millstream.state.storage import LocalStorage, Storage
@@ -63,7 +75,6 @@ class FrameIndex:
 
     @property
     def first(self) -> int | None:
-        """The first position that is indexed."""
         return self._numbers[3] if self._numbers else None
 
     def add(self, frame: FrameRef, first: int, last: int) -> None:
@@ -247,7 +258,6 @@ class SharedDiskLog:
         return LocalStorage(self.folder)
 
     def take(self, log: DiskLog, kind: int, term: int, first: int, last: int, data: bytes) -> asyncio.Future[None]:
-        """Gives an entry to the thread."""
         if self._loop is None:
             self._loop = asyncio.get_running_loop()
             self._thread = threading.Thread(target=self._work, name=f"log {self.folder.name}", daemon=True)

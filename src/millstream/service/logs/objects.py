@@ -312,7 +312,6 @@ class ObjectsLog:
         return Fenced(text)
 
     async def is_free(self, number: int) -> bool:
-        """Whether a slot is free."""
         if self._is_local:
             return not self._storage.exists(slot_name(number))
         return not await self._shared.call(self._storage.exists, slot_name(number))

@@ -91,13 +91,7 @@ class CounterStore(DictStore):
 
 @dataclass(frozen=True)
 class CountersKind:
-    """A store for numbers that fit in memory: counts, sums. A restart reads the last snapshot and the log behind it.
-
-    >>> store = counters().open(Path("unused")).of(1)
-    >>> store.apply([(b"Ktea", (1).to_bytes(8, "big") + (5).to_bytes(8, "big", signed=True))], upto=1)
-    >>> store.get(b"Ktea")[8:].hex()
-    '0000000000000005'
-    """
+    """A store for numbers that fit in memory: counts, sums. A restart reads the last snapshot and the log behind it."""
 
     durable = False
 

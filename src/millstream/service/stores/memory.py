@@ -221,13 +221,7 @@ class SharedMemory:
 
 @dataclass(frozen=True)
 class MemoryKind:
-    """A store for what fits in memory. A restart reads the last snapshot and the log behind it.
-
-    >>> store = memory().open(Path("unused")).of(1)
-    >>> store.apply([(b"Ka", b"1")], upto=7)
-    >>> store.get(b"Ka"), store.applied
-    (b'1', 7)
-    """
+    """A store for what fits in memory. A restart reads the last snapshot and the log behind it."""
 
     durable = False
 
