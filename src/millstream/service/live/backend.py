@@ -187,10 +187,9 @@ class LiveBackend:
         return found
 
     async def _seen(self, epoch: int) -> None:
-        while (newest := self.epochs.newest) is None or newest.epoch < epoch:
+        while max(self.epochs.pinned, default=-1) < epoch:
             await self.tailer_thread.catch_up()
-            newest = self.epochs.newest
-            if newest is None or newest.epoch < epoch:
+            if max(self.epochs.pinned, default=-1) < epoch:
                 await self.tailer_thread.changed()
 
     async def _young(self, max_age_ms: int) -> None:

@@ -223,13 +223,15 @@ class SharedMemory:
 class MemoryKind:
     """A store for what fits in memory. A restart reads the last snapshot and the log behind it."""
 
+    store: Callable[[], KeyStore] = DictStore
+    text: str = "memory"
     durable = False
 
     def open(self, folder: Path) -> SharedMemory:
-        return SharedMemory(DictStore)
+        return SharedMemory(self.store)
 
     def describe(self) -> str:
-        return "memory"
+        return self.text
 
 
 memory = MemoryKind
