@@ -310,7 +310,6 @@ def test_only_the_state_service_imports_grpc() -> None:
 #: Modules of the state service that decide. They know each other, the contracts of logs and stores, and no gRPC.
 PURE_SERVICE = (
     "messages",
-    "clock",
     "completion_window",
     "dispatch",
     "dedup_sessions",
@@ -319,7 +318,7 @@ PURE_SERVICE = (
     "transforms",
     "functions",
     "range_map",
-    "plan",
+    "desired_state",
 )
 
 

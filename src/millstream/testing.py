@@ -43,7 +43,7 @@ from millstream.simulation.local import Emitted, LocalEngine, SimulatedCrash
 
 if TYPE_CHECKING:
     from millstream.service.conformance import check_log, check_store
-    from millstream.service.local_node import serving
+    from millstream.service.node import serving
 
 __all__ = [
     "Emitted",
@@ -70,9 +70,9 @@ def __getattr__(name: str) -> Any:
 
         return getattr(conformance, name)
     if name == "serving":  # a node of the state service, for whoever tests tables and functions
-        from millstream.service import local_node
+        from millstream.service import node
 
-        return local_node.serving
+        return node.serving
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 

@@ -24,9 +24,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from millstream.errors import Conflict, MillstreamError, RefusedRequest, SessionExpired, UnknownOutcome
-from millstream.service.client import AsyncClient
+from millstream.service.client import AsyncClient, to_bytes
 from millstream.service.proto import service_pb2 as pb
-from millstream.service.results import to_bytes
 
 OK, UNKNOWN, REFUSED, OPEN = "ok", "unknown", "refused", "open"
 

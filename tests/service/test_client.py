@@ -19,7 +19,7 @@ from millstream.errors import (
 )
 from millstream.service import AsyncClient, Client, Node, Table, client_session, functions, logs
 from millstream.service.channel import Channel, Unreachable
-from millstream.service.local_node import serving
+from millstream.service.node import serving
 from millstream.service.proto import service_pb2 as pb
 
 
@@ -174,7 +174,7 @@ def test_a_cancelled_write_costs_no_other_and_nothing_counts_twice(tmp_path: Pat
         assert set(found.values()) == {1}
         assert {str(number) for number, what in told.items() if what == "done"} <= set(found)
         (one,) = node.manager.partitions.values()
-        assert one.stats().early_writes == 0
+        assert one.early.count == 0
         await node.stop()
 
     asyncio.run(main())

@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from effort import some
 from millstream.errors import DamageError, Fenced, NotReady, StorageError, UnknownOutcome
 from millstream.service.logs.disk import DiskLog, SharedDiskLog, disk
-from millstream.service.logs.frames import RECORD, SECTOR, STAND, WalEntry, decode_file, encode_group, padded
+from millstream.service.logs.wal import RECORD, SECTOR, STAND, WalEntry, decode_file, encode_group, padded
 from millstream.service.messages import LogRecord
 from millstream.state.durable import write_all
 

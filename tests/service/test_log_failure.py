@@ -22,7 +22,7 @@ from millstream.errors import (
 from millstream.service import AsyncClient, Node, Table, dispatch, functions, logs, stores
 from millstream.service.channel import Channel
 from millstream.service.logs.disk import SharedDiskLog
-from millstream.service.logs.frames import decode_file
+from millstream.service.logs.wal import decode_file
 from millstream.service.messages import LIMIT
 from millstream.service.proto import service_pb2 as pb
 from millstream.service.stores.memory import memory

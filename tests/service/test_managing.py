@@ -22,21 +22,21 @@ from millstream.errors import (
 )
 from millstream.service import AsyncClient, Node, Table
 from millstream.service.channel import Channel, Unreachable
-from millstream.service.logs.disk import DiskLog
-from millstream.service.manager import Manager
-from millstream.service.messages import Descriptor
-from millstream.service.plan import Add, Del, Update, plan
-from millstream.service.proto import service_pb2 as pb
-from millstream.service.registries.desired_state import (
+from millstream.service.desired_state import (
     Desired,
     NodeEntry,
     NodeJoined,
     PartitionMoved,
+    PartitionOp,
     PartitionRemoved,
     PartitionsAdded,
-    Registry,
+    plan,
 )
-from millstream.service.registries.object_registry import EVERY, ObjectRegistry
+from millstream.service.logs.disk import DiskLog
+from millstream.service.manager import Manager
+from millstream.service.messages import Descriptor
+from millstream.service.proto import service_pb2 as pb
+from millstream.service.registry import EVERY, Registry
 from millstream.state.memory_storage import MemoryStorage
 from millstream.state.storage import open_storage
 from s3server import S3Server
@@ -70,13 +70,10 @@ def states(draw: st.DrawFn) -> tuple[dict[int, Descriptor], dict[int, Descriptor
     return before, desired
 
 
-def carry_out(current: dict[int, Descriptor], op: Add | Del | Update) -> dict[int, Descriptor]:
+def carry_out(current: dict[int, Descriptor], op: PartitionOp) -> dict[int, Descriptor]:
     after = dict(current)
-    if isinstance(op, Del):
+    if not op.opens:
         assert after.pop(op.partition.id) == op.partition
-    elif isinstance(op, Update):
-        assert after[op.partition.id] == op.before
-        after[op.partition.id] = op.partition
     else:
         assert op.partition.id not in after
         after[op.partition.id] = op.partition
@@ -133,13 +130,13 @@ def s3() -> Iterator[Callable[[], S3Server]]:
 def registry(request: pytest.FixtureRequest, tmp_path: Path, s3: Callable[[], S3Server]) -> Callable[[], Registry]:
     """Opens the same registry again and again, as different processes do."""
     if request.param == "folder":
-        return lambda: ObjectRegistry(open_storage(str(tmp_path / "registry")))
+        return lambda: Registry(open_storage(str(tmp_path / "registry")))
     if request.param == "memory":
         storage = MemoryStorage()
-        return lambda: ObjectRegistry(storage)
+        return lambda: Registry(storage)
     server = s3()
     url = server.url()
-    return lambda: ObjectRegistry(open_storage(url, server.options))
+    return lambda: Registry(open_storage(url, server.options))
 
 
 def in_threads(count: int, work: Callable[[int], None]) -> None:
@@ -221,22 +218,22 @@ def test_a_registry_is_condensed_while_others_read_it(tmp_path: Path) -> None:
 
     def work(number: int) -> None:
         if number == 0:
-            writer = ObjectRegistry(open_storage(place))
+            writer = Registry(open_storage(place))
             try:
                 for change in range(rounds):
                     assert writer.change(NodeJoined(NodeEntry("n", str(change + 1), "x")), change)
             finally:
                 over.set()
             return
-        last, keeps = 0, ObjectRegistry(open_storage(place))
+        last, keeps = 0, Registry(open_storage(place))
         while not over.is_set():
-            found = (keeps if number == 1 else ObjectRegistry(open_storage(place))).read()
+            found = (keeps if number == 1 else Registry(open_storage(place))).read()
             assert found.version >= last
             assert not found.version or found.nodes["n"].address == str(found.version)
             last = found.version
 
     in_threads(3, work)
-    assert ObjectRegistry(open_storage(place)).read().version == rounds
+    assert Registry(open_storage(place)).read().version == rounds
     assert len(list((tmp_path / "registry" / "changes").iterdir())) < 2 * EVERY
 
 
@@ -311,7 +308,7 @@ def test_a_node_that_is_killed_between_what_is_desired_and_what_is_done_carries_
             assert len(files_of(tmp_path / "n1")) == 1
             # other partitions are desired while the node is down
             node.kill()
-            registry = ObjectRegistry(open_storage(str(tmp_path / "n1" / "registry")))
+            registry = Registry(open_storage(str(tmp_path / "n1" / "registry")))
             registry.change(PartitionRemoved(new.id), registry.read().version)
             registry.change(PartitionsAdded([Descriptor(50, "t", b"c", b"", 1, "n1")]), registry.read().version)
             await asyncio.to_thread(node.start)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import pickle
 import subprocess
 import sys
 import threading
@@ -18,6 +19,7 @@ from servicesinkkit import MANY, NAME, many
 import millstream as ms
 import sinkjob
 import taskkit as kit
+from millstream.engine.worker_process import WorkerProcess
 from millstream.errors import SinkError, StorageError
 from millstream.service import HASH, Client, Table, Turn
 from millstream.service.channel import Channel
@@ -68,6 +70,35 @@ def test_rows_are_seen_when_their_epoch_is_decided_and_deciding_again_is_harmles
         sink.sweep(driver(tmp_path), 100, [])
         with pytest.raises(SinkError, match="were staged in partition"):
             sink.prepare(driver(tmp_path), 2, [lost])
+
+
+def clients_running() -> int:
+    return sum(thread.name == "millstream-client" for thread in threading.enumerate())
+
+
+def test_a_run_and_a_worker_process_let_go_of_the_sinks_connection_and_tasks_share_one(tmp_path: Path) -> None:
+    before = clients_running()
+    with node(tmp_path / "n") as address:
+        pipeline = ms.Pipeline("p")
+        pipeline.emit(
+            pipeline.inject("sums", ms.sources.files("in", schema="user string, at long"), timestamp="at"), ms.sinks.service(address, "t")
+        )
+        program = pipeline.program()
+        process = WorkerProcess()
+        for epoch in range(3):
+            compiled = process.compiled("digest", pickle.dumps(program))
+            compiled.topology.emissions[0].sink.stage(task(tmp_path, epoch), rows(a=epoch))
+            process.end_task()
+        assert clients_running() == before + 1
+        process.close()
+        assert clients_running() == before
+        sink = ms.sinks.service(address, "t")
+        sink.check()
+        sink.close()
+        assert clients_running() == before
+        sink.check()  # it may be used again
+        assert clients_running() == before + 1
+        sink.close()
 
 
 def test_all_rows_of_an_epoch_are_there_at_one_position_of_each_partition(tmp_path: Path) -> None:

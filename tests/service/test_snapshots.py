@@ -13,7 +13,6 @@ import pytest
 
 from millstream.errors import DamageError, StorageError
 from millstream.service.stores import lmdb
-from millstream.service.stores.cached import cached
 from millstream.service.stores.counters import counters
 from millstream.service.stores.memory import DictStore, memory
 from millstream.service.stores.snapshots import (
@@ -86,7 +85,7 @@ def test_any_number_of_rows(rows: int) -> None:
     assert dict(read_snapshot(storage, "s")[1]) == entries
 
 
-KINDS = {"memory": memory(), "counters": counters(), "lmdb": lmdb(), "cached": cached(over=lmdb(durable=True), entries=10)}
+KINDS = {"memory": memory(), "counters": counters(), "lmdb": lmdb(), "lmdb, durable": lmdb(durable=True)}
 
 
 @pytest.mark.parametrize("into", KINDS)
@@ -310,4 +309,12 @@ def test_watching_sends_what_appears_and_lives_through_failures(tmp_path: Path, 
     saved(tmp_path, ["a"])
     assert watch_and_upload(tmp_path, target, say, every=0.001, stop=stop) == 2
     assert len(list(read_snapshot(target, "b")[1])) == 3000
-    assert watch_and_upload(tmp_path, Failing(0), lambda text: None, every=0, rounds=3) == 0
+    over, failures = threading.Event(), []  # type: tuple[threading.Event, list[str]]
+
+    def fail(text: str) -> None:
+        failures.append(text)
+        if len(failures) == 6:  # three rounds of two
+            over.set()
+
+    assert watch_and_upload(tmp_path, Failing(0), fail, every=0, stop=over) == 0
+    assert all("could not be sent" in text for text in failures)

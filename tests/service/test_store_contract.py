@@ -16,10 +16,9 @@ from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, invaria
 
 import millstream as ms
 from effort import some
-from millstream.errors import DefinitionError, RefusedRequest, StorageError
+from millstream.errors import RefusedRequest, StorageError
 from millstream.service.messages import Change
 from millstream.service.stores import lmdb
-from millstream.service.stores.cached import CachedStore, cached
 from millstream.service.stores.counters import CounterStore, counters, pack_number, unpack_number
 from millstream.service.stores.memory import DictStore, SharedMemory, memory
 from millstream.service.stores.store_contract import Pinned
@@ -40,15 +39,12 @@ KINDS = {
     "memory": memory(),
     "lmdb": lmdb(),
     "lmdb, durable": lmdb(durable=True),
-    "cached": cached(memory(), over=lmdb(), entries=7),
-    "cached on disk": cached(lmdb(), over=lmdb(), entries=300),
-    "cached over memory": cached(over=memory(), entries=1),
 }
 
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_the_contract(kind: str, tmp_path: Path) -> None:
-    check(lambda: KINDS[kind].open(tmp_path), 100 if kind in ("memory", "cached over memory") else 8)
+    check(lambda: KINDS[kind].open(tmp_path), 100 if kind == "memory" else 8)
 
 
 def test_the_contract_of_counters(tmp_path: Path) -> None:
@@ -350,95 +346,3 @@ def test_one_process_opens_an_environment_once(tmp_path: Path) -> None:
     one.close()
     assert two.of(1).get(b"Ka") == b"1"
     two.close()
-
-
-# cached
-
-
-class Fading(DictStore):
-    """A fast store that loses entries, and may fail."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.chance, self.fails = random.Random(3), False
-
-    def get(self, key: bytes) -> bytes | None:
-        if self.fails:
-            raise OSError("the disk is gone")
-        return None if self.chance.random() < 0.5 else super().get(key)
-
-    def apply(self, changes: Sequence[Change], upto: int) -> None:
-        if self.fails:
-            raise OSError("the disk is gone")
-        super().apply(changes, upto)
-
-
-@pytest.mark.parametrize("fail_at", [None, 0, 37, 160])
-def test_a_cache_may_lose_what_it_has_and_fail(fail_at: int | None) -> None:
-    fast, slow, model = Fading(), DictStore(), dict[bytes, bytes]()
-    store, chance = CachedStore(fast, slow, 10), random.Random(5)
-    for number in range(400):
-        fast.fails = fail_at is not None and number >= fail_at
-        key = b"K%d" % chance.randrange(30)
-        if chance.random() < 0.4:
-            value = None if chance.random() < 0.3 else b"%d" % number
-            store.apply([(key, value)], number + 1)
-            model.pop(key, None) if value is None else model.update({key: value})
-        assert store.get(key) == model.get(key)
-        assert len(fast._map.entries) <= 10
-    assert store.applied == slow.applied
-
-
-def test_a_copy_saves_a_look_at_the_slow_store() -> None:
-    class Counting(DictStore):
-        looks = 0
-
-        def get(self, key: bytes) -> bytes | None:
-            Counting.looks += 1
-            return super().get(key)
-
-    store = CachedStore(DictStore(), Counting(), 1000)
-    store.apply([(b"K%d" % n, b"1") for n in range(600)], 1)
-    for _ in range(3):
-        for n in range(600):
-            assert store.get(b"K%d" % n) == b"1"
-    assert Counting.looks == 0
-
-
-def test_what_the_slow_store_refuses_nobody_sees() -> None:
-    store = CachedStore(DictStore(), CounterStore(), 10)
-    with pytest.raises(RefusedRequest):
-        store.apply([(b"Ka", b"no number")], 1)
-    assert store.get(b"Ka") is None and store.applied == 0
-
-
-class KeepsOldCopies(CachedStore):
-    def apply(self, changes: Sequence[Change], upto: int) -> None:
-        self._slow.apply(changes, upto)
-        self._fresh.update((key, value) for key, value in changes if value is not None and key not in self._known)
-        self._flush()
-
-
-def test_a_cache_that_keeps_old_copies_is_found() -> None:
-    class Kind:
-        def open(self) -> Any:
-            return SharedMemory(lambda: KeepsOldCopies(DictStore(), DictStore(), 5))
-
-    with pytest.raises(AssertionError, match="S2 does not hold"):
-        check(Kind().open, 30)
-
-
-def test_what_a_cache_remembers_of_an_earlier_life_is_not_served(tmp_path: Path) -> None:
-    fast = DictStore()
-    fast.apply([(b"Ka", b"old")], 1)
-    store = CachedStore(fast, DictStore(), 10)
-    assert store.get(b"Ka") is None and fast.get(b"Ka") is None
-
-
-def test_a_cache_that_cannot_be_opened_is_none(tmp_path: Path) -> None:
-    (tmp_path / "cache").write_text("this is no folder")
-    shared = cached(lmdb(), over=memory()).open(tmp_path)
-    shared.of(1).apply([(b"Ka", b"1")], 1)
-    assert shared.of(1).get(b"Ka") == b"1"
-    with pytest.raises(DefinitionError, match="entries=0"):
-        cached(over=memory(), entries=0)

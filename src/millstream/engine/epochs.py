@@ -368,6 +368,8 @@ class Epochs(Generic[_In]):
             part.close()
         for injector in self.topology.injectors.values():
             injector.source.close()
+        for emission in self.topology.emissions:
+            emission.sink.close()
 
     @property
     def published(self) -> dict[str, tuple[str, int]]:

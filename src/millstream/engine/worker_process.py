@@ -74,7 +74,7 @@ class WorkerProcess:
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
-        self._programs: IdleCache[str, Compiled] = IdleCache(clock)  # by digest
+        self._programs: IdleCache[str, Compiled] = IdleCache(clock, _close_sinks)  # by digest
         self._storages: IdleCache[bytes, Storage] = IdleCache(clock)  # by URL and options
         self._filters: IdleCache[tuple[str, str, int, str], SpanFilters] = IdleCache(clock)  # checkpoint, lineage, shard, stream
         self._state_caches: IdleCache[tuple[Path, str, int], None] = IdleCache(
@@ -136,6 +136,11 @@ class WorkerProcess:
     def close(self) -> None:
         """Lets go of everything."""
         self._evict(-1.0)
+
+
+def _close_sinks(_: str, compiled: Compiled) -> None:
+    for emission in compiled.topology.emissions:
+        emission.sink.close()
 
 
 class ProcessCache:

@@ -11,7 +11,6 @@ A partition is a state machine over a log. The log decides: the store, the watch
     router             which partition of a node has a key
     range_map          from a key to its partition, by ranges
     partition          inbox, turn, log, store, reply: the life of a request
-    crash_points       the crash points of that life, for tests
     reorder_buffer     writes of a session that came before their predecessors
     dispatch           in which order requests get their turn
     state_machine      the turn: what a request does
@@ -20,29 +19,25 @@ A partition is a state machine over a log. The log decides: the store, the watch
     transforms         filters, enrichers and sanitizers for everything that enters or leaves a table
     functions          functions that tables often need
     waiting_reads      reads that wait for a position or a confirmation
-    clock              a time that never goes back
     completion_window  puts what completes in any order back into order
+    paging             long replies in pages, without blocking the event loop
     watchers           who watches a partition
     logs/              how a write is made durable: disk, none, objects
-    stores/            where entries are kept: memory, counters, lmdb, cached; snapshots
-    recovery           from the log into a store
-    snapshotting       snapshots beside the log and for operators, and restores
-    registries/        which partitions are desired
-    plan               the steps from what is there to what is desired
+    stores/            where entries are kept: memory, counters, lmdb; snapshots
+    snapshotting       from the log into a store; snapshots beside the log and for operators, and restores
+    desired_state      which partitions are desired, and the steps from what is there
+    registry           where that is kept
     manager            carries the plan out
     control            the control plane's calls
-    wire               from our types to those of service.proto
     client             a client for asyncio
     client_session     its writes: numbers, retries, batches, back-off
     route_cache        which node it asks
     channel            one connection to a node
-    results            what it returns
     txn_client         a client for sinks that write in two phases
     blocking           a client for programs without asyncio
     conformance        the contracts of logs and stores, as checks for your own
     upload             copies snapshots elsewhere
     loop_thread        an event loop in a thread of its own
-    local_node         a node inside a test
     live/              the live state of a pipeline
     proto/             service.proto
 
@@ -66,9 +61,8 @@ from millstream.service.transforms import drop_fields, enrich, hide_fields, keep
 
 if TYPE_CHECKING:
     from millstream.service.blocking import Client
-    from millstream.service.client import AsyncClient
+    from millstream.service.client import AsyncClient, KeyResult, WatchEvent
     from millstream.service.node import Node
-    from millstream.service.results import KeyResult, WatchEvent
 
 __all__ = [
     "HASH",

@@ -32,6 +32,9 @@ from millstream.service.messages import LIMIT
 from millstream.service.proto import grpc
 from millstream.service.proto import service_pb2 as pb
 
+#: What gRPC says of a call for which no connection was ever made: it cannot have reached the node.
+_NOT_CONNECTED = ("failed to connect to all addresses", "Connection refused", "No such file")
+
 
 class Backoff:
     """Pauses between two tries: longer each time, and never the same for two clients."""
@@ -79,14 +82,12 @@ class Channel:
                 )
 
     async def ask(self, name: str, request: Any, timeout: float) -> Any:
-        """One call, one answer."""
         try:
             return await self._calls[name](request, timeout=timeout, metadata=self._metadata)
         except grpc.aio.AioRpcError as error:
             raise failure(error, self.address) from None
 
     async def stream(self, name: str, request: Any, timeout: float | None = None) -> AsyncIterator[Any]:
-        """One call, many answers."""
         call = self._calls[name](request, timeout=timeout, metadata=self._metadata)
         try:
             async for reply in call:
@@ -97,7 +98,6 @@ class Channel:
             call.cancel()
 
     async def close(self) -> None:
-        """Ends the connection."""
         await self._channel.close()
 
 
@@ -114,11 +114,11 @@ def failure(error: Any, address: str) -> MillstreamError:
             return DefinitionError(f"{address} is no state service of Millstream, or the other plane of one: {said}")
         if code is grpc.StatusCode.INTERNAL and "internal error" in said:
             return ServiceError(f"{address}: {said}")
-        if "failed to connect to all addresses" in said or "Connection refused" in said:
+        if any(text in said for text in _NOT_CONNECTED):
             return Unreachable(
                 f"no server answers at {address}. Start `millstream serve` there, or say where it runs (--at, --control)", sent=False
             )
-        return Unreachable(f"{address}: {code.name.lower().replace('_', ' ')}: {said}", sent=_may_have_arrived(said))
+        return Unreachable(f"{address}: {code.name.lower().replace('_', ' ')}: {said}", sent=True)
     told = pb.Error.FromString(raw)
     found = _told(told, error, address)
     if isinstance(found, ServiceError):
@@ -135,17 +135,10 @@ def _told(told: pb.Error, error: Any, address: str) -> MillstreamError:
     if name == "NONE":
         return ServiceError(f"{address}: {told.text}")
     kind = BY_REASON[name]
-    if kind is BadNode:
-        return BadNode(told.text, list(told.owners))
-    if kind is Busy:
-        return Busy(told.text, told.retry_after_ms / 1000)
-    if kind is Conflict:
-        return Conflict(told.text, list(told.versions))
-    if kind is SessionExpired:
-        return SessionExpired(told.text, told.versions[0] if told.versions else 0)
-    return kind(told.text)
-
-
-def _may_have_arrived(said: str) -> bool:
-    """Whether a call that failed may have reached the node: not if no connection was ever made for it."""
-    return not ("failed to connect to all addresses" in said or "Connection refused" in said or "No such file" in said)
+    carried: dict[Any, tuple[Any, ...]] = {
+        BadNode: (list(told.owners),),
+        Busy: (told.retry_after_ms / 1000,),
+        Conflict: (list(told.versions),),
+        SessionExpired: tuple(told.versions[:1]),
+    }
+    return kind(told.text, *carried.get(kind, ()))

@@ -6,18 +6,52 @@ Routes are in `route_cache.py`, writes and their retries in `client_session.py`.
 from __future__ import annotations
 
 import asyncio
+import heapq
 from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
 from typing import Any
 
+import msgspec
+
 from millstream.core.time import duration
-from millstream.errors import Stale, Unreachable
+from millstream.errors import RefusedRequest, Stale, Unreachable
 from millstream.network import Tls
 from millstream.service.client_session import Writer
 from millstream.service.messages import Level, level_of
 from millstream.service.proto import service_pb2 as pb
 from millstream.service.range_map import HASH, KEY, LIVE, scan_range
-from millstream.service.results import KeyResult, Owner, Text, WatchEvent, chained, merged, to_bytes, watch_event
-from millstream.service.route_cache import ATTEMPT, RouteCache
+from millstream.service.route_cache import ATTEMPT, Owner, RouteCache
+
+Text = str | bytes
+
+
+class KeyResult(msgspec.Struct, frozen=True):
+    """What a key has. version: 0 if it is not there. lsn: the position of the partition that answered; of live state, the epoch. age: how old that may be,
+    and low_watermark: how far event time is complete (live state); both in milliseconds."""
+
+    key: bytes
+    value: bytes | None
+    version: int
+    partition: int = 0
+    lsn: int = 0
+    age: int = 0
+    epoch: int = 0
+    low_watermark: int = 0
+
+
+def _result(key: bytes, value: bytes | None, version: int, at: Any) -> KeyResult:
+    return KeyResult(key, value, version, at.partition, at.lsn, at.age_ms, at.epoch, at.low_watermark)
+
+
+class WatchEvent(msgspec.Struct, frozen=True):
+    """What a watch tells. kind: "snapshot", "changes", "mark" or "reset". A value of None: the key is gone."""
+
+    kind: str
+    partition: int
+    lsn: int
+    rows: list[tuple[bytes, bytes | None, int]]
+    epoch: int = 0
+    low_watermark: int = 0
+    first: int = 0
 
 
 class AsyncClient:
@@ -42,7 +76,6 @@ class AsyncClient:
         await self.close()
 
     async def close(self) -> None:
-        """Ends its connections."""
         self._writer.close()
         await self._routes.close()
 
@@ -84,11 +117,8 @@ class AsyncClient:
             request = pb.GetRequest(header=header, keys=[wanted[place] for place in places])
             reply = await self._routes.channel(owner).ask("Get", request, left if complete_to is not None else min(left, ATTEMPT))
             self._writer.note(reply.at)
-            at = reply.at
             for place, value, version in zip(places, reply.values, reply.versions, strict=True):
-                found[place] = KeyResult(
-                    wanted[place], value if version else None, version, at.partition, at.lsn, at.age_ms, at.epoch, at.low_watermark
-                )
+                found[place] = _result(wanted[place], value if version else None, version, reply.at)
 
         try:
             await self._routes.read_all(wanted, read)
@@ -222,4 +252,48 @@ class AsyncClient:
             values = reply.values if reply.values else [b""] * len(reply.keys)
             versions = reply.versions if reply.versions else [at.lsn] * len(reply.keys)
             for key, value, version in zip(reply.keys, values, versions, strict=True):
-                yield KeyResult(key, value, version, at.partition, at.lsn, at.age_ms, at.epoch, at.low_watermark)
+                yield _result(key, value, version, at)
+
+
+async def chained(streams: Sequence[AsyncIterator[KeyResult]]) -> AsyncIterator[KeyResult]:
+    """One stream after the other."""
+    for stream in streams:
+        async for result in stream:
+            yield result
+
+
+async def merged(streams: Sequence[AsyncIterator[KeyResult]]) -> AsyncIterator[KeyResult]:
+    """Sorted streams as one."""
+    heads: list[tuple[bytes, int, KeyResult]] = []
+    for number, stream in enumerate(streams):
+        async for first in stream:
+            heads.append((first.key, number, first))
+            break
+    heapq.heapify(heads)
+    while heads:
+        _, number, found = heads[0]
+        yield found
+        async for following in streams[number]:
+            heapq.heapreplace(heads, (following.key, number, following))
+            break
+        else:
+            heapq.heappop(heads)
+
+
+def watch_event(reply: Any) -> WatchEvent:
+    at = reply.at
+    rows = [
+        (key, value if version else None, version) for key, value, version in zip(reply.keys, reply.values, reply.versions, strict=True)
+    ]
+    kind = pb.WatchReply.Kind.Name(reply.kind).lower()
+    return WatchEvent(kind, at.partition, at.lsn, rows, at.epoch, at.low_watermark, reply.first)
+
+
+def to_bytes(text: Text) -> bytes:
+    """Keys and values as they travel."""
+    if isinstance(text, str):
+        return text.encode()
+    if isinstance(text, (bytes, bytearray, memoryview)):
+        return bytes(text)
+    hint = ": for a key of a pipeline's live state, use ms.service.live_key" if isinstance(text, (int, tuple)) else ""
+    raise RefusedRequest(f"keys and values are bytes or text, and not {type(text).__name__}, as {text!r:.60} is{hint}")

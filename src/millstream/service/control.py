@@ -9,14 +9,14 @@ from millstream.errors import RefusedRequest
 from millstream.service.manager import Manager
 from millstream.service.partition import SERVING, Partition
 from millstream.service.proto import service_pb2 as pb
+from millstream.service.router import partition_message, position
 from millstream.service.snapshotting import SnapshotPlaces, restore_from, snapshot_to
-from millstream.service.wire import partition_message, position
 
 _log = logging.getLogger("millstream.service")
 
 
 class Control:
-    """Implements `ControlBackend`."""
+    """What `grpc_servers.ControlPlane` calls."""
 
     def __init__(self, manager: Manager, places: SnapshotPlaces) -> None:
         self._manager = manager

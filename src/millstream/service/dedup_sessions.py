@@ -45,7 +45,6 @@ class CachedReply(msgspec.Struct, array_like=True, gc=False):
 
     @property
     def size(self) -> int:
-        """Bytes that it takes, about."""
         return 64 + len(self.result) + len(self.text) + 8 * len(self.versions)
 
 

@@ -11,6 +11,7 @@ Rules
 from __future__ import annotations
 
 from collections import Counter, deque
+from functools import partial
 from typing import Any, Protocol
 
 import msgspec
@@ -44,27 +45,19 @@ class Dispatcher(Protocol):
 class DispatchKind(msgspec.Struct, frozen=True):
     """A dispatcher as a table asks for it (`dispatch=`)."""
 
-    is_split: bool = False
+    is_split: bool
     requests: int = 4096
     room: int = 32 << 20  # bytes
 
     def make(self) -> Dispatcher:
-        """One for a partition."""
         return PartitionInbox(self.requests, self.room, orders_reads=not self.is_split)
 
     def describe(self) -> str:
-        """For people."""
         return "split" if self.is_split else "linear"
 
 
-def linear(requests: int = 4096, room: int = 32 << 20) -> DispatchKind:
-    """One queue: reads and writes in the order in which they came."""
-    return DispatchKind(False, requests, room)
-
-
-def split(requests: int = 4096, room: int = 32 << 20) -> DispatchKind:
-    """Two queues: reads do not wait for the writes of others."""
-    return DispatchKind(True, requests, room)
+linear = partial(DispatchKind, False)  # one queue: reads and writes in the order in which they came
+split = partial(DispatchKind, True)  # two queues: reads do not wait for the writes of others
 
 
 class PartitionInbox:

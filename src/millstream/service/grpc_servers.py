@@ -6,8 +6,8 @@ Rules
 2. A `ServiceError` becomes a status and an `Error` in the trailing metadata; any other error of ours is told as INTERNAL, without its insides.
 3. A call without a deadline gets the plane's, and none lasts longer than the plane allows. Scans and watches last as long as both ends like, but for what they
    hold pinned (`limits.while_pinned`).
-4. A backend takes and gives the messages of service.proto, and raises `ServiceError`s (and `DamageError`). All calls come from one event loop; what takes
-   longer than a turn is done beside it.
+4. A backend has a method for each call (`AddPartition` comes to `add_partition`), and `tables()` for the data plane. It takes and gives the messages of
+   service.proto, and raises `ServiceError`s (and `DamageError`). All calls come from one event loop; what takes longer than a turn is done beside it.
 5. The handlers are a table here instead of generated code: a name, what it takes, what it gives, and whether that is a stream.
 """
 
@@ -18,11 +18,12 @@ import contextlib
 import hmac
 import logging
 import os
+import re
 import socket
 import time
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from millstream.errors import (
     BadNode,
@@ -96,46 +97,6 @@ def claim_grpc() -> None:
         )
 
 
-class DataBackend(Protocol):
-    """The data plane's calls."""
-
-    def tables(self) -> list[str]:
-        """The names that can be asked for; health is told by table."""
-
-    async def upsert(self, request: pb.UpsertRequest) -> pb.WriteReply: ...
-
-    async def remove(self, request: pb.RemoveRequest) -> pb.WriteReply: ...
-
-    async def get(self, request: pb.GetRequest) -> pb.GetReply: ...
-
-    async def call(self, request: pb.CallRequest) -> pb.CallReply: ...
-
-    async def decide(self, request: pb.DecideRequest) -> pb.DecideReply: ...
-
-    def scan(self, request: pb.ScanRequest) -> AsyncIterator[pb.ScanReply]: ...
-
-    def watch(self, request: pb.WatchRequest) -> AsyncIterator[pb.WatchReply]: ...
-
-    async def route(self, request: pb.RouteRequest) -> pb.PartitionList: ...
-
-    async def close(self) -> None:
-        """The process ends."""
-
-
-class ControlBackend(Protocol):
-    """The control plane's calls."""
-
-    async def add_partition(self, request: pb.AddPartitionRequest) -> pb.Partition: ...
-
-    async def remove_partition(self, request: pb.RemovePartitionRequest) -> pb.Partition: ...
-
-    async def list_partitions(self, request: pb.ListPartitionsRequest) -> pb.PartitionList: ...
-
-    async def snapshot(self, request: pb.SnapshotRequest) -> pb.SnapshotReply: ...
-
-    async def restore(self, request: pb.RestoreRequest) -> pb.RestoreReply: ...
-
-
 class GrpcServer:
     """One gRPC server. `address` is where it listens, once it is started."""
 
@@ -144,14 +105,7 @@ class GrpcServer:
     default_limits: Limits
 
     def __init__(
-        self,
-        backend: Any,
-        address: str,
-        *,
-        tls: Tls | None = None,
-        cookie: str = "",
-        limits: Limits | None = None,
-        force: bool = False,
+        self, backend: Any, address: str, *, tls: Tls | None = None, cookie: str = "", limits: Limits | None = None, force: bool = False
     ) -> None:
         self._backend = backend
         self.address = address
@@ -167,7 +121,6 @@ class GrpcServer:
         self._under_way = self._streams = 0  # calls; gRPC's own limit costs a tenth of a call
 
     async def start(self) -> None:
-        """Listens."""
         claim_grpc()
         options = [
             ("grpc.max_receive_message_length", self._limits.message),
@@ -247,7 +200,7 @@ class GrpcServer:
     def _add_handlers(self) -> None:
         table = {}
         for name, takes, gives, is_stream in self.calls:
-            method = getattr(self._backend, _snake(name))
+            method = getattr(self._backend, re.sub(r"(?<=[a-z])(?=[A-Z])", "_", name).lower())
             make = grpc.unary_stream_rpc_method_handler if is_stream else grpc.unary_unary_rpc_method_handler
             behaviour = self._streaming(method, name) if is_stream else self._unary(method, name)
             table[name] = make(behaviour, request_deserializer=takes.FromString, response_serializer=gives.SerializeToString)
@@ -329,7 +282,7 @@ def _clear_socket(path: Path) -> None:
 
 
 class DataPlane(GrpcServer):
-    """`Data`, over a `DataBackend`."""
+    """`Data`, over the tables of a node or the live state of a pipeline."""
 
     service, calls, default_limits = DATA_SERVICE, DATA_CALLS, DATA
 
@@ -343,7 +296,7 @@ class DataPlane(GrpcServer):
 
 
 class ControlPlane(GrpcServer):
-    """`Control`, over a `ControlBackend`, with reflection."""
+    """`Control`, with reflection."""
 
     service, calls, default_limits = CONTROL_SERVICE, CONTROL_CALLS, CONTROL
 
@@ -422,12 +375,3 @@ def read_tls(tls: Tls) -> list[bytes | None]:
         return [None if path is None else Path(path).read_bytes() for path in (tls.ca, tls.cert, tls.key)]
     except OSError as error:
         raise DefinitionError(f"the CA {tls.ca}, the certificate {tls.cert} or its key cannot be read: {error}") from error
-
-
-def _snake(name: str) -> str:
-    """The method of a backend for a call.
-
-    >>> _snake("AddPartition")
-    'add_partition'
-    """
-    return "".join(f"_{letter.lower()}" if letter.isupper() and at else letter.lower() for at, letter in enumerate(name))

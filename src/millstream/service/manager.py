@@ -1,7 +1,7 @@
 """The manager of a node's partitions: what is there, what is desired, and what must be done to get from one to the other.
 
 Rules
-1. AddPartition and RemovePartition change the desired state only, by compare-and-set (`registries/`). The manager alone changes partitions, and
+1. AddPartition and RemovePartition change the desired state only, by compare-and-set (`registry.py`). The manager alone changes partitions, and
    a node that is killed between the two continues at its next start.
 2. What a node has stands on its disk: one small file per partition, written before the partition is opened and removed after its data are gone. So no
    data are without a partition, and `plan` finds what was left half done.
@@ -14,6 +14,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import secrets
 import shutil
 import time
 from collections.abc import Callable
@@ -23,24 +24,23 @@ import msgspec
 
 from millstream import faults
 from millstream.errors import DamageError, DefinitionError, Fenced, MillstreamError, NotReady, RefusedRequest
-from millstream.service.crash_points import RequestPoints
-from millstream.service.logs.log_contract import LogKind, SharedLog
-from millstream.service.logs.none import NoLog
-from millstream.service.messages import Descriptor
-from millstream.service.partition import SERVING, Partition, PartitionState
-from millstream.service.plan import Add, Update, plan
-from millstream.service.registries.desired_state import (
+from millstream.service.desired_state import (
     Desired,
     NodeEntry,
     NodeJoined,
     PartitionMoved,
     PartitionRemoved,
     PartitionsAdded,
-    Registry,
     RegistryChange,
+    plan,
 )
+from millstream.service.logs.log_contract import LogKind, SharedLog
+from millstream.service.logs.none import NoLog
+from millstream.service.messages import Descriptor
+from millstream.service.partition import SERVING, Partition, PartitionState, RequestPoints
+from millstream.service.registry import Registry
 from millstream.service.snapshotting import folder_of, load_newest_snapshot, restore_reader, save
-from millstream.service.stores.memory import memory
+from millstream.service.stores.memory import DictStore
 from millstream.service.stores.snapshots import newest_snapshot, write_snapshot
 from millstream.service.stores.store_contract import SharedStore, StoreKind
 from millstream.service.table import Table
@@ -76,7 +76,6 @@ class Manager:
         self._stores: dict[str, SharedStore] = {}
         self._reconciling = asyncio.Lock()
         self._carried_out = -1  # the version of the desired state that this node stands for
-        self._saving: set[int] = set()
         self._standing: dict[int, Descriptor] | None = None  # rule 2, as it stands on the disk; None: not read yet
 
     # --- what a table is kept with
@@ -96,7 +95,6 @@ class Manager:
         return self._stores[name]
 
     def home_of(self, partition: Partition) -> Storage:
-        """Where its snapshots lie."""
         return self.log_of(partition.table.log).home(partition.descriptor.id)
 
     def address_of(self, node: str) -> str:
@@ -123,8 +121,6 @@ class Manager:
         self._empty_trash()
 
     def _identity(self) -> str:
-        import secrets
-
         for left in (self.folder / "partitions").glob(".tmp-*"):
             left.unlink(missing_ok=True)  # of a file that a kill has kept from being written; the folder is ours alone
         name = "node.json"
@@ -202,18 +198,17 @@ class Manager:
     async def remove(self, table: str, id: int | None, start: bytes, end: bytes) -> Descriptor:
         """A partition is to be no more: by its id, or by its exact range."""
         gone: list[Descriptor] = []
+        if id is not None:
+            what = f"there is no partition {id}{f' of table {table!r}' if table else ''}"
+        else:
+            what = f"no partition of table {table!r} has exactly the range from {start!r} to {end!r}"
 
         def change(desired: Desired) -> RegistryChange:
-            if id is not None:
-                found = [one for one in (desired.partitions.get(id),) if one is not None and one.table in ("", table or one.table)]
-                what = f"there is no partition {id}{f' of table {table!r}' if table else ''}"
-            else:
-                found = [one for one in desired.of_table(table) if (one.start, one.end) == (start, end)]
-                what = f"no partition of table {table!r} has exactly the range from {start!r} to {end!r}"
-            if not found:
+            named = (one for one in desired.partitions.values() if one.table == table or (id is not None and not table))
+            gone[:] = [one for one in named if (one.id == id if id is not None else (one.start, one.end) == (start, end))]
+            if not gone:
                 raise RefusedRequest(what)
-            gone[:] = found
-            return PartitionRemoved(found[0].id)
+            return PartitionRemoved(gone[0].id)
 
         await self.make_desired(change)
         return gone[0]
@@ -233,23 +228,16 @@ class Manager:
         """Carries out what must be done, and nothing else. Called whenever the desired state may have changed."""
         async with self._reconciling:
             self.desired = await asyncio.to_thread(self.registry.read)
-            current = dict(await self._current())
+            current = await self._current()
             ops = plan(self.node, current, self.desired.partitions)
             for op in ops:
-                if not isinstance(op, Add):
-                    await self._close(op.before if isinstance(op, Update) else op.partition, moved=isinstance(op, Update) or op.moved)
-                if isinstance(op, Update):
-                    await self._open(op.partition)
-            standing = [one for id, one in current.items() if id not in self.partitions and self._is_ours(id)]
-            coming = [*standing, *(op.partition for op in ops if isinstance(op, Add))]
+                if not op.opens:
+                    await self._close(op.partition, op.moved)
+            coming = [one for id, one in current.items() if id not in self.partitions] + [op.partition for op in ops if op.opens]
             for at in range(0, len(coming), _AT_ONCE):
                 await asyncio.gather(*(self._open(one) for one in coming[at : at + _AT_ONCE]))
             self.on_change()
             self._carried_out = self.desired.version
-
-    def _is_ours(self, id: int) -> bool:
-        desired = self.desired.partitions.get(id)
-        return desired is not None and desired.node == self.node
 
     async def _open(self, descriptor: Descriptor) -> None:
         table = self.tables.get(descriptor.table)
@@ -259,17 +247,17 @@ class Manager:
         before = self.partitions.get(descriptor.id)
         await asyncio.to_thread(self._files.put, _file_of(descriptor.id), msgspec.json.encode(descriptor))
         (await self._current())[descriptor.id] = descriptor
+        failed: Exception | None = None
         try:
             partition = self._made(descriptor, table)
         except (MillstreamError, OSError) as error:  # of the log or the store of all such tables
-            partition = Partition(descriptor, table, NoLog(descriptor.id), memory().open(self.folder).of(descriptor.id))
-            self.partitions[descriptor.id] = partition
-            partition.reason = "" if before is None else before.reason
-            self._cannot(partition, error)
-            return
+            partition, failed = Partition(descriptor, table, NoLog(descriptor.id), DictStore()), error
         self.partitions[descriptor.id] = partition
         partition.reason = "" if before is None else before.reason  # what was said before is not said again
-        await self._begin(partition)
+        if failed is None:
+            await self._begin(partition)
+        else:
+            self._cannot(partition, failed)
 
     def _made(self, descriptor: Descriptor, table: Table) -> Partition:
         log = self.log_of(table.log).of(descriptor.id)
@@ -278,10 +266,7 @@ class Manager:
     async def _begin(self, partition: Partition) -> None:
         """Rule 4."""
         try:
-            if partition.table.log.keeps:
-                await self._follow(partition)
-            else:
-                await partition.open()
+            await (self._follow(partition) if partition.table.log.keeps else partition.open())
         except (MillstreamError, OSError) as error:
             self._cannot(partition, error)
 
@@ -355,37 +340,27 @@ class Manager:
         due = {id for id, one in self.partitions.items() if one.unsaved > _SAVE_AFTER}
         for log in self._logs.values():
             due.update(id for id in log.pressing() if id in self.partitions)
-        for id in due - self._saving:
+        for id in due:
             partition = self.partitions.get(id)
-            if partition is None or partition.state != SERVING or not partition.table.log.keeps:
-                continue
-            self._saving.add(id)
-            try:
-                await save(partition, self.home_of(partition))
-            except MillstreamError as error:
-                _log.warning("partition %d cannot be saved: %s", id, error)
-            finally:
-                self._saving.discard(id)
-        await self._seal_again()
+            if partition is not None and partition.state == SERVING and partition.table.log.keeps:
+                try:
+                    await save(partition, self.home_of(partition))
+                except MillstreamError as error:
+                    _log.warning("partition %d cannot be saved: %s", id, error)
         self._empty_trash()
 
-    async def _seal_again(self) -> None:
-        """A log that others can read lies on a storage that may be away for a while. A partition that stopped for it seals its log anew, which settles what
-        became of its last writes. (A disk of ours that has failed is not asked again: it may say yes, and have lost what it could not write.)"""
+    async def _open_again(self) -> None:
+        """A storage that was away may be back. So partitions that could not be opened, for another reason than damage, are made anew; and those that stopped
+        because their shared log was away seal it again, which settles what became of their last writes. (A disk of ours that has failed is not asked again: it
+        may say yes, and have lost what it could not write.)"""
         async with self._reconciling:
             for id, one in list(self.partitions.items()):
-                if one.state is PartitionState.READ_ONLY and one.table.log.shared and self.desired.partitions.get(id) == one.descriptor:
+                stopped = one.state is PartitionState.READ_ONLY and one.table.log.shared
+                if stopped and self.desired.partitions.get(id) == one.descriptor:
                     await self._close(one.descriptor, moved=True)
-                    await self._open(one.descriptor)
-                    self.on_change()
-
-    async def _open_again(self) -> None:
-        """Partitions that could not be opened, for another reason than damage: a storage that was away may be back."""
-        if any(one.can_be_opened_again for one in self.partitions.values()):
-            async with self._reconciling:
-                for one in list(self.partitions.values()):
-                    if one.can_be_opened_again:
-                        await self._open(one.descriptor)  # made anew: what could not be opened may have no log and no store
+                elif one.state is not PartitionState.FAILED or one.damage is not None:
+                    continue
+                await self._open(one.descriptor)
                 self.on_change()
 
     async def stop(self) -> None:

@@ -74,12 +74,10 @@ def level_of(level: Level | str) -> Level:
     >>> level_of("session").name
     'SESSION'
     """
-    if isinstance(level, Level):
-        return level
-    found = Level.__members__.get(str(level).upper())
-    if found is None:
-        raise RefusedRequest(f"there is no level {level!r}; there are: {', '.join(name.lower() for name in Level.__members__)}")
-    return found
+    try:
+        return level if isinstance(level, Level) else Level[str(level).upper()]
+    except KeyError:
+        raise RefusedRequest(f"there is no level {level!r}; there are: {', '.join(name.lower() for name in Level.__members__)}") from None
 
 
 class Decide(msgspec.Struct, frozen=True):
@@ -115,7 +113,6 @@ class Request(msgspec.Struct, gc=False, frozen=True):
 
     @property
     def writes(self) -> bool:
-        """Whether it may change something."""
         return self.op >= Op.UPSERT
 
 

@@ -15,8 +15,10 @@ import asyncio
 import contextlib
 import logging
 import os
-from collections.abc import Sequence
+import tempfile
+from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 from millstream.errors import DefinitionError, MillstreamError
 from millstream.network import Tls
@@ -24,10 +26,10 @@ from millstream.service.control import Control
 from millstream.service.grpc_servers import ControlPlane, DataPlane
 from millstream.service.limits import CONTROL, DATA, Limits
 from millstream.service.logs.wal import lock_node_folder
+from millstream.service.loop_thread import LoopThread
 from millstream.service.manager import Manager
 from millstream.service.partition import SERVING
-from millstream.service.registries.desired_state import Registry
-from millstream.service.registries.object_registry import ObjectRegistry
+from millstream.service.registry import Registry
 from millstream.service.router import Router
 from millstream.service.snapshotting import SnapshotPlaces
 from millstream.service.table import Table
@@ -68,7 +70,7 @@ class Node:
         if len(self._tables) < len(tables):
             raise DefinitionError(f"two tables share a name: {', '.join(sorted(table.name for table in tables))}")
         if registry is None or isinstance(registry, str):
-            registry = ObjectRegistry(open_storage(registry or self.folder / "registry"))
+            registry = Registry(open_storage(registry or self.folder / "registry"))
         self.manager = Manager(name, self.folder, registry, self._tables)
         self._router = Router(self.manager)
         self.backend = TableBackend(self._router)
@@ -96,7 +98,6 @@ class Node:
             await self.data.start()
             await self._tell_health()
             await self.manager.start(self._advertise or self.data.address, self._take_over)
-            self._router.is_started = True
             await self.control.start()
             await self._tell_health()
         except BaseException:
@@ -140,3 +141,29 @@ class Node:
             if self._healthy.get(name) is not well:
                 self._healthy[name] = well
                 await self.data.say_health(name, well)
+
+
+@contextlib.contextmanager
+def serving(*tables: Table, folder: str | os.PathLike[str] | None = None, **options: Any) -> Iterator[str]:
+    """While it lasts, a node serves the tables; what it gives is the address of its data plane. It is a real node, with its log and its gRPC servers.
+
+    folder: where it keeps its files, to find them again; without one, in a temporary folder. options: as of `ms.service.Node`.
+
+    >>> from millstream.service import Client, Table
+    >>> with serving(Table("history")) as address, Client(address, "history") as client:
+    ...     client.put("tea", "green")
+    ...     client.get("tea")
+    1
+    b'green'
+    """
+    thread = LoopThread("millstream-node")
+    with tempfile.TemporaryDirectory(prefix="millstream-") if folder is None else contextlib.nullcontext(os.fspath(folder)) as place:
+        try:
+            node = Node(tables, folder=place, **options)
+            thread.run(node.start())
+            try:
+                yield node.data.address
+            finally:
+                thread.run(node.stop())
+        finally:
+            thread.stop()

@@ -30,29 +30,18 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import NamedTuple
 
+from millstream import faults
 from millstream.core.keyspace import after
-from millstream.errors import (
-    BadNode,
-    DamageError,
-    Fenced,
-    MillstreamError,
-    NotReady,
-    RefusedRequest,
-    ServiceError,
-    Stale,
-    UnknownOutcome,
-)
-from millstream.service.clock import PartitionClock
+from millstream.errors import BadNode, DamageError, Fenced, MillstreamError, NotReady, RefusedRequest, ServiceError, Stale, UnknownOutcome
 from millstream.service.completion_window import CompletionWindow
-from millstream.service.crash_points import RequestPoints
 from millstream.service.dedup_sessions import FORGOTTEN, DedupSessions, check_session_name
 from millstream.service.dispatch import PendingCall
 from millstream.service.logs.log_contract import Log
 from millstream.service.messages import LIMIT, SESSION, Answer, Change, Descriptor, Level, LogRecord, Request
 from millstream.service.range_map import point_of
-from millstream.service.recovery import RECORD, RestoreReader, replace_user_entries, replay_log
 from millstream.service.reorder_buffer import ReorderBuffer
-from millstream.service.state_machine import CLOCK, PartitionStateMachine, TurnResult
+from millstream.service.snapshotting import RECORD, RestoreReader, replace_user_entries, replay_log
+from millstream.service.state_machine import CLOCK, PartitionStateMachine, TurnResult, next_time
 from millstream.service.stores.store_contract import KeyStore, Pinned
 from millstream.service.table import Table
 from millstream.service.waiting_reads import WaitingReads, fail_calls, finish_calls
@@ -79,16 +68,17 @@ class PartitionState(str, enum.Enum):
 SERVING = PartitionState.SERVING  # a name of its own, for the path of every request
 
 
-class PartitionStats(NamedTuple):
-    """What waits in a partition, in numbers."""
+class RequestPoints:
+    """Counts the passages of each point, and has the process killed where a test wants it (`millstream.faults`)."""
 
-    queued: int  # calls in the inbox
-    early_writes: int  # that wait for their predecessors
-    early_sessions: int  # that such writes, or a turn, are awaited of
-    under_way: int  # records at the log
-    waiting_reads: int
-    sessions: int
-    reply_bytes: int  # of cached replies of all sessions
+    def __init__(self, spec: str) -> None:
+        self._spec = spec
+        self._seen: dict[str, int] = {}
+
+    def __call__(self, name: str) -> None:
+        if self._spec:
+            self._seen[name] = count = self._seen.get(name, 0) + 1
+            faults.point(name, count, self._spec)
 
 
 class TurnUnderWay(NamedTuple):
@@ -131,9 +121,9 @@ class Partition:
         self._under_way: dict[int, TurnUnderWay] = {}
         self._bytes = 0  # of those
         self._window: CompletionWindow[int] = CompletionWindow(1, UNDER_WAY)
-        self._reads = WaitingReads(descriptor, log, self._read, self._fail, self._crash)
+        self._reads = WaitingReads(descriptor, log, lambda request: self.machine.read(request), self._fail, self._crash)
         self._session_lsn: dict[bytes, int] = {}  # of sessions with writes under way
-        self._early = ReorderBuffer(self._inbox.put)
+        self.early = ReorderBuffer(self._inbox.put)
         self._scheduled = False
         self._held = False  # no turns: all entries are being replaced
         self._said_slow = -10.0
@@ -155,45 +145,21 @@ class Partition:
             replayed = await replay_log(store, self.log.read(store.applied), restored)
             self.restores += replayed.restores
             self.unsaved += replayed.size
-        clock = store.get(CLOCK)
-        forgotten = store.get(FORGOTTEN)
-        sessions = DedupSessions(
-            store.scan(SESSION, after(SESSION)), 0 if forgotten is None else int.from_bytes(forgotten, "big"), horizon=self.table.horizon
-        )
+        clock, forgotten = store.get(CLOCK) or b"", store.get(FORGOTTEN) or b""
+        known = store.scan(SESSION, after(SESSION))
         self.machine = PartitionStateMachine(
-            descriptor.id,
+            descriptor,
             store,
-            sessions,
-            PartitionClock(0 if clock is None else int.from_bytes(clock, "big")),
-            lsn=store.applied,
+            DedupSessions(known, int.from_bytes(forgotten, "big"), self.table.horizon),
+            int.from_bytes(clock, "big"),
             functions=self.table.functions_by_name,
             gate=self.table.gate,
             covers=self.covers,
         )
-        self.machine.term = descriptor.term
         self.state, self.reason = SERVING, ""
 
-    @property
-    def can_be_opened_again(self) -> bool:
-        """Whether it failed for a reason that may pass: a storage that was away may be back. Damage stays."""
-        return self.state is PartitionState.FAILED and self.damage is None
-
     def covers(self, key: bytes) -> bool:
-        """Whether a key is this partition's."""
         return self.descriptor.covers(point_of(self.descriptor.point, key))
-
-    def stats(self) -> PartitionStats:
-        """What waits here now."""
-        sessions = self.machine.sessions
-        return PartitionStats(
-            len(self._inbox),
-            self._early.count,
-            len(self._early),
-            len(self._under_way),
-            len(self._reads),
-            len(sessions),
-            sessions.kept_bytes,
-        )
 
     # --- reading
 
@@ -205,7 +171,7 @@ class Partition:
             return self.machine.read(request)
         if not self._alone or (self._orders_reads and len(self._inbox)):
             return None
-        if self._required(request) > self.store.applied or (request.session and request.session in self._early):
+        if self._required(request) > self.store.applied or (request.session and request.session in self.early):
             return None
         return self.machine.read(request)
 
@@ -235,8 +201,7 @@ class Partition:
         """A read that `read_now` could not answer: it waits for its turn."""
         self._required(request)
         future: asyncio.Future[Answer] = asyncio.get_running_loop().create_future()
-        call = PendingCall(request, future)
-        self._inbox.put(call)
+        self._inbox.put(PendingCall(request, future))
         self._schedule()
         return future
 
@@ -257,7 +222,7 @@ class Partition:
             sessions = self.machine.sessions
             check_session_name(request.session, request.seq)
             sessions.check_time(request.session, self._wall())
-            self._early.take(call, sessions)
+            self.early.take(call, sessions)
         else:
             self._inbox.put(call)
         self._crash("request.2-queued")
@@ -305,8 +270,8 @@ class Partition:
         if time.monotonic() - begun > _SLOW:
             self._warn_of_slow_turn(writes, time.monotonic() - begun)
         for request in writes:
-            if request.session in self._early:
-                self._early.after_turn(request.session, self.machine.sessions.last(request.session))
+            if request.session in self.early:
+                self.early.after_turn(request.session, self.machine.sessions.last(request.session))
         record = result.record
         if record is None and not self._under_way:
             finish_calls(calls, result.answers, self._crash)
@@ -332,19 +297,11 @@ class Partition:
         if time.monotonic() - self._said_slow > 10:
             self._said_slow = time.monotonic()
             names = sorted({request.function for request in writes if request.function}) or ["none"]
-            _log.warning(
-                "a turn of partition %d of table %r took %.0f ms for %d writes, and all partitions of this node have waited (functions: %s)",
-                self.descriptor.id,
-                self.descriptor.table,
-                seconds * 1000,
-                len(writes),
-                ", ".join(names),
-            )
+            what = f"a turn of partition {self.descriptor.id} of table {self.descriptor.table!r} took {seconds * 1000:.0f} ms for {len(writes)} writes"
+            _log.warning("%s, and all partitions of this node have waited (functions: %s)", what, ", ".join(names))
 
     def _logged(self, number: int, logged: asyncio.Future[None]) -> None:
-        error = None if logged.cancelled() else logged.exception()
-        if logged.cancelled():
-            error = UnknownOutcome("the log was closed")
+        error = UnknownOutcome("the log was closed") if logged.cancelled() else logged.exception()
         if error is not None:
             self._fail(error)
             return
@@ -396,9 +353,6 @@ class Partition:
         else:
             self._reads.answer(call)
 
-    def _read(self, request: Request) -> Answer:
-        return self.machine.read(request)
-
     # --- endings
 
     def _unready(self) -> MillstreamError:
@@ -427,7 +381,7 @@ class Partition:
         self._session_lsn.clear()
         fail_calls(under_way, UnknownOutcome(f"the write may have been done: {error}"))
         queued = self._inbox.take(1 << 62)
-        fail_calls([*(call for call in queued if call.request.writes), *self._early.take_all()], self._unready())
+        fail_calls([*(call for call in queued if call.request.writes), *self.early.take_all()], self._unready())
         reads = [call for call in queued if not call.request.writes]
         if fenced or not readable:
             fail_calls([*self._reads.take_all(), *reads], self._unready())
@@ -456,7 +410,7 @@ class Partition:
         if self.state is SERVING:
             await self.drain()
         self.state, self.reason = PartitionState.LEAVING, "it was removed from this node"
-        waiting = [*self._inbox.take(1 << 62), *self._early.take_all(), *self._reads.take_all()]
+        waiting = [*self._inbox.take(1 << 62), *self.early.take_all(), *self._reads.take_all()]
         fail_calls(waiting, BadNode(f"partition {self.descriptor.id} was removed"))
         self.watchers.close("the partition was removed")
         await self.log.close()
@@ -476,7 +430,7 @@ class Partition:
             if self.state is not SERVING:
                 raise self._unready()
             lsn = self.machine.lsn = self.machine.lsn + 1
-            now = self.machine.clock.next(self._wall())
+            now = self.machine.time = next_time(self.machine.time, self._wall())
             await self.log.append(LogRecord(self.descriptor.id, self.descriptor.term, lsn, lsn, now, restored=name))
             self.restores.append(name)
             replace_user_entries(self.store, entries, lsn)

@@ -33,7 +33,6 @@ def point_of(kind: str, key: bytes) -> bytes:
 
 
 def check_point(kind: str) -> str:
-    """KEY or HASH."""
     if kind not in (KEY, HASH):
         raise DefinitionError(f"point={kind!r}: a key's point is ms.service.KEY (itself) or ms.service.HASH")
     return kind
@@ -88,7 +87,6 @@ class RangeMap(Generic[_P]):
         self._only: _P | None = None  # the one that has all points: none need be computed
 
     def add(self, one: _P) -> None:
-        """Puts it on the map; whatever it overlaps goes (rule 3)."""
         for other in self.overlapping(one.descriptor):
             self.remove(other)
         start = one.descriptor.start
@@ -97,7 +95,6 @@ class RangeMap(Generic[_P]):
         self._only = one if not start and not one.descriptor.end else None
 
     def remove(self, one: _P) -> None:
-        """Takes it off the map."""
         start = one.descriptor.start
         if self._by_start.get(start) is one:
             del self._by_start[start]
@@ -125,14 +122,12 @@ class RangeMap(Generic[_P]):
         return [self._by_start[start] for start in self._starts[at : at + limit]]
 
     def by_id(self, id: int) -> _P | None:
-        """The one with an id."""
         return self._by_id.get(id)
 
     def __len__(self) -> int:
         return len(self._starts)
 
     def find(self, key: bytes) -> _P | None:
-        """Who has a key."""
         if self._only is not None:
             return self._only
         point = blake2b(key, digest_size=8).digest() if self.point == HASH else key
@@ -156,7 +151,6 @@ class RangeMap(Generic[_P]):
         return dict(found)
 
     def all(self) -> list[_P]:
-        """In the order of their points."""
         return [self._by_start[start] for start in self._starts]
 
 
@@ -172,7 +166,6 @@ class RangeMaps(Generic[_P]):
         return self._of.get(table) or RangeMap()
 
     def add(self, one: _P) -> None:
-        """Puts it on the map of its table."""
         descriptor = one.descriptor
         if descriptor.table not in self._of:
             self._of[descriptor.table] = RangeMap(descriptor.point)
@@ -180,7 +173,6 @@ class RangeMaps(Generic[_P]):
         self._all[descriptor.id] = one
 
     def remove(self, id: int) -> None:
-        """Takes it off."""
         one = self._all.pop(id, None)
         if one is not None:
             self._of[one.descriptor.table].remove(one)

@@ -17,12 +17,20 @@ from typing import Any
 from millstream.errors import BadNode, Busy, DefinitionError, MillstreamError, NotReady, TooLarge, Unreachable
 from millstream.network import Tls
 from millstream.service.channel import Backoff, Channel
+from millstream.service.messages import Descriptor
 from millstream.service.proto import service_pb2 as pb
 from millstream.service.range_map import KEY, RangeMap, point_of
-from millstream.service.results import Owner
 
 ATTEMPT = 5.0  # seconds for one try
 _LOOK = 1.0
+
+
+class Owner:
+    """A partition as a client knows it, and where it is."""
+
+    def __init__(self, found: pb.Partition) -> None:
+        self.descriptor: Descriptor = Descriptor(found.id, found.table, found.start, found.end, found.term, found.node, found.point or KEY)
+        self.address = found.primary
 
 
 class RouteCache:
@@ -40,7 +48,6 @@ class RouteCache:
         self._terms: dict[int, int] = {}
 
     async def close(self) -> None:
-        """Ends the connections."""
         channels, self._channels = list(self._channels.values()), {}
         await asyncio.gather(*(channel.close() for channel in channels))
 
@@ -59,7 +66,6 @@ class RouteCache:
         return pb.Header(table=self.table, partition=owner.descriptor.id, term=owner.descriptor.term)
 
     def no_owner(self, key: bytes) -> BadNode:
-        """The error for a key that no partition has."""
         return BadNode(f"no partition of table {self.table!r} has key {key[:60]!r}")
 
     def learn(self, error: BaseException, owner: Owner | None = None) -> None:

@@ -14,7 +14,6 @@ from millstream.service.messages import Descriptor
 from millstream.service.partition import Partition
 from millstream.service.proto import service_pb2 as pb
 from millstream.service.range_map import KEY, RangeMaps
-from millstream.service.wire import partition_message
 
 _OWNERS = 3 << 10  # bytes of descriptors in an error: metadata has little room
 
@@ -26,7 +25,6 @@ class Router:
         self._manager = manager
         self._here: RangeMaps[Partition] = RangeMaps()
         self._owners: RangeMaps[Descriptor] = RangeMaps()
-        self.is_started = False
 
     def update(self) -> None:
         """Partitions came or went."""
@@ -34,7 +32,6 @@ class Router:
         self._owners.become(self._manager.desired.partitions)
 
     def tables(self) -> list[str]:
-        """The tables of this node."""
         return sorted(self._manager.tables)
 
     def by_keys(self, header: pb.Header, keys: Sequence[bytes]) -> Partition:
@@ -82,7 +79,7 @@ class Router:
     def route(self, table: str, start: bytes, limit: int) -> pb.PartitionList:
         """The owners of a table's points from one on."""
         owners = self._owners.of(table)
-        if not self.is_started or not owners:
+        if not self._manager.started or not owners:
             self.check_table(table)
             raise BadNode(f"table {table!r} has no partitions: add one (millstream partitions add)")
         found = owners.behind(start, min(limit or 1000, 1000))
@@ -90,7 +87,7 @@ class Router:
 
     def check_table(self, name: str) -> None:
         """Raises unless this node is ready and has a table."""
-        if not self.is_started:
+        if not self._manager.started:
             raise NotReady(f"node {self._manager.node!r} is starting: its partitions are being opened")
         if name not in self._manager.tables:
             owners = self._owners.of(name)
@@ -125,3 +122,26 @@ class Router:
 
     def _describe(self, owner: Descriptor) -> pb.Partition:
         return partition_message(owner, self._manager.address_of(owner.node), self._manager.partitions.get(owner.id))
+
+
+def position(one: Descriptor, lsn: int, age: int = 0) -> pb.Position:
+    return pb.Position(partition=one.id, term=one.term, lsn=lsn, age_ms=age)
+
+
+def partition_message(one: Descriptor, address: str, here: Partition | None = None) -> pb.Partition:
+    """A partition as callers are told of it. here: if this node serves it."""
+    found = pb.Partition(
+        id=one.id,
+        table=one.table,
+        start=one.start,
+        end=one.end,
+        term=one.term,
+        primary=address,
+        node=one.node,
+        point=one.point,
+        state="desired",
+    )
+    if here is not None:
+        found.state, found.reason, found.lsn = here.state.value, here.reason, here.store.applied
+        found.in_sync.append(one.node)
+    return found

@@ -1,4 +1,4 @@
-"""How a partition's entries are saved and brought back: snapshots beside its log, snapshots for operators, and restores.
+"""How a partition's entries are saved and brought back: from its log, from snapshots beside it, snapshots for operators, and restores.
 
 Rules
 1. A snapshot beside the log (`home`) covers the log up to its position, so the log may be trimmed there. It is whole before anything is trimmed.
@@ -9,6 +9,8 @@ Rules
 4. Operators' snapshots lie below the node's backups folder, or under the URL of an object store. No other folder of the machine is written to, least of all
    the node's own, whose snapshots a partition would begin with. What is there already is not written over, but for the rest of a snapshot that was not
    finished. What a node has kept itself (`snapshots/`, `trash/`) may be restored.
+5. A store follows its log record by record. What a record says by name only (transactions that were staged before, a restore) is looked up where it lies.
+6. A restore replaces users' entries, all with the position of its record. What else the partition keeps (sessions, staged rows, labels, its clock) stays.
 """
 
 from __future__ import annotations
@@ -17,14 +19,15 @@ import asyncio
 import contextlib
 import logging
 import secrets
-from collections.abc import Iterable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator
 from pathlib import Path
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
-from millstream.errors import DefinitionError, MillstreamError, RefusedRequest
-from millstream.service.messages import ENTRY
-from millstream.service.partition import Partition
-from millstream.service.recovery import RestoreReader
+import msgspec
+
+from millstream.errors import DamageError, DefinitionError, MillstreamError, RefusedRequest
+from millstream.service.messages import ENTRY, LogRecord
+from millstream.service.state_machine import promoted_rows
 from millstream.service.stores.snapshots import (
     WHOLE,
     Snapshot,
@@ -38,7 +41,15 @@ from millstream.service.stores.snapshots import (
 from millstream.service.stores.store_contract import KeyStore
 from millstream.state.storage import LocalStorage, Storage, open_storage
 
+if TYPE_CHECKING:
+    from millstream.service.partition import Partition
+
 _log = logging.getLogger("millstream.service")
+
+
+#: Gives the users' entries of a restore, by its name.
+RestoreReader = Callable[[str], list[tuple[bytes, bytes]]]
+RECORD = 512  # bytes that a record has besides what users wrote, about
 
 
 class UserEntries(NamedTuple):
@@ -52,12 +63,10 @@ class UserEntries(NamedTuple):
 
 
 def folder_of(partition: int) -> str:
-    """Where the snapshots of a partition lie in its home."""
     return f"snapshots/{partition}"
 
 
 def name_of(partition: int, lsn: int) -> str:
-    """A snapshot's name in the home."""
     return f"{folder_of(partition)}/{lsn:020d}"
 
 
@@ -70,7 +79,6 @@ def load_newest_snapshot(store: KeyStore, home: Storage, partition: int) -> None
 
 
 def restore_name(partition: int, name: str) -> str:
-    """Where a restore lies in the home."""
     return f"restores/{partition}/{name}"
 
 
@@ -124,11 +132,9 @@ class SnapshotPlaces:
             )
 
     def to_write(self, place: str) -> SnapshotPlace:
-        """Where a snapshot may be written to."""
         return self._found(place, [self._root])
 
     def to_read(self, place: str) -> SnapshotPlace:
-        """Where one may be restored from."""
         return self._found(place, [self._root, self._own / "snapshots", self._own / "trash"])
 
     def _found(self, place: str, allowed: list[Path]) -> SnapshotPlace:
@@ -186,3 +192,32 @@ async def restore_from(partition: Partition, place: SnapshotPlace, home: Storage
         except MillstreamError as error:  # it is restored; the log is as long as before
             _log.warning("partition %d was restored, and cannot be saved: %s", point.id, error)
     return lsn, len(entries)
+
+
+class RecoveredLog(msgspec.Struct):
+    """What was among the records: the names of restores; and about how many bytes they have, to decide when to save."""
+
+    restores: list[str] = []
+    size: int = 0
+
+
+async def replay_log(store: KeyStore, records: AsyncIterator[LogRecord], restored: RestoreReader | None) -> RecoveredLog:
+    """Rule 5."""
+    found = RecoveredLog()
+    async for record in records:
+        if record.restored:
+            if restored is None:
+                raise DamageError(f"position {record.last} of partition {record.partition} is a restore, and its entries cannot be found")
+            replace_user_entries(store, await asyncio.to_thread(restored, record.restored), record.last)
+            found.restores.append(record.restored)
+        else:
+            store.apply([*promoted_rows(store, record), *record.changes], record.last)
+        found.size += RECORD + sum(len(key) + len(value or b"") for key, value in record.changes)
+    return found
+
+
+def replace_user_entries(store: KeyStore, entries: Iterable[tuple[bytes, bytes]], lsn: int) -> None:
+    """Rule 6."""
+    version = lsn.to_bytes(8, "big")
+    own = [(key, value) for key, value in store.scan(b"", b"\xff") if key[:1] != ENTRY]
+    store.replace([*own, *((key, version + value[8:]) for key, value in entries)], lsn)

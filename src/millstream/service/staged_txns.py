@@ -60,7 +60,6 @@ decode_label = msgspec.msgpack.Decoder(LabelState).decode
 
 
 def _is_number(text: str) -> bool:
-    """Whether it is a number that fits into 8 bytes."""
     return text.isdecimal() and len(text) < 19
 
 
@@ -79,10 +78,8 @@ def parse_txn(text: str) -> Txn:
 
 
 def staged_prefix(txn: str) -> bytes:
-    """What the entries of a transaction begin with."""
     return STAGED + txn.encode() + b"\0"
 
 
 def label_key(label: str) -> bytes:
-    """The entry of a label."""
     return LABEL + label.encode()

@@ -20,9 +20,8 @@ import msgspec
 from millstream.core.keyspace import after
 from millstream.errors import Conflict, FencedRun, RefusedRequest, ServiceError, TooLarge
 from millstream.service import staged_txns
-from millstream.service.clock import PartitionClock
 from millstream.service.dedup_sessions import DedupSessions
-from millstream.service.messages import ENTRY, LIMIT, MEMORY, STAGED, Answer, Change, Decide, Decision, LogRecord, Op, Request
+from millstream.service.messages import ENTRY, LIMIT, MEMORY, STAGED, Answer, Change, Decide, Decision, Descriptor, LogRecord, Op, Request
 from millstream.service.stores.store_contract import KeyStore
 from millstream.service.transforms import Gate
 
@@ -32,6 +31,16 @@ _ABSENT = object()
 NO_POSITION = 0  # of an answer to a request that changed nothing
 
 
+def next_time(last: int, wall: int) -> int:
+    """The time of the next write: the wall clock's, or the last time + 1 if that is later. The last time travels in the log, so time goes on from there after a
+    restart and on another node, whatever the wall clock says there.
+
+    >>> next_time(100, wall=90), next_time(101, wall=200)
+    (101, 200)
+    """
+    return max(wall, last + 1)
+
+
 class TurnView:
     """What transforms see: the keys of one partition, as they are before this request."""
 
@@ -39,7 +48,7 @@ class TurnView:
         self._machine = machine
         self._changed: dict[bytes, bytes | None] = {}
         #: The partition's clock: milliseconds that never go back.
-        self.time = machine.clock.last
+        self.time = machine.time
         #: The position that this request will have.
         self.lsn = lsn
 
@@ -76,12 +85,10 @@ class Turn(TurnView):
     """What functions see and may do: also what they have changed themselves."""
 
     def put(self, key: bytes, value: bytes) -> None:
-        """Writes a key of this partition."""
         self._machine.check_key(key)
         self._changed[key] = value
 
     def remove(self, key: bytes) -> None:
-        """Removes a key of this partition."""
         self._machine.check_key(key)
         self._changed[key] = None
 
@@ -105,22 +112,20 @@ class PartitionStateMachine:
 
     def __init__(
         self,
-        partition: int,
+        descriptor: Descriptor,
         store: KeyStore,
         sessions: DedupSessions,
-        clock: PartitionClock,
+        time: int,
         *,
-        lsn: int,
         functions: Mapping[str, Function] | None = None,
         gate: Gate | None = None,
         covers: Callable[[bytes], bool] = lambda key: True,
     ) -> None:
-        self.partition = partition
+        self._descriptor = descriptor
         self.store = store
         self.sessions = sessions
-        self.clock = clock
-        self.lsn = lsn  # the last position that was given
-        self.term = 0
+        self.time = time  # of the last write
+        self.lsn = store.applied  # the last position that was given
         self._functions = dict(functions or {})
         self._gate = gate or Gate()
         self._covers = covers
@@ -168,12 +173,12 @@ class PartitionStateMachine:
         answers: list[Answer | ServiceError] = [self._write(request, wall) for request in requests]
         if self.lsn < first:
             return TurnResult(None, answers)
-        now = self.clock.last
+        now = self.time
         pending = self._pending
         for entry, value in self.sessions.changes(now):
             pending[entry] = value
         pending[CLOCK] = now.to_bytes(8, "big")
-        record = LogRecord(self.partition, self.term, first, self.lsn, now, list(pending.items()), self._promoted)
+        record = LogRecord(self._descriptor.id, self._descriptor.term, first, self.lsn, now, list(pending.items()), self._promoted)
         expanded = self._expanded
         self._overlay.append((self.lsn, {**expanded, **pending} if expanded else pending))
         self._pending, self._promoted, self._expanded = {}, [], {}
@@ -194,7 +199,8 @@ class PartitionStateMachine:
                     return known
         except ServiceError as error:
             return error
-        time, lsn = self.clock.next(wall), self.lsn + 1
+        time = self.time = next_time(self.time, wall)
+        lsn = self.lsn + 1
         answer: Answer | ServiceError
         try:
             answer = self._execute(request, lsn)

@@ -96,7 +96,6 @@ class Table:
             )
 
     def ranges(self) -> list[tuple[bytes, bytes]]:
-        """Those of the partitions that a new table gets."""
         return even_ranges(self.partitions) if self.partitions else []
 
     def __repr__(self) -> str:

@@ -1,4 +1,4 @@
-"""The data plane's calls over the partitions of a node. Implements `DataBackend` of `grpc_servers.py`.
+"""The data plane's calls over the partitions of a node. `grpc_servers.py` calls it.
 
 Rules
 1. The router finds the partition; the partition decides. Here messages of service.proto become requests, and answers become messages.
@@ -8,7 +8,6 @@ Rules
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from itertools import islice
@@ -17,15 +16,12 @@ from typing import Any
 from millstream.core.keyspace import after
 from millstream.errors import RefusedRequest, Stale
 from millstream.service.limits import check_size, while_pinned
-from millstream.service.messages import ENTRY, Decide, Decision, Level, Op, Request, user_row
+from millstream.service.messages import ENTRY, LIMIT, Decide, Decision, Level, Op, Request, user_row
+from millstream.service.paging import VersionedRow, columns, pages
 from millstream.service.partition import Partition
 from millstream.service.proto import service_pb2 as pb
 from millstream.service.range_map import prefix_end, scan_range
-from millstream.service.router import Router
-from millstream.service.watchers import ChangedRow
-from millstream.service.wire import position
-
-_PAGE = 1 << 20  # bytes of one reply of a scan
+from millstream.service.router import Router, position
 
 
 class TableBackend:
@@ -36,9 +32,6 @@ class TableBackend:
 
     def tables(self) -> list[str]:
         return self._router.tables()
-
-    async def close(self) -> None:
-        """Nothing of its own is open."""
 
     async def get(self, request: pb.GetRequest) -> pb.GetReply:
         header = request.header
@@ -62,37 +55,15 @@ class TableBackend:
     async def _write(self, op: Op, request: Any, keys: list[bytes], values: list[bytes]) -> pb.WriteReply:
         header, size = request.header, check_size(keys, values)
         partition = self._router.by_keys(header, keys)
-        answer = await partition.write(
-            Request(
-                op,
-                keys,
-                values,
-                list(request.expect),
-                txn=request.txn,
-                session=header.session,
-                seq=header.seq,
-                done=header.done,
-                size=size,
-            )
-        )
+        asked = _write_request(op, header, keys, size, values=values, expect=list(request.expect), txn=request.txn)
+        answer = await partition.write(asked)
         return pb.WriteReply(at=position(partition.descriptor, answer.lsn), again=answer.again)
 
     async def call(self, request: pb.CallRequest) -> pb.CallReply:
         header, key, argument = request.header, request.key, request.argument
         size = check_size([key], [argument])
         partition = self._router.by_keys(header, [key])
-        answer = await partition.write(
-            Request(
-                Op.CALL,
-                [key],
-                function=request.function,
-                argument=argument,
-                session=header.session,
-                seq=header.seq,
-                done=header.done,
-                size=size,
-            )
-        )
+        answer = await partition.write(_write_request(Op.CALL, header, [key], size, function=request.function, argument=argument))
         return pb.CallReply(at=position(partition.descriptor, answer.lsn), result=answer.result, again=answer.again)
 
     async def decide(self, request: pb.DecideRequest) -> pb.DecideReply:
@@ -118,11 +89,11 @@ class TableBackend:
             at, show = _at(partition, pinned.applied, header), partition.table.gate.leave
             entries = islice(pinned.scan(ENTRY + start, ENTRY + end if end else after(ENTRY)), request.limit or None)
             if request.keys_only:
-                rows: Iterator[ChangedRow] = ((key, b"", version) for key, _, version in map(user_row, entries))
+                rows: Iterator[VersionedRow] = ((key, b"", version) for key, _, version in map(user_row, entries))
             else:
                 rows = ((key, show(key, value), version) for key, value, version in map(user_row, entries))
-            async for page in _pages(rows, _PAGE):
-                keys, values, versions = _columns(page)
+            async for page in pages(rows):
+                keys, values, versions = columns(page)
                 yield pb.ScanReply(at=at, keys=keys, values=[] if request.keys_only else values, versions=versions)
 
     async def watch(self, request: pb.WatchRequest) -> AsyncIterator[pb.WatchReply]:
@@ -145,7 +116,7 @@ class TableBackend:
                     if since is not None:
                         yield pb.WatchReply(kind=pb.WatchReply.RESET, at=position(here, lsn))
                     entries = pinned.scan(ENTRY + prefix, after(ENTRY + prefix))
-                    async for page in _pages(map(user_row, entries), _PAGE // 2):
+                    async for page in pages(map(user_row, entries), most=LIMIT // 2):
                         yield _watch_reply(pb.WatchReply.SNAPSHOT, partition, lsn, [row for row in page if wants(row[0])])
             yield pb.WatchReply(kind=pb.WatchReply.MARK, at=position(here, lsn))
             while True:
@@ -158,28 +129,12 @@ class TableBackend:
         return self._router.route(request.table, request.start, request.limit)
 
 
-async def _pages(rows: Iterator[ChangedRow], most: int) -> AsyncIterator[list[ChangedRow]]:
-    """Rule 3. The last page may be empty."""
-    page: list[ChangedRow] = []
-    size = 0
-    for count, row in enumerate(rows):
-        more = len(row[0]) + len(row[1]) + 16
-        if page and size + more > most:
-            yield page
-            page, size = [], 0
-        page.append(row)
-        size += more
-        if count % 1024 == 1023:
-            await asyncio.sleep(0)
-    yield page
+def _write_request(op: Op, header: pb.Header, keys: list[bytes], size: int, **what: Any) -> Request:
+    return Request(op, keys, session=header.session, seq=header.seq, done=header.done, size=size, **what)
 
 
-def _columns(rows: Sequence[ChangedRow]) -> tuple[list[bytes], list[bytes], list[int]]:
-    return [row[0] for row in rows], [row[1] for row in rows], [row[2] for row in rows]
-
-
-def _watch_reply(kind: Any, partition: Partition, lsn: int, rows: Sequence[ChangedRow]) -> pb.WatchReply:
-    keys, values, versions = _columns(rows)
+def _watch_reply(kind: Any, partition: Partition, lsn: int, rows: Sequence[VersionedRow]) -> pb.WatchReply:
+    keys, values, versions = columns(rows)
     shown = map(partition.table.gate.leave, keys, values)
     return pb.WatchReply(kind=kind, at=position(partition.descriptor, lsn), keys=keys, values=shown, versions=versions)
 

@@ -11,6 +11,7 @@ Rules
 
 from __future__ import annotations
 
+import contextlib
 import threading
 from collections.abc import Callable
 from pathlib import Path
@@ -76,20 +77,13 @@ def watch_and_upload(
     storage: Storage,
     say: Say = print,
     *,
-    every: float = 5.0,
-    stop: threading.Event | None = None,
-    rounds: int | None = None,
+    every: float,
+    stop: threading.Event,
 ) -> int:
-    """Does `upload_once` again and again, until `stop` is set or so many rounds are over. Failures are said, and tried again. Returns how many were sent."""
-    stop = stop or threading.Event()
-    sent = done = 0
+    """Does `upload_once` again and again, until `stop` is set. Failures are said, and tried again. Returns how many were sent."""
+    sent = 0
     while not stop.is_set():
-        try:
+        with contextlib.suppress(MillstreamError):  # it was said; the next round tries again
             sent += len(upload_once(folder, storage, say))
-        except MillstreamError:
-            pass  # it was said; the next round tries again
-        done += 1
-        if rounds is not None and done >= rounds:
-            break
         stop.wait(every)
     return sent

@@ -12,19 +12,11 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable, Sequence
-from typing import NamedTuple
 
 from millstream.errors import Fenced, MillstreamError, NotReady, ServiceError
 from millstream.service.dispatch import PendingCall
 from millstream.service.logs.log_contract import Log
 from millstream.service.messages import Answer, Descriptor, Request
-
-
-class WaitingRead(NamedTuple):
-    """A read, and the position that it must see."""
-
-    required: int
-    call: PendingCall
 
 
 class WaitingReads:
@@ -39,7 +31,7 @@ class WaitingReads:
         crash: Callable[[str], None],
     ) -> None:
         self._descriptor, self._log, self._read, self._fail, self._crash = descriptor, log, read, fail, crash
-        self._behind: list[WaitingRead] = []
+        self._behind: list[tuple[int, PendingCall]] = []  # and the position that each must see
         self._unconfirmed: list[PendingCall] = []
         self._confirming: asyncio.Task[None] | None = None
         self.confirmed_at = time.monotonic()
@@ -49,13 +41,13 @@ class WaitingReads:
 
     def wait(self, required: int, call: PendingCall) -> None:
         """Rule 1."""
-        self._behind.append(WaitingRead(required, call))
+        self._behind.append((required, call))
 
     def applied(self, lsn: int) -> None:
         """The store has a position: answers the reads that waited for it."""
         if self._behind:
             waiting = self._behind
-            self._behind = [read for read in waiting if read.required > lsn]
+            self._behind = [read for read in waiting if read[0] > lsn]
             for required, call in waiting:
                 if required <= lsn:
                     self.answer(call)
@@ -98,7 +90,7 @@ class WaitingReads:
 
     def take_behind(self) -> list[PendingCall]:
         """Takes out the reads that wait for a position."""
-        calls, self._behind = [read.call for read in self._behind], []
+        calls, self._behind = [call for _, call in self._behind], []
         return calls
 
     def take_all(self) -> list[PendingCall]:
@@ -108,7 +100,6 @@ class WaitingReads:
 
 
 def finish_calls(calls: Sequence[PendingCall], answers: Sequence[Answer | ServiceError], crash: Callable[[str], None]) -> None:
-    """Gives callers their answers."""
     for call, answer in zip(calls, answers, strict=True):
         crash("request.7-answered")
         future = call.future
@@ -120,7 +111,6 @@ def finish_calls(calls: Sequence[PendingCall], answers: Sequence[Answer | Servic
 
 
 def fail_calls(calls: Sequence[PendingCall], error: MillstreamError) -> None:
-    """Gives callers an error."""
     for call in calls:
         if not call.future.done():
             call.future.set_exception(error)

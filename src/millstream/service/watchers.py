@@ -17,20 +17,18 @@ from typing import NamedTuple
 
 from millstream.errors import Stale
 from millstream.service.messages import ENTRY, Change
+from millstream.service.paging import VersionedRow
 
 KEPT = 8 << 20
 BEHIND = 4 << 20  # less than what is kept, so that who is told where to go on can go on there
 PATIENCE = 600.0  # seconds
-
-#: A key, its value, and its version; 0: the key is gone.
-ChangedRow = tuple[bytes, bytes, int]
 
 
 class CommittedChange(NamedTuple):
     """One record's changes of users' entries: its last position, the rows, and their size in bytes."""
 
     lsn: int
-    rows: list[ChangedRow]
+    rows: list[VersionedRow]
     size: int
 
 
@@ -44,7 +42,7 @@ class PartitionWatcher:
         self._told = asyncio.Event()
         self._over: Stale | None = None
 
-    def tell(self, lsn: int, rows: list[ChangedRow]) -> None:
+    def tell(self, lsn: int, rows: list[VersionedRow]) -> None:
         """Rule 1, and rule 3."""
         if self._over is not None:
             return
@@ -61,18 +59,17 @@ class PartitionWatcher:
             self._waiting.append(CommittedChange(lsn, wanted, size))
         self._told.set()
 
-    def catch_up(self, lsn: int, rows: list[ChangedRow]) -> None:
+    def catch_up(self, lsn: int, rows: list[VersionedRow]) -> None:
         """What was kept for it. That it has not taken this yet is not held against it, or who fell behind could never go on."""
         wanted = [row for row in rows if self._wants(row[0])]
         if wanted:
             self._waiting.append(CommittedChange(lsn, wanted, 0))
 
     def end(self, error: Stale) -> None:
-        """Nothing more will come."""
         self._over = self._over or error
         self._told.set()
 
-    async def next(self) -> tuple[int, list[ChangedRow]]:
+    async def next(self) -> tuple[int, list[VersionedRow]]:
         """The next changes, when there are some."""
         while not self._waiting:
             if self._over is not None:
@@ -122,7 +119,7 @@ class Watchers:
         if not self._all and time.monotonic() - self._left > PATIENCE:
             self._forget()
             return
-        rows: list[ChangedRow] = []
+        rows: list[VersionedRow] = []
         for part in changes:
             for entry, stored in part:
                 if entry[:1] == ENTRY:

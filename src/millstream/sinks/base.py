@@ -112,6 +112,9 @@ class Sink:
     def sweep(self, context: DriverContext, before_epoch: int, keep: Sequence[str]) -> None:
         """Driver: removes what attempts before an epoch left behind, except the staged names to keep."""
 
+    def close(self) -> None:
+        """Driver, at the end of a run, and worker, when the program was not used for a while: lets go of connections. It may be used again."""
+
     def stats(self) -> msgspec.Struct | None:
         """Driver, whenever somebody looks: how the sink is doing, besides what the engine counts (rows, parts, epochs). Cheap, and safe for threads."""
         return None

@@ -11,7 +11,6 @@ Rules
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
@@ -31,9 +30,6 @@ if TYPE_CHECKING:
 
 _SWEEP_EVERY = 64  # epochs
 _ROW = 1 << 19  # bytes of a key and its value
-
-#: The clients of this process: tasks that follow each other use one connection.
-_clients: dict[tuple[int, bytes], TxnClient] = {}
 
 _ONE_HISTORY = (
     " A newer run, or another checkpoint of a pipeline with this name, writes there: a table takes one history of a stream. Give a new checkpoint a table of "
@@ -69,6 +65,9 @@ class ServiceSink(Sink):
         self.timeout = timeout
         self._swept = -_SWEEP_EVERY
         self._stats = ServiceSinkStats()
+        self._connected: dict[
+            str, TxnClient
+        ] = {}  # one, once it is needed; tasks that follow each other use it. It is pickled as its settings
 
     def stats(self) -> ServiceSinkStats:
         return msgspec.structs.replace(self._stats)
@@ -86,11 +85,14 @@ class ServiceSink(Sink):
     def _client(self) -> TxnClient:
         from millstream.service.txn_client import TxnClient
 
-        settings = {"addresses": self.addresses, "table": self.table, "cookie": self.cookie, "tls": self.tls, "timeout": self.timeout}
-        name = (os.getpid(), msgspec.json.encode(settings))
-        if name not in _clients:
-            _clients[name] = TxnClient(**settings)  # type: ignore[arg-type]
-        return _clients[name]
+        if not self._connected:
+            client = TxnClient(self.addresses, self.table, cookie=self.cookie, tls=self.tls, timeout=self.timeout)
+            self._connected.setdefault(self.table, client)
+        return self._connected[self.table]
+
+    def close(self) -> None:
+        for client in self._connected.values():
+            client.close()
 
     def stage(self, context: TaskContext, rows: Sequence[SinkRow]) -> Part:
         label = label_of(context.pipeline, context.emission, context.shard)

@@ -93,15 +93,15 @@ class Status(msgspec.Struct):
     """
 
     pipeline: str
-    state: str
-    epoch: int
-    drained: bool
-    committed_at: int | None
-    records: int
-    records_per_second: float
-    epoch_millis: float
-    injectors: list[InjectorStatus]
-    computations: list[ComputationStatus]
+    state: str = "new"
+    epoch: int = -1
+    drained: bool = False
+    committed_at: int | None = None
+    records: int = 0
+    records_per_second: float = 0.0
+    epoch_millis: float = 0.0
+    injectors: list[InjectorStatus] = []
+    computations: list[ComputationStatus] = []
     edges: dict[str, EdgeState] = {}
     run: str = ""
     refused: int = 0
@@ -141,18 +141,7 @@ def held_back_by(manifest: Manifest) -> dict[str, Holder]:
 def status_of(pipeline: str, manifest: Manifest | None, recent: Sequence[EpochStats] = ()) -> Status:
     """The status as of a manifest; `recent` are the last epochs, from which speeds are told."""
     if manifest is None:
-        return Status(
-            pipeline=pipeline,
-            state="new",
-            epoch=-1,
-            drained=False,
-            committed_at=None,
-            records=0,
-            records_per_second=0.0,
-            epoch_millis=0.0,
-            injectors=[],
-            computations=[],
-        )
+        return Status(pipeline)
     busy = [one for one in recent if one.records] or recent
     millis = sum(one.millis for one in busy)
     newest = max((i.newest for i in manifest.injectors.values() if i.newest is not None), default=None)

@@ -5,7 +5,6 @@
     history      what each epoch changed, for watchers
     watch        one watcher: a snapshot, changes, marks
     row_formats  what can be read of an epoch: rows, timers, holds, MapStates; as bytes or JSON
-    paging       long replies in pages, without blocking the event loop
     backend      the data plane's calls: levels, positions, reads
     process      the gRPC server over it: a process, or a thread beside a run
 

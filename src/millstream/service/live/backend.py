@@ -1,4 +1,4 @@
-"""The live state of a pipeline behind the data plane: a `DataBackend` over one checkpoint.
+"""The live state of a pipeline behind the data plane: over one checkpoint.
 
 Rules
 1. A table is a computation: its name, or `pipeline/computation`. Live state is read only.
@@ -19,6 +19,7 @@ import contextlib
 import os
 import time
 from collections.abc import AsyncIterator
+from itertools import islice
 from typing import Any, NoReturn
 
 import msgspec
@@ -26,11 +27,11 @@ import msgspec
 from millstream.errors import MillstreamError, NotReady, RefusedRequest, Stale, TooLarge
 from millstream.service.limits import while_pinned
 from millstream.service.live import row_formats
-from millstream.service.live.epochs import KEEP, PinnedEpoch, PinnedEpochs
+from millstream.service.live.epochs import KEEP, PATIENCE, PinnedEpoch, PinnedEpochs
 from millstream.service.live.history import LIMIT, ChangeHistory
-from millstream.service.live.paging import LARGEST, Pager
 from millstream.service.live.tailer import ManifestTailer, TailerThread, as_service_error
 from millstream.service.live.watch import Watch, version_of
+from millstream.service.paging import LARGEST, columns, pages
 from millstream.service.proto import service_pb2 as pb
 from millstream.service.range_map import LIVE
 from millstream.state.manifest_log import ManifestLog
@@ -103,31 +104,22 @@ class LiveBackend:
         with await self.snapshot(request.header) as snapshot, while_pinned():
             name = self.computation(snapshot, request.header.table)
             at, version = self.position(snapshot, name), version_of(snapshot.epoch)
-            readable = as_json and not (
-                request.keys_only and not snapshot.computation(name).kind
+            readable = as_json and (
+                not request.keys_only or bool(snapshot.computation(name).kind)
             )  # a relation shows fewer rows than it keeps
             found = row_formats.scan_part(snapshot, name, request.part, request.start, request.end, request.prefix, readable)
-            none = True
-            async for keys, values in Pager(found, in_thread=as_json, limit=request.limit):
-                none = False
-                yield pb.ScanReply(at=at, keys=keys, values=[] if request.keys_only else values, versions=[version] * len(keys))
-            if none:
-                yield pb.ScanReply(at=at)
+            rows = ((key, value, version) for key, value in islice(found, request.limit or None))
+            async for page in pages(rows, in_thread=as_json, patience=PATIENCE):
+                keys, values, versions = columns(page)
+                yield pb.ScanReply(at=at, keys=keys, values=[] if request.keys_only else values, versions=versions)
 
     def watch(self, request: pb.WatchRequest) -> AsyncIterator[pb.WatchReply]:
         return Watch(self, request).replies()
 
-    async def upsert(self, request: pb.UpsertRequest) -> pb.WriteReply:
-        self._refuse(request.header)
+    async def upsert(self, request: Any) -> NoReturn:
+        raise RefusedRequest(f"{request.header.table!r}: the live state of a pipeline is read only. Send records to the pipeline instead.")
 
-    async def remove(self, request: pb.RemoveRequest) -> pb.WriteReply:
-        self._refuse(request.header)
-
-    async def call(self, request: pb.CallRequest) -> pb.CallReply:
-        self._refuse(request.header)
-
-    async def decide(self, request: pb.DecideRequest) -> pb.DecideReply:
-        self._refuse(request.header)
+    remove = call = decide = upsert
 
     async def route(self, request: pb.RouteRequest) -> pb.PartitionList:
         """A table of live state is one partition, wherever it is asked."""
@@ -137,9 +129,6 @@ class LiveBackend:
                 id=_WHOLE, table=request.table, term=_WHOLE, primary=self.address, state="serving", lsn=snapshot.epoch, point=LIVE
             )
         return pb.PartitionList(partitions=[one], version=1)
-
-    def _refuse(self, header: pb.Header) -> NoReturn:
-        raise RefusedRequest(f"{header.table!r}: the live state of a pipeline is read only. Send records to the pipeline instead.")
 
     # --- which epoch answers
 
@@ -198,10 +187,9 @@ class LiveBackend:
         return found
 
     async def _seen(self, epoch: int) -> None:
-        while (newest := self.epochs.newest) is None or newest.epoch < epoch:
+        while max(self.epochs.pinned, default=-1) < epoch:
             await self.tailer_thread.catch_up()
-            newest = self.epochs.newest
-            if newest is None or newest.epoch < epoch:
+            if max(self.epochs.pinned, default=-1) < epoch:
                 await self.tailer_thread.changed()
 
     async def _young(self, max_age_ms: int) -> None:

@@ -23,6 +23,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from operator import itemgetter
 from pathlib import Path
 
@@ -36,19 +37,18 @@ from millstream.state.storage import Storage
 
 KEEP = 8
 MAX_AGE = 60.0  # seconds
+PATIENCE = 60.0  # seconds for one answer
 _MAP_SIZE = 1 << 35  # per shard: addresses, of which a process has 2**47
 
 ShardName = tuple[str, int]  # lineage and number
 
 
+@dataclass
 class _Shared:
     """A held transaction, and how many epochs share it."""
 
-    __slots__ = ("count", "held")
-
-    def __init__(self, held: Held) -> None:
-        self.held = held
-        self.count = 0
+    held: Held
+    count: int = 0
 
 
 class PinnedEpoch(Reader):
@@ -125,7 +125,6 @@ class PinnedEpochs:
 
     @property
     def pinned(self) -> list[int]:
-        """Their numbers, ascending."""
         return [pin.epoch for pin in self._pins]
 
     def take(self, epoch: int | None = None) -> PinnedEpoch | None:

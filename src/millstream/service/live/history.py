@@ -40,7 +40,6 @@ class ChangeSet(msgspec.Struct, frozen=True):
     size: int
 
     def rows(self, of: Wanted) -> Iterator[tuple[bytes, bytes | None]]:
-        """The rows that a watcher wants."""
         return ((self.keys[at], self.values[at]) for at in of.places(self.keys))
 
     def shown(self, of: Wanted) -> set[bytes]:
@@ -84,12 +83,10 @@ class ChangeHistory:
             return frozenset(self._watchers)
 
     def begin(self, lineage: str) -> None:
-        """A watcher came: from the next epoch on, changes are read."""
         with self._lock:
             self._watchers[lineage] += 1
 
     def end(self, lineage: str) -> None:
-        """A watcher left."""
         with self._lock:
             self._watchers[lineage] -= 1
             self._watchers += Counter()

@@ -31,7 +31,6 @@ KeyValues = Iterator[tuple[bytes, bytes]]
 
 
 def read_row(snapshot: Reader, computation: str, row_key: bytes) -> bytes | None:
-    """A row as it is kept."""
     return snapshot.entry(computation, shard_of(row_key, len(snapshot.computation(computation).shards) or 1), ROW + row_key)
 
 

@@ -24,17 +24,14 @@ from millstream.core.keyspace import after
 from millstream.errors import DamageError, RefusedRequest, Stale
 from millstream.service.limits import while_pinned
 from millstream.service.live import row_formats
-from millstream.service.live.epochs import PinnedEpoch
+from millstream.service.live.epochs import PATIENCE, PinnedEpoch
 from millstream.service.live.history import ChangeSet, Wanted, read_changes
-from millstream.service.live.paging import Pager
+from millstream.service.paging import columns, pages
 from millstream.service.proto import service_pb2 as pb
 from millstream.views.dsl import JOIN
 
 if TYPE_CHECKING:
     from millstream.service.live.backend import LiveBackend
-
-_GONE = b""
-ChangedRows = Iterator[tuple[bytes, bytes | None]]
 
 
 class Watch:
@@ -52,7 +49,6 @@ class Watch:
         self._last = -1
 
     async def replies(self) -> AsyncIterator[pb.WatchReply]:
-        """What it is sent."""
         first = self._after is not None
         try:
             with await self._live.snapshot(self._header) as snapshot, while_pinned():
@@ -156,34 +152,30 @@ class Watch:
         return ChangeSet(sets[0].after, min(one.first for one in sets), snapshot.epoch, low, keys, [None] * len(keys), [], 0)
 
     async def _changes(self, one: ChangeSet, snapshot: PinnedEpoch) -> AsyncIterator[pb.WatchReply]:
-        found: ChangedRows
+        found: Iterator[tuple[bytes, bytes | None]]
         if self._as_json:
             found = ((key, row_formats.lookup(snapshot, self._name, key, True)) for key in one.keys)
         else:
             found = one.rows(self._wanted)
-        gone: set[bytes] = set()
+        version = version_of(one.last)
+        rows = ((key, b"", 0) if value is None else (key, value, version) for key, value in found)
         at = self._live.position(snapshot, self._name, epoch=one.last, low_watermark=one.low_watermark)
-        async for keys, values in Pager(_noting(found, gone), in_thread=self._as_json):
-            versions = [0 if key in gone else version_of(one.last) for key in keys]
-            yield pb.WatchReply(kind=pb.WatchReply.CHANGES, at=at, first=one.first, keys=keys, values=values, versions=versions)
+        async for page in pages(rows, in_thread=self._as_json, patience=PATIENCE):
+            if page:
+                keys, values, versions = columns(page)
+                yield pb.WatchReply(kind=pb.WatchReply.CHANGES, at=at, first=one.first, keys=keys, values=values, versions=versions)
 
     async def _snapshot(self, snapshot: PinnedEpoch) -> AsyncIterator[pb.WatchReply]:
-        at = self._live.position(snapshot, self._name)
-        prefix = self._wanted.prefix
-        found: row_formats.KeyValues
+        at, prefix, version = self._live.position(snapshot, self._name), self._wanted.prefix, version_of(snapshot.epoch)
+        found: Iterator[tuple[bytes, bytes | None]]
         if self._wanted.keys:
-            every = ((key, row_formats.lookup(snapshot, self._name, key, self._as_json)) for key in self._wanted.keys)
-            found = ((key, value) for key, value in every if value is not None)
+            found = ((key, row_formats.lookup(snapshot, self._name, key, self._as_json)) for key in self._wanted.keys)
         else:
             found = row_formats.rows(snapshot, self._name, prefix, after(prefix) if prefix else None, self._as_json)
-        some = False
-        async for keys, values in Pager(found, in_thread=self._as_json):
-            some = True
-            yield pb.WatchReply(
-                kind=pb.WatchReply.SNAPSHOT, at=at, keys=keys, values=values, versions=[version_of(snapshot.epoch)] * len(keys)
-            )
-        if not some:
-            yield pb.WatchReply(kind=pb.WatchReply.SNAPSHOT, at=at)
+        rows = ((key, value, version) for key, value in found if value is not None)
+        async for page in pages(rows, in_thread=self._as_json, patience=PATIENCE):
+            keys, values, versions = columns(page)
+            yield pb.WatchReply(kind=pb.WatchReply.SNAPSHOT, at=at, keys=keys, values=values, versions=versions)
         self._last = snapshot.epoch
         yield pb.WatchReply(kind=pb.WatchReply.MARK, at=at, first=snapshot.epoch)
 
@@ -191,10 +183,3 @@ class Watch:
 def version_of(epoch: int) -> int:
     """The version of a row as of an epoch: its number. 0 says that it is not there, so in epoch 0 it is 1."""
     return max(epoch, 1)
-
-
-def _noting(found: ChangedRows, gone: set[bytes]) -> row_formats.KeyValues:
-    for key, value in found:
-        if value is None:
-            gone.add(key)
-        yield key, _GONE if value is None else value

@@ -1,7 +1,7 @@
 """The log on a node's own disk: one for all its partitions, with one write and one sync for all that is pending.
 
     FOLDER/log.lock             held by the process that uses the folder
-    FOLDER/wal/<number>.log     files of frames (`frames.py`), preallocated
+    FOLDER/wal/<number>.log     files of frames (`wal.py`), preallocated
 
 Rules
 1. One thread writes. It takes all that is pending, makes one frame of it, writes it, syncs it, and tells the event loop once. So a thousand partitions share
@@ -25,12 +25,26 @@ from array import array
 from bisect import bisect_right
 from collections.abc import AsyncIterator, Awaitable
 from dataclasses import dataclass
+from itertools import groupby
+from operator import attrgetter
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from millstream.errors import DamageError, Fenced, NotReady, StorageError, UnknownOutcome
-from millstream.service.logs.frames import FORGOT, RECORD, STAND, FrameRef, WalEntry, WalGroup, damaged, decode_group
-from millstream.service.logs.wal import Sync, WalFiles, Write, remove_files
+from millstream.service.logs.wal import (
+    FORGOT,
+    RECORD,
+    STAND,
+    FrameRef,
+    Sync,
+    WalEntry,
+    WalFiles,
+    WalGroup,
+    Write,
+    damaged,
+    decode_group,
+    remove_files,
+)
 from millstream.service.messages import LogRecord, decode_record, encode_record
 from millstream.state.durable import write_all
 from millstream.state.storage import LocalStorage, Storage
@@ -52,14 +66,7 @@ class PendingEntry(NamedTuple):
 
 
 class FrameIndex:
-    """Which frames have which positions of a partition: five numbers for each frame, ascending.
-
-    >>> index = FrameIndex()
-    >>> index.add(FrameRef(1, 0, 99), 1, 3), index.add(FrameRef(1, 0, 99), 4, 4), index.add(FrameRef(1, 512, 99), 5, 9)
-    (None, None, None)
-    >>> index.after(4, 1 << 20), index.first
-    ([FrameRef(file=1, at=512, size=99)], 1)
-    """
+    """Which frames have which positions of a partition: five numbers for each frame, ascending."""
 
     _WIDTH = 5  # file, offset, size, first and last position
 
@@ -68,7 +75,6 @@ class FrameIndex:
 
     @property
     def first(self) -> int | None:
-        """The first position that is indexed."""
         return self._numbers[3] if self._numbers else None
 
     def add(self, frame: FrameRef, first: int, last: int) -> None:
@@ -113,7 +119,6 @@ class DiskLog:
         self._shared = shared
 
     async def seal(self, term: int) -> int:
-        """Ends all lower terms. The last position there is."""
         if term < self.term:
             raise self._too_late(term)
         last, self.term = self.next - 1, term
@@ -121,7 +126,6 @@ class DiskLog:
         return last
 
     def append(self, record: LogRecord) -> Awaitable[None]:
-        """Done when the record is on the disk."""
         term, first, last = record.term, record.first, record.last
         if term >= self.term and first == self.next and last >= first:
             self.term = term
@@ -129,12 +133,11 @@ class DiskLog:
             return self._shared.take(self, RECORD, term, first, last, encode_record(record))
         if self._shared.failed is not None:
             return self._shared.take(self, RECORD, term, first, last, b"")
-        if term < self.term:
-            error: Exception = self._too_late(term)
-        else:
-            error = ValueError(f"positions {first} to {last} do not follow {self.next - 1} in partition {self.partition}")
         refused: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        refused.set_exception(error)
+        if term < self.term:
+            refused.set_exception(self._too_late(term))
+        else:
+            refused.set_exception(ValueError(f"positions {first} to {last} do not follow {self.next - 1} in partition {self.partition}"))
         return refused
 
     def _too_late(self, term: int) -> Fenced:
@@ -143,7 +146,6 @@ class DiskLog:
         return Fenced(f"partition {self.partition} is sealed in term {self.term}: term {term} is over")
 
     async def read(self, after: int) -> AsyncIterator[LogRecord]:
-        """The records with `last` > after that are confirmed."""
         if after < self.trimmed and after < self.last:
             raise DamageError(
                 f"the log of partition {self.partition} begins behind position {self.trimmed}: what follows {after} is needed and has been trimmed. "
@@ -171,7 +173,6 @@ class DiskLog:
             raise self._too_late(term)
 
     async def trim(self, upto: int) -> None:
-        """Records up to this position may go; files go when all of theirs may."""
         upto = min(upto, self.last)
         if upto > self.trimmed:
             self.trimmed = upto
@@ -187,7 +188,7 @@ class SharedDiskLog:
 
     def __init__(self, folder: Path, segment_bytes: int = SEGMENT, *, write: Write = write_all, sync: Sync = os.fdatasync) -> None:
         self.folder = folder
-        self._failed: str | None = None
+        self.failed: str | None = None  # why nothing is taken any more
         self._is_closed = False
         self._logs: dict[int, DiskLog] = {}
         self._files: dict[int, dict[int, int]] = {}  # by number: the last position of each partition in it
@@ -248,55 +249,39 @@ class SharedDiskLog:
     # the event loop's side
 
     def of(self, partition: int) -> DiskLog:
-        """The log of a partition: a small object, and nothing else."""
         found = self._logs.get(partition)
         if found is None:
             found = self._logs[partition] = DiskLog(self, partition)
         return found
 
     def home(self, partition: int) -> Storage:
-        """The node's folder: who can read its log can read its snapshots."""
         return LocalStorage(self.folder)
 
-    @property
-    def failed(self) -> str | None:
-        """Why nothing is taken any more."""
-        return self._failed
-
     def take(self, log: DiskLog, kind: int, term: int, first: int, last: int, data: bytes) -> asyncio.Future[None]:
-        """Gives an entry to the thread."""
-        loop = self._loop
-        if loop is None:
-            loop = self._start()
-        future: asyncio.Future[None] = loop.create_future()
-        if self._failed is not None or self._is_closed:
-            future.set_exception(NotReady(f"the log in {self.folder} takes nothing any more: {self._failed or 'it is closed'}"))
+        if self._loop is None:
+            self._loop = asyncio.get_running_loop()
+            self._thread = threading.Thread(target=self._work, name=f"log {self.folder.name}", daemon=True)
+            self._thread.start()
+        future: asyncio.Future[None] = self._loop.create_future()
+        if self.failed is not None or self._is_closed:
+            future.set_exception(NotReady(f"the log in {self.folder} takes nothing any more: {self.failed or 'it is closed'}"))
         else:
             self._queue.put(PendingEntry(WalEntry(kind, log.partition, term, first, last, data), log, future))
         return future
 
-    def _start(self) -> asyncio.AbstractEventLoop:
-        loop = self._loop = asyncio.get_running_loop()
-        self._thread = threading.Thread(target=self._work, name=f"log {self.folder.name}", daemon=True)
-        self._thread.start()
-        return loop
-
     def forget(self, partition: int) -> None:
-        """Nothing of the partition is needed any more."""
         log = self._logs.pop(partition, None)
         if log is None:
             return
         for partitions in self._files.values():
             partitions.pop(partition, None)
         log.term = _REMOVED
-        if self._failed is None and not self._is_closed:
+        if self.failed is None and not self._is_closed:
             self._queue.put(PendingEntry(WalEntry(FORGOT, partition, 0, 0, 0), log, None))
 
     def pressing(self) -> list[int]:
-        """The partitions whose records keep the oldest files, when there are many."""
         old = sorted(self._files)[:-_MANY]
-        found = {p for number in old for p, last in self._files[number].items() if last > self.of(p).trimmed}
-        return sorted(found)
+        return sorted({p for number in old for p, last in self._files[number].items() if last > self.of(p).trimmed})
 
     async def sweep(self) -> None:
         """Removes the oldest files, as far as nothing in them is needed."""
@@ -315,24 +300,17 @@ class SharedDiskLog:
     def records_in(self, partition: int, frames: list[FrameRef]) -> list[LogRecord]:
         """The records of a partition in some frames. Called in a thread."""
         found: list[LogRecord] = []
-        fd, opened = -1, 0
-        try:
-            for number, at, size in frames:
-                path = self._wal.path(number)
-                if number != opened:
-                    if fd >= 0:
-                        os.close(fd)
-                    fd = -1
-                    fd, opened = os.open(path, os.O_RDONLY), number
-                entries = decode_group(os.pread(fd, size, at), at, str(path))
-                found.extend(decode_record(entry.data) for entry in entries if entry.kind == RECORD and entry.partition == partition)
-        except FileNotFoundError as error:
-            raise DamageError(f"{error.filename} is gone: partition {partition} was trimmed while it was read") from error
-        except OSError as error:
-            raise StorageError(f"cannot read {self._wal.path(opened)}: {error.strerror or error}") from error
-        finally:
-            if fd >= 0:
-                os.close(fd)
+        for number, group in groupby(frames, key=attrgetter("file")):
+            path = self._wal.path(number)
+            try:
+                with path.open("rb", buffering=0) as file:
+                    for _, at, size in group:
+                        entries = decode_group(os.pread(file.fileno(), size, at), at, str(path))
+                        found.extend(decode_record(one.data) for one in entries if one.kind == RECORD and one.partition == partition)
+            except FileNotFoundError as error:
+                raise DamageError(f"{path} is gone: partition {partition} was trimmed while it was read") from error
+            except OSError as error:
+                raise StorageError(f"cannot read {path}: {error.strerror or error}") from error
         return found
 
     def _written(self, frame: FrameRef, group: list[PendingEntry]) -> None:
@@ -345,13 +323,12 @@ class SharedDiskLog:
                 future.set_result(None)
 
     def _give_up(self, why: str, group: list[PendingEntry]) -> None:
-        self._failed = why
+        self.failed = why
         for _, _, future in group:
             if future is not None and not future.done():
                 future.set_exception(UnknownOutcome(f"the log in {self.folder} failed: {why}. The write may be there after a restart."))
 
     async def close(self) -> None:
-        """Ends thread and files, after what is under way."""
         if self._is_closed:
             return
         self._is_closed = True
@@ -399,21 +376,7 @@ class SharedDiskLog:
 
 @dataclass(frozen=True)
 class DiskKind:
-    """A log on the node's own disk. A write is confirmed when it is on the disk; if the disk is lost, so is the log.
-
-    >>> import asyncio, tempfile
-    >>> async def example():
-    ...     with tempfile.TemporaryDirectory() as folder:
-    ...         shared = disk(1 << 20).open(Path(folder))
-    ...         log = shared.of(7)
-    ...         end = await log.seal(1)
-    ...         await log.append(LogRecord(7, 1, 1, 1, 0, [(b"Ka", b"1")]))
-    ...         found = [record.changes async for record in log.read(0)]
-    ...         await shared.close()
-    ...         return end, found
-    >>> asyncio.run(example())
-    (0, [[(b'Ka', b'1')]])
-    """
+    """A log on the node's own disk. A write is confirmed when it is on the disk; if the disk is lost, so is the log."""
 
     segment_bytes: int = SEGMENT
     place = "wal"

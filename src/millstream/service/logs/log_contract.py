@@ -63,10 +63,6 @@ class SharedLog(Protocol):
     def forget(self, partition: int) -> None:
         """The partition was removed: nothing of it is needed any more."""
 
-    @property
-    def failed(self) -> str | None:
-        """Why nothing is taken any more, until a restart; None while all is well."""
-
     def pressing(self) -> list[int]:
         """The partitions without a recent snapshot that keep old records from being removed. A node asks now and then."""
 

@@ -34,18 +34,15 @@ class NoLog:
             raise Fenced(f"partition {self._partition} is sealed in term {self._term}: term {term} is over")
 
     async def seal(self, term: int) -> int:
-        """Later appends of a lower term are refused. 0: ask the store."""
         self._check(term)
         self._term = term
         return 0
 
     async def read(self, after: int) -> AsyncIterator[LogRecord]:
-        """Nothing was kept."""
         return
         yield
 
     def append(self, record: LogRecord) -> Awaitable[None]:
-        """Done."""
         done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         try:
             self._check(record.term)
@@ -57,7 +54,6 @@ class NoLog:
         return done
 
     async def confirm(self, term: int) -> None:
-        """No other process can seal it."""
         self._check(term)
 
     async def trim(self, upto: int) -> None:
@@ -70,8 +66,6 @@ class NoLog:
 class SharedNoLog:
     """What partitions without a log share: the lock on the folder."""
 
-    failed = None
-
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self._logs: dict[int, NoLog] = {}
@@ -81,26 +75,18 @@ class SharedNoLog:
             raise StorageError(f"cannot use {folder}: {error.strerror or error}") from error
 
     def of(self, partition: int) -> NoLog:
-        """A small object."""
-        found = self._logs.get(partition)
-        if found is None:
-            found = self._logs[partition] = NoLog(partition)
-        return found
+        return self._logs.setdefault(partition, NoLog(partition))
 
     def home(self, partition: int) -> Storage:
-        """The node's folder."""
         return LocalStorage(self.folder)
 
     def forget(self, partition: int) -> None:
-        """Its terms are forgotten."""
         self._logs.pop(partition, None)
 
     def pressing(self) -> list[int]:
-        """None: nothing is kept."""
         return []
 
     async def close(self) -> None:
-        """Lets go of the folder."""
         if self._lock >= 0:
             os.close(self._lock)
             self._lock = -1
@@ -108,11 +94,7 @@ class SharedNoLog:
 
 @dataclass(frozen=True)
 class NoKind:
-    """No log, for a durable store. A write is durable when the store has applied it.
-
-    >>> none().keeps
-    False
-    """
+    """No log, for a durable store. A write is durable when the store has applied it."""
 
     shared = False
     keeps = False

@@ -46,7 +46,6 @@ def slot_name(number: int) -> str:
 
 
 def encode_slot(slot: Slot) -> bytes:
-    """The bytes of an object."""
     return frame(_encode(slot))
 
 

@@ -216,7 +216,6 @@ class ObjectsLog:
     # appending: rules 1 and 2
 
     def append(self, record: LogRecord) -> Awaitable[None]:
-        """Done when the record is in a slot."""
         future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         if record.term != self._term:
             future.set_exception(Fenced(f"partition {self.partition} is sealed in term {self._term} here, and this is term {record.term}"))
@@ -313,14 +312,12 @@ class ObjectsLog:
         return Fenced(text)
 
     async def is_free(self, number: int) -> bool:
-        """Whether a slot is free."""
         if self._is_local:
             return not self._storage.exists(slot_name(number))
         return not await self._shared.call(self._storage.exists, slot_name(number))
 
     async def read(self, after: int) -> AsyncIterator[LogRecord]:
-        """The records with `last` > after, up to the first free slot."""
-        start, listed, walk = 0, -1, SlotWalk()
+        listed, walk = -1, SlotWalk()
         if self._slots:
             at = bisect_right(self._lasts, after)
             start = self._slots[at] if at < len(self._slots) else self._next
@@ -329,7 +326,10 @@ class ObjectsLog:
         try:
             async for number, slot in self._from(start, listed):
                 if not walk.is_begun and slot.first > after + 1:
-                    raise self._trimmed(after, slot.first)
+                    raise DamageError(
+                        f"the log {self._storage.url} begins with position {slot.first}: what follows {after} is needed and has been trimmed. "
+                        f"Restore the partition from a newer snapshot."
+                    )
                 if walk.counts(slot, self._where(number)):
                     for data in slot.records:
                         record: LogRecord = decode_record(data)
@@ -340,12 +340,6 @@ class ObjectsLog:
                             yield record
         except _Moved as gone:
             raise DamageError(f"{gone} is gone: the log was trimmed while it was read. Begin with a newer snapshot.") from None
-
-    def _trimmed(self, after: int, first: int) -> DamageError:
-        return DamageError(
-            f"the log {self._storage.url} begins with position {first}: what follows {after} is needed and has been trimmed. "
-            f"Restore the partition from a newer snapshot."
-        )
 
     async def trim(self, upto: int) -> None:
         """Removes slots whose records are covered. Rules 3 and 4 of `object_slots.py`."""
@@ -373,15 +367,12 @@ class ObjectsLog:
         return found
 
     async def close(self) -> None:
-        """After what is under way."""
         if self._task is not None:
             await asyncio.wait([self._task])
 
 
 class SharedObjectsLog:
     """The storage and the threads that all partitions of a node share."""
-
-    failed = None
 
     def __init__(self, storage: Storage) -> None:
         self.storage = storage
@@ -394,18 +385,15 @@ class SharedObjectsLog:
         return await asyncio.get_running_loop().run_in_executor(self._pool, function, *arguments)
 
     def of(self, partition: int) -> ObjectsLog:
-        """A small object: nothing is read before it is sealed or read."""
         found = self._logs.get(partition)
         if found is None:
             found = self._logs[partition] = self.make(partition)
         return found
 
     def make(self, partition: int) -> ObjectsLog:
-        """For tests: another kind of log."""
         return ObjectsLog(self, partition)
 
     def home(self, partition: int) -> Storage:
-        """Everything of a partition is under its number."""
         return under(self.storage, str(partition))
 
     def forget(self, partition: int) -> None:
@@ -413,11 +401,9 @@ class SharedObjectsLog:
         self._logs.pop(partition, None)
 
     def pressing(self) -> list[int]:
-        """None: a partition's slots are its own."""
         return []
 
     async def close(self) -> None:
-        """After what is under way."""
         for log in list(self._logs.values()):
             await log.close()
         self._pool.shutdown(wait=False)
@@ -428,20 +414,6 @@ class ObjectsKind:
     """A log in a folder that nodes share, or in an object store such as s3://bucket/prefix. Options go to the store's client.
 
     A write is confirmed when its object is there. Another node takes over by sealing the log in a higher term.
-
-    >>> import asyncio, tempfile
-    >>> async def example():
-    ...     with tempfile.TemporaryDirectory() as folder:
-    ...         first, second = (objects(folder).open(Path("unused")) for _ in range(2))
-    ...         await first.of(7).seal(1)
-    ...         await first.of(7).append(LogRecord(7, 1, 1, 1, 0, [(b"Ka", b"1")]))
-    ...         end = await second.of(7).seal(2)
-    ...         try:
-    ...             await first.of(7).append(LogRecord(7, 1, 2, 2, 0, [(b"Ka", b"2")]))
-    ...         except Fenced:
-    ...             return end
-    >>> asyncio.run(example())
-    1
     """
 
     url: str

@@ -4,7 +4,6 @@
     memory          a dict
     counters        a dict of numbers, for counts and sums
     lmdb_store      one LMDB environment per node
-    cached          a fast store over a slow one, which decides
     snapshots       a store's entries as of one position, as objects; any kind of store can be restored from them
 
 It must not know logs, partitions or gRPC.
@@ -14,14 +13,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from millstream.service.stores.cached import cached
 from millstream.service.stores.counters import counters
 from millstream.service.stores.memory import memory
 
 if TYPE_CHECKING:
     from millstream.service.stores.store_contract import StoreKind
 
-__all__ = ["cached", "counters", "lmdb", "memory"]
+__all__ = ["counters", "lmdb", "memory"]
 
 
 def lmdb(durable: bool = False, map_size: int = 1 << 38) -> StoreKind:

@@ -11,13 +11,12 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
-from pathlib import Path
+from functools import partial
 from typing import Any
 
 from millstream.errors import RefusedRequest
 from millstream.service.messages import ENTRY, Change
-from millstream.service.stores.memory import DictPin, DictStore, SharedMemory
+from millstream.service.stores.memory import DictPin, DictStore, MemoryKind
 from millstream.service.stores.store_contract import Pinned
 
 _PAIR = struct.Struct(">Qq")
@@ -89,23 +88,5 @@ class CounterStore(DictStore):
         super().replace(((key, pack_number(key, value)) for key, value in entries), upto)  # type: ignore[misc]
 
 
-@dataclass(frozen=True)
-class CountersKind:
-    """A store for numbers that fit in memory: counts, sums. A restart reads the last snapshot and the log behind it.
-
-    >>> store = counters().open(Path("unused")).of(1)
-    >>> store.apply([(b"Ktea", (1).to_bytes(8, "big") + (5).to_bytes(8, "big", signed=True))], upto=1)
-    >>> store.get(b"Ktea")[8:].hex()
-    '0000000000000005'
-    """
-
-    durable = False
-
-    def open(self, folder: Path) -> SharedMemory:
-        return SharedMemory(CounterStore)
-
-    def describe(self) -> str:
-        return "counters in memory"
-
-
-counters = CountersKind
+#: A store for numbers that fit in memory: counts, sums. A restart reads the last snapshot and the log behind it.
+counters = partial(MemoryKind, CounterStore, "counters in memory")

@@ -219,7 +219,6 @@ class SharedLmdb:
                 more = _applied(transaction, prefix) == 0 and _delete_all(transaction, prefix, _PORTION)
 
     def of(self, partition: int) -> LmdbStore:
-        """A small object."""
         found = self._stores.get(partition)
         if found is None:
             found = self._stores[partition] = LmdbStore(self, partition)
@@ -267,20 +266,7 @@ def _folder(root: Path, durable: bool) -> Path:
 
 @dataclass(frozen=True)
 class LmdbKind:
-    """A store on the node's disk, for more than fits in memory. After a restart it goes on where it was.
-
-    durable: what was applied is there after a power cut, so a table with it needs no log. map_size: the most bytes that it can have; it costs addresses only.
-
-    >>> import tempfile
-    >>> with tempfile.TemporaryDirectory() as folder:
-    ...     shared = LmdbKind().open(Path(folder))
-    ...     shared.of(1).apply([(b"Ka", b"1")], upto=7)
-    ...     shared.close()
-    ...     again = LmdbKind().open(Path(folder))
-    ...     print(again.of(1).get(b"Ka"), again.of(1).applied)
-    ...     again.close()
-    b'1' 7
-    """
+    """A store on the node's disk: see `stores.lmdb`. After a restart it goes on where it was. map_size costs addresses only."""
 
     durable: bool = False
     map_size: int = MAP_SIZE

@@ -13,9 +13,11 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
+from millstream.core.keyspace import after
 from millstream.service.messages import Change
 from millstream.service.stores.store_contract import KeyStore, Pinned
 
@@ -28,51 +30,30 @@ _LITTLE = 512  # entries that `entries` gives between two turns
 Unpack = Callable[[bytes, Any], bytes]
 
 
-def _after(first: bytes) -> bytes:
-    """The byte behind a byte."""
-    return bytes([first[0] + 1]) if first and first[0] < 255 else b""
-
-
 class _Map:
     """One dict, its orders and its pins."""
 
     def __init__(self) -> None:
         self.entries: dict[bytes, Any] = {}
-        self.orders: dict[bytes, list[bytes]] = {}  # by first byte: sorted keys, but for those in `moved`
+        self.orders: dict[bytes, list[bytes]] = {}  # by first byte, once it was scanned: sorted keys, but for those in `moved`
         self.moved: dict[bytes, set[bytes]] = {}  # by first byte: keys that came or went
-        self.whole = False  # every first byte that there is has an order
         self.pins: list[DictPin] = []
 
-    def put(self, changes: Iterable[tuple[bytes, Any]]) -> None:
-        entries = self.entries
+    def put(self, changes: Sequence[tuple[bytes, Any]]) -> None:
+        entries, moved = self.entries, self.moved
         if self.pins:
-            changes = list(changes)
             self.pins[-1].note(changes)
-        if self.orders or self.whole:
-            moved = self.moved
-            for key, value in changes:
-                if (value is None) == (key in entries):
-                    first = key[:1]
-                    if first in moved:
-                        moved[first].add(key)
-                    elif self.whole:
-                        self.orders[first], moved[first] = [], {key}
-                if value is None:
-                    entries.pop(key, None)
-                else:
-                    entries[key] = value
-            return
-        changes = list(changes)
-        entries.update(changes)
-        for key in [key for key, value in changes if value is None]:  # what counts is the last change of a key
-            if entries.get(key) is None:
+        for key, value in changes:
+            if (value is None) == (key in entries) and key[:1] in moved:
+                moved[key[:1]].add(key)
+            if value is None:
                 entries.pop(key, None)
+            else:
+                entries[key] = value
 
     def _order(self, first: bytes) -> list[bytes]:
         order = self.orders.get(first)
         if order is None:
-            if self.whole:
-                return []
             order = self.orders[first] = sorted(key for key in self.entries if key[:1] == first)
             self.moved[first] = set()
             return order
@@ -94,33 +75,20 @@ class _Map:
             moved.clear()
         return order
 
-    def _sort_all(self) -> None:
-        if self.whole:
-            return
-        found: dict[bytes, list[bytes]] = {}
-        for key in self.entries:
-            if key[:1] not in self.orders:
-                found.setdefault(key[:1], []).append(key)
-        for first, keys in found.items():
-            self.orders[first], self.moved[first] = sorted(keys), set()
-        self.whole = True
-
-    def keys(self, start: bytes, stop: bytes, limit: int) -> list[bytes]:
-        """The first keys with start <= key < stop, at most so many."""
-        found: list[bytes] = []
-        first, last = start[:1], stop[:1]
-        if first == last or (stop == last and last == _after(first)):
-            firsts = [first]
-        else:
-            self._sort_all()
-            firsts = sorted(one for one in self.orders if first <= one <= last)
-        for one in firsts:
-            order = self._order(one)
-            low = bisect_left(order, start)
-            found.extend(order[low : min(bisect_left(order, stop), low + limit - len(found))])
-            if len(found) >= limit:
-                break
-        return found
+    def pieces(self, start: bytes, stop: bytes) -> Iterator[tuple[bytes, bytes, list[bytes]]]:
+        """A range in pieces: where each begins and ends, and its keys, which have one first byte. The dict may be changed between two of them."""
+        cuts = []
+        if stop[:1] != start[:1] and (not start or stop != after(start[:1])):
+            cuts = sorted({key[:1] for key in self.entries if start < key[:1] < stop})
+        size = 64
+        for begin, end in pairwise([start, *cuts, stop]):
+            while begin < end:
+                order = self._order(begin[:1])
+                low = bisect_left(order, begin)
+                keys = order[low : min(bisect_left(order, end), low + size)]
+                piece_end = end if len(keys) < size else keys[-1] + b"\0"
+                yield begin, piece_end, keys
+                begin, size = piece_end, min(size * 4, _CHUNK)
 
 
 class DictPin:
@@ -147,15 +115,9 @@ class DictPin:
         pins = self._map.pins
         return [pin._old for pin in pins[pins.index(self) :]]
 
-    def _value(self, key: bytes) -> Any:
-        for old in self._notes():
-            if key in old:
-                return old[key]
-        return self._map.entries.get(key)
-
     def get(self, key: bytes) -> bytes | None:
-        value = self._value(key)
-        return value if value is None or self._unpack is None else self._unpack(key, value)
+        found = self._found([key])
+        return found[0][1] if found else None
 
     def _found(self, keys: Iterable[bytes]) -> list[tuple[bytes, bytes]]:
         """The entries of these keys that were there."""
@@ -173,14 +135,9 @@ class DictPin:
         return found
 
     def scan(self, start: bytes, stop: bytes) -> Iterator[tuple[bytes, bytes]]:
-        size = 64
-        while start < stop:
-            keys = self._map.keys(start, stop, size)
-            end = stop if len(keys) < size else keys[-1] + b"\0"
-            gone = {key for old in self._notes() for key in old if start <= key < end}
+        for begin, end, keys in self._map.pieces(start, stop):
+            gone = {key for old in self._notes() for key in old if begin <= key < end}
             yield from self._found(sorted(gone.union(keys)) if gone else keys)
-            start = end
-            size = min(size * 4, _CHUNK)
 
     def entries(self) -> Iterator[tuple[bytes, bytes]]:
         entries = self._map.entries
@@ -224,15 +181,10 @@ class DictStore:
         return found
 
     def scan(self, start: bytes, stop: bytes) -> Iterator[tuple[bytes, bytes]]:
-        entries, size = self._map.entries, 64
-        while start < stop:
-            keys = self._map.keys(start, stop, size)
+        entries = self._map.entries
+        for _, _, keys in self._map.pieces(start, stop):
             for key in keys:
                 yield key, entries[key]
-            if len(keys) < size:
-                return
-            start = keys[-1] + b"\0"
-            size = min(size * 4, _CHUNK)
 
     def apply(self, changes: Sequence[Change], upto: int) -> None:
         self._map.put(changes)
@@ -258,10 +210,7 @@ class SharedMemory:
         self._stores: dict[int, KeyStore] = {}
 
     def of(self, partition: int) -> KeyStore:
-        found = self._stores.get(partition)
-        if found is None:
-            found = self._stores[partition] = self._make()
-        return found
+        return self._stores.setdefault(partition, self._make())
 
     def forget(self, partition: int) -> None:
         self._stores.pop(partition, None)
@@ -272,21 +221,17 @@ class SharedMemory:
 
 @dataclass(frozen=True)
 class MemoryKind:
-    """A store for what fits in memory. A restart reads the last snapshot and the log behind it.
+    """A store for what fits in memory. A restart reads the last snapshot and the log behind it."""
 
-    >>> store = memory().open(Path("unused")).of(1)
-    >>> store.apply([(b"Ka", b"1")], upto=7)
-    >>> store.get(b"Ka"), store.applied
-    (b'1', 7)
-    """
-
+    store: Callable[[], KeyStore] = DictStore
+    text: str = "memory"
     durable = False
 
     def open(self, folder: Path) -> SharedMemory:
-        return SharedMemory(DictStore)
+        return SharedMemory(self.store)
 
     def describe(self) -> str:
-        return "memory"
+        return self.text
 
 
 memory = MemoryKind

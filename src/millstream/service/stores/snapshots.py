@@ -19,6 +19,7 @@ import contextlib
 import re
 import time
 from collections.abc import Iterator
+from operator import attrgetter
 from typing import Protocol
 from zlib import crc32
 
@@ -72,28 +73,12 @@ _decode = msgspec.msgpack.Decoder(list[bytes]).decode
 
 
 def is_part(name: str) -> bool:
-    """Whether it is the name of a part.
-
-    >>> is_part("part-00007"), is_part("../part-00007")
-    (True, False)
-    """
+    """Whether it is the name of a part."""
     return _PART_NAME.fullmatch(name) is not None
 
 
 async def write_snapshot(pinned: SnapshotEntries, storage: Storage, name: str, *, part_bytes: int = PART) -> Snapshot:
-    """Saves what is pinned under a name, beside the turns. The caller closes the pin. A name that has this position already is left as it is.
-
-    >>> from pathlib import Path
-    >>> from millstream.service.stores.memory import memory
-    >>> from millstream.state.memory_storage import MemoryStorage
-    >>> store, storage = memory().open(Path("unused")).of(1), MemoryStorage()
-    >>> store.apply([(b"Ka", b"1")], upto=7)
-    >>> asyncio.run(write_snapshot(store.pin(), storage, "snapshots/7")).rows
-    1
-    >>> found, entries = read_snapshot(storage, "snapshots/7")
-    >>> found.lsn, list(entries)
-    (7, [(b'Ka', b'1')])
-    """
+    """Saves what is pinned under a name, beside the turns. The caller closes the pin. A name that has this position already is left as it is."""
     found = await asyncio.to_thread(_whole, storage, name)
     if found is not None:
         if found.lsn == pinned.applied:
@@ -201,15 +186,13 @@ def _damaged(storage: Storage, name: str, what: str) -> DamageError:
 
 
 def list_snapshots(storage: Storage, prefix: str) -> list[Snapshot]:
-    """The whole snapshots directly under a prefix, oldest position first."""
-    found = [whole for name in storage.folders(prefix) if (whole := _whole(storage, name)) is not None]
-    return sorted(found, key=lambda snapshot: (snapshot.lsn, snapshot.name))
+    """The whole snapshots directly under a prefix, by name."""
+    return [whole for name in sorted(storage.folders(prefix)) if (whole := _whole(storage, name)) is not None]
 
 
 def newest_snapshot(storage: Storage, prefix: str) -> Snapshot | None:
     """The whole snapshot with the highest position under a prefix."""
-    found = list_snapshots(storage, prefix)
-    return found[-1] if found else None
+    return max(list_snapshots(storage, prefix), key=attrgetter("lsn"), default=None)
 
 
 def drop_older(storage: Storage, prefix: str, keep: str) -> list[str]:

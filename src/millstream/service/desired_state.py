@@ -1,4 +1,4 @@
-"""The desired state: which partitions there are to be, on which nodes; and how it is changed.
+"""The desired state: which partitions there are to be, on which nodes; how it is changed; and what a node must do to get there. Pure.
 
 Rules
 1. It changes by compare-and-set: a change is made to a version that its author has read, and makes the next one, or nothing. So no two changes can
@@ -6,12 +6,15 @@ Rules
 2. Ids are given out once. A partition that is removed does not come back under its id.
 3. A partition moves by a higher term, never by the same.
 4. A node's name belongs to the folder that took it first: two nodes under one name would each believe that the partitions are theirs.
+5. In a plan what goes, goes before what comes, so no two partitions of a node ever serve the same point. A plan for a state that is as desired is empty,
+   and one that was carried out half leads to the other half: a node that is killed in between continues from what is on its disk.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from functools import cached_property
-from typing import Protocol
+from typing import NamedTuple
 
 import msgspec
 
@@ -73,17 +76,16 @@ class Desired(msgspec.Struct, dict=True):
         found.become(self.partitions)
         return found
 
-    def of_table(self, table: str) -> list[Descriptor]:
-        """The partitions of a table, in the order of their points."""
-        return sorted((one for one in self.partitions.values() if one.table == table), key=lambda one: one.start)
-
     def check(self, change: RegistryChange) -> None:
         """Rules 1 to 4: raises if the change may not be made to this version."""
         if isinstance(change, PartitionsAdded):
             coming: RangeMaps[Descriptor] = RangeMaps()
             free = self.next_id
             for new in change.partitions:
-                self._check_new(new, free)
+                if new.id < free:
+                    raise RefusedRequest(f"id {new.id} was given out before: leave it out, or use {free} or more")
+                if new.end and new.start >= new.end:
+                    raise RefusedRequest(f"the range from {new.start!r} to {new.end!r} is empty")
                 for other in (*self._ranges.of(new.table).overlapping(new), *coming.of(new.table).overlapping(new)):
                     raise RefusedRequest(
                         f"partition {other.id} of table {other.table!r} has points of that range already (it has {_range(other)}): remove it first, "
@@ -105,13 +107,6 @@ class Desired(msgspec.Struct, dict=True):
                     f"own (--node), or if the other is lost, take its place (--take-over {change.node.name})."
                 )
 
-    @staticmethod
-    def _check_new(new: Descriptor, free: int) -> None:
-        if new.id < free:
-            raise RefusedRequest(f"id {new.id} was given out before: leave it out, or use {free} or more")
-        if new.end and new.start >= new.end:
-            raise RefusedRequest(f"the range from {new.start!r} to {new.end!r} is empty")
-
     def apply(self, change: RegistryChange) -> None:
         """Makes it the next version."""
         if isinstance(change, PartitionsAdded):
@@ -131,17 +126,26 @@ class Desired(msgspec.Struct, dict=True):
         self.version += 1
 
 
-class Registry(Protocol):
-    """Where the desired state is kept. Calls may wait for a disk or a network: they are made in a thread."""
+class PartitionOp(NamedTuple):
+    """A step of a plan: a node begins to serve a partition, or serves it no more. moved: another owner or term has it, so its data are not ours to keep."""
 
-    def read(self) -> Desired:
-        """The newest version."""
+    partition: Descriptor
+    opens: bool = False
+    moved: bool = False
 
-    def change(self, change: RegistryChange, version: int) -> bool:
-        """Makes a change to a version that was read; False if it is not the newest any more. Raises RefusedRequest if it may not be made."""
 
-    def describe(self) -> str:
-        """For people."""
+def plan(node: str, current: Mapping[int, Descriptor], desired: Mapping[int, Descriptor]) -> list[PartitionOp]:
+    """What a node must do, in order. Rule 5.
+
+    >>> a, b = Descriptor(1, "t", b"", b"m", node="n1"), Descriptor(2, "t", node="n1")
+    >>> [(op.partition.id, op.opens) for op in plan("n1", {1: a}, {2: b})]
+    [(1, False), (2, True)]
+    >>> plan("n1", {2: b}, {2: b})
+    []
+    """
+    ours = {id: one for id, one in desired.items() if one.node == node}
+    going = [PartitionOp(one, moved=id in desired) for id, one in sorted(current.items()) if ours.get(id) != one]
+    return going + [PartitionOp(one, opens=True) for id, one in sorted(ours.items()) if current.get(id) != one]
 
 
 def _range(one: Descriptor) -> str:

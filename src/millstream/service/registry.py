@@ -1,4 +1,4 @@
-"""A registry in a folder or an object store.
+"""The registry: where the desired state is kept, in a folder or an object store. Its calls may wait for a disk or a network.
 
     changes/<version>.json    one change; created if absent, which is the compare-and-set
     bases/<version>.json      everything as of a version, so that few changes have to be read
@@ -17,7 +17,7 @@ from zlib import crc32
 import msgspec
 
 from millstream.errors import DamageError
-from millstream.service.registries.desired_state import Desired, RegistryChange
+from millstream.service.desired_state import Desired, RegistryChange
 from millstream.state.storage import Storage
 
 EVERY = 128  # changes, until a base is written
@@ -25,16 +25,13 @@ _decode_change = msgspec.json.Decoder(RegistryChange).decode
 _decode_desired = msgspec.json.Decoder(Desired).decode
 
 
-class ObjectRegistry:
+class Registry:
     """The desired state as objects."""
 
     def __init__(self, storage: Storage) -> None:
         self._storage = storage
         self._lock = threading.Lock()
         self._known: Desired | None = None
-
-    def describe(self) -> str:
-        return self._storage.url
 
     def read(self) -> Desired:
         """The newest version; looks only for what is new since the last time."""
@@ -54,23 +51,18 @@ class ObjectRegistry:
                     raise
                 known = None  # covered and removed while we read
                 continue
-            if not self._overtaken(known):
+            if all(_version(name) <= known.version for name in self._storage.list("bases")[-1:]):
                 self._known = known
                 return known
-            known = None
+            known = None  # changes behind the one that we look for were removed: a base has them
         raise DamageError(f"the registry {self._storage.url} keeps changing, or misses a version")
-
-    def _overtaken(self, known: Desired) -> bool:
-        """Whether changes behind the one that we look for were removed: then a base has them."""
-        return any(_version(name) > known.version for name in self._storage.list("bases")[-1:])
 
     def _base(self) -> Desired:
         names = self._storage.list("bases")
-        if names:
-            return _decode_desired(self._open(names[-1]))
-        return Desired()
+        return _decode_desired(self._open(names[-1])) if names else Desired()
 
     def change(self, change: RegistryChange, version: int) -> bool:
+        """Makes a change to a version that was read; False if it is not the newest any more. Raises RefusedRequest if it may not be made."""
         with self._lock:
             found = self._read()
             if found.version != version:
