@@ -623,15 +623,29 @@ def test_default_ports_do_not_collide_and_every_address_has_one_word() -> None:
     assert signatures.signature(ms.sources.connector).parameters["listen"].default == "127.0.0.1:7401"
 
 
-def test_completion_is_made_of_the_parser_or_says_what_is_missing(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+COMPLETE = """
+source "$1"; shift
+COMP_WORDS=("$@"); COMP_CWORD=$(($# - 1))
+_shtab_millstream millstream "${COMP_WORDS[COMP_CWORD]}" "${COMP_WORDS[COMP_CWORD - 1]}"
+echo "${COMPREPLY[@]}"
+"""
+
+
+@pytest.mark.parametrize(
+    ("typed", "offered"),
+    [("ins", "inspect"), ("s", "serve sink"), ("kv get --l", "--level"), ("inspect st", "status state"), ("completion z", "zsh")],
+)
+def test_a_shell_completes_commands_and_options(capsys: pytest.CaptureFixture[str], tmp_path: Path, typed: str, offered: str) -> None:
+    script = tmp_path / "completion.sh"
+    script.write_text(called(capsys, "completion", "bash"))
+    command = ["bash", "-c", COMPLETE, "bash", str(script), "millstream", *typed.split()]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    assert done.stdout.split() == offered.split(), done.stderr
+
+
+def test_completion_says_what_is_missing(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "shtab", None)
     assert "needs the extra 'completion'" in refused(capsys, "completion", "bash")
-    stand_in = ModuleType("shtab")
-    stand_in.complete = lambda known, shell: f"{shell}: {' '.join(commands_of(known))}"  # type: ignore[attr-defined]
-    monkeypatch.setitem(sys.modules, "shtab", stand_in)
-    assert called(capsys, "completion", "zsh") == "zsh: run push inspect copy clean serve kv partitions sink completion\n"
 
 
 def test_run_serves_live_state_where_it_is_asked_to(monkeypatch: pytest.MonkeyPatch, project: Path) -> None:

@@ -53,7 +53,7 @@ def try_seeds(first: int, count: int, **shapes: Any) -> None:
 
 @pytest.mark.parametrize("production", [ms.WEAK, ms.STRONG])
 def test_random_faults_over_weak_and_strong_edges(production: str) -> None:
-    try_seeds(0, some(250), production=production)
+    try_seeds(0, some(150), production=production)
 
 
 def test_random_faults_while_leaves_split(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -70,13 +70,13 @@ def test_random_faults_while_leaves_split(monkeypatch: pytest.MonkeyPatch) -> No
 
     for name in ("_split", "_merge"):
         monkeypatch.setattr(Tree, name, counting(name))
-    try_seeds(1000, some(200), inline=0)
+    try_seeds(1000, some(100), inline=0)
     assert resized["_split"] and resized["_merge"], "otherwise the seeds prove little"
 
 
 @pytest.mark.parametrize("then", [{"more": True}, {"version": 2}, {"version": 2, "more": True}], ids=["new", "changed", "both"])
 def test_random_faults_while_a_scan_runs(then: dict[str, Any], small_chunks: None) -> None:
-    try_seeds(2000, some(100), then=then)
+    try_seeds(2000, some(60), then=then)
 
 
 @pytest.mark.parametrize("production", [ms.WEAK, ms.STRONG])
