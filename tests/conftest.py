@@ -34,11 +34,17 @@ def pytest_configure(config: pytest.Config) -> None:
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """With `--dist loadgroup`: all tests of the one Spark session go to one process, those of any other file stay together. What takes longest comes first."""
+    """With `--dist loadgroup`: one process has the one Spark session, and all tests of a file without it stay together. What takes longest comes first."""
+
+    def is_crash(item: pytest.Item) -> bool:
+        return item.get_closest_marker("crash") is not None
+
+    def is_in_session(item: pytest.Item) -> bool:
+        return item.get_closest_marker("spark") is not None and not is_crash(item)
+
     for item in items:
-        group = "session" if "spark" in getattr(item, "fixturenames", ()) else item.location[0]
-        item.add_marker(pytest.mark.xdist_group(group))
-    items.sort(key=lambda item: ("spark" not in getattr(item, "fixturenames", ()), item.get_closest_marker("crash") is None))
+        item.add_marker(pytest.mark.xdist_group("session" if is_in_session(item) else item.location[0]))
+    items.sort(key=lambda item: (not is_in_session(item), not is_crash(item)))
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Callable, Sequence
+from functools import partial
 from hashlib import blake2b
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -19,7 +20,7 @@ import pytest
 
 import millstream as ms
 from computations import Windows
-from millstream.simulation.simulated_run import InputPlan
+from millstream.simulation.simulated_run import InputPlan, Simulation
 from millstream.state.manifest import Manifest
 from millstream.state.manifest_log import ManifestLog
 from millstream.state.storage import open_storage
@@ -555,7 +556,7 @@ def a_hook_knows_its_cause_and_what_was_promised(b: Behaviour) -> None:
     b.comes(("a", ["timer", 1_060, 9_999], 1_200))
 
 
-# --- the three engines
+# --- the engines
 
 
 def built(name: str, pipeline: ms.Pipeline, work: Path) -> Behaviour:
@@ -581,15 +582,22 @@ def locally(b: Behaviour) -> Outcome:
     )
 
 
-def simulated(b: Behaviour) -> Outcome:
+def simulated(simulate: Callable[..., Simulation], b: Behaviour) -> Outcome:
     plan = InputPlan(
         [[(stream, row) for stream, epochs in b.input.items() for row in epochs[at]] for at in range(EPOCHS)],
         [1_000 * (epoch + 1) for epoch in range(EPOCHS)],
     )
-    simulation = SparkLogSimulation(b.pipeline.program(), plan, [], seed=1)
+    simulation = simulate(b.pipeline.program(), plan, [], seed=1)
     end = simulation.run()
     rows = {stream: [(k, v, t, id) for k, t, v, id in ledger.rows(stream)] for stream, ledger in simulation.ledgers.items()}
     return Outcome(rows, kept(end))
+
+
+SIMULATED: dict[str, Callable[..., Simulation]] = {
+    "simulated": Simulation,
+    "simulated resident": partial(Simulation, resident=True),
+    "simulated, Spark's log": SparkLogSimulation,
+}
 
 
 def kept(manifest: Manifest) -> dict[str, int]:
@@ -628,14 +636,14 @@ def all_together(spark: Any, work: Path, **options: Any) -> Outcome:
 
 
 @pytest.fixture(
-    params=["local", "simulated", pytest.param("spark", marks=pytest.mark.spark), pytest.param("resident", marks=pytest.mark.spark)]
+    params=["local", *SIMULATED, pytest.param("spark", marks=pytest.mark.spark), pytest.param("resident", marks=pytest.mark.spark)]
 )
 def engine(request: pytest.FixtureRequest) -> Callable[[Behaviour], Outcome]:
     """Runs a behaviour, or finds it among those that were run."""
     if request.param in ("spark", "resident"):
         found: Outcome = request.getfixturevalue("on_spark" if request.param == "spark" else "resident")
         return lambda b: found
-    return locally if request.param == "local" else simulated
+    return locally if request.param == "local" else partial(simulated, SIMULATED[request.param])
 
 
 @pytest.mark.parametrize("name", BEHAVIOURS)
