@@ -764,6 +764,7 @@ def test_a_line_that_cannot_be_read_is_two_lines_in_both_modes(project: Path, mo
     assert second == f'  file://{project}/in/2.json, line 2: this is not JSON: {{"word": oops'
 
 
+@pytest.mark.slow
 def test_a_definition_error_is_one_message(project: Path) -> None:
     file = project / "code" / "words.py"
     file.write_text(file.read_text().replace("compute(Count, stream", "compute(Count, 'steam'"))
@@ -772,6 +773,7 @@ def test_a_definition_error_is_one_message(project: Path) -> None:
     assert ran.stderr.startswith("millstream: computation 'Count' reads a stream 'steam' that nobody produces")
 
 
+@pytest.mark.slow
 def test_what_a_file_raises_is_shown_from_its_first_line_on(project: Path) -> None:
     file = project / "code" / "words.py"
     file.write_text("import no_such_module\n")
@@ -781,6 +783,7 @@ def test_what_a_file_raises_is_shown_from_its_first_line_on(project: Path) -> No
     assert "importlib" not in ran.stderr and "millstream/cli" not in ran.stderr
 
 
+@pytest.mark.slow
 def test_a_column_without_a_session_says_what_to_give_instead(project: Path) -> None:
     text = PIPELINE.replace("key=\"coalesce(lower(word), '?')\"", 'key=__import__("pyspark.sql.functions").sql.functions.lower("word")')
     (project / "code" / "words.py").write_text(text)
@@ -831,6 +834,7 @@ def test_exit_codes_tell_a_supervisor_whether_to_start_again(
     assert f"\n| {code} |" in table.partition("## Exit codes")[2]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("version", "said"),
     [("11.0.2", r"bin/java is Java 11\. Install one \(Debian"), (None, "which has no bin/java"), ("gibberish", "of an unknown version")],

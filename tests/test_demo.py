@@ -136,6 +136,7 @@ class TestEpochs:
         ms.testing.assert_same_in_any_epochs(build("queries", "output", tracked=[injected[0].term], until=RARE.end), rows)
         assert len(found(run(rows, until=RARE.end))) == len(injected)
 
+    @pytest.mark.slow
     def test_a_term_that_comes_back_after_it_was_forgotten(self) -> None:
         back = [{"term": "tea", "at": at, "id": f"back {at}"} for at in range(180_000 + FORGET, 185_000 + FORGET, 500)]
         ms.testing.assert_same_in_any_epochs(build("queries", "output", tracked=["tea"]), [*steady(65, 2), *back])

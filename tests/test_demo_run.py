@@ -178,6 +178,7 @@ def ran(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 class TestComparison:
+    @pytest.mark.slow
     def test_the_undisturbed_run_finds_what_was_injected(self, ran: Path) -> None:
         rows = undisturbed.read_rows(ran / undisturbed.FOLDER / "anomalies")
         assert {row["key"] for row in rows} == {injected.term for injected in read_truth(ran).injected}

@@ -17,6 +17,7 @@ from demos.people.world import RISING, USERS, PeopleWorld, pipeline, write
 TINY = PeopleWorld(users=300, load=1, news=10, each=120)
 
 
+@pytest.mark.slow
 def test_the_local_engine_and_duckdb_agree_on_a_world(tmp_path: Path) -> None:
     write(TINY, tmp_path)
     runner = ms.testing.LocalRunner(pipeline(tmp_path))
@@ -45,6 +46,7 @@ def test_the_judge_finds_one_wrong_row(tmp_path: Path) -> None:
     assert wrong.startswith("names, 'Sue': 1 is published, SQL says ")
 
 
+@pytest.mark.slow
 def test_the_picture_is_drawn_also_of_a_group_that_never_grew(tmp_path: Path) -> None:
     for name, sights in {
         "flat": [TreeSight(0), TreeSight(1, 3)],

@@ -69,6 +69,7 @@ def execute(page: Path, module: ModuleType) -> int:
     return count
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", NAMES)
 def test_examples_run(name: str, module: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
@@ -271,6 +272,7 @@ def test_every_error_is_explained() -> None:
     assert [name for name in ms.errors.BY_NAME if f"| `{name}` |" not in text] == []
 
 
+@pytest.mark.slow
 def test_every_command_and_make_target_exists() -> None:
     from millstream.cli.entry import _parsed, parser
 

@@ -118,6 +118,7 @@ def test_dead_letters_are_the_same_in_any_epochs(here: Path) -> None:
     ms.testing.assert_same_in_any_epochs(pipeline, input_of(pipeline)[1])
 
 
+@pytest.mark.slow
 def test_zeitgeist(here: Path) -> None:
     example = load("zeitgeist")
     assert [spec.name for spec in example["pipeline"].topology().computations] == ["BucketCounter", "SpikeDetector"]

@@ -8,6 +8,7 @@ import re
 import subprocess
 import sys
 from collections import Counter
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -80,13 +81,24 @@ IMPURE = {
 }
 
 
+@cache
+def parsed(path: Path) -> ast.Module:
+    return ast.parse(path.read_text())
+
+
+@cache
+def nodes(path: Path) -> list[ast.AST]:
+    return list(ast.walk(parsed(path)))
+
+
 def modules() -> list[Path]:
     return sorted(ROOT.rglob("*.py"))
 
 
+@cache
 def imported(path: Path) -> set[str]:
     """Absolute names of what a module imports; under TYPE_CHECKING does not count."""
-    tree = ast.parse(path.read_text())
+    tree = parsed(path)
     guarded = {
         id(node)
         for branch in ast.walk(tree)
@@ -135,7 +147,7 @@ def is_excepted(file: str, name: str) -> bool:
 
 def test_every_exception_is_used_and_only_when_it_is_needed() -> None:
     for file, name in EXCEPTIONS:
-        tree = ast.parse((ROOT / file).read_text())
+        tree = parsed(ROOT / file)
         assert name in imported(ROOT / file), f"{file} does not import {name}: take the exception away"
         at_the_top = {alias.name for node in tree.body if isinstance(node, ast.ImportFrom) for alias in node.names}
         assert name.rsplit(".", 1)[1] not in at_the_top, f"{file} is to import {name} in the function that needs it"
@@ -145,7 +157,7 @@ def test_no_import_is_hidden_from_these_rules() -> None:
     hidden = [
         str(path.relative_to(ROOT))
         for path in modules()
-        for node in ast.walk(ast.parse(path.read_text()))
+        for node in nodes(path)
         if isinstance(node, ast.Call) and ast.unparse(node.func) in ("importlib.import_module", "import_module", "__import__")
     ]
     assert not hidden
@@ -225,7 +237,7 @@ def index_of(said: str) -> set[str]:
 
 @pytest.mark.parametrize("path", [path for path in sorted(ROOT.rglob("__init__.py")) if path not in NO_INDEX], ids=str)
 def test_every_folder_says_which_question_it_answers_and_lists_exactly_its_modules(path: Path) -> None:
-    said = ast.get_docstring(ast.parse(path.read_text()), clean=False) or ""
+    said = ast.get_docstring(parsed(path), clean=False) or ""
     modules = {other.stem for other in path.parent.glob("*.py")} - {"__init__", "__main__"} | {
         f"{other.parent.name}/" for other in path.parent.glob("*/__init__.py")
     }
@@ -243,7 +255,7 @@ def test_no_docstring_begins_with_the_same() -> None:
     wrong = [
         f"{path.relative_to(ROOT)}:{node.name}"
         for path in modules()
-        for node in ast.walk(ast.parse(path.read_text()))
+        for node in nodes(path)
         if isinstance(node, (ast.FunctionDef, ast.ClassDef)) and (ast.get_docstring(node) or "").startswith("The same")
     ]
     assert not wrong
@@ -276,7 +288,7 @@ def test_a_function_that_is_named_by_a_participle_does_nothing_but_give() -> Non
     wrong = []
     for folder in ("core", "engine", "state", "simulation"):
         for path in (ROOT / folder).rglob("*.py"):
-            for node in ast.walk(ast.parse(path.read_text())):
+            for node in nodes(path):
                 if isinstance(node, ast.FunctionDef) and re.fullmatch(
                     r"_?(?:[a-z]+ed|said|told|kept|held|shown|known|made|found|given|written)", node.name
                 ):
@@ -359,7 +371,7 @@ def nouns() -> dict[str, list[str]]:
     """Where every public class, and every alias of a type, is defined."""
     found: dict[str, list[str]] = {}
     for path in modules():
-        for node in ast.parse(path.read_text()).body:
+        for node in parsed(path).body:
             names = [node.name] if isinstance(node, ast.ClassDef) else []
             if isinstance(node, ast.Assign):
                 names = [t.id for t in node.targets if isinstance(t, ast.Name) and t.id[0].isupper() and not t.id.isupper()]

@@ -43,6 +43,7 @@ def commit(worker: WorkerClient, txn: str, data: bytes) -> None:
     worker.finish(txn, commit=True, confirm=True)
 
 
+@pytest.mark.slow
 def test_a_sink_runs_is_read_and_stops(
     running: tuple[subprocess.Popen[str], str], tmp_path: Path, capfdbinary: pytest.CaptureFixture[bytes]
 ) -> None:
@@ -71,6 +72,7 @@ def test_a_sink_runs_is_read_and_stops(
     assert process.wait(10) == 0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("quiet", [False, True])
 def test_a_sink_says_who_comes_who_goes_and_what_is_committed(tmp_path: Path, quiet: bool) -> None:
     process, address = start("--dir", str(tmp_path), *(["--quiet"] if quiet else []), stderr=subprocess.PIPE)

@@ -49,6 +49,7 @@ def written(output: Output, offset: int, *data: bytes) -> int:
     return offset + sum(map(len, data))
 
 
+@pytest.mark.slow
 def test_a_new_worker_begins_at_nothing(kit: Kit) -> None:
     assert kit[0]("w").recover() == Recovered()
 

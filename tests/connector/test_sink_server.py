@@ -294,6 +294,7 @@ def certificates(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+@pytest.mark.slow
 def test_tls_on_both_sides(outputs: MemoryOutputs, certificates: Path) -> None:
     cert, key = str(certificates / "sink.pem"), str(certificates / "sink.key")
     with SinkServer(outputs, tls=Tls(cert, key)) as server:

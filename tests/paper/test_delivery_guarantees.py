@@ -67,6 +67,7 @@ def test_6_1_1_twin_a_source_that_is_told_before_the_commit_hears_of_what_is_not
     assert not all(told.committed for told in simulation.told)
 
 
+@pytest.mark.slow
 def test_6_1_1_twin_a_source_that_is_told_before_the_commit_has_forgotten_what_a_crash_takes_back() -> None:
     fails_without("acknowledgement", sums(), ["crash"])
 
@@ -252,6 +253,7 @@ def test_6_1_1_a_productions_id_follows_from_its_cause() -> None:
     assert len(set(ids[0])) == len(ids[0])
 
 
+@pytest.mark.slow
 def test_cycles_over_strong_edges_survive_what_everything_else_survives() -> None:
     class Down(ms.Computation):
         State = int

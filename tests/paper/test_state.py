@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 from paperkit import Sum, Windows, fails_without, holds, inject, key, rows, simulate, sums
 
 import millstream as ms
@@ -65,6 +66,7 @@ def test_6_2_every_write_of_an_epoch_hangs_on_one_object() -> None:
     assert all(f"-{before.epoch + 1:06d}" not in name for name in named)
 
 
+@pytest.mark.slow
 def test_6_2_a_zombie_writer_changes_nothing() -> None:
     """An attempt that stalled, was overtaken, and works and writes while later epochs are committed."""
     holds(sums(ms.STRONG), ["zombie"], seeds=80)

@@ -135,6 +135,7 @@ def test_distinct_any_and_collect_of_anything(values: list[Any], rng: random.Ran
     check(ms.collect(), values, rng, sorted(there, key=order_key))
 
 
+@pytest.mark.slow
 def test_collect_cuts_where_a_limit_was_given_and_refuses_to_cut_elsewhere() -> None:
     assert shown(ms.collect(limit=2), [3, 1, 2]) == [1, 2] and len(shown(ms.collect(), list(range(10_000)))) == 10_000
     with pytest.raises(ms.errors.HookError, match=r"collect\(\): a group has more than 10,000 values. With limit=N"):

@@ -14,8 +14,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import taskkit as kit
 
+import taskkit as kit
 from millstream.core.membership import Attempt, Member
 from millstream.engine.resident import messages, tls, wire
 from millstream.engine.resident.exchange import Exchange, GivenUp, PeerLost
@@ -122,6 +122,7 @@ def test_only_the_certificate_of_the_run_is_trusted_in_both_directions() -> None
         assert not any(isinstance(one, wire.TaskLink) for one in found[1:])
 
 
+@pytest.mark.slow
 def test_many_frames_at_once_in_both_directions_over_tls() -> None:
     """Several threads send at both ends while one reads there, as between a driver and a task: every frame comes, whole and in its order."""
     made = tls.make_certificate()

@@ -161,6 +161,7 @@ def test_without_a_gate_every_way_shows_it(tmp_path: Path) -> None:
     assert leaks(documents(), tmp_path) == ALL
 
 
+@pytest.mark.slow
 def test_a_gate_that_only_lets_in_or_only_lets_out_is_no_gate(tmp_path: Path) -> None:
     assert leaks(documents(before=[drop_fields("ssn")]), tmp_path / "in") == ALL
     assert leaks(documents(after=[hide_fields("salary")]), tmp_path / "out") == ALL

@@ -75,6 +75,7 @@ def good(draw: st.DrawFn) -> Metrics:
     return history
 
 
+@pytest.mark.slow
 @given(good())
 def test_what_a_perfect_partition_does_passes(history: Metrics) -> None:
     assert history.problems() == []

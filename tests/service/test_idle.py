@@ -28,6 +28,7 @@ async def cost(folder: Path, partitions: int, store: StoreKind) -> tuple[int, in
     return found
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["memory", "lmdb"])
 def test_many_idle_partitions_cost_no_task_no_timer_and_no_file_more_than_one(tmp_path: Path, kind: str) -> None:
     store = stores.lmdb() if kind == "lmdb" else stores.memory()

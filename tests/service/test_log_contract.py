@@ -35,15 +35,18 @@ def test_disk(tmp_path: Path) -> None:
     check(lambda: disk(1 << 14).open(tmp_path), 12)
 
 
+@pytest.mark.slow
 def test_objects_in_a_folder(tmp_path: Path) -> None:
     check(lambda: objects(str(tmp_path)).open(tmp_path), 6, shared=True)
 
 
+@pytest.mark.slow
 def test_objects_in_memory() -> None:
     storage = MemoryStorage()
     check(lambda: SharedObjectsLog(storage), 5, shared=True, steps=60)
 
 
+@pytest.mark.slow
 def test_objects_in_s3(server: S3Server, tmp_path: Path) -> None:
     url = server.url()
     asyncio.run(ms.testing.check_log(lambda: objects(url, server.options).open(tmp_path), seeds=range(2), shared=True, steps=16))

@@ -134,6 +134,7 @@ async def filled(folder: Path) -> Path:
     return wal
 
 
+@pytest.mark.slow
 def test_a_torn_end_is_dropped(tmp_path: Path) -> None:
     async def main() -> None:
         wal = await filled(tmp_path)
@@ -155,6 +156,7 @@ def test_a_torn_end_is_dropped(tmp_path: Path) -> None:
     asyncio.run(main())
 
 
+@pytest.mark.slow
 def test_a_flipped_bit_elsewhere_is_damage_with_file_and_place_and_other_tables_go_on(tmp_path: Path) -> None:
     async def main() -> None:
         wal = await filled(tmp_path)

@@ -156,6 +156,7 @@ def in_threads(count: int, work: Callable[[int], None]) -> None:
     assert not errors, errors
 
 
+@pytest.mark.slow
 def test_many_hands_change_a_registry_by_compare_and_set(registry: Callable[[], Registry]) -> None:
     """Each adds partitions wherever there seems to be room. Every change that was said to be made is there, and nothing overlaps."""
     made: list[Descriptor] = []
@@ -212,6 +213,7 @@ def test_rules_of_the_desired_state() -> None:
         desired.check(PartitionsAdded([Descriptor(2, "t", b"m")]))
 
 
+@pytest.mark.slow
 def test_a_registry_is_condensed_while_others_read_it(tmp_path: Path) -> None:
     """Versions go on, and whoever reads sees each change once: the address of a node is the number of the change."""
     place, rounds, over = str(tmp_path / "registry"), 2 * EVERY + 40, threading.Event()

@@ -60,6 +60,7 @@ def test_additions_that_are_sent_several_times_over_a_way_that_breaks_count_once
     assert asyncio.run(add_all(tmp_path, 3, 4, 40, with_sessions=True)) == 160
 
 
+@pytest.mark.slow
 def test_without_sessions_they_do_not(tmp_path: Path) -> None:
     assert asyncio.run(add_all(tmp_path, 3, 4, 40, with_sessions=False)) > 160
 
@@ -70,6 +71,7 @@ def test_many_additions_count_once(tmp_path: Path, seed: int) -> None:
     assert asyncio.run(add_all(tmp_path, seed, 10, 400, with_sessions=True)) == 4000
 
 
+@pytest.mark.slow
 def test_an_answer_that_was_lost_is_given_again_after_a_restart_and_a_refusal_too(tmp_path: Path) -> None:
     async def ask(seq: int, expect: int | None, key: bytes = b"a") -> object:
         node = Node([counters()], folder=tmp_path)

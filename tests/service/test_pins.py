@@ -80,6 +80,7 @@ def test_a_table_is_not_pinned_for_ever_for_who_does_not_read(name: str, tmp_pat
     run(main)
 
 
+@pytest.mark.slow
 def test_pages_of_lmdb_are_used_again_once_a_watcher_that_does_not_read_is_ended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def size() -> int:
         return sum(path.stat().st_blocks * 512 for path in tmp_path.rglob("data.mdb"))

@@ -129,6 +129,7 @@ def test_a_replaced_run_is_refused_and_its_successor_decides_what_it_committed(t
             sink.commit(driver(tmp_path, "2-y"), 0, [new])
 
 
+@pytest.mark.slow
 def test_an_epoch_of_many_shards_with_long_names_is_decided_at_one_position(tmp_path: Path) -> None:
     with ms.testing.serving(Table("t"), folder=tmp_path / "n") as address:
         sink, context, parts = many(address, tmp_path, 0)
@@ -140,6 +141,7 @@ def test_an_epoch_of_many_shards_with_long_names_is_decided_at_one_position(tmp_
         sink.sweep(context, 100, [part.own["txn"] for part in parts])
 
 
+@pytest.mark.slow
 def test_names_that_do_not_fit_into_one_request_are_decided_in_several(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[int] = []
     ask = Channel.ask
@@ -171,6 +173,7 @@ os.kill(os.getpid(), signal.SIGKILL)
 """
 
 
+@pytest.mark.slow
 def test_killed_between_manifest_and_decision_many_shards_are_there_once_after_the_restart(tmp_path: Path) -> None:
     with NodeProcess(tmp_path / "nodes") as serving:
         code = STAGES.format(path=[SRC, str(Path(__file__).parent), str(Path(__file__).parents[1])])

@@ -285,6 +285,7 @@ def big(turn: Turn, key: bytes, argument: bytes) -> bytes:
     return b"r" * 60_000
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("refused", [False, True])
 def test_answers_of_many_sessions_that_say_nothing_take_bounded_room_in_memory_and_in_the_store(refused: bool) -> None:
     def stored(one: Partition) -> int:

@@ -104,6 +104,7 @@ def test_a_window_that_believes_its_timer_has_fired_is_found(computation: Any, r
         assert "because a later record is there" in said
 
 
+@pytest.mark.slow
 def test_a_watermark_that_hardly_moves_hides_nothing() -> None:
     """The pipeline's own watermark would fire no timer before the end in any cut."""
     p = ms.Pipeline("kit")
@@ -138,12 +139,14 @@ def test_records_out_of_order_are_the_reason_where_they_are() -> None:
     assert said.count("  in: {") == 2, "two records are enough"
 
 
+@pytest.mark.slow
 def test_two_records_with_one_id_are_the_reason_where_they_are() -> None:
     rows = [*ROWS, {**ROWS[5], "at": ROWS[5]["at"] + 900}]
     assert "Two records of stream 'in' have the id '5' and differ." in report(pipeline(Windows), [rows[-1], *rows[:-1]])
     assert_same_in_any_epochs(pipeline(Windows), [*ROWS, ROWS[5]])  # a true repeat
 
 
+@pytest.mark.slow
 def test_ids_of_what_timers_produce_are_the_reason_where_they_are() -> None:
     class Ids(ms.Computation):
         State = list
@@ -211,6 +214,7 @@ def test_joins_pass(rows: Any) -> None:
     assert_same_in_any_epochs(two_streams(Join), rows)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", [ms.WEAK, ms.STRONG, ms.ADAPTIVE])
 def test_windows_over_windows_pass_over_every_kind_of_edge(kind: str) -> None:
     p = pipeline(Windows, production=kind)
@@ -234,6 +238,7 @@ def test_cycles_pass() -> None:
     assert_same_in_any_epochs(p, MIXED)
 
 
+@pytest.mark.slow
 def test_dead_letters_pass_and_their_readers() -> None:
     class Fragile(Windows):
         def process_record(self, record: ms.Record) -> None:
@@ -363,6 +368,7 @@ def strict() -> ms.Pipeline:
     return p
 
 
+@pytest.mark.slow
 def test_nothing_is_late_unless_the_pipelines_own_watermarks_are_asked_for() -> None:
     late = []
     assert_same_in_any_epochs(strict(), MIXED, compare=lambda runner: late.append(runner.late("Strict")))
@@ -378,6 +384,7 @@ def test_nothing_is_late_unless_the_pipelines_own_watermarks_are_asked_for() -> 
     assert max(late) > 0
 
 
+@pytest.mark.slow
 def test_compare_says_what_is_equal_and_a_report_says_where_it_is_not() -> None:
     p = pipeline(Running)
     assert_same_in_any_epochs(p, MIXED, compare=lambda runner: runner.state("Program"))
@@ -430,6 +437,7 @@ def programs(draw: Any) -> tuple[ms.Pipeline, list[tuple[str, dict[str, Any]]]]:
     return p, [(stream, {"k": k, "n": n, "at": at, "id": str(number)}) for number, (stream, k, at, n) in enumerate(times)]
 
 
+@pytest.mark.slow
 @settings(max_examples=some(60))
 @given(programs(), st.integers(1, 3))
 def test_random_programs_that_are_right_pass(program: Any, shards: int) -> None:

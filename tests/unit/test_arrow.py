@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -68,6 +69,7 @@ print(before, after > 10_000, gc.get_freeze_count() == after, len(gc.get_objects
 """
 
 
+@pytest.mark.slow
 def test_what_a_worker_has_loaded_is_searched_for_garbage_only_once() -> None:
     said = subprocess.run([sys.executable, "-c", FROZEN], capture_output=True, text=True, check=True).stdout.split()
     assert said == ["0", "True", "True", "True"], said

@@ -513,6 +513,7 @@ def test_at_the_end_of_a_run_no_compaction_is_left_in_the_jvm_and_nobody_is_warn
     assert compactions.since() is None and compactions.take_finished() == {} and compactions.stats().failed == 0 and not caplog.records
 
 
+@pytest.mark.slow
 def test_the_fault_kit_goes_through_collection(monkeypatch):
     """Its runs are short, so fewer manifests are kept; its clock stands nearly still, so one second's first manifest lasts."""
     removed: dict[str, int] = {"manifests": 0, "units": 0}

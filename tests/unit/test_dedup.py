@@ -74,6 +74,7 @@ def _compare(
         assert counts.filtered <= counts.checked
 
 
+@pytest.mark.slow
 def test_a_span_has_few_entries_however_many_epochs_it_lasts() -> None:
     """And nothing is forgotten: all that came is still known, also to a worker that comes anew."""
     rule, store, filters = dedup("10m"), MemoryStore(), SpanFilters()

@@ -456,6 +456,7 @@ class Forgetful(ms.Computation):
         self.produce(record.value["n"])
 
 
+@pytest.mark.slow
 def test_a_hold_that_nothing_is_left_to_release_is_void_when_event_time_ends() -> None:
     p = ms.Pipeline("forgetful")
     p.compute(Windows, p.compute(Forgetful, inject(p), key="k", produces="held"), key=lambda record: record.key, produces="windows")

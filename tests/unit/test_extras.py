@@ -35,6 +35,7 @@ def without(modules: tuple[str, ...], code: str, folder: Path) -> subprocess.Com
     return subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, cwd=folder, timeout=60, env=os.environ)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "code",
     [

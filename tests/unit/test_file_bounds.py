@@ -30,6 +30,7 @@ def packed(folder: Path, ending: str, size: int, name: str = "a") -> Path:
     return path
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("ending", PACKED)
 @pytest.mark.parametrize("size", [1000, 3 * MB, 20 * MB])
 def test_a_compressed_file_counts_as_what_is_in_it(tmp_path: Path, ending: str, size: int) -> None:
@@ -50,6 +51,7 @@ def test_a_compressed_file_that_is_none_counts_as_its_bytes(tmp_path: Path) -> N
         assert lines.length(str(tmp_path / f"a{ending}")) == 19
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("ending", PACKED)
 def test_an_epoch_has_no_more_compressed_files_than_it_may_have_bytes(tmp_path: Path, ending: str) -> None:
     for name in "abcd":

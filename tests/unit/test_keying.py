@@ -200,6 +200,7 @@ def test_expressions_that_are_known_in_python_may_be_times_and_ids() -> None:
         Keying(program, program.topology.injectors["in"], PLAIN, 8).keyed(table, 0)
 
 
+@pytest.mark.slow
 def test_rows_are_keyed_without_pyspark() -> None:
     code = "import sys, millstream.engine.columns.keying, millstream.engine.columns.arrow_inputs; print('pyspark' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.split() == ["False"]

@@ -43,6 +43,7 @@ def test_the_same_with_many_more_seeds() -> None:
     assert {seed: found for seed in range(1_000, 6_000) if (found := differs(seed, drawn(seed)))} == {}
 
 
+@pytest.mark.slow
 def test_an_epoch_that_was_prepared_is_planned_anew_with_other_rows() -> None:
     """The driver dies when everything is prepared and the manifest is not there: at the sink, transactions are open of which nobody will ever hear."""
     for seed in range(some(20)):
@@ -55,10 +56,12 @@ def overtaken(seed: int, wakes: int) -> str | None:
     return differs(seed, [Fault("pause", 1, "epoch.6-committing", later=wakes)])
 
 
+@pytest.mark.slow
 def test_a_driver_that_is_about_to_commit_is_shut_out_before_anything_is_taken_back() -> None:
     assert [found for seed in range(some(15)) for wakes in range(4) if (found := overtaken(seed, wakes))] == []
 
 
+@pytest.mark.slow
 def test_negative_twin_if_it_is_not_shut_out_rows_are_taken_back_that_it_commits(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(PreparedRows, "takes_back", False)
     found = [found for seed in range(30) if (found := overtaken(seed, 3))]

@@ -24,6 +24,7 @@ class Clock:
         return self.now
 
 
+@pytest.mark.slow
 @given(st.integers(1, 3000), st.lists(st.tuples(st.integers(-50, 5000), st.booleans()), max_size=12))
 def test_every_row_is_read_once_and_at_its_time(pace: int, steps: list[tuple[int, bool]]) -> None:
     clock = Clock()

@@ -286,6 +286,7 @@ def cost(world: World, read: Callable[[Following], Any]) -> tuple[int, int]:
     return 100 * world.storage.bytes // whole, len(world.storage.reads)
 
 
+@pytest.mark.slow
 def test_one_key_does_not_cost_the_segment():
     world = large()
     assert cost(world, lambda found: found.get("C", "00012345")) < (15, 3)
@@ -322,6 +323,7 @@ def test_what_was_read_is_kept_and_not_more_than_may_be():
     assert small.stats().items > 1
 
 
+@pytest.mark.slow
 def test_a_run_of_many_pieces_is_searched_and_not_read(monkeypatch):
     monkeypatch.setattr(compaction, "PIECE", 1 << 20)
     world = large(120_000)

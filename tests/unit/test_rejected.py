@@ -91,6 +91,7 @@ def test_a_key_function_that_fails_stops_a_consumer_without_dead_letters(product
         runner.run()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("production", [ms.WEAK, ms.STRONG])
 def test_rejected_records_become_dead_letters_exactly_once_under_faults(production: str) -> None:
     rows = [row(at, at % 3, k=None if at % 4 == 0 else "ab"[at % 2]) for at in range(20)] + [row(2**63 - 1)]

@@ -31,6 +31,7 @@ def differs(simulation: Simulation, end: Any) -> str | None:
     return compare(simulation, end, undisturbed(simulation.program, simulation.committed_plan(), simulation.shards), exact=True)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", LOSSES)
 def test_a_task_is_lost_at_every_step_it_takes(kind: str) -> None:
     undisturbed_runs = {seed: simulate(three_levels(), [], seed, shards=2)[0].attempts for seed in range(2)}
@@ -42,6 +43,7 @@ def test_a_task_is_lost_at_every_step_it_takes(kind: str) -> None:
             assert simulation.attempts == attempts + 1 and simulation.generations == 2, "the epoch was run again"
 
 
+@pytest.mark.slow
 def test_an_epoch_that_is_planned_anew_has_other_rows() -> None:
     sizes = []
     for later in (0, 1):
@@ -53,6 +55,7 @@ def test_an_epoch_that_is_planned_anew_has_other_rows() -> None:
     assert all(more >= 0 for later, more in sizes if not later) and all(fewer <= 0 for later, fewer in sizes if later)
 
 
+@pytest.mark.slow
 def test_a_replaced_driver_may_still_commit_what_it_was_about_to() -> None:
     """It looked at the claims, stood still, and was replaced: if its manifest is there first, the successor goes on from it."""
     outgoing = 0
@@ -67,6 +70,7 @@ def test_a_replaced_driver_may_still_commit_what_it_was_about_to() -> None:
 # --- with a guard off, some seed fails
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("guard", "fault", "first"),
     [

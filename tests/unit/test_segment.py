@@ -154,6 +154,7 @@ def test_an_empty_segment_is_a_segment():
     assert list(read_run(storage, [ref])) == []
 
 
+@pytest.mark.slow
 @given(st.lists(deltas, max_size=5))
 def test_of_each_key_the_newest_source_counts_in_both_directions(sources):
     model = {}

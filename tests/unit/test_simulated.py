@@ -56,6 +56,7 @@ class Collect(ms.Computation):
         self.state[record.stream, record.id] = record.value
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("kind", "computation"), [(ms.WEAK, Sum), (ms.STRONG, Fragile), (ms.ADAPTIVE, Sum), (ms.WEAK, Fragile)])
 def test_seeds_pass(kind: str, computation: Any) -> None:
     """Collect keeps the ids of what timers produced, which name epochs: they are compared with those of the same epochs."""

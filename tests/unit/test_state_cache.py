@@ -442,6 +442,7 @@ def _written(storage: LocalStorage, rounds: int) -> tuple[list[SegmentRef], dict
     return chain, model
 
 
+@pytest.mark.slow
 def test_two_processes_share_a_state_cache_that_grows(tmp_path):
     """Both race through the same epochs; one may find the state cache ahead of it and load anew."""
     _written(LocalStorage(tmp_path / "log"), 10)
@@ -481,6 +482,7 @@ def _get_stuck(folder: str, storage: str, flag: str, behind: int) -> None:
     state_cache.view(Stuck(storage, chain[-1].name, flag), chain, manifest(9))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("behind", [0, 4])
 def test_a_process_killed_in_the_middle_of_catching_up_leaves_a_usable_state_cache(tmp_path, behind):
     storage = LocalStorage(tmp_path / "log")

@@ -43,6 +43,7 @@ def storage(request: pytest.FixtureRequest, tmp_path: Path) -> Storage:
     return open_storage(server.url(), server.options)
 
 
+@pytest.mark.slow
 def test_folders_are_those_directly_in_a_folder(storage: Storage) -> None:
     for name in ("top", "a/one", "a/b/two", "a/c/d/three", "ab/four"):
         storage.put(f"folders/{name}", b"x")
@@ -203,6 +204,7 @@ def test_list_is_complete_beyond_a_page(storage):
     assert storage.list("units") == names
 
 
+@pytest.mark.slow
 def test_a_listing_while_others_write_has_all_that_was_there_before(storage):
     names = [f"units/{i:03d}" for i in range(20)]
     for name in names:
@@ -260,6 +262,7 @@ def test_a_publication_that_died_in_the_middle_can_be_repeated(storage):
     assert not storage.exists("_staging/part")
 
 
+@pytest.mark.slow
 def test_eight_that_publish_the_same_part_at_once_all_succeed(storage):
     """A driver that was replaced without noticing publishes beside its successor."""
     problems = []

@@ -52,6 +52,7 @@ def test_a_sub_key_comes_back_from_its_bytes(sub_key):
     assert rank(decode(encode(sub_key))) == rank(sub_key)
 
 
+@pytest.mark.slow
 @given(sub_keys, st.data())
 def test_bytes_are_a_sub_key_only_if_it_makes_these_very_bytes(sub_key, data):
     raw = encode(sub_key)

@@ -270,6 +270,7 @@ def named_apart(epochs: Sequence[Sequence[tuple[str, dict[str, Any]]]]) -> list[
     ]
 
 
+@pytest.mark.slow
 @settings(max_examples=some(60), deadline=None)
 @given(EPOCHS, st.lists(st.tuples(st.sampled_from(["retry", "recompute", "crash"]), st.integers(0, 3), st.integers(0, 7)), max_size=2))
 def test_oracle_a_table_and_lists_of_the_same_records_come_to_the_same(epochs: Any, faults: Any) -> None:

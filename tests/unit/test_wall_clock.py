@@ -196,6 +196,7 @@ def test_after_the_end_a_production_is_as_new_as_what_anybody_still_waits_for() 
     assert times(topology, ended, ended, 1, 1)["Both"].late_before == BEGINNING
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("resident", [False, True])
 @EDGES
 def test_it_is_so_under_faults(production: str, resident: bool) -> None:

@@ -60,6 +60,7 @@ def work(process: WorkerProcess, tmp_path: Path, pipeline: int, shards: int = 20
     process.end_task()
 
 
+@pytest.mark.slow
 def test_a_worker_keeps_what_is_in_use_and_closes_the_rest(tmp_path: Path, clock: Clock, process: WorkerProcess) -> None:
     work(process, tmp_path, 0)
     one = held(process)

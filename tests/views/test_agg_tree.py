@@ -84,6 +84,7 @@ class Large:
         assert {at: decode(data) for at, data in self.entries.entries.items()} == expected
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("reducer", [ms.min(), ms.sum(), ms.top(3)], ids=repr)
 @pytest.mark.parametrize("seed", [0, *[pytest.param(seed, marks=pytest.mark.soak) for seed in (1, 2, 3)]])
 def test_a_group_that_grows_and_shrinks_is_what_a_dictionary_says(reducer: Reducer, seed: int) -> None:

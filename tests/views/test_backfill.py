@@ -149,6 +149,7 @@ def sizes_of(names: dict[str, int]) -> dict[str, int]:
     return found
 
 
+@pytest.mark.slow
 def test_twin_a_cursor_that_nobody_asks_counts_twice(monkeypatch: pytest.MonkeyPatch) -> None:
     """Without looking where the scan is, live changes and the scan both say what they know, and a lean view adds it up."""
     from millstream.core.visit import BEHIND, NOW, Visit

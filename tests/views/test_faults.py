@@ -51,11 +51,13 @@ def try_seeds(first: int, count: int, **shapes: Any) -> None:
         assert_exactly_once(shop(**shapes), rows, seeds=seeds, epochs="same", then=None if then is None else shop(**{**shapes, **then}))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("production", [ms.WEAK, ms.STRONG])
 def test_random_faults_over_weak_and_strong_edges(production: str) -> None:
     try_seeds(0, some(150), production=production)
 
 
+@pytest.mark.slow
 def test_random_faults_while_leaves_split(monkeypatch: pytest.MonkeyPatch) -> None:
     resized = Counter[str]()
 
@@ -74,11 +76,13 @@ def test_random_faults_while_leaves_split(monkeypatch: pytest.MonkeyPatch) -> No
     assert resized["_split"] and resized["_merge"], "otherwise the seeds prove little"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("then", [{"more": True}, {"version": 2}, {"version": 2, "more": True}], ids=["new", "changed", "both"])
 def test_random_faults_while_a_scan_runs(then: dict[str, Any], small_chunks: None) -> None:
     try_seeds(2000, some(60), then=then)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("production", [ms.WEAK, ms.STRONG])
 def test_any_epochs(production: str) -> None:
     for seed in range(some(20) // 5):
@@ -107,6 +111,7 @@ class Watched(SparkLogSimulation):
         super()._look(compiled, manifest)
 
 
+@pytest.mark.slow
 def test_the_scan_is_under_way_when_faults_strike(small_chunks: None) -> None:
     """Otherwise the seeds above would prove little."""
     struck = 0
@@ -152,15 +157,18 @@ def in_order(rows: Rows) -> Rows:
     return [(stream, {**row, "ts": at}) for at, (stream, row) in enumerate(rows)]
 
 
+@pytest.mark.slow
 def test_without_the_journal_a_strong_edge_loses_changes() -> None:
     said = failing(shop(ms.STRONG), trade(1), "journal")
     assert any(said[1].startswith(f"  1. {fault}") for fault in ("retry", "recompute", "zombie")) and len(said) == 3, said
 
 
+@pytest.mark.slow
 def test_without_the_journal_a_weak_edge_loses_nothing() -> None:
     assert_exactly_once(shop(), trade(1), seeds=range(20), epochs="same", guards=Guards.without("journal"))
 
 
+@pytest.mark.slow
 def test_without_origins_a_restatement_counts_twice() -> None:
     said = failing(shop(), in_order(trade(2)), "origins")
     assert said[1].startswith("  1. repeat") and said[2].startswith("after epoch") and "contribution of" in said[2], said
@@ -175,6 +183,7 @@ def test_without_versions_a_repeated_record_brings_the_past_back() -> None:
     assert said[1].startswith("  1. repeat") and len(said) == 3, said
 
 
+@pytest.mark.slow
 def test_without_the_cursor_a_scan_counts_live_changes_twice(small_chunks: None) -> None:
     """Where contributions are added. Where they are set, it would do no harm."""
     said = failing(shop(origins=False), in_order(trade(3, 60)), "cursor", then=shop(origins=False, more=True))

@@ -76,6 +76,7 @@ class Unfair(ms.Reducer):
         return 2 * a + b
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", range(4))
 def test_views_and_joins_say_the_same_in_any_epochs(seed: int) -> None:
     assert_same_in_any_epochs(everything(), posts(seed))
@@ -112,6 +113,7 @@ def test_without_versions_the_order_of_arrival_counts_and_is_not_compared() -> N
     assert_same_in_any_epochs(pipeline, posts(1))
 
 
+@pytest.mark.slow
 def test_what_reads_the_changes_is_the_users_affair() -> None:
     def reading(computation: Any, **options: Any) -> ms.Pipeline:
         pipeline, users = people()
@@ -183,10 +185,12 @@ def test_a_view_that_is_wrong_in_the_cluster_alone_is_a_counterexample_with_its_
     assert view in said[2]
 
 
+@pytest.mark.slow
 def test_records_that_come_again_change_nothing_where_versions_are_kept() -> None:
     assert_exactly_once(everything(), posts(3), seeds=range(30), faults=["repeat"], epochs="same")
 
 
+@pytest.mark.slow
 def test_a_run_may_be_restarted_as_another_version_of_the_pipeline() -> None:
     def version(number: int) -> ms.Pipeline:
         pipeline, users = people()

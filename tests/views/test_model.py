@@ -15,6 +15,7 @@ def test_views_are_what_recomputation_gives_after_every_epoch(seed: int, origins
     play(seed, origins, inline)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("origins", [True, False])
 @pytest.mark.parametrize("seed", range(some(1)))
 def test_large_groups_are_right_while_they_grow_and_shrink(seed: int, origins: bool) -> None:

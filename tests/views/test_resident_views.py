@@ -11,6 +11,7 @@ import millstream as ms
 from effort import some
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("production", "then"), [(ms.WEAK, None), (ms.STRONG, {"more": True})])
 def test_seeds_of_resident_faults(production: str, then: dict[str, Any] | None) -> None:
     later = None if then is None else shop(production, **then)

@@ -36,6 +36,7 @@ def test_without_packing_every_change_is_a_message(monkeypatch: pytest.MonkeyPat
     assert counted.runner.view("names") == {"Sue": 5, "Joe": 5}
 
 
+@pytest.mark.slow
 def test_the_depth_of_a_group_is_remembered_grows_to_four_and_shrinks_back() -> None:
     pipeline = ms.Pipeline("people")
     users = pipeline.table("users", SOURCE, key="id", version="ts", deleted="gone", tombstones="1ms")

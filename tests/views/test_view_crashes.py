@@ -14,6 +14,7 @@ from millstream.faults import POINTS
 from millstream.simulation.fault import Fault
 
 
+@pytest.mark.slow
 def test_what_is_sent_twice_counts_once() -> None:
     ms.testing.assert_exactly_once(several(), random_posts(1), seeds=range(some(60)))
 
