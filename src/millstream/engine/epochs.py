@@ -44,9 +44,8 @@ from millstream.errors import CheckpointError, EpochAbandoned, Fenced, HookError
 from millstream.faults import CrashPoints
 from millstream.state.fencing import run_number
 from millstream.state.heartbeat import RunMode
-from millstream.state.manifest import Manifest, edge_name
+from millstream.state.manifest import Manifest, Part, edge_name
 from millstream.state.manifest_log import ManifestLog
-from millstream.state.sink_part import Part
 from millstream.state.stats import StateCacheStats
 
 _log = logging.getLogger("millstream.input")

@@ -16,9 +16,8 @@ from millstream.engine.contracts import Compaction
 from millstream.engine.program import Program
 from millstream.sinks.base import DriverContext
 from millstream.state import gc
-from millstream.state.manifest import Manifest
+from millstream.state.manifest import Manifest, Part
 from millstream.state.manifest_log import KEEP, ManifestLog
-from millstream.state.sink_part import Part
 
 
 class Published(msgspec.Struct):

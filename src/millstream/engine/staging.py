@@ -23,9 +23,8 @@ from millstream.errors import Fenced
 from millstream.sinks.base import IdentifiedRow, SinkRow, TaskContext
 from millstream.state.compaction import unit_name
 from millstream.state.fencing import refuse, run_number, superseded
-from millstream.state.manifest import ProductionsRef
+from millstream.state.manifest import Part, ProductionsRef
 from millstream.state.segment import SegmentRef, encode_segment
-from millstream.state.sink_part import Part
 from millstream.state.storage import Storage
 from millstream.state.stored_productions import encode_slice
 
