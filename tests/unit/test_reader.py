@@ -31,7 +31,7 @@ from millstream.state.compaction import adopt, compact, unit_name
 from millstream.state.gc import collect
 from millstream.state.manifest import ComputationState, Manifest, ShardState
 from millstream.state.manifest_log import KEEP, ManifestLog, manifest_name
-from millstream.state.queries import states
+from millstream.state.queries import hold_of, states, timers_of
 from millstream.state.reader import AsOf, CommittedState, Following, latest, steady
 from millstream.state.segment import SegmentRef, encode_segment, runs
 from millstream.state.storage import LocalStorage
@@ -204,9 +204,9 @@ def test_maps_timers_and_holds_of_a_key(backing, monkeypatch):
         assert list(found.maps("C", name, "pages")) == [("pages", sub, f"{name}pages{sub}".encode()) for sub in (-1, 3, 20, "x")]
         assert [(field, sub) for field, sub, _ in found.maps("C", name)] == [(f, s) for f in ("", "pages") for s in (-1, 3, 20, "x")]
         assert [sub for _, sub, _ in found.maps("C", name, "", reverse=True)] == ["x", 20, 3, -1]
-        assert found.timers("C", name) == [Timer(5, "a", LOW_WATERMARK), Timer(9, "b", LOW_WATERMARK, 3), Timer(7, "", WALL_CLOCK)]
-        assert found.hold("C", name) == 1
-    assert found.get("C", "none") is None and found.timers("C", "none") == [] and found.hold("C", "none") is None
+        assert timers_of(found.get("C", name)) == [Timer(5, "a", LOW_WATERMARK), Timer(9, "b", LOW_WATERMARK, 3), Timer(7, "", WALL_CLOCK)]
+        assert hold_of(found.get("C", name)) == 1
+    assert found.get("C", "none") is None
     assert list(found.maps("C", "none")) == [] and found.computations == ["C"]
     found.close()
 

@@ -479,4 +479,4 @@ def test_manifests_segments_folds_and_replica_work_on_both(storage, tmp_path):
     chain = found.computations["C"].shards[0].segments
     assert len(chain) == 3 and chain[0].base
     assert dict(merge(storage, chain, drop_deleted=True)) == model
-    state_cache.close()
+    state_cache.retire()

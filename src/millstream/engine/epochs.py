@@ -43,10 +43,9 @@ from millstream.engine.upkeep import Upkeep
 from millstream.errors import CheckpointError, EpochAbandoned, Fenced, HookError, MillstreamError, SinkError, StorageError
 from millstream.faults import CrashPoints
 from millstream.state.fencing import run_number
-from millstream.state.heartbeat import RunMode
+from millstream.state.heartbeat import RunMode, StateCacheStats
 from millstream.state.manifest import Manifest, Part, edge_name
 from millstream.state.manifest_log import ManifestLog
-from millstream.state.stats import StateCacheStats
 
 _log = logging.getLogger("millstream.input")
 

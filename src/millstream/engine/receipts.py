@@ -13,9 +13,9 @@ from millstream.core.outcome import Counts, Times
 from millstream.core.topology import Topology
 from millstream.core.watermark import Seen
 from millstream.errors import BY_NAME, EpochAbandoned, MillstreamError
+from millstream.state.heartbeat import StateCacheStats
 from millstream.state.manifest import Manifest, Part, ProductionsRef
 from millstream.state.segment import SegmentRef
-from millstream.state.stats import StateCacheStats
 
 
 class EpochOrder(msgspec.Struct):

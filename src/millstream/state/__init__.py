@@ -14,7 +14,7 @@
     cache_cleanup                  what may be removed from a host
     reader, queries                committed state as of an epoch, and what can be asked of it
     checkpoint_copy                a copy of a checkpoint beside a run
-    heartbeat, stats               a driver's signs of life; what parts say of themselves
+    heartbeat                      what a run says of itself, and its driver's signs of life
 
 It must not know Spark, nor what a computation does.
 """

@@ -54,9 +54,7 @@ def collect(
         return 0
     _note(log, newest)
     _note_all(log, [epoch for epoch in epochs if epoch not in known.times])
-    lasts = (
-        window + _SECOND if window else 0
-    )  # a second goes as a whole, when it is wholly outside: nobody steps into its first one's place
+    lasts = window + _SECOND if window else 0  # a second goes as a whole: nobody steps into its first one's place
     lasting: dict[int, int] = {}
     for epoch in epochs:
         if epoch in known.times or _note_if_there(log, epoch):

@@ -23,29 +23,23 @@ import threading
 import time
 from bisect import bisect_left
 from collections.abc import Callable, Iterator, Sequence
+from itertools import groupby
 from operator import itemgetter
 from pathlib import Path
-from typing import Protocol, TypeVar
+from typing import TypeVar
 
-from millstream.core.keyspace import Store
 from millstream.errors import CheckpointError, DamageError, Overtaken
 from millstream.state.blocks import LIMIT, CacheStats, Chain, Segments
 from millstream.state.gc import named_by, second_of
 from millstream.state.manifest import Manifest
 from millstream.state.manifest_log import ManifestLog
 from millstream.state.queries import Reader
+from millstream.state.state_cache import READERS_MAP_SIZE, Held, open_state_cache, state_cache_root
 
 TRIES = 20  # how often a reader that comes to nothing is overtaken, until it gives up
 _PATIENCE = 0.01  # seconds
 
 _T = TypeVar("_T")
-
-
-class Entries(Store, Protocol):
-    """The entries of one shard as of an epoch, for many threads."""
-
-    def close(self) -> None:
-        """Nobody asks any more."""
 
 
 class AsOf(Reader):
@@ -55,7 +49,7 @@ class AsOf(Reader):
         self._committed = committed
         self._manifest = manifest
         self._lock = threading.Lock()
-        self._stores: dict[tuple[str, int], Entries] = {}
+        self._stores: dict[tuple[str, int], Chain | Held] = {}
 
     @property
     def manifest(self) -> Manifest:
@@ -85,7 +79,7 @@ class AsOf(Reader):
         for store in stores:
             store.close()
 
-    def _store(self, computation: str, shard: int) -> Entries:
+    def _store(self, computation: str, shard: int) -> Chain | Held:
         shards = self.computation(computation).shards
         if not 0 <= shard < len(shards):
             return Chain(self._committed.segments, [])
@@ -117,15 +111,16 @@ class Following(Reader):
         return self._cut.manifest
 
     def entry(self, computation: str, shard: int, key: bytes) -> bytes | None:
-        for left in reversed(range(TRIES)):
+        left = TRIES
+        while True:
             cut = self._cut
             try:
                 return cut.entry(computation, shard, key)
             except Overtaken:
+                left -= 1
                 if not left:
                     raise
                 self._go_on(cut, left)
-        raise AssertionError("unreachable")
 
     def scan(
         self, computation: str, start: bytes, stop: bytes, *, reverse: bool = False, shard: int | None = None
@@ -210,7 +205,9 @@ class CommittedState:
     def steady(self, read: Callable[[AsOf], _T]) -> _T:
         """What `read` makes of one epoch, the newest; begun anew on a newer one if that is collected meanwhile."""
         cut = self.newest()
-        for left in reversed(range(TRIES)):
+        left = TRIES
+        while True:
+            left -= 1
             with cut:
                 try:
                     return read(cut)
@@ -220,15 +217,12 @@ class CommittedState:
                         raise
             _wait(left)
             cut = self.newer(cut)
-        raise AssertionError("unreachable")
 
-    def store(self, manifest: Manifest, computation: str, shard: int) -> Entries:
+    def store(self, manifest: Manifest, computation: str, shard: int) -> Chain | Held:
         """The entries of a shard as of a manifest: from a state cache, if there is to be one and it can, or from the log."""
         state = manifest.computations[computation]
         chain = state.shards[shard].segments
         if self._folder is not None:
-            from millstream.state.state_cache import READERS_MAP_SIZE, open_state_cache, state_cache_root
-
             if self._state_caches is None:
                 self._state_caches = state_cache_root(self.log.identity().id, str(self._folder)) / "readers"
             state_cache = open_state_cache(self._state_caches, state.lineage or computation, shard, READERS_MAP_SIZE)
@@ -271,11 +265,6 @@ def _wait(left: int) -> None:
 
 def _kept(log: ManifestLog) -> str:
     """Which epochs there are, in words."""
-    stretches: list[list[int]] = []
-    for epoch in log.epochs():
-        if stretches and stretches[-1][-1] == epoch - 1:
-            stretches[-1][1:] = [epoch]
-        else:
-            stretches.append([epoch])
+    stretches = [[epoch for _, epoch in some] for _, some in groupby(enumerate(log.epochs()), key=lambda one: one[1] - one[0])]
     said = [str(one[0]) if len(one) == 1 else f"{one[0]} to {one[-1]}" for one in stretches]
     return f"There are the epochs {', '.join(said)}." if said else "There are no epochs."
