@@ -28,16 +28,7 @@ _EMPTY, _COLON = pa.scalar(""), pa.scalar(":")
 _STRING, _INTEGER, _TUPLE = (pa.scalar(_NUL + letter) for letter in "sit")
 _BOOLEANS = pa.array([_NUL + "b0", _NUL + "b1"])
 _WORDS = pa.array(["false", "true"])
-
-
-def is_text(kind: Any) -> bool:
-    """Whether a column holds strings."""
-    return kind in (pa.string(), pa.large_string())
-
-
-def is_bytes(kind: Any) -> bool:
-    """Whether a column holds bytes."""
-    return kind in (pa.binary(), pa.large_binary())
+_TEXTS, _BYTES = (pa.string(), pa.large_string()), (pa.binary(), pa.large_binary())
 
 
 def text(kind: Any) -> Cast | None:
@@ -46,8 +37,8 @@ def text(kind: Any) -> Cast | None:
     if types.is_string(kind):
         return as_it_is
     if types.is_large_string(kind) or types.is_signed_integer(kind) or types.is_null(kind):
-        return _to_string
-    if is_bytes(kind):
+        return partial(_cast, pa.string())
+    if kind in _BYTES:
         return _bytes_as_text
     if types.is_boolean(kind):
         return partial(_chosen, _WORDS)
@@ -58,13 +49,13 @@ def text(kind: Any) -> Cast | None:
 
 def key_text(kind: Any) -> Cast | None:
     """What makes the key's text of a column, or None if it cannot be a key."""
-    if is_text(kind):
+    if kind in _TEXTS:
         return _string_key
     if pa.types.is_signed_integer(kind):
         return integer_key
     if pa.types.is_boolean(kind):
         return partial(_chosen, _BOOLEANS)
-    if is_bytes(kind):
+    if kind in _BYTES:
         return _binary_key
     return None
 
@@ -74,7 +65,7 @@ def millis(kind: Any) -> Cast | None:
     if kind == pa.int64():
         return as_it_is
     if pa.types.is_signed_integer(kind):
-        return _to_long
+        return partial(_cast, pa.int64())
     if pa.types.is_timestamp(kind) and kind.unit == "us":
         return _floored
     return None
@@ -103,18 +94,12 @@ def integer_key(array: Any) -> Any:
     return _joined(_INTEGER, array.cast(pa.string()))
 
 
-def _to_string(array: Any) -> Any:
-    return array.cast(pa.string())
-
-
-def _to_long(array: Any) -> Any:
-    return array.cast(pa.int64())
+def _cast(to: Any, array: Any) -> Any:
+    return array.cast(to)
 
 
 def _bytes_as_text(array: Any) -> Any:
-    return (array if array.type == pa.binary() else array.cast(pa.binary())).view(
-        pa.string()
-    )  # whatever they are: Spark does not look either
+    return array.cast(pa.binary()).view(pa.string())  # whatever they are: Spark does not look either
 
 
 def _chosen(words: Any, array: Any) -> Any:
@@ -122,7 +107,7 @@ def _chosen(words: Any, array: Any) -> Any:
 
 
 def _string_key(array: Any) -> Any:
-    array = array if array.type == pa.string() else array.cast(pa.string())
+    array = array.cast(pa.string())
     begins = pc.call_function("starts_with", [array], _BEGINS)
     if not begins.true_count:
         return array

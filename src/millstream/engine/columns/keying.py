@@ -1,8 +1,8 @@
-"""Source columns to keyed rows, in Arrow and numpy: bit by bit what `spark/rows.py` has the JVM do, so that a pipeline may change its way of running.
+"""Source columns to keyed rows, in Arrow and numpy: what `spark/keyed_rows.py` has the JVM do, so that a pipeline may change its way of running.
 
 Rules
-1. The columns are those that `spark/rows.py` describes, with the same bits in them: key text, shard, id, `ord` (where there is an id), times, what is to be
-   rejected.
+1. The columns are those that `spark/keyed_rows.py` describes, with the same bits in them: key text, shard, id, `ord` (where there is an id), times, what is to
+   be rejected.
 2. What only Spark can do is refused when the pipeline starts, by name and with a way out; never done in another way.
 3. All that does not depend on the rows is worked out once: an epoch may have a single row, and it must not cost more than that.
 """
@@ -30,6 +30,16 @@ from .arrow_rows import ValueColumn, to_list, whole
 
 _MANY, _SAMPLE = 2048, 1024  # rows from which on it is worth while to look at how often keys repeat, and of how many
 _TYPES = {"string": pa.string(), "long": pa.int64()}
+
+#: The columns of every keyed row.
+KEYED = (
+    ("part", pa.int32()),
+    ("route", pa.int32()),
+    ("key", pa.string()),
+    ("ts", pa.int64()),
+    ("id", pa.string()),
+    ("ord", pa.int64()),
+)
 
 
 def marks(topology: Topology) -> dict[str, str]:
@@ -104,16 +114,8 @@ class Keying:
         spread = any(route.spread for route in self._routes)
         self._hashes_ids = spread and injector.id is not None
         kind = pa.struct(self._sent or [("nothing", pa.bool_())])
-        columns = [
-            ("part", pa.int32()),
-            ("route", pa.int32()),
-            ("key", pa.string()),
-            ("ts", pa.int64()),
-            ("id", pa.string()),
-            ("ord", pa.int64()),
-        ]
-        columns += [(name, of) for name, of, _ in self._marks]
-        self._schema = pa.schema([*columns, (f"v{list(topology.injectors).index(injector.name)}", kind)])
+        given = [(name, of) for name, of, _ in self._marks]
+        self._schema = pa.schema([*KEYED, *given, (f"v{list(topology.injectors).index(injector.name)}", kind)])
 
     def keyed(self, table: Any, now: int, origin: str = "") -> Any:
         """A table of source columns as a table of keyed rows, one per record and consumer: the columns that `spark/rows.py` describes, without the values of
@@ -235,12 +237,10 @@ class Keying:
         return self._made(given, what, casts.key_text, refusals.no_key)
 
     def _mark(self, injector: Injector, name: str) -> Made | None:
-        policy = injector.watermark
-        if name == "sub" and policy.sub_column is not None:
-            return self._text(policy.sub_column, "sub-source")
-        if name == "mark" and policy.mark_column is not None:
-            return self._millis(policy.mark_column, "watermark")
-        return None
+        sub, mark = injector.watermark.sub_column, injector.watermark.mark_column
+        if name == "sub" and sub is not None:
+            return self._text(sub, "sub-source")
+        return self._millis(mark, "watermark") if name == "mark" and mark is not None else None
 
 
 def _column(name: str, cast: casts.Cast, rows: SourceRows) -> Any:

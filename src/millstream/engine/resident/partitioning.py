@@ -14,25 +14,14 @@ import numpy as np
 import pyarrow as pa
 
 from millstream.core.topology import Group, Topology
-from millstream.engine.columns.keying import Keying
+from millstream.engine.columns.keying import KEYED, Keying
 from millstream.engine.routing import SentRows
 from millstream.engine.task import Inputs
 from millstream.sources.splits import PlannedReader
 
 _OPTIONS = pa.ipc.IpcWriteOptions()
 
-_SENT = pa.schema(
-    [
-        ("part", pa.int32()),
-        ("route", pa.int32()),
-        ("key", pa.string()),
-        ("ts", pa.int64()),
-        ("id", pa.string()),
-        ("ord", pa.int64()),
-        ("body", pa.binary()),
-        ("unit", pa.int64()),
-    ]
-)
+_SENT = pa.schema([*KEYED, ("body", pa.binary()), ("unit", pa.int64())])
 
 
 def to_bytes(table: Any) -> Any:
@@ -94,17 +83,10 @@ class ArrowRows:
     def sent(self, rows: SentRows, unit: int) -> Any:
         """Productions of one attempt at one shard, as keyed rows of their level."""
         routes = np.array(rows.routes, np.int32)
-        arrays = [
-            pa.array(np.array(rows.shards, np.int32) + self._offsets[routes]),
-            pa.array(routes),
-            pa.array(rows.keys, pa.string()),
-            pa.array(rows.times, pa.int64()),
-            pa.array(rows.ids, pa.string()),
-            pa.array(np.zeros(len(routes), np.int64)),
-            pa.array(rows.bodies, pa.binary()),
-            pa.array(np.full(len(routes), unit, np.int64)),
-        ]
-        return pa.Table.from_arrays(arrays, schema=_SENT)
+        part = np.array(rows.shards, np.int32) + self._offsets[routes]
+        order, units = np.zeros(len(routes), np.int64), np.full(len(routes), unit, np.int64)
+        columns = (part, routes, rows.keys, rows.times, rows.ids, order, rows.bodies, units)
+        return pa.Table.from_arrays([pa.array(one, field.type) for one, field in zip(columns, _SENT, strict=True)], schema=_SENT)
 
     def by_slot(self, table: Any) -> dict[int, Any]:
         """Keyed rows by the task that owns them."""
