@@ -4,8 +4,7 @@
     2. Manifest N-1 says what makes up the state, how far time is, which timer is next and which productions wait.
     3. Rows go through the shuffle to their shards, one level of the topology per stage. Stored productions lie in their shards already.
     4. Tasks run the step and stage.
-    5. Receipts: every shard of every group exactly once, every consumer fed by the very attempts that are about to be committed.
-       Sinks are prepared.
+    5. Receipts: every shard of every group exactly once, every consumer fed by the very attempts that are about to be committed. Sinks are prepared.
     6. Manifest N is created exclusively. This is the commit.
     7. Sinks publish, compactions are planned, garbage is collected.
 
@@ -355,13 +354,11 @@ class Epochs(Generic[_In]):
     # --- what others ask
 
     def mode(self) -> RunMode:
-        """How epochs are run, and where their time goes."""
         return msgspec.structs.replace(
             self.runner.status(), epochs_per_second=self.metrics.per_second(self.clock()), phases=self.metrics.phases()
         )
 
     def close(self) -> None:
-        """At the end of a run."""
         for part in (self.runner, self.compaction, self.upkeep, self.planner):
             part.close()
         for injector in self.topology.injectors.values():
@@ -369,7 +366,6 @@ class Epochs(Generic[_In]):
 
     @property
     def published(self) -> dict[str, tuple[str, int]]:
-        """By sink: where its rows are, and how many this run has put there."""
         return {name: (one.place, one.rows) for name, one in self.publishing.published.items()}
 
     def fenced(self) -> Fenced | None:

@@ -43,7 +43,6 @@ class Metrics:
         return now
 
     def add_phase(self, phase: str, millis: float) -> None:
-        """Adds to what a phase of the epoch under way took."""
         self._phases[phase] = self._phases.get(phase, 0.0) + millis
 
     def add_task_phases(self, phases: Mapping[str, float]) -> None:
@@ -93,5 +92,4 @@ class Metrics:
         return {name: round(millis / len(found), 2) for name, millis in total.items()}
 
     def recent(self, count: int) -> list[EpochStats]:
-        """The newest, oldest first."""
         return list(islice(reversed(self._kept), count))[::-1]

@@ -104,7 +104,6 @@ def _sinks(
 
 
 def _builds(plan: Plan, receipts: Sequence[Receipt]) -> dict[str, BuildState]:
-    """How far derived computations are."""
     if not receipts or not plan.told.scans:
         return plan.position.builds
     works = [work for receipt in receipts for work in receipt.work.values() if work.counts.scanned]

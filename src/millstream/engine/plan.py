@@ -108,7 +108,6 @@ class Plan(msgspec.Struct):
 
     @property
     def has_work(self) -> bool:
-        """Whether tasks have to run."""
         return self.due or self.ranges.may_have_rows
 
     @property
@@ -163,7 +162,6 @@ def to_store(topology: Topology, error: Exception, storing: Mapping[Edge, str]) 
 
 
 def adaptive_edges(topology: Topology) -> list[Edge]:
-    """The edges that may store or not."""
     return [edge for edge, kind in topology.edges.items() if kind == ADAPTIVE]
 
 

@@ -39,7 +39,6 @@ class Program:
         self.expressions: dict[str, Callable[[dict[str, Any]], Any]] = {}  # what SQL texts mean, for engines without Spark
 
     def codec_of(self, computation: str) -> Codec:
-        """The codec of a computation's state."""
         spec = self.topology.by_name[computation]
         made_by = getattr(spec.factory, "func", spec.factory)  # the class behind a functools.partial
         return spec.codec or getattr(made_by, "codec", None) or msgpack

@@ -110,7 +110,6 @@ class Segments:
                 yield keys[at], values[at]
 
     def stats(self) -> CacheStats:
-        """What is kept."""
         return self._kept.stats()
 
     def _shape(self, ref: SegmentRef) -> Index | list[Block]:

@@ -29,7 +29,6 @@ def unit_name(epoch: int, label: str, token: str = "0-") -> str:
 
 
 def made_in(name: str) -> int:
-    """The epoch in which an object was made."""
     return int(name.rsplit("/", 1)[-1].split("-", 1)[0])
 
 

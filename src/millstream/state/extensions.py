@@ -150,7 +150,6 @@ def prepared(value: Any, encode: Encode) -> Any:
 
 
 def restored(code: int, data: memoryview, decode: Callable[[Any], Any]) -> Any:
-    """The value of an extension."""
     if code in _FROM_ELEMENTS:
         return _FROM_ELEMENTS[code](decode(data))
     if code == UUID:

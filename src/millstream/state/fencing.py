@@ -49,7 +49,6 @@ def run_number(token: str) -> int:
 
 
 def superseded(storage: Storage, token: str) -> bool:
-    """Whether a run that began later than the one with this token is known."""
     return storage.exists(_claim_name(run_number(token) + 1))
 
 
@@ -87,7 +86,6 @@ class Runs:
             return None
 
     def superseded(self, token: str) -> bool:
-        """Whether a newer run has begun."""
         return superseded(self.storage, token)
 
     def has_claim(self, token: str) -> bool:

@@ -25,7 +25,6 @@ _SECOND = 1000
 
 
 def named_by(manifest: Manifest) -> set[str]:
-    """The objects that a manifest needs."""
     names = {ref.name for c in manifest.computations.values() for shard in c.shards for ref in shard.segments}
     names.update(stored_ref.name for stored_ref in manifest.pending)
     for parts in (*manifest.sinks.values(), *(waiting.parts for waiting in manifest.waiting.values())):

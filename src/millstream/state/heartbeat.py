@@ -75,7 +75,6 @@ class Alive(msgspec.Struct, frozen=True):
 
 
 def say(storage: Storage, sign: Alive) -> None:
-    """Leaves a sign."""
     try:
         storage.put(NAME, msgspec.json.encode(sign))
     except (MillstreamError, OSError):

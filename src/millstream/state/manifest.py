@@ -137,7 +137,6 @@ class Manifest(msgspec.Struct):
         return self.epoch - self.outside
 
     def token_at(self, epoch: int) -> str | None:
-        """The run that committed an epoch."""
         found = None
         for first, token in self.runs:
             if first <= epoch:
@@ -146,5 +145,4 @@ class Manifest(msgspec.Struct):
 
 
 def edge_name(stream: str, computation: str) -> str:
-    """How a manifest calls an edge."""
     return f"{stream} → {computation}"

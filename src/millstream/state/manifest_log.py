@@ -39,7 +39,6 @@ class Identity(msgspec.Struct, frozen=True):
 
 
 def manifest_name(epoch: int) -> str:
-    """The object that commits an epoch."""
     return f"manifests/{epoch:020d}.json"
 
 
@@ -109,13 +108,11 @@ class ManifestLog:
         return self._read(IDENTITY_NAME, Identity, formats.IDENTITY)
 
     def epochs(self) -> list[int]:
-        """The epochs whose manifests are kept, ascending."""
         return sorted(
             int(stem) for name in self.storage.list("manifests") if (stem := name.rsplit("/", 1)[-1].removesuffix(".json")).isdigit()
         )
 
     def latest(self) -> Manifest | None:
-        """The newest committed epoch."""
         epochs = self.epochs()
         return self.read(epochs[-1]) if epochs else None
 
@@ -139,7 +136,6 @@ class ManifestLog:
             raise DamageError(f"{name} is whole and says a format that is known, but it has another shape: {error}. {_RESTORE}") from error
 
     def exists(self, epoch: int) -> bool:
-        """Whether an epoch is committed."""
         return self.storage.exists(manifest_name(epoch))
 
     def commit(self, manifest: Manifest, exclusive: bool = True) -> bool:

@@ -80,7 +80,6 @@ class MemoryStore:
         return (key for key, _ in self.scan(start, stop))
 
     def apply(self, delta: Mapping[bytes, bytes | None]) -> None:
-        """Puts and deletes, together."""
         for key, value in delta.items():
             if value is None:
                 if self.entries.pop(key, None) is not None:

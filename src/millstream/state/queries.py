@@ -44,7 +44,6 @@ class Reader:
 
     @property
     def epoch(self) -> int:
-        """The epoch that answers."""
         return self.manifest.epoch
 
     @property
@@ -118,7 +117,6 @@ def timers_of(row: Row) -> list[Timer]:
 
 
 def hold_of(row: Row) -> int | None:
-    """What the state of a row holds by itself."""
     return next((hold for hold, *whose in row.holds if tuple(whose) == STATE_HOLD), None)
 
 

@@ -232,7 +232,6 @@ class CommittedState:
         return Chain(self.segments, chain)
 
     def stats(self) -> CacheStats:
-        """What of the log is in memory."""
         return self.segments.stats()
 
     def _check(self) -> None:

@@ -179,7 +179,6 @@ def runs(chain: Sequence[SegmentRef]) -> list[list[SegmentRef]]:
 
 
 def read_run(storage: Storage, refs: Iterable[SegmentRef]) -> Iterator[Entry]:
-    """The entries of one run, in order."""
     for ref in refs:
         for keys, values in read_blocks(storage, ref):
             yield from zip(keys, values, strict=True)

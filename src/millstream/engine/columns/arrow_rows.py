@@ -35,7 +35,6 @@ class ValueColumn(msgspec.Struct, frozen=True):
 
 
 def whole(column: Any) -> Any:
-    """A column in one piece."""
     if isinstance(column, pa.ChunkedArray):
         return (
             column.chunk(0)
@@ -216,7 +215,6 @@ def _rejected(route: Route, batch: Batch, at: int, table: Any, id: str | None, b
 
 
 def _plain(file: str) -> str:
-    """A file as people write it."""
     return urllib.parse.unquote(re.sub(r"^file:/+", "/", file))
 
 

@@ -72,7 +72,6 @@ def millis(kind: Any) -> Cast | None:
 
 
 def as_it_is(array: Any) -> Any:
-    """For what is right already."""
     return array
 
 
@@ -90,7 +89,6 @@ def _joined(*pieces: Any) -> Any:
 
 
 def integer_key(array: Any) -> Any:
-    """The key's text of whole numbers."""
     return _joined(_INTEGER, array.cast(pa.string()))
 
 

@@ -70,7 +70,6 @@ def _rotated(values: Any, by: int) -> Any:
 
 
 def _mixed(hashes: Any) -> Any:
-    """The last step of every hash."""
     hashes = (hashes ^ (hashes >> np.uint64(33))) * _N2
     hashes = (hashes ^ (hashes >> np.uint64(29))) * _N3
     return hashes ^ (hashes >> np.uint64(32))
@@ -114,7 +113,6 @@ class ByteRows(NamedTuple):
         return cls(data, offsets[:-1] - first, lengths)
 
     def words(self) -> Any:
-        """The eight bytes from each place on, as one number each."""
         return np.ndarray((len(self.data) - 7,), "<u8", self.data, strides=(1,))
 
 

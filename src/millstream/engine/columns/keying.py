@@ -71,7 +71,6 @@ class SourceRows:
         return found
 
     def dicts(self) -> list[dict[str, Any]]:
-        """As a hook sees them."""
         if self._dicts is None:
             columns = [to_list(self.column(name)) for name in self._names]
             self._dicts = [dict(zip(self._names, row, strict=True)) for row in zip(*columns, strict=True)]

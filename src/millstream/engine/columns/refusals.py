@@ -54,22 +54,18 @@ def spark_name(kind: Any) -> str:
 
 
 def no_column(what: str, given: str, columns: Sequence[str]) -> DefinitionError:
-    """A name that the source does not have."""
     return DefinitionError(f"{what}: there is no column {given!r}; the source has: {', '.join(columns)}")
 
 
 def no_column_at_all(what: str, given: Any) -> DefinitionError:
-    """Something that names no column."""
     return DefinitionError(f"{what}: give a column name, SQL text or a Spark Column, not a {type(given).__name__}")
 
 
 def no_key(name: str, kind: str) -> DefinitionError:
-    """A type that cannot be a key."""
     return DefinitionError(f"{name} is a {kind}, which cannot be a key: use a string, an integer, a boolean or binary, or cast it")
 
 
 def no_time(name: str, kind: str) -> DefinitionError:
-    """A type that cannot be a time."""
     return DefinitionError(f"{name} is a {kind}: give milliseconds as a long, or a timestamp")
 
 

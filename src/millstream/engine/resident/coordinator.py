@@ -22,13 +22,12 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from millstream.core.membership import LOSS_WINDOW, MOST_LOSSES, Attempt, Member, Membership
-from millstream.engine.compaction_orders import CompactionOrder
+from millstream.engine.compaction_orders import CompactionOrder, TaskCompaction
 from millstream.engine.contracts import Stopped
 from millstream.engine.resident import messages, wire
 from millstream.engine.resident.exchange import read_all
 from millstream.engine.resident.job_keeper import JobKeeper
 from millstream.engine.resident.messages import Beat, Ending, Generation, TaskFailure, TaskHello, TaskReceipts, decode, encode
-from millstream.engine.resident.task_compaction import TaskCompaction
 from millstream.errors import BY_NAME, ClusterError, MillstreamError, TaskLost
 from millstream.network import written
 from millstream.state.heartbeat import RunMode, TaskSign
@@ -162,7 +161,6 @@ class Coordinator:
         )
 
     def send_compaction(self, order: CompactionOrder) -> bool:
-        """Gives a compaction to the task that owns its shard."""
         with self._changed:
             member = self._members.get(order.shard % self._membership.slots)
         try:
@@ -190,7 +188,6 @@ class Coordinator:
         self._end_member(oldest, recycle=True)
 
     def stop(self) -> None:
-        """Ends all tasks."""
         with self._changed:
             self._is_ending = True
             self._jobs.stop()
@@ -198,10 +195,9 @@ class Coordinator:
             self._changed.notify_all()
         for member in members:
             self._end_member(member, recycle=False)
-        wire.stop_listening(self._listener)
+        wire.stop(self._listener)
 
     def status(self) -> RunMode:
-        """Who is there, and what they are at."""
         with self._changed:
             membership = self._membership
             tasks = [

@@ -89,14 +89,13 @@ class Exchange:
         with self._changed:
             self._is_over = True
             self._changed.notify_all()
-        wire.stop_listening(self._listener)
+        wire.stop(self._listener)
         for link in [*(link for _, link in list(self._links.values())), *list(self._incoming)]:
             link.close()
 
     # --- what the task does
 
     def begin(self, attempt: Attempt) -> None:
-        """Work begins on an attempt."""
         with self._changed:
             self._buffer.begin(attempt)
 
@@ -177,7 +176,6 @@ class Exchange:
 
 
 def read_all(connection: wire.TaskLink, got: Callable[[wire.ResidentFrame], None]) -> None:
-    """Reads a connection to its end."""
     try:
         while (frame := connection.receive()) is not None:
             got(frame)

@@ -89,7 +89,6 @@ class ArrowRows:
         return pa.Table.from_arrays([pa.array(one, field.type) for one, field in zip(columns, _SENT, strict=True)], schema=_SENT)
 
     def by_slot(self, table: Any) -> dict[int, Any]:
-        """Keyed rows by the task that owns them."""
         if table is None or not len(table):
             return {}
         if self._slots == 1:
@@ -97,7 +96,6 @@ class ArrowRows:
         return _split(table, (table.column("part").to_numpy() % self._shards) % self._slots)
 
     def inputs(self, received: Sequence[Any]) -> Callable[[Group, int, int], Inputs]:
-        """The inputs of the tasks of a level, by group and shard."""
         assert self._inputs is not None
         make, table = self._inputs, joined(received)
         parts = {} if table is None or not len(table) else _split(table, table.column("part").to_numpy())

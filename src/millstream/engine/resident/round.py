@@ -111,7 +111,6 @@ class Round:
         self._tasks = [(level, group, shard, number) for number, (level, group, shard) in enumerate(each) if shard % slots == slot]
 
     def steps(self) -> Generator[RoundStep, Any, list[Receipt]]:
-        """The attempt."""
         if self._reads:
             for level, rows in (yield ReadSplits()):
                 self._add(level, rows)

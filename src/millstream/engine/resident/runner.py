@@ -70,7 +70,6 @@ class ResidentRunner(Generic[_In]):
         self.status, self.close = tasks.status, tasks.close
 
     def run(self, input: Mapping[str, SplitPlan] | None, order: EpochOrder) -> list[Receipt]:
-        """All tasks of an epoch. Raises what they failed with."""
         self._tasks.recycle()
         read: _In | None = None
         unexpected = 0
@@ -127,20 +126,17 @@ class RemoteTasks:
         self.recycle, self.gather, self.status = coordinator.recycle, coordinator.gather, coordinator.status
 
     def attempt(self, input: TaskInput, order: EpochOrder) -> list[Receipt]:
-        """An order to every task, and the receipts of all."""
         began = time.perf_counter()
         answers = self._coordinator.run(partial(self._encoded, order, input))
         self._note_answers(answers, began)
         return [receipt for answer in answers for receipt in answer.receipts]
 
     def close(self) -> None:
-        """Tells all tasks that the run is over."""
         joined = not self._coordinator.status().missing
         self._coordinator.stop()
         self._ended(joined)
 
     def read(self, takes: Mapping[str, SplitPlan], now: int) -> TaskInput:
-        """Rows, or what tasks are to read."""
         if not takes:
             return TaskInput()
         if sum(take.size for take in takes.values()) <= LITTLE:

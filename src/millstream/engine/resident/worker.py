@@ -30,7 +30,7 @@ from millstream.core.membership import Attempt
 from millstream.engine.columns.arrow_inputs import ArrowInputs
 from millstream.engine.columns.keying import Keying
 from millstream.engine.compaction_orders import CompactionOrder, carry_out
-from millstream.engine.resident import messages, tls, wire
+from millstream.engine.resident import messages, wire
 from millstream.engine.resident.exchange import Exchange, GivenUp, PeerLost, read_all
 from millstream.engine.resident.messages import (
     Beat,
@@ -87,7 +87,7 @@ class ResidentTask:
     def __init__(self, setup: Setup, slot: int, job: int) -> None:
         self.slot = slot
         self._setup = setup
-        server, client = tls.contexts(setup.certificate, setup.private_key)
+        server, client = wire.tls_contexts(setup.certificate, setup.private_key)
         host, port = parse_address(setup.address)
         self._driver = wire.connect(host, port, setup.cookie, client, patience=60.0)
         try:
@@ -278,7 +278,6 @@ class _Attempt:
         return now
 
     def _read(self) -> list[tuple[int, Any]]:
-        """What this task reads, keyed."""
         found: list[tuple[int, Any]] = []
         for one in self.order.reads or ():
             reader, keying = self.task._readers[one.injector], self.task._keyings[one.injector]

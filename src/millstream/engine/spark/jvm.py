@@ -54,7 +54,6 @@ class StartLog:
         self._lock = threading.Lock()
 
     def noted(self, lines: Iterable[bytes]) -> Iterator[bytes]:
-        """Takes lines in, and gives them on."""
         for line in lines:
             self._lines.append(line)
             yield line
@@ -76,7 +75,6 @@ class StartLog:
                 os.write(self._passed_on, line)
 
     def tail(self) -> str:
-        """The last of them."""
         return b"".join(self._lines).decode(errors="replace")
 
 
@@ -194,7 +192,6 @@ def options(short: bool) -> dict[str, str]:
 
 
 def cache_folder() -> Path:
-    """Where archives are kept."""
     return Path(os.environ.get("MILLSTREAM_CACHE") or Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "millstream")
 
 

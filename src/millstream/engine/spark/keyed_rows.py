@@ -47,7 +47,6 @@ UNREADABLE = "_millstream_unreadable"  # a column of a source: the text of a row
 
 
 def keyed_columns(topology: Topology) -> str:
-    """The columns of every row, as DDL."""
     return ", ".join([_KEYED, *[f"{name} {kind}" for name, kind in marks(topology).items()]])
 
 
@@ -127,7 +126,6 @@ class KeyedColumns:
         self._last = ["to.part", "to.route", "to.key", "ts", "id", "to.ord", *marks(topology), *values]
 
     def of(self, source: DataFrame) -> DataFrame:
-        """A frame's rows, keyed."""
         return source.select(*self._first).withColumn("to", self._to).select(*self._last)
 
 

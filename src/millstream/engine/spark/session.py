@@ -40,7 +40,6 @@ ARROW = {"spark.sql.execution.arrow.maxRecordsPerBatch": "65536", "spark.sql.exe
 
 
 def settings(cores: int) -> dict[str, str]:
-    """Spark's settings for a session of our own on this machine."""
     return {
         "spark.ui.enabled": "false",
         "spark.ui.showConsoleProgress": "false",

@@ -112,7 +112,6 @@ class Layout:
         self._offset = np.array([r.group * shards if r.level == level + 1 else 0 for r in routes], np.int32)
 
     def rows(self, result: Result) -> Iterator[Any]:
-        """The productions and, last, the receipt."""
         receipt = encode_receipt(result.receipt)
         if self._last:
             yield pa.record_batch([pa.array([receipt], pa.binary())], schema=self._schema)
@@ -135,7 +134,6 @@ class Layout:
         yield self._batch(1, part=[0], route=[arrow_rows.RECEIPT], body=[receipt])
 
     def onward(self, table: Any) -> Iterator[Any]:
-        """Rows that only pass through."""
         if table is None:
             return
         if self._last:
