@@ -118,13 +118,7 @@ class Plan(msgspec.Struct):
     def storing_too(self, topology: Topology, more: Mapping[Edge, str]) -> Plan:
         """This epoch, in which more adaptive edges store."""
         return plan(
-            topology,
-            self.position,
-            self.ranges,
-            clock=self.now,
-            drain=self.drain,
-            said=self.said,
-            storing={**self.storing, **more},
+            topology, self.position, self.ranges, clock=self.now, drain=self.drain, said=self.said, storing={**self.storing, **more}
         )
 
 

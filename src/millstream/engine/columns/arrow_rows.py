@@ -21,6 +21,8 @@ from millstream.core.topology import Injector, Route, Topology
 from millstream.core.watermark import Seen, lags_of
 from millstream.sources.base import BETWEEN
 
+from .casts import as_it_is
+
 RECEIPT = -1
 ALL = slice(None)  # every row of a table
 
@@ -35,15 +37,9 @@ class ValueColumn(msgspec.Struct, frozen=True):
 
 
 def whole(column: Any) -> Any:
-    if isinstance(column, pa.ChunkedArray):
-        return (
-            column.chunk(0)
-            if column.num_chunks == 1
-            else pa.concat_arrays(column.chunks)
-            if column.num_chunks
-            else pa.nulls(0, column.type)
-        )
-    return column
+    if not isinstance(column, pa.ChunkedArray):
+        return column
+    return column.chunk(0) if column.num_chunks == 1 else column.combine_chunks()
 
 
 def to_list(column: Any) -> list[Any]:
@@ -88,10 +84,8 @@ class ColumnBatch(Batch):
         """The Arrow column of each column of the value, and how its Python objects become the column's."""
         sent = iter(whole(self._table.column(self._vector)).flatten())
         for column in self._layout:
-            if column.carrier == "key":
-                yield self._table.column("key"), _key_values
-            else:
-                yield self._table.column(column.carrier) if column.carrier else next(sent), _as_they_are
+            found = self._table.column(column.carrier) if column.carrier else next(sent)
+            yield found, _key_values if column.carrier == "key" else as_it_is
 
     def anew(self) -> Batch:
         return RowBatch(self)
@@ -101,10 +95,6 @@ class ColumnBatch(Batch):
         if ids is None:
             ids = self._ids = record_ids(self._table)
         return ids[index]
-
-
-def _as_they_are(values: list[Any]) -> list[Any]:
-    return values
 
 
 def _key_values(texts: list[Any]) -> list[Any]:

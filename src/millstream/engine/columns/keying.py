@@ -32,14 +32,7 @@ _MANY, _SAMPLE = 2048, 1024  # rows from which on it is worth while to look at h
 _TYPES = {"string": pa.string(), "long": pa.int64()}
 
 #: The columns of every keyed row.
-KEYED = (
-    ("part", pa.int32()),
-    ("route", pa.int32()),
-    ("key", pa.string()),
-    ("ts", pa.int64()),
-    ("id", pa.string()),
-    ("ord", pa.int64()),
-)
+KEYED = (("part", pa.int32()), ("route", pa.int32()), ("key", pa.string()), ("ts", pa.int64()), ("id", pa.string()), ("ord", pa.int64()))
 
 
 def marks(topology: Topology) -> dict[str, str]:

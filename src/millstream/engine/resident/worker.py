@@ -32,17 +32,7 @@ from millstream.engine.columns.keying import Keying
 from millstream.engine.compaction_orders import CompactionOrder, carry_out
 from millstream.engine.resident import messages, wire
 from millstream.engine.resident.exchange import Exchange, GivenUp, PeerLost, read_all
-from millstream.engine.resident.messages import (
-    Beat,
-    Ending,
-    Generation,
-    TaskFailure,
-    TaskHello,
-    TaskOrder,
-    TaskReceipts,
-    decode,
-    encode,
-)
+from millstream.engine.resident.messages import Beat, Ending, Generation, TaskFailure, TaskHello, TaskOrder, TaskReceipts, decode, encode
 from millstream.engine.resident.partitioning import ArrowRows, from_bytes, joined, read_keyed, to_bytes
 from millstream.engine.resident.round import AwaitRows, ReadSplits, Round, RoundStep, RunTask, SendRows, StageUnit
 from millstream.engine.worker_process import PROCESS, RunPlace

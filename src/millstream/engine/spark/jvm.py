@@ -53,19 +53,21 @@ class StartLog:
         self._held: list[bytes] | None = []
         self._lock = threading.Lock()
 
-    def noted(self, lines: Iterable[bytes]) -> Iterator[bytes]:
+    def pass_on(self, reading: int) -> None:
+        """Reads what the JVM says to its end (a thread), and shows what is no noise: now, or when the JVM is up."""
+        with os.fdopen(reading, "rb") as given:
+            for line in without_noise(self._noted(given)):
+                with self._lock, contextlib.suppress(OSError):
+                    if self._held is not None:
+                        self._held.append(line)
+                    else:
+                        os.write(self._passed_on, line)
+        os.close(self._passed_on)
+
+    def _noted(self, lines: Iterable[bytes]) -> Iterator[bytes]:
         for line in lines:
             self._lines.append(line)
             yield line
-
-    def pass_on(self, line: bytes) -> None:
-        """Shows a line, now or when the JVM is up."""
-        with self._lock:
-            if self._held is not None:
-                self._held.append(line)
-            else:
-                with contextlib.suppress(OSError):
-                    os.write(self._passed_on, line)
 
     def show(self, held: bool) -> None:
         """Whatever it says from now on is shown at once. held: what was kept back, too."""
@@ -86,7 +88,7 @@ def quiet_start() -> Iterator[StartLog]:
     reading, writing = os.pipe()
     os.dup2(writing, 2)
     os.close(writing)
-    threading.Thread(target=_pass_on, args=(reading, kept, log), name="millstream-spark-stderr", daemon=True).start()
+    threading.Thread(target=log.pass_on, args=(reading,), name="millstream-spark-stderr", daemon=True).start()
     try:
         with _killed_if_interrupted():
             yield log
@@ -120,13 +122,6 @@ def _killed_if_interrupted() -> Iterator[None]:
         raise
     finally:
         java_gateway.Popen = popen
-
-
-def _pass_on(reading: int, kept: int, log: StartLog) -> None:
-    with os.fdopen(reading, "rb") as lines:
-        for line in without_noise(log.noted(lines)):
-            log.pass_on(line)
-    os.close(kept)
 
 
 def without_noise(lines: Iterable[bytes]) -> Iterator[bytes]:

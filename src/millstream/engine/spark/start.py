@@ -230,14 +230,10 @@ def _check_source(injector: Injector, topology: Topology, offsets: bool) -> None
         raise DefinitionError(f"injected stream {injector.name!r}: {error}") from error
     strict = [route for route in topology.routes if route.stream == injector.name and not topology.takes_rejected(route.computation)]
     injector.source.require(
-        key=any(_is("key", one) for route in strict for one in (route.key if isinstance(route.key, tuple) else (route.key,))),
-        time=bool(strict) and _is("event_time", injector.timestamp),
+        key="key"
+        in [one for route in strict for one in (route.key if isinstance(route.key, tuple) else (route.key,)) if isinstance(one, str)],
+        time=bool(strict) and isinstance(injector.timestamp, str) and injector.timestamp == "event_time",
     )
-
-
-def _is(name: str, column: Any) -> bool:
-    """Whether a column is given by this name. (A Column is equal to nothing: comparing gives another Column.)"""
-    return isinstance(column, str) and column == name
 
 
 def _load(injector: Injector, spark: Any, topology: Topology) -> DataFrame:
