@@ -19,6 +19,7 @@ from millstream.core.rejected import Rejected, unwrapped, wrong_time
 from millstream.core.time import BEGINNING, END
 from millstream.core.topology import Injector, Route, Topology
 from millstream.core.watermark import Seen, lags_of
+from millstream.engine.routing import SentRows
 from millstream.sources.base import BETWEEN
 
 from .casts import as_it_is
@@ -27,6 +28,10 @@ RECEIPT = -1
 ALL = slice(None)  # every row of a table
 
 _NUL = "\0"
+
+#: The columns of every keyed row.
+KEYED = (("part", pa.int32()), ("route", pa.int32()), ("key", pa.string()), ("ts", pa.int64()), ("id", pa.string()), ("ord", pa.int64()))
+_SENT = pa.schema([*KEYED, ("body", pa.binary()), ("unit", pa.int64())])
 
 
 class ValueColumn(msgspec.Struct, frozen=True):
@@ -51,6 +56,15 @@ def to_list(column: Any) -> list[Any]:
     if pa.types.is_string(kind) or pa.types.is_large_string(kind):
         return column.to_numpy(zero_copy_only=False).tolist()  # type: ignore[no-any-return]
     return column.to_pylist()  # type: ignore[no-any-return]
+
+
+def sent_table(rows: SentRows, offsets: Any, unit: int) -> Any:
+    """Productions of one attempt at one shard, as keyed rows. offsets: by route, where the parts of its group begin."""
+    routes = np.array(rows.routes, np.int32)
+    part = np.array(rows.shards, np.int32) + offsets[routes]
+    order, units = np.zeros(len(routes), np.int64), np.full(len(routes), unit, np.int64)
+    columns = (part, routes, rows.keys, rows.times, rows.ids, order, rows.bodies, units)
+    return pa.Table.from_arrays([pa.array(one, field.type) for one, field in zip(columns, _SENT, strict=True)], schema=_SENT)
 
 
 class ColumnBatch(Batch):

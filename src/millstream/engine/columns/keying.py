@@ -26,13 +26,10 @@ from millstream.errors import InputError
 from millstream.sources.base import BETWEEN
 
 from . import casts, hashing, refusals
-from .arrow_rows import ValueColumn, to_list, whole
+from .arrow_rows import KEYED, ValueColumn, to_list, whole
 
 _MANY, _SAMPLE = 2048, 1024  # rows from which on it is worth while to look at how often keys repeat, and of how many
 _TYPES = {"string": pa.string(), "long": pa.int64()}
-
-#: The columns of every keyed row.
-KEYED = (("part", pa.int32()), ("route", pa.int32()), ("key", pa.string()), ("ts", pa.int64()), ("id", pa.string()), ("ord", pa.int64()))
 
 
 def marks(topology: Topology) -> dict[str, str]:

@@ -118,15 +118,10 @@ class Exchange:
                 raise GivenUp from error
             raise PeerLost([slot], str(error)) from error
 
-    def own(self, attempt: Attempt, level: int) -> None:
-        """Its own frame, which goes nowhere: what it has for itself it keeps."""
-        with self._changed:
-            self._buffer.put(self._slot, attempt, level, b"")
-
     def gather(self, attempt: Attempt, level: int) -> list[Any]:
         """The frames of a level, when all are there. Raises GivenUp or PeerLost."""
-        self.own(attempt, level)
         with self._changed:
+            self._buffer.put(self._slot, attempt, level, b"")  # its own frame goes nowhere: what it has for itself it keeps
             while not self._buffer.is_complete(level):
                 if self._given_up >= attempt or self._is_over:
                     raise GivenUp

@@ -14,14 +14,13 @@ import numpy as np
 import pyarrow as pa
 
 from millstream.core.topology import Group, Topology
-from millstream.engine.columns.keying import KEYED, Keying
+from millstream.engine.columns.arrow_rows import sent_table
+from millstream.engine.columns.keying import Keying
 from millstream.engine.routing import SentRows
 from millstream.engine.task import Inputs
 from millstream.sources.splits import PlannedReader
 
 _OPTIONS = pa.ipc.IpcWriteOptions()
-
-_SENT = pa.schema([*KEYED, ("body", pa.binary()), ("unit", pa.int64())])
 
 
 def to_bytes(table: Any) -> Any:
@@ -81,12 +80,7 @@ class ArrowRows:
         return found
 
     def sent(self, rows: SentRows, unit: int) -> Any:
-        """Productions of one attempt at one shard, as keyed rows of their level."""
-        routes = np.array(rows.routes, np.int32)
-        part = np.array(rows.shards, np.int32) + self._offsets[routes]
-        order, units = np.zeros(len(routes), np.int64), np.full(len(routes), unit, np.int64)
-        columns = (part, routes, rows.keys, rows.times, rows.ids, order, rows.bodies, units)
-        return pa.Table.from_arrays([pa.array(one, field.type) for one, field in zip(columns, _SENT, strict=True)], schema=_SENT)
+        return sent_table(rows, self._offsets, unit)
 
     def by_slot(self, table: Any) -> dict[int, Any]:
         if table is None or not len(table):

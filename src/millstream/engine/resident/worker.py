@@ -20,6 +20,7 @@ import socket
 import threading
 import time
 import traceback
+from dataclasses import dataclass, field
 from typing import Any
 
 import msgspec
@@ -206,14 +207,14 @@ def _memory() -> int:
         return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
 
 
+@dataclass
 class _Attempt:
     """One attempt at one epoch, driven by sockets."""
 
-    def __init__(self, task: ResidentTask, attempt: Attempt, order: TaskOrder) -> None:
-        self.task = task
-        self.attempt = attempt
-        self.order = order
-        self.phases: dict[str, float] = {}
+    task: ResidentTask
+    attempt: Attempt
+    order: TaskOrder
+    phases: dict[str, float] = field(default_factory=dict)
 
     def run(self) -> TaskReceipts:
         task, order = self.task, self.order.order

@@ -24,7 +24,7 @@ import subprocess
 import threading
 import time
 from collections import deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -225,27 +225,20 @@ def _may_make(kept: Path) -> bool:
     return False
 
 
-class WarmUp:
-    """Starts the Python workers, and has Spark load what a task needs, while the driver still prepares the query.
+def warm_up(spark: Any) -> Callable[[], None]:
+    """Starts the Python workers, and has Spark load what a task needs, while the driver still prepares the query. Rule 5: whoever started it calls what is
+    returned, before the session ends or the process does. It waits, some seconds at the most: cancelling would have Spark tell of a job that failed."""
 
-    Rule 5: whoever started it ends it, before the session ends or the process does.
-    """
+    def touch(batches: Iterator[Any]) -> Iterator[Any]:
+        import millstream.engine.spark.task_function  # noqa: F401
 
-    def __init__(self, spark: Any) -> None:
-        self._spark = spark
-        self._thread = threading.Thread(target=self._work, name="millstream-warm-up", daemon=True)
-        self._thread.start()
+        yield from batches
 
-    def _work(self) -> None:
-        def touch(batches: Iterator[Any]) -> Iterator[Any]:
-            import millstream.engine.spark.task_function  # noqa: F401
-
-            yield from batches
-
+    def work() -> None:
         with contextlib.suppress(Exception):
-            cores = self._spark.sparkContext.defaultParallelism
-            self._spark.range(0, cores, 1, cores).repartition(cores).mapInArrow(touch, "id long").toArrow()
+            cores = spark.sparkContext.defaultParallelism
+            spark.range(0, cores, 1, cores).repartition(cores).mapInArrow(touch, "id long").toArrow()
 
-    def end(self) -> None:
-        """Waits for it, which takes some seconds at the most: cancelling it would have Spark tell of a job that failed."""
-        self._thread.join()
+    thread = threading.Thread(target=work, name="millstream-warm-up", daemon=True)
+    thread.start()
+    return thread.join

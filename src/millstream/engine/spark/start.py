@@ -18,8 +18,7 @@ from millstream.core.topology import Injector, Topology
 from millstream.engine.contracts import Stopped
 from millstream.engine.epochs import Epochs
 from millstream.engine.evolution import reconciled
-from millstream.engine.program import Compiled, Program
-from millstream.engine.validate import check
+from millstream.engine.program import Compiled, Program, check
 from millstream.errors import CheckpointError, DefinitionError, MillstreamError
 from millstream.state.cache_cleanup import remove_idle
 from millstream.state.manifest import Manifest
@@ -31,7 +30,7 @@ from . import keyed_rows, pickling, run_builder
 from .compaction_job import SparkCompaction
 from .error_text import reason
 from .job_runner import SparkJobRunner
-from .jvm import WarmUp
+from .jvm import warm_up
 from .run import QueryRun, Run
 from .run_builder import Starting
 from .session import ARROW, hush, local_session, unsuitable
@@ -83,7 +82,7 @@ def start(
             spark = spark()
         else:
             spark = local_session(program.name, short=millis is None and _is_little(topology), resident=resident)
-            warm = None if resident else WarmUp(spark)
+            warm = None if resident else warm_up(spark)
     try:
         if not hasattr(spark, "_jsparkSession"):
             raise DefinitionError("Millstream needs a classic Spark session (not Spark Connect): it runs foreachBatch on the driver")
@@ -114,10 +113,10 @@ def start(
         run = run_builder.micro_batch_run(asked) if not foreign else _query_run(asked)
     except BaseException:
         if warm is not None:
-            warm.end()
+            warm()
         raise
     if warm is not None:
-        run.beside.append(warm.end)
+        run.beside.append(warm)
     return run
 
 
