@@ -24,6 +24,7 @@ import os
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import KW_ONLY, dataclass, field
 from typing import Any, Generic, TypeVar
 
 import msgspec
@@ -59,6 +60,7 @@ def wall_clock() -> int:
     return int(time.time() * 1000)
 
 
+@dataclass(eq=False)
 class Epochs(Generic[_In]):
     """Runs epochs on one checkpoint, for one run of a pipeline. Its parameter is what the runner of its tasks gets, where something came in.
 
@@ -66,52 +68,35 @@ class Epochs(Generic[_In]):
     stopping: set when no further epoch is to begin.
     """
 
-    def __init__(
-        self,
-        program: Program,
-        shards: int,
-        log: ManifestLog,
-        latest: Manifest | None,
-        token: str,
-        *,
-        runner: TaskRunner[_In],
-        planner: Planner,
-        compaction: Compaction | None = None,
-        upkeep: Upkeep | None = None,
-        guards: Guards = ALL_GUARDS,
-        clock: Callable[[], int] = wall_clock,
-        points: CrashPoints | None = None,
-        session: Callable[[], Any] = lambda: None,
-        metrics: Metrics | None = None,
-        stopping: threading.Event | None = None,
-        warn: Callable[[str], None] | None = None,
-    ) -> None:
-        self.program = program
-        self.topology = program.topology
-        self.shards = shards
-        self.storage = log.storage
-        self.log = log
-        self.latest = latest
-        self.token = token
-        self.runner = runner
-        self.planner = planner
-        self.compaction = compaction or Compaction()
-        self.upkeep = upkeep or Upkeep()
-        self.guards = guards
-        self.clock = clock
-        self.points = points or CrashPoints()
-        self.session = session
-        self.metrics = metrics or Metrics()
-        self.stopping = stopping or threading.Event()
-        self.ownership = Ownership(log, token, guards, latest)
-        self.publishing = Publishing(program, log, token, session, self.points)
+    program: Program
+    shards: int
+    log: ManifestLog
+    latest: Manifest | None
+    token: str
+    _: KW_ONLY
+    runner: TaskRunner[_In]
+    planner: Planner
+    compaction: Compaction = field(default_factory=Compaction)
+    upkeep: Upkeep = field(default_factory=Upkeep)
+    guards: Guards = ALL_GUARDS
+    clock: Callable[[], int] = wall_clock
+    points: CrashPoints = field(default_factory=CrashPoints)
+    session: Callable[[], Any] = lambda: None
+    metrics: Metrics = field(default_factory=Metrics)
+    stopping: threading.Event = field(default_factory=threading.Event)
+    warn: Callable[[str], None] | None = None
+
+    def __post_init__(self) -> None:
+        self.topology = self.program.topology
+        self.storage = self.log.storage
+        self.ownership = Ownership(self.log, self.token, self.guards, self.latest)
+        self.publishing = Publishing(self.program, self.log, self.token, self.session, self.points)
         self.lock = threading.Lock()
         self.error: BaseException | None = None
         self.abandoned = 0
         self.state_caches: dict[str, StateCacheStats] = {}  # by computation, over all shards, as the last epoch with tasks found them
-        self._hints = Hints(program.topology)
-        self._warn = warn or (lambda hint: _log.warning("%s: %s", program.name, hint))
-        self._began_at = -1 if latest is None else latest.epoch
+        self._hints = Hints(self.topology)
+        self._began_at = -1 if self.latest is None else self.latest.epoch
         self._listened = False  # this run has committed an epoch of its own time: not one that settles at the time of the last run
 
     # --- the epoch
@@ -256,7 +241,10 @@ class Epochs(Generic[_In]):
         for receipt in receipts:
             late = [hint for name, work in receipt.work.items() for hint in self._hints.of_late(name, work.counts)]
             for hint in (*late, *self._hints.of_times(receipt.seen)):
-                self._warn(hint)
+                if self.warn is not None:
+                    self.warn(hint)
+                else:
+                    _log.warning("%s: %s", self.program.name, hint)
         stored = {edge_name(*edge): why for edge, why in planned.storing.items()}
         self.metrics.add(EpochStats(planned.epoch, records, millis, job=bool(receipts), stored=stored, at=self.clock()))
 

@@ -128,11 +128,7 @@ def _folders(folder: Path) -> list[Path]:
 
 
 def _files(folder: Path) -> Iterator[os.stat_result]:
-    for where, _, names in os.walk(folder):
-        for name in names:
-            found = os.lstat(os.path.join(where, name))
-            if stat.S_ISREG(found.st_mode):
-                yield found
+    return (found for path in folder.rglob("*") if stat.S_ISREG((found := path.lstat()).st_mode))
 
 
 def _on_disk(found: os.stat_result) -> int:

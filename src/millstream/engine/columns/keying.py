@@ -9,7 +9,7 @@ Rules
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -43,6 +43,19 @@ def marks(topology: Topology) -> dict[str, str]:
     if any(policy.mark_column for policy in policies):
         found["mark"] = "long"
     return found
+
+
+def value_columns(injector: Injector, routes: Sequence[Route], types: Mapping[str, Any], text: Any, long: Any) -> list[ValueColumn]:
+    """How an injector's value travels. What the keyed columns say already is not sent twice. types: of the source's columns; text, long: two of them."""
+    carriers: dict[str, str] = {}
+    for given, kind, carrier in (
+        (routes[0].key if len(routes) == 1 else None, text, "key"),
+        (injector.timestamp, long, "ts"),
+        (injector.id, text, "id"),
+    ):
+        if isinstance(given, str) and types.get(given) == kind:
+            carriers.setdefault(given, carrier)
+    return [ValueColumn(name, carriers.get(name, "")) for name in ([injector.value] if injector.value else types)]
 
 
 class SourceRows:
@@ -174,17 +187,9 @@ class Keying:
         return pc.if_else(pa.array(wrong), said, None)
 
     def _layout(self, injector: Injector) -> list[ValueColumn]:
-        carriers: dict[str, str] = {}
-        for given, kind, carrier in (
-            (self._routes[0].key if len(self._routes) == 1 else None, pa.string(), "key"),
-            (injector.timestamp, pa.int64(), "ts"),
-            (injector.id, pa.string(), "id"),
-        ):
-            if isinstance(given, str) and given in self._fields and self._fields[given].type == kind:
-                carriers.setdefault(given, carrier)
         if injector.value:
             self._resolved(injector.value, f"{self._who}, value")
-        return [ValueColumn(name, carriers.get(name, "")) for name in ([injector.value] if injector.value else self._names)]
+        return value_columns(injector, self._routes, {name: field.type for name, field in self._fields.items()}, pa.string(), pa.int64())
 
     def _resolved(self, given: Any, what: str) -> tuple[Any, str]:
         """The type of a column, None for an expression that we know in Python; and what to call it."""

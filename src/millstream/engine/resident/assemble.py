@@ -96,7 +96,7 @@ def assemble(
         compaction=compaction,
         upkeep=BackgroundUpkeep(),
         guards=guards,
-        points=points,
+        points=points or CrashPoints(),
         session=session,
         metrics=metrics,
         stopping=stopping,

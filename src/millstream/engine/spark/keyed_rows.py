@@ -33,7 +33,7 @@ from millstream.core.time import BEGINNING, END
 from millstream.core.topology import Injector, Route, Topology, is_expression
 from millstream.engine.columns import refusals
 from millstream.engine.columns.arrow_rows import RECEIPT, ValueColumn
-from millstream.engine.columns.keying import marks
+from millstream.engine.columns.keying import marks, value_columns
 from millstream.errors import DefinitionError
 from millstream.sources.base import BETWEEN
 
@@ -130,20 +130,13 @@ class KeyedColumns:
 
 
 def value_layout(injector: Injector, source: DataFrame, topology: Topology) -> list[ValueColumn]:
-    """How an injector's value travels. What the keyed columns say already is not sent twice."""
-    carriers: dict[str, str] = {}
-    routes = [route for route in topology.routes if route.stream == injector.name]
-    for given, kind, carrier in (
-        (routes[0].key if len(routes) == 1 else None, T.StringType, "key"),
-        (injector.timestamp, T.LongType, "ts"),
-        (injector.id, T.StringType, "id"),
-    ):
-        if isinstance(given, str) and given in source.columns and type(source.schema[given].dataType) is kind:
-            carriers.setdefault(given, carrier)
+    """How an injector's value travels."""
     if injector.value:
         _column(source, injector.value, f"injected stream {injector.name!r}, value")
-    names = [injector.value] if injector.value else _columns(source)
-    return [ValueColumn(name, carriers.get(name, "")) for name in names]
+    routes = [route for route in topology.routes if route.stream == injector.name]
+    return value_columns(
+        injector, routes, {name: type(source.schema[name].dataType) for name in _columns(source)}, T.StringType, T.LongType
+    )
 
 
 def _value_struct(injector: Injector, source: DataFrame, topology: Topology) -> Column:

@@ -148,8 +148,7 @@ class _Planned(msgspec.Struct):
     unreadable: str | None
 
 
-def _readers(asked: Starting) -> dict[str, _Planned]:
-    topology = asked.program.topology
+def _readers(topology: Topology) -> dict[str, _Planned]:
     found: dict[str, _Planned] = {}
     try:
         for name, injector in topology.injectors.items():
@@ -185,7 +184,7 @@ def arrow_schema(given: Any) -> pa.Schema:
 def micro_batch_run(asked: Starting) -> Run:
     """A Spark job per epoch."""
     topology, spark = asked.program.topology, asked.spark
-    planned = _readers(asked)
+    planned = _readers(topology)
     try:
         frames = {name: prototype(spark, _struct(one)) for name, one in planned.items()}
         injectors = topology.injectors
@@ -239,7 +238,7 @@ def resident_run(asked: Starting, tasks: int | None) -> Run:
     slots = count_slots(spark, topology, tasks)
     if "://" in asked.storage.url:
         asked.say(f"each epoch makes several requests in a row to {asked.storage.url}: a local disk commits ten times as fast")
-    planned = _readers(asked)
+    planned = _readers(topology)
     parts: ResidentParts | None = None
     try:
         _check_settings(spark, topology, planned)
@@ -319,12 +318,10 @@ def count_slots(spark: Any, topology: Topology, tasks: int | None) -> int:
             f"{tasks} resident tasks need {tasks} slots, and this session has {cores} ({spark.sparkContext.master}): say tasks={cores}, or give it more cores."
         )
     if greedy and tasks == cores:
+        less = f"say tasks={cores - 1}, or " if cores > 1 else ""
         raise DefinitionError(
-            f"stream {greedy[0].stream!r} goes to {greedy[0].sink.describe()}, which runs jobs of Spark's, and {tasks} resident tasks take all {cores} slots "
-            f"of this session: say tasks={cores - 1}, or give the session another core."
-            if cores > 1
-            else f"stream {greedy[0].stream!r} goes to {greedy[0].sink.describe()}, which runs jobs of Spark's, and this session has one slot, which a "
-            f"resident task takes: give the session another core."
+            f"stream {greedy[0].stream!r} goes to {greedy[0].sink.describe()}, which runs jobs of Spark's, and {tasks} resident task{'s' * (tasks > 1)} would "
+            f"take all {cores} slot{'s' * (cores > 1)} of this session: {less}give the session another core."
         )
     return tasks
 
