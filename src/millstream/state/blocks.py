@@ -182,9 +182,6 @@ class Chain:
         """The last piece of a run that does not begin behind a key; -1 if there is none."""
         return bisect_right(run, key, key=self._segments.first) - 1
 
-    def close(self) -> None:
-        """Nothing to end."""
-
 
 def _first_key(block: Block) -> bytes:
     return block[0][0]

@@ -27,10 +27,7 @@ _R = TypeVar("_R", bound="Reader")
 class Reader:
     """Committed state. The same questions for an epoch that stays and for one that goes on."""
 
-    @property
-    def manifest(self) -> Manifest:
-        """The manifest that answers."""
-        raise NotImplementedError
+    manifest: Manifest  # the one that answers
 
     def entry(self, computation: str, shard: int, key: bytes) -> bytes | None:
         """The value of one entry of a shard."""
@@ -89,7 +86,6 @@ class Reader:
 
     def close(self) -> None:
         """Lets go of what holds the epoch."""
-        raise NotImplementedError
 
     def __enter__(self: _R) -> _R:
         return self

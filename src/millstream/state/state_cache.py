@@ -40,7 +40,6 @@ from millstream.state.storage import Storage
 
 _MARKER = b"\0marker"
 _MAP_SIZE = 1 << 30
-READERS_MAP_SIZE = 1 << 38
 _CHUNK = 256  # how many entries of a scan are read at a time where threads share a transaction
 
 
