@@ -1,4 +1,5 @@
-"""Columns as the texts and times that Spark's casts make of them: of ids and sub-sources, of keys, of timestamps.
+"""Columns as the texts and times that Spark's casts make of them: of ids and sub-sources, of keys, of timestamps; and what is said of those that cannot be
+what they are to be, in the same words whoever makes the keyed rows.
 
 Rules
 1. What `CAST(... AS STRING)` says with ANSI casts, which are Spark's default. A type that is not here is refused by name: the text of a float depends on
@@ -16,6 +17,8 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
+
+from millstream.errors import DefinitionError
 
 from .hashing import numbers
 
@@ -124,3 +127,32 @@ def _floored(array: Any) -> Any:
 
 def _decimal_text(array: Any) -> Any:
     return pa.array([None if one is None else format(one, "f") for one in array.to_pylist()], pa.string())
+
+
+def no_column(what: str, given: str, columns: Sequence[str]) -> DefinitionError:
+    return DefinitionError(f"{what}: there is no column {given!r}; the source has: {', '.join(columns)}")
+
+
+def no_column_at_all(what: str, given: Any) -> DefinitionError:
+    return DefinitionError(f"{what}: give a column name, SQL text or a Spark Column, not a {type(given).__name__}")
+
+
+def no_key(name: str, kind: str) -> DefinitionError:
+    return DefinitionError(f"{name} is a {kind}, which cannot be a key: use a string, an integer, a boolean or binary, or cast it")
+
+
+def no_time(name: str, kind: str) -> DefinitionError:
+    return DefinitionError(f"{name} is a {kind}: give milliseconds as a long, or a timestamp")
+
+
+def only_spark(what: str, given: Any) -> DefinitionError:
+    """An expression, where there is no JVM to work it out."""
+    shown = f"the SQL text {given!r}" if isinstance(given, str) else f"a Spark {type(given).__name__}"
+    return DefinitionError(
+        f"{what}: only Spark can work out {shown}: give column names, add the column in the source, or run without resident=True"
+    )
+
+
+def no_text(name: str, kind: str) -> DefinitionError:
+    """A type whose text we do not make as Spark does."""
+    return DefinitionError(f"{name} is a {kind}, and only Spark can make its text: give a string column, or run without resident=True")

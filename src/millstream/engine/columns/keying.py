@@ -25,7 +25,7 @@ from millstream.engine.program import Program
 from millstream.errors import InputError
 from millstream.sources.base import BETWEEN
 
-from . import casts, hashing, refusals
+from . import casts, hashing
 from .arrow_rows import KEYED, ValueColumn, to_list, whole
 
 _MANY, _SAMPLE = 2048, 1024  # rows from which on it is worth while to look at how often keys repeat, and of how many
@@ -199,10 +199,10 @@ class Keying:
             if given in self._expressions:
                 return None, f"{what} expression"
             if not is_expression(given):
-                raise refusals.no_column(what, given, self._names)
+                raise casts.no_column(what, given, self._names)
         elif not type(given).__module__.startswith("pyspark."):
-            raise refusals.no_column_at_all(what, given)
-        raise refusals.only_spark(what, given)
+            raise casts.no_column_at_all(what, given)
+        raise casts.only_spark(what, given)
 
     def _made(self, given: Any, what: str, cast: Callable[[Any], casts.Cast | None], refusal: Callable[[str, str], Exception]) -> Made:
         kind, name = self._resolved(given, what)
@@ -210,14 +210,14 @@ class Keying:
             return partial(_worked_out, self._expressions[given], name, cast, refusal)
         found = cast(kind)
         if found is None:
-            raise refusal(name, refusals.spark_name(kind))
+            raise refusal(name, str(kind))
         return partial(_column, given, found)
 
     def _millis(self, given: Any, what: str) -> Made:
-        return self._made(given, f"{self._who}, {what}", casts.millis, refusals.no_time)
+        return self._made(given, f"{self._who}, {what}", casts.millis, casts.no_time)
 
     def _text(self, given: Any, what: str) -> Made:
-        return self._made(given, f"{self._who}, {what}", casts.text, refusals.no_text)
+        return self._made(given, f"{self._who}, {what}", casts.text, casts.no_text)
 
     def _key(self, route: Route) -> Made:
         what = f"{self._who}, key of computation {route.computation!r}"
@@ -228,7 +228,7 @@ class Keying:
     def _key_part(self, given: Any, what: str) -> Made:
         if self._resolved(given, what)[0] is None:
             return partial(_worked_out_key, self._expressions[given], f"{what}, {given}")
-        return self._made(given, what, casts.key_text, refusals.no_key)
+        return self._made(given, what, casts.key_text, casts.no_key)
 
     def _mark(self, injector: Injector, name: str) -> Made | None:
         sub, mark = injector.watermark.sub_column, injector.watermark.mark_column
@@ -258,7 +258,7 @@ def _worked_out(
         found = found.cast(pa.int64())
     made = cast(found.type)
     if made is None:
-        raise refusal(name, refusals.spark_name(found.type))
+        raise refusal(name, str(found.type))
     return made(found)
 
 

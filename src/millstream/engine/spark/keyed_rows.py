@@ -31,7 +31,7 @@ from pyspark.sql import types as T
 
 from millstream.core.time import BEGINNING, END
 from millstream.core.topology import Injector, Route, Topology, is_expression
-from millstream.engine.columns import refusals
+from millstream.engine.columns import casts
 from millstream.engine.columns.arrow_rows import RECEIPT, ValueColumn
 from millstream.engine.columns.keying import marks, value_columns
 from millstream.errors import DefinitionError
@@ -68,7 +68,7 @@ def _text(column: Column, kind: T.DataType, name: str) -> Column:
         return F.when(column, F.lit(_NUL + "b1")).when(~column, F.lit(_NUL + "b0"))
     if isinstance(kind, T.BinaryType):
         return F.concat(F.lit(_NUL + "x"), F.lower(F.hex(column)))
-    raise refusals.no_key(name, kind.simpleString())
+    raise casts.no_key(name, kind.simpleString())
 
 
 def keyed_frame(
@@ -193,13 +193,13 @@ def _column(source: DataFrame, given: Any, what: str) -> tuple[Column, T.DataTyp
         if given in _columns(source):
             return _quoted(given), source.schema[given].dataType, f"{what} column {given!r}"
         if not is_expression(given):
-            raise refusals.no_column(what, given, _columns(source))
+            raise casts.no_column(what, given, _columns(source))
         try:
             given = F.expr(given)
         except Exception as error:
             raise DefinitionError(f"{what}: Spark cannot read {given!r} as SQL: {reason(error)}") from error
     if not isinstance(given, Column):
-        raise refusals.no_column_at_all(what, given)
+        raise casts.no_column_at_all(what, given)
     try:
         return given, source.select(given.alias("x")).schema["x"].dataType, f"{what} expression"
     except Exception as error:
@@ -236,7 +236,7 @@ def _millis(source: DataFrame, given: Any, what: str) -> Column:
         return F.unix_millis(column)
     if isinstance(kind, T.TimestampNTZType):
         return F.unix_millis(column.cast("timestamp"))
-    raise refusals.no_time(name, kind.simpleString())
+    raise casts.no_time(name, kind.simpleString())
 
 
 def _has_map(kind: T.DataType) -> bool:
