@@ -51,8 +51,7 @@ def _hash_column(array: Any, seeds: Any) -> Any:
             seeds = _hash_column(field, seeds)
         return seeds
     if types.is_list(kind) or types.is_map(kind):
-        array = pa.array([None if one is None else repr(one) for one in array.to_pylist()], pa.string())
-        kind = array.type
+        return _hash_lists(array, seeds)
     if types.is_string(kind) or types.is_binary(kind) or types.is_large_string(kind) or types.is_large_binary(kind):
         return hash_texts(array, seeds)
     if types.is_boolean(kind):
@@ -63,6 +62,22 @@ def _hash_column(array: Any, seeds: Any) -> Any:
     for word in (words,) if width <= 8 else words.reshape(len(array), -1).T:  # a decimal has two
         hashes = _mixed(_rotated(hashes ^ (_rotated(word * _N2, 31) * _N1), 27) * _N1 + _N4)
     return _where_valid(array, hashes, seeds)
+
+
+def _hash_lists(array: Any, seeds: Any) -> Any:
+    offsets = numbers(array.offsets, np.int32).astype(np.int64)
+    lengths = np.diff(offsets)
+    if array.null_count:
+        lengths = np.where(valid(array), lengths, 0)
+    hashes = seeds.copy()
+    left = np.flatnonzero(lengths)
+    at = 0
+    while len(left):  # the first elements of all rows, then the second ones, ...
+        for values in (array.keys, array.items) if pa.types.is_map(array.type) else (array.values,):
+            hashes[left] = _hash_column(values.take(pa.array(offsets[left] + at)), hashes[left])
+        at += 1
+        left = left[lengths[left] > at]
+    return hashes
 
 
 def _rotated(values: Any, by: int) -> Any:
@@ -245,5 +260,6 @@ def shards_of(array: Any, shards: int) -> Any:
     >>> shards_of(pa.array(["a", "b", None]), 16).tolist()
     [3, 9, 0]
     """
-    given = array.view(pa.binary()) if pa.types.is_string(array.type) else array
-    return np.array([0 if one is None else crc32(one) % shards for one in given.to_numpy(zero_copy_only=False).tolist()], np.int32)
+    given = array.fill_null("") if array.null_count else array  # of nothing it is 0
+    sums = np.fromiter(map(crc32, given.cast(pa.binary()).to_numpy(zero_copy_only=False).tolist()), np.uint32, len(array))
+    return (sums % np.uint32(shards)).astype(np.int32)
