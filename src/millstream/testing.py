@@ -33,8 +33,7 @@ from millstream.core.keys import check_shards
 from millstream.core.record import Timer
 from millstream.core.time import duration
 from millstream.core.topology import ADAPTIVE
-from millstream.engine.program import Compiled, Program
-from millstream.engine.validate import check
+from millstream.engine.program import Compiled, Program, check
 from millstream.errors import DefinitionError, InputWarning
 from millstream.pipeline import Pipeline
 from millstream.reducers.law_checks import assert_reducer

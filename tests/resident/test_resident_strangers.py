@@ -17,7 +17,7 @@ import pytest
 
 import taskkit as kit
 from millstream.core.membership import Attempt, Member
-from millstream.engine.resident import messages, tls, wire
+from millstream.engine.resident import messages, wire
 from millstream.engine.resident.exchange import Exchange, GivenUp, PeerLost
 from millstream.engine.resident.messages import TaskHello, encode
 from millstream.errors import MillstreamError, RemoteProtocolError
@@ -46,7 +46,7 @@ def server(cookie: bytes, tls: ssl.SSLContext | None = None, compared: bool = Tr
     thread = threading.Thread(target=serve, daemon=True)
     thread.start()
     yield listener.getsockname()[1], found
-    wire.stop_listening(listener)
+    wire.stop(listener)
     thread.join(10)
     for one in found:
         if isinstance(one, wire.TaskLink):
@@ -102,16 +102,16 @@ def test_a_proof_cannot_be_sent_back() -> None:
 
 
 def test_only_the_certificate_of_the_run_is_trusted_in_both_directions() -> None:
-    ours, theirs = tls.make_certificate(), tls.make_certificate()
-    with server(COOKIE, tls.contexts(*ours)[0]) as (port, found):
-        link = wire.connect("127.0.0.1", port, COOKIE, tls.contexts(*ours)[1])
+    ours, theirs = wire.make_certificate(), wire.make_certificate()
+    with server(COOKIE, wire.tls_contexts(*ours)[0]) as (port, found):
+        link = wire.connect("127.0.0.1", port, COOKIE, wire.tls_contexts(*ours)[1])
         kit.until(lambda: found)
         link.send(messages.BEAT, [b"x" * 200_000])
         assert len(found[0].receive().body) == 200_000
         link.close()
         with pytest.raises((OSError, MillstreamError)):  # it knows the cookie, but does not trust our certificate
-            wire.connect("127.0.0.1", port, COOKIE, tls.contexts(*theirs)[1])
-        careless = tls.contexts(*theirs)[1]
+            wire.connect("127.0.0.1", port, COOKIE, wire.tls_contexts(*theirs)[1])
+        careless = wire.tls_contexts(*theirs)[1]
         assert careless is not None
         careless.verify_mode = ssl.CERT_NONE  # trusts anybody: then it is the server that says no
         with pytest.raises((OSError, MillstreamError)):
@@ -125,9 +125,9 @@ def test_only_the_certificate_of_the_run_is_trusted_in_both_directions() -> None
 @pytest.mark.slow
 def test_many_frames_at_once_in_both_directions_over_tls() -> None:
     """Several threads send at both ends while one reads there, as between a driver and a task: every frame comes, whole and in its order."""
-    made = tls.make_certificate()
-    with server(COOKIE, tls.contexts(*made)[0]) as (port, found):
-        near = wire.connect("127.0.0.1", port, COOKIE, tls.contexts(*made)[1])
+    made = wire.make_certificate()
+    with server(COOKIE, wire.tls_contexts(*made)[0]) as (port, found):
+        near = wire.connect("127.0.0.1", port, COOKIE, wire.tls_contexts(*made)[1])
         kit.until(lambda: found)
         ends: list[Any] = [near, found[0]]
         got: list[dict[int, list[int]]] = [{}, {}]

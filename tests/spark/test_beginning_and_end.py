@@ -7,6 +7,7 @@ import subprocess
 import sys
 import threading
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,7 @@ import pytest
 from sparkkit import BASE, run, write
 
 import millstream as ms
-from millstream.engine.spark import jvm, resident_job
+from millstream.engine.spark import jvm, resident_job, start
 from millstream.errors import DefinitionError
 from millstream.state import heartbeat
 from millstream.state.manifest_log import ManifestLog
@@ -86,12 +87,27 @@ def test_what_a_checkpoint_refuses_is_one_message_before_spark_is_started(
     assert ran.stderr.count("\n") == 1 and ran.stderr.startswith("millstream: ") and said in ran.stderr
 
 
-def warming_up(monkeypatch: pytest.MonkeyPatch) -> threading.Event:
+class _Endless:
+    """A session whose warm-up goes on until it is over."""
+
+    def __init__(self, awaited: threading.Event) -> None:
+        self._awaited = awaited
+
+    @property
+    def sparkContext(self) -> Any:
+        self._awaited.wait(60)
+        raise RuntimeError("over")
+
+
+def warming_up(monkeypatch: pytest.MonkeyPatch, waits: bool = True) -> threading.Event:
     """A warm-up that goes on until somebody waits for its end."""
     awaited = threading.Event()
-    end = jvm.WarmUp.end
-    monkeypatch.setattr(jvm.WarmUp, "_work", lambda self: awaited.wait(60))
-    monkeypatch.setattr(jvm.WarmUp, "end", lambda self: (awaited.set(), end(self)))
+
+    def warm_up(spark: Any) -> Callable[[], None]:
+        end = jvm.warm_up(_Endless(awaited))
+        return lambda: (awaited.set(), end())[0] if waits else None
+
+    monkeypatch.setattr(start, "warm_up", warm_up)
     return awaited
 
 
@@ -109,8 +125,7 @@ def test_a_refusal_leaves_no_thread_behind_in_the_jvm(spark: Any, tmp_path: Path
 
 def test_without_the_wait_it_does(spark: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The twin."""
-    awaited = warming_up(monkeypatch)
-    monkeypatch.setattr(jvm.WarmUp, "end", lambda self: None)
+    awaited = warming_up(monkeypatch, waits=False)
     try:
         with pytest.raises(DefinitionError):
             simple(tmp_path, key="lower(q)").run(None, checkpoint=tmp_path / "checkpoint", available_now=True, quiet=True)

@@ -20,9 +20,9 @@ from millstream.sinks.base import SinkRow, TaskContext
 from millstream.sources.splits import PlannedReader, SplitPlan
 from millstream.state.compaction import unit_name
 from millstream.state.heartbeat import RunMode
+from millstream.state.manifest import Part
 from millstream.state.manifest_log import ManifestLog
 from millstream.state.memory_storage import MemoryStorage
-from millstream.state.sink_part import Part
 
 SOURCE = ms.sources.files("nowhere", schema="k string, at long", format="json")
 

@@ -18,11 +18,10 @@ from millstream.errors import DamageError
 from millstream.state import compaction, gc
 from millstream.state.compaction import MAX_RUNS, adopt, compact, made_in, pick_segments, unit_name
 from millstream.state.gc import collect, named_by
-from millstream.state.manifest import ComputationState, Manifest, ShardState
+from millstream.state.manifest import ComputationState, Manifest, Part, ShardState
 from millstream.state.manifest_log import KEEP, ManifestLog
 from millstream.state.memory_storage import MemoryStorage
 from millstream.state.segment import SegmentRef, merge, read_run, runs
-from millstream.state.sink_part import Part
 
 
 def apply(model: dict[bytes, bytes], delta: dict[bytes, bytes | None]) -> None:

@@ -73,9 +73,9 @@ def test_unknown_columns_and_types_are_refused_in_the_words_of_the_other_way() -
     assert refused(key="x") == (
         "injected stream 'in', key of computation 'C' column 'x' is a double, which cannot be a key: use a string, an integer, a boolean or binary, or cast it"
     )
-    assert "is a struct<a:int>, which cannot be a key" in refused(key=["k", "s"])
+    assert "is a struct<a: int32>, which cannot be a key" in refused(key=["k", "s"])
     assert refused(timestamp="k") == ("injected stream 'in', timestamp column 'k' is a string: give milliseconds as a long, or a timestamp")
-    assert "watermark column 'd' is a date: give milliseconds" in refused(watermark=ms.watermarks.declared("d"))
+    assert "watermark column 'd' is a date32[day]: give milliseconds" in refused(watermark=ms.watermarks.declared("d"))
 
 
 def test_what_only_spark_can_do_is_refused_with_the_way_out() -> None:
@@ -85,10 +85,10 @@ def test_what_only_spark_can_do_is_refused_with_the_way_out() -> None:
     for id, kind in (
         ("x", "double"),
         ("f", "float"),
-        ("s", "struct<a:int>"),
-        ("l", "array<smallint>"),
-        ("m", "map<string,int>"),
-        ("d", "date"),
+        ("s", "struct<a: int32>"),
+        ("l", "list<item: int16>"),
+        ("m", "map<string, int32>"),
+        ("d", "date32[day]"),
     ):
         assert refused(id=id) == (
             f"injected stream 'in', id column {id!r} is a {kind}, and only Spark can make its text: "

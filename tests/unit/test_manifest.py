@@ -10,11 +10,10 @@ import pytest
 from millstream.core.watermark import Progress
 from millstream.errors import CheckpointError, DamageError
 from millstream.state import manifest_log as manifest_module
-from millstream.state.manifest import ComputationState, Manifest, ShardState
+from millstream.state.manifest import ComputationState, Manifest, Part, ShardState
 from millstream.state.manifest_log import ManifestLog, manifest_name
 from millstream.state.memory_storage import MemoryStorage
 from millstream.state.segment import SegmentRef
-from millstream.state.sink_part import Part
 from millstream.state.storage import LocalStorage
 
 

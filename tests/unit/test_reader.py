@@ -31,8 +31,8 @@ from millstream.state.compaction import adopt, compact, unit_name
 from millstream.state.gc import collect
 from millstream.state.manifest import ComputationState, Manifest, ShardState
 from millstream.state.manifest_log import KEEP, ManifestLog, manifest_name
-from millstream.state.queries import states
-from millstream.state.reader import AsOf, CommittedState, Following, latest, steady
+from millstream.state.queries import hold_of, states, timers_of
+from millstream.state.reader import AsOf, CommittedState, latest, steady
 from millstream.state.segment import SegmentRef, encode_segment, runs
 from millstream.state.storage import LocalStorage
 
@@ -134,29 +134,20 @@ def tiny(patch: pytest.MonkeyPatch, block: int = 3, piece: int = 60) -> None:
     patch.setattr(compaction, "PIECE", piece)
 
 
-@pytest.fixture(params=["log", "state_cache"])
-def backing(request: pytest.FixtureRequest, tmp_path: Path) -> dict[str, Any]:
-    return {} if request.param == "log" else {"state_caches": tmp_path / "state_caches"}
-
-
-def readers_root(world: World, folder: Path) -> Path:
-    return state_cache.state_cache_root(world.log.identity().id, str(folder)) / "readers"
-
-
-def everything(found: AsOf | Following) -> dict[bytes, bytes]:
+def everything(found: AsOf) -> dict[bytes, bytes]:
     return dict(found.scan("C", b"\x01", b"\xff" * 9))
 
 
-# --- two backings against a dictionary
+# --- against a dictionary
 
 
 @settings(max_examples=some(120), deadline=None)
 @given(st.integers(0, 2**32), st.lists(st.sampled_from("eeeefr"), min_size=1, max_size=25), st.data())
-def test_what_is_read_is_what_a_dictionary_holds(tmp_path_factory, seed, acts, data):
+def test_what_is_read_is_what_a_dictionary_holds(seed, acts, data):
     with pytest.MonkeyPatch.context() as patch:
         tiny(patch, data.draw(st.integers(1, 5)), data.draw(st.sampled_from([1, 60, 1 << 20])))
         world = World(seed)
-        both = [CommittedState(world.log, memory=300), CommittedState(world.log, state_caches=tmp_path_factory.mktemp("state_caches"))]
+        committed = CommittedState(world.log, memory=300)
         for act in ["e", *acts, "e", "r"]:
             if act == "e":
                 world.commit_some()
@@ -165,13 +156,11 @@ def test_what_is_read_is_what_a_dictionary_holds(tmp_path_factory, seed, acts, d
             else:
                 start, stop = sorted((data.draw(st.binary(max_size=2)), data.draw(st.binary(max_size=2))))
                 epoch = data.draw(st.sampled_from(sorted(world.as_of)))
-                for committed in both:
-                    for found, model in [(committed.at(), world.model), (committed.at(epoch), world.as_of[epoch])]:
-                        compare(found, model, start, stop)
-                        found.close()
+                for found, model in [(committed.newest(), world.model), (committed.at(epoch), world.as_of[epoch])]:
+                    compare(found, model, start, stop)
 
 
-def compare(found: AsOf | Following, model: dict[bytes, bytes], start: bytes, stop: bytes) -> None:
+def compare(found: AsOf, model: dict[bytes, bytes], start: bytes, stop: bytes) -> None:
     rows = {k[1:]: Row(v_state(v)) for k, v in model.items()}
     assert everything(found) == model
     for k in range(41):
@@ -188,7 +177,7 @@ def v_state(raw: bytes) -> bytes:
     return decode_row(raw).state
 
 
-def test_maps_timers_and_holds_of_a_key(backing, monkeypatch):
+def test_maps_timers_and_holds_of_a_key(monkeypatch):
     tiny(monkeypatch)
     world = World(shards=3)
     whole = Row(b"s", [(5, "a"), (9, "b")], [(7, "")], [(3, LOW_WATERMARK, 9, "b"), (1, *STATE_HOLD)])
@@ -199,14 +188,14 @@ def test_maps_timers_and_holds_of_a_key(backing, monkeypatch):
                 delta[sub_prefix(key_bytes(name), field) + subkeys.encode(sub)] = f"{name}{field}{sub}".encode()
         delta[ROW + key_bytes(name)] = encode_row(whole)
     world.commit(delta, lambda k: k[1:] if k[:1] == ROW else k[5 : 5 + int.from_bytes(k[1:5], "big")])
-    found = CommittedState(world.log, **backing).at()
+    found = CommittedState(world.log).newest()
     for name in ("k", "kk", "k\0"):
         assert list(found.maps("C", name, "pages")) == [("pages", sub, f"{name}pages{sub}".encode()) for sub in (-1, 3, 20, "x")]
         assert [(field, sub) for field, sub, _ in found.maps("C", name)] == [(f, s) for f in ("", "pages") for s in (-1, 3, 20, "x")]
         assert [sub for _, sub, _ in found.maps("C", name, "", reverse=True)] == ["x", 20, 3, -1]
-        assert found.timers("C", name) == [Timer(5, "a", LOW_WATERMARK), Timer(9, "b", LOW_WATERMARK, 3), Timer(7, "", WALL_CLOCK)]
-        assert found.hold("C", name) == 1
-    assert found.get("C", "none") is None and found.timers("C", "none") == [] and found.hold("C", "none") is None
+        assert timers_of(found.get("C", name)) == [Timer(5, "a", LOW_WATERMARK), Timer(9, "b", LOW_WATERMARK, 3), Timer(7, "", WALL_CLOCK)]
+        assert hold_of(found.get("C", name)) == 1
+    assert found.get("C", "none") is None
     assert list(found.maps("C", "none")) == [] and found.computations == ["C"]
     found.close()
 
@@ -225,7 +214,7 @@ class Whole(ms.Computation):
     State = ms.MapState
 
 
-def test_states_are_whole_with_their_maps_bound_and_outlive_their_epoch(backing):
+def test_states_are_whole_with_their_maps_bound_and_outlive_their_epoch():
     kinds = {kind: StateKind(kind, msgpack) for kind in (Sessions, Whole)}
     for kind, make in kinds.items():
         world = World(shards=3)
@@ -240,7 +229,7 @@ def test_states_are_whole_with_their_maps_bound_and_outlive_their_epoch(backing)
                 state.started = number
             delta[ROW + row_key] = row(b"" if make.is_map else make.encode(state))
         world.commit(delta, lambda k: k[1:] if k[:1] == ROW else k[5 : 5 + int.from_bytes(k[1:5], "big")])
-        with CommittedState(world.log, **backing).newest() as cut:
+        with CommittedState(world.log).newest() as cut:
             every, some, none = states(cut, "C", make), states(cut, "C", make, [3, "no"]), states(cut, "Other", make)
         world.storage.objects.clear()
         maps = {number: {at: {"at": at} for at in range(number)} for number in range(5)}
@@ -253,15 +242,15 @@ def test_states_are_whole_with_their_maps_bound_and_outlive_their_epoch(backing)
         assert none == {}
 
 
-def test_an_unknown_computation_and_an_empty_checkpoint_are_named(backing):
+def test_an_unknown_computation_and_an_empty_checkpoint_are_named():
     log = ManifestLog(CountingStorage())
     with pytest.raises(CheckpointError, match="not a checkpoint"):
-        CommittedState(log, **backing).at()
+        CommittedState(log).newest()
     log.identify("p", 1, 1, [])
     with pytest.raises(CheckpointError, match="no committed epoch yet"):
-        CommittedState(log, **backing).at()
+        CommittedState(log).newest()
     log.commit(Manifest(0, "1-a", 0, [(0, "1-a")], computations={"Count": ComputationState()}))
-    found = CommittedState(log, **backing).at()
+    found = CommittedState(log).newest()
     with pytest.raises(CheckpointError, match=r"no computation called 'Cuont'\. It has: Count"):
         found.get("Cuont", "a")
     assert found.get("Count", "a") is None and list(found.rows("Count")) == []
@@ -277,9 +266,9 @@ def large(count: int = 40_000) -> World:
     return world
 
 
-def cost(world: World, read: Callable[[Following], Any]) -> tuple[int, int]:
+def cost(world: World, read: Callable[[AsOf], Any]) -> tuple[int, int]:
     """The share of the state that a fresh reader reads, in percent, and in how many readings."""
-    found = CommittedState(world.log).at()
+    found = CommittedState(world.log).newest()
     world.storage.bytes, world.storage.reads = 0, []
     read(found)
     whole = sum(ref.length for chain in world.chains for ref in chain)
@@ -310,13 +299,13 @@ def test_one_key_of_a_segment_without_an_index_costs_all_of_it():
 def test_what_was_read_is_kept_and_not_more_than_may_be():
     world = large()
     committed = CommittedState(world.log)
-    found = committed.at()
+    found = committed.newest()
     found.get("C", "00012345")
     world.storage.reads.clear()
     assert found.get("C", "00012346") == Row(b"%0100d" % 12346)
     assert world.storage.reads == [] and committed.stats().hits >= 1
     small = CommittedState(world.log, memory=2_000_000)
-    found = small.at()
+    found = small.newest()
     for i in range(0, 40_000, 500):
         assert found.get("C", f"{i:08d}") == Row(b"%0100d" % i)
         assert small.stats().bytes <= 2_000_000
@@ -337,30 +326,6 @@ def test_a_run_of_many_pieces_is_searched_and_not_read(monkeypatch):
 # --- overtaken
 
 
-def test_a_reader_that_is_overtaken_at_every_reading_goes_on(backing, monkeypatch):
-    tiny(monkeypatch)
-    world = World(1)
-    for _ in range(6):
-        world.commit_some()
-    expected = dict(world.model)
-    left = 12
-
-    def overtake() -> None:
-        nonlocal left
-        if left:
-            left -= 1
-            world.overtake()
-
-    found = CommittedState(world.log, memory=0, **backing).at()
-    began = found.epoch
-    world.storage.before = overtake
-    key = next(iter(expected))
-    assert found.get("C", key[1:].decode()) == Row(v_state(expected[key]))
-    assert found.epoch > began
-    assert {k: v for k, v in everything(found).items() if k != ROW + b"more"} == expected
-    assert left == 0
-
-
 def test_without_going_on_it_fails_and_says_what_there_is(monkeypatch):
     tiny(monkeypatch)
     world = World(1)
@@ -373,58 +338,6 @@ def test_without_going_on_it_fails_and_says_what_there_is(monkeypatch):
     assert not isinstance(caught.value, DamageError)
     with pytest.raises(Overtaken):
         found.get("C", next(iter(world.as_of[5]))[1:].decode())
-
-
-def test_a_held_epoch_cannot_be_overtaken(tmp_path, monkeypatch):
-    """What a state cache has begun to answer it goes on answering, while the state cache itself follows newer epochs."""
-    tiny(monkeypatch)
-    world = World(1, shards=1)
-    for _ in range(6):
-        world.commit_some()
-    committed = CommittedState(world.log, state_caches=tmp_path)
-    with committed.newest() as found:
-        assert everything(found) == world.as_of[5]
-        for _ in range(3):
-            world.overtake()
-            with committed.newest() as newer:
-                assert everything(newer) == world.model
-        assert everything(found) == world.as_of[5]
-
-
-def test_a_state_cache_does_not_go_back_for_a_reader_of_an_older_epoch(tmp_path):
-    world = World(1, shards=1)
-    for _ in range(6):
-        world.commit_some()
-    committed = CommittedState(world.log, state_caches=tmp_path)
-    assert everything(committed.at()) == world.model
-    kept = state_cache.open_state_cache(readers_root(world, tmp_path), "C", 0)
-    before = kept.stats()
-    assert everything(committed.at(2)) == world.as_of[2]  # from the log
-    assert kept.stats() == before
-
-
-def test_a_scan_that_is_overtaken_gives_every_key_once_in_order_at_ascending_epochs(monkeypatch):
-    tiny(monkeypatch)
-    monkeypatch.setattr(segment, "_SPAN", 0)
-    for reverse in (False, True):
-        world = World(2)
-        world.commit({ROW + b"%02d" % k: row(b"0") for k in range(40)})
-        found = CommittedState(world.log, memory=0).at()
-        given: list[bytes] = []
-        epochs: list[int] = []
-        for at, (key, value) in enumerate(found.rows("C", reverse=reverse)):
-            given.append(key)
-            epochs.append(found.epoch)
-            assert row(value.state) == world.as_of[found.epoch][ROW + key]
-            if at % 10 == 5:  # one that was given is deleted, one that is still to come changes, one comes that is new
-                new = b"%02d+" % (int(key[:2]) + (-3 if reverse else 3))
-                changed = b"%02d" % (int(key[:2]) + (-2 if reverse else 2))
-                world.commit({ROW + key: None, ROW + changed: row(b"changed %d" % at), ROW + new: row(b"new")})
-                world.overtake()
-        assert given == sorted(set(given), reverse=reverse)
-        assert {b"%02d" % k for k in range(40)} <= set(given)
-        assert epochs == sorted(epochs) and len(set(epochs)) == 5
-        world.storage.before = None
 
 
 def test_steady_begins_anew_and_gives_one_cut(monkeypatch):
@@ -455,15 +368,15 @@ def test_one_that_is_always_overtaken_gives_up_and_does_not_say_damage(monkeypat
     world = World(1)
     for _ in range(3):
         world.commit_some()
-    found = CommittedState(world.log, memory=0).at()
+    committed = CommittedState(world.log, memory=0)
     world.storage.before = world.overtake
-    for read in (lambda: everything(found), lambda: found.get("C", next(iter(world.model))[1:].decode())):
+    for read in (everything, lambda cut: cut.get("C", next(iter(world.model))[1:].decode())):
         with pytest.raises(Overtaken, match="has been collected meanwhile"):
-            read()
+            committed.steady(read)
 
 
-def slow_scan(window: int) -> tuple[int, set[int]]:
-    """A reader that needs half a minute for a scan, at 60 epochs a second and a collection every 20. How many rows, and as of which epochs."""
+def slow_scan(window: int) -> tuple[int, int]:
+    """A reader that needs half a minute for a scan, at 60 epochs a second and a collection every 20. How many rows, and how often it began."""
     world = World(shards=1)
     world.commit({ROW + b"%02d" % k: row(b"0") for k in range(30)})
 
@@ -477,21 +390,23 @@ def slow_scan(window: int) -> tuple[int, set[int]]:
                 world.compact(0)
                 world.collect(window)
 
-    found = CommittedState(world.log, memory=0).at()
+    tries = 0
+
+    def read(cut: AsOf) -> int:
+        nonlocal tries
+        tries += 1
+        return len(list(cut.rows("C", b"0", b"4")))
+
     world.storage.before = second
-    count, epochs = 0, set()
-    for _ in found.rows("C", b"0", b"4"):
-        count += 1
-        epochs.add(found.epoch)
-    return count, epochs
+    return CommittedState(world.log, memory=0).steady(read), tries
 
 
 def test_a_slow_reader_at_sixty_epochs_a_second_keeps_its_epoch(monkeypatch):
     tiny(monkeypatch, block=2, piece=1 << 20)
     monkeypatch.setattr(segment, "_SPAN", 0)
     monkeypatch.setattr(reader, "_PATIENCE", 0)
-    count, epochs = slow_scan(gc.WINDOW)
-    assert count == 30 and len(epochs) == 1  # overtaken once at the most, before it gave anything
+    count, tries = slow_scan(gc.WINDOW)
+    assert count == 30 and tries <= 2  # overtaken once at the most
     with pytest.raises(Overtaken):  # without the window it never comes to the end
         slow_scan(0)
 
@@ -510,7 +425,7 @@ def test_an_epoch_that_is_not_there_is_an_error_that_says_which_are():
 # --- damage
 
 
-def test_what_the_newest_manifest_names_and_is_missing_or_broken_is_damage(backing):
+def test_what_the_newest_manifest_names_and_is_missing_or_broken_is_damage():
     for how in ("missing", "broken"):
         world = World(shards=1)
         world.commit({ROW + b"a": row(b"1")})
@@ -520,8 +435,8 @@ def test_what_the_newest_manifest_names_and_is_missing_or_broken_is_damage(backi
             world.storage.delete([name])
         else:
             world.storage.objects[name] = world.storage.objects[name].replace(b"a", b"x")
-        committed = CommittedState(world.log, **backing)
-        for found in (committed.at(), committed.at(0), committed.newest()):
+        committed = CommittedState(world.log)
+        for found in (committed.newest(), committed.at(0), committed.newest()):
             with pytest.raises(DamageError, match=name):
                 found.get("C", "a")
         with pytest.raises(DamageError, match=name):
@@ -544,7 +459,7 @@ def test_no_changed_byte_gives_a_wrong_row(seed, data):
         whole = world.storage.objects[ref.name]
         at = data.draw(st.integers(ref.offset, ref.offset + ref.length - 1))
         world.storage.objects[ref.name] = whole[:at] + bytes([whole[at] ^ data.draw(st.integers(1, 255))]) + whole[at + 1 :]
-        found = CommittedState(world.log).at()
+        found = CommittedState(world.log).newest()
         for k in range(41):
             key = f"{k:02d}"
             try:
@@ -575,9 +490,8 @@ def test_the_newest_manifest_is_found_while_older_ones_go():
 # --- threads
 
 
-@pytest.mark.parametrize("how", ["log", "state_cache"])
 @pytest.mark.slow
-def test_threads_read_while_a_writer_commits_compactions_and_collects(tmp_path, monkeypatch, how):
+def test_threads_read_while_a_writer_commits_compactions_and_collects(monkeypatch):
     """Every epoch writes the same number under every key: whoever sees two numbers in one cut has seen two epochs."""
     tiny(monkeypatch, block=4, piece=200)
     world = World(shards=2)
@@ -588,8 +502,8 @@ def test_threads_read_while_a_writer_commits_compactions_and_collects(tmp_path, 
         world.commit({ROW + key: row(b"%d" % (world.epoch + 1)) for key in keys})
 
     write()
-    committed = CommittedState(world.log, memory=4000, **({} if how == "log" else {"state_caches": tmp_path}))
-    shared, problems, seen = committed.at(), [], set()
+    committed = CommittedState(world.log, memory=4000)
+    problems, seen = [], set()
     barrier = threading.Barrier(5)
 
     def read(number: int) -> None:
@@ -601,10 +515,9 @@ def test_threads_read_while_a_writer_commits_compactions_and_collects(tmp_path, 
                 seen.add(cut[0])
                 if cut[1] != {b"%d" % cut[0]}:
                     problems.append(cut)
-                found = shared.get("C", rng.choice(keys).decode())
-                given = [key for key, _ in shared.rows("C", reverse=bool(number % 2))]
-                if found is None or sorted(given) != keys:
-                    problems.append((found, given))
+                key = rng.choice(keys).decode()
+                if committed.steady(lambda cut, key=key: cut.get("C", key)) is None:
+                    problems.append(key)
         except BaseException as error:
             problems.append(error)
             raise
@@ -626,7 +539,6 @@ def test_threads_read_while_a_writer_commits_compactions_and_collects(tmp_path, 
     assert not any(thread.is_alive() for thread in threads)
     assert problems == []
     assert len(seen) > 1
-    shared.close()
 
 
 def test_a_state_cache_is_opened_once_by_many_threads(tmp_path):
@@ -644,32 +556,54 @@ def test_a_state_cache_is_opened_once_by_many_threads(tmp_path):
     assert len(found) == 8 and len(set(map(id, found))) == 1
 
 
+# --- state caches whose epochs are held
+
+
+def held(world: World, folder: Path, epoch: int | None = None) -> state_cache.Held | None:
+    manifest = world.log.read(world.epoch if epoch is None else epoch)
+    chain = manifest.computations["C"].shards[0].segments
+    return state_cache.open_state_cache(folder, "C", 0, 1 << 20).hold(world.storage, chain, manifest)
+
+
+def entries(found: state_cache.Held | None) -> dict[bytes, bytes]:
+    assert found is not None
+    return dict(found.scan(b"\x01", b"\xff" * 9))
+
+
+def test_a_held_epoch_cannot_be_overtaken_and_a_cache_does_not_go_back(tmp_path, monkeypatch):
+    """What a state cache has begun to answer it goes on answering, while the state cache itself follows newer epochs."""
+    tiny(monkeypatch)
+    world = World(1, shards=1)
+    for _ in range(6):
+        world.commit_some()
+    found = held(world, tmp_path)
+    assert entries(found) == world.as_of[5]
+    assert held(world, tmp_path, 2) is None
+    for _ in range(3):
+        world.overtake()
+        newer = held(world, tmp_path)
+        assert entries(newer) == world.model
+        newer.close()
+    assert entries(found) == world.as_of[5]
+    found.close()
+
+
 def test_a_map_does_not_grow_under_somebody_who_reads(tmp_path):
-    """Growing moves it, and what was held would point to nowhere: the log answers instead, and when nobody holds on, the state cache does again."""
+    """Growing moves it, and what was held would point to nowhere. When nobody holds on, the state cache follows again."""
     world = World(shards=1)
     world.commit({ROW + b"a": row(b"1")})
-    small = state_cache.open_state_cache(readers_root(world, tmp_path), "C", 0, map_size=1 << 20)
-    committed = CommittedState(world.log, state_caches=tmp_path)
-    with committed.newest() as held:
-        assert held.get("C", "a") == Row(b"1")
-        world.commit({ROW + b"%06d" % i: row(bytes(200)) for i in range(8000)})
-        with committed.newest() as newer:
-            assert len(everything(newer)) == 8001
-        assert held.get("C", "a") == Row(b"1") and len(everything(held)) == 1
-        assert small.stats().entries == 1
-    with committed.newest() as found:
-        assert len(everything(found)) == 8001
-    assert small.stats().entries == 8001
+    first = held(world, tmp_path)
+    world.commit({ROW + b"%06d" % i: row(bytes(200)) for i in range(8000)})
+    assert held(world, tmp_path) is None
+    assert entries(first) == {ROW + b"a": row(b"1")}
+    first.close()
+    assert len(entries(held(world, tmp_path))) == 8001
 
 
-def test_an_epoch_is_held_although_its_state_cache_is_deleted_and_another_reader_comes(tmp_path):
-    world = World(seed=3, storage=LocalStorage(tmp_path / "log"))
+def test_an_epoch_is_held_although_its_cache_is_deleted_and_another_reader_comes(tmp_path):
+    world = World(seed=3, shards=1, storage=LocalStorage(tmp_path / "log"))
     world.commit({ROW + b"%02d" % k: row(b"%d" % k) for k in range(9)})
-    state = CommittedState(world.log, state_caches=tmp_path / "state_caches")
-    first = state.at()
-    expected = [first.get("C", f"{k:02d}") for k in range(9)]
-    assert all(expected)
-    shutil.rmtree(tmp_path / "state_caches")
-    second = state.at()
-    assert [second.get("C", f"{k:02d}") for k in range(9)] == expected
-    assert [first.get("C", f"{k:02d}") for k in range(9)] == expected
+    first = held(world, tmp_path / "caches")
+    assert entries(first) == world.model
+    shutil.rmtree(tmp_path / "caches")
+    assert entries(held(world, tmp_path / "caches")) == world.model == entries(first)

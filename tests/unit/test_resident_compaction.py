@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from millstream.engine.resident.task_compaction import CompactionOrder, TaskCompaction
+from millstream.engine.compaction_orders import CompactionOrder, TaskCompaction
 from millstream.state.compaction import MAX_RUNS
 from millstream.state.manifest import ComputationState, Manifest, ShardState
 from millstream.state.segment import SegmentRef

@@ -69,14 +69,6 @@ def test_a_claim_that_does_not_say_when_is_no_error(said):
     assert run_number(runs.claim(None)) == 4  # the name counts
 
 
-def test_a_claim_of_version_0_1_says_when_and_ours_is_read_by_it():
-    runs = Runs(MemoryStorage())
-    runs.storage.put("runs/0000000001", b"1-a3f09c11 1700000000.123")
-    assert runs.last_claim().began == 1700000000.123
-    runs.claim(None)
-    assert float(runs.storage.read("runs/0000000002").decode().split(" ")[1]) == runs.last_claim().began
-
-
 def test_a_sign_of_a_later_version_is_passed_over():
     storage = MemoryStorage()
     sign = heartbeat.Alive("1-a", 5, "host", 7, "running", waits_for="files")

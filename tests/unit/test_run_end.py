@@ -14,6 +14,7 @@ from plannedkit import KitEpochs, Told, pipeline
 from rich.console import Console
 
 from millstream.cli.run import watch
+from millstream.engine import upkeep
 from millstream.engine.spark.resident_job import ResidentJob
 from millstream.engine.spark.run import PlannedRun
 from millstream.errors import InputError, MillstreamError
@@ -84,14 +85,14 @@ def test_a_run_that_does_not_begin_ends_what_was_started_for_it(kind: type[Plann
     assert ended == ["epochs", "beside"]
 
 
-def test_a_collection_that_fails_is_said_once(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_collection_that_fails_is_said_once(caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch) -> None:
     epochs = KitEpochs(pipeline().program(), MemoryStorage(), {"in": Told()})
     epochs.turn()
 
     def denied(*given: object) -> None:
         raise OSError("no permission")
 
-    epochs.publishing.collect_log = denied  # type: ignore[method-assign]
+    monkeypatch.setattr(upkeep.gc, "collect", denied)
     with caplog.at_level(logging.WARNING):
         for _ in range(3):
             epochs.collect()

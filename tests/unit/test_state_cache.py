@@ -74,7 +74,7 @@ def log() -> Log:
 def state_cache(tmp_path: Path):
     found = StateCache(tmp_path / "state_cache")
     yield found
-    found.close()
+    found.retire()
 
 
 def everything(
@@ -255,7 +255,7 @@ def test_two_state_caches_that_look_now_and_then_always_see_what_a_dict_would_ho
             epoch, chain, model = past[args[0] % len(past)]
             assert everything(state_caches[0], log, epoch=epoch, chain=chain) == model
     for one in state_caches:
-        one.close()
+        one.retire()
     shutil.rmtree(folder)
 
 
@@ -404,12 +404,12 @@ def test_the_map_grows_with_the_state(tmp_path, log, monkeypatch):
         assert sum(1 for _ in view.scan(b"\x01", b"\xff")) == 1500 * (epoch + 1)
         view.close()
     assert state_cache._env.info()["map_size"] > 4 << 20
-    state_cache.close()
+    state_cache.retire()
     again = StateCache(tmp_path / "small")
     view = again.view(log.storage, log.chain, manifest(log.epoch))
     assert view.get(b"3-000007") == bytes(1000)
     view.close()
-    again.close()
+    again.retire()
 
 
 # --- several processes
@@ -534,11 +534,11 @@ def test_a_torn_file_is_thrown_away(tmp_path, log):
     log.commit({b"a": b"1"})
     state_cache = StateCache(tmp_path / "torn")
     everything(state_cache, log)
-    state_cache.close()
+    state_cache.retire()
     (tmp_path / "torn" / "data.mdb").write_bytes(b"garbage" * 2000)
     again = StateCache(tmp_path / "torn")
     assert everything(again, log) == log.model
-    again.close()
+    again.retire()
 
 
 def test_state_caches_of_two_checkpoints_and_two_boots_do_not_meet(tmp_path, monkeypatch):

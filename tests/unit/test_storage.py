@@ -359,8 +359,8 @@ def test_a_published_name_is_on_disk_before_the_staged_one_goes(tmp_path, monkey
     before the sync."""
     storage = LocalStorage(tmp_path)
     steps: list[str] = []
-    sync, unlink = storage_module._sync_folder, Path.unlink
-    monkeypatch.setattr(storage_module, "_sync_folder", lambda folder: (steps.append(f"sync {folder.name}"), sync(folder)))
+    sync, unlink = storage_module.sync_folder, Path.unlink
+    monkeypatch.setattr(storage_module, "sync_folder", lambda folder: (steps.append(f"sync {folder.name}"), sync(folder)))
     monkeypatch.setattr(Path, "unlink", lambda path, **how: (steps.append(f"unlink {path.name}"), unlink(path, **how)))
     for there_already in (False, True):
         storage.put("units/staged", b"rows")
@@ -482,4 +482,4 @@ def test_manifests_segments_compactions_and_state_cache_work_on_both(storage, tm
     chain = found.computations["C"].shards[0].segments
     assert len(chain) == 3 and chain[0].base
     assert dict(merge(storage, chain, drop_deleted=True)) == model
-    state_cache.close()
+    state_cache.retire()

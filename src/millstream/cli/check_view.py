@@ -131,7 +131,7 @@ class Check:
             )
         spark = None
         if any(map(_wants_spark, self._program.topology.emissions)):
-            from millstream.engine.spark.asked import ready_sinks
+            from millstream.engine.spark.run_builder import ready_sinks
             from millstream.engine.spark.session import local_session
 
             spark = local_session(self._program.name)

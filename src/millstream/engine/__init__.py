@@ -1,7 +1,7 @@
 """How is an epoch run? Everything here ships; what tests it is in `simulation/`.
 
-    program                        a pipeline made ready to run
-    validate, evolution            what can be refused before Spark is started; a checkpoint that a changed pipeline must fit
+    program                        a pipeline made ready to run, and what can be refused before Spark is started
+    evolution                      a checkpoint that a changed pipeline must fit
     plan, next_manifest            pure: what an epoch will do, and what its manifest says
     epochs                         the seven numbered steps between the two, on the driver
     contracts                      what the steps ask of the parts that they are given

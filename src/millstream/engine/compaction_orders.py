@@ -11,6 +11,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
+from collections.abc import Callable
 
 import msgspec
 
@@ -40,7 +41,6 @@ class CompactionOrder(msgspec.Struct):
 
     @property
     def where(self) -> tuple[str, int]:
-        """Computation and shard."""
         return self.computation, self.shard
 
 
@@ -102,17 +102,51 @@ class FinishedCompactions(Compaction):
             _log.warning("a compaction failed and will be tried again: %s", self._stats.last_error)
 
     def take_finished(self) -> dict[tuple[str, int], Compacted]:
-        """The compactions that have ended, for the next manifest."""
         with self._lock:
             done, self._done = self._done, {}
             self._stats.compacted += len(done)
         return {where: Compacted(order.chosen, order.made) for where, order in done.items()}
 
     def in_flight(self) -> set[str]:
-        """Objects that the next manifest may name."""
         with self._lock:
             return {ref.name for order in self._done.values() for ref in order.made}
 
     def stats(self) -> CompactionStats:
-        """How compaction is doing."""
         return msgspec.structs.replace(self._stats, since=self.since())
+
+
+class TaskCompaction(FinishedCompactions):
+    """Compaction inside resident tasks: the owner of a shard compacts its chain in a thread. One that is lost with its task is planned again.
+
+    send: gives an order to the task of a shard; False if it is not there."""
+
+    def __init__(self, token: str, send: Callable[[CompactionOrder], bool]) -> None:
+        super().__init__(token)
+        self._send = send
+        self._under_way: dict[tuple[str, int], int] = {}  # computation and shard: since which epoch
+
+    def plan(self, manifest: Manifest) -> None:
+        for order in self._due(manifest):
+            with self._lock:
+                if order.where in self._under_way:
+                    continue
+                self._under_way[order.where] = manifest.epoch
+            if not self._send(order):
+                self.lost(order.shard)
+
+    def came(self, order: CompactionOrder) -> None:
+        """A task has compacted (from the thread that hears it)."""
+        with self._lock:
+            if self._under_way.get(order.where) != order.epoch:
+                return  # it was given up, and may have been collected since: its task was taken for lost
+            del self._under_way[order.where]
+            self._take_in(order)
+
+    def lost(self, *shards: int) -> None:
+        """The compactions of some shards are gone with their task: they are planned again."""
+        with self._lock:
+            self._under_way = {where: epoch for where, epoch in self._under_way.items() if where[1] not in shards}
+
+    def since(self) -> int | None:
+        with self._lock:
+            return min(self._under_way.values(), default=None)

@@ -4,8 +4,7 @@
     2. Manifest N-1 says what makes up the state, how far time is, which timer is next and which productions wait.
     3. Rows go through the shuffle to their shards, one level of the topology per stage. Stored productions lie in their shards already.
     4. Tasks run the step and stage.
-    5. Receipts: every shard of every group exactly once, every consumer fed by the very attempts that are about to be committed.
-       Sinks are prepared.
+    5. Receipts: every shard of every group exactly once, every consumer fed by the very attempts that are about to be committed. Sinks are prepared.
     6. Manifest N is created exclusively. This is the commit.
     7. Sinks publish, compactions are planned, garbage is collected.
 
@@ -25,6 +24,7 @@ import os
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import KW_ONLY, dataclass, field
 from typing import Any, Generic, TypeVar
 
 import msgspec
@@ -43,11 +43,9 @@ from millstream.engine.upkeep import Upkeep
 from millstream.errors import CheckpointError, EpochAbandoned, Fenced, HookError, MillstreamError, SinkError, StorageError
 from millstream.faults import CrashPoints
 from millstream.state.fencing import run_number
-from millstream.state.heartbeat import RunMode
-from millstream.state.manifest import Manifest, edge_name
+from millstream.state.heartbeat import RunMode, StateCacheStats
+from millstream.state.manifest import Manifest, Part, edge_name
 from millstream.state.manifest_log import ManifestLog
-from millstream.state.sink_part import Part
-from millstream.state.stats import StateCacheStats
 
 _log = logging.getLogger("millstream.input")
 
@@ -62,6 +60,7 @@ def wall_clock() -> int:
     return int(time.time() * 1000)
 
 
+@dataclass(eq=False)
 class Epochs(Generic[_In]):
     """Runs epochs on one checkpoint, for one run of a pipeline. Its parameter is what the runner of its tasks gets, where something came in.
 
@@ -69,52 +68,35 @@ class Epochs(Generic[_In]):
     stopping: set when no further epoch is to begin.
     """
 
-    def __init__(
-        self,
-        program: Program,
-        shards: int,
-        log: ManifestLog,
-        latest: Manifest | None,
-        token: str,
-        *,
-        runner: TaskRunner[_In],
-        planner: Planner,
-        compaction: Compaction | None = None,
-        upkeep: Upkeep | None = None,
-        guards: Guards = ALL_GUARDS,
-        clock: Callable[[], int] = wall_clock,
-        points: CrashPoints | None = None,
-        session: Callable[[], Any] = lambda: None,
-        metrics: Metrics | None = None,
-        stopping: threading.Event | None = None,
-        warn: Callable[[str], None] | None = None,
-    ) -> None:
-        self.program = program
-        self.topology = program.topology
-        self.shards = shards
-        self.storage = log.storage
-        self.log = log
-        self.latest = latest
-        self.token = token
-        self.runner = runner
-        self.planner = planner
-        self.compaction = compaction or Compaction()
-        self.upkeep = upkeep or Upkeep()
-        self.guards = guards
-        self.clock = clock
-        self.points = points or CrashPoints()
-        self.session = session
-        self.metrics = metrics or Metrics()
-        self.stopping = stopping or threading.Event()
-        self.ownership = Ownership(log, token, guards, latest)
-        self.publishing = Publishing(program, log, token, session, self.points)
+    program: Program
+    shards: int
+    log: ManifestLog
+    latest: Manifest | None
+    token: str
+    _: KW_ONLY
+    runner: TaskRunner[_In]
+    planner: Planner
+    compaction: Compaction = field(default_factory=Compaction)
+    upkeep: Upkeep = field(default_factory=Upkeep)
+    guards: Guards = ALL_GUARDS
+    clock: Callable[[], int] = wall_clock
+    points: CrashPoints = field(default_factory=CrashPoints)
+    session: Callable[[], Any] = lambda: None
+    metrics: Metrics = field(default_factory=Metrics)
+    stopping: threading.Event = field(default_factory=threading.Event)
+    warn: Callable[[str], None] | None = None
+
+    def __post_init__(self) -> None:
+        self.topology = self.program.topology
+        self.storage = self.log.storage
+        self.ownership = Ownership(self.log, self.token, self.guards, self.latest)
+        self.publishing = Publishing(self.program, self.log, self.token, self.session, self.points)
         self.lock = threading.Lock()
         self.error: BaseException | None = None
         self.abandoned = 0
         self.state_caches: dict[str, StateCacheStats] = {}  # by computation, over all shards, as the last epoch with tasks found them
-        self._hints = Hints(program.topology)
-        self._warn = warn or (lambda hint: _log.warning("%s: %s", program.name, hint))
-        self._began_at = -1 if latest is None else latest.epoch
+        self._hints = Hints(self.topology)
+        self._began_at = -1 if self.latest is None else self.latest.epoch
         self._listened = False  # this run has committed an epoch of its own time: not one that settles at the time of the last run
 
     # --- the epoch
@@ -259,7 +241,10 @@ class Epochs(Generic[_In]):
         for receipt in receipts:
             late = [hint for name, work in receipt.work.items() for hint in self._hints.of_late(name, work.counts)]
             for hint in (*late, *self._hints.of_times(receipt.seen)):
-                self._warn(hint)
+                if self.warn is not None:
+                    self.warn(hint)
+                else:
+                    _log.warning("%s: %s", self.program.name, hint)
         stored = {edge_name(*edge): why for edge, why in planned.storing.items()}
         self.metrics.add(EpochStats(planned.epoch, records, millis, job=bool(receipts), stored=stored, at=self.clock()))
 
@@ -357,13 +342,11 @@ class Epochs(Generic[_In]):
     # --- what others ask
 
     def mode(self) -> RunMode:
-        """How epochs are run, and where their time goes."""
         return msgspec.structs.replace(
             self.runner.status(), epochs_per_second=self.metrics.per_second(self.clock()), phases=self.metrics.phases()
         )
 
     def close(self) -> None:
-        """At the end of a run."""
         for part in (self.runner, self.compaction, self.upkeep, self.planner):
             part.close()
         for injector in self.topology.injectors.values():
@@ -373,7 +356,6 @@ class Epochs(Generic[_In]):
 
     @property
     def published(self) -> dict[str, tuple[str, int]]:
-        """By sink: where its rows are, and how many this run has put there."""
         return {name: (one.place, one.rows) for name, one in self.publishing.published.items()}
 
     def fenced(self) -> Fenced | None:

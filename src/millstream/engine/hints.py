@@ -40,9 +40,14 @@ class Hints:
             column = self._topology.injectors[name].timestamp
             if one.newest is not None and one.newest in _SECONDS and column is not None and ("", name) not in self._said:
                 self._said.add(("", name))
+                way = (
+                    f", or (where Spark reads, not in a resident run) say timestamp={f'{column} * 1000'!r}"
+                    if isinstance(column, str)
+                    else ""
+                )
                 yield (
                     f"injected stream {name!r}: its newest timestamp is {one.newest}, which is {describe(one.newest)}. Are these seconds? Timestamps are "
-                    f"milliseconds since 1970: write those into the column{_times_1000(column)}."
+                    f"milliseconds since 1970: write those into the column{way}."
                 )
 
     def _drops(self, computation: str, stream: str) -> bool:
@@ -57,11 +62,11 @@ class Hints:
         which = (
             "" if one is None else f" (key {one.key}, {describe(one.timestamp)}; the low watermark was at {describe(one.low_watermark)})"
         )
-        forgotten = [name for name in self._injectors(stream) if _is_forgotten(self._topology.injectors[name].watermark)]
         why = "".join(
             f" {name!r} has no watermark=, so whatever is older than its newest record may be late: say how long records may take, such as "
             f"inject({name!r}, ..., watermark=ms.watermarks.bounded('10s'))."
-            for name in forgotten
+            for name in self._injectors(stream)
+            if isinstance(policy := self._topology.injectors[name].watermark, Bounded) and not policy.is_given
         )
         return (
             f"computation {computation!r} has dropped a late record of stream {stream!r}{which}, and nothing there handles late records.{why} "
@@ -82,11 +87,3 @@ class Hints:
             else:
                 look += [i.stream for i in self._topology.by_name[self._topology.producer(at)].inputs]
         return sorted(found)
-
-
-def _is_forgotten(policy: object) -> bool:
-    return isinstance(policy, Bounded) and not policy.is_given
-
-
-def _times_1000(column: object) -> str:
-    return f", or (where Spark reads, not in a resident run) say timestamp={f'{column} * 1000'!r}" if isinstance(column, str) else ""

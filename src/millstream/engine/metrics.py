@@ -43,7 +43,6 @@ class Metrics:
         return now
 
     def add_phase(self, phase: str, millis: float) -> None:
-        """Adds to what a phase of the epoch under way took."""
         self._phases[phase] = self._phases.get(phase, 0.0) + millis
 
     def add_task_phases(self, phases: Mapping[str, float]) -> None:
@@ -67,15 +66,6 @@ class Metrics:
     def __iter__(self) -> Iterator[EpochStats]:
         return iter(list(self._kept))  # a reader in another thread sees a moment
 
-    def _last_seconds(self) -> list[EpochStats]:
-        """The epochs of the last `SPEED` milliseconds before the newest one, newest first; at least that one."""
-        found: list[EpochStats] = []
-        for one in reversed(list(self._kept)):
-            if found and one.at < found[0].at - SPEED:
-                break
-            found.append(one)
-        return found
-
     def per_second(self, now: int) -> float:
         """How many epochs a second there were in the last `SPEED` milliseconds, idle ones of the clock included."""
         kept = list(self._kept)
@@ -84,14 +74,11 @@ class Metrics:
         return recent * 1000 / since
 
     def phases(self) -> dict[str, float]:
-        """Where the milliseconds of an epoch with tasks went lately, on average."""
-        found = [one for one in self._last_seconds() if one.job]
-        total: dict[str, float] = {}
-        for one in found:
-            for name, millis in one.phases.items():
-                total[name] = total.get(name, 0.0) + millis
-        return {name: round(millis / len(found), 2) for name, millis in total.items()}
+        """Where the milliseconds of an epoch with tasks went in the last `SPEED` milliseconds, on average."""
+        kept = list(self._kept)
+        found = [one.phases for one in kept if one.job and one.at >= kept[-1].at - SPEED]
+        names = dict.fromkeys(name for phases in found for name in phases)
+        return {name: round(sum(phases.get(name, 0.0) for phases in found) / len(found), 2) for name in names}
 
     def recent(self, count: int) -> list[EpochStats]:
-        """The newest, oldest first."""
         return list(islice(reversed(self._kept), count))[::-1]

@@ -26,8 +26,7 @@ from millstream.engine.plan import Plan, adaptive_edges
 from millstream.engine.program import Program
 from millstream.engine.receipts import Receipt, Work
 from millstream.state.compaction import adopt
-from millstream.state.manifest import ComputationState, Manifest, ShardState, WaitingParts, edge_name
-from millstream.state.sink_part import Part
+from millstream.state.manifest import ComputationState, Manifest, Part, ShardState, WaitingParts, edge_name
 
 MOST_WAITING = 512  # parts of a sink that rolls: they stand in every manifest until they are published
 KEPT_RUNS = 64  # a state cache that was last brought up to date by an older run loads anew
@@ -105,7 +104,6 @@ def _sinks(
 
 
 def _builds(plan: Plan, receipts: Sequence[Receipt]) -> dict[str, BuildState]:
-    """How far derived computations are."""
     if not receipts or not plan.told.scans:
         return plan.position.builds
     works = [work for receipt in receipts for work in receipt.work.values() if work.counts.scanned]

@@ -108,7 +108,6 @@ class Plan(msgspec.Struct):
 
     @property
     def has_work(self) -> bool:
-        """Whether tasks have to run."""
         return self.due or self.ranges.may_have_rows
 
     @property
@@ -119,13 +118,7 @@ class Plan(msgspec.Struct):
     def storing_too(self, topology: Topology, more: Mapping[Edge, str]) -> Plan:
         """This epoch, in which more adaptive edges store."""
         return plan(
-            topology,
-            self.position,
-            self.ranges,
-            clock=self.now,
-            drain=self.drain,
-            said=self.said,
-            storing={**self.storing, **more},
+            topology, self.position, self.ranges, clock=self.now, drain=self.drain, said=self.said, storing={**self.storing, **more}
         )
 
 
@@ -163,7 +156,6 @@ def to_store(topology: Topology, error: Exception, storing: Mapping[Edge, str]) 
 
 
 def adaptive_edges(topology: Topology) -> list[Edge]:
-    """The edges that may store or not."""
     return [edge for edge, kind in topology.edges.items() if kind == ADAPTIVE]
 
 

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Mapping, Sequence
 from time import perf_counter
 from typing import Any
@@ -21,7 +22,7 @@ from millstream.core.rejected import wrapped
 from millstream.core.route_keys import NoKey, route_key
 from millstream.core.statekind import StateKind
 from millstream.core.step import Step
-from millstream.core.topology import Group, Injector, Route, Topology
+from millstream.core.topology import Group, Injector, Route, Topology, check_columns
 from millstream.errors import DefinitionError
 from millstream.sources.schema import Kind, columns
 from millstream.state.codec import msgpack
@@ -39,7 +40,6 @@ class Program:
         self.expressions: dict[str, Callable[[dict[str, Any]], Any]] = {}  # what SQL texts mean, for engines without Spark
 
     def codec_of(self, computation: str) -> Codec:
-        """The codec of a computation's state."""
         spec = self.topology.by_name[computation]
         made_by = getattr(spec.factory, "func", spec.factory)  # the class behind a functools.partial
         return spec.codec or getattr(made_by, "codec", None) or msgpack
@@ -174,3 +174,42 @@ class BodyBatch(Batch):
 
     def id(self, index: int) -> str:
         return self.ids[index]
+
+
+_HOOKS = ("process_record", "process_timer", "process_late_record")
+
+
+def check(compiled: Compiled) -> None:
+    """Raises DefinitionError for the first thing that cannot work, as far as that can be told before Spark is started: columns that a source's schema does not
+    have, hooks that cannot work. A source whose columns are not known, and SQL text, are Spark's business."""
+    for spec in compiled.topology.computations:
+        computation, _ = compiled.make(spec.name)
+        check_hooks(spec.name, computation)
+    for injector in compiled.topology.injectors.values():
+        known = compiled.columns_of(injector)
+        injector.check(known)
+        for route in compiled.topology.routes:
+            if route.stream == injector.name:
+                keys = route.key if isinstance(route.key, tuple) else (route.key,)
+                check_columns(f"injected stream {injector.name!r}, key of computation {route.computation!r}", keys, known)
+
+
+_OWN = {name for name in {**vars(Computation), **Computation.__annotations__} if name.startswith("_") and not name.startswith("__")}
+
+
+def check_hooks(name: str, computation: Computation) -> None:
+    """A hook that is a generator or a coroutine would be called and never run; a name that Millstream uses itself would be overwritten."""
+    for cls in type(computation).__mro__:
+        taken = sorted(_OWN & set(vars(cls))) if cls is not Computation and not cls.__module__.startswith("millstream.") else []
+        if taken:
+            raise DefinitionError(
+                f"computation {name!r}: {cls.__name__}.{taken[0]} is a name that Millstream uses itself: give it another, without the underscore"
+            )
+    for hook in _HOOKS:
+        function = getattr(computation, hook)
+        if inspect.isgeneratorfunction(function) or inspect.iscoroutinefunction(function) or inspect.isasyncgenfunction(function):
+            what = "is async" if not inspect.isgeneratorfunction(function) else "has a yield"
+            raise DefinitionError(
+                f"computation {name!r}: {type(computation).__name__}.{hook} {what}, so its body would never run. Hooks are plain functions; "
+                f"to send something on, call self.produce(value)."
+            )

@@ -12,13 +12,10 @@ from typing import Any
 
 import msgspec
 
-from millstream.engine.contracts import Compaction
 from millstream.engine.program import Program
 from millstream.sinks.base import DriverContext
-from millstream.state import gc
-from millstream.state.manifest import Manifest
+from millstream.state.manifest import Manifest, Part
 from millstream.state.manifest_log import KEEP, ManifestLog
-from millstream.state.sink_part import Part
 
 
 class Published(msgspec.Struct):
@@ -37,7 +34,7 @@ class Publishing:
         self, program: Program, log: ManifestLog, token: str, session: Callable[[], Any], point: Callable[[str, int], None]
     ) -> None:
         self._program = program
-        self._log = log
+        self.log = log
         self._token = token
         self._session = session
         self._point = point
@@ -60,25 +57,12 @@ class Publishing:
                 self._sinks[name].commit(self._context(name, redo, instead.get(name, ())), manifest.epoch, parts)
                 if not redo:
                     count = self.published[name]
-                    count.rows, count.parts, count.epochs = (
-                        count.rows + sum(p.rows for p in parts),
-                        count.parts + len(parts),
-                        count.epochs + 1,
-                    )
+                    count.rows += sum(part.rows for part in parts)
+                    count.parts += len(parts)
+                    count.epochs += 1
         self._point("epoch.7-published", manifest.epoch)
 
-    def compacted_meanwhile(self, compactions: Compaction) -> tuple[int | None, set[str]]:
-        """What a collection has to know of compactions that its manifest does not name. Asked by whoever commits, between two commits: later, a compaction may
-        already be in a manifest that the collection does not look at."""
-        since = compactions.since()  # asked before what is done: a compaction that ends in between is then in one of the two
-        return since, compactions.in_flight()
-
-    def collect_log(self, manifest: Manifest, since: int | None, in_flight: set[str]) -> None:
-        """Removes what no manifest needs from the checkpoint, from any thread. since, in_flight: as `compacted_meanwhile` says."""
-        gc.collect(self._log, manifest, in_flight, since)
-
     def sweep(self, manifest: Manifest) -> None:
-        """Lets sinks remove what no manifest needs."""
         for name, sink in self._sinks.items():
             waiting = manifest.waiting[name].parts if name in manifest.waiting else ()
             keep = [part.staged for part in (*manifest.sinks.get(name, ()), *waiting) if part.staged is not None]
@@ -86,7 +70,7 @@ class Publishing:
 
     def _context(self, emission: str, redo: bool = False, instead: Sequence[Part] = ()) -> DriverContext:
         return DriverContext(
-            checkpoint=self._log.storage,
+            checkpoint=self.log.storage,
             pipeline=self._program.name,
             emission=emission,
             spark=self._session(),

@@ -13,10 +13,9 @@ from millstream.core.outcome import Counts, Times
 from millstream.core.topology import Topology
 from millstream.core.watermark import Seen
 from millstream.errors import BY_NAME, EpochAbandoned, MillstreamError
-from millstream.state.manifest import Manifest, ProductionsRef
+from millstream.state.heartbeat import StateCacheStats
+from millstream.state.manifest import Manifest, Part, ProductionsRef
 from millstream.state.segment import SegmentRef
-from millstream.state.sink_part import Part
-from millstream.state.stats import StateCacheStats
 
 
 class EpochOrder(msgspec.Struct):
@@ -91,9 +90,8 @@ def checked(receipts: list[Receipt], topology: Topology, shards: int, fed: bool)
 
 def total_stats(receipts: Iterable[Receipt]) -> dict[str, StateCacheStats]:
     """How the state caches of each computation are doing, over all shards."""
-    found: dict[str, StateCacheStats] = {}
+    found: dict[str, list[tuple[int, ...]]] = {}
     for receipt in receipts:
         for name, one in receipt.state_caches.items():
-            before = found.get(name)
-            found[name] = one if before is None else StateCacheStats(*map(sum, zip(astuple(before), astuple(one), strict=True)))
-    return found
+            found.setdefault(name, []).append(astuple(one))
+    return {name: StateCacheStats(*map(sum, zip(*some, strict=True))) for name, some in found.items()}

@@ -34,7 +34,6 @@ class SentRows(msgspec.Struct):
         return len(self.shards)
 
     def rows(self) -> Iterator[SentRow]:
-        """One by one."""
         return map(SentRow._make, zip(self.shards, self.routes, self.keys, self.times, self.ids, self.bodies, strict=True))
 
 
@@ -57,7 +56,6 @@ class Routed(msgspec.Struct):
 
 
 def route(compiled: Compiled, outcomes: Iterable[Outcome], shards: int, stored: Collection[tuple[str, str]]) -> Routed:
-    """Where productions go that leave their task."""
     out = Routed()
     routes_of, route_keys = compiled.routes_of, compiled.route_keys
     for outcome in outcomes:

@@ -56,13 +56,11 @@ class SourcePlanner:
             reader.begin({} if position is None else names_read(storage, position), bounded)
 
     def took_over(self, manifest: Manifest) -> None:
-        """A run before this one has committed one more epoch: what it read, readers have not heard of."""
         for name, position in manifest.sources.items():
             if name in self.readers:
                 self.readers[name].begin(names_read(self._storage, position), self._bounded)
 
     def next(self, latest: Manifest | None) -> tuple[Reading, dict[str, SplitPlan]]:
-        """What the next epoch reads."""
         takes, ranges, positions = {}, {}, {}
         epoch, batch = (0, 0) if latest is None else (latest.epoch + 1, latest.last_batch + 1)
         for name, reader in self.readers.items():
@@ -103,18 +101,15 @@ class SourcePlanner:
         return chain
 
     def files(self, injector: str) -> tuple[Mapping[str, int], set[str]]:
-        """The files of a source, and those that were read."""
         reader = self.readers[injector]
         return reader.files(), reader.files_read()
 
     def acknowledge(self, batch: int, positions: Mapping[str, SourcePosition]) -> None:
-        """Tells readers what is safe."""
         for name, position in positions.items():
             if name in self.readers:
                 self.readers[name].committed(position.offset)
 
     def close(self) -> None:
-        """Ends what readers keep open."""
         for reader in self.readers.values():
             reader.close()
 

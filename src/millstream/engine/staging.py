@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from hashlib import blake2b
 
 import msgspec
@@ -23,9 +24,8 @@ from millstream.errors import Fenced
 from millstream.sinks.base import IdentifiedRow, SinkRow, TaskContext
 from millstream.state.compaction import unit_name
 from millstream.state.fencing import refuse, run_number, superseded
-from millstream.state.manifest import ProductionsRef
+from millstream.state.manifest import Part, ProductionsRef
 from millstream.state.segment import SegmentRef, encode_segment
-from millstream.state.sink_part import Part
 from millstream.state.storage import Storage
 from millstream.state.stored_productions import encode_slice
 
@@ -49,31 +49,21 @@ class Unit:
         return at
 
     def write(self) -> None:
-        """Makes all pieces durable."""
         if self._pieces:
             self._storage.put(self.name, b"".join(self._pieces))
 
 
+@dataclass
 class Staging:
     """Stages for one task. unit: one that others stage into as well, and that somebody else writes."""
 
-    def __init__(
-        self,
-        compiled: Compiled,
-        storage: Storage,
-        order: EpochOrder,
-        group: Group,
-        shard: int,
-        point: Callable[[str], None],
-        unit: Unit | None = None,
-    ) -> None:
-        self.unit = unit
-        self.compiled = compiled
-        self.storage = storage
-        self.order = order
-        self.group = group
-        self.shard = shard
-        self.point = point
+    compiled: Compiled
+    storage: Storage
+    order: EpochOrder
+    group: Group
+    shard: int
+    point: Callable[[str], None]
+    unit: Unit | None = None
 
     def stage(self, receipt: Receipt, outcomes: Mapping[str, Outcome], out: Routed) -> None:
         """Writes the unit, then the sink parts. Fills the receipt."""
@@ -99,13 +89,8 @@ class Staging:
                 segment=ref, counts=outcome.counts, produced=len(outcome.productions), dedup=outcome.dedup, millis=outcome.millis
             )
         for (stream, computation), by_shard in sorted(out.kept.items()):
-            stored_ref = ProductionsRef(
-                stream=stream,
-                computation=computation,
-                name=name,
-                slices={},
-                oldest=min(row[1] for rows in by_shard.values() for row in rows),
-            )
+            oldest = min(row[1] for rows in by_shard.values() for row in rows)
+            stored_ref = ProductionsRef(stream=stream, computation=computation, name=name, slices={}, oldest=oldest)
             for shard, rows in sorted(by_shard.items()):
                 data = encode_slice(rows)
                 stored_ref.slices[shard] = (unit.add(data), len(data), len(rows))
@@ -126,13 +111,12 @@ class Staging:
         attempt = f"{run_number(self.order.token)}.{secrets.token_hex(6)}"
         for emission in self.compiled.topology.emissions:
             for outcome in outcomes.values():
+                mine = [p for p in outcome.productions if p.stream == emission.stream]
                 found: list[SinkRow]
                 if emission.ids:
-                    found = [
-                        IdentifiedRow(p.key, p.timestamp, decode(p.body), p.id) for p in outcome.productions if p.stream == emission.stream
-                    ]
+                    found = [IdentifiedRow(p.key, p.timestamp, decode(p.body), p.id) for p in mine]
                 else:
-                    found = [SinkRow(p.key, p.timestamp, decode(p.body)) for p in outcome.productions if p.stream == emission.stream]
+                    found = [SinkRow(p.key, p.timestamp, decode(p.body)) for p in mine]
                 if found:
                     name = self.compiled.program.name
                     context = TaskContext(

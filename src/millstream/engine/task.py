@@ -19,6 +19,7 @@ every task of a process.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol
 
 from millstream.core import dedup
@@ -83,31 +84,19 @@ class _Checked(NamedTuple):
     counts: DedupCounts
 
 
+@dataclass
 class Task:
     """One attempt at one shard of one group. unit: where it stages, if other tasks of its process stage there too."""
 
-    def __init__(
-        self,
-        compiled: Compiled,
-        order: EpochOrder,
-        group: Group,
-        shard: int,
-        *,
-        shards: int,
-        storage: Storage,
-        cache: Cache,
-        point: Callable[[str], None],
-        unit: Unit | None = None,
-    ) -> None:
-        self.unit = unit
-        self.compiled = compiled
-        self.order = order
-        self.group = group
-        self.shard = shard
-        self.shards = shards
-        self.storage = storage
-        self.cache = cache
-        self.point = point
+    compiled: Compiled
+    order: EpochOrder
+    group: Group
+    shard: int
+    shards: int
+    storage: Storage
+    cache: Cache
+    point: Callable[[str], None]
+    unit: Unit | None = None
 
     def run(self, inputs: Inputs) -> Result:
         """a to i."""
@@ -115,9 +104,8 @@ class Task:
         try:
             outcomes = self._outcomes(inputs, receipt)
             out = route(self.compiled, outcomes.values(), self.shards, set(self.order.stored))  # g
-            Staging(self.compiled, self.storage, self.order, self.group, self.shard, self.point, self.unit).stage(
-                receipt, outcomes, out
-            )  # h
+            staging = Staging(self.compiled, self.storage, self.order, self.group, self.shard, self.point, self.unit)
+            staging.stage(receipt, outcomes, out)  # h
         except MillstreamError as error:
             failed = Receipt(self.group.level, self.group.index, self.shard, failure=travelling_name(error), message=str(error))  # i
             return Result(failed, {})
@@ -158,7 +146,6 @@ class Task:
             yield next(r for r in self.compiled.routes_of[stored_ref.stream] if r.computation == stored_ref.computation), rows
 
     def _known(self, computation: str) -> ComputationState | None:
-        """What the last manifest says of a computation."""
         return self.order.before.computations.get(computation) if self.order.before is not None else None
 
     def _view(self, computation: str) -> OpenStore:

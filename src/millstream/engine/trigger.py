@@ -56,11 +56,9 @@ class Trigger:
         self._polls = not all([reader.wake(self._event.set) for reader in planner.readers.values()])
 
     def wake(self) -> None:
-        """There may be something to do, or to stop."""
         self._event.set()
 
     def run(self, stopped: Callable[[], bool]) -> None:
-        """Until the input ends, or somebody says stop."""
         while not stopped():
             began = time.monotonic()
             self._event.clear()
@@ -97,7 +95,6 @@ class Trigger:
             return True
 
     def _is_wanted(self) -> bool:
-        """Whether an epoch without rows is to be run."""
         latest = self._epochs.latest
         if latest is None:
             return True

@@ -9,15 +9,24 @@ from __future__ import annotations
 import logging
 import threading
 import time
+from typing import Any
 
 from millstream.engine.contracts import Compaction
 from millstream.engine.publishing import Publishing
+from millstream.state import gc
 from millstream.state.manifest import Manifest
 
 COLLECT_EVERY = 20  # epochs, where collection is done between them
 UPKEEP_EVERY = 2.0  # seconds, where it is done beside them
 
 _log = logging.getLogger("millstream.upkeep")
+
+
+def _compacted_meanwhile(compaction: Compaction) -> tuple[set[str], int | None]:
+    """What a collection has to know of compactions that its manifest does not name. Asked between two commits: later, one may already be in a manifest that
+    the collection does not look at."""
+    since = compaction.since()  # asked before what is done: a compaction that ends in between is then in one of the two
+    return compaction.in_flight(), since
 
 
 class Upkeep:
@@ -31,8 +40,7 @@ class Upkeep:
         return epoch % (self._every or COLLECT_EVERY) == 0
 
     def collect(self, manifest: Manifest, publishing: Publishing, compaction: Compaction) -> None:
-        """Removes what no manifest needs."""
-        publishing.collect_log(manifest, *publishing.compacted_meanwhile(compaction))
+        gc.collect(publishing.log, manifest, *_compacted_meanwhile(compaction))
         publishing.sweep(manifest)
 
     def close(self) -> None:
@@ -57,15 +65,13 @@ class BackgroundUpkeep(Upkeep):
     def collect(self, manifest: Manifest, publishing: Publishing, compaction: Compaction) -> None:
         publishing.sweep(manifest)
         if self._thread is None or not self._thread.is_alive():
-            meanwhile = publishing.compacted_meanwhile(compaction)
-            self._thread = threading.Thread(
-                target=self._collect, args=(publishing, manifest, *meanwhile), name="millstream-collection", daemon=True
-            )
+            args = (publishing.log, manifest, *_compacted_meanwhile(compaction))
+            self._thread = threading.Thread(target=self._collect, args=args, name="millstream-collection", daemon=True)
             self._thread.start()
 
-    def _collect(self, publishing: Publishing, manifest: Manifest, since: int | None, in_flight: set[str]) -> None:
+    def _collect(self, *args: Any) -> None:
         try:
-            publishing.collect_log(manifest, since, in_flight)
+            gc.collect(*args)
         except Exception as error:  # what is left over is collected the next time
             if str(error) != self.failure:
                 _log.warning("what no manifest needs could not be removed, and is left for the next time: %s", error)

@@ -85,7 +85,6 @@ class WorkerProcess:
         self._evicted = 0.0
 
     def compiled(self, digest: str, blob: bytes) -> Compiled:
-        """A program, compiled once."""
         return self._programs.get(digest, lambda: Compiled(pickle.loads(blob)))
 
     def decoded(self, data: bytes, decode: Callable[[bytes], Any]) -> Any:
@@ -96,7 +95,6 @@ class WorkerProcess:
         return known[1]
 
     def storage(self, place: RunPlace) -> Storage:
-        """The checkpoint's storage, opened once."""
         key = msgspec.msgpack.encode([place.checkpoint, place.storage_options], order="deterministic")
         return self._storages.get(key, lambda: open_storage(place.checkpoint, place.storage_options))
 
@@ -125,7 +123,6 @@ class WorkerProcess:
             gc.freeze()
 
     def stats(self) -> dict[str, int]:
-        """How much is kept, by kind."""
         return {
             "programs": len(self._programs),
             "storages": len(self._storages),
@@ -134,7 +131,6 @@ class WorkerProcess:
         }
 
     def close(self) -> None:
-        """Lets go of everything."""
         self._evict(-1.0)
 
 

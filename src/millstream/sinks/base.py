@@ -8,7 +8,7 @@ from typing import Any
 import msgspec
 
 from millstream.state.compaction import unit_name
-from millstream.state.sink_part import Part
+from millstream.state.manifest import Part
 from millstream.state.storage import Storage
 
 __all__ = ["DriverContext", "IdentifiedRow", "Part", "Sink", "SinkRow", "TaskContext"]

@@ -110,7 +110,6 @@ class Segments:
                 yield keys[at], values[at]
 
     def stats(self) -> CacheStats:
-        """What is kept."""
         return self._kept.stats()
 
     def _shape(self, ref: SegmentRef) -> Index | list[Block]:
@@ -182,9 +181,6 @@ class Chain:
     def _last_before(self, run: Sequence[SegmentRef], key: bytes) -> int:
         """The last piece of a run that does not begin behind a key; -1 if there is none."""
         return bisect_right(run, key, key=self._segments.first) - 1
-
-    def close(self) -> None:
-        """Nothing to end."""
 
 
 def _first_key(block: Block) -> bytes:

@@ -60,19 +60,17 @@ def archives(folder: Path, keep: int = ARCHIVES) -> list[Leftover]:
 def remove(leftover: Leftover) -> bool:
     """Removes one. False if somebody has begun to use it, or it cannot be removed."""
     path = leftover.path
-    try:
-        if path.is_dir():
-            with _alone(path) as is_alone:
-                if not is_alone:
-                    return False
-                shutil.rmtree(path)
-            if not any(path.parent.iterdir()):
-                path.parent.rmdir()
-        else:
+    with contextlib.suppress(OSError):
+        if not path.is_dir():
             path.unlink(missing_ok=True)
-    except OSError:
-        return False
-    return True
+            return True
+        with _alone(path) as is_alone:
+            if is_alone:
+                shutil.rmtree(path)
+        if is_alone and not any(path.parent.iterdir()):
+            path.parent.rmdir()
+        return is_alone
+    return False
 
 
 def remove_idle(base: Path) -> None:
@@ -130,11 +128,7 @@ def _folders(folder: Path) -> list[Path]:
 
 
 def _files(folder: Path) -> Iterator[os.stat_result]:
-    for where, _, names in os.walk(folder):
-        for name in names:
-            found = os.lstat(os.path.join(where, name))
-            if stat.S_ISREG(found.st_mode):
-                yield found
+    return (found for path in folder.rglob("*") if stat.S_ISREG((found := path.lstat()).st_mode))
 
 
 def _on_disk(found: os.stat_result) -> int:

@@ -1,7 +1,7 @@
 """Codecs: how a Python value becomes the byte string that the system keeps.
 
-msgpack is the default: compact, fast, typed, and a dataclass or Struct may gain fields with defaults between runs. pickle keeps any Python
-object, at several times the cost, and ties the checkpoint to the classes' names.
+msgpack is the default: compact, fast, typed, and a dataclass or Struct may gain fields with defaults between runs. pickle keeps any Python object, at several
+times the cost, and ties the checkpoint to the classes' names.
 
 Rules of msgpack
 1. State comes back equal, or is refused at the hook that left it. What msgpack does not know travels as an extension type (`state/extensions.py`):
@@ -16,8 +16,10 @@ Rules of msgpack
 
 from __future__ import annotations
 
+import inspect
 import pickle as _pickle
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import msgspec
@@ -32,7 +34,6 @@ from millstream.state.roundtrip import alike, difference, has_open_parts
 __all__ = ["Codec", "msgpack", "named", "pickle"]
 
 _SCALARS = frozenset((int, str, float, bool, type(None), bytes))
-_FIRM_KEYS = frozenset((int, str, float, bool, type(None), bytes))
 
 _LENIENT = (
     ormsgpack.OPT_PASSTHROUGH_DATACLASS
@@ -53,24 +54,21 @@ _packb = ormsgpack.packb
 _BIN8, _BIN16, _BIN32 = b"\xc4", b"\xc5", b"\xc6"  # how msgpack begins bytes: without them no bytearray has become some
 
 
-def _map_state(value: MapState) -> None:
-    if not value.is_bound:
-        raise TypeError("a MapState must be the whole state, or a field of a dataclass or Struct that is the state")
-
-
 def _enc_hook(value: Any) -> Any:
-    if isinstance(value, MapState):
-        return _map_state(value)  # its entries are sub-rows of their own
     for base in (float, int, str):  # numpy.float64 is a float
         if isinstance(value, base):
             return base(value)
+    if isinstance(value, MapState):
+        return _state_hook(value)
     raise TypeError(f"{type(value).__name__} cannot be kept as msgpack. {extensions.ADVICE}")
 
 
-def _state_hook(value: Any) -> Any:
-    if isinstance(value, MapState):
-        return _map_state(value)
-    raise TypeError(extensions.refusal(value))
+def _state_hook(value: Any) -> None:
+    """A MapState leaves nothing in its row: its entries are sub-rows of their own."""
+    if not isinstance(value, MapState):
+        raise TypeError(extensions.refusal(value))
+    if not value.is_bound:
+        raise TypeError("a MapState must be the whole state, or a field of a dataclass or Struct that is the state")
 
 
 def _dec_hook(type: Any, value: Any) -> Any:
@@ -103,7 +101,7 @@ def encode_firm(value: Any) -> bytes:
     """What an untyped state carries (rule 1)."""
     kind = value.__class__
     if kind is dict:
-        if _FIRM_KEYS.issuperset(map(type, value)) and _SCALARS.issuperset(map(type, value.values())):
+        if _SCALARS.issuperset(map(type, value)) and _SCALARS.issuperset(map(type, value.values())):
             try:
                 return _plain(value)
             except OverflowError:
@@ -137,8 +135,10 @@ class Msgpack:
         return encode_value
 
     def decoder(self, type: Any) -> Callable[[bytes], Any]:
-        if type is object or type in (dict, list, int, str, float, bool, bytes, tuple, set, frozenset):
-            return _decode_any if type is object else _checked_decoder(type)
+        if type is object:
+            return _decode_any
+        if type in (dict, list, int, str, float, bool, bytes, tuple, set, frozenset):
+            return _checked_decoder(type)
         try:
             whole = msgspec.msgpack.Decoder(type, dec_hook=_dec_hook, ext_hook=_ext_hook).decode
             return whole if not has_open_parts(type) else _open_decoder(type)
@@ -198,10 +198,7 @@ def _class_checker(type: Any) -> Callable[[Any, bytes], None]:
 
 
 def _is_class_of_its_own(type: Any) -> bool:
-    return type is not object and type is not MapState and not (isinstance(type, type_) and type.__module__ == "builtins")
-
-
-type_ = type
+    return type is not object and type is not MapState and not (inspect.isclass(type) and type.__module__ == "builtins")
 
 
 def _checked_decoder(type: Any) -> Callable[[bytes], Any]:
@@ -209,9 +206,7 @@ def _checked_decoder(type: Any) -> Callable[[bytes], Any]:
 
     def decode(data: bytes) -> Any:
         found = _decode_any(data)
-        if found.__class__ is type:
-            return found
-        return msgspec.convert(found, type)
+        return found if found.__class__ is type else msgspec.convert(found, type)
 
     return decode
 
@@ -227,17 +222,13 @@ def _open_decoder(type: Any) -> Callable[[bytes], Any]:
     return decode
 
 
-def _dumps(value: Any) -> bytes:
-    return _pickle.dumps(value, protocol=4)
-
-
 class Pickle:
     """pickle, for values that nothing else can keep. Their classes must be importable by the workers, not defined in a script."""
 
     name = "pickle"
 
     def encoder(self) -> Callable[[Any], bytes]:
-        return _dumps
+        return partial(_pickle.dumps, protocol=4)
 
     def decoder(self, type: Any) -> Callable[[bytes], Any]:
         return _pickle.loads
@@ -249,5 +240,4 @@ pickle = Pickle()
 
 def named(name: str) -> Codec | None:
     """One of the built-in codecs, or None for a user's own."""
-    built_in: dict[str, Codec] = {"msgpack": msgpack, "pickle": pickle}
-    return built_in.get(name)
+    return next((codec for codec in (msgpack, pickle) if codec.name == name), None)

@@ -1,8 +1,8 @@
 """Compaction: many small segments into few large ones; and the names of units.
 
 Rules
-1. A chain of runs is compacted when it has more than `MAX_RUNS`: from the newest back, as long as the next older run is not more than
-   twice as large as what has been gathered. Every entry is rewritten about once per doubling of the state, and a chain stays short.
+1. A chain of runs is compacted when it has more than `MAX_RUNS`: from the newest back, as long as the next older run is not more than twice as large as what
+   has been gathered. Every entry is rewritten about once per doubling of the state, and a chain stays short.
 2. A compaction that reaches the oldest run is a snapshot: deletions are dropped, and it becomes the base.
 3. Compactions happen beside the epochs; the next manifest adopts them. One that is not adopted is garbage like any other.
 """
@@ -29,7 +29,6 @@ def unit_name(epoch: int, label: str, token: str = "0-") -> str:
 
 
 def made_in(name: str) -> int:
-    """The epoch in which an object was made."""
     return int(name.rsplit("/", 1)[-1].split("-", 1)[0])
 
 
@@ -45,8 +44,7 @@ def pick_segments(chain: Sequence[SegmentRef]) -> Sequence[SegmentRef]:
             break
         gathered += size
         take += 1
-    chosen = [ref for run in ordered[len(ordered) - take :] for ref in run]
-    return chosen
+    return [ref for run in ordered[len(ordered) - take :] for ref in run]
 
 
 def compact(storage: Storage, chosen: Sequence[SegmentRef], is_base: bool, epoch: int, token: str = "0-") -> list[SegmentRef]:

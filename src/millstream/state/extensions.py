@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import enum
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from datetime import date, datetime, time, timedelta, timezone
 from decimal import Decimal
 from typing import Any, NamedTuple
@@ -41,24 +41,39 @@ class Coded(NamedTuple):
     data: bytes
 
 
-def extended(value: Any) -> Any:
+def _isoformat(value: Any) -> bytes:
+    return value.isoformat().encode()  # type: ignore[no-any-return]
+
+
+_EXTENDED: Mapping[type, tuple[int, Callable[[Any], bytes]]] = {
+    datetime: (DATETIME, _isoformat),
+    date: (DATE, _isoformat),
+    time: (TIME, _isoformat),
+    timedelta: (TIMEDELTA, lambda value: str(value // _MICROSECOND).encode()),
+    Decimal: (DECIMAL, lambda value: str(value).encode()),
+    uuid.UUID: (UUID, lambda value: value.bytes),
+    int: (LONG, lambda value: str(value).encode()),
+}
+
+#: The value of an extension whose data are a text.
+_FROM_TEXT: Mapping[int, Callable[[str], Any]] = {
+    DATETIME: datetime.fromisoformat,
+    DATE: date.fromisoformat,
+    TIME: time.fromisoformat,
+    TIMEDELTA: lambda text: timedelta(microseconds=int(text)),
+    DECIMAL: Decimal,
+    LONG: int,
+    ZONED: lambda text: _from_zoned(text, datetime),
+    ZONED_TIME: lambda text: _from_zoned(text, time),
+}
+
+_FROM_ELEMENTS: Mapping[int, Callable[[Any], Any]] = {TUPLE: tuple, SET: set, FROZENSET: frozenset, PAIRS: dict}
+
+
+def extended(value: Any) -> Coded | None:
     """A value that is no container, as an extension; None if it is something else."""
-    kind = value.__class__
-    if kind is datetime:
-        return Coded(DATETIME, value.isoformat().encode())
-    if kind is date:
-        return Coded(DATE, value.isoformat().encode())
-    if kind is Decimal:
-        return Coded(DECIMAL, str(value).encode())
-    if kind is time:
-        return Coded(TIME, value.isoformat().encode())
-    if kind is timedelta:
-        return Coded(TIMEDELTA, str(value // _MICROSECOND).encode())
-    if kind is uuid.UUID:
-        return Coded(UUID, value.bytes)
-    if kind is int:
-        return Coded(LONG, str(value).encode())
-    return None
+    found = _EXTENDED.get(value.__class__)
+    return None if found is None else Coded(found[0], found[1](value))
 
 
 def firm(value: Any, encode: Encode) -> Coded:
@@ -66,7 +81,7 @@ def firm(value: Any, encode: Encode) -> Coded:
     found = _zoned(value) or extended(value) or _container(value, encode)
     if found is None:
         raise TypeError(refusal(value))
-    return found  # type: ignore[no-any-return]
+    return found
 
 
 def _zoned(value: Any) -> Coded | None:
@@ -135,34 +150,14 @@ def prepared(value: Any, encode: Encode) -> Any:
 
 
 def restored(code: int, data: memoryview, decode: Callable[[Any], Any]) -> Any:
-    """The value of an extension."""
-    if code == TUPLE:
-        return tuple(decode(data))
-    if code == SET:
-        return set(decode(data))
-    if code == FROZENSET:
-        return frozenset(decode(data))
-    if code == PAIRS:
-        return {key: value for key, value in decode(data)}
+    if code in _FROM_ELEMENTS:
+        return _FROM_ELEMENTS[code](decode(data))
     if code == UUID:
         return uuid.UUID(bytes=bytes(data))
     if code == BYTEARRAY:
         return bytearray(data)
-    text = bytes(data).decode()
-    if code == DATETIME:
-        return datetime.fromisoformat(text)
-    if code == DATE:
-        return date.fromisoformat(text)
-    if code == TIME:
-        return time.fromisoformat(text)
-    if code == TIMEDELTA:
-        return timedelta(microseconds=int(text))
-    if code == DECIMAL:
-        return Decimal(text)
-    if code == LONG:
-        return int(text)
-    if code in (ZONED, ZONED_TIME):
-        return _from_zoned(text, datetime if code == ZONED else time)
+    if code in _FROM_TEXT:
+        return _FROM_TEXT[code](bytes(data).decode())
     raise ValueError(f"extension type {code} is of a newer version of Millstream")
 
 
@@ -170,10 +165,7 @@ def refusal(value: Any) -> str:
     """What to say of a value that would not come back."""
     kind = type(value)
     name = kind.__name__
-    if isinstance(value, dict):
-        return (
-            f"{name} cannot be kept as it is: it would come back as a dict, and behave differently in the next epoch. Keep dict(...) of it."
-        )
+    base = next((base for base in (dict, str, int, float, bytes) if isinstance(value, base)), None)
     if isinstance(value, enum.Enum):
         return f"{name} cannot be kept in an untyped state: {value!r} would come back as {value.value!r}. Keep its value, or annotate the State."
     if hasattr(kind, "__struct_fields__") or hasattr(kind, "__dataclass_fields__"):
@@ -181,9 +173,8 @@ def refusal(value: Any) -> str:
             f"{name} cannot be kept in an untyped state: it would come back as a dict. Make State a dataclass or Struct whose annotation "
             f"names {name}. {ADVICE}"
         )
-    if type(value).__module__ == "numpy":
+    if kind.__module__ == "numpy":
         return f"numpy.{name} cannot be kept as msgpack: keep value.item() or value.tolist(). {ADVICE}"
-    base = next((base for base in (str, int, float, bytes) if isinstance(value, base)), None)
     if base is not None:
         return (
             f"{name} cannot be kept as it is: it would come back as a plain {base.__name__}, and behave differently in the next epoch. "

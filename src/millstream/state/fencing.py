@@ -2,8 +2,7 @@
 
 Rules
 1. `runs/<number>` is created exclusively at the start of a run. Numbers grow, without gaps above the newest: whoever finds the number behind its own has
-   been replaced. A claim says the run's token, when it began, its format, and on which host and in which process it runs
-   (`<token> <seconds> <format> <host> <process>`; 0.1 said the first two alone).
+   been replaced. A claim says `<token> <seconds> <format> <host> <process>`: the run, when it began, and where it runs.
 2. A token is `<number>-<random>`. Whatever a run makes carries it, or its number.
 3. One that has been replaced writes nothing. It leaves `refused/<number>-...` instead, an empty object; the owner counts those, and removes them.
 4. Claims decide who may go on, never what is committed: that is for the manifests, which are created exclusively. A run that is older than the last
@@ -50,7 +49,6 @@ def run_number(token: str) -> int:
 
 
 def superseded(storage: Storage, token: str) -> bool:
-    """Whether a run that began later than the one with this token is known."""
     return storage.exists(_claim_name(run_number(token) + 1))
 
 
@@ -81,14 +79,13 @@ class Runs:
         if not names:
             return None
         try:
-            token, at, *more = self.storage.read(max(names)).decode().split(" ")
-            formats.CLAIM.check(max(names), int(more[0]) if more else formats.CLAIM.oldest)
-            return Claim(token, float(at), *more[1:3])
+            token, at, version, *where = self.storage.read(max(names)).decode().split(" ")
+            formats.CLAIM.check(max(names), int(version))
+            return Claim(token, float(at), *where[:2])
         except (ValueError, MillstreamError):
             return None
 
     def superseded(self, token: str) -> bool:
-        """Whether a newer run has begun."""
         return superseded(self.storage, token)
 
     def has_claim(self, token: str) -> bool:

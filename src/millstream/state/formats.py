@@ -27,11 +27,8 @@ class Format(msgspec.Struct, frozen=True):
         if self.oldest <= found <= self.newest:
             return
         reads = str(self.newest) if self.oldest == self.newest else f"{self.oldest} to {self.newest}"
-        what = (
-            "upgrade Millstream"
-            if found > self.newest
-            else "run the version of Millstream that comes behind the one that wrote it first, or start with a new checkpoint"
-        )
+        older = "run the version of Millstream that comes behind the one that wrote it first, or start with a new checkpoint"
+        what = "upgrade Millstream" if found > self.newest else older
         raise CheckpointError(f"{name} has format {found}; this version of Millstream reads {reads}: {what}.")
 
 
@@ -45,11 +42,10 @@ class _Said(msgspec.Struct):
     format: int
 
 
-def check_json(data: bytes, name: str, known: Format) -> int:
-    """Says no to a JSON object of another version, whatever else is in it; its format."""
+def check_json(data: bytes, name: str, known: Format) -> None:
+    """Says no to a JSON object of another version, whatever else is in it."""
     try:
         said = msgspec.json.decode(data, type=_Said).format
     except msgspec.MsgspecError as error:
         raise DamageError(f"{name} does not say its format: {error}. Restore it from a copy, or start with a new checkpoint.") from error
     known.check(name, said)
-    return said

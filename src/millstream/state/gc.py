@@ -25,7 +25,6 @@ _SECOND = 1000
 
 
 def named_by(manifest: Manifest) -> set[str]:
-    """The objects that a manifest needs."""
     names = {ref.name for c in manifest.computations.values() for shard in c.shards for ref in shard.segments}
     names.update(stored_ref.name for stored_ref in manifest.pending)
     for parts in (*manifest.sinks.values(), *(waiting.parts for waiting in manifest.waiting.values())):
@@ -54,9 +53,7 @@ def collect(
         return 0
     _note(log, newest)
     _note_all(log, [epoch for epoch in epochs if epoch not in known.times])
-    lasts = (
-        window + _SECOND if window else 0
-    )  # a second goes as a whole, when it is wholly outside: nobody steps into its first one's place
+    lasts = window + _SECOND if window else 0  # a second goes as a whole: nobody steps into its first one's place
     lasting: dict[int, int] = {}
     for epoch in epochs:
         if epoch in known.times or _note_if_there(log, epoch):

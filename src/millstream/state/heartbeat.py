@@ -1,9 +1,8 @@
-"""A driver's signs of life: one small object in the checkpoint, written anew every few seconds, for whoever looks from outside.
+"""What a run says of itself: its state caches, and a driver's signs of life, one small object in the checkpoint that is written anew every few seconds.
 
 Rules
-1. It decides nothing. Who owns a checkpoint is decided by claims and manifests; this is for people.
-2. A driver that cannot write it goes on without.
-3. The sign of a run that has ended says so; that of one that was killed just grows old.
+1. A sign decides nothing: claims and manifests do. It is for people, and a driver that cannot write it goes on without.
+2. The sign of a run that has ended says so; that of one that was killed just grows old.
 """
 
 from __future__ import annotations
@@ -17,6 +16,16 @@ from millstream.state.storage import Storage
 NAME = "alive.json"
 EVERY = 5.0  # seconds
 _PATIENCE = 4 * EVERY * 1000
+
+
+class StateCacheStats(msgspec.Struct, frozen=True):
+    """A state cache: its size on disk, its entries, and how often this process loaded it anew, brought it up to date, and applied a segment."""
+
+    bytes: int
+    entries: int
+    loads: int
+    catch_ups: int
+    segments: int
 
 
 class TaskSign(msgspec.Struct, frozen=True):
@@ -66,7 +75,6 @@ class Alive(msgspec.Struct, frozen=True):
 
 
 def say(storage: Storage, sign: Alive) -> None:
-    """Leaves a sign."""
     try:
         storage.put(NAME, msgspec.json.encode(sign))
     except (MillstreamError, OSError):

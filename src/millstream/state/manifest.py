@@ -1,11 +1,12 @@
 """Manifests: what an epoch has committed. How they are written is `manifest_log`.
 
-Rules
-1. A manifest is complete in itself: state (segments per computation and shard), low watermarks, earliest timers and holds, stored
-   productions, what the sinks have still to publish, and which run wrote it. Recovery needs the newest one and nothing else.
+Rule: a manifest is complete in itself: state (segments per computation and shard), low watermarks, earliest timers and holds, stored productions, what the
+sinks have still to publish, and which run wrote it. Recovery needs the newest one and nothing else.
 """
 
 from __future__ import annotations
+
+from typing import Any
 
 import msgspec
 
@@ -18,7 +19,21 @@ from millstream.core.topology import RelationSpec
 from millstream.core.watermark import Progress
 from millstream.state import formats
 from millstream.state.segment import SegmentRef
-from millstream.state.sink_part import Part
+
+
+class Part(msgspec.Struct):
+    """What one task has staged at one sink, until it is published. rows: how many there are. staged: the object that holds them, if they are in one: `sweep`
+    keeps it while a manifest names it. in_checkpoint: that object lies in the checkpoint, and its collection keeps it. own: what only the sink understands.
+
+    >>> part = Part(rows=2, staged="_staging/7", own={"final": "counts-7.jsonl"})
+    >>> part.rows, part.own["final"]
+    (2, 'counts-7.jsonl')
+    """
+
+    rows: int = 0
+    staged: str | None = None
+    in_checkpoint: bool = False
+    own: dict[str, Any] = {}
 
 
 class ProductionsRef(msgspec.Struct):
@@ -122,7 +137,6 @@ class Manifest(msgspec.Struct):
         return self.epoch - self.outside
 
     def token_at(self, epoch: int) -> str | None:
-        """The run that committed an epoch."""
         found = None
         for first, token in self.runs:
             if first <= epoch:
@@ -131,5 +145,4 @@ class Manifest(msgspec.Struct):
 
 
 def edge_name(stream: str, computation: str) -> str:
-    """How a manifest calls an edge."""
     return f"{stream} → {computation}"

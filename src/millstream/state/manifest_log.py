@@ -10,7 +10,7 @@ Rules
 from __future__ import annotations
 
 import secrets
-from typing import Any
+from typing import Any, TypeVar
 from zlib import crc32
 
 import msgspec
@@ -23,6 +23,9 @@ from millstream.state.storage import Storage
 
 IDENTITY_NAME = "identity.json"
 KEEP = 10
+_RESTORE = "Restore it from a copy, or start with a new checkpoint."
+
+_T = TypeVar("_T", bound=msgspec.Struct)
 
 
 class Identity(msgspec.Struct, frozen=True):
@@ -36,27 +39,12 @@ class Identity(msgspec.Struct, frozen=True):
 
 
 def manifest_name(epoch: int) -> str:
-    """The object that commits an epoch."""
     return f"manifests/{epoch:020d}.json"
 
 
 def _seal(value: Any) -> bytes:
     body = msgspec.json.encode(value)
     return body + b"\n%08x\n" % crc32(body)
-
-
-def _open(data: bytes, name: str, type: Any, known: formats.Format) -> Any:
-    body, _, rest = data.partition(b"\n")
-    if rest.strip() != b"%08x" % crc32(body):
-        raise DamageError(f"{name} is damaged: its checksum does not match. Restore it from a copy, or start with a new checkpoint.")
-    said = formats.check_json(body, name, known)
-    try:
-        found = msgspec.json.decode(body, type=type)
-    except msgspec.MsgspecError as error:
-        raise DamageError(
-            f"{name} is whole and says a format that is known, but it has another shape: {error}. Restore it from a copy, or start with a new checkpoint."
-        ) from error
-    return msgspec.structs.replace(found, format=known.newest) if said != known.newest else found
 
 
 class Collection(msgspec.Struct):
@@ -83,8 +71,7 @@ class ManifestLog:
         if not self.storage.exists(IDENTITY_NAME):
             if self.epochs():
                 raise DamageError(f"{self.storage.url} has manifests but no identity.json. Restore it from a copy.")
-            fresh = Identity(secrets.token_hex(8), pipeline, shards or default_shards, injectors)
-            self.write_identity(fresh)
+            self.write_identity(Identity(secrets.token_hex(8), pipeline, shards or default_shards, injectors))
         found = self.check_identity(pipeline, shards, injectors)
         assert found is not None
         return found
@@ -118,30 +105,37 @@ class ManifestLog:
         """What the checkpoint says of itself."""
         if not self.storage.exists(IDENTITY_NAME):
             raise CheckpointError(f"{self.storage.url} is not a checkpoint of Millstream: it has no identity.json.")
-        found: Identity = _open(self.storage.read(IDENTITY_NAME), f"{self.storage.url}/{IDENTITY_NAME}", Identity, formats.IDENTITY)
-        return found
+        return self._read(IDENTITY_NAME, Identity, formats.IDENTITY)
 
     def epochs(self) -> list[int]:
-        """The epochs whose manifests are kept, ascending."""
         return sorted(
             int(stem) for name in self.storage.list("manifests") if (stem := name.rsplit("/", 1)[-1].removesuffix(".json")).isdigit()
         )
 
     def latest(self) -> Manifest | None:
-        """The newest committed epoch."""
         epochs = self.epochs()
         return self.read(epochs[-1]) if epochs else None
 
     def read(self, epoch: int) -> Manifest:
         """One manifest, checked."""
         name = manifest_name(epoch)
-        found: Manifest = _open(self.storage.read(name), f"{self.storage.url}/{name}", Manifest, formats.MANIFEST)
+        found = self._read(name, Manifest, formats.MANIFEST)
         if found.epoch != epoch:
             raise DamageError(f"{self.storage.url}/{name} says it is epoch {found.epoch}")
         return found
 
+    def _read(self, name: str, type: type[_T], known: formats.Format) -> _T:
+        body, _, rest = self.storage.read(name).partition(b"\n")
+        name = f"{self.storage.url}/{name}"
+        if rest.strip() != b"%08x" % crc32(body):
+            raise DamageError(f"{name} is damaged: its checksum does not match. {_RESTORE}")
+        formats.check_json(body, name, known)
+        try:
+            return msgspec.structs.replace(msgspec.json.decode(body, type=type), format=known.newest)
+        except msgspec.MsgspecError as error:
+            raise DamageError(f"{name} is whole and says a format that is known, but it has another shape: {error}. {_RESTORE}") from error
+
     def exists(self, epoch: int) -> bool:
-        """Whether an epoch is committed."""
         return self.storage.exists(manifest_name(epoch))
 
     def commit(self, manifest: Manifest, exclusive: bool = True) -> bool:

@@ -77,11 +77,9 @@ class MemoryStore:
             yield key, self.entries[key]
 
     def keys(self, start: bytes, stop: bytes) -> Iterator[bytes]:
-        low, high = bisect.bisect_left(self._keys, start), bisect.bisect_left(self._keys, stop)
-        return iter(self._keys[low:high])
+        return (key for key, _ in self.scan(start, stop))
 
     def apply(self, delta: Mapping[bytes, bytes | None]) -> None:
-        """Puts and deletes, together."""
         for key, value in delta.items():
             if value is None:
                 if self.entries.pop(key, None) is not None:

@@ -1,7 +1,7 @@
 """Rows as people and programs outside a step want them, and what can be asked of committed state (`state/reader.py` answers).
 
 Rules
-1. A question is answered from two things only: one entry, or a range of entries. So whatever can give those can answer all of them alike.
+1. A question is answered from one entry, or from a range of entries. So whatever can give those can answer all of them alike.
 2. Values are bytes until somebody brings the codec (`states`, with a computation's `StateKind`).
 """
 
@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 
 from millstream.core import subkeys
 from millstream.core.keys import key_bytes, key_of, shard_of
-from millstream.core.keyspace import ROW, STATE_HOLD, SUB, Holds, Row, Store, after, decode_row, sub_prefix
+from millstream.core.keyspace import ROW, STATE_HOLD, SUB, Row, Store, after, decode_row, sub_prefix
 from millstream.core.mapstate import MapState
 from millstream.core.record import Timer
 from millstream.core.statekind import StateKind
@@ -27,10 +27,7 @@ _R = TypeVar("_R", bound="Reader")
 class Reader:
     """Committed state. The same questions for an epoch that stays and for one that goes on."""
 
-    @property
-    def manifest(self) -> Manifest:
-        """The manifest that answers."""
-        raise NotImplementedError
+    manifest: Manifest  # the one that answers
 
     def entry(self, computation: str, shard: int, key: bytes) -> bytes | None:
         """The value of one entry of a shard."""
@@ -44,7 +41,6 @@ class Reader:
 
     @property
     def epoch(self) -> int:
-        """The epoch that answers."""
         return self.manifest.epoch
 
     @property
@@ -88,19 +84,8 @@ class Reader:
         for entry, raw in self.scan(computation, start, after(start), reverse=reverse, shard=shard):
             yield *map_entry(row_key, entry), raw
 
-    def timers(self, computation: str, key: Any) -> list[Timer]:
-        """The timers of a key, each with what it holds."""
-        row = self.get(computation, key)
-        return [] if row is None else timers_of(row)
-
-    def hold(self, computation: str, key: Any) -> int | None:
-        """What the state of a key holds by itself."""
-        row = self.get(computation, key)
-        return None if row is None else hold_of(row)
-
     def close(self) -> None:
         """Lets go of what holds the epoch."""
-        raise NotImplementedError
 
     def __enter__(self: _R) -> _R:
         return self
@@ -119,7 +104,7 @@ def bound(kind: StateKind, row_key: bytes, row: Row, store: Store) -> Any:
 
 def timers_of(row: Row) -> list[Timer]:
     """The timers of a row, those of event time first, each with what it holds."""
-    holds = _holds(row)
+    holds = {(kind, time, tag): hold for hold, kind, time, tag in row.holds}
     return [
         Timer(time, tag, kind, holds.get((kind, time, tag)))
         for kind, entries in ((LOW_WATERMARK, row.low), (WALL_CLOCK, row.wall))
@@ -128,12 +113,7 @@ def timers_of(row: Row) -> list[Timer]:
 
 
 def hold_of(row: Row) -> int | None:
-    """What the state of a row holds by itself."""
-    return _holds(row).get(STATE_HOLD)
-
-
-def _holds(row: Row) -> Holds:
-    return {(kind, time, tag): hold for hold, kind, time, tag in row.holds}
+    return next((hold for hold, *whose in row.holds if tuple(whose) == STATE_HOLD), None)
 
 
 def maps_prefix(row_key: bytes) -> bytes:

@@ -2,18 +2,15 @@
 
     committed = CommittedState(ManifestLog(storage))
     committed.at(17)              one epoch: every answer is as of it, or `Overtaken`
-    committed.at()                the newest; goes on at a newer one when it must. `epoch` says which one the last answer was of
-    committed.steady(read)        what `read` makes of the newest epoch; begun anew if it was overtaken
+    committed.newest()            the newest, in the same way
+    committed.steady(read)        what `read` makes of the newest epoch; begun anew on a newer one if it was overtaken
 
 Rules
 1. What is read is committed, whether the pipeline runs, has stopped, or has crashed. Nothing is ever written to the checkpoint.
 2. Objects that an older manifest names may be collected at any time. That is never damage. Damage is said only if the newest manifest names an object
    that is missing or broken.
-3. A scan of `at()` that is overtaken goes on behind the last key that it gave, at a newer epoch: every key comes once and in order, each as of an epoch
-   that was the newest meanwhile, later keys never as of an earlier epoch. Whoever needs one cut through all of them uses `steady`, or `at(epoch)`.
-4. The log answers without reading whole segments (`state/blocks.py`). With `state_caches=` an LMDB copy on this host answers (`state/state_cache.py`), brought
-   up to date when it is asked, and holds its epoch: what it has begun to answer cannot be overtaken. It is not the workers' copy, whatever the folder.
-5. Readers are safe for threads, and share what is in memory. Close one that uses state caches, or forget it: it holds pages.
+3. The log answers without reading whole segments (`state/blocks.py`).
+4. Readers are safe for threads, and share what is in memory.
 """
 
 from __future__ import annotations
@@ -23,11 +20,10 @@ import threading
 import time
 from bisect import bisect_left
 from collections.abc import Callable, Iterator, Sequence
+from itertools import groupby
 from operator import itemgetter
-from pathlib import Path
-from typing import Protocol, TypeVar
+from typing import TypeVar
 
-from millstream.core.keyspace import Store
 from millstream.errors import CheckpointError, DamageError, Overtaken
 from millstream.state.blocks import LIMIT, CacheStats, Chain, Segments
 from millstream.state.gc import named_by, second_of
@@ -41,25 +37,14 @@ _PATIENCE = 0.01  # seconds
 _T = TypeVar("_T")
 
 
-class Entries(Store, Protocol):
-    """The entries of one shard as of an epoch, for many threads."""
-
-    def close(self) -> None:
-        """Nobody asks any more."""
-
-
 class AsOf(Reader):
     """Committed state as of one epoch; `Overtaken` when that is gone."""
 
     def __init__(self, committed: CommittedState, manifest: Manifest) -> None:
         self._committed = committed
-        self._manifest = manifest
+        self.manifest = manifest
         self._lock = threading.Lock()
-        self._stores: dict[tuple[str, int], Entries] = {}
-
-    @property
-    def manifest(self) -> Manifest:
-        return self._manifest
+        self._stores: dict[tuple[str, int], Chain] = {}
 
     def entry(self, computation: str, shard: int, key: bytes) -> bytes | None:
         try:
@@ -79,20 +64,14 @@ class AsOf(Reader):
             self._explain(error)
             raise
 
-    def close(self) -> None:
-        with self._lock:
-            stores, self._stores = list(self._stores.values()), {}
-        for store in stores:
-            store.close()
-
-    def _store(self, computation: str, shard: int) -> Entries:
+    def _store(self, computation: str, shard: int) -> Chain:
         shards = self.computation(computation).shards
         if not 0 <= shard < len(shards):
             return Chain(self._committed.segments, [])
         with self._lock:
             found = self._stores.get((computation, shard))
             if found is None:
-                found = self._stores[computation, shard] = self._committed.store(self._manifest, computation, shard)
+                found = self._stores[computation, shard] = Chain(self._committed.segments, shards[shard].segments)
         return found
 
     def _explain(self, error: DamageError) -> None:
@@ -104,81 +83,16 @@ class AsOf(Reader):
             ) from error
 
 
-class Following(Reader):
-    """Committed state as of the newest epoch, and when that is gone, as of a newer one."""
-
-    def __init__(self, committed: CommittedState, cut: AsOf) -> None:
-        self._committed = committed
-        self._lock = threading.Lock()
-        self._cut = cut
-
-    @property
-    def manifest(self) -> Manifest:
-        return self._cut.manifest
-
-    def entry(self, computation: str, shard: int, key: bytes) -> bytes | None:
-        for left in reversed(range(TRIES)):
-            cut = self._cut
-            try:
-                return cut.entry(computation, shard, key)
-            except Overtaken:
-                if not left:
-                    raise
-                self._go_on(cut, left)
-        raise AssertionError("unreachable")
-
-    def scan(
-        self, computation: str, start: bytes, stop: bytes, *, reverse: bool = False, shard: int | None = None
-    ) -> Iterator[tuple[bytes, bytes]]:
-        last, times, left = b"", 0, TRIES  # the last key given, how often (shards may share one), and how many vain attempts are left
-        while True:
-            cut, skip = self._cut, times
-            try:
-                for key, value in cut.scan(computation, start, stop, reverse=reverse, shard=shard):
-                    if skip and key == last:
-                        skip -= 1
-                        continue
-                    last, times, skip, left = key, times + 1 if key == last and times else 1, 0, TRIES
-                    yield key, value
-                return
-            except Overtaken:
-                left -= 1
-                if not left:
-                    raise
-                self._go_on(cut, left)
-                if times and reverse:
-                    stop = last + b"\0"
-                elif times:
-                    start = last
-
-    def close(self) -> None:
-        self._cut.close()
-
-    def _go_on(self, cut: AsOf, left: int) -> None:
-        _wait(left)
-        with self._lock:
-            if self._cut is cut:
-                self._cut = self._committed.newer(cut)  # others may still read the one before: it goes when they are done
-
-
 class CommittedState:
-    """The committed state of a checkpoint. state caches: a folder for LMDB copies of what is asked for; without it the log answers.
+    """The committed state of a checkpoint. memory: how many bytes of the log are kept in memory at most."""
 
-    memory: how many bytes of the log are kept in memory at most.
-    """
-
-    def __init__(self, log: ManifestLog, *, state_caches: str | Path | None = None, memory: int = LIMIT) -> None:
+    def __init__(self, log: ManifestLog, *, memory: int = LIMIT) -> None:
         self.log = log
         self.segments = Segments(log.storage, memory)
-        self._folder = state_caches
-        self._state_caches: Path | None = None
-        self._known = False
 
-    def at(self, epoch: int | None = None) -> AsOf | Following:
-        """A reader as of an epoch, or of the newest and then of newer ones."""
-        if epoch is None:
-            return Following(self, self.newest())
-        self._check()
+    def at(self, epoch: int) -> AsOf:
+        """A reader as of an epoch."""
+        self.log.identity()
         try:
             return AsOf(self, self.log.read(epoch))
         except DamageError as error:
@@ -188,7 +102,7 @@ class CommittedState:
 
     def newest(self) -> AsOf:
         """A reader of the newest epoch, that stays there."""
-        self._check()
+        self.log.identity()
         found = latest(self.log)
         if found is None:
             raise CheckpointError(f"{self.log.storage.url} has no committed epoch yet.")
@@ -210,7 +124,9 @@ class CommittedState:
     def steady(self, read: Callable[[AsOf], _T]) -> _T:
         """What `read` makes of one epoch, the newest; begun anew on a newer one if that is collected meanwhile."""
         cut = self.newest()
-        for left in reversed(range(TRIES)):
+        left = TRIES
+        while True:
+            left -= 1
             with cut:
                 try:
                     return read(cut)
@@ -220,31 +136,9 @@ class CommittedState:
                         raise
             _wait(left)
             cut = self.newer(cut)
-        raise AssertionError("unreachable")
-
-    def store(self, manifest: Manifest, computation: str, shard: int) -> Entries:
-        """The entries of a shard as of a manifest: from a state cache, if there is to be one and it can, or from the log."""
-        state = manifest.computations[computation]
-        chain = state.shards[shard].segments
-        if self._folder is not None:
-            from millstream.state.state_cache import READERS_MAP_SIZE, open_state_cache, state_cache_root
-
-            if self._state_caches is None:
-                self._state_caches = state_cache_root(self.log.identity().id, str(self._folder)) / "readers"
-            state_cache = open_state_cache(self._state_caches, state.lineage or computation, shard, READERS_MAP_SIZE)
-            held = state_cache.hold(self.log.storage, chain, manifest)
-            if held is not None:
-                return held
-        return Chain(self.segments, chain)
 
     def stats(self) -> CacheStats:
-        """What of the log is in memory."""
         return self.segments.stats()
-
-    def _check(self) -> None:
-        if not self._known:
-            self.log.identity()
-            self._known = True
 
 
 def steady(log: ManifestLog, read: Callable[[AsOf], _T]) -> _T:
@@ -271,11 +165,6 @@ def _wait(left: int) -> None:
 
 def _kept(log: ManifestLog) -> str:
     """Which epochs there are, in words."""
-    stretches: list[list[int]] = []
-    for epoch in log.epochs():
-        if stretches and stretches[-1][-1] == epoch - 1:
-            stretches[-1][1:] = [epoch]
-        else:
-            stretches.append([epoch])
+    stretches = [[epoch for _, epoch in some] for _, some in groupby(enumerate(log.epochs()), key=lambda one: one[1] - one[0])]
     said = [str(one[0]) if len(one) == 1 else f"{one[0]} to {one[-1]}" for one in stretches]
     return f"There are the epochs {', '.join(said)}." if said else "There are no epochs."

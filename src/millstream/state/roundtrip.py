@@ -23,16 +23,15 @@ def difference(one: Any, other: Any, path: str = "state") -> str | None:
         return None
     if one.__class__ is other.__class__:
         fields = _fields(one)
+        parts = None
         if isinstance(one, (list, tuple)) and len(one) == len(other):
-            return next(
-                (found for at, (a, b) in enumerate(zip(one, other, strict=True)) if (found := difference(a, b, f"{path}[{at}]"))), None
-            )
-        if isinstance(one, dict) and one.keys() == other.keys() and _alike_all(one, other):
-            return next((found for key in one if (found := difference(one[key], other[key], f"{path}[{key!r}]"))), None)
-        if fields:
-            return next(
-                (found for name in fields if (found := difference(getattr(one, name), getattr(other, name), f"{path}.{name}"))), None
-            )
+            parts = [(one[at], other[at], f"[{at}]") for at in range(len(one))]
+        elif isinstance(one, dict) and one.keys() == other.keys() and _alike_all(one, other):
+            parts = [(one[key], other[key], f"[{key!r}]") for key in one]
+        elif fields:
+            parts = [(getattr(one, name), getattr(other, name), f".{name}") for name in fields]
+        if parts is not None:
+            return next((found for a, b, where in parts if (found := difference(a, b, path + where))), None)
         if (one == other or one != one or repr(one) == repr(other)) and alike(one, other):  # NaN, also in a set
             return None
     elif one == other and _is_asked_for(one, other):
@@ -92,7 +91,5 @@ def _is_open(info: Any, seen: set[Any]) -> bool:
             return False
         seen.add(cls)
     parts = [getattr(info, name, None) for name in ("key_type", "value_type", "item_type", "type")]
-    parts += (
-        list(getattr(info, "item_types", ())) + list(getattr(info, "types", ())) + [field.type for field in getattr(info, "fields", ())]
-    )
+    parts += [*getattr(info, "item_types", ()), *getattr(info, "types", ()), *(field.type for field in getattr(info, "fields", ()))]
     return any(_is_open(part, seen) for part in parts if isinstance(part, msgspec.inspect.Type))

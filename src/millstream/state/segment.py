@@ -5,13 +5,11 @@
     msgpack [first key of each block, offset of each block and of the closing one, last key], u32 length, u32 CRC-32, "MIDX1\\n".
 
 Rules
-1. Keys are strictly ascending within a segment. Large runs are split into several segments, so no reader or writer needs more
-   memory than one piece.
-2. Every byte is covered by a checksum, and the closing block tells a whole segment from a torn one: damage is an error that
-   names the object, never a silently shorter state.
+1. Keys are strictly ascending within a segment. Large runs are split into several segments, so no reader or writer needs more memory than one piece.
+2. Every byte is covered by a checksum, and the closing block tells a whole segment from a torn one: damage is an error that names the object, never a
+   silently shorter state.
 3. A segment may be a slice of a larger object: one task stages the deltas of all its computations in one object.
-4. Who reads a segment whole needs no index, and version 0.1 stops at the closing block. Who wants one key reads the end of the segment, then one
-   block. A segment without an index (small, or written by 0.1) is read whole.
+4. Who reads a segment whole needs no index. Who wants one key reads the end of the segment, then one block. A small segment has no index and is read whole.
 """
 
 from __future__ import annotations
@@ -64,8 +62,7 @@ def encode_segment(entries: Sequence[Entry]) -> bytes:
     for at in range(0, len(entries), BLOCK):
         keys, values = zip(*entries[at : at + BLOCK], strict=True)
         payload = _encode((keys, values))
-        parts.append(_HEAD.pack(len(payload), crc32(payload)))
-        parts.append(payload)
+        parts += [_HEAD.pack(len(payload), crc32(payload)), payload]
         firsts.append(keys[0])
         offsets.append(size)
         size += _HEAD.size + len(payload)
@@ -182,7 +179,6 @@ def runs(chain: Sequence[SegmentRef]) -> list[list[SegmentRef]]:
 
 
 def read_run(storage: Storage, refs: Iterable[SegmentRef]) -> Iterator[Entry]:
-    """The entries of one run, in order."""
     for ref in refs:
         for keys, values in read_blocks(storage, ref):
             yield from zip(keys, values, strict=True)

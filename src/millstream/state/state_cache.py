@@ -1,26 +1,26 @@
 """The state cache: this host's copy of one shard's entries, in LMDB, shared by its worker processes.
 
 Rules
-1. It holds committed entries only, and a marker: the last epoch applied and the run that committed it, written in the same
-   transaction. It is a cache: deleting it costs time, never data.
-2. Behind the manifest: apply the segments that are newer than the marker. A segment that covers more epochs than are missing may be
-   applied whole, because it ends in the same entries. Anything else (ahead, of another history, older than the base): load anew.
+1. It holds committed entries only, and a marker: the last epoch applied and the run that committed it, written in the same transaction. It is a cache:
+   deleting it costs time, never data.
+2. Behind the manifest: apply the segments that are newer than the marker. A segment that covers more epochs than are missing may be applied whole, because
+   it ends in the same entries. Anything else (ahead, of another history, older than the base): load anew.
 3. A reader checks the marker inside its own read transaction, so a writer next to it cannot move the ground under its feet.
 4. No fsync: after a power cut the file may be torn, so the folder is named after the boot and the next boot starts afresh.
 5. Workers have state caches of their own, and readers have others (`held`): a reader may want an older epoch than the newest, and what it holds open keeps
    LMDB from using pages again. A state cache never goes back for a reader.
-6. Whoever has a state cache open holds a lock in the folder of its checkpoint, so that nobody clears it away (`clearing.py`).
+6. Whoever has a state cache open holds a lock in the folder of its checkpoint, so that nobody clears it away (`cache_cleanup.py`).
 7. An environment is opened once per process, whatever the threads. While somebody holds one of its epochs its map cannot grow, since growing moves it;
    so readers map much at once, which costs nothing but addresses.
 
-Why LMDB: opened by several processes at once (RocksDB has one writer process), get and open several times faster, and its
-worse write amplification stays on a local disk cache. Figures: benchmarks/README.md.
+Why LMDB: several processes may open it (RocksDB has one writer process), and get and open are several times faster. Figures: benchmarks/README.md.
 """
 
 from __future__ import annotations
 
 import os
 import shutil
+import tempfile
 import threading
 import weakref
 from collections.abc import Callable, Iterator, Sequence
@@ -32,15 +32,14 @@ import lmdb
 import msgspec
 
 from millstream.state.cache_cleanup import IN_USE, use
+from millstream.state.heartbeat import StateCacheStats
 from millstream.state.longkeys import LONG, scan_entries, stored_entry, stored_key, value_of
 from millstream.state.manifest import Manifest
 from millstream.state.segment import SegmentRef, read_blocks
-from millstream.state.stats import StateCacheStats
 from millstream.state.storage import Storage
 
 _MARKER = b"\0marker"
 _MAP_SIZE = 1 << 30
-READERS_MAP_SIZE = 1 << 38
 _CHUNK = 256  # how many entries of a scan are read at a time where threads share a transaction
 
 
@@ -73,7 +72,6 @@ class StateCacheView:
                     yield key
 
     def close(self) -> None:
-        """Ends the transaction."""
         self._transaction.abort()
 
 
@@ -112,7 +110,8 @@ class StateCache:
             if transaction.get(_MARKER) == mark_of(manifest):
                 return StateCacheView(transaction, self.stats)
             transaction.abort()
-            self._catch_up(storage, chain, manifest)
+            with self._lock:
+                self._catch_up(storage, chain, manifest)
         raise RuntimeError(f"the state cache in {self.folder} keeps changing: two runs share it")
 
     def hold(self, storage: Storage, chain: Sequence[SegmentRef], manifest: Manifest) -> Held | None:
@@ -153,7 +152,7 @@ class StateCache:
         with self._lock:
             self._holders -= 1
             if self._is_retired and not self._holders:
-                self.close()
+                self._env.close()
 
     def _resize(self, size: int) -> None:
         if self._holders:
@@ -161,10 +160,7 @@ class StateCache:
         self._env.set_mapsize(size)
 
     def _catch_up(self, storage: Storage, chain: Sequence[SegmentRef], manifest: Manifest | None) -> None:
-        with self._lock:
-            self._catch_up_alone(storage, chain, manifest)
-
-    def _catch_up_alone(self, storage: Storage, chain: Sequence[SegmentRef], manifest: Manifest | None) -> None:
+        """With the lock."""
         while True:
             try:
                 with self._env.begin(write=True) as transaction:
@@ -173,15 +169,12 @@ class StateCache:
                         return
                     due = missing(marker, chain, manifest)
                     if due is None:
-                        database = self._env.open_db(None, txn=transaction)
-                        transaction.drop(database, delete=False)
+                        transaction.drop(self._env.open_db(None, txn=transaction), delete=False)
                         due = chain
-                    empty = len(due) == len(chain)
-                    sorted_so_far = empty
+                    sorted_so_far = empty = len(due) == len(chain)
                     for ref in due:
                         sorted_so_far = self._apply(transaction, storage, ref, sorted_so_far and ref.base)
-                    mark = mark_of(manifest)
-                    if mark is not None:
+                    if (mark := mark_of(manifest)) is not None:
                         transaction.put(_MARKER, mark)
                 self._loads += empty
                 self._catch_ups += not empty
@@ -200,18 +193,16 @@ class StateCache:
 
     def _apply(self, transaction: lmdb.Transaction, storage: Storage, ref: SegmentRef, append: bool) -> bool:
         """Puts and deletes. `append` says that every key is behind all that are there, which is faster; returns whether that still holds."""
-        delete = transaction.delete
         with transaction.cursor() as cursor:
             for keys, values in read_blocks(storage, ref):
+                pairs: list[Any] = list(zip(keys, values, strict=True))
                 if any(len(key) >= LONG for key in keys):
-                    pairs: list[Any] = [stored_entry(key, value) for key, value in zip(keys, values, strict=True)]
+                    pairs = [stored_entry(*pair) for pair in pairs]
                     append = False
-                else:
-                    pairs = list(zip(keys, values, strict=True))
                 if None in values:
                     for key, value in pairs:
                         if value is None:
-                            delete(key)
+                            transaction.delete(key)
                     pairs = [pair for pair in pairs if pair[1] is not None]
                 cursor.putmulti(pairs, append=append)
         return append
@@ -221,11 +212,7 @@ class StateCache:
         with self._lock:
             self._is_retired = True
             if not self._holders:
-                self.close()
-
-    def close(self) -> None:
-        """Closes the environment."""
-        self._env.close()
+                self._env.close()
 
 
 class Held:
@@ -290,14 +277,12 @@ def boot_id() -> str:
 
 
 def state_cache_root(checkpoint_id: str, folder: str | None = None) -> Path:
-    """The folder of a checkpoint's state caches on this host. MILLSTREAM_STATE_CACHE chooses the disk."""
+    """The folder of a checkpoint's state caches on this host."""
     return state_caches_folder(folder) / boot_id() / checkpoint_id
 
 
 def state_caches_folder(folder: str | None = None) -> Path:
-    """The folder of all state caches on this host."""
-    import tempfile
-
+    """The folder of all state caches on this host. MILLSTREAM_STATE_CACHE chooses the disk."""
     return Path(folder or os.environ.get("MILLSTREAM_STATE_CACHE") or os.path.join(tempfile.gettempdir(), f"millstream-{os.getuid()}"))
 
 
@@ -311,10 +296,10 @@ def open_state_cache(root: Path, lineage: str, shard: int, map_size: int | None 
             if before is not None:
                 os.close(before)
         found = _OPEN.get(folder)
-        if found is None:
-            found = _OPEN[folder] = StateCache(folder, map_size)
-        elif not (folder / "data.mdb").exists():  # somebody deleted the cache under us
+        if found is not None and not (folder / "data.mdb").exists():  # somebody deleted the cache under us
             found.retire()
+            found = None
+        if found is None:
             found = _OPEN[folder] = StateCache(folder, map_size)
     return found
 

@@ -21,7 +21,8 @@ from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any, Protocol
 
-from millstream.errors import DamageError, StorageError
+from millstream.errors import DamageError, MillstreamError, StorageError
+from millstream.state.durable import sync_folder
 
 _HIDDEN = ".tmp-"
 
@@ -92,7 +93,7 @@ class LocalStorage:
                     os.link(hidden, path)
                 except FileExistsError:
                     return False
-                _sync_folder(path.parent)
+                sync_folder(path.parent)
         finally:
             _unlink(hidden)
         return True
@@ -103,7 +104,7 @@ class LocalStorage:
         try:
             with _refusals("write", path):
                 os.replace(hidden, path)
-                _sync_folder(path.parent)
+                sync_folder(path.parent)
         except StorageError:
             _unlink(hidden)
             raise
@@ -166,7 +167,7 @@ class LocalStorage:
                         return False
                 except FileNotFoundError:
                     return True
-            _sync_folder(there.parent)  # also of a name that is there already: whoever made it may have died before this
+            sync_folder(there.parent)  # also of a name that is there already: whoever made it may have died before this
             here.unlink(missing_ok=True)
         return True
 
@@ -175,64 +176,49 @@ class ObjectStorage:
     """A prefix in an S3-compatible store (or any other that obstore knows)."""
 
     def __init__(self, url: str, options: dict[str, Any] | None = None) -> None:
-        from obstore.store import from_url
-
         self.url = url.rstrip("/")
-        try:
-            self._store = from_url(self.url, **(options or {}))
-        except Exception as error:
-            raise StorageError(f"cannot open {url}: {error}") from error
+        with _refusals("open", url):
+            self._store = self._client.store.from_url(self.url, **(options or {}))
+
+    @property
+    def _client(self) -> Any:
+        import obstore
+
+        return obstore
 
     def create(self, name: str, data: bytes) -> bool:
-        import obstore
-        from obstore.exceptions import AlreadyExistsError, PreconditionError
-
-        try:
-            obstore.put(self._store, name, data, mode="create", use_multipart=False)
-        except (AlreadyExistsError, PreconditionError):
-            return False
-        except Exception as error:
-            raise StorageError(f"cannot create {self.url}/{name}: {error}") from error
+        errors = self._client.exceptions
+        with _refusals("create", f"{self.url}/{name}"):
+            try:
+                self._client.put(self._store, name, data, mode="create", use_multipart=False)
+            except (errors.AlreadyExistsError, errors.PreconditionError):
+                return False
         return True
 
     def put(self, name: str, data: bytes) -> None:
-        import obstore
-
-        try:
-            obstore.put(self._store, name, data)
-        except Exception as error:
-            raise StorageError(f"cannot write {self.url}/{name}: {error}") from error
+        with _refusals("write", f"{self.url}/{name}"):
+            self._client.put(self._store, name, data)
 
     def read(self, name: str, offset: int = 0, length: int | None = None) -> bytes:
-        import obstore
-
-        try:
-            if length == 0:
-                return b""
-            if offset or length is not None:
-                size = self._size(name)
+        with _refusals("read", f"{self.url}/{name}"):
+            try:
+                if not offset and length is None:
+                    return bytes(self._client.get(self._store, name).bytes())
+                size = 0 if length == 0 else self._size(name)
                 end = size if length is None else min(size, offset + length)
-                if offset >= end:
-                    return b""
-                return bytes(obstore.get_range(self._store, name, start=offset, end=end))
-            return bytes(obstore.get(self._store, name).bytes())
-        except FileNotFoundError as error:
-            raise DamageError(f"{self.url}/{name} is missing") from error
-        except Exception as error:
-            raise StorageError(f"cannot read {self.url}/{name}: {error}") from error
+                return bytes(self._client.get_range(self._store, name, start=offset, end=end)) if offset < end else b""
+            except FileNotFoundError as error:
+                raise DamageError(f"{self.url}/{name} is missing") from error
 
     def _size(self, name: str) -> int:
-        import obstore
-
-        return int(obstore.head(self._store, name)["size"])
+        return int(self._client.head(self._store, name)["size"])
 
     def exists(self, name: str) -> bool:
-        try:
-            self._size(name)
-        except FileNotFoundError:
-            return False
-        except Exception as error:
-            raise StorageError(f"cannot look at {self.url}/{name}: {error}") from error
+        with _refusals("look at", f"{self.url}/{name}"):
+            try:
+                self._size(name)
+            except FileNotFoundError:
+                return False
         return True
 
     def folders(self, prefix: str) -> list[str]:
@@ -242,39 +228,67 @@ class ObjectStorage:
         return sorted(str(entry["path"]) for entry in self._listed(prefix)["objects"])
 
     def _listed(self, prefix: str) -> Any:
-        import obstore
-
-        try:
-            return obstore.list_with_delimiter(self._store, prefix=prefix or None)
-        except Exception as error:
-            raise StorageError(f"cannot list {self.url}/{prefix}: {error}") from error
+        with _refusals("list", f"{self.url}/{prefix}"):
+            return self._client.list_with_delimiter(self._store, prefix=prefix or None)
 
     def delete(self, names: Iterable[str]) -> None:
-        import obstore
-
         for name in names:
-            try:
-                obstore.delete(self._store, name)
-            except FileNotFoundError:
-                pass
-            except Exception as error:
-                raise StorageError(f"cannot delete {self.url}/{name}: {error}") from error
+            with _refusals("delete", f"{self.url}/{name}"), contextlib.suppress(FileNotFoundError):
+                self._client.delete(self._store, name)
 
     def publish(self, source: str, target: str) -> bool:
-        import obstore
-
-        if not self.exists(source):
-            return True
-        try:
-            if self.exists(target) and self.read(source) != self.read(target):
-                return False
-            obstore.copy(self._store, source, target, overwrite=True)
-            self.delete([source])
-        except (FileNotFoundError, DamageError):
-            return True
-        except Exception as error:
-            raise StorageError(f"cannot publish {self.url}/{target}: {error}") from error
+        with _refusals("publish", f"{self.url}/{target}"), contextlib.suppress(FileNotFoundError, DamageError):
+            if self.exists(source):
+                if self.exists(target) and self.read(source) != self.read(target):
+                    return False
+                self._client.copy(self._store, source, target, overwrite=True)
+                self.delete([source])
         return True
+
+
+class PrefixedStorage:
+    """Objects under a prefix of another storage, with one client for all of them."""
+
+    def __init__(self, storage: Storage, prefix: str) -> None:
+        self._storage = storage
+        self._prefix = f"{prefix.strip('/')}/"
+        self.url = f"{storage.url}/{prefix.strip('/')}"
+
+    def create(self, name: str, data: bytes) -> bool:
+        return self._storage.create(self._prefix + name, data)
+
+    def put(self, name: str, data: bytes) -> None:
+        self._storage.put(self._prefix + name, data)
+
+    def read(self, name: str, offset: int = 0, length: int | None = None) -> bytes:
+        return self._storage.read(self._prefix + name, offset, length)
+
+    def exists(self, name: str) -> bool:
+        return self._storage.exists(self._prefix + name)
+
+    def folders(self, prefix: str) -> list[str]:
+        return [name[len(self._prefix) :] for name in self._storage.folders((self._prefix + prefix).rstrip("/"))]
+
+    def list(self, prefix: str) -> list[str]:
+        return [name[len(self._prefix) :] for name in self._storage.list((self._prefix + prefix).rstrip("/"))]
+
+    def delete(self, names: Iterable[str]) -> None:
+        self._storage.delete(self._prefix + name for name in names)
+
+    def publish(self, source: str, target: str) -> bool:
+        return self._storage.publish(self._prefix + source, self._prefix + target)
+
+
+def under(storage: Storage, prefix: str) -> Storage:
+    """What is under a prefix, as a storage of its own.
+
+    >>> from millstream.state.memory_storage import MemoryStorage
+    >>> whole = MemoryStorage()
+    >>> under(whole, "a/b").put("c", b"1")
+    >>> whole.read("a/b/c"), under(whole, "a").list("b")
+    (b'1', ['b/c'])
+    """
+    return LocalStorage(storage.root / prefix) if isinstance(storage, LocalStorage) else PrefixedStorage(storage, prefix)
 
 
 def open_storage(url: str | os.PathLike[str], options: dict[str, Any] | None = None) -> Storage:
@@ -286,12 +300,14 @@ def open_storage(url: str | os.PathLike[str], options: dict[str, Any] | None = N
 
 
 @contextlib.contextmanager
-def _refusals(doing: str, path: Path) -> Iterator[None]:
-    """Rule 5."""
+def _refusals(doing: str, what: Path | str) -> Iterator[None]:
+    """Rule 5. A disk fails with OSErrors; the client of a store may fail with anything."""
     try:
         yield
-    except OSError as error:
-        raise StorageError(f"cannot {doing} {path}: {error.strerror or error}") from error
+    except MillstreamError:
+        raise
+    except Exception as error:
+        raise StorageError(f"cannot {doing} {what}: {getattr(error, 'strerror', None) or error}") from error
 
 
 def _unlink(path: Path) -> None:
@@ -312,12 +328,4 @@ def _make_folder(folder: Path) -> None:
     missing = missing[: next((at for at, path in enumerate(missing) if path.exists()), len(missing))]
     folder.mkdir(parents=True, exist_ok=True)
     for path in missing:
-        _sync_folder(path.parent)
-
-
-def _sync_folder(folder: Path) -> None:
-    handle = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
+        sync_folder(path.parent)

@@ -91,14 +91,12 @@ class ArrowInputs:
         return self._table.column("route").to_numpy()
 
     def _at(self, routes: Sequence[Route]) -> Any:
-        """Where the rows of some routes are."""
         if len(routes) == len(self._present):
             return ALL
         column = self._route_column()
         return np.flatnonzero(column == routes[0].index if len(routes) == 1 else np.isin(column, [route.index for route in routes]))
 
     def _batch(self, route: Route, *, table: Any) -> Batch:
-        """The rows of a route in a table."""
         injector = self._compiled.topology.injectors.get(route.stream)
         if injector is None:
             return arrow_rows.EncodedBatch(route.stream, table, self._compiled.decode_value)
@@ -115,11 +113,9 @@ class Identified:
         self.hashes = table.column("ord").to_numpy()[positions].view(np.uint64)
 
     def _where(self, chosen: Any) -> Any:
-        """Positions in the table."""
         return chosen if self.positions is ALL else self.positions[chosen]
 
     def ids(self, positions: Any) -> list[bytes]:
-        """What names the rows."""
         return self._joined(positions).to_numpy(zero_copy_only=False).tolist()  # type: ignore[no-any-return]
 
     def packed(self, positions: Any) -> bytes:
@@ -135,6 +131,5 @@ class Identified:
         return whole(pc.binary_join_element_wise(key, id, b"\x1f"))
 
     def in_order(self, positions: Any) -> Any:
-        """Positions in canonical order."""
         times = self.table.column("ts").to_numpy()[self._where(positions)]
         return positions[np.lexsort((positions, times))]

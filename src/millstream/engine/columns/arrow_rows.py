@@ -19,12 +19,19 @@ from millstream.core.rejected import Rejected, unwrapped, wrong_time
 from millstream.core.time import BEGINNING, END
 from millstream.core.topology import Injector, Route, Topology
 from millstream.core.watermark import Seen, lags_of
+from millstream.engine.routing import SentRows
 from millstream.sources.base import BETWEEN
+
+from .casts import as_it_is
 
 RECEIPT = -1
 ALL = slice(None)  # every row of a table
 
 _NUL = "\0"
+
+#: The columns of every keyed row.
+KEYED = (("part", pa.int32()), ("route", pa.int32()), ("key", pa.string()), ("ts", pa.int64()), ("id", pa.string()), ("ord", pa.int64()))
+_SENT = pa.schema([*KEYED, ("body", pa.binary()), ("unit", pa.int64())])
 
 
 class ValueColumn(msgspec.Struct, frozen=True):
@@ -35,16 +42,9 @@ class ValueColumn(msgspec.Struct, frozen=True):
 
 
 def whole(column: Any) -> Any:
-    """A column in one piece."""
-    if isinstance(column, pa.ChunkedArray):
-        return (
-            column.chunk(0)
-            if column.num_chunks == 1
-            else pa.concat_arrays(column.chunks)
-            if column.num_chunks
-            else pa.nulls(0, column.type)
-        )
-    return column
+    if not isinstance(column, pa.ChunkedArray):
+        return column
+    return column.chunk(0) if column.num_chunks == 1 else column.combine_chunks()
 
 
 def to_list(column: Any) -> list[Any]:
@@ -56,6 +56,15 @@ def to_list(column: Any) -> list[Any]:
     if pa.types.is_string(kind) or pa.types.is_large_string(kind):
         return column.to_numpy(zero_copy_only=False).tolist()  # type: ignore[no-any-return]
     return column.to_pylist()  # type: ignore[no-any-return]
+
+
+def sent_table(rows: SentRows, offsets: Any, unit: int) -> Any:
+    """Productions of one attempt at one shard, as keyed rows. offsets: by route, where the parts of its group begin."""
+    routes = np.array(rows.routes, np.int32)
+    part = np.array(rows.shards, np.int32) + offsets[routes]
+    order, units = np.zeros(len(routes), np.int64), np.full(len(routes), unit, np.int64)
+    columns = (part, routes, rows.keys, rows.times, rows.ids, order, rows.bodies, units)
+    return pa.Table.from_arrays([pa.array(one, field.type) for one, field in zip(columns, _SENT, strict=True)], schema=_SENT)
 
 
 class ColumnBatch(Batch):
@@ -89,10 +98,8 @@ class ColumnBatch(Batch):
         """The Arrow column of each column of the value, and how its Python objects become the column's."""
         sent = iter(whole(self._table.column(self._vector)).flatten())
         for column in self._layout:
-            if column.carrier == "key":
-                yield self._table.column("key"), _key_values
-            else:
-                yield self._table.column(column.carrier) if column.carrier else next(sent), _as_they_are
+            found = self._table.column(column.carrier) if column.carrier else next(sent)
+            yield found, _key_values if column.carrier == "key" else as_it_is
 
     def anew(self) -> Batch:
         return RowBatch(self)
@@ -102,10 +109,6 @@ class ColumnBatch(Batch):
         if ids is None:
             ids = self._ids = record_ids(self._table)
         return ids[index]
-
-
-def _as_they_are(values: list[Any]) -> list[Any]:
-    return values
 
 
 def _key_values(texts: list[Any]) -> list[Any]:
@@ -216,7 +219,6 @@ def _rejected(route: Route, batch: Batch, at: int, table: Any, id: str | None, b
 
 
 def _plain(file: str) -> str:
-    """A file as people write it."""
     return urllib.parse.unquote(re.sub(r"^file:/+", "/", file))
 
 

@@ -1,4 +1,5 @@
-"""Columns as the texts and times that Spark's casts make of them: of ids and sub-sources, of keys, of timestamps.
+"""Columns as the texts and times that Spark's casts make of them: of ids and sub-sources, of keys, of timestamps; and what is said of those that cannot be
+what they are to be, in the same words whoever makes the keyed rows.
 
 Rules
 1. What `CAST(... AS STRING)` says with ANSI casts, which are Spark's default. A type that is not here is refused by name: the text of a float depends on
@@ -17,6 +18,8 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from millstream.errors import DefinitionError
+
 from .hashing import numbers
 
 Cast = Callable[[Any], Any]  # an Arrow array to another
@@ -28,16 +31,7 @@ _EMPTY, _COLON = pa.scalar(""), pa.scalar(":")
 _STRING, _INTEGER, _TUPLE = (pa.scalar(_NUL + letter) for letter in "sit")
 _BOOLEANS = pa.array([_NUL + "b0", _NUL + "b1"])
 _WORDS = pa.array(["false", "true"])
-
-
-def is_text(kind: Any) -> bool:
-    """Whether a column holds strings."""
-    return kind in (pa.string(), pa.large_string())
-
-
-def is_bytes(kind: Any) -> bool:
-    """Whether a column holds bytes."""
-    return kind in (pa.binary(), pa.large_binary())
+_TEXTS, _BYTES = (pa.string(), pa.large_string()), (pa.binary(), pa.large_binary())
 
 
 def text(kind: Any) -> Cast | None:
@@ -46,8 +40,8 @@ def text(kind: Any) -> Cast | None:
     if types.is_string(kind):
         return as_it_is
     if types.is_large_string(kind) or types.is_signed_integer(kind) or types.is_null(kind):
-        return _to_string
-    if is_bytes(kind):
+        return partial(_cast, pa.string())
+    if kind in _BYTES:
         return _bytes_as_text
     if types.is_boolean(kind):
         return partial(_chosen, _WORDS)
@@ -58,13 +52,13 @@ def text(kind: Any) -> Cast | None:
 
 def key_text(kind: Any) -> Cast | None:
     """What makes the key's text of a column, or None if it cannot be a key."""
-    if is_text(kind):
+    if kind in _TEXTS:
         return _string_key
     if pa.types.is_signed_integer(kind):
         return integer_key
     if pa.types.is_boolean(kind):
         return partial(_chosen, _BOOLEANS)
-    if is_bytes(kind):
+    if kind in _BYTES:
         return _binary_key
     return None
 
@@ -74,14 +68,13 @@ def millis(kind: Any) -> Cast | None:
     if kind == pa.int64():
         return as_it_is
     if pa.types.is_signed_integer(kind):
-        return _to_long
+        return partial(_cast, pa.int64())
     if pa.types.is_timestamp(kind) and kind.unit == "us":
         return _floored
     return None
 
 
 def as_it_is(array: Any) -> Any:
-    """For what is right already."""
     return array
 
 
@@ -99,22 +92,15 @@ def _joined(*pieces: Any) -> Any:
 
 
 def integer_key(array: Any) -> Any:
-    """The key's text of whole numbers."""
     return _joined(_INTEGER, array.cast(pa.string()))
 
 
-def _to_string(array: Any) -> Any:
-    return array.cast(pa.string())
-
-
-def _to_long(array: Any) -> Any:
-    return array.cast(pa.int64())
+def _cast(to: Any, array: Any) -> Any:
+    return array.cast(to)
 
 
 def _bytes_as_text(array: Any) -> Any:
-    return (array if array.type == pa.binary() else array.cast(pa.binary())).view(
-        pa.string()
-    )  # whatever they are: Spark does not look either
+    return array.cast(pa.binary()).view(pa.string())  # whatever they are: Spark does not look either
 
 
 def _chosen(words: Any, array: Any) -> Any:
@@ -122,7 +108,7 @@ def _chosen(words: Any, array: Any) -> Any:
 
 
 def _string_key(array: Any) -> Any:
-    array = array if array.type == pa.string() else array.cast(pa.string())
+    array = array.cast(pa.string())
     begins = pc.call_function("starts_with", [array], _BEGINS)
     if not begins.true_count:
         return array
@@ -141,3 +127,32 @@ def _floored(array: Any) -> Any:
 
 def _decimal_text(array: Any) -> Any:
     return pa.array([None if one is None else format(one, "f") for one in array.to_pylist()], pa.string())
+
+
+def no_column(what: str, given: str, columns: Sequence[str]) -> DefinitionError:
+    return DefinitionError(f"{what}: there is no column {given!r}; the source has: {', '.join(columns)}")
+
+
+def no_column_at_all(what: str, given: Any) -> DefinitionError:
+    return DefinitionError(f"{what}: give a column name, SQL text or a Spark Column, not a {type(given).__name__}")
+
+
+def no_key(name: str, kind: str) -> DefinitionError:
+    return DefinitionError(f"{name} is a {kind}, which cannot be a key: use a string, an integer, a boolean or binary, or cast it")
+
+
+def no_time(name: str, kind: str) -> DefinitionError:
+    return DefinitionError(f"{name} is a {kind}: give milliseconds as a long, or a timestamp")
+
+
+def only_spark(what: str, given: Any) -> DefinitionError:
+    """An expression, where there is no JVM to work it out."""
+    shown = f"the SQL text {given!r}" if isinstance(given, str) else f"a Spark {type(given).__name__}"
+    return DefinitionError(
+        f"{what}: only Spark can work out {shown}: give column names, add the column in the source, or run without resident=True"
+    )
+
+
+def no_text(name: str, kind: str) -> DefinitionError:
+    """A type whose text we do not make as Spark does."""
+    return DefinitionError(f"{name} is a {kind}, and only Spark can make its text: give a string column, or run without resident=True")

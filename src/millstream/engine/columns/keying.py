@@ -1,15 +1,15 @@
-"""Source columns to keyed rows, in Arrow and numpy: bit by bit what `spark/rows.py` has the JVM do, so that a pipeline may change its way of running.
+"""Source columns to keyed rows, in Arrow and numpy: what `spark/keyed_rows.py` has the JVM do, so that a pipeline may change its way of running.
 
 Rules
-1. The columns are those that `spark/rows.py` describes, with the same bits in them: key text, shard, id, `ord` (where there is an id), times, what is to be
-   rejected.
+1. The columns are those that `spark/keyed_rows.py` describes, with the same bits in them: key text, shard, id, `ord` (where there is an id), times, what is to
+   be rejected.
 2. What only Spark can do is refused when the pipeline starts, by name and with a way out; never done in another way.
 3. All that does not depend on the rows is worked out once: an epoch may have a single row, and it must not cost more than that.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -25,8 +25,8 @@ from millstream.engine.program import Program
 from millstream.errors import InputError
 from millstream.sources.base import BETWEEN
 
-from . import casts, hashing, refusals
-from .arrow_rows import ValueColumn, to_list, whole
+from . import casts, hashing
+from .arrow_rows import KEYED, ValueColumn, to_list, whole
 
 _MANY, _SAMPLE = 2048, 1024  # rows from which on it is worth while to look at how often keys repeat, and of how many
 _TYPES = {"string": pa.string(), "long": pa.int64()}
@@ -45,6 +45,19 @@ def marks(topology: Topology) -> dict[str, str]:
     return found
 
 
+def value_columns(injector: Injector, routes: Sequence[Route], types: Mapping[str, Any], text: Any, long: Any) -> list[ValueColumn]:
+    """How an injector's value travels. What the keyed columns say already is not sent twice. types: of the source's columns; text, long: two of them."""
+    carriers: dict[str, str] = {}
+    for given, kind, carrier in (
+        (routes[0].key if len(routes) == 1 else None, text, "key"),
+        (injector.timestamp, long, "ts"),
+        (injector.id, text, "id"),
+    ):
+        if isinstance(given, str) and types.get(given) == kind:
+            carriers.setdefault(given, carrier)
+    return [ValueColumn(name, carriers.get(name, "")) for name in ([injector.value] if injector.value else types)]
+
+
 class SourceRows:
     """Rows of a source, while they are keyed: each column in one piece, made once."""
 
@@ -61,7 +74,6 @@ class SourceRows:
         return found
 
     def dicts(self) -> list[dict[str, Any]]:
-        """As a hook sees them."""
         if self._dicts is None:
             columns = [to_list(self.column(name)) for name in self._names]
             self._dicts = [dict(zip(self._names, row, strict=True)) for row in zip(*columns, strict=True)]
@@ -104,16 +116,8 @@ class Keying:
         spread = any(route.spread for route in self._routes)
         self._hashes_ids = spread and injector.id is not None
         kind = pa.struct(self._sent or [("nothing", pa.bool_())])
-        columns = [
-            ("part", pa.int32()),
-            ("route", pa.int32()),
-            ("key", pa.string()),
-            ("ts", pa.int64()),
-            ("id", pa.string()),
-            ("ord", pa.int64()),
-        ]
-        columns += [(name, of) for name, of, _ in self._marks]
-        self._schema = pa.schema([*columns, (f"v{list(topology.injectors).index(injector.name)}", kind)])
+        given = [(name, of) for name, of, _ in self._marks]
+        self._schema = pa.schema([*KEYED, *given, (f"v{list(topology.injectors).index(injector.name)}", kind)])
 
     def keyed(self, table: Any, now: int, origin: str = "") -> Any:
         """A table of source columns as a table of keyed rows, one per record and consumer: the columns that `spark/rows.py` describes, without the values of
@@ -183,17 +187,9 @@ class Keying:
         return pc.if_else(pa.array(wrong), said, None)
 
     def _layout(self, injector: Injector) -> list[ValueColumn]:
-        carriers: dict[str, str] = {}
-        for given, kind, carrier in (
-            (self._routes[0].key if len(self._routes) == 1 else None, pa.string(), "key"),
-            (injector.timestamp, pa.int64(), "ts"),
-            (injector.id, pa.string(), "id"),
-        ):
-            if isinstance(given, str) and given in self._fields and self._fields[given].type == kind:
-                carriers.setdefault(given, carrier)
         if injector.value:
             self._resolved(injector.value, f"{self._who}, value")
-        return [ValueColumn(name, carriers.get(name, "")) for name in ([injector.value] if injector.value else self._names)]
+        return value_columns(injector, self._routes, {name: field.type for name, field in self._fields.items()}, pa.string(), pa.int64())
 
     def _resolved(self, given: Any, what: str) -> tuple[Any, str]:
         """The type of a column, None for an expression that we know in Python; and what to call it."""
@@ -203,10 +199,10 @@ class Keying:
             if given in self._expressions:
                 return None, f"{what} expression"
             if not is_expression(given):
-                raise refusals.no_column(what, given, self._names)
+                raise casts.no_column(what, given, self._names)
         elif not type(given).__module__.startswith("pyspark."):
-            raise refusals.no_column_at_all(what, given)
-        raise refusals.only_spark(what, given)
+            raise casts.no_column_at_all(what, given)
+        raise casts.only_spark(what, given)
 
     def _made(self, given: Any, what: str, cast: Callable[[Any], casts.Cast | None], refusal: Callable[[str, str], Exception]) -> Made:
         kind, name = self._resolved(given, what)
@@ -214,14 +210,14 @@ class Keying:
             return partial(_worked_out, self._expressions[given], name, cast, refusal)
         found = cast(kind)
         if found is None:
-            raise refusal(name, refusals.spark_name(kind))
+            raise refusal(name, str(kind))
         return partial(_column, given, found)
 
     def _millis(self, given: Any, what: str) -> Made:
-        return self._made(given, f"{self._who}, {what}", casts.millis, refusals.no_time)
+        return self._made(given, f"{self._who}, {what}", casts.millis, casts.no_time)
 
     def _text(self, given: Any, what: str) -> Made:
-        return self._made(given, f"{self._who}, {what}", casts.text, refusals.no_text)
+        return self._made(given, f"{self._who}, {what}", casts.text, casts.no_text)
 
     def _key(self, route: Route) -> Made:
         what = f"{self._who}, key of computation {route.computation!r}"
@@ -232,15 +228,13 @@ class Keying:
     def _key_part(self, given: Any, what: str) -> Made:
         if self._resolved(given, what)[0] is None:
             return partial(_worked_out_key, self._expressions[given], f"{what}, {given}")
-        return self._made(given, what, casts.key_text, refusals.no_key)
+        return self._made(given, what, casts.key_text, casts.no_key)
 
     def _mark(self, injector: Injector, name: str) -> Made | None:
-        policy = injector.watermark
-        if name == "sub" and policy.sub_column is not None:
-            return self._text(policy.sub_column, "sub-source")
-        if name == "mark" and policy.mark_column is not None:
-            return self._millis(policy.mark_column, "watermark")
-        return None
+        sub, mark = injector.watermark.sub_column, injector.watermark.mark_column
+        if name == "sub" and sub is not None:
+            return self._text(sub, "sub-source")
+        return self._millis(mark, "watermark") if name == "mark" and mark is not None else None
 
 
 def _column(name: str, cast: casts.Cast, rows: SourceRows) -> Any:
@@ -264,7 +258,7 @@ def _worked_out(
         found = found.cast(pa.int64())
     made = cast(found.type)
     if made is None:
-        raise refusal(name, refusals.spark_name(found.type))
+        raise refusal(name, str(found.type))
     return made(found)
 
 

@@ -4,14 +4,12 @@
     runner           the tasks of an epoch: an order to each task, its receipts back, and again if one was lost
     coordinator      the driver's end: who is there, who is lost, whose answers count
     job_keeper       the Spark jobs that tasks live in, begun again as long as the run lasts
-    task_compaction  compaction inside the tasks
     worker           a task's end: waits for orders, and drives rounds
     round            one attempt of a task at one epoch, without sockets
     exchange         rows from task to task
     partitioning     keyed rows as Arrow tables, split by owner, and as bytes
-    wire             frames, and the handshake that comes before them
+    wire             frames, the handshake that comes before them, and TLS below where there is more than one host
     messages         what driver and tasks say to each other
-    tls              a certificate per run, where there is more than one host
 
 Generations and attempts are `core/membership.py`. It must not know pyspark: Spark's part is `engine/spark/resident_job.py`.
 """

@@ -10,14 +10,14 @@ from typing import Any, NamedTuple
 
 from millstream.core.guards import ALL_GUARDS, Guards
 from millstream.engine.columns.keying import Keying
+from millstream.engine.compaction_orders import TaskCompaction
 from millstream.engine.epochs import Epochs
 from millstream.engine.metrics import Metrics
 from millstream.engine.program import Program
-from millstream.engine.resident import tls
+from millstream.engine.resident import wire
 from millstream.engine.resident.coordinator import Coordinator
 from millstream.engine.resident.partitioning import ArrowRows
 from millstream.engine.resident.runner import RemoteTasks, ResidentRunner
-from millstream.engine.resident.task_compaction import TaskCompaction
 from millstream.engine.resident.worker import Setup
 from millstream.engine.source_planner import SourcePlanner
 from millstream.engine.upkeep import BackgroundUpkeep
@@ -66,9 +66,9 @@ def assemble(
     guards = Guards.without(guards_off) if guards_off else ALL_GUARDS
     metrics, stopping = Metrics(), threading.Event()
     planner = SourcePlanner(readers, log.storage, token, latest, bounded, guards)
-    certificate, key = tls.make_certificate() if remote else (b"", b"")
+    certificate, key = wire.make_certificate() if remote else (b"", b"")
     cookie = secrets.token_bytes(32)
-    coordinator = Coordinator(slots, place.shards, host, cookie, tls=tls.contexts(certificate, key)[0], say=say)
+    coordinator = Coordinator(slots, place.shards, host, cookie, tls=wire.tls_contexts(certificate, key)[0], say=say)
     compaction = TaskCompaction(token, coordinator.send_compaction)
     blob = pickled(program)
     setup = Setup(
@@ -96,7 +96,7 @@ def assemble(
         compaction=compaction,
         upkeep=BackgroundUpkeep(),
         guards=guards,
-        points=points,
+        points=points or CrashPoints(),
         session=session,
         metrics=metrics,
         stopping=stopping,

@@ -13,22 +13,23 @@ Rules
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import socket
 import ssl
 import threading
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 from millstream.core.membership import LOSS_WINDOW, MOST_LOSSES, Attempt, Member, Membership
-from millstream.engine.compaction_orders import CompactionOrder
+from millstream.engine.compaction_orders import CompactionOrder, TaskCompaction
 from millstream.engine.contracts import Stopped
 from millstream.engine.resident import messages, wire
 from millstream.engine.resident.exchange import read_all
 from millstream.engine.resident.job_keeper import JobKeeper
 from millstream.engine.resident.messages import Beat, Ending, Generation, TaskFailure, TaskHello, TaskReceipts, decode, encode
-from millstream.engine.resident.task_compaction import TaskCompaction
 from millstream.errors import BY_NAME, ClusterError, MillstreamError, TaskLost
 from millstream.network import written
 from millstream.state.heartbeat import RunMode, TaskSign
@@ -45,14 +46,14 @@ _NOTICED = 2.0  # seconds within which the end of a process is noticed here
 _log = logging.getLogger("millstream.resident")
 
 
+@dataclass(eq=False)
 class _Member:
-    def __init__(self, who: Member, connection: wire.TaskLink) -> None:
-        self.who = who
-        self.connection = connection
-        self.heard = time.monotonic()
-        self.since = self.heard
-        self.beat = Beat()
-        self.why = ""  # it was hung up on
+    who: Member
+    connection: wire.TaskLink
+    heard: float = field(default_factory=time.monotonic)
+    since: float = field(default_factory=time.monotonic)
+    beat: Beat = field(default_factory=Beat)
+    why: str = ""  # it was hung up on
 
 
 class Coordinator:
@@ -147,7 +148,7 @@ class Coordinator:
             why = f"task {who.slot} on {who.host} cannot reach tasks {_list(failure.lost)}: {failure.text}"
             until = (
                 time.monotonic() + _NOTICED
-            )  # most likely it has died: a peer may hear of it before we do, and a try with it would be lost, too
+            )  # most likely it has died: a peer may hear of it before we do, and a try with it would be lost
             while self._membership.is_current(attempt) and (left := until - time.monotonic()) > 0:
                 self._changed.wait(left)
             if self._membership.is_current(attempt):
@@ -162,15 +163,12 @@ class Coordinator:
         )
 
     def send_compaction(self, order: CompactionOrder) -> bool:
-        """Gives a compaction to the task that owns its shard."""
         with self._changed:
             member = self._members.get(order.shard % self._membership.slots)
-        try:
+        with contextlib.suppress(OSError):
             if member is not None:
                 member.connection.send(messages.COMPACT, [encode(order)])
                 return True
-        except OSError:
-            pass
         return False
 
     def recycle(self) -> None:
@@ -190,7 +188,6 @@ class Coordinator:
         self._end_member(oldest, recycle=True)
 
     def stop(self) -> None:
-        """Ends all tasks."""
         with self._changed:
             self._is_ending = True
             self._jobs.stop()
@@ -198,10 +195,9 @@ class Coordinator:
             self._changed.notify_all()
         for member in members:
             self._end_member(member, recycle=False)
-        wire.stop_listening(self._listener)
+        wire.stop(self._listener)
 
     def status(self) -> RunMode:
-        """Who is there, and what they are at."""
         with self._changed:
             membership = self._membership
             tasks = [
@@ -253,10 +249,8 @@ class Coordinator:
 
     def _give_up(self, attempt: Attempt) -> None:
         for member in list(self._members.values()):
-            try:
+            with contextlib.suppress(OSError):
                 member.connection.send(messages.GIVE_UP, (), attempt)
-            except OSError:
-                pass
 
     def _announce(self) -> None:
         """A generation has begun: tells everybody who sits where."""
@@ -388,10 +382,8 @@ class Coordinator:
                     self._changed.notify_all()
 
     def _end_member(self, member: _Member, recycle: bool) -> None:
-        try:
+        with contextlib.suppress(OSError):
             member.connection.send(messages.END, [encode(Ending(recycle))])
-        except OSError:
-            pass
 
 
 class UnexpectedFailure(ClusterError):

@@ -89,14 +89,13 @@ class Exchange:
         with self._changed:
             self._is_over = True
             self._changed.notify_all()
-        wire.stop_listening(self._listener)
+        wire.stop(self._listener)
         for link in [*(link for _, link in list(self._links.values())), *list(self._incoming)]:
             link.close()
 
     # --- what the task does
 
     def begin(self, attempt: Attempt) -> None:
-        """Work begins on an attempt."""
         with self._changed:
             self._buffer.begin(attempt)
 
@@ -119,15 +118,10 @@ class Exchange:
                 raise GivenUp from error
             raise PeerLost([slot], str(error)) from error
 
-    def own(self, attempt: Attempt, level: int) -> None:
-        """Its own frame, which goes nowhere: what it has for itself it keeps."""
-        with self._changed:
-            self._buffer.put(self._slot, attempt, level, b"")
-
     def gather(self, attempt: Attempt, level: int) -> list[Any]:
         """The frames of a level, when all are there. Raises GivenUp or PeerLost."""
-        self.own(attempt, level)
         with self._changed:
+            self._buffer.put(self._slot, attempt, level, b"")  # its own frame goes nowhere: what it has for itself it keeps
             while not self._buffer.is_complete(level):
                 if self._given_up >= attempt or self._is_over:
                     raise GivenUp
@@ -177,7 +171,6 @@ class Exchange:
 
 
 def read_all(connection: wire.TaskLink, got: Callable[[wire.ResidentFrame], None]) -> None:
-    """Reads a connection to its end."""
     try:
         while (frame := connection.receive()) is not None:
             got(frame)

@@ -40,11 +40,9 @@ class JobKeeper:
         return self._job_of.get(slot, job) == job
 
     def ended_since(self, moment: float) -> list[str]:
-        """Why jobs have ended since then."""
         return [why for at, why in self._ended if at > moment]
 
     def stop(self) -> None:
-        """No job is begun again."""
         self._is_ending = True
 
     def _keep(self, job: int) -> None:

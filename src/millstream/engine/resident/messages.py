@@ -95,7 +95,6 @@ _DECODERS: dict[Any, Any] = {}
 
 
 def decode(data: Any, kind: Any) -> Any:
-    """A message of a kind."""
     found = _DECODERS.get(kind)
     if found is None:
         found = _DECODERS[kind] = msgspec.msgpack.Decoder(kind)

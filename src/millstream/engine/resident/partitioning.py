@@ -14,25 +14,13 @@ import numpy as np
 import pyarrow as pa
 
 from millstream.core.topology import Group, Topology
+from millstream.engine.columns.arrow_rows import sent_table
 from millstream.engine.columns.keying import Keying
 from millstream.engine.routing import SentRows
 from millstream.engine.task import Inputs
 from millstream.sources.splits import PlannedReader
 
 _OPTIONS = pa.ipc.IpcWriteOptions()
-
-_SENT = pa.schema(
-    [
-        ("part", pa.int32()),
-        ("route", pa.int32()),
-        ("key", pa.string()),
-        ("ts", pa.int64()),
-        ("id", pa.string()),
-        ("ord", pa.int64()),
-        ("body", pa.binary()),
-        ("unit", pa.int64()),
-    ]
-)
 
 
 def to_bytes(table: Any) -> Any:
@@ -92,22 +80,9 @@ class ArrowRows:
         return found
 
     def sent(self, rows: SentRows, unit: int) -> Any:
-        """Productions of one attempt at one shard, as keyed rows of their level."""
-        routes = np.array(rows.routes, np.int32)
-        arrays = [
-            pa.array(np.array(rows.shards, np.int32) + self._offsets[routes]),
-            pa.array(routes),
-            pa.array(rows.keys, pa.string()),
-            pa.array(rows.times, pa.int64()),
-            pa.array(rows.ids, pa.string()),
-            pa.array(np.zeros(len(routes), np.int64)),
-            pa.array(rows.bodies, pa.binary()),
-            pa.array(np.full(len(routes), unit, np.int64)),
-        ]
-        return pa.Table.from_arrays(arrays, schema=_SENT)
+        return sent_table(rows, self._offsets, unit)
 
     def by_slot(self, table: Any) -> dict[int, Any]:
-        """Keyed rows by the task that owns them."""
         if table is None or not len(table):
             return {}
         if self._slots == 1:
@@ -115,7 +90,6 @@ class ArrowRows:
         return _split(table, (table.column("part").to_numpy() % self._shards) % self._slots)
 
     def inputs(self, received: Sequence[Any]) -> Callable[[Group, int, int], Inputs]:
-        """The inputs of the tasks of a level, by group and shard."""
         assert self._inputs is not None
         make, table = self._inputs, joined(received)
         parts = {} if table is None or not len(table) else _split(table, table.column("part").to_numpy())

@@ -19,6 +19,7 @@ Rules
 from __future__ import annotations
 
 from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
+from dataclasses import InitVar, dataclass
 from typing import Any, NamedTuple, Protocol
 
 from millstream.core.topology import Group
@@ -77,62 +78,54 @@ class RowFormat(Protocol):
         """The inputs of a level's tasks, by group, shard and number."""
 
 
+@dataclass
 class Round:
     """One attempt at one epoch, on all shards of a slot. given: by level, rows that the driver has read. reads: tasks read themselves. point: a crash point,
     with level, shard and the task's number among all tasks of the epoch."""
 
-    def __init__(
-        self,
-        compiled: Compiled,
-        order: EpochOrder,
-        slot: int,
-        slots: int,
-        shards: int,
-        *,
-        rows: RowFormat,
-        given: Mapping[int, Any],
-        reads: bool,
-        storage: Storage,
-        cache: Cache,
-        point: Callable[[str, int, int, int], None],
-    ) -> None:
-        self._compiled = compiled
-        self._order = order
-        self._slot, self._slots, self._shards = slot, slots, shards
-        self._rows = rows
-        self._reads = reads
-        self._storage = storage
-        self._cache = cache
-        self._point = point
+    compiled: Compiled
+    order: EpochOrder
+    slot: int
+    slots: int
+    shards: int
+    rows: RowFormat
+    given: InitVar[Mapping[int, Any]]
+    reads: bool
+    storage: Storage
+    cache: Cache
+    point: Callable[[str, int, int, int], None]
+
+    def __post_init__(self, given: Mapping[int, Any]) -> None:
         self._mine: dict[int, list[Any]] = {level: [some] for level, some in given.items()}
         self._away: dict[int, dict[int, list[Any]]] = {}  # level, slot
-        levels = compiled.topology.levels
-        each = [(level, group, shard) for level, groups in enumerate(levels) for group in groups for shard in range(shards)]
-        self._tasks = [(level, group, shard, number) for number, (level, group, shard) in enumerate(each) if shard % slots == slot]
+        levels = self.compiled.topology.levels
+        each = [(level, group, shard) for level, groups in enumerate(levels) for group in groups for shard in range(self.shards)]
+        self._tasks = [
+            (level, group, shard, number) for number, (level, group, shard) in enumerate(each) if shard % self.slots == self.slot
+        ]
 
     def steps(self) -> Generator[RoundStep, Any, list[Receipt]]:
-        """The attempt."""
-        if self._reads:
+        if self.reads:
             for level, rows in (yield ReadSplits()):
                 self._add(level, rows)
             yield from self._exchange(0)
-        order = self._order
-        unit = Unit(self._storage, unit_name(order.epoch, f"t{self._slot}", order.token))
+        order = self.order
+        unit = Unit(self.storage, unit_name(order.epoch, f"t{self.slot}", order.token))
         receipts: list[Receipt] = []
-        for level in range(len(self._compiled.topology.levels)):
+        for level in range(len(self.compiled.topology.levels)):
             if level:
                 yield from self._exchange(level)
-            inputs = self._rows.inputs(self._mine.pop(level, []))
+            inputs = self.rows.inputs(self._mine.pop(level, []))
             for _, group, shard, number in (task for task in self._tasks if task[0] == level):
                 yield RunTask(level, shard)
                 task = Task(
-                    self._compiled,
+                    self.compiled,
                     order,
                     group,
                     shard,
-                    shards=self._shards,
-                    storage=self._storage,
-                    cache=self._cache,
+                    shards=self.shards,
+                    storage=self.storage,
+                    cache=self.cache,
                     point=lambda name, at=(level, shard, number): self._at_task(name, *at),  # type: ignore[misc]
                     unit=unit,
                 )
@@ -141,8 +134,8 @@ class Round:
                     return [result.receipt]
                 receipts.append(result.receipt)
                 for later, sent in result.sent.items():
-                    self._add(later, self._rows.sent(sent, result.receipt.unit))
-        check_token(self._storage, order)
+                    self._add(later, self.rows.sent(sent, result.receipt.unit))
+        check_token(self.storage, order)
         self._at_all("task.4-staging")
         yield StageUnit(unit)
         self._at_all("task.4-staged")
@@ -150,23 +143,23 @@ class Round:
 
     def _at_task(self, name: str, level: int, shard: int, number: int) -> None:
         if name == "task.3-shuffled":  # rule 2: the points of step 4 surround the write
-            self._point(name, level, shard, number)
+            self.point(name, level, shard, number)
 
     def _at_all(self, name: str) -> None:
         for level, _, shard, number in self._tasks:
-            self._point(name, level, shard, number)
+            self.point(name, level, shard, number)
 
     def _add(self, level: int, rows: Any) -> None:
         """Rows for a level: ours stay, those of others wait to be sent."""
-        for slot, some in self._rows.by_slot(rows).items():
-            if slot == self._slot:
+        for slot, some in self.rows.by_slot(rows).items():
+            if slot == self.slot:
                 self._mine.setdefault(level, []).append(some)
             else:
                 self._away.setdefault(level, {}).setdefault(slot, []).append(some)
 
     def _exchange(self, level: int) -> Generator[RoundStep, Any, None]:
         """Every task gets what we have for a level, and we get what they have."""
-        if self._slots > 1:
+        if self.slots > 1:
             yield SendRows(level, self._away.pop(level, {}))
             received: Iterable[Any] = yield AwaitRows(level)
             self._mine.setdefault(level, []).extend(received)

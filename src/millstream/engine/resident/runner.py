@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
 from typing import Any, Generic, Protocol, TypeVar
 
@@ -70,7 +71,6 @@ class ResidentRunner(Generic[_In]):
         self.status, self.close = tasks.status, tasks.close
 
     def run(self, input: Mapping[str, SplitPlan] | None, order: EpochOrder) -> list[Receipt]:
-        """All tasks of an epoch. Raises what they failed with."""
         self._tasks.recycle()
         read: _In | None = None
         unexpected = 0
@@ -102,59 +102,45 @@ class TaskInput(msgspec.Struct):
     reads: list[list[TaskReads]] | None = None
 
 
+@dataclass
 class RemoteTasks:
     """Tasks in other processes. ended: called when all of them have been told that the run is over, with whether all were there."""
 
-    def __init__(
-        self,
-        coordinator: Coordinator,
-        rows: ArrowRows,
-        slots: int,
-        readers: Mapping[str, PlannedReader],
-        keyings: Mapping[str, Keying],
-        metrics: Metrics,
-        pickled: Callable[[Any], bytes],
-        ended: Callable[[bool], None],
-    ) -> None:
-        self._coordinator = coordinator
-        self._rows = rows
-        self._slots = slots
-        self._readers = readers
-        self._keyings = keyings
-        self._metrics = metrics
-        self._pickled = pickled
-        self._ended = ended
-        self.recycle, self.gather, self.status = coordinator.recycle, coordinator.gather, coordinator.status
+    coordinator: Coordinator
+    rows: ArrowRows
+    slots: int
+    readers: Mapping[str, PlannedReader]
+    keyings: Mapping[str, Keying]
+    metrics: Metrics
+    pickled: Callable[[Any], bytes]
+    ended: Callable[[bool], None]
+
+    def __post_init__(self) -> None:
+        self.recycle, self.gather, self.status = self.coordinator.recycle, self.coordinator.gather, self.coordinator.status
 
     def attempt(self, input: TaskInput, order: EpochOrder) -> list[Receipt]:
-        """An order to every task, and the receipts of all."""
         began = time.perf_counter()
-        answers = self._coordinator.run(partial(self._encoded, order, input))
+        answers = self.coordinator.run(partial(self._encoded, order, input))
         self._note_answers(answers, began)
         return [receipt for answer in answers for receipt in answer.receipts]
 
     def close(self) -> None:
-        """Tells all tasks that the run is over."""
-        joined = not self._coordinator.status().missing
-        self._coordinator.stop()
-        self._ended(joined)
+        joined = not self.coordinator.status().missing
+        self.coordinator.stop()
+        self.ended(joined)
 
     def read(self, takes: Mapping[str, SplitPlan], now: int) -> TaskInput:
-        """Rows, or what tasks are to read."""
         if not takes:
             return TaskInput()
         if sum(take.size for take in takes.values()) <= LITTLE:
             return TaskInput(self._keyed(takes, now))
-        reads: list[list[TaskReads]] = [[] for _ in range(self._slots)]
+        reads: list[list[TaskReads]] = [[] for _ in range(self.slots)]
         turn = 0
         for name, take in takes.items():
-            mine: list[list[Any]] = [[] for _ in range(self._slots)]
-            for split in take.splits:
-                mine[turn % self._slots].append(split)
-                turn += 1
-            for slot, splits in enumerate(mine):
-                if splits:
-                    reads[slot].append(TaskReads(list(self._readers).index(name), self._pickled(splits)))
+            for slot in range(self.slots):
+                if splits := take.splits[(slot - turn) % self.slots :: self.slots]:
+                    reads[slot].append(TaskReads(list(self.readers).index(name), self.pickled(splits)))
+            turn += len(take.splits)
         return TaskInput({}, reads)
 
     def _keyed(self, takes: Mapping[str, SplitPlan], now: int) -> dict[int, dict[int, Any]]:
@@ -163,17 +149,17 @@ class RemoteTasks:
         tables: dict[int, list[Any]] = {}
         for name, take in takes.items():
             for split in take.splits:
-                for level, table in read_keyed(self._readers[name], self._keyings[name], self._rows, split, now):
+                for level, table in read_keyed(self.readers[name], self.keyings[name], self.rows, split, now):
                     tables.setdefault(level, []).append(table)
         found: dict[int, dict[int, Any]] = {}
         for level, some in tables.items():
-            for slot, rows in self._rows.by_slot(joined(some)).items():
+            for slot, rows in self.rows.by_slot(joined(some)).items():
                 found.setdefault(slot, {})[level] = bytes(to_bytes(rows))
-        self._metrics.note("read", began)
+        self.metrics.note("read", began)
         return found
 
     def _encoded(self, order: EpochOrder, input: TaskInput, slot: int) -> list[bytes]:
-        before = None if order.before is None else part_of(order.before, slot, self._slots)
+        before = None if order.before is None else part_of(order.before, slot, self.slots)
         own = msgspec.structs.replace(order, before=before)
         return [encode(TaskOrder(own, input.rows.get(slot, {}), None if input.reads is None else input.reads[slot]))]
 
@@ -182,7 +168,7 @@ class RemoteTasks:
         whole = (time.perf_counter() - began) * 1000
         slowest = max(answers, key=lambda answer: sum(answer.phases.values()))
         phases = {f"task: {name}": millis for name, millis in slowest.phases.items()}
-        self._metrics.add_task_phases({**phases, "orders and receipts": whole - sum(phases.values())})
+        self.metrics.add_task_phases({**phases, "orders and receipts": whole - sum(phases.values())})
 
 
 def part_of(manifest: Manifest, slot: int, slots: int) -> Manifest:

@@ -8,15 +8,21 @@ Rules
 2. The cookie itself never travels. Both ends must know it: a task does not talk to a driver that cannot prove it, nor the other way round. Proofs are
    compared in constant time, and name the role, so that one cannot be sent back as the other.
 3. One thread reads a connection; any may send, a frame at a time.
+4. Between hosts there is TLS below, with one certificate that is made for the run and for nobody else. It travels inside the job, as the cookie does. Both
+   ends show it and trust nothing else: host names mean nothing here.
 """
 
 from __future__ import annotations
 
+import contextlib
+import datetime
 import hmac
+import os
 import secrets
 import socket
 import ssl
 import struct
+import tempfile
 import threading
 import time
 from collections.abc import Sequence
@@ -24,10 +30,12 @@ from typing import NamedTuple
 
 from millstream.core.membership import Attempt
 from millstream.errors import RemoteProtocolError
+from millstream.extras import needed
 from millstream.network import keep_alive
 
 GREETING = 10.0  # seconds
 LARGEST = 1 << 36  # bytes of a body
+_LASTS = datetime.timedelta(days=3650)  # a certificate
 
 _HEAD = struct.Struct("<QBIIHH")
 _NONCE = 16
@@ -115,29 +123,17 @@ class TaskLink:
 
     def close(self) -> None:
         """Closes it; whoever reads is woken up."""
-        try:
-            self._socket.shutdown(socket.SHUT_RDWR)
-        except OSError:
-            pass
-        self._socket.close()
+        stop(self._socket)
 
 
 def listen(host: str) -> socket.socket:
-    """A listening socket on a free port of one address."""
-    family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    sock = socket.socket(family, socket.SOCK_STREAM)
-    sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-    sock.bind((host, 0))
-    sock.listen(256)
-    return sock
+    return socket.create_server((host, 0), family=socket.AF_INET6 if ":" in host else socket.AF_INET, backlog=256)
 
 
-def stop_listening(sock: socket.socket) -> None:
-    """Closes a listening socket, and wakes up whoever waits there for somebody to come: closing alone does not."""
-    try:
+def stop(sock: socket.socket) -> None:
+    """Closes a socket, and wakes up whoever reads it, or waits there for somebody to come: closing alone does not."""
+    with contextlib.suppress(OSError):
         sock.shutdown(socket.SHUT_RDWR)
-    except OSError:
-        pass
     sock.close()
 
 
@@ -166,3 +162,46 @@ def accept(sock: socket.socket, cookie: bytes, tls: ssl.SSLContext | None = None
     except BaseException:
         sock.close()
         raise
+
+
+def make_certificate() -> tuple[bytes, bytes]:
+    with needed("a resident run on more than one host, which encrypts what tasks send to each other,"):
+        from cryptography import x509
+        from cryptography.hazmat.primitives import hashes, serialization
+        from cryptography.hazmat.primitives.asymmetric import ec
+        from cryptography.x509.oid import NameOID
+    key = ec.generate_private_key(ec.SECP256R1())
+    name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "a resident run of millstream")])
+    now = datetime.datetime.now(datetime.timezone.utc)
+    certificate = (
+        x509.CertificateBuilder()
+        .subject_name(name)
+        .issuer_name(name)
+        .public_key(key.public_key())
+        .serial_number(x509.random_serial_number())
+        .not_valid_before(now - datetime.timedelta(days=1))
+        .not_valid_after(now + _LASTS)
+        .add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
+        .sign(key, hashes.SHA256())
+    )
+    secret = key.private_bytes(serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption())
+    return certificate.public_bytes(serialization.Encoding.PEM), secret
+
+
+def tls_contexts(certificate: bytes, key: bytes) -> tuple[ssl.SSLContext | None, ssl.SSLContext | None]:
+    """For the end that listens and the end that connects; None for both where there is no certificate."""
+    if not certificate:
+        return None, None
+    server, client = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER), ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    client.check_hostname = False
+    with tempfile.TemporaryDirectory() as folder:  # mode 0700; OpenSSL reads certificates from files only
+        cert_file, key_file = os.path.join(folder, "cert.pem"), os.path.join(folder, "key.pem")
+        for name, data in ((cert_file, certificate), (key_file, key)):
+            with open(os.open(name, os.O_WRONLY | os.O_CREAT, 0o600), "wb") as handle:
+                handle.write(data)
+        for context in (server, client):
+            context.minimum_version = ssl.TLSVersion.TLSv1_3
+            context.load_cert_chain(cert_file, key_file)
+            context.load_verify_locations(cert_file)
+            context.verify_mode = ssl.CERT_REQUIRED
+    return server, client

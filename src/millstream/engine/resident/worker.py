@@ -20,6 +20,7 @@ import socket
 import threading
 import time
 import traceback
+from dataclasses import dataclass, field
 from typing import Any
 
 import msgspec
@@ -30,19 +31,9 @@ from millstream.core.membership import Attempt
 from millstream.engine.columns.arrow_inputs import ArrowInputs
 from millstream.engine.columns.keying import Keying
 from millstream.engine.compaction_orders import CompactionOrder, carry_out
-from millstream.engine.resident import messages, tls, wire
+from millstream.engine.resident import messages, wire
 from millstream.engine.resident.exchange import Exchange, GivenUp, PeerLost, read_all
-from millstream.engine.resident.messages import (
-    Beat,
-    Ending,
-    Generation,
-    TaskFailure,
-    TaskHello,
-    TaskOrder,
-    TaskReceipts,
-    decode,
-    encode,
-)
+from millstream.engine.resident.messages import Beat, Ending, Generation, TaskFailure, TaskHello, TaskOrder, TaskReceipts, decode, encode
 from millstream.engine.resident.partitioning import ArrowRows, from_bytes, joined, read_keyed, to_bytes
 from millstream.engine.resident.round import AwaitRows, ReadSplits, Round, RoundStep, RunTask, SendRows, StageUnit
 from millstream.engine.worker_process import PROCESS, RunPlace
@@ -87,7 +78,7 @@ class ResidentTask:
     def __init__(self, setup: Setup, slot: int, job: int) -> None:
         self.slot = slot
         self._setup = setup
-        server, client = tls.contexts(setup.certificate, setup.private_key)
+        server, client = wire.tls_contexts(setup.certificate, setup.private_key)
         host, port = parse_address(setup.address)
         self._driver = wire.connect(host, port, setup.cookie, client, patience=60.0)
         try:
@@ -216,14 +207,14 @@ def _memory() -> int:
         return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
 
 
+@dataclass
 class _Attempt:
     """One attempt at one epoch, driven by sockets."""
 
-    def __init__(self, task: ResidentTask, attempt: Attempt, order: TaskOrder) -> None:
-        self.task = task
-        self.attempt = attempt
-        self.order = order
-        self.phases: dict[str, float] = {}
+    task: ResidentTask
+    attempt: Attempt
+    order: TaskOrder
+    phases: dict[str, float] = field(default_factory=dict)
 
     def run(self) -> TaskReceipts:
         task, order = self.task, self.order.order
@@ -278,7 +269,6 @@ class _Attempt:
         return now
 
     def _read(self) -> list[tuple[int, Any]]:
-        """What this task reads, keyed."""
         found: list[tuple[int, Any]] = []
         for one in self.order.reads or ():
             reader, keying = self.task._readers[one.injector], self.task._keyings[one.injector]

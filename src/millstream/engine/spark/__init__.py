@@ -1,12 +1,10 @@
 """How do epochs run on Spark? Only this package imports pyspark (and the command line, to quiet its loggers).
 
     start             from `pipeline.run` to a run that can be started: checks, and the streaming query where only Spark can read a source
-    asked             what a run is asked for, and what all ways of running make of it
-    run_builder       runs whose epochs Millstream plans: as micro-batches, or resident
+    run_builder       what a run is asked for; and runs whose epochs Millstream plans: as micro-batches, or resident
     run               a run that is begun, watched and explained
     session, jvm      a local session that is set up well, and a JVM that starts fast
-    job_runner        the tasks of an epoch as one Spark job
-    batch_reader      what an epoch reads, as one DataFrame
+    job_runner        the tasks of an epoch as one Spark job, and what it reads as one DataFrame
     keyed_rows        in the JVM: from source columns to keyed rows
     task_function     in the task: bytes unpacked, the task run, Arrow laid out
     resident_job      the long job that resident tasks live in

@@ -33,7 +33,6 @@ class SparkCompaction(FinishedCompactions):
         self._is_ending = False
 
     def plan(self, manifest: Manifest) -> None:
-        """Starts a job if a chain has grown too long and none is under way."""
         if self._thread is not None and self._thread.is_alive():
             return
         orders = self._due(manifest)
@@ -68,11 +67,9 @@ class SparkCompaction(FinishedCompactions):
                 self._take_in(msgspec.msgpack.decode(body, type=CompactionOrder))
 
     def since(self) -> int | None:
-        """The epoch in which the job under way began, if there is one."""
         return self._began if self._thread is not None and self._thread.is_alive() else None
 
     def wait(self, seconds: float) -> None:
-        """Waits for the job under way."""
         if self._thread is not None:
             self._thread.join(seconds)
 

@@ -12,6 +12,7 @@ from __future__ import annotations
 import inspect
 import json
 from collections.abc import Iterator, Mapping
+from types import SimpleNamespace
 from typing import Any
 
 import pyarrow as pa
@@ -48,7 +49,7 @@ class DataSourceReader(PlannedReader):
         self._reader: Any = None
         self._is_simple = False
         self._only: str | None = (
-            None  # a bounded run of a reader that cannot tell its target: the end of its one epoch, which has all there is
+            None  # of a bounded run whose reader cannot tell its target: the end of its one epoch, which has all there is
         )
         self._is_bounded = False
 
@@ -130,21 +131,11 @@ class DataSourceReader(PlannedReader):
     def read(self, piece: Any) -> Iterator[pa.RecordBatch]:
         try:
             rows = iter(piece) if isinstance(piece, list) else iter(self._own().read(piece))
-            yield from records_to_arrow_batches(rows, _ROWS, self._struct, _Named(self._name))
+            yield from records_to_arrow_batches(rows, _ROWS, self._struct, SimpleNamespace(name=lambda: self._name))
         except MillstreamError:
             raise
         except Exception as error:
             raise InputError(f"data source {self._name}: reading raised {type(error).__name__}: {error}") from error
-
-
-class _Named:
-    """What PySpark's conversion wants to know of a data source: its name."""
-
-    def __init__(self, name: str) -> None:
-        self._name = name
-
-    def name(self) -> str:
-        return self._name
 
 
 def _text(offset: Any, name: str) -> str:
@@ -156,7 +147,6 @@ def _text(offset: Any, name: str) -> str:
 
 def _offset(text: str, name: str) -> dict[str, Any]:
     try:
-        found = json.loads(text)
+        return json.loads(text)  # type: ignore[no-any-return]
     except ValueError:
         raise CheckpointError(f"{text!r} is not an offset of data source {name}") from None
-    return found  # type: ignore[no-any-return]

@@ -1,9 +1,17 @@
-"""The tasks of an epoch as one Spark job, with one action, whose only result is a receipt per task."""
+"""The tasks of an epoch as one Spark job, with one action, whose only result is a receipt per task. Its rows are those of a batch of Spark's, or of what
+Millstream has planned.
+
+Rules for what Millstream has planned
+1. Files are read by Spark's own readers. All other pieces are read in Python, as resident tasks read them.
+2. The columns that make keyed rows of a source are worked out once, from its schema, and put on each epoch's frame.
+"""
 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping
+import pickle
+from collections.abc import Iterator, Mapping
+from functools import reduce
 from typing import Any
 
 import msgspec
@@ -11,15 +19,15 @@ from pyspark.sql import DataFrame
 from pyspark.sql import types as T
 from pyspark.sql.pandas.types import to_arrow_schema
 
+from millstream.core.topology import Topology
 from millstream.engine.program import Program
 from millstream.engine.receipts import EpochOrder, Receipt, decode_receipt
 from millstream.engine.worker_process import RunPlace
 from millstream.errors import EpochAbandoned
-from millstream.sources.splits import SplitPlan
+from millstream.sources.splits import PlannedReader, SplitPlan
 from millstream.state.heartbeat import RunMode
 
 from . import keyed_rows, pickling
-from .batch_reader import SplitFrames
 from .task_function import task_function
 
 
@@ -37,7 +45,6 @@ class SparkJobRunner:
         self._schemas = self._level_schemas()
 
     def status(self) -> RunMode:
-        """Micro-batches."""
         return RunMode()
 
     def close(self) -> None:
@@ -45,22 +52,16 @@ class SparkJobRunner:
 
     def _level_schemas(self) -> list[tuple[T.StructType, bytes]]:
         """What the tasks of each level put out: for Spark, and the same for Arrow."""
-        last = len(self._topology.levels) - 1
-        injectors = list(self._topology.injectors)
         found: list[tuple[T.StructType, bytes]] = []
-        for level in range(last + 1):
-            if level == last:
-                schema = T._parse_datatype_string("body binary")
-            else:
-                schema = T._parse_datatype_string(f"{keyed_rows.keyed_columns(self._topology)}, {keyed_rows.PRODUCED}")
+        for level in range(len(self._topology.levels)):
+            schema = T.StructType.fromDDL("body binary")
+            if level < len(self._topology.levels) - 1:
+                schema = T.StructType.fromDDL(f"{keyed_rows.keyed_columns(self._topology)}, {keyed_rows.PRODUCED}")
                 later = {r.stream for r in self._topology.routes if r.level > level}
-                assert isinstance(schema, T.StructType)
-                for at, name in enumerate(injectors):
+                for at, name in enumerate(self._topology.injectors):
                     if name in later:
                         schema = schema.add(f"v{at}", self._value_types[at])
-            assert isinstance(schema, T.StructType)
-            arrow = to_arrow_schema(schema, timezone="UTC")
-            found.append((schema, arrow.serialize().to_pybytes()))
+            found.append((schema, to_arrow_schema(schema, timezone="UTC").serialize().to_pybytes()))
         return found
 
     def run(self, input: DataFrame | None, order: EpochOrder) -> list[Receipt]:
@@ -84,6 +85,52 @@ class SparkJobRunner:
         return [decode_receipt(body) for body in bodies]
 
 
+class SplitFrames:
+    """Makes the frames. sources: by injector its reader and the schema of what it reads, as Spark has it. unreadable: as in `Source.load`."""
+
+    def __init__(
+        self,
+        spark: Any,
+        topology: Topology,
+        sources: Mapping[str, tuple[PlannedReader, T.StructType, str | None]],
+        shards: int,
+        value_types: list[T.DataType],
+    ) -> None:
+        self._spark = spark
+        self._topology = topology
+        self._sources = sources
+        self._readers = {name: pickling.dumps(reader) for name, (reader, _, _) in sources.items()}
+        self._keyed = {
+            name: keyed_rows.KeyedColumns(injector, at, prototype(spark, sources[name][1]), topology, shards, value_types)
+            for at, (name, injector) in enumerate(topology.injectors.items())
+        }
+
+    def frame(self, takes: Mapping[str, SplitPlan]) -> DataFrame:
+        return reduce(DataFrame.union, [self._keyed[name].of(self._read(name, take)) for name, take in takes.items()])
+
+    def _read(self, name: str, take: SplitPlan) -> DataFrame:
+        _, schema, unreadable = self._sources[name]
+        source = self._topology.injectors[name].source
+        if source.reads_files:
+            return source.read_files(self._spark, list(take.names), unreadable)  # type: ignore[no-any-return]
+        pieces = [pickling.dumps(piece) for piece in take.splits]
+        return self._spark.range(0, len(pieces), 1, len(pieces)).mapInArrow(_reading(self._readers[name], pieces), schema)  # type: ignore[no-any-return]
+
+
+def prototype(spark: Any, schema: T.StructType) -> DataFrame:
+    return spark.createDataFrame([], schema)  # type: ignore[no-any-return]
+
+
+def _reading(reader: bytes, pieces: list[bytes]) -> Any:
+    def run(batches: Iterator[Any]) -> Iterator[Any]:
+        own: PlannedReader = pickle.loads(reader)
+        for batch in batches:
+            for at in batch.column(0).to_pylist():
+                yield from own.read(pickle.loads(pieces[at]))
+
+    return run
+
+
 class SplitJobRunner:
     """Runs the tasks of an epoch that Millstream has planned: its splits are read as a DataFrame of keyed rows."""
 
@@ -93,5 +140,4 @@ class SplitJobRunner:
         self.status, self.close = jobs.status, jobs.close
 
     def run(self, input: Mapping[str, SplitPlan] | None, order: EpochOrder) -> list[Receipt]:
-        """All tasks of the epoch."""
         return self._jobs.run(self._frames.frame(input) if input else None, order)

@@ -24,7 +24,7 @@ import subprocess
 import threading
 import time
 from collections import deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -53,20 +53,21 @@ class StartLog:
         self._held: list[bytes] | None = []
         self._lock = threading.Lock()
 
-    def noted(self, lines: Iterable[bytes]) -> Iterator[bytes]:
-        """Takes lines in, and gives them on."""
+    def pass_on(self, reading: int) -> None:
+        """Reads what the JVM says to its end (a thread), and shows what is no noise: now, or when the JVM is up."""
+        with os.fdopen(reading, "rb") as given:
+            for line in without_noise(self._noted(given)):
+                with self._lock, contextlib.suppress(OSError):
+                    if self._held is not None:
+                        self._held.append(line)
+                    else:
+                        os.write(self._passed_on, line)
+        os.close(self._passed_on)
+
+    def _noted(self, lines: Iterable[bytes]) -> Iterator[bytes]:
         for line in lines:
             self._lines.append(line)
             yield line
-
-    def pass_on(self, line: bytes) -> None:
-        """Shows a line, now or when the JVM is up."""
-        with self._lock:
-            if self._held is not None:
-                self._held.append(line)
-            else:
-                with contextlib.suppress(OSError):
-                    os.write(self._passed_on, line)
 
     def show(self, held: bool) -> None:
         """Whatever it says from now on is shown at once. held: what was kept back, too."""
@@ -76,7 +77,6 @@ class StartLog:
                 os.write(self._passed_on, line)
 
     def tail(self) -> str:
-        """The last of them."""
         return b"".join(self._lines).decode(errors="replace")
 
 
@@ -88,7 +88,7 @@ def quiet_start() -> Iterator[StartLog]:
     reading, writing = os.pipe()
     os.dup2(writing, 2)
     os.close(writing)
-    threading.Thread(target=_pass_on, args=(reading, kept, log), name="millstream-spark-stderr", daemon=True).start()
+    threading.Thread(target=log.pass_on, args=(reading,), name="millstream-spark-stderr", daemon=True).start()
     try:
         with _killed_if_interrupted():
             yield log
@@ -122,13 +122,6 @@ def _killed_if_interrupted() -> Iterator[None]:
         raise
     finally:
         java_gateway.Popen = popen
-
-
-def _pass_on(reading: int, kept: int, log: StartLog) -> None:
-    with os.fdopen(reading, "rb") as lines:
-        for line in without_noise(log.noted(lines)):
-            log.pass_on(line)
-    os.close(kept)
 
 
 def without_noise(lines: Iterable[bytes]) -> Iterator[bytes]:
@@ -194,7 +187,6 @@ def options(short: bool) -> dict[str, str]:
 
 
 def cache_folder() -> Path:
-    """Where archives are kept."""
     return Path(os.environ.get("MILLSTREAM_CACHE") or Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "millstream")
 
 
@@ -233,27 +225,20 @@ def _may_make(kept: Path) -> bool:
     return False
 
 
-class WarmUp:
-    """Starts the Python workers, and has Spark load what a task needs, while the driver still prepares the query.
+def warm_up(spark: Any) -> Callable[[], None]:
+    """Starts the Python workers, and has Spark load what a task needs, while the driver still prepares the query. Rule 5: whoever started it calls what is
+    returned, before the session ends or the process does. It waits, some seconds at the most: cancelling would have Spark tell of a job that failed."""
 
-    Rule 5: whoever started it ends it, before the session ends or the process does.
-    """
+    def touch(batches: Iterator[Any]) -> Iterator[Any]:
+        import millstream.engine.spark.task_function  # noqa: F401
 
-    def __init__(self, spark: Any) -> None:
-        self._spark = spark
-        self._thread = threading.Thread(target=self._work, name="millstream-warm-up", daemon=True)
-        self._thread.start()
+        yield from batches
 
-    def _work(self) -> None:
-        def touch(batches: Iterator[Any]) -> Iterator[Any]:
-            import millstream.engine.spark.task_function  # noqa: F401
-
-            yield from batches
-
+    def work() -> None:
         with contextlib.suppress(Exception):
-            cores = self._spark.sparkContext.defaultParallelism
-            self._spark.range(0, cores, 1, cores).repartition(cores).mapInArrow(touch, "id long").toArrow()
+            cores = spark.sparkContext.defaultParallelism
+            spark.range(0, cores, 1, cores).repartition(cores).mapInArrow(touch, "id long").toArrow()
 
-    def end(self) -> None:
-        """Waits for it, which takes some seconds at the most: cancelling it would have Spark tell of a job that failed."""
-        self._thread.join()
+    thread = threading.Thread(target=work, name="millstream-warm-up", daemon=True)
+    thread.start()
+    return thread.join

@@ -31,9 +31,9 @@ from pyspark.sql import types as T
 
 from millstream.core.time import BEGINNING, END
 from millstream.core.topology import Injector, Route, Topology, is_expression
-from millstream.engine.columns import refusals
+from millstream.engine.columns import casts
 from millstream.engine.columns.arrow_rows import RECEIPT, ValueColumn
-from millstream.engine.columns.keying import marks
+from millstream.engine.columns.keying import marks, value_columns
 from millstream.errors import DefinitionError
 from millstream.sources.base import BETWEEN
 
@@ -47,7 +47,6 @@ UNREADABLE = "_millstream_unreadable"  # a column of a source: the text of a row
 
 
 def keyed_columns(topology: Topology) -> str:
-    """The columns of every row, as DDL."""
     return ", ".join([_KEYED, *[f"{name} {kind}" for name, kind in marks(topology).items()]])
 
 
@@ -69,7 +68,7 @@ def _text(column: Column, kind: T.DataType, name: str) -> Column:
         return F.when(column, F.lit(_NUL + "b1")).when(~column, F.lit(_NUL + "b0"))
     if isinstance(kind, T.BinaryType):
         return F.concat(F.lit(_NUL + "x"), F.lower(F.hex(column)))
-    raise refusals.no_key(name, kind.simpleString())
+    raise casts.no_key(name, kind.simpleString())
 
 
 def keyed_frame(
@@ -127,25 +126,17 @@ class KeyedColumns:
         self._last = ["to.part", "to.route", "to.key", "ts", "id", "to.ord", *marks(topology), *values]
 
     def of(self, source: DataFrame) -> DataFrame:
-        """A frame's rows, keyed."""
         return source.select(*self._first).withColumn("to", self._to).select(*self._last)
 
 
 def value_layout(injector: Injector, source: DataFrame, topology: Topology) -> list[ValueColumn]:
-    """How an injector's value travels. What the keyed columns say already is not sent twice."""
-    carriers: dict[str, str] = {}
-    routes = [route for route in topology.routes if route.stream == injector.name]
-    for given, kind, carrier in (
-        (routes[0].key if len(routes) == 1 else None, T.StringType, "key"),
-        (injector.timestamp, T.LongType, "ts"),
-        (injector.id, T.StringType, "id"),
-    ):
-        if isinstance(given, str) and given in source.columns and type(source.schema[given].dataType) is kind:
-            carriers.setdefault(given, carrier)
+    """How an injector's value travels."""
     if injector.value:
         _column(source, injector.value, f"injected stream {injector.name!r}, value")
-    names = [injector.value] if injector.value else _columns(source)
-    return [ValueColumn(name, carriers.get(name, "")) for name in names]
+    routes = [route for route in topology.routes if route.stream == injector.name]
+    return value_columns(
+        injector, routes, {name: type(source.schema[name].dataType) for name in _columns(source)}, T.StringType, T.LongType
+    )
 
 
 def _value_struct(injector: Injector, source: DataFrame, topology: Topology) -> Column:
@@ -202,13 +193,13 @@ def _column(source: DataFrame, given: Any, what: str) -> tuple[Column, T.DataTyp
         if given in _columns(source):
             return _quoted(given), source.schema[given].dataType, f"{what} column {given!r}"
         if not is_expression(given):
-            raise refusals.no_column(what, given, _columns(source))
+            raise casts.no_column(what, given, _columns(source))
         try:
             given = F.expr(given)
         except Exception as error:
             raise DefinitionError(f"{what}: Spark cannot read {given!r} as SQL: {reason(error)}") from error
     if not isinstance(given, Column):
-        raise refusals.no_column_at_all(what, given)
+        raise casts.no_column_at_all(what, given)
     try:
         return given, source.select(given.alias("x")).schema["x"].dataType, f"{what} expression"
     except Exception as error:
@@ -245,7 +236,7 @@ def _millis(source: DataFrame, given: Any, what: str) -> Column:
         return F.unix_millis(column)
     if isinstance(kind, T.TimestampNTZType):
         return F.unix_millis(column.cast("timestamp"))
-    raise refusals.no_time(name, kind.simpleString())
+    raise casts.no_time(name, kind.simpleString())
 
 
 def _has_map(kind: T.DataType) -> bool:

@@ -21,40 +21,6 @@ from typing import Any
 import msgspec
 from pyspark.cloudpickle import cloudpickle
 
-_CONFIG = (
-    "frozen",
-    "eq",
-    "order",
-    "array_like",
-    "gc",
-    "repr_omit_defaults",
-    "omit_defaults",
-    "forbid_unknown_fields",
-    "weakref",
-    "dict",
-    "cache_hash",
-    "tag",
-    "tag_field",
-)
-
-_META = (
-    "gt",
-    "ge",
-    "lt",
-    "le",
-    "multiple_of",
-    "pattern",
-    "min_length",
-    "max_length",
-    "tz",
-    "title",
-    "description",
-    "examples",
-    "extra_json_schema",
-    "extra",
-)
-
-
 _MARKERS = {
     id(found): name for name in ("MISSING", "KW_ONLY", "_HAS_DEFAULT_FACTORY") if (found := getattr(dataclasses, name, None)) is not None
 }
@@ -75,7 +41,7 @@ class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]
         if id(obj) in _MARKERS:
             return getattr, (dataclasses, _MARKERS[id(obj)])
         if isinstance(obj, msgspec.Meta):
-            return _make_meta, ({name: value for name in _META if (value := getattr(obj, name)) is not None},)
+            return _make_meta, (dict(obj.__rich_repr__()),)  # what was given
         reduced = super().reducer_override(obj)
         if not isinstance(obj, type) or not isinstance(reduced, tuple) or reduced[0] is not cloudpickle._make_skeleton_class:
             return reduced
@@ -106,34 +72,17 @@ def _struct_args(cls: type[msgspec.Struct]) -> tuple[Any, ...]:
     own = [field for field in msgspec.structs.fields(cls) if field.name in inspect.get_annotations(cls)]
     defaults = {field.name: field.default for field in own if field.default is not msgspec.NODEFAULT}
     factories = {field.name: field.default_factory for field in own if field.default_factory is not msgspec.NODEFAULT}
-    config = {name: getattr(cls.__struct_config__, name) for name in _CONFIG}
+    config = {name: getattr(cls.__struct_config__, name) for name in dir(cls.__struct_config__) if not name.startswith("_")}
     config["rename"] = {field.name: field.encode_name for field in own if field.encode_name != field.name} or None
     config["kw_only"] = any(field.name not in cls.__match_args__ for field in own)
-    return (
-        cls.__name__,
-        cls.__bases__,
-        cls.__module__,
-        cls.__qualname__,
-        [f.name for f in own],
-        defaults,
-        factories,
-        config,
-        cloudpickle._get_or_create_tracker_id(cls),
-    )
+    annotations = dict.fromkeys((field.name for field in own), Any)
+    namespace = {"__module__": cls.__module__, "__qualname__": cls.__qualname__, "__annotations__": annotations, **defaults}
+    return cls.__name__, cls.__bases__, namespace, factories, config, cloudpickle._get_or_create_tracker_id(cls)
 
 
 def _make_struct(
-    name: str,
-    bases: tuple[type, ...],
-    module: str,
-    qualname: str,
-    fields: list[str],
-    defaults: dict[str, Any],
-    factories: dict[str, Any],
-    config: dict[str, Any],
-    tracker: str,
+    name: str, bases: tuple[type, ...], namespace: dict[str, Any], factories: dict[str, Any], config: dict[str, Any], tracker: str
 ) -> Any:
-    namespace = {"__module__": module, "__qualname__": qualname, "__annotations__": dict.fromkeys(fields, Any), **defaults}
     namespace |= {field: msgspec.field(default_factory=factory) for field, factory in factories.items()}
     made = type(msgspec.Struct)(name, bases, namespace, **config)  # type: ignore[misc]
     return cloudpickle._lookup_class_or_track(tracker, made)

@@ -133,9 +133,6 @@ class QueryRun(Run):
     def begin(self) -> None:
         self.query = self._begin_query()
 
-    def work(self) -> None:
-        self._await_query()
-
     def halt(self) -> None:
         self.query.stop()
 
@@ -150,7 +147,7 @@ class QueryRun(Run):
             time.sleep(1)
         raise AssertionError("unreachable")
 
-    def _await_query(self) -> None:
+    def work(self) -> None:
         """Until the query ends. Rule 1: Spark ends it too when its log has been written to by somebody else."""
         for left in reversed(range(_RESTARTS)):
             try:
@@ -168,7 +165,7 @@ class QueryRun(Run):
         """Whether an error of Spark's comes from a run that this one has replaced, and that may have written to Spark's log once more before it noticed."""
         if self.epochs.error is not None or self.epochs.fenced() is not None:
             return False
-        return is_shared_log(error) or time.monotonic() < self._disturbed_until
+        return any(sign in str(error) for sign in SHARED_LOG) or time.monotonic() < self._disturbed_until
 
 
 class PlannedRun(Run):
@@ -197,8 +194,3 @@ class PlannedRun(Run):
         except Exception:  # the file cannot even be looked at
             return found
         return found if told is None else InputError("\n  ".join((str(told), *self._hints)))
-
-
-def is_shared_log(error: Exception) -> bool:
-    """Whether Spark says that somebody else has written to its log."""
-    return any(sign in str(error) for sign in SHARED_LOG)

@@ -1,14 +1,15 @@
-"""Builds the runs whose epochs Millstream plans itself: their readers, and the two ways of running them.
+"""What a run is asked for, and what all ways of running make of it; and the two kinds of runs whose epochs Millstream plans itself, with their readers.
 
 Rule: what cannot work is refused before anything is written, with the way out.
 """
 
 from __future__ import annotations
 
+import os
 import socket
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from typing import Any
+from typing import Any, TypeVar
 
 import msgspec
 import pyarrow as pa
@@ -19,26 +20,107 @@ from pyspark.sql.pandas.types import from_arrow_schema, to_arrow_schema
 from millstream import faults
 from millstream.core.topology import Injector, Topology
 from millstream.core.watermark import Declared
+from millstream.engine.columns.arrow_rows import ValueColumn
 from millstream.engine.columns.keying import Keying
+from millstream.engine.contracts import Planner, TaskRunner
+from millstream.engine.epochs import Epochs
+from millstream.engine.evolution import reconciled
+from millstream.engine.program import Program
 from millstream.engine.resident.assemble import ResidentParts, assemble
 from millstream.engine.source_planner import SourcePlanner
+from millstream.engine.upkeep import BackgroundUpkeep
+from millstream.engine.worker_process import RunPlace
 from millstream.errors import DefinitionError, MillstreamError
 from millstream.faults import CrashPoints
 from millstream.network import is_loopback
 from millstream.sources.splits import PlannedReader
+from millstream.state.manifest import Manifest
+from millstream.state.manifest_log import Identity, ManifestLog
+from millstream.state.storage import Storage
 
 from . import keyed_rows, pickling
-from .asked import Starting
-from .batch_reader import SplitFrames, prototype
 from .compaction_job import SparkCompaction
 from .error_text import reason
-from .job_runner import SparkJobRunner, SplitJobRunner
+from .job_runner import SparkJobRunner, SplitFrames, SplitJobRunner, prototype
 from .resident_job import ResidentJob
 from .run import PlannedRun, Run
 from .session import ARROW, OWN_SESSION, UTC
 
 MOST = 128 << 20  # bytes of one epoch, where nobody says how much
+_In = TypeVar("_In")
 ROLL = 5_000  # milliseconds: for how long sinks of files wait in a resident run, if nobody says it
+
+
+class Starting(msgspec.Struct):
+    """What a run is asked for, checked as far as it can be without its sources. trigger: milliseconds between epochs; None: a bounded run."""
+
+    program: Program
+    spark: Any
+    storage: Storage
+    log: ManifestLog
+    spark_folder: str
+    storage_options: dict[str, Any] | None
+    trigger: int | None
+    drain: bool
+    shards: int | None
+    drop: Sequence[str]
+    say: Callable[[str], None]
+
+    def identify(self) -> tuple[Identity, Manifest | None]:
+        """The checkpoint's identity, written now if it is new, and the manifest to go on from."""
+        ready_sinks(self.program.topology)
+        cores = self.spark.sparkContext.defaultParallelism
+        if self.spark.sparkContext.getConf().get(OWN_SESSION, ""):
+            cores = max(1, cores - 1)  # the slot to spare is nobody's shard
+        identity = self.log.identify(self.program.name, self.shards, cores, list(self.program.topology.injectors))
+        return identity, self.latest()
+
+    def latest(self) -> Manifest | None:
+        found = self.log.latest()
+        return None if found is None else reconciled(found, self.program, self.drop)
+
+    def place(self, identity: Identity, values: list[list[ValueColumn]]) -> RunPlace:
+        """Where the run keeps its things. values: per injector, how its value travels."""
+        return RunPlace(
+            checkpoint=self.storage.url,
+            checkpoint_id=identity.id,
+            storage_options=self.storage_options,
+            state_caches=os.environ.get("MILLSTREAM_STATE_CACHE"),
+            shards=identity.shards,
+            values=values,
+        )
+
+    def epochs(
+        self,
+        identity: Identity,
+        latest: Manifest | None,
+        token: str,
+        *,
+        runner: TaskRunner[_In],
+        planner: Planner,
+        compaction: SparkCompaction,
+    ) -> Epochs[_In]:
+        """The epochs of a run whose tasks are Spark jobs."""
+        return Epochs(
+            self.program,
+            identity.shards,
+            self.log,
+            latest,
+            token,
+            runner=runner,
+            planner=planner,
+            compaction=compaction,
+            upkeep=BackgroundUpkeep(),
+            points=CrashPoints(faults.armed()),
+            session=lambda: self.spark,
+        )
+
+
+def ready_sinks(topology: Topology) -> None:
+    """Makes sinks ready for use, or finds out that one cannot work. There must be a session."""
+    for emission in topology.emissions:
+        emission.sink.check()
+        emission.sink.resolve(arrow_schema)
 
 
 def check_tasks(resident: bool, tasks: int | None) -> None:
@@ -66,8 +148,7 @@ class _Planned(msgspec.Struct):
     unreadable: str | None
 
 
-def _readers(asked: Starting) -> dict[str, _Planned]:
-    topology = asked.program.topology
+def _readers(topology: Topology) -> dict[str, _Planned]:
     found: dict[str, _Planned] = {}
     try:
         for name, injector in topology.injectors.items():
@@ -96,7 +177,6 @@ def _reader(injector: Injector, topology: Topology) -> _Planned:
 
 
 def arrow_schema(given: Any) -> pa.Schema:
-    """The Arrow schema of DDL text, or of a StructType."""
     struct = T.StructType.fromDDL(given) if isinstance(given, str) else given
     return to_arrow_schema(struct, timezone="UTC")
 
@@ -104,7 +184,7 @@ def arrow_schema(given: Any) -> pa.Schema:
 def micro_batch_run(asked: Starting) -> Run:
     """A Spark job per epoch."""
     topology, spark = asked.program.topology, asked.spark
-    planned = _readers(asked)
+    planned = _readers(topology)
     try:
         frames = {name: prototype(spark, _struct(one)) for name, one in planned.items()}
         injectors = topology.injectors
@@ -158,7 +238,7 @@ def resident_run(asked: Starting, tasks: int | None) -> Run:
     slots = count_slots(spark, topology, tasks)
     if "://" in asked.storage.url:
         asked.say(f"each epoch makes several requests in a row to {asked.storage.url}: a local disk commits ten times as fast")
-    planned = _readers(asked)
+    planned = _readers(topology)
     parts: ResidentParts | None = None
     try:
         _check_settings(spark, topology, planned)
@@ -206,7 +286,6 @@ def resident_run(asked: Starting, tasks: int | None) -> Run:
 
 
 def _every(asked: Starting) -> float:
-    """The least time between two epochs, in seconds."""
     return 0.0 if asked.trigger is None else asked.trigger / 1000
 
 
@@ -239,12 +318,10 @@ def count_slots(spark: Any, topology: Topology, tasks: int | None) -> int:
             f"{tasks} resident tasks need {tasks} slots, and this session has {cores} ({spark.sparkContext.master}): say tasks={cores}, or give it more cores."
         )
     if greedy and tasks == cores:
+        less = f"say tasks={cores - 1}, or " if cores > 1 else ""
         raise DefinitionError(
-            f"stream {greedy[0].stream!r} goes to {greedy[0].sink.describe()}, which runs jobs of Spark's, and {tasks} resident tasks take all {cores} slots "
-            f"of this session: say tasks={cores - 1}, or give the session another core."
-            if cores > 1
-            else f"stream {greedy[0].stream!r} goes to {greedy[0].sink.describe()}, which runs jobs of Spark's, and this session has one slot, which a "
-            f"resident task takes: give the session another core."
+            f"stream {greedy[0].stream!r} goes to {greedy[0].sink.describe()}, which runs jobs of Spark's, and {tasks} resident task{'s' * (tasks > 1)} would "
+            f"take all {cores} slot{'s' * (cores > 1)} of this session: {less}give the session another core."
         )
     return tasks
 

@@ -39,8 +39,7 @@ OWN_SESSION = "spark.millstream.resident"  # a session that was made for a resid
 ARROW = {"spark.sql.execution.arrow.maxRecordsPerBatch": "65536", "spark.sql.execution.arrow.maxBytesPerBatch": "2147483647"}
 
 
-def settings(cores: int) -> dict[str, str]:
-    """Spark's settings for a session of our own on this machine."""
+def local_settings(cores: int) -> dict[str, str]:
     return {
         "spark.ui.enabled": "false",
         "spark.ui.showConsoleProgress": "false",
@@ -74,7 +73,7 @@ def local_session(
     cores = os.cpu_count() or 2
     local = master is None or master.startswith("local")
     builder = SparkSession.builder.appName(name).master(master or (f"local[{cores + 1},1000]" if resident else f"local[{cores},4]"))
-    chosen = {**(_local(cores, short) if local else dict(ARROW)), **(settings or {})}
+    chosen = {**({**local_settings(cores), **jvm.options(short)} if local else ARROW), **(settings or {})}
     if resident and master is None:
         chosen[OWN_SESSION] = "true"
     for key, value in chosen.items():
@@ -104,10 +103,6 @@ def _without_checksum_files(spark: Any) -> None:
     with contextlib.suppress(Exception):
         java, hadoop = spark.sparkContext._jvm, spark.sparkContext._jsc.hadoopConfiguration()
         java.org.apache.hadoop.fs.FileSystem.get(java.java.net.URI("file:///"), hadoop).setWriteChecksum(False)
-
-
-def _local(cores: int, short: bool) -> dict[str, str]:
-    return {**settings(cores), **jvm.options(short)}
 
 
 UTC = ("UTC", "Etc/UTC", "Z", "GMT", "Etc/GMT", "+00:00", "UTC+0", "Greenwich", "Universal", "Zulu")

@@ -82,11 +82,9 @@ class SparkPlanner:
         self._files = files
 
     def files(self, injector: str) -> tuple[Mapping[str, int], set[str]]:
-        """The files of a source, and those that were read."""
         return self._files[injector].now()
 
     def acknowledge(self, batch: int, positions: Mapping[str, SourcePosition]) -> None:
-        """Tells sources what Spark's log has for a batch."""
         told = [injector for injector in self._injectors.values() if injector.source.is_acknowledged]
         ranges = self.reading(batch).ranges if told else None
         for injector in told:

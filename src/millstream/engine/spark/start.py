@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable, Iterable, Sequence
+from functools import reduce
 from typing import Any
 
 from pyspark.sql import DataFrame
@@ -17,13 +18,8 @@ from millstream.core.topology import Injector, Topology
 from millstream.engine.contracts import Stopped
 from millstream.engine.epochs import Epochs
 from millstream.engine.evolution import reconciled
-from millstream.engine.program import Compiled, Program
-from millstream.engine.validate import check
-from millstream.errors import (
-    CheckpointError,
-    DefinitionError,
-    MillstreamError,
-)
+from millstream.engine.program import Compiled, Program, check
+from millstream.errors import CheckpointError, DefinitionError, MillstreamError
 from millstream.state.cache_cleanup import remove_idle
 from millstream.state.manifest import Manifest
 from millstream.state.manifest_log import ManifestLog
@@ -31,12 +27,12 @@ from millstream.state.state_cache import state_caches_folder
 from millstream.state.storage import LocalStorage, open_storage
 
 from . import keyed_rows, pickling, run_builder
-from .asked import Starting
 from .compaction_job import SparkCompaction
 from .error_text import reason
 from .job_runner import SparkJobRunner
-from .jvm import WarmUp
+from .jvm import warm_up
 from .run import QueryRun, Run
+from .run_builder import Starting
 from .session import ARROW, hush, local_session, unsuitable
 from .spark_planner import SourceFiles, SparkOffsets, SparkPlanner
 
@@ -63,8 +59,6 @@ def start(
 ) -> Run:
     """Checks all that can be checked, and makes a run that can be started. spark: a session, or what makes one, or None for one of our own. say: tells
     somebody who waits what is going on."""
-    from . import run_builder
-
     topology = program.topology
     if shards is not None:
         check_shards(shards)
@@ -81,28 +75,29 @@ def start(
     log = ManifestLog(storage)
     if log.check_identity(program.name, shards, list(topology.injectors)) is not None and (found := log.latest()) is not None:
         reconciled(found, program, drop)  # what the checkpoint refuses is refused before Spark is started
-    warm, is_ours = None, spark is None or (callable(spark) and not isinstance(spark, type))
-    is_default = spark is None
+    warm, is_default, is_ours = None, spark is None, spark is None or (callable(spark) and not isinstance(spark, type))
     if is_ours:
         say("starting Spark, which takes some seconds")
         if spark is not None:
             spark = spark()
         else:
             spark = local_session(program.name, short=millis is None and _is_little(topology), resident=resident)
-            warm = None if resident else WarmUp(spark)
+            warm = None if resident else warm_up(spark)
     try:
-        _check_session(spark)
+        if not hasattr(spark, "_jsparkSession"):
+            raise DefinitionError("Millstream needs a classic Spark session (not Spark Connect): it runs foreachBatch on the driver")
         hush(spark, at_length=not is_ours and not resident)
         if not is_default:
             for said in unsuitable(spark):
                 say(f"this Spark session has {said}")
         say(f"reading {', '.join(injector.source.describe() for injector in topology.injectors.values())}; checkpoint {storage.url}")
+        folder = str(storage.root / "spark") if isinstance(storage, LocalStorage) else f"s3a://{storage.url.split('://', 1)[1]}/spark"
         asked = Starting(
             program=program,
             spark=spark,
             storage=storage,
             log=log,
-            spark_folder=spark_checkpoint or _spark_folder(storage, checkpoint),
+            spark_folder=spark_checkpoint or folder,
             storage_options=storage_options,
             trigger=millis,
             drain=drain,
@@ -118,10 +113,10 @@ def start(
         run = run_builder.micro_batch_run(asked) if not foreign else _query_run(asked)
     except BaseException:
         if warm is not None:
-            warm.end()
+            warm()
         raise
     if warm is not None:
-        run.beside.append(warm.end)
+        run.beside.append(warm)
     return run
 
 
@@ -225,11 +220,6 @@ def _check_pickles(program: Program) -> None:
     raise DefinitionError(f"the pipeline cannot be sent to the workers: {whole}") from whole
 
 
-def _check_session(spark: Any) -> None:
-    if not hasattr(spark, "_jsparkSession"):
-        raise DefinitionError("Millstream needs a classic Spark session (not Spark Connect): it runs foreachBatch on the driver")
-
-
 def _check_source(injector: Injector, topology: Topology, offsets: bool) -> None:
     """What a source can say no to before anything is written; and what would stop the pipeline, so that the source can refuse it where it comes in.
     Consumers with dead letters take everything."""
@@ -239,14 +229,10 @@ def _check_source(injector: Injector, topology: Topology, offsets: bool) -> None
         raise DefinitionError(f"injected stream {injector.name!r}: {error}") from error
     strict = [route for route in topology.routes if route.stream == injector.name and not topology.takes_rejected(route.computation)]
     injector.source.require(
-        key=any(_is("key", one) for route in strict for one in (route.key if isinstance(route.key, tuple) else (route.key,))),
-        time=bool(strict) and _is("event_time", injector.timestamp),
+        key="key"
+        in [one for route in strict for one in (route.key if isinstance(route.key, tuple) else (route.key,)) if isinstance(one, str)],
+        time=bool(strict) and isinstance(injector.timestamp, str) and injector.timestamp == "event_time",
     )
-
-
-def _is(name: str, column: Any) -> bool:
-    """Whether a column is given by this name. (A Column is equal to nothing: comparing gives another Column.)"""
-    return isinstance(column, str) and column == name
 
 
 def _load(injector: Injector, spark: Any, topology: Topology) -> DataFrame:
@@ -275,10 +261,7 @@ def _frame(spark: Any, program: Program, sources: list[DataFrame], value_types: 
     ]
     tick = spark.readStream.format("rate-micro-batch").option("rowsPerBatch", 1).option("numPartitions", 1).load()
     empty = tick.filter(F.lit(False)).select(*[F.lit(None).cast(field.dataType).alias(field.name) for field in frames[0].schema.fields])
-    whole = frames[0]
-    for frame in [*frames[1:], empty]:
-        whole = whole.union(frame)
-    return whole
+    return reduce(DataFrame.union, [*frames, empty])
 
 
 def _start_query(spark: Any, writer: Any) -> Any:
@@ -299,12 +282,6 @@ def _start_query(spark: Any, writer: Any) -> Any:
                 spark.conf.unset(name)
             else:
                 spark.conf.set(name, old)
-
-
-def _spark_folder(storage: Any, checkpoint: str) -> str:
-    if isinstance(storage, LocalStorage):
-        return str(storage.root / "spark")
-    return "s3a://" + checkpoint.split("://", 1)[1].rstrip("/") + "/spark"
 
 
 def _function(epochs: Epochs[DataFrame], planner: SparkPlanner) -> Callable[[DataFrame, int], None]:

@@ -112,30 +112,15 @@ class Layout:
         self._offset = np.array([r.group * shards if r.level == level + 1 else 0 for r in routes], np.int32)
 
     def rows(self, result: Result) -> Iterator[Any]:
-        """The productions and, last, the receipt."""
         receipt = encode_receipt(result.receipt)
         if self._last:
             yield pa.record_batch([pa.array([receipt], pa.binary())], schema=self._schema)
             return
         for sent in result.sent.values():
-            for at in range(0, len(sent), _PIECE):
-                piece = slice(at, at + _PIECE)
-                routes = np.array(sent.routes[piece], np.int32)
-                yield self._batch(
-                    len(routes),
-                    part=np.array(sent.shards[piece], np.int32) + self._offset[routes],
-                    route=routes,
-                    key=sent.keys[piece],
-                    ts=sent.times[piece],
-                    id=sent.ids[piece],
-                    body=sent.bodies[piece],
-                    ord=np.zeros(len(routes), np.int64),
-                    unit=np.full(len(routes), result.receipt.unit, np.int64),
-                )
-        yield self._batch(1, part=[0], route=[arrow_rows.RECEIPT], body=[receipt])
+            yield from self._batches(arrow_rows.sent_table(sent, self._offset, result.receipt.unit))
+        yield from self._batches(pa.table({"part": [0], "route": [arrow_rows.RECEIPT], "body": [receipt]}))
 
     def onward(self, table: Any) -> Iterator[Any]:
-        """Rows that only pass through."""
         if table is None:
             return
         if self._last:
@@ -144,16 +129,10 @@ class Layout:
         route = table.column("route").to_numpy()
         offset = np.where(route == arrow_rows.RECEIPT, 0, self._offset[route])
         part = (table.column("part").to_numpy() % self._shards + offset).astype(np.int32)
-        arrays = []
-        for field in self._schema:
-            if field.name == "part":
-                arrays.append(pa.chunked_array([pa.array(part, field.type)]))
-            elif field.name in table.column_names:
-                arrays.append(table.column(field.name).cast(field.type))
-            else:
-                arrays.append(pa.chunked_array([pa.nulls(len(table), field.type)]))
-        yield from pa.Table.from_arrays(arrays, schema=self._schema).to_batches()
+        yield from self._batches(table.set_column(table.schema.get_field_index("part"), "part", pa.array(part)))
 
-    def _batch(self, count: int, **columns: Any) -> Any:
-        arrays = [pa.array(columns[f.name], f.type) if f.name in columns else pa.nulls(count, f.type) for f in self._schema]
-        return pa.record_batch(arrays, schema=self._schema)
+    def _batches(self, table: Any) -> Any:
+        """A table with exactly the columns of the schema: what it does not have is null."""
+        has = set(table.column_names)
+        arrays = [table.column(f.name).cast(f.type) if f.name in has else pa.nulls(len(table), f.type) for f in self._schema]
+        return pa.Table.from_arrays(arrays, schema=self._schema).to_batches(_PIECE)

@@ -60,7 +60,7 @@ class PinnedEpoch(Reader):
     def __init__(
         self, manifest: Manifest, shares: dict[ShardName, _Shared], generation: int, given_back: Callable[[PinnedEpoch], None]
     ) -> None:
-        self._manifest = manifest
+        self.manifest = manifest
         self.shares = shares
         self.generation = generation
         self.confirmed = 0.0
@@ -73,10 +73,6 @@ class PinnedEpoch(Reader):
             for number in range(len(state.shards))
             if (share := shares.get((state.lineage or name, number))) is not None
         }
-
-    @property
-    def manifest(self) -> Manifest:
-        return self._manifest
 
     def age(self, now: float) -> float:
         """Seconds since it was last known to be the newest committed epoch: so old may the answer be."""

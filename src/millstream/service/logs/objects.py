@@ -26,8 +26,7 @@ from typing import Any, NamedTuple, TypeVar
 from millstream.errors import DamageError, Fenced, NotReady, StorageError, UnknownOutcome
 from millstream.service.logs.object_slots import Slot, SlotWalk, damaged_slot, decode_slot, encode_slot, slot_name
 from millstream.service.messages import LIMIT, LogRecord, decode_record, encode_record
-from millstream.state.prefixed_storage import under
-from millstream.state.storage import LocalStorage, Storage, open_storage
+from millstream.state.storage import LocalStorage, Storage, open_storage, under
 
 _T = TypeVar("_T")
 _AHEAD = 8  # slots that are read at once
