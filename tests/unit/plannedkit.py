@@ -119,7 +119,7 @@ class KitEpochs(Epochs[Mapping[str, SplitPlan]]):
             token,
             runner=self.kit,
             planner=self.sources,
-            compaction=compaction,
+            compaction=compaction or Compaction(),
             upkeep=BackgroundUpkeep(),
             clock=lambda: self.now,
         )
