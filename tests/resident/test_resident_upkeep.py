@@ -134,6 +134,7 @@ def test_a_job_that_spark_gives_up_is_begun_again_for_the_slots_that_it_had(tmp_
         run.turn(*rows[:20])
         replace_oldest(run, monkeypatch)  # the other slot is left in the first job
         run.turn(*rows[20:40])
+        kit.until(lambda: run.nursery.ended)
         (replaced,) = {slot for slot, _ in run.nursery.ended}
         has_it_now = run.pid(replaced)
         run.kill(1 - replaced)
