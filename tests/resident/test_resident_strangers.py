@@ -14,8 +14,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import taskkit as kit
 
+import taskkit as kit
 from millstream.core.membership import Attempt, Member
 from millstream.engine.resident import messages, tls, wire
 from millstream.engine.resident.exchange import Exchange, GivenUp, PeerLost

@@ -22,8 +22,7 @@ from millstream.errors import DefinitionError
 from millstream.sources.base import Source
 
 if TYPE_CHECKING:
-    from millstream.connector.source.protocol.stats import SourceStats
-    from millstream.connector.source.server import SourceServer
+    from millstream.connector.source.server import SourceServer, SourceStats
     from millstream.network import Tls
     from millstream.sources.splits import PlannedReader
 

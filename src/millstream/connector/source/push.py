@@ -42,7 +42,7 @@ from millstream.connector.source.protocol.outgoing import Outgoing
 from millstream.connector.source.protocol.push_session import PushSession
 from millstream.connector.source.protocol.session import LAST_ID, WATERMARK_KEY
 from millstream.connector.source.protocol.streams import objection
-from millstream.connector.source.protocol.tables import ClientStream, Line, PushState
+from millstream.connector.source.protocol.tables import ClientStream, PushState
 from millstream.connector.wire import messages as m
 from millstream.connector.wire.codec import encode, message_head
 from millstream.connector.wire.decoder import Decoder
@@ -166,7 +166,7 @@ class PushClient:
     def end(self, stream: str) -> None:
         """Says that nothing more comes on this stream. It may be announced again."""
         with self._changed:
-            self._announced(stream).end()
+            self._announced(stream).has_ended = True
             self._wake()
 
     def wait(self, timeout: Duration | None = None) -> bool:
@@ -416,7 +416,7 @@ class PushClient:
                 if known is None or known.state is ClientStream.ABSENT:
                     if time.monotonic() >= found.ask_at:
                         parts.append(encode(session.notify(found.number, found.name, found.acknowledged)))
-                elif found.line is Line.OPEN:
+                elif known.state is ClientStream.OPEN:
                     size += self._collect_stream(found, session, parts)
             return memoryview(b"".join(parts))
 
@@ -427,7 +427,7 @@ class PushClient:
             session.push(found.number, taken.count, taken.last)
         if found.is_ready_to_end and session.credits:
             parts.append(encode(session.end(found.number)))
-            found.told()
+            found.is_told = True
             self._changed.notify_all()
         return taken.size
 

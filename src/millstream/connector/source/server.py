@@ -28,15 +28,16 @@ from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any, TypeVar
 
+import msgspec
+
 from millstream import network
 from millstream.connector.intake.format.entries import IntakeEntry, Mark, advance
 from millstream.connector.intake.writer import SEGMENT_SIZE, BatchRef, Intake
-from millstream.connector.source.protocol import effects as fx
-from millstream.connector.source.protocol.session import Needs, SourceSession
-from millstream.connector.source.protocol.stats import SourceStats
+from millstream.connector.source.protocol.session import Admit, Fence, Keep, Needs, SourceEffect, SourceSession
 from millstream.connector.source.protocol.streams import Streams
 from millstream.connector.wire.codec import encode
 from millstream.connector.wire.decoder import RunDecoder
+from millstream.connector.wire.effects import Send
 from millstream.core.time import Duration, duration
 from millstream.errors import MillstreamError, RemoteProtocolError
 from millstream.network import Tls
@@ -54,6 +55,29 @@ _AGAIN = 0.5
 _BACKLOG = 128  # connections that are accepted at once, before any is counted
 
 T = TypeVar("T")
+
+
+class SourceStats(msgspec.Struct, frozen=True, kw_only=True):
+    """How the server of a source is doing. `received`, `refused` and `fsyncs` count from its start; the others are numbers of now."""
+
+    #: Entries (messages, watermarks, ends) that are durable.
+    received: int
+    #: Connections that were sent away because there was no room.
+    refused: int
+    #: Forced writes.
+    fsyncs: int
+    #: Programs that are connected now, and connections that have not greeted yet.
+    sessions: int
+    unauthenticated: int
+    #: Streams that are known.
+    streams: int
+    #: Positions in the log: how far it is durable, and how far it is committed.
+    end: int
+    acknowledged: int
+    #: Bytes that wait for the disk.
+    waiting_bytes: int
+    #: What it waits for while nobody is connected, in words; None if somebody is.
+    waiting_for: str | None
 
 
 class SourceServer:
@@ -416,15 +440,15 @@ class _Peer(asyncio.Protocol):
             log.error("a session ended in an error of ours: %s", error)
             self.carry_out(self.session.failed("an error of the source's"))
 
-    def carry_out(self, effects: list[fx.SourceEffect]) -> None:
+    def carry_out(self, effects: list[SourceEffect]) -> None:
         for effect in effects:
-            if isinstance(effect, fx.Keep):
+            if isinstance(effect, Keep):
                 self._server.store(self, effect.entries)
-            elif isinstance(effect, fx.Send):
+            elif isinstance(effect, Send):
                 self._send(encode(effect.frame))
-            elif isinstance(effect, fx.Admit):
+            elif isinstance(effect, Admit):
                 self.carry_out(self.session.answer(self._server.admit(self)))
-            elif isinstance(effect, fx.Fence):
+            elif isinstance(effect, Fence):
                 other = self._server.peer_of(effect.session)
                 if other is not None:
                     other.carry_out(effect.session.failed(effect.why))

@@ -145,28 +145,6 @@ def decode_marks(batch: bytes | memoryview, head: Head) -> list[Mark]:
     return _decode(batch[HEAD_SIZE : HEAD_SIZE + head.marks])
 
 
-def decode_entries(batch: bytes, head: Head) -> list[IntakeEntry]:
-    """The entries of a whole batch, one by one: for looking at, and for tests. Spark's tasks use the columns in place."""
-    at, n = columns(head), head.entries
-    names = [mark.name for mark in decode_marks(batch, head)]
-    ids = struct.unpack_from(f"<{n}q", batch, at.ids)
-    times = struct.unpack_from(f"<{n}q", batch, at.times)
-    key_ends = struct.unpack_from(f"<{n + 1}i", batch, at.key_ends)
-    payload_ends = struct.unpack_from(f"<{n + 1}i", batch, at.payload_ends)
-    streams = struct.unpack_from(f"<{n}I", batch, at.streams)
-    return [
-        (
-            names[streams[i]],
-            batch[at.kinds + i],
-            ids[i],
-            times[i],
-            bytes(batch[at.keys + key_ends[i] : at.keys + key_ends[i + 1]]),
-            bytes(batch[at.payloads + payload_ends[i] : at.payloads + payload_ends[i + 1]]),
-        )
-        for i in range(n)
-    ]
-
-
 def encode_beginning(position: int, marks: Iterable[Mark]) -> bytes:
     """The beginning of the segment whose first batch is at this position."""
     meta = _encode(list(marks))

@@ -30,12 +30,12 @@ from collections.abc import Callable, Iterable, Sequence
 import msgspec
 
 from millstream.connector.intake.format.entries import END, MESSAGE, WATERMARK, IntakeEntry, Mark
-from millstream.connector.source.protocol.effects import Admit, Close, Fence, Keep, Send, SourceEffect
 from millstream.connector.source.protocol.streams import PushedStream, Streams, TooManyStreams, objection
 from millstream.connector.source.protocol.tables import COMMITTED, SERVER, SERVER_STREAM, Server, ServerStream
 from millstream.connector.wire import messages as m
 from millstream.connector.wire import refusals
 from millstream.connector.wire.decoder import Pushed
+from millstream.connector.wire.effects import Close, Send
 from millstream.errors import LocalProtocolError, RemoteProtocolError
 
 #: The key of a message that declares a watermark.
@@ -43,6 +43,26 @@ WATERMARK_KEY = b"millstream.watermark"
 
 #: Ids are a signed column in Spark.
 LAST_ID = (1 << 63) - 1
+
+
+class Admit(msgspec.Struct, frozen=True):
+    """HELLO is right: is there room for one more session? Answer: None, or why there is none."""
+
+
+class Keep(msgspec.Struct, frozen=True):
+    """Keep these entries, behind those that came before."""
+
+    entries: list[IntakeEntry]
+
+
+class Fence(msgspec.Struct, frozen=True):
+    """That session is a half-open connection of the peer that speaks now."""
+
+    session: SourceSession
+    why: str
+
+
+SourceEffect = Send | Close | Admit | Keep | Fence
 
 
 class _Open:
