@@ -8,8 +8,8 @@ Rules
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -86,17 +86,20 @@ class _Telling:
 
     def __init__(self, say: Callable[[str], None]) -> None:
         self._say = say
-        self._changed = threading.Condition()
-        self._next: str | None = None
-        self._is_over = False
+        self._last = ""
         self._error: BaseException | None = None
-        self._thread = threading.Thread(target=self._run, name="millstream-acknowledgements", daemon=True)
-        self._thread.start()
+        self._thread = ThreadPoolExecutor(1, "millstream-acknowledgements")
 
     def tell(self, what: str) -> None:
-        with self._changed:
-            self._next = what
-            self._changed.notify()
+        self._last = what
+        self._thread.submit(self._say_unless_there_is_more, what)
+
+    def _say_unless_there_is_more(self, what: str) -> None:
+        if what is self._last:
+            try:
+                self._say(what)
+            except BaseException as error:
+                self._error = error
 
     def check(self) -> None:
         if self._error is not None:
@@ -104,20 +107,4 @@ class _Telling:
 
     def close(self) -> None:
         """When all is said."""
-        with self._changed:
-            self._is_over = True
-            self._changed.notify()
-        self._thread.join(30)
-
-    def _run(self) -> None:
-        while True:
-            with self._changed:
-                while self._next is None and not self._is_over:
-                    self._changed.wait()
-                what, self._next = self._next, None
-            if what is None:
-                return
-            try:
-                self._say(what)
-            except BaseException as error:
-                self._error = error
+        self._thread.shutdown()

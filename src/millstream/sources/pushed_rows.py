@@ -29,7 +29,6 @@ SCHEMA = pa.schema(
 )
 _ROWS = 20_000
 _BYTES = 8 << 20
-_FEW, _SMALL = 4, 4 << 10  # so many batches of so many bytes are better off as they are
 
 
 def rows_between(folder: Path, start: int, end: int) -> Iterator[pa.RecordBatch]:
@@ -48,11 +47,9 @@ def rows_between(folder: Path, start: int, end: int) -> Iterator[pa.RecordBatch]
 
 
 def _joined(held: list[tuple[Head, bytes]]) -> pa.RecordBatch:
-    """Several batches as one. Those of a slow trickle have few rows each: their columns are put together before Arrow sees them."""
+    """Several batches as one: their columns are put together before Arrow sees them."""
     if len(held) == 1:
         return to_arrow(*held[0])
-    if len(held) > _FEW and sum(head.size for head, _ in held) > _SMALL * len(held):
-        return pa.Table.from_batches([to_arrow(head, batch) for head, batch in held], SCHEMA).combine_chunks().to_batches()[0]
     n = sum(head.entries for head, _ in held)
     ids, times, kinds, keys, payloads = [], [], [], [], []
     key_sizes, payload_sizes, numbers = [], [], []

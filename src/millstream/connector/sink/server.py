@@ -30,8 +30,7 @@ from millstream.connector.sink.name_registry import NameRegistry
 from millstream.connector.sink.outputs.base import Output
 from millstream.connector.sink.protocol import effects as fx
 from millstream.connector.sink.protocol.session import SinkSession
-from millstream.connector.sink.protocol.stats import SinkStats
-from millstream.connector.sink.session_runner import Done, SessionRunner
+from millstream.connector.sink.session_runner import SessionRunner, SinkStats
 from millstream.connector.wire.decoder import FRAME_LIMIT, Decoder
 from millstream.connector.wire.messages import DATA_STREAM, Error, Restart
 from millstream.core.time import Duration, duration
@@ -271,24 +270,20 @@ class SinkServer:
             with self._lock:
                 self._runners.add(runner)
             try:
-                self._talk(connection, runner, runner.begin(effects))
+                self._talk(connection, runner, effects)
             finally:
                 with self._lock:
                     self._runners.discard(runner)
                     self._counted.add(runner.stats)
                 output.close()
 
-    def _talk(self, connection: Connection, runner: SessionRunner, done: Done) -> None:
-        while True:
-            if connection.is_cut:
-                return  # whoever took over decides now; a vote would only mislead
-            connection.send(done.send)
-            if done.close:
+    def _talk(self, connection: Connection, runner: SessionRunner, effects: list[fx.SinkEffect]) -> None:
+        out = runner.begin(effects)
+        while not connection.is_cut:  # else whoever took over decides now; a vote would only mislead
+            connection.send(out)
+            if runner.is_over or (data := connection.read()) is None:
                 return
-            data = connection.read()
-            if data is None:
-                return
-            done = runner.feed(data)
+            out = runner.feed(data)
 
     def _archive(self, worker: str) -> None:
         """This worker has left, and its output is at rest."""

@@ -30,8 +30,6 @@ from collections.abc import Sequence
 
 import msgspec
 
-from millstream.connector.sink.protocol.names import with_fence
-from millstream.connector.sink.protocol.stats import WorkerStats
 from millstream.connector.sink.protocol.worker_session import WAITING, WorkerSession, WorkerState
 from millstream.connector.wire import messages as m
 from millstream.connector.wire import refusals
@@ -45,6 +43,20 @@ from millstream.network import Tls, client_context, dial
 MESSAGE_SIZE = 256 << 10
 _ANSWER_LIMIT = 1 << 20
 _PAUSE = 0.05
+
+
+class WorkerStats(msgspec.Struct):
+    """What a worker's client has done, over all of its connections."""
+
+    connections: int = 0
+    #: Bytes that were sent, and the messages that carried them. What was rolled back is counted as well.
+    messages: int = 0
+    bytes: int = 0
+    votes_yes: int = 0
+    votes_no: int = 0
+    #: Phase two, as it was sent.
+    commits: int = 0
+    rollbacks: int = 0
 
 
 class WorkerClient:
@@ -79,7 +91,7 @@ class WorkerClient:
 
         `fence` is a number that never goes back for a name: once the sink has seen it, who comes with a lower one is refused.
         """
-        client = cls(address, name, cookie=cookie, program=with_fence(program, fence), tls=tls, timeout=timeout)
+        client = cls(address, name, cookie=cookie, program=m.with_fence(program, fence), tls=tls, timeout=timeout)
         client.reconnect(patience=patience)
         return client
 

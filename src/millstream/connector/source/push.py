@@ -41,7 +41,6 @@ import msgspec
 from millstream.connector.source.protocol.outgoing import Outgoing
 from millstream.connector.source.protocol.push_session import PushSession
 from millstream.connector.source.protocol.session import LAST_ID, WATERMARK_KEY
-from millstream.connector.source.protocol.streams import objection
 from millstream.connector.source.protocol.tables import ClientStream, PushState
 from millstream.connector.wire import messages as m
 from millstream.connector.wire.codec import encode, message_head
@@ -124,7 +123,7 @@ class PushClient:
 
     def notify(self, stream: str) -> int | None:
         """Announces a stream, and returns the last id that is committed: go on behind it. None: begin at the beginning."""
-        complaint = objection(stream)
+        complaint = m.name_objection("stream", stream)
         if complaint is not None:
             raise LocalProtocolError(complaint)
         with self._changed:

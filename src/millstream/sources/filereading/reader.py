@@ -13,7 +13,7 @@ import json
 import os
 import zlib
 from collections.abc import Iterator, Mapping
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
@@ -27,6 +27,9 @@ from millstream.sources.splits import PlannedReader, SplitPlan
 if TYPE_CHECKING:
     import pyarrow as pa
 
+    from millstream.sources.filereading.parquet_rows import ParquetRows
+    from millstream.sources.filereading.text_rows import TextRows
+
 _SPLIT = 16 << 20
 
 
@@ -38,15 +41,8 @@ class FileSplit(msgspec.Struct, frozen=True):
     end: int | None = None
 
 
-class FileFormat(Protocol):
-    """How files of a format are read."""
-
-    def read(self, path: str, start: int, end: int | None) -> Iterator[pa.RecordBatch]:
-        """The rows of a part."""
-
-
 class FileReader(PlannedReader):
-    """Plans and reads the files of a directory. make: of schema and settings, what reads a file; made where it is first needed."""
+    """Plans and reads the files of a directory."""
 
     def __init__(self, path: str, schema: pa.Schema, settings: Settings, unreadable: str | None) -> None:
         self.schema = schema
@@ -54,7 +50,7 @@ class FileReader(PlannedReader):
         self._settings = settings
         self._unreadable = unreadable
         self._listing: UnreadFiles | None = None
-        self._format: FileFormat | None = None
+        self._format: TextRows | ParquetRows | None = None  # made where it is first needed
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_listing": None, "_format": None}
@@ -65,7 +61,8 @@ class FileReader(PlannedReader):
         return self._listing
 
     def begin(self, names: Mapping[str, int], bounded: bool) -> None:
-        self._planner().begin({name: at for path, at in names.items() if (name := self._inside(path)) is not None}, bounded)
+        inside = {os.path.basename(path): at for path, at in names.items() if os.path.dirname(path) == self._path}
+        self._planner().begin(inside, bounded)
 
     def first(self) -> str:
         return _offset(0)
@@ -128,10 +125,6 @@ class FileReader(PlannedReader):
         real = os.path.realpath(self._path)
         return {os.path.join(real, name) for name in self._planner().read()}
 
-    def _inside(self, path: str) -> str | None:
-        folder, name = os.path.split(path)
-        return name if folder == self._path else None
-
 
 def _offset(number: int) -> str:
     return f'{{"files":{number}}}'
@@ -144,7 +137,7 @@ def _number(offset: str) -> int:
         raise CheckpointError(f"{offset!r} is not an offset of a directory of files") from None
 
 
-def _format(schema: pa.Schema, settings: Settings, unreadable: str | None) -> FileFormat:
+def _format(schema: pa.Schema, settings: Settings, unreadable: str | None) -> TextRows | ParquetRows:
     if settings.format == "parquet":
         from millstream.sources.filereading.parquet_rows import ParquetRows
 

@@ -17,7 +17,7 @@ Rules
 from __future__ import annotations
 
 import struct
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import accumulate
 from typing import NamedTuple
 from zlib import crc32
@@ -138,6 +138,14 @@ def is_whole(batch: bytes | memoryview, head: Head) -> bool:
     """Whether a batch is all there and as it was written."""
     end = head.size - _SUM.size
     return len(batch) == head.size and crc32(batch[HEAD_SIZE:end]) == _SUM.unpack_from(batch, end)[0]
+
+
+def whole_batches(data: memoryview, position: int) -> Iterator[tuple[Head, memoryview]]:
+    """The batches that these bytes begin with, the first at this position, as far as they are whole."""
+    at = 0
+    while (head := decode_head(data[at : at + HEAD_SIZE], position)) is not None and is_whole(batch := data[at : at + head.size], head):
+        yield head, batch
+        at, position = at + head.size, head.end
 
 
 def decode_marks(batch: bytes | memoryview, head: Head) -> list[Mark]:

@@ -30,7 +30,7 @@ from collections.abc import Callable, Iterable, Sequence
 import msgspec
 
 from millstream.connector.intake.format.entries import END, MESSAGE, WATERMARK, IntakeEntry, Mark
-from millstream.connector.source.protocol.streams import PushedStream, Streams, TooManyStreams, objection
+from millstream.connector.source.protocol.streams import PushedStream, Streams, TooManyStreams
 from millstream.connector.source.protocol.tables import COMMITTED, SERVER, SERVER_STREAM, Server, ServerStream
 from millstream.connector.wire import messages as m
 from millstream.connector.wire import refusals
@@ -232,7 +232,7 @@ class SourceSession:
             if m.Notify not in SERVER_STREAM[known.state]:
                 raise RemoteProtocolError(f"stream {notify.stream} is announced twice")
             return [Send(m.NotifyAck(False, notify.stream, known.stream.acknowledged)), *self._settle()]
-        complaint = objection(notify.name)
+        complaint = m.name_objection("stream", notify.name)
         if complaint is not None:
             raise RemoteProtocolError(complaint)
         if len(self._open) >= self._limit:

@@ -21,9 +21,6 @@ from typing import Any
 
 from millstream.connector.intake.format.entries import Mark
 
-#: What a stream may be called: 1 to so many bytes of UTF-8.
-NAME_LIMIT = 200
-
 
 class PushedStream:
     """One stream. Invariant: acknowledged is None, or received is not None and acknowledged <= received."""
@@ -48,14 +45,6 @@ class PushedStream:
 
 class TooManyStreams(Exception):
     """Rule 3."""
-
-
-def objection(name: str) -> str | None:
-    """Why this cannot be a stream's name; None if it can."""
-    size = len(name.encode())
-    if not size:
-        return "a stream needs a name"
-    return f"a stream's name of {size} bytes is too long; the limit is {NAME_LIMIT}" if size > NAME_LIMIT else None
 
 
 class Streams:
