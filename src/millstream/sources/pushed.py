@@ -20,6 +20,7 @@ import msgspec
 from millstream.core.time import duration
 from millstream.errors import DefinitionError
 from millstream.sources.base import Source
+from millstream.sources.splits import Offset
 
 if TYPE_CHECKING:
     from millstream.connector.source.server import SourceServer, SourceStats
@@ -28,6 +29,12 @@ if TYPE_CHECKING:
 
 _SIZE = re.compile(r"^\s*(\d+)\s*([KMG])i?B\s*$", re.IGNORECASE)
 _UNITS = {"K": 1 << 10, "M": 1 << 20, "G": 1 << 30}
+
+
+class IntakeOffset(Offset, frozen=True):
+    """what was pushed over the connector"""
+
+    position: int
 
 
 class PushedStats(msgspec.Struct, frozen=True):
@@ -115,19 +122,17 @@ class PushedSource(Source):
         """An epoch is committed whose end for this source is this offset, as Spark wrote it (driver, after every commit; again does no harm)."""
         if self._server is None or offset.strip() in ("-", ""):
             return
-        from millstream.connector.intake.reader import IntakeOffset
-
         self._server.acknowledge(IntakeOffset.read(offset).position)
 
     def watermark(self) -> int | None:
         """For `ms.watermarks.declared(source.watermark)`: how far event time is complete, by what the pushers have declared; None says nothing yet."""
-        return None if self._server is None else self._server.watermark(self.streams, self.idle)
+        return None if self._server is None else self._server.watermark(self.streams, self.idle)[0]
 
     def stats(self) -> PushedStats:
         """How the source is doing (driver)."""
         if self._server is None:
             return PushedStats()
-        return PushedStats(self._server.stats(), self.watermark(), self._server.holder(self.streams, self.idle))
+        return PushedStats(self._server.stats(), *self._server.watermark(self.streams, self.idle))
 
     def waits_for(self) -> str:
         """For people: what it waits for while no message comes."""

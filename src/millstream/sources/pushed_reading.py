@@ -14,14 +14,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from millstream.connector.intake import reader as intake_reader
-from millstream.connector.intake.reader import IntakeOffset
+from millstream.sources.pushed import IntakeOffset, PushedSource
 from millstream.sources.pushed_rows import SCHEMA, rows_between
 from millstream.sources.splits import PlannedReader, SplitPlan
 
 if TYPE_CHECKING:
     import pyarrow as pa
-
-    from millstream.sources.pushed import PushedSource
 
 _SPLIT = 256 << 10  # bytes that are worth a task of their own
 

@@ -20,7 +20,7 @@ from pathlib import Path
 import msgspec
 
 from millstream.connector.intake.format.batch import BEGINNING_SIZE, HEAD_SIZE, Head, beginning_size, decode_head, is_whole
-from millstream.errors import CheckpointError, DamageError, StorageError
+from millstream.errors import DamageError, StorageError
 
 SUFFIX = ".log"
 END_FILE = "END"
@@ -35,23 +35,6 @@ class Acknowledged(msgspec.Struct, frozen=True):
 
     position: int = 0
     before: int = 0
-
-
-class IntakeOffset(msgspec.Struct, frozen=True):
-    """A position in the log, as those say it who plan epochs: `{"position": n}`."""
-
-    position: int
-
-    def text(self) -> str:
-        return msgspec.json.encode(self).decode()
-
-    @classmethod
-    def read(cls, text: str) -> IntakeOffset:
-        """Raises CheckpointError if it is something else."""
-        try:
-            return msgspec.json.decode(text, type=cls)
-        except msgspec.MsgspecError:
-            raise CheckpointError(f"{text!r} is not an offset of what was pushed over the connector") from None
 
 
 def segment_name(position: int) -> str:

@@ -11,6 +11,7 @@ from typing import Protocol
 
 import msgspec
 
+from millstream.connector.sink.console import SinkConsole
 from millstream.connector.sink.outputs.base import Output
 from millstream.connector.sink.protocol import effects as fx
 from millstream.connector.sink.protocol.session import SinkSession, SinkState
@@ -72,7 +73,7 @@ class SinkStats(msgspec.Struct):
 class SessionRunner:
     """A session, the decoder of its bytes, and the output of its worker.
 
-    `leave` puts aside the outputs of workers that have left, and returns then. `committed` is told how many bytes a transaction has committed.
+    `leave` puts aside the outputs of workers that have left, and returns then. `console` is told what is committed.
     """
 
     def __init__(
@@ -82,10 +83,10 @@ class SessionRunner:
         output: Output,
         connection: Peer,
         leave: Callable[[tuple[str, ...]], None],
-        committed: Callable[[int], None] = lambda size: None,
+        console: SinkConsole | None = None,
     ) -> None:
         self.session, self.decoder, self.output, self.connection = session, decoder, output, connection
-        self._leave, self._committed = leave, committed
+        self._leave, self._console = leave, console
         self._end = 0  # of what is committed
         self._out = bytearray()
         self.is_over = False
@@ -126,8 +127,7 @@ class SessionRunner:
             try:
                 more = self._one(effect)
             except Exception as error:
-                log.log(
-                    logging.ERROR,
+                log.error(
                     "the output of worker %r failed at %s: %s",
                     self.session.worker,
                     type(effect).__name__,
@@ -146,7 +146,10 @@ class SessionRunner:
             case fx.Send(Error() as words):
                 self.connection.part(words)
             case fx.Send(frame):
-                self._count_answer(frame)
+                if isinstance(frame, Vote):
+                    self.stats.votes_yes += frame.commit
+                    self.stats.votes_no += not frame.commit
+                self.stats.ends += isinstance(frame, Ack)
                 self._out += encode(frame)
             case fx.Close():
                 self.is_over = True
@@ -169,36 +172,23 @@ class SessionRunner:
                 self.output.commit(txn, end)
                 self.stats.commits += 1
                 self.stats.bytes_committed += end - self._end
-                self._committed(end - self._end)
+                if self._console is not None:
+                    self._console.committed(str(self.session.worker), end - self._end)
                 self._end = end
             case fx.Rollback(txn, committed):
                 self.output.rollback(txn, committed)
                 self.stats.rollbacks += 1
             case fx.Ignored(txn, commit, known):
-                self._ignore(txn, commit, known)
+                self.stats.repeated_commits += known
+                self.stats.unknown_phase_twos += not known
+                if not known:
+                    level = logging.WARNING if commit else logging.INFO  # to roll back twice is common, and harmless
+                    outcome = "commit" if commit else "rollback"
+                    log.log(
+                        level, "worker %r says %s to transaction %r, which is not known here: ignored", self.session.worker, outcome, txn
+                    )
             case fx.Seal(fence):
                 self.output.seal(fence)
             case fx.Archive(workers):
                 self._leave(workers)
         return []
-
-    def _count_answer(self, frame: Frame) -> None:
-        if isinstance(frame, Vote):
-            self.stats.votes_yes += frame.commit
-            self.stats.votes_no += not frame.commit
-        elif isinstance(frame, Ack):
-            self.stats.ends += 1
-
-    def _ignore(self, txn: str, commit: bool, known: bool) -> None:
-        if known:
-            self.stats.repeated_commits += 1
-            return
-        self.stats.unknown_phase_twos += 1
-        level = logging.WARNING if commit else logging.INFO  # to roll back twice is common, and harmless
-        log.log(
-            level,
-            "worker %r says %s to transaction %r, which is not known here: ignored",
-            self.session.worker,
-            "commit" if commit else "rollback",
-            txn,
-        )

@@ -274,33 +274,23 @@ class WorkerClient:
             self._take(until)
 
     def _take(self, until: float) -> None:
-        message = self._decode()
-        if message is None:
-            assert self._socket is not None
-            try:
+        assert self._socket is not None
+        try:
+            while (message := self._decoder.next()) is None:
                 self._socket.settimeout(max(0.001, until - time.monotonic()))
                 data = self._socket.recv(64 << 10)
                 self._socket.settimeout(self._timeout)
-            except (OSError, ssl.SSLError) as error:
-                raise self._over(error) from error
-            if not data:
-                raise self._over(None)
-            self._decoder.receive(data)
-            return
-        try:
+                if not data:
+                    raise self._over(None)
+                self._decoder.receive(data)
             self._session.receive(message)
+        except (OSError, ssl.SSLError) as error:
+            raise self._over(error) from error
         except RemoteProtocolError:
             self.close()
             raise
         if self._session.last_words is not None:
             raise self._over(None)
-
-    def _decode(self) -> m.Frame | None:
-        try:
-            return self._decoder.next()
-        except RemoteProtocolError:
-            self.close()
-            raise
 
     def _over(self, error: Exception | None) -> SinkError:
         """Closes, and tells why: in the sink's own last words, if there are any to be had."""

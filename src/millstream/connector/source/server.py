@@ -25,7 +25,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any, TypeVar
 
 import msgspec
@@ -37,7 +37,7 @@ from millstream.connector.source.protocol.session import Admit, Fence, Keep, Nee
 from millstream.connector.source.protocol.streams import Streams
 from millstream.connector.wire.codec import encode
 from millstream.connector.wire.decoder import RunDecoder
-from millstream.connector.wire.effects import Send
+from millstream.connector.wire.messages import Send
 from millstream.core.time import Duration, duration
 from millstream.errors import MillstreamError, RemoteProtocolError
 from millstream.network import Tls
@@ -183,13 +183,9 @@ class SourceServer:
         """Has a function called, in the server's thread, whenever more has become durable."""
         self._on_durable.append(call)
 
-    def watermark(self, streams: tuple[str, ...] = (), idle: float | None = None) -> int | None:
-        """How far event time is complete, as far as the pushers have declared it and their messages are committed."""
-        return self._ask(lambda: self._streams.watermark(streams, idle, time.monotonic())[0])
-
-    def holder(self, streams: tuple[str, ...] = (), idle: float | None = None) -> str:
-        """What holds the watermark back, for people."""
-        return self._ask(lambda: self._streams.watermark(streams, idle, time.monotonic())[1])
+    def watermark(self, streams: tuple[str, ...] = (), idle: float | None = None) -> tuple[int | None, str]:
+        """How far event time is complete, as far as the pushers have declared it and their messages are committed; and for people, what holds it there."""
+        return self._ask(lambda: self._streams.watermark(streams, idle, time.monotonic()))
 
     def stats(self) -> SourceStats:
         """How the server is doing."""
@@ -209,18 +205,10 @@ class SourceServer:
         )
 
     def _ask(self, what: Callable[[], T]) -> T:
-        if self._thread is None:
+        async def asked() -> T:
             return what()
-        answer: Future[T] = Future()
 
-        def run() -> None:
-            try:
-                answer.set_result(what())
-            except BaseException as error:
-                answer.set_exception(error)
-
-        self._loop.call_soon_threadsafe(run)
-        return answer.result(30)
+        return what() if self._thread is None else asyncio.run_coroutine_threadsafe(asked(), self._loop).result(30)
 
     # ---- below: the loop's thread
 
@@ -279,8 +267,9 @@ class SourceServer:
         self._unauthenticated.pop(peer, None)
         self._greeted.discard(peer)
 
-    def peer_of(self, session: SourceSession) -> _Peer | None:
-        return next((peer for peer in self._greeted if peer.session is session), None)
+    def fence(self, session: SourceSession, why: str) -> None:
+        for peer in [peer for peer in self._greeted if peer.session is session]:
+            peer.carry_out(session.failed(why))
 
     # ---- storing
 
@@ -449,9 +438,7 @@ class _Peer(asyncio.Protocol):
             elif isinstance(effect, Admit):
                 self.carry_out(self.session.answer(self._server.admit(self)))
             elif isinstance(effect, Fence):
-                other = self._server.peer_of(effect.session)
-                if other is not None:
-                    other.carry_out(effect.session.failed(effect.why))
+                self._server.fence(effect.session, effect.why)
             else:
                 self._close()
 

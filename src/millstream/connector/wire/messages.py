@@ -147,6 +147,16 @@ Frame = Hello | Ok | Error | Notify | NotifyAck | Message | Ack | Restart | Eos 
 KINDS: tuple[type[Frame], ...] = get_args(Frame)
 
 
+class Send(msgspec.Struct, frozen=True):
+    """What every session asks of its caller: say this to the peer."""
+
+    frame: Frame
+
+
+class Close(msgspec.Struct, frozen=True):
+    """Likewise: end the connection. What is to be sent is sent before."""
+
+
 def name_objection(what: str, name: str) -> str | None:
     """Why this cannot be the name of a stream or a worker; None if it can."""
     size = len(name.encode())

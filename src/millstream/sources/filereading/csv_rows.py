@@ -18,10 +18,10 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.csv as pv
 
-from millstream.sources.filereading.errors import Malformed, OnlySpark
+from millstream.sources.filereading.errors import OnlySpark
 from millstream.sources.filereading.parse_values import cast, parser
 from millstream.sources.filereading.settings import Settings
-from millstream.sources.filereading.text_rows import BadLine, TextRows, misfit
+from millstream.sources.filereading.text_rows import BadLine, TextRows
 
 _BLANK = bytes(range(33))
 _BLANK_LINE = re.compile(rb"^[\x00-\x20]*\n", re.MULTILINE)
@@ -94,21 +94,10 @@ class CsvRows(TextRows):
             return None
         given, width = self.settings, len(self.columns)
         values = self._values(line.decode("utf-8", "replace"))
-        row: list[Any] = [None] * width
         if len(values) != width:
-            raise BadLine(f"it has {len(values)} values, and the schema {width}", row)
-        wrong: BadLine | None = None
-        for at, (value, parse) in enumerate(zip(values, self._parsers, strict=True)):
-            value = given.empty if value == "" else value
-            if value is None or value == given.null:
-                continue
-            try:
-                row[at] = parse(value)
-            except (Malformed, OnlySpark) as error:
-                wrong = misfit(error, self.columns[at], repr(value), row) if wrong is None or wrong.only_spark else wrong
-        if wrong is not None:
-            raise wrong
-        return row
+            raise BadLine(f"it has {len(values)} values, and the schema {width}")
+        values = [given.empty if value == "" else value for value in values]
+        return self.convert((None if value == given.null else value for value in values), self._parsers, repr)
 
 
 def values_of(settings: Settings) -> Any:

@@ -25,7 +25,7 @@ import pyarrow.json as pj
 from millstream.sources.filereading import parse_values
 from millstream.sources.filereading.errors import Malformed, OnlySpark
 from millstream.sources.filereading.settings import Settings
-from millstream.sources.filereading.text_rows import BadLine, TextRows, misfit
+from millstream.sources.filereading.text_rows import BadLine, TextRows
 
 _ODD = re.compile(rb"[:\[,][ \t]*(?:-?(?:NaN|Inf(?:inity)?)|-0)[ \t]*[,\]}]")
 _ODD_SIGNS = (b"Inf", b"NaN", b":-0", b",-0", b"[-0", b" -0", b"\t-0")  # without one of them there is no match
@@ -103,18 +103,7 @@ class JsonRows(TextRows):
         if not line.strip(b" \t"):
             return None
         values = _first_object(line)
-        row: list[Any] = [None] * len(self.columns)
-        wrong: BadLine | None = None
-        for at, (field, convert) in enumerate(zip(self.columns, self._converters, strict=True)):
-            value = values.get(field.name)
-            if value is not None:
-                try:
-                    row[at] = convert(value)
-                except (Malformed, OnlySpark) as error:
-                    wrong = misfit(error, field, _shown(value), row) if wrong is None or wrong.only_spark else wrong
-        if wrong is not None:
-            raise wrong
-        return row
+        return self.convert((values.get(field.name) for field in self.columns), self._converters, _shown)
 
 
 def _first_object(line: bytes) -> dict[str, Any]:

@@ -9,7 +9,6 @@ Rules
 
 from __future__ import annotations
 
-import json
 import os
 import zlib
 from collections.abc import Iterator, Mapping
@@ -17,12 +16,12 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from millstream.errors import CheckpointError, InputError
+from millstream.errors import InputError
 from millstream.sources.filereading import line_splits
 from millstream.sources.filereading.errors import OnlySpark, address, input_error
 from millstream.sources.filereading.listing import Folder, UnreadFiles
 from millstream.sources.filereading.settings import Settings
-from millstream.sources.splits import PlannedReader, SplitPlan
+from millstream.sources.splits import Offset, PlannedReader, SplitPlan
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -39,6 +38,12 @@ class FileSplit(msgspec.Struct, frozen=True):
     path: str
     start: int = 0
     end: int | None = None
+
+
+class FilesOffset(Offset, frozen=True):
+    """a directory of files"""
+
+    files: int
 
 
 class FileReader(PlannedReader):
@@ -65,14 +70,14 @@ class FileReader(PlannedReader):
         self._planner().begin(inside, bounded)
 
     def first(self) -> str:
-        return _offset(0)
+        return FilesOffset(0).text()
 
     def plan(self, start: str) -> SplitPlan:
-        planned = self._planner().plan(_number(start), self.most if self._settings.limit is None else None)
+        planned = self._planner().plan(FilesOffset.read(start).files, self.most if self._settings.limit is None else None)
         paths = [os.path.join(self._path, name) for name in planned.names]
         sizes = [line_splits.length(path) for path in paths]
         return SplitPlan(
-            _offset(planned.end),
+            FilesOffset(planned.end).text(),
             [split for path, size in zip(paths, sizes, strict=True) for split in self._splits(path, size)],
             sum(sizes),
             dict(zip(paths, planned.names.values(), strict=True)),
@@ -115,7 +120,7 @@ class FileReader(PlannedReader):
         return address(split.path)
 
     def committed(self, end: str) -> None:
-        self._planner().settle(_number(end))
+        self._planner().settle(FilesOffset.read(end).files)
 
     def files(self) -> Mapping[str, int]:
         real = os.path.realpath(self._path)
@@ -124,17 +129,6 @@ class FileReader(PlannedReader):
     def files_read(self) -> set[str]:
         real = os.path.realpath(self._path)
         return {os.path.join(real, name) for name in self._planner().read()}
-
-
-def _offset(number: int) -> str:
-    return f'{{"files":{number}}}'
-
-
-def _number(offset: str) -> int:
-    try:
-        return int(json.loads(offset)["files"])
-    except (ValueError, KeyError, TypeError):
-        raise CheckpointError(f"{offset!r} is not an offset of a directory of files") from None
 
 
 def _format(schema: pa.Schema, settings: Settings, unreadable: str | None) -> TextRows | ParquetRows:

@@ -35,7 +35,7 @@ from millstream.connector.source.protocol.tables import COMMITTED, SERVER, SERVE
 from millstream.connector.wire import messages as m
 from millstream.connector.wire import refusals
 from millstream.connector.wire.decoder import Pushed
-from millstream.connector.wire.effects import Close, Send
+from millstream.connector.wire.messages import Close, Send
 from millstream.errors import LocalProtocolError, RemoteProtocolError
 
 #: The key of a message that declares a watermark.
@@ -268,9 +268,7 @@ class SourceSession:
         return [Keep([(found.stream.name, END, 0, 0, b"", b"")])]
 
     def _error(self, error: m.Error) -> list[SourceEffect]:
-        self.state = SERVER[self.state][m.Error]["over"]
-        self.ended()
-        return [Close()]
+        return self._part()
 
     # ---- credits
 
@@ -310,21 +308,18 @@ class SourceSession:
 
     def restart(self, address: str = "") -> list[SourceEffect]:
         """Sends the peer away: to come back here, or at that address."""
-        self._asked = None
-        if self.state is Server.CLOSED:
-            return []
-        self.state = Server.CLOSED
-        self.ended()
-        return [Send(m.Restart(address)), Close()]
+        return self._part(m.Restart(address))
 
     def failed(self, text: str) -> list[SourceEffect]:
         """Ends the session because of the peer, or of ours; the peer is told."""
+        return self._part(m.Error(text[:1000]))
+
+    def _part(self, *last_words: m.Frame) -> list[SourceEffect]:
         self._asked = None
         if self.state is Server.CLOSED:
             return []
-        self.state = Server.CLOSED
         self.ended()
-        return [Send(m.Error(text[:1000])), Close()]
+        return [*map(Send, last_words), Close()]
 
     def ended(self) -> None:
         """The connection is over: its streams are free. May be called twice."""
