@@ -65,14 +65,12 @@ class Fence(msgspec.Struct, frozen=True):
 SourceEffect = Send | Close | Admit | Keep | Fence
 
 
-class _Open:
+class _Open(msgspec.Struct, eq=False):
     """A stream of this connection, under the number that the client gave it."""
 
-    __slots__ = ("number", "state", "stream")
-
-    def __init__(self, number: int, stream: PushedStream) -> None:
-        self.number, self.stream = number, stream
-        self.state = SERVER_STREAM[ServerStream.ABSENT][m.Notify]["accepted"]
+    number: int
+    stream: PushedStream
+    state: ServerStream = SERVER_STREAM[ServerStream.ABSENT][m.Notify]["accepted"]
 
 
 _FIRST_TIME, _LAST_TIME = -(2**63) + 1, 2**63 - 2

@@ -19,23 +19,22 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
+import msgspec
+
 from millstream.connector.intake.format.entries import Mark
 
 
-class PushedStream:
-    """One stream. Invariant: acknowledged is None, or received is not None and acknowledged <= received."""
+class PushedStream(msgspec.Struct, eq=False):
+    """One stream. `watermark` and `ended` are of what is committed. Invariant: acknowledged is None, or received is not None and acknowledged <= received."""
 
-    __slots__ = ("acknowledged", "ended", "heard", "is_stored", "name", "owner", "received", "watermark")
-
-    def __init__(self, name: str, heard: float) -> None:
-        self.name = name
-        self.received: int | None = None
-        self.acknowledged: int | None = None
-        self.watermark: int | None = None  # of what is committed
-        self.ended = False  # likewise
-        self.owner: Any = None
-        self.heard = heard
-        self.is_stored = False
+    name: str
+    heard: float
+    received: int | None = None
+    acknowledged: int | None = None
+    watermark: int | None = None
+    ended: bool = False
+    owner: Any = None
+    is_stored: bool = False
 
     @property
     def is_committed(self) -> bool:
