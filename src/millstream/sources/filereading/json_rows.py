@@ -28,7 +28,7 @@ from millstream.sources.filereading.settings import Settings
 from millstream.sources.filereading.text_rows import BadLine, TextRows
 
 _ODD = re.compile(rb"[:\[,][ \t]*(?:-?(?:NaN|Inf(?:inity)?)|-0)[ \t]*[,\]}]")
-_ODD_SIGNS = (b"Inf", b"NaN", b":-0", b",-0", b"[-0", b" -0", b"\t-0")  # without one of them there is no match
+_ZERO = re.compile(rb"-0[ \t]*[,\]}]")  # found quickly, where there is one
 _ONLY_SPARK = re.compile(
     "'|[+-](?:INF|Infinity)|\ufeff|\\\\u[dD][89a-fA-F]"
 )  # what Spark's parser takes, or turns into something, and ours does not
@@ -79,7 +79,7 @@ class JsonRows(TextRows):
                 block.decode()
             except UnicodeDecodeError:
                 return None
-        if any(sign in block for sign in _ODD_SIGNS) and _ODD.search(block):
+        if (b"Inf" in block or b"NaN" in block or _ZERO.search(block)) and _ODD.search(block):
             return None
         try:
             table = _table(block, self._quick)
