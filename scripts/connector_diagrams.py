@@ -99,8 +99,6 @@ PICTURES: dict[str, dict[str, str]] = {
         "server-stream": each(("", tables.SERVER_STREAM), ("commit", tables.COMMITTED)),
         "client": each(("send", tables.CLIENT_SENT), ("hear", tables.CLIENT_RECEIVED)),
         "client-stream": each(("send", tables.CLIENT_STREAM_SENT), ("hear", tables.CLIENT_STREAM_RECEIVED)),
-        "life": each(("", tables.LIFE)),
-        "line": each(("", tables.LINE)),
     },
 }
 

@@ -53,11 +53,11 @@ def one(data: bytes) -> None:
 
     outputs = MemoryOutputs()
     runner = SessionRunner(SinkSession(), Decoder(LIMIT, join=1), outputs("w"), Never(), lambda workers: None)
-    done = runner.feed(memoryview(GREETING))
-    assert not done.close
+    runner.feed(GREETING)
+    assert not runner.is_over
     for piece in (data[1:first], data[max(1, first) :]):
-        if not done.close:
-            done = runner.feed(memoryview(piece))
+        if not runner.is_over:
+            runner.feed(piece)
     ledger = runner.session.ledger
     assert 0 <= ledger.committed <= ledger.received
     assert len(outputs.committed("w")) == ledger.committed

@@ -62,14 +62,14 @@ class Pair:
         self._is_deaf = False
         return self.heard[before:]
 
-    def _hear(self, done: Any) -> None:
-        self._answers.receive(done.send + (b"" if self._last_words is None else encode(self._last_words)))
+    def _hear(self, out: bytearray) -> None:
+        self._answers.receive(out + (b"" if self._last_words is None else encode(self._last_words)))
         self._last_words = None
         while (frame := self._answers.next()) is not None:
             self.heard.append(frame)
             if not self.closed and not self._is_deaf:
                 self.worker.receive(frame)
-        self.closed = self.closed or done.close
+        self.closed = self.closed or self.runner.is_over
 
     def connect(self) -> Pair:
         self.say(*self.worker.greet())

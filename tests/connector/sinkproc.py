@@ -83,11 +83,11 @@ def break_guard(name: str) -> None:
         FileOutput.begin = lambda self, offset: None  # type: ignore[method-assign]
     elif name == "ignores gaps":
 
-        def place(self: ledger.Ledger, offset: int) -> ledger.Place:
+        def held(self: ledger.Ledger, offset: int) -> int:
             self.received = offset
-            return ledger.Place.APPEND
+            return 0
 
-        ledger.Ledger.place = place  # type: ignore[method-assign]
+        ledger.Ledger.held = held  # type: ignore[method-assign]
         FileOutput.begin = lambda self, offset: None  # type: ignore[method-assign]
     elif name == "commits at phase one":
         prepare = FileOutput.prepare
@@ -100,7 +100,7 @@ def break_guard(name: str) -> None:
     elif name == "commits what came between the phases":
         resolve = ledger.Ledger.resolve
 
-        def greedy(self: ledger.Ledger, told: Any) -> ledger.Resolution:
+        def greedy(self: ledger.Ledger, told: Any) -> str:
             if self.open is not None and self.open.veto is None:
                 self.open = ledger.Open(self.open.txn, self.received)
             return resolve(self, told)

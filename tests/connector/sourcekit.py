@@ -7,6 +7,7 @@ import json
 import os
 import signal
 import socket
+import struct
 import subprocess
 import sys
 import threading
@@ -15,11 +16,10 @@ from pathlib import Path
 from typing import Any
 
 from millstream.connector.intake import reader as intake_reader
-from millstream.connector.intake.format.batch import decode_entries
+from millstream.connector.intake.format.batch import Head, columns, decode_marks
 from millstream.connector.intake.format.entries import MESSAGE, IntakeEntry, Mark, advance
-from millstream.connector.source.protocol.effects import Admit, Close, Fence, Keep, Send, SourceEffect
 from millstream.connector.source.protocol.push_session import PushSession
-from millstream.connector.source.protocol.session import SourceSession
+from millstream.connector.source.protocol.session import Admit, Close, Fence, Keep, Send, SourceEffect, SourceSession
 from millstream.connector.source.protocol.streams import Streams
 from millstream.connector.source.server import SourceServer
 from millstream.connector.wire import messages as m
@@ -208,6 +208,28 @@ def free_port() -> int:
 def memory(pid: int | None = None) -> int:
     """Resident bytes of a process."""
     return int(Path(f"/proc/{pid or os.getpid()}/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+
+
+def decode_entries(batch: bytes, head: Head) -> list[IntakeEntry]:
+    """The entries of a whole batch, one by one. (Tasks use the columns in place.)"""
+    at, n = columns(head), head.entries
+    names = [mark.name for mark in decode_marks(batch, head)]
+    ids = struct.unpack_from(f"<{n}q", batch, at.ids)
+    times = struct.unpack_from(f"<{n}q", batch, at.times)
+    key_ends = struct.unpack_from(f"<{n + 1}i", batch, at.key_ends)
+    payload_ends = struct.unpack_from(f"<{n + 1}i", batch, at.payload_ends)
+    streams = struct.unpack_from(f"<{n}I", batch, at.streams)
+    return [
+        (
+            names[streams[i]],
+            batch[at.kinds + i],
+            ids[i],
+            times[i],
+            bytes(batch[at.keys + key_ends[i] : at.keys + key_ends[i + 1]]),
+            bytes(batch[at.payloads + payload_ends[i] : at.payloads + payload_ends[i + 1]]),
+        )
+        for i in range(n)
+    ]
 
 
 def stored(server: SourceServer) -> list[tuple[str, int, bytes]]:

@@ -14,9 +14,10 @@ import time
 from pathlib import Path
 from typing import Any
 
+from sourcekit import decode_entries
+
 from millstream.connector.intake import reader as intake_reader
 from millstream.connector.intake.format import entries
-from millstream.connector.intake.format.batch import decode_entries
 from millstream.connector.source.protocol import session as source_session
 from millstream.connector.source.server import SourceServer
 

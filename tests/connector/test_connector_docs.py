@@ -22,7 +22,7 @@ def test_the_diagrams_are_those_of_the_tables() -> None:
         page = (ROOT / "docs" / name).read_text()
         assert script.drawn(page, name) == page, "run python scripts/connector_diagrams.py"
     assert "Prepared --> Ready: PHASE2 (committed)" in PAGE.read_text()
-    assert set(script.PICTURES["pushing.md"]) == {"server", "server-stream", "client", "client-stream", "life", "line"}
+    assert set(script.PICTURES["pushing.md"]) == {"server", "server-stream", "client", "client-stream"}
 
 
 def test_the_tables_of_the_page_have_every_tag() -> None:

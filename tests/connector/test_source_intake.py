@@ -12,17 +12,12 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from sourcekit import decode_entries
 
 from effort import some
 from millstream.connector.intake import reader
 from millstream.connector.intake import writer as intake_module
-from millstream.connector.intake.format.batch import (
-    decode_entries,
-    decode_head,
-    decode_marks,
-    encode_batch,
-    is_whole,
-)
+from millstream.connector.intake.format.batch import decode_head, decode_marks, encode_batch, is_whole
 from millstream.connector.intake.format.entries import END, MESSAGE, WATERMARK, IntakeEntry, Mark
 from millstream.connector.intake.writer import Intake
 from millstream.errors import CheckpointError, DamageError, StorageError
@@ -83,7 +78,7 @@ def test_any_changed_byte_of_a_batch_is_noticed(entries: list[IntakeEntry], data
 
 def test_arrow_sees_the_same_messages_as_the_dumb_reader() -> None:
     pytest.importorskip("pyarrow")
-    from millstream.sources.pushed_rows import to_arrow
+    from millstream.sources.pushed_reading import to_arrow
 
     entries: list[IntakeEntry] = [
         ("a", MESSAGE, 1, -5, b"", b"x"),
@@ -104,7 +99,7 @@ def test_arrow_sees_the_same_messages_as_the_dumb_reader() -> None:
 @given(st.lists(ENTRIES, min_size=1, max_size=6), st.booleans())
 def test_batches_that_are_read_together_are_the_same_as_one_by_one(groups: list[list[IntakeEntry]], large: bool) -> None:
     pa = pytest.importorskip("pyarrow")
-    from millstream.sources import pushed_rows
+    from millstream.sources import pushed_reading
 
     held = []
     for entries in groups:
@@ -114,8 +109,8 @@ def test_batches_that_are_read_together_are_the_same_as_one_by_one(groups: list[
         if head.messages:
             held.append((head, batch))
     if held:
-        alone = pa.Table.from_batches([pushed_rows.to_arrow(*one) for one in held]).combine_chunks()
-        assert pa.Table.from_batches([pushed_rows._joined(held)]).equals(alone)
+        alone = pa.Table.from_batches([pushed_reading.to_arrow(*one) for one in held]).combine_chunks()
+        assert pa.Table.from_batches([pushed_reading._joined(held)]).equals(alone)
 
 
 def test_what_was_written_is_there_after_opening_again(tmp_path: Path) -> None:

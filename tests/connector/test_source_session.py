@@ -6,8 +6,7 @@ import pytest
 from sourcekit import Desk, session_pair
 
 from millstream.connector.intake.format.entries import MESSAGE, WATERMARK, Mark
-from millstream.connector.source.protocol.effects import Admit, Close, Send
-from millstream.connector.source.protocol.session import LAST_ID, WATERMARK_KEY
+from millstream.connector.source.protocol.session import LAST_ID, WATERMARK_KEY, Admit, Close, Send
 from millstream.connector.source.protocol.streams import Streams
 from millstream.connector.source.protocol.tables import Server, ServerStream
 from millstream.connector.wire import messages as m

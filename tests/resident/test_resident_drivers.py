@@ -10,9 +10,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import taskkit as kit
 
 import millstream as ms
+import taskkit as kit
 from effort import first_seed
 from millstream.faults import POINTS
 from millstream.state.manifest_log import ManifestLog

@@ -9,8 +9,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-import taskkit as kit
 
+import taskkit as kit
 from millstream.engine.resident import coordinator
 from millstream.network import parse_address
 

@@ -7,6 +7,7 @@ import threading
 from pathlib import Path
 
 import pytest
+
 import taskkit as kit
 
 pytestmark = pytest.mark.crash

@@ -13,9 +13,9 @@ from typing import Any
 import duckdb
 import namesjob
 import pytest
-import taskkit as kit
 
 import millstream as ms
+import taskkit as kit
 from millstream.core.keys import key_bytes, shard_of
 
 pytestmark = pytest.mark.crash

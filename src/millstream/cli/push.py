@@ -30,7 +30,7 @@ import msgspec
 
 from millstream.cli.arguments import SOURCE, Commands, a_duration, client_options, client_tls, cookie_of, cookie_option, plural
 from millstream.connector.source.push import PushClient
-from millstream.connector.source.push_console import ProgressPrinter, PushProgress
+from millstream.connector.source.push_console import ProgressPrinter
 from millstream.core.time import duration
 from millstream.errors import DefinitionError, InputError
 
@@ -70,7 +70,6 @@ def _push(args: argparse.Namespace) -> int:
     stream = args.stream or Path(args.file).name
     delay = None if args.watermark is None else duration(args.watermark)
     source = sys.stdin.buffer if is_stdin else _opened(args.file)
-    progress = PushProgress("stdin" if is_stdin else args.file)
     with (
         source,
         PushClient(
@@ -81,7 +80,7 @@ def _push(args: argparse.Namespace) -> int:
             most=args.keep << 20,
             program="millstream push",
         ) as client,
-        ProgressPrinter(client, progress),
+        ProgressPrinter(client, "stdin" if is_stdin else args.file) as progress,
     ):
         point = client.notify(stream) or 0
         if is_stdin:
@@ -116,7 +115,7 @@ def push_lines(
     found: Iterator[tuple[int, bytes]],
     read: Callable[[int, bytes], tuple[int, str]],
     delay: int | None,
-    progress: PushProgress,
+    progress: ProgressPrinter,
 ) -> None:
     """Sends lines, which come with their positions."""
     newest, declared_at = None, 0.0

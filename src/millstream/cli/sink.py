@@ -48,7 +48,7 @@ def _run(args: argparse.Namespace) -> int:
     console = None if args.quiet else SinkConsole()
     with (
         _outputs(args) as outputs,
-        SinkServer(outputs, args.listen, cookie=cookie_of(args), tls=tls, force=args.force, watcher=console) as server,
+        SinkServer(outputs, args.listen, cookie=cookie_of(args), tls=tls, force=args.force, console=console) as server,
     ):
         print(f"sink: listening on {server.address}, {secured_by(args)}", flush=True)
         while not stopping.wait(None if console is None else _TOLD_EVERY):

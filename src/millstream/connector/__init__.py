@@ -21,12 +21,11 @@ from millstream.connector.sink.outputs.files import FileOutputs
 from millstream.connector.sink.outputs.memory import MemoryOutputs
 from millstream.connector.sink.outputs.postgres import PostgresOutputs
 from millstream.connector.sink.protocol.ledger import Open, Recovered
-from millstream.connector.sink.protocol.stats import SinkStats, WorkerStats
 from millstream.connector.sink.server import SinkServer
-from millstream.connector.sink.worker import WorkerClient
-from millstream.connector.source.protocol.stats import SourceStats
+from millstream.connector.sink.session_runner import SinkStats
+from millstream.connector.sink.worker import WorkerClient, WorkerStats
 from millstream.connector.source.push import PushClient
-from millstream.connector.source.server import SourceServer
+from millstream.connector.source.server import SourceServer, SourceStats
 from millstream.network import Tls
 
 __all__ = [

@@ -15,9 +15,9 @@ import io
 import os
 import re
 from bisect import bisect_right
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from math import isfinite
-from typing import Any
+from typing import Any, TypeVar
 
 import msgspec
 
@@ -27,11 +27,12 @@ from millstream.sinks.base import DriverContext, IdentifiedRow, Part, Sink, Sink
 from millstream.state.compaction import made_in
 from millstream.state.storage import Storage, open_storage
 
-ROLLED = (
-    9999  # in the place of a shard, in the name of a file that has the rows of all; no shard has this number, nor one that is not far below
-)
+#: In the place of a shard, in the name of a file that has the rows of all; no shard has this number, nor one that is not far below.
+ROLLED = 9999
 _SUFFIX = {"json": "jsonl", "parquet": "parquet"}
 _PARQUET = b"PAR1"  # how such a file begins
+
+T = TypeVar("T")
 
 
 def plain(value: Any) -> Any:
@@ -53,6 +54,18 @@ def _has_no_number(value: Any) -> bool:
     if isinstance(value, dict):
         return any(map(_has_no_number, value.values()))
     return isinstance(value, (list, tuple)) and any(map(_has_no_number, value))
+
+
+def encode_rows(sink: Sink, context: TaskContext, rows: Sequence[SinkRow], encode: Callable[[SinkRow], T]) -> list[T]:
+    """What the rows become. The error names the row that cannot be written."""
+    found = []
+    for row in rows:
+        try:
+            found.append(encode(row))
+        except Exception as error:
+            where = f"stream {context.emission!r} into {sink.describe()}"
+            raise SinkError(f"{where}: key {row.key!r}: value {row.value!r:.200} cannot be written: {error}") from error
+    return found
 
 
 class FileSink(Sink):
@@ -127,15 +140,14 @@ class FileSink(Sink):
                 for row in rows:
                     check_numbers(b"null", row.value)
             return data
-        except Exception as error:
-            for row in rows:
-                try:
-                    data = encoder.encode(row)
-                    if self.nan == "error":
-                        check_numbers(data, row.value)
-                except Exception as culprit:
-                    where = f"stream {context.emission!r} into {self.describe()}"
-                    raise SinkError(f"{where}: key {row.key!r}: value {row.value!r} cannot be written: {culprit}") from error
+        except Exception:
+
+            def encode(row: SinkRow) -> None:
+                data = encoder.encode(row)
+                if self.nan == "error":
+                    check_numbers(data, row.value)
+
+            encode_rows(self, context, rows, encode)
             raise
 
     def _parquet(self, rows: Sequence[SinkRow], context: TaskContext) -> bytes:

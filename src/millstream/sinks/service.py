@@ -21,7 +21,7 @@ from millstream.core.time import duration
 from millstream.errors import DamageError, DefinitionError, Fenced, FencedRun, ServiceError, SinkError
 from millstream.service.messages import Decision
 from millstream.sinks.base import DriverContext, Part, Sink, SinkRow, TaskContext
-from millstream.sinks.files import check_numbers, plain
+from millstream.sinks.files import check_numbers, encode_rows, plain
 from millstream.state.fencing import run_number
 
 if TYPE_CHECKING:
@@ -65,9 +65,8 @@ class ServiceSink(Sink):
         self.timeout = timeout
         self._swept = -_SWEEP_EVERY
         self._stats = ServiceSinkStats()
-        self._connected: dict[
-            str, TxnClient
-        ] = {}  # one, once it is needed; tasks that follow each other use it. It is pickled as its settings
+        #: One, once it is needed; tasks that follow each other use it. It is pickled as its settings.
+        self._connected: dict[str, TxnClient] = {}
 
     def stats(self) -> ServiceSinkStats:
         return msgspec.structs.replace(self._stats)
@@ -97,26 +96,18 @@ class ServiceSink(Sink):
     def stage(self, context: TaskContext, rows: Sequence[SinkRow]) -> Part:
         label = label_of(context.pipeline, context.emission, context.shard)
         txn = f"{label}|{run_number(context.token)}|{context.epoch}|{context.attempt}"
-        entries = self._encoded(rows, context)
+        entries = dict(encode_rows(self, context, rows, self._entry))
         try:
             counts = self._client().stage(entries.items(), txn)
         except (ServiceError, DamageError) as error:
             raise self._failed(context.emission, error) from error
         return Part(rows=len(rows), staged=txn, own={"txn": txn, "partitions": {str(id): count for id, count in counts.items()}})
 
-    def _encoded(self, rows: Sequence[SinkRow], context: TaskContext) -> dict[bytes, bytes | None]:
-        encode, found = self.encode or entry_of, {}
-        for row in rows:
-            try:
-                key, value = encode(row)
-                if len(key) + len(value or b"") > _ROW:
-                    raise ValueError(f"it comes to {len(key) + len(value or b''):,} bytes, and {_ROW:,} are allowed")
-            except Exception as error:
-                raise SinkError(
-                    f"stream {context.emission!r} into {self.describe()}: key {row.key!r}: value {row.value!r:.200} cannot be written: {error}"
-                ) from error
-            found[key] = value
-        return found
+    def _entry(self, row: SinkRow) -> tuple[bytes, bytes | None]:
+        key, value = (self.encode or entry_of)(row)
+        if len(key) + len(value or b"") > _ROW:
+            raise ValueError(f"it comes to {len(key) + len(value or b''):,} bytes, and {_ROW:,} are allowed")
+        return key, value
 
     def prepare(self, context: DriverContext, epoch: int, parts: Sequence[Part]) -> None:
         for partition, counts in _by_partition(parts).items():

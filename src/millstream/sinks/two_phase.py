@@ -25,7 +25,7 @@ import msgspec
 from millstream.core.time import Duration, duration
 from millstream.errors import SinkError, SinkRefused
 from millstream.sinks.base import DriverContext, Part, Sink, SinkRow, TaskContext
-from millstream.sinks.files import check_numbers, plain
+from millstream.sinks.files import check_numbers, encode_rows, plain
 from millstream.state.fencing import run_number
 
 if TYPE_CHECKING:
@@ -113,7 +113,7 @@ class TwoPhaseSink(Sink):
 
     def stage(self, context: TaskContext, rows: Sequence[SinkRow]) -> Part:
         worker = worker_name(context.pipeline, context.emission, context.shard)
-        data = self._encoded(rows, context)
+        data = b"".join(encode_rows(self, context, rows, self.encode or _json))
         with self._connect(worker, context.token, context.epoch, driver=False, tries=context.tries) as client:
             while client.uncommitted:
                 client.resolve(client.uncommitted[0], commit=False)
@@ -128,18 +128,6 @@ class TwoPhaseSink(Sink):
             rows=len(rows),
             own={"worker": worker, "transaction": transaction, "digest": blake2b(data, digest_size=16).hexdigest()},
         )
-
-    def _encoded(self, rows: Sequence[SinkRow], context: TaskContext) -> bytes:
-        encode = self.encode or _json
-        found = []
-        for row in rows:
-            try:
-                found.append(encode(row))
-            except Exception as error:
-                raise SinkError(
-                    f"stream {context.emission!r} into {self.describe()}: key {row.key!r}: value {row.value!r} cannot be written: {error}"
-                ) from error
-        return b"".join(found)
 
     def prepare(self, context: DriverContext, epoch: int, parts: Sequence[Part]) -> None:
         self._release()

@@ -5,8 +5,8 @@
     rate      numbered rows, for trying things
     data_source
               Python data sources of PySpark's
-    pushed, pushed_reading, pushed_rows
-              messages that other programs push over TCP: the source, its reader, and its rows
+    pushed, pushed_reading
+              messages that other programs push over TCP: the source, and its reader
     splits    the contract of sources whose epochs Millstream plans itself
     schema, fields
               columns that can be told without Spark, and those that a pipeline names

@@ -97,10 +97,7 @@ class FileSource(Source):
         format = self.format or self._guess()
         self._check_header(format)
         read = settings(format, self.options, self.max_files_per_epoch)
-        if not os.path.isdir(self.path):
-            raise DefinitionError(
-                f"sources.files({self.path!r}): there is no directory {os.path.abspath(self.path)}. Make it, or correct the path."
-            )
+        self._check_directory()
         schema = nullable(arrow_schema(self.schema))
         forgives = unreadable is not None and format in ("json", "csv") and "mode" not in self.options
         if forgives:
@@ -152,11 +149,14 @@ class FileSource(Source):
                     f"sources.files({self.path!r}): {file} begins with a line of column names. Say options={{'header': 'true'}}."
                 )
 
-    def _guess(self) -> str:
+    def _check_directory(self) -> None:
         if "://" not in self.path and not os.path.isdir(self.path):
             raise DefinitionError(
                 f"sources.files({self.path!r}): there is no directory {os.path.abspath(self.path)}. Make it, or correct the path."
             )
+
+    def _guess(self) -> str:
+        self._check_directory()
         for file in self._files():
             found = _FORMATS.get(file.suffix)
             if found:

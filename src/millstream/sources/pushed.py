@@ -20,15 +20,21 @@ import msgspec
 from millstream.core.time import duration
 from millstream.errors import DefinitionError
 from millstream.sources.base import Source
+from millstream.sources.splits import Offset
 
 if TYPE_CHECKING:
-    from millstream.connector.source.protocol.stats import SourceStats
-    from millstream.connector.source.server import SourceServer
+    from millstream.connector.source.server import SourceServer, SourceStats
     from millstream.network import Tls
     from millstream.sources.splits import PlannedReader
 
 _SIZE = re.compile(r"^\s*(\d+)\s*([KMG])i?B\s*$", re.IGNORECASE)
 _UNITS = {"K": 1 << 10, "M": 1 << 20, "G": 1 << 30}
+
+
+class IntakeOffset(Offset, frozen=True):
+    """what was pushed over the connector"""
+
+    position: int
 
 
 class PushedStats(msgspec.Struct, frozen=True):
@@ -75,7 +81,6 @@ class PushedSource(Source):
             )
 
     def load(self, spark: Any, unreadable: str | None = None) -> Any:
-        """Starts the server, and gives the streaming DataFrame (driver, once per run)."""
         self.start()
         from millstream.engine.spark import intake_source  # stands above: the exception that tests/test_layout.py names
 
@@ -85,15 +90,13 @@ class PushedSource(Source):
         return None
 
     def reader(self, arrow_schema: Any, unreadable: str | None = None) -> PlannedReader:
-        """Starts the server, and plans what is read (driver, once per run)."""
         from millstream.sources.pushed_reading import IntakeReader
 
         self.start()
         return IntakeReader(self, self._messages, self._size, self._partitions)
 
     def require(self, *, key: bool, time: bool) -> None:
-        """What the pipeline cannot do without (driver, before the start): a message without a key, or with an impossible event time, is then refused, and
-        whoever pushed it is told at once."""
+        """A message without a key, or with an impossible event time, is then refused, and whoever pushed it is told at once."""
         self._needs = (key, time)
 
     def start(self) -> SourceServer:
@@ -113,36 +116,30 @@ class PushedSource(Source):
         return self.listen if self._server is None else self._server.address
 
     def acknowledge(self, offset: str) -> None:
-        """An epoch is committed whose end for this source is this offset, as Spark wrote it (driver, after every commit; again does no harm)."""
         if self._server is None or offset.strip() in ("-", ""):
             return
-        from millstream.connector.intake.reader import IntakeOffset
-
         self._server.acknowledge(IntakeOffset.read(offset).position)
 
     def watermark(self) -> int | None:
         """For `ms.watermarks.declared(source.watermark)`: how far event time is complete, by what the pushers have declared; None says nothing yet."""
-        return None if self._server is None else self._server.watermark(self.streams, self.idle)
+        return None if self._server is None else self._server.watermark(self.streams, self.idle)[0]
 
     def stats(self) -> PushedStats:
-        """How the source is doing (driver)."""
         if self._server is None:
             return PushedStats()
-        return PushedStats(self._server.stats(), self.watermark(), self._server.holder(self.streams, self.idle))
+        return PushedStats(self._server.stats(), *self._server.watermark(self.streams, self.idle))
 
     def waits_for(self) -> str:
-        """For people: what it waits for while no message comes."""
         server = self.stats().server
         return self.describe() if server is None or server.waiting_for is None else server.waiting_for
 
     def close(self) -> None:
-        """Tells the pushers to come back later, and stops the server (driver, at the end of a run). May be called twice."""
+        """Tells the pushers to come back later, and stops the server."""
         server, self._server = self._server, None
         if server is not None:
             server.stop()
 
     def describe(self) -> str:
-        """For people."""
         return f"messages pushed to {self.address}"
 
 

@@ -8,7 +8,6 @@ Rules
 
 from __future__ import annotations
 
-import json
 import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
@@ -16,9 +15,9 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from millstream.errors import CheckpointError, DefinitionError
+from millstream.errors import DefinitionError
 from millstream.sources.base import Source
-from millstream.sources.splits import PlannedReader, SplitPlan
+from millstream.sources.splits import Offset, PlannedReader, SplitPlan
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -55,6 +54,13 @@ class RateSplit(msgspec.Struct, frozen=True):
     end: int
 
 
+class RateOffset(Offset, frozen=True):
+    """a rate source"""
+
+    start: int
+    rows: int
+
+
 class RateReader(PlannedReader):
     """Plans and reads numbered rows. clock: milliseconds since 1970."""
 
@@ -70,14 +76,14 @@ class RateReader(PlannedReader):
         self._until = self._clock() if bounded else None
 
     def first(self) -> str:
-        return _rate_offset(self._clock(), 0)
+        return RateOffset(self._clock(), 0).text()
 
     def plan(self, start: str) -> SplitPlan:
-        begun, rows = _read_offset(start)
+        begun, rows = msgspec.structs.astuple(RateOffset.read(start))
         now = self._clock() if self._until is None else self._until
         end = min(max(rows, (now - begun) * self._rows_per_second // 1000), rows + _MOST)
         splits = [RateSplit(begun, at, min(at + _ROWS, end)) for at in range(rows, end, _ROWS)]
-        return SplitPlan(_rate_offset(begun, end), splits, (end - rows) * _BYTES)
+        return SplitPlan(RateOffset(begun, end).text(), splits, (end - rows) * _BYTES)
 
     def read(self, split: RateSplit) -> Iterator[pa.RecordBatch]:
         import numpy as np
@@ -91,18 +97,6 @@ class RateReader(PlannedReader):
 
 def _now() -> int:
     return time.time_ns() // 1_000_000
-
-
-def _rate_offset(start: int, rows: int) -> str:
-    return f'{{"start":{start},"rows":{rows}}}'
-
-
-def _read_offset(offset: str) -> tuple[int, int]:
-    try:
-        read = json.loads(offset)
-        return int(read["start"]), int(read["rows"])
-    except (ValueError, KeyError, TypeError):
-        raise CheckpointError(f"{offset!r} is not an offset of a rate source") from None
 
 
 def rate(rows_per_second: int = 100) -> Rate:

@@ -15,45 +15,30 @@ from __future__ import annotations
 
 import datetime
 import re
-from collections.abc import Iterator
 from decimal import Decimal, InvalidOperation
 from difflib import get_close_matches
-from typing import Any
+from typing import Any, TypeVar
 
 import msgspec
 
 from millstream.errors import DefinitionError, InputError
 
-_TOKEN = re.compile(r"\s*(?:`((?:[^`]|``)+)`|('(?:[^'\\]|\\.|'')*'|\"(?:[^\"\\]|\\.)*\")|([A-Za-z_0-9.-]+)|([<>(),:]))")
-_SYNONYMS = {
-    "integer": "int",
-    "bigint": "long",
-    "tinyint": "byte",
-    "smallint": "short",
-    "real": "float",
-    "dec": "decimal",
-    "numeric": "decimal",
-    "bool": "boolean",
-    "timestamp_ltz": "timestamp",
-    "varchar": "string",
-    "char": "string",
-}
+_TOKEN = re.compile(
+    r"\s*(?:`(?P<name>(?:[^`]|``)+)`|(?P<literal>'(?:[^'\\]|\\.|'')*'|\"(?:[^\"\\]|\\.)*\")|(?P<word>[A-Za-z_0-9.-]+)|(?P<sign>[<>(),:]))"
+)
+_SYNONYMS = dict(
+    re.findall(
+        r"(\w+)=(\w+)",
+        "integer=int bigint=long tinyint=byte smallint=short real=float dec=decimal numeric=decimal bool=boolean "
+        "timestamp_ltz=timestamp varchar=string char=string",
+    )
+)
 _BITS = {"byte": 8, "short": 16, "int": 32, "long": 64}
 _SIMPLE = {*_BITS, "float", "double", "string", "boolean", "binary", "date", "timestamp", "timestamp_ntz", "decimal"}
-_OTHER = {
-    "interval",
-    "void",
-    "null",
-    "variant",
-    "character",
-    "object",
-    "udt",
-    "time",
-    "geometry",
-    "geography",
-    "timestamp_nanos",
-}  # Spark knows what they are
+#: Spark knows what they are.
+_OTHER = set(re.findall(r"\w+", "interval void null variant character object udt time geometry geography timestamp_nanos"))
 _UTC = datetime.timezone.utc
+T = TypeVar("T")
 
 
 class Kind(msgspec.Struct, frozen=True):
@@ -66,11 +51,11 @@ class Kind(msgspec.Struct, frozen=True):
 
 
 class _Unknown(Exception):
-    pass
+    """A text that this parser does not understand."""
 
 
 class _NoSuchType(_Unknown):
-    pass
+    """A type that Spark has not either."""
 
 
 def columns(schema: Any) -> dict[str, Kind] | None:
@@ -106,16 +91,8 @@ class _Parser:
             match = _TOKEN.match(text, at)
             if match is None:
                 raise _Unknown
-            quoted, literal, word, sign = match.groups()
-            self.tokens.append(
-                ("name", quoted.replace("``", "`"))
-                if quoted
-                else ("literal", literal)
-                if literal
-                else ("word", word)
-                if word
-                else ("sign", sign)
-            )
+            assert match.lastgroup is not None
+            self.tokens.append((match.lastgroup, match[match.lastgroup].replace("``", "`")))
             at = match.end()
         self.at = 0
 
@@ -134,17 +111,22 @@ class _Parser:
         if first[1].lower() == "struct" and len(self.tokens) > 1 and self.tokens[1][1] == "<":
             whole = self.whole()
             return list(zip(whole.names, whole.of, strict=True))
-        found = [self._field()]
-        while self._peek()[0] != "end":
-            self._next(",")
-            found.append(self._field())
-        return found
+        return self._ended(self._fields())
 
     def whole(self) -> Kind:
-        kind = self._kind()
+        return self._ended(self._kind())
+
+    def _ended(self, found: T) -> T:
         if self._peek()[0] != "end":
             raise _Unknown
-        return kind
+        return found
+
+    def _fields(self) -> list[tuple[str, Kind]]:
+        found = [self._field()]
+        while self._peek()[1] == ",":
+            self._next()
+            found.append(self._field())
+        return found
 
     def _field(self) -> tuple[str, Kind]:
         what, name = self._next()
@@ -154,14 +136,8 @@ class _Parser:
             self._next()
         kind = self._kind()
         while self._peek()[0] == "word":
-            word = self._next()[1].lower()
-            if word == "not":
-                if self._next()[1].lower() != "null":
-                    raise _Unknown
-            elif word == "comment":
-                if self._next()[0] != "literal":
-                    raise _Unknown
-            else:
+            word, (what, follows) = self._next()[1].lower(), self._next()
+            if (word, follows.lower()) != ("not", "null") and (word, what) != ("comment", "literal"):
                 raise _Unknown
         return name, kind
 
@@ -173,10 +149,7 @@ class _Parser:
         if name in ("array", "map", "struct"):
             self._next("<")
             if name == "struct":
-                fields = [] if self._peek()[1] == ">" else [self._field()]
-                while self._peek()[1] == ",":
-                    self._next()
-                    fields.append(self._field())
+                fields = [] if self._peek()[1] == ">" else self._fields()
                 self._next(">")
                 return Kind(name, tuple(kind for _, kind in fields), tuple(field for field, _ in fields))
             of = [self._kind()]
@@ -187,20 +160,20 @@ class _Parser:
             return Kind(name, tuple(of))
         if name not in _SIMPLE:
             raise _Unknown if name in _OTHER else _NoSuchType(word)
-        numbers = list(self._numbers())
+        numbers = self._numbers()
         return Kind(name, scale=numbers[1] if name == "decimal" and len(numbers) > 1 else 0)
 
-    def _numbers(self) -> Iterator[int]:
-        if self._peek()[1] != "(":
-            return
-        self._next()
-        while True:
+    def _numbers(self) -> list[int]:
+        found: list[int] = []
+        while self._peek()[1] == ("," if found else "("):
+            self._next()
             word = self._next()[1]
             if not word.isdecimal():
                 raise _Unknown
-            yield int(word)
-            if self._next()[1] == ")":
-                return
+            found.append(int(word))
+        if found:
+            self._next(")")
+        return found
 
 
 def converted(row: dict[str, Any], known: dict[str, Kind], stream: str) -> dict[str, Any]:

@@ -12,14 +12,17 @@ Rules
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import msgspec
 
-from millstream.errors import InputError
+from millstream.errors import CheckpointError, InputError
 
 if TYPE_CHECKING:
     import pyarrow as pa
+
+
+T = TypeVar("T", bound="Offset")
 
 
 class SplitPlan(msgspec.Struct, frozen=True):
@@ -34,6 +37,21 @@ class SplitPlan(msgspec.Struct, frozen=True):
     size: int = 0
     names: Mapping[str, int] = {}
     gone: Sequence[str] = ()
+
+
+class Offset(msgspec.Struct, frozen=True):
+    """Base of offsets that are JSON. Its docstring says what an offset is one of."""
+
+    def text(self) -> str:
+        return msgspec.json.encode(self).decode()
+
+    @classmethod
+    def read(cls: type[T], text: str) -> T:
+        """Raises CheckpointError if it is something else."""
+        try:
+            return msgspec.json.decode(text, type=cls)
+        except msgspec.MsgspecError:
+            raise CheckpointError(f"{text!r} is not an offset of {cls.__doc__}") from None
 
 
 class PlannedReader:

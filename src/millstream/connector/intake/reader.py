@@ -16,19 +16,11 @@ import os
 import struct
 from collections.abc import Iterator
 from pathlib import Path
-from typing import IO
 
 import msgspec
 
-from millstream.connector.intake.format.batch import (
-    BEGINNING_SIZE,
-    HEAD_SIZE,
-    Head,
-    beginning_size,
-    decode_head,
-    is_whole,
-)
-from millstream.errors import CheckpointError, DamageError, StorageError
+from millstream.connector.intake.format.batch import BEGINNING_SIZE, HEAD_SIZE, Head, beginning_size, decode_head, is_whole
+from millstream.errors import DamageError, StorageError
 
 SUFFIX = ".log"
 END_FILE = "END"
@@ -43,23 +35,6 @@ class Acknowledged(msgspec.Struct, frozen=True):
 
     position: int = 0
     before: int = 0
-
-
-class IntakeOffset(msgspec.Struct, frozen=True):
-    """A position in the log, as those say it who plan epochs: `{"position": n}`."""
-
-    position: int
-
-    def text(self) -> str:
-        return msgspec.json.encode(self).decode()
-
-    @classmethod
-    def read(cls, text: str) -> IntakeOffset:
-        """Raises CheckpointError if it is something else."""
-        try:
-            return msgspec.json.decode(text, type=cls)
-        except msgspec.MsgspecError:
-            raise CheckpointError(f"{text!r} is not an offset of what was pushed over the connector") from None
 
 
 def segment_name(position: int) -> str:
@@ -115,71 +90,60 @@ def acknowledged(folder: Path) -> Acknowledged:
         raise DamageError(f"{path} is damaged: {error}. Restore it from a copy.") from error
 
 
-class _Walk:
-    """From batch to batch, over segments."""
+def _walk(folder: Path, start: int, end: int, *, whole: bool) -> Iterator[tuple[Head, bytes]]:
+    """Heads from batch to batch, over segments; with `whole` also the batches, which are checked."""
 
-    def __init__(self, folder: Path, start: int, end: int) -> None:
-        self._folder, self._start, self._end = folder, start, end
-
-    def batches(self, *, whole: bool) -> Iterator[tuple[Head, bytes]]:
-        """Heads, and with `whole` the batches, which are checked."""
-        if self._start >= self._end:
-            return
-        begins = segments(self._folder)
-        first = max((at for at, begin in enumerate(begins) if begin <= self._start), default=None)
-        if first is None:
-            raise self._lost(
-                self._start, f"the log begins at {begins[0] if begins else 'no place'}: it was read and collected, or its files are gone"
-            )
-        at = self._start
-        for number in range(first, len(begins)):
-            following = begins[number + 1] if number + 1 < len(begins) else None
-            path = self._folder / segment_name(begins[number])
-            with self._opened(path, whole) as handle:
-                size, position = beginning_size(handle.read(BEGINNING_SIZE), str(path))
-                if position != begins[number]:
-                    raise self._lost(at, f"{path.name} begins at {position}")
-                handle.seek(size + at - position)
-                while at < self._end and at != following:
-                    head = decode_head(handle.read(HEAD_SIZE), at)
-                    if head is None or head.end > self._end:
-                        raise self._lost(at, f"no batch begins there in {path.name}, or it is damaged")
-                    if whole:
-                        handle.seek(-HEAD_SIZE, os.SEEK_CUR)
-                        batch = handle.read(head.size)
-                        if not is_whole(batch, head):
-                            raise self._lost(at, f"a batch in {path.name} does not match its checksum")
-                    else:
-                        batch = b""
-                        handle.seek(head.size - HEAD_SIZE, os.SEEK_CUR)
-                    yield head, batch
-                    at = head.end
-            if at >= self._end:
-                return
-        raise self._lost(at, "the log ends there")
-
-    def _opened(self, path: Path, whole: bool) -> IO[bytes]:
-        try:
-            return open(path, "rb", buffering=(1 << 20) if whole else 0)
-        except OSError as error:
-            raise self._lost(self._start, f"{path.name} cannot be opened: {error}") from error
-
-    def _lost(self, at: int, why: str) -> DamageError:
+    def lost(why: str) -> DamageError:
         return DamageError(
-            f"the intake {self._folder} cannot be read from {self._start} to {self._end}: at {at}, {why}. "
+            f"the intake {folder} cannot be read from {start} to {end}: at {at}, {why}. "
             f"If the checkpoint or the intake was restored from a copy, restore both from the same one."
         )
+
+    at = start
+    if start >= end:
+        return
+    begins = segments(folder)
+    first = max((number for number, begin in enumerate(begins) if begin <= start), default=None)
+    if first is None:
+        raise lost(f"the log begins at {begins[0] if begins else 'no place'}: it was read and collected, or its files are gone")
+    for begin, following in zip(begins[first:], [*begins[first + 1 :], None], strict=True):
+        path = folder / segment_name(begin)
+        try:
+            handle = open(path, "rb", buffering=(1 << 20) if whole else 0)  # noqa: SIM115
+        except OSError as error:
+            raise lost(f"{path.name} cannot be opened: {error}") from error
+        with handle:
+            size, position = beginning_size(handle.read(BEGINNING_SIZE), str(path))
+            if position != begin:
+                raise lost(f"{path.name} begins at {position}")
+            handle.seek(size + at - position)
+            while at < end and at != following:
+                head = decode_head(handle.read(HEAD_SIZE), at)
+                if head is None or head.end > end:
+                    raise lost(f"no batch begins there in {path.name}, or it is damaged")
+                if whole:
+                    handle.seek(-HEAD_SIZE, os.SEEK_CUR)
+                    batch = handle.read(head.size)
+                    if not is_whole(batch, head):
+                        raise lost(f"a batch in {path.name} does not match its checksum")
+                else:
+                    batch = b""
+                    handle.seek(head.size - HEAD_SIZE, os.SEEK_CUR)
+                yield head, batch
+                at = head.end
+        if at >= end:
+            return
+    raise lost("the log ends there")
 
 
 def heads(folder: Path, start: int, end: int) -> Iterator[Head]:
     """The heads of the batches from start to end."""
-    for head, _ in _Walk(folder, start, end).batches(whole=False):
-        yield head
+    return (head for head, _ in _walk(folder, start, end, whole=False))
 
 
 def batches(folder: Path, start: int, end: int) -> Iterator[tuple[Head, bytes]]:
     """The batches from start to end, checked."""
-    return _Walk(folder, start, end).batches(whole=True)
+    return _walk(folder, start, end, whole=True)
 
 
 def until(folder: Path, start: int, end: int, messages: int | None, size: int | None) -> int:

@@ -27,14 +27,12 @@ import msgspec
 from millstream.connector.intake import reader
 from millstream.connector.intake.format.batch import (
     BEGINNING_SIZE,
-    HEAD_SIZE,
     beginning_marks,
     beginning_size,
-    decode_head,
     decode_marks,
     encode_batch,
     encode_beginning,
-    is_whole,
+    whole_batches,
 )
 from millstream.connector.intake.format.entries import IntakeEntry, Mark, advance
 from millstream.connector.intake.reader import ACKNOWLEDGED_FILE, END_FILE, Acknowledged, segment_name
@@ -78,7 +76,11 @@ class Intake:
 
     def open(self) -> Intake:
         try:
-            self._take_lock()
+            self._held = lock_folder(self.folder, _LOCK_FILE)
+            if self._held is None:
+                raise CheckpointError(
+                    f"the intake {self.folder} is in use by another process. Stop it, or give this source a folder of its own."
+                )
             try:
                 self._recover()
             except BaseException:
@@ -87,13 +89,6 @@ class Intake:
         except OSError as error:
             raise StorageError(f"the intake {self.folder} cannot be opened: {error}") from error
         return self
-
-    def _take_lock(self) -> None:
-        self._held = lock_folder(self.folder, _LOCK_FILE)
-        if self._held is None:
-            raise CheckpointError(
-                f"the intake {self.folder} is in use by another process. Stop it, or give this source a folder of its own."
-            )
 
     def _recover(self) -> None:
         for name in os.listdir(self.folder):
@@ -136,14 +131,9 @@ class Intake:
         if is_first:
             advance(self.marks_received, beginning_marks(data[:size], str(path)))
             self.marks_acknowledged = dict(self.marks_received)
-        offset, view = size, memoryview(data)
-        while offset < len(data):
-            head = decode_head(view[offset : offset + HEAD_SIZE], at)
-            if head is None or not is_whole(view[offset : offset + head.size], head):
-                if is_last and at >= told:
-                    break  # torn
-                raise self._damage(f"the batch at {at} in {path.name} does not match its checksum")
-            marks = decode_marks(view[offset : offset + head.size], head)
+        offset = size
+        for head, batch in whole_batches(memoryview(data)[size:], at):
+            marks = decode_marks(batch, head)
             advance(self.marks_received, marks)
             if head.end <= self.acknowledged.position:
                 advance(self.marks_acknowledged, marks)
@@ -152,6 +142,8 @@ class Intake:
             else:
                 self.unacknowledged.append(BatchRef(head.end, head.size, head.entries, marks))
             at, offset = head.end, offset + head.size
+        if offset < len(data) and not (is_last and at >= told):  # else it is torn
+            raise self._damage(f"the batch at {at} in {path.name} does not match its checksum")
         if is_last:
             self._beginning = size
             if offset < len(data):
@@ -171,14 +163,17 @@ class Intake:
             if self._is_suspect:
                 self._take_back()
             if self._written() >= self._segment_size:
-                self._next_segment()
+                before = self._file
+                self._begin_segment(self.end)
+                os.close(before)
             at, parts = self.end, []
             for group in groups:
                 batch, marks = encode_batch(at, group)
                 at += len(batch)
                 parts.append(batch)
                 done.append(BatchRef(at, len(batch), len(group), marks))
-            self._append(b"".join(parts))
+            write_all(self._file, b"".join(parts), self._beginning + self._written())
+            os.fdatasync(self._file)
         except OSError as error:
             self._is_suspect = True
             with contextlib.suppress(OSError):
@@ -194,30 +189,19 @@ class Intake:
         """Bytes of batches in the last segment."""
         return self.end - self._segments[-1]
 
-    def _append(self, data: bytes) -> None:
-        write_all(self._file, data, self._beginning + self._written())
-        os.fdatasync(self._file)
-
     def _take_back(self) -> None:
         """Rule 3."""
         os.ftruncate(self._file, self._beginning + self._written())
         _settle(self._file)
         path, at = self.folder / segment_name(self._segments[-1]), self._segments[-1]
-        view = memoryview(path.read_bytes())[self._beginning :]
-        while at < self.end:
-            head = decode_head(view[:HEAD_SIZE], at)
-            if head is None or not is_whole(view[: head.size], head):
-                raise self._damage(f"the batch at {at} in {path.name} does not match its checksum, after a write that failed")
-            at, view = head.end, view[head.size :]
+        for head, _ in whole_batches(memoryview(path.read_bytes())[self._beginning :], at):
+            at = head.end
+        if at < self.end:
+            raise self._damage(f"the batch at {at} in {path.name} does not match its checksum, after a write that failed")
         self._is_suspect = False
 
     def _tell(self) -> None:
         os.pwrite(self._end_file, reader.encode_end(self.end), 0)
-
-    def _next_segment(self) -> None:
-        before = self._file
-        self._begin_segment(self.end)
-        os.close(before)
 
     def _begin_segment(self, position: int) -> None:
         beginning = encode_beginning(position, self.marks_received.values())

@@ -17,25 +17,6 @@ _EVERY = 1.0
 _NAMED = 3
 
 
-class Watcher:
-    """Whom a sink server tells what happens; this one does not care. The calls come from the server's threads, and must not block."""
-
-    def came(self, worker: str, peer: str) -> None:
-        """A worker has greeted and is let in."""
-
-    def went(self, worker: str, why: str | None) -> None:
-        """Its connection has ended; `why` is what it was told, if it was sent away."""
-
-    def refused(self, peer: str, why: str) -> None:
-        """Somebody was sent away before it was known as a worker."""
-
-    def committed(self, worker: str, size: int) -> None:
-        """A transaction with so many bytes is committed."""
-
-    def left(self, worker: str) -> None:
-        """A worker was said to have left, and its output is put aside."""
-
-
 class _Commits:
     """Commits that are told together."""
 
@@ -50,8 +31,8 @@ class _Commits:
         return f"committed {self.size:,} bytes in {self.count:,} transaction{'s' if self.count > 1 else ''} of {', '.join(names)}"
 
 
-class SinkConsole(Watcher):
-    """A watcher that makes lines of it. `take` gives those that are due."""
+class SinkConsole:
+    """Whom a sink server tells what happens, from its threads. `take` gives the lines that are due."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()  # of everything below
@@ -60,19 +41,16 @@ class SinkConsole(Watcher):
         self._uncounted = 0
         self._told = 0.0
 
-    def came(self, worker: str, peer: str) -> None:
-        self._say(f"{worker!r} has connected from {peer}")
-
-    def went(self, worker: str, why: str | None) -> None:
-        self._say(f"{worker!r} has disconnected" if why is None else f"{worker!r} was sent away: {why!r}")
-
-    def refused(self, peer: str, why: str) -> None:
-        self._say(f"{peer} was refused: {why!r}")
-
-    def left(self, worker: str) -> None:
-        self._say(f"{worker!r} has left for good; its output is put aside")
+    def say(self, text: str) -> None:
+        """Somebody came, went, was refused or has left."""
+        with self._lock:
+            if len(self._items) < _LINES:
+                self._items.append(text)
+            else:
+                self._uncounted += 1
 
     def committed(self, worker: str, size: int) -> None:
+        """A transaction with so many bytes is committed."""
         with self._lock:
             if self._commits is None:
                 self._commits = _Commits()
@@ -80,13 +58,6 @@ class SinkConsole(Watcher):
             self._commits.count += 1
             self._commits.size += size
             self._commits.workers[worker] = None
-
-    def _say(self, text: str) -> None:
-        with self._lock:
-            if len(self._items) < _LINES:
-                self._items.append(text)
-            else:
-                self._uncounted += 1
 
     def take(self, *, last: bool = False) -> list[str]:
         """The lines that are due, once; with `last` all that are left."""

@@ -25,10 +25,11 @@ import itertools
 import threading
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Sequence
-from typing import Protocol
+from typing import NamedTuple
 
+from millstream.connector.sink.connection import Connection
 from millstream.connector.sink.protocol.session import too_low
-from millstream.connector.wire.messages import Error, Frame
+from millstream.connector.wire.messages import Error
 from millstream.connector.wire.refusals import fenced
 from millstream.errors import RemoteProtocolError, SinkError
 
@@ -37,18 +38,10 @@ REMEMBERED = 10_000
 _HANGS = 1.0  # seconds after which a connection that was cut is not left the time to say its last words
 
 
-class CutOff(Protocol):
-    """A connection, as far as its name is concerned."""
-
-    is_cut: bool
-
-    def cut(self, last_words: Frame | None, *, at_once: bool = False) -> None: ...
-
-
 class _Turn:
     """A place in a line: who is before, and whether we have come to rest."""
 
-    def __init__(self, before: threading.Event | None, ahead: CutOff | None) -> None:
+    def __init__(self, before: threading.Event | None, ahead: Connection | None) -> None:
         self._before, self._ahead = before, ahead
         self.rest = threading.Event()
         self.failure: Exception | None = None  # of a leaving
@@ -63,13 +56,13 @@ class _Line:
     """Those who want one name."""
 
     def __init__(self) -> None:
-        self.holder: CutOff | None = None  # the last connection to come
+        self.holder: Connection | None = None  # the last connection to come
         self.fence = 0
         self.last: _Turn | None = None
         self.leaving: _Turn | None = None  # the last leaving, if it is not done
         self.users = 0
 
-    def join(self, holder: CutOff | None, why: str) -> _Turn:
+    def join(self, holder: Connection | None, why: str) -> _Turn:
         turn = _Turn(None if self.last is None else self.last.rest, self.holder)
         if self.holder is not None:
             self.holder.cut(Error(why))
@@ -78,11 +71,11 @@ class _Line:
         return turn
 
 
-class Registration:
+class Registration(NamedTuple):
     """A connection that holds its name."""
 
-    def __init__(self, connection: CutOff, since: int) -> None:
-        self.connection, self.since = connection, since
+    connection: Connection
+    since: int
 
 
 class NameRegistry:
@@ -99,7 +92,7 @@ class NameRegistry:
         return name in self._lines
 
     @contextlib.contextmanager
-    def hold(self, name: str, connection: CutOff, fence: int) -> Iterator[Registration]:
+    def hold(self, name: str, connection: Connection, fence: int) -> Iterator[Registration]:
         """Holds a name, from when it is our turn. We may have been cut off by then."""
         with self._lock:
             line = self._lines.setdefault(name, _Line())
@@ -114,7 +107,7 @@ class NameRegistry:
         finally:
             self._ended(name, line, turn, connection)
 
-    def _ended(self, name: str, line: _Line, turn: _Turn, holder: CutOff | None) -> None:
+    def _ended(self, name: str, line: _Line, turn: _Turn, holder: Connection | None) -> None:
         with self._lock:
             turn.rest.set()
             line.users -= 1

@@ -25,13 +25,12 @@ from functools import partial
 
 from millstream import network
 from millstream.connector.sink.connection import Connection
-from millstream.connector.sink.console import Watcher
+from millstream.connector.sink.console import SinkConsole
 from millstream.connector.sink.name_registry import NameRegistry
 from millstream.connector.sink.outputs.base import Output
 from millstream.connector.sink.protocol import effects as fx
 from millstream.connector.sink.protocol.session import SinkSession
-from millstream.connector.sink.protocol.stats import SinkStats
-from millstream.connector.sink.session_runner import Done, SessionRunner
+from millstream.connector.sink.session_runner import SessionRunner, SinkStats
 from millstream.connector.wire.decoder import FRAME_LIMIT, Decoder
 from millstream.connector.wire.messages import DATA_STREAM, Error, Restart
 from millstream.core.time import Duration, duration
@@ -51,7 +50,7 @@ class SinkServer:
     HOST:PORT, port 0 for a free one. Use it as a context manager, or `start` and `stop`; `address` is where it listens.
 
     `cookie` and `tls` say who may come (both off by default). `sessions` is how many workers may be there at once, `unauthenticated` how many may be
-    about to greet, for `greeting`; `frame_limit` bounds one message; `patience` is for peers that do not read. `watcher` is told what happens.
+    about to greet, for `greeting`; `frame_limit` bounds one message; `patience` is for peers that do not read. `console` is told what happens.
     """
 
     def __init__(
@@ -67,7 +66,7 @@ class SinkServer:
         frame_limit: int = FRAME_LIMIT,
         greeting: Duration = "10s",
         patience: Duration = "1m",
-        watcher: Watcher | None = None,
+        console: SinkConsole | None = None,
     ) -> None:
         self._host, self._port = network.parse_address(listen)
         network.check_listening(self._host, cookie, force)
@@ -77,7 +76,7 @@ class SinkServer:
         self._sessions, self._unauthenticated_limit = sessions, unauthenticated
         self._frame_limit = frame_limit
         self._greeting, self._patience = duration(greeting) / 1000, duration(patience) / 1000
-        self._watcher = Watcher() if watcher is None else watcher
+        self._console = console
         self._names = NameRegistry()
         self._lock = threading.Lock()  # of everything below
         self._unauthenticated: dict[Connection, None] = {}  # oldest first
@@ -206,8 +205,9 @@ class SinkServer:
                 connection.enlarge()
                 decoder.limit = self._frame_limit
                 self._sit(connection, session, decoder, effects)
-            else:
-                _part(connection, effects)
+            for effect in () if is_let_in else effects:
+                if isinstance(effect, fx.Send):
+                    connection.part(effect.frame)
         except TimeoutError:
             connection.part(Error("nothing was heard for too long"))
         except RemoteProtocolError as error:
@@ -227,19 +227,19 @@ class SinkServer:
         with self._lock:
             self._counted.errors += why is not None
         if worker is not None:
-            self._watcher.went(worker, why)
+            self._say(f"{worker!r} has disconnected" if why is None else f"{worker!r} was sent away: {why!r}")
         elif why is not None:
-            self._watcher.refused(connection.peer, why)
+            self._say(f"{connection.peer} was refused: {why!r}")
+
+    def _say(self, text: str) -> None:
+        if self._console is not None:
+            self._console.say(text)
 
     def _greet(self, connection: Connection, session: SinkSession, decoder: Decoder, deadline: float) -> list[fx.SinkEffect]:
         """Waits for HELLO, and returns what it comes to: to recover, if it is right. Nothing, if the peer is gone."""
         while (data := connection.read(deadline)) is not None:
-            try:
-                decoder.receive(data)
-                message = decoder.next()
-            except RemoteProtocolError as error:
-                return session.failed(str(error))
-            if message is not None:
+            decoder.receive(data)
+            if (message := decoder.next()) is not None:
                 return session.receive(message)
         return []
 
@@ -252,7 +252,7 @@ class SinkServer:
                 connection.part(Error(f"the sink has {self._sessions} sessions and takes no more"))
                 return False
             self._greeted.add(connection)
-        self._watcher.came(session.worker, connection.peer)
+        self._say(f"{session.worker!r} has connected from {connection.peer}")
         return True
 
     def _sit(self, connection: Connection, session: SinkSession, decoder: Decoder, effects: list[fx.SinkEffect]) -> None:
@@ -267,43 +267,26 @@ class SinkServer:
                 connection.part(Error(f"the sink has no output for this worker: {error}"))
                 return
             leave = partial(self._names.leave, place, archive=self._archive)
-            runner = SessionRunner(session, decoder, output, connection, leave, partial(self._watcher.committed, session.worker))
+            runner = SessionRunner(session, decoder, output, connection, leave, self._console)
             with self._lock:
                 self._runners.add(runner)
             try:
-                self._talk(connection, runner, runner.begin(effects))
+                out = runner.begin(effects)
+                while not connection.is_cut:  # else whoever took over decides now; a vote would only mislead
+                    connection.send(out)
+                    if runner.is_over or (data := connection.read()) is None:
+                        return
+                    out = runner.feed(data)
             finally:
                 with self._lock:
                     self._runners.discard(runner)
                     self._counted.add(runner.stats)
                 output.close()
 
-    def _talk(self, connection: Connection, runner: SessionRunner, done: Done) -> None:
-        while True:
-            if connection.is_cut:
-                return  # whoever took over decides now; a vote would only mislead
-            connection.send(done.send)
-            if done.close:
-                return
-            data = connection.read()
-            if data is None:
-                return
-            done = runner.feed(data)
-
     def _archive(self, worker: str) -> None:
         """This worker has left, and its output is at rest."""
-        output = self._outputs(worker)
-        try:
+        with contextlib.closing(self._outputs(worker)) as output:
             output.archive()
-        finally:
-            output.close()
         with self._lock:
             self._counted.archived += 1
-        self._watcher.left(worker)
-
-
-def _part(connection: Connection, effects: list[fx.SinkEffect]) -> None:
-    """What an unauthenticated peer is told before its connection is closed."""
-    for effect in effects:
-        if isinstance(effect, fx.Send):
-            connection.part(effect.frame)
+        self._say(f"{worker!r} has left for good; its output is put aside")

@@ -30,8 +30,6 @@ from collections.abc import Sequence
 
 import msgspec
 
-from millstream.connector.sink.protocol.names import with_fence
-from millstream.connector.sink.protocol.stats import WorkerStats
 from millstream.connector.sink.protocol.worker_session import WAITING, WorkerSession, WorkerState
 from millstream.connector.wire import messages as m
 from millstream.connector.wire import refusals
@@ -45,6 +43,20 @@ from millstream.network import Tls, client_context, dial
 MESSAGE_SIZE = 256 << 10
 _ANSWER_LIMIT = 1 << 20
 _PAUSE = 0.05
+
+
+class WorkerStats(msgspec.Struct):
+    """What a worker's client has done, over all of its connections."""
+
+    connections: int = 0
+    #: Bytes that were sent, and the messages that carried them. What was rolled back is counted as well.
+    messages: int = 0
+    bytes: int = 0
+    votes_yes: int = 0
+    votes_no: int = 0
+    #: Phase two, as it was sent.
+    commits: int = 0
+    rollbacks: int = 0
 
 
 class WorkerClient:
@@ -79,7 +91,7 @@ class WorkerClient:
 
         `fence` is a number that never goes back for a name: once the sink has seen it, who comes with a lower one is refused.
         """
-        client = cls(address, name, cookie=cookie, program=with_fence(program, fence), tls=tls, timeout=timeout)
+        client = cls(address, name, cookie=cookie, program=m.with_fence(program, fence), tls=tls, timeout=timeout)
         client.reconnect(patience=patience)
         return client
 
@@ -262,33 +274,23 @@ class WorkerClient:
             self._take(until)
 
     def _take(self, until: float) -> None:
-        message = self._decode()
-        if message is None:
-            assert self._socket is not None
-            try:
+        assert self._socket is not None
+        try:
+            while (message := self._decoder.next()) is None:
                 self._socket.settimeout(max(0.001, until - time.monotonic()))
                 data = self._socket.recv(64 << 10)
                 self._socket.settimeout(self._timeout)
-            except (OSError, ssl.SSLError) as error:
-                raise self._over(error) from error
-            if not data:
-                raise self._over(None)
-            self._decoder.receive(data)
-            return
-        try:
+                if not data:
+                    raise self._over(None)
+                self._decoder.receive(data)
             self._session.receive(message)
+        except (OSError, ssl.SSLError) as error:
+            raise self._over(error) from error
         except RemoteProtocolError:
             self.close()
             raise
         if self._session.last_words is not None:
             raise self._over(None)
-
-    def _decode(self) -> m.Frame | None:
-        try:
-            return self._decoder.next()
-        except RemoteProtocolError:
-            self.close()
-            raise
 
     def _over(self, error: Exception | None) -> SinkError:
         """Closes, and tells why: in the sink's own last words, if there are any to be had."""

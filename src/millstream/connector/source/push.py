@@ -34,15 +34,14 @@ import socket
 import ssl
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import msgspec
 
 from millstream.connector.source.protocol.outgoing import Outgoing
 from millstream.connector.source.protocol.push_session import PushSession
 from millstream.connector.source.protocol.session import LAST_ID, WATERMARK_KEY
-from millstream.connector.source.protocol.streams import objection
-from millstream.connector.source.protocol.tables import ClientStream, Line, PushState
+from millstream.connector.source.protocol.tables import ClientStream, PushState
 from millstream.connector.wire import messages as m
 from millstream.connector.wire.codec import encode, message_head
 from millstream.connector.wire.decoder import Decoder
@@ -99,10 +98,8 @@ class PushClient:
         self._streams: dict[str, Outgoing] = {}
         self._numbers: dict[int, Outgoing] = {}
         self._kept = 0  # bytes in all queues
-        self._away: tuple[str, float] | None = (
-            "to listen",
-            time.monotonic(),
-        )  # what the server is to do, and since when; None: it has welcomed us
+        #: What the server is to do, and since when; None: it has welcomed us.
+        self._away: tuple[str, float] | None = ("to listen", time.monotonic())
         self._moved = time.monotonic()  # when something was acknowledged last, or began to wait for it
         self._error: MillstreamError | None = None
         self._closing: float | None = None
@@ -124,19 +121,18 @@ class PushClient:
 
     def notify(self, stream: str) -> int | None:
         """Announces a stream, and returns the last id that is committed: go on behind it. None: begin at the beginning."""
-        complaint = objection(stream)
+        complaint = m.name_objection("stream", stream)
         if complaint is not None:
             raise LocalProtocolError(complaint)
         with self._changed:
             self._check()
-            found = self._streams.get(stream)
+            before = found = self._streams.get(stream)
             if found is None or found.has_ended:
                 number = len(self._numbers) + 1
-                if found is not None:
-                    self._wait_for(lambda: not found.waits, None)
+                self._wait_for(lambda: before is None or not before.waits)
                 found = self._streams[stream] = self._numbers[number] = Outgoing(stream, number)
                 self._wake()
-            self._wait_for(lambda: found.is_known, None)
+            self._wait_for(lambda: found.is_known)
             return found.acknowledged
 
     def send(self, stream: str, id: int, payload: bytes, *, event_time: int = 0, key: str | bytes = b"") -> bool:
@@ -154,7 +150,7 @@ class PushClient:
                 raise LocalProtocolError(f"ids of stream {stream!r} increase; {found.last} was sent, and now comes {id}")
             data = message_head(found.number, id, len(payload), event_time, named) + payload
             if self._kept and self._kept + len(data) > self._most:
-                self._wait_for(lambda: not self._kept or self._kept + len(data) <= self._most, None)
+                self._wait_for(lambda: not self._kept or self._kept + len(data) <= self._most)
             self._keep(found.push(id, data))
             return True
 
@@ -166,7 +162,7 @@ class PushClient:
     def end(self, stream: str) -> None:
         """Says that nothing more comes on this stream. It may be announced again."""
         with self._changed:
-            self._announced(stream).end()
+            self._announced(stream).has_ended = True
             self._wake()
 
     def wait(self, timeout: Duration | None = None) -> bool:
@@ -226,16 +222,14 @@ class PushClient:
             raise LocalProtocolError(f"stream {stream!r} {'was not announced' if found is None else 'has ended'}: call notify first")
         return found
 
-    def _wait_for(self, condition: object, timeout: float | None) -> bool:
-        assert callable(condition)
-        until = None if timeout is None else time.monotonic() + timeout
-        while not condition():
+    def _wait_for(self, condition: Callable[[], bool], timeout: float | None = None) -> bool:
+        def is_over() -> bool:
+            if condition():
+                return True
             self._check()
-            left = None if until is None else until - time.monotonic()
-            if left is not None and left <= 0:
-                return False
-            self._changed.wait(left)
-        return True
+            return False
+
+        return self._changed.wait_for(is_over, timeout)
 
     def _keep(self, size: int) -> None:
         """So many more bytes wait."""
@@ -283,9 +277,9 @@ class PushClient:
                         self._changed.wait(pause)
                 pause = min(2 * pause, _LONGEST_PAUSE)
         except MillstreamError as error:
-            self._fail(error)
+            self._error = error
         except Exception as error:
-            self._fail(LocalProtocolError(f"the client failed: {type(error).__name__}: {error}"))
+            self._error = LocalProtocolError(f"the client failed: {type(error).__name__}: {error}")
         finally:
             with self._changed:
                 self._wake_read.close()
@@ -300,11 +294,6 @@ class PushClient:
                 self._away, self._moved = None, now
             else:
                 self._away = (what, now if self._away is None else self._away[1])
-
-    def _fail(self, error: MillstreamError) -> None:
-        with self._changed:
-            self._error = error
-            self._changed.notify_all()
 
     def _move(self, address: str) -> None:
         try:
@@ -402,10 +391,8 @@ class PushClient:
         """What can be sent now."""
         parts: list[bytes] = []
         size = 0
-        if session.state is not PushState.READY:
-            return memoryview(b"")
         with self._changed:
-            if self._closing is not None and time.monotonic() > self._closing:
+            if session.state is not PushState.READY or (self._closing is not None and time.monotonic() > self._closing):
                 return memoryview(b"")
             for found in self._streams.values():
                 if not session.credits or size >= _CHUNK:
@@ -416,20 +403,17 @@ class PushClient:
                 if known is None or known.state is ClientStream.ABSENT:
                     if time.monotonic() >= found.ask_at:
                         parts.append(encode(session.notify(found.number, found.name, found.acknowledged)))
-                elif found.line is Line.OPEN:
-                    size += self._collect_stream(found, session, parts)
+                elif known.state is ClientStream.OPEN:
+                    taken = found.take(parts, min(session.credits, _AT_ONCE), _CHUNK)
+                    size += taken.size
+                    self._kept -= taken.forgotten
+                    if taken.count:
+                        session.push(found.number, taken.count, taken.last)
+                    if found.is_ready_to_end and session.credits:
+                        parts.append(encode(session.end(found.number)))
+                        found.is_told = True
+                        self._changed.notify_all()
             return memoryview(b"".join(parts))
-
-    def _collect_stream(self, found: Outgoing, session: PushSession, parts: list[bytes]) -> int:
-        taken = found.take(parts, min(session.credits, _AT_ONCE), _CHUNK)
-        self._kept -= taken.forgotten
-        if taken.count:
-            session.push(found.number, taken.count, taken.last)
-        if found.is_ready_to_end and session.credits:
-            parts.append(encode(session.end(found.number)))
-            found.told()
-            self._changed.notify_all()
-        return taken.size
 
 
 def _failed(text: str, exit_code: int) -> InputError:

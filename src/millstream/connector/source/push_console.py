@@ -1,4 +1,4 @@
-"""WaitMessages of life of `millstream push`: what it waits for, on stderr.
+"""Signs of life of `millstream push`: what it waits for, on stderr.
 
 Rules
 1. A wait is told when it has lasted for about a second, and again every ten seconds. Nothing is said while lines flow: that the pipeline
@@ -13,7 +13,6 @@ from __future__ import annotations
 import sys
 import threading
 import time
-from collections.abc import Callable
 
 import msgspec
 
@@ -53,27 +52,18 @@ class WaitMessages:
         return f"{count:,} records are committed; waiting for more lines of {name}"
 
 
-class PushProgress:
-    """How far the reading of lines is."""
+class ProgressPrinter:
+    """Counts the lines that are read, and prints the signs in a thread while it is entered."""
 
-    def __init__(self, name: str) -> None:
-        self.name = name
-        self.count = 0
-        self.at = time.monotonic()
+    def __init__(self, client: PushClient, name: str) -> None:
+        self._client, self._name = client, name
+        self.count, self._at = 0, time.monotonic()
+        self._stopping = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="millstream-push-signs", daemon=True)
 
     def line(self) -> None:
         self.count += 1
-        self.at = time.monotonic()
-
-
-class ProgressPrinter:
-    """A thread that prints the signs while it is entered."""
-
-    def __init__(self, client: PushClient, progress: PushProgress, say: Callable[[str], None] | None = None) -> None:
-        self._client, self._progress = client, progress
-        self._say = say or (lambda line: print(f"push: {line}", file=sys.stderr, flush=True))
-        self._stopping = threading.Event()
-        self._thread = threading.Thread(target=self._run, name="millstream-push-signs", daemon=True)
+        self._at = time.monotonic()
 
     def __enter__(self) -> ProgressPrinter:
         self._thread.start()
@@ -84,13 +74,13 @@ class ProgressPrinter:
         self._thread.join()
 
     def _run(self) -> None:
-        signs, progress = WaitMessages(), self._progress
+        signs = WaitMessages()
         while not self._stopping.wait(_LOOK_EVERY):
             found, now = self._client.waiting(), time.monotonic()
             if found is not None and not found.is_away:
-                found = msgspec.structs.replace(found, seconds=min(found.seconds, now - progress.at))
+                found = msgspec.structs.replace(found, seconds=min(found.seconds, now - self._at))
             line = signs.look(found)
             if line is None and found is None:
-                line = signs.look_at_input(progress.name, progress.count, now - progress.at, now)
+                line = signs.look_at_input(self._name, self.count, now - self._at, now)
             if line is not None:
-                self._say(line)
+                print(f"push: {line}", file=sys.stderr, flush=True)

@@ -25,18 +25,19 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any, TypeVar
+
+import msgspec
 
 from millstream import network
 from millstream.connector.intake.format.entries import IntakeEntry, Mark, advance
 from millstream.connector.intake.writer import SEGMENT_SIZE, BatchRef, Intake
-from millstream.connector.source.protocol import effects as fx
-from millstream.connector.source.protocol.session import Needs, SourceSession
-from millstream.connector.source.protocol.stats import SourceStats
+from millstream.connector.source.protocol.session import Admit, Fence, Keep, Needs, SourceEffect, SourceSession
 from millstream.connector.source.protocol.streams import Streams
 from millstream.connector.wire.codec import encode
 from millstream.connector.wire.decoder import RunDecoder
+from millstream.connector.wire.messages import Send
 from millstream.core.time import Duration, duration
 from millstream.errors import MillstreamError, RemoteProtocolError
 from millstream.network import Tls
@@ -54,6 +55,29 @@ _AGAIN = 0.5
 _BACKLOG = 128  # connections that are accepted at once, before any is counted
 
 T = TypeVar("T")
+
+
+class SourceStats(msgspec.Struct, frozen=True, kw_only=True):
+    """How the server of a source is doing. `received`, `refused` and `fsyncs` count from its start; the others are numbers of now."""
+
+    #: Entries (messages, watermarks, ends) that are durable.
+    received: int
+    #: Connections that were sent away because there was no room.
+    refused: int
+    #: Forced writes.
+    fsyncs: int
+    #: Programs that are connected now, and connections that have not greeted yet.
+    sessions: int
+    unauthenticated: int
+    #: Streams that are known.
+    streams: int
+    #: Positions in the log: how far it is durable, and how far it is committed.
+    end: int
+    acknowledged: int
+    #: Bytes that wait for the disk.
+    waiting_bytes: int
+    #: What it waits for while nobody is connected, in words; None if somebody is.
+    waiting_for: str | None
 
 
 class SourceServer:
@@ -159,13 +183,9 @@ class SourceServer:
         """Has a function called, in the server's thread, whenever more has become durable."""
         self._on_durable.append(call)
 
-    def watermark(self, streams: tuple[str, ...] = (), idle: float | None = None) -> int | None:
-        """How far event time is complete, as far as the pushers have declared it and their messages are committed."""
-        return self._ask(lambda: self._streams.watermark(streams, idle, time.monotonic())[0])
-
-    def holder(self, streams: tuple[str, ...] = (), idle: float | None = None) -> str:
-        """What holds the watermark back, for people."""
-        return self._ask(lambda: self._streams.watermark(streams, idle, time.monotonic())[1])
+    def watermark(self, streams: tuple[str, ...] = (), idle: float | None = None) -> tuple[int | None, str]:
+        """How far event time is complete, as far as the pushers have declared it and their messages are committed; and for people, what holds it there."""
+        return self._ask(lambda: self._streams.watermark(streams, idle, time.monotonic()))
 
     def stats(self) -> SourceStats:
         """How the server is doing."""
@@ -185,18 +205,10 @@ class SourceServer:
         )
 
     def _ask(self, what: Callable[[], T]) -> T:
-        if self._thread is None:
+        async def asked() -> T:
             return what()
-        answer: Future[T] = Future()
 
-        def run() -> None:
-            try:
-                answer.set_result(what())
-            except BaseException as error:
-                answer.set_exception(error)
-
-        self._loop.call_soon_threadsafe(run)
-        return answer.result(30)
+        return what() if self._thread is None else asyncio.run_coroutine_threadsafe(asked(), self._loop).result(30)
 
     # ---- below: the loop's thread
 
@@ -255,8 +267,9 @@ class SourceServer:
         self._unauthenticated.pop(peer, None)
         self._greeted.discard(peer)
 
-    def peer_of(self, session: SourceSession) -> _Peer | None:
-        return next((peer for peer in self._greeted if peer.session is session), None)
+    def fence(self, session: SourceSession, why: str) -> None:
+        for peer in [peer for peer in self._greeted if peer.session is session]:
+            peer.carry_out(session.failed(why))
 
     # ---- storing
 
@@ -416,18 +429,16 @@ class _Peer(asyncio.Protocol):
             log.error("a session ended in an error of ours: %s", error)
             self.carry_out(self.session.failed("an error of the source's"))
 
-    def carry_out(self, effects: list[fx.SourceEffect]) -> None:
+    def carry_out(self, effects: list[SourceEffect]) -> None:
         for effect in effects:
-            if isinstance(effect, fx.Keep):
+            if isinstance(effect, Keep):
                 self._server.store(self, effect.entries)
-            elif isinstance(effect, fx.Send):
+            elif isinstance(effect, Send):
                 self._send(encode(effect.frame))
-            elif isinstance(effect, fx.Admit):
+            elif isinstance(effect, Admit):
                 self.carry_out(self.session.answer(self._server.admit(self)))
-            elif isinstance(effect, fx.Fence):
-                other = self._server.peer_of(effect.session)
-                if other is not None:
-                    other.carry_out(effect.session.failed(effect.why))
+            elif isinstance(effect, Fence):
+                self._server.fence(effect.session, effect.why)
             else:
                 self._close()
 

@@ -1,7 +1,6 @@
 """What does the connector say, and how does it look in bytes? Pure as a whole.
 
     messages    what can be said, as values
-    effects     what every session asks of its caller
     codec       one message to bytes and back
     refusals    why one end refuses the other, in words that both ends know
     decoder     a stream of bytes to messages, one by one or in runs

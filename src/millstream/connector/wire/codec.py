@@ -28,7 +28,7 @@ _U8 = struct.Struct(">B")
 _U16 = struct.Struct(">H")
 _U32 = struct.Struct(">I")
 _U64 = struct.Struct(">Q")
-_HEAD = struct.Struct(">QQqH")
+_I64 = struct.Struct(">q")
 
 #: A MESSAGE up to its key: length, tag, stream, id, event time, length of the key.
 MESSAGE = struct.Struct(">IBQQqH")
@@ -49,12 +49,7 @@ class _Reader:
         self.body, self.at = body, at
 
     def number(self, what: struct.Struct) -> int:
-        try:
-            (value,) = what.unpack_from(self.body, self.at)
-        except struct.error:
-            raise RemoteProtocolError("a frame is too short for what its tag says") from None
-        self.at += what.size
-        return int(value)
+        return int(what.unpack(self.take(what.size))[0])
 
     def flag(self) -> bool:
         value = self.number(_U8)
@@ -69,9 +64,6 @@ class _Reader:
         data = bytes(self.body[self.at : end])
         self.at = end
         return data
-
-    def rest(self) -> bytes:
-        return self.take(len(self.body) - self.at)
 
     def text(self, length: struct.Struct = _U16) -> str:
         try:
@@ -185,12 +177,8 @@ def message_head(stream: int, id: int, payload: int, event_time: int = 0, key: b
 
 
 def _read_message(r: _Reader) -> m.Message:
-    if len(r.body) < MESSAGE_OVERHEAD:
-        raise RemoteProtocolError("a frame is too short for what its tag says")
-    stream, id, event_time, key = _HEAD.unpack_from(r.body, r.at)
-    r.at += _HEAD.size
-    named = r.take(key)
-    return m.Message(stream, id, r.rest(), event_time, named)
+    stream, id, event_time, key = r.number(_U64), r.number(_U64), r.number(_I64), r.take(r.number(_U16))
+    return m.Message(stream, id, r.take(len(r.body) - r.at), event_time, key)
 
 
 def encode(message: m.Frame) -> bytes:

@@ -19,6 +19,7 @@ Rules
 from __future__ import annotations
 
 import struct
+from typing import Generic, TypeVar
 
 from millstream.connector.wire import messages as m
 from millstream.connector.wire.codec import MESSAGE, MESSAGE_HEAD, MESSAGE_OVERHEAD, MESSAGE_TAG, decode
@@ -32,8 +33,10 @@ Pushed = tuple[int, int, int, bytes, bytes]
 
 _LENGTH = struct.Struct(">I")
 
+T = TypeVar("T")
 
-class _Frames:
+
+class _Frames(Generic[T]):
     """Bytes in as they come; whole frames out."""
 
     def __init__(self, limit: int, *, two_phase: bool) -> None:
@@ -63,13 +66,18 @@ class _Frames:
         left = self._buffer[self._at :]  # as a rule the buffer is used up
         self._buffer, self._at = left + data if left else bytes(data), 0
 
-    def _check(self) -> None:
+    def next(self) -> T | None:
+        """The next of what is given; None if more bytes are needed for it. Rule 1."""
         if self._error is not None:
             raise self._error
+        try:
+            return self._next()
+        except RemoteProtocolError as error:
+            self._error, self._buffer, self._at, self._partial = error, b"", 0, bytearray()
+            raise
 
-    def _failed(self, error: RemoteProtocolError) -> None:
-        """Rule 1."""
-        self._error, self._buffer, self._at, self._partial = error, b"", 0, bytearray()
+    def _next(self) -> T | None:
+        raise NotImplementedError
 
     def _run(self) -> list[Pushed]:
         """Rule 4: the run of MESSAGEs that begins here."""
@@ -135,7 +143,7 @@ class _Frames:
         self._buffer, self._at = b"", 0
 
 
-class Decoder(_Frames):
+class Decoder(_Frames[m.Frame]):
     """Bytes in as they come; messages out."""
 
     def __init__(self, limit: int = FRAME_LIMIT, *, two_phase: bool = True, join: int | None = None) -> None:
@@ -144,33 +152,21 @@ class Decoder(_Frames):
         #: How many frames the last message was made of.
         self.frames = 0
 
-    def next(self) -> m.Frame | None:
-        """The next message, or None if more bytes are needed for it."""
-        self._check()
-        try:
-            if self._join is not None:
-                first, payloads = self._joined(self._join)
-                if payloads:
-                    self.frames = len(payloads)
-                    return m.Message(self._join, first, b"".join(payloads))
-            self.frames = 1
-            return self._frame()
-        except RemoteProtocolError as error:
-            self._failed(error)
-            raise
+    def _next(self) -> m.Frame | None:
+        if self._join is not None:
+            first, payloads = self._joined(self._join)
+            if payloads:
+                self.frames = len(payloads)
+                return m.Message(self._join, first, b"".join(payloads))
+        self.frames = 1
+        return self._frame()
 
 
-class RunDecoder(_Frames):
+class RunDecoder(_Frames[m.Frame | list[Pushed]]):
     """Bytes in as they come; frames, and runs of MESSAGEs, out."""
 
     def __init__(self, limit: int) -> None:
         super().__init__(limit, two_phase=False)
 
-    def next(self) -> m.Frame | list[Pushed] | None:
-        """The next frame, or run of MESSAGEs; None if more bytes are needed."""
-        self._check()
-        try:
-            return self._run() or self._frame()
-        except RemoteProtocolError as error:
-            self._failed(error)
-            raise
+    def _next(self) -> m.Frame | list[Pushed] | None:
+        return self._run() or self._frame()

@@ -6,10 +6,12 @@ Rules
 3. "Nothing yet" is `None`, here and everywhere above the codec. Only the wire knows it as 2^64-1.
 4. The two-phase-commit messages travel inside a MESSAGE on stream 0. Above the codec they are messages like any other.
 5. Who may send what, and when, is not said here but in the tables of the sessions.
+6. HELLO has no place for a fence, so it stands at the end of the program's name: "millstream fence=7". No fence is fence 0.
 """
 
 from __future__ import annotations
 
+import re
 from typing import get_args
 
 import msgspec
@@ -25,6 +27,10 @@ DATA_STREAM = 1
 U16 = (1 << 16) - 1
 U32 = (1 << 32) - 1
 U64 = (1 << 64) - 1
+
+#: What a stream or a worker may be called: 1 to so many bytes of UTF-8.
+NAME_LIMIT = 200
+_FENCE = re.compile(r" fence=([0-9]{1,18})$")
 
 
 class Hello(msgspec.Struct, frozen=True):
@@ -139,3 +145,35 @@ Frame = Hello | Ok | Error | Notify | NotifyAck | Message | Ack | Restart | Eos 
 
 #: Every kind of message, in the order of its tag.
 KINDS: tuple[type[Frame], ...] = get_args(Frame)
+
+
+class Send(msgspec.Struct, frozen=True):
+    """What every session asks of its caller: say this to the peer."""
+
+    frame: Frame
+
+
+class Close(msgspec.Struct, frozen=True):
+    """Likewise: end the connection. What is to be sent is sent before."""
+
+
+def name_objection(what: str, name: str) -> str | None:
+    """Why this cannot be the name of a stream or a worker; None if it can."""
+    size = len(name.encode())
+    if not size:
+        return f"a {what} needs a name"
+    return f"a {what}'s name of {size} bytes is too long; the limit is {NAME_LIMIT}" if size > NAME_LIMIT else None
+
+
+def with_fence(program: str, fence: int) -> str:
+    """Rule 6.
+
+    >>> with_fence("millstream", 7), fence_of("millstream fence=7"), fence_of("Celsius to Fahrenheit")
+    ('millstream fence=7', 7, 0)
+    """
+    return f"{program} fence={fence}" if fence else program
+
+
+def fence_of(program: str) -> int:
+    found = _FENCE.search(program)
+    return 0 if found is None else int(found[1])

@@ -19,7 +19,7 @@ from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadLimit, ReadMa
 
 from millstream.connector.intake import reader as intake_reader
 from millstream.sources.pushed import PushedSource
-from millstream.sources.pushed_rows import rows_between
+from millstream.sources.pushed_reading import rows_between
 
 NAME = "millstream_intake"
 DDL = PushedSource.schema

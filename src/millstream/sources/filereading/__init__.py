@@ -8,8 +8,7 @@
     text_rows      files of lines: quick for whole blocks, line by line where that is not certain
     json_rows      JSON lines, quick and line by line
     csv_rows       CSV likewise
-    casts          columns of text made columns of another type
-    parse_values   one value written as text
+    parse_values   values written as text: one, or a column at once
     parquet_rows   Parquet files, with their columns fitted to the schema
 
 It must not know Spark's classes, nor an epoch. Its rows are certainly those that Spark's readers give; a line of which that is not certain is refused by name.

@@ -2,7 +2,7 @@
 
 Rules
 1. Columns go by their place. With a header, the first line of a file that is not blank is left out; its names are not looked at. Blank lines are left out.
-2. The quick way is Arrow's reader, for the text of the columns, and `casts` for their types. It is taken for a block of lines only if every quote in it
+2. The quick way is Arrow's reader, for the text of the columns, and `cast` for their types. It is taken for a block of lines only if every quote in it
    opens or closes a whole value, without an escape in between.
 3. A value that does not begin with a quote is what stands up to the next separator, quotes and escapes and all. One in quotes ends with a quote that has a
    separator or the end of the line behind it. In it, the escape before a quote, or before another escape, goes; before anything else it stays.
@@ -18,11 +18,10 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.csv as pv
 
-from millstream.sources.filereading import casts
-from millstream.sources.filereading.errors import Malformed, OnlySpark
-from millstream.sources.filereading.parse_values import parser
+from millstream.sources.filereading.errors import OnlySpark
+from millstream.sources.filereading.parse_values import cast, parser
 from millstream.sources.filereading.settings import Settings
-from millstream.sources.filereading.text_rows import BadLine, TextRows, misfit
+from millstream.sources.filereading.text_rows import BadLine, TextRows
 
 _BLANK = bytes(range(33))
 _BLANK_LINE = re.compile(rb"^[\x00-\x20]*\n", re.MULTILINE)
@@ -86,7 +85,7 @@ class CsvRows(TextRows):
             if table.num_rows != block.count(b"\n"):
                 return None
             columns = zip(self._names, self.columns, strict=True)
-            return [casts.cast(table.column(name).combine_chunks(), field.type, given.zone) for name, field in columns]
+            return [cast(table.column(name).combine_chunks(), field.type, given.zone) for name, field in columns]
         except (pa.ArrowException, OnlySpark):
             return None
 
@@ -95,21 +94,10 @@ class CsvRows(TextRows):
             return None
         given, width = self.settings, len(self.columns)
         values = self._values(line.decode("utf-8", "replace"))
-        row: list[Any] = [None] * width
         if len(values) != width:
-            raise BadLine(f"it has {len(values)} values, and the schema {width}", row)
-        wrong: BadLine | None = None
-        for at, (value, parse) in enumerate(zip(values, self._parsers, strict=True)):
-            value = given.empty if value == "" else value
-            if value is None or value == given.null:
-                continue
-            try:
-                row[at] = parse(value)
-            except (Malformed, OnlySpark) as error:
-                wrong = misfit(error, self.columns[at], repr(value), row) if wrong is None or wrong.only_spark else wrong
-        if wrong is not None:
-            raise wrong
-        return row
+            raise BadLine(f"it has {len(values)} values, and the schema {width}")
+        values = [given.empty if value == "" else value for value in values]
+        return self.convert((None if value == given.null else value for value in values), self._parsers, repr)
 
 
 def values_of(settings: Settings) -> Any:

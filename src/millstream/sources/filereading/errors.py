@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-import unicodedata
+from urllib.parse import quote
 
 from millstream.errors import InputError
 
@@ -31,7 +31,8 @@ def input_error(path: str, what: str, line: int | None = None, text: str | None 
     return InputError(f"{ADVICE}\n  {where}: {what}{shown}")
 
 
-_PLAIN = re.compile(r"[A-Za-z0-9_\-!.~'()*;/:@&=+$,]")
+#: What is quoted in a URI: signs of ASCII that are not plain, and among the others controls and separators.
+_QUOTED = re.compile(r"[^A-Za-z0-9_\-!.~'()*;/:@&=+$,\u00a1-\U0010ffff]|[\u1680\u2000-\u200a\u2028\u2029\u202f\u205f\u3000]")
 
 
 def address(path: str) -> str:
@@ -40,10 +41,4 @@ def address(path: str) -> str:
     >>> address("/in dir/ä%.json")
     'file:///in%20dir/ä%25.json'
     """
-    return "file://" + "".join(
-        sign if _stays(sign) else "".join(f"%{byte:02X}" for byte in sign.encode("utf-8", "replace")) for sign in path
-    )
-
-
-def _stays(sign: str) -> bool:
-    return _PLAIN.match(sign) is not None if sign.isascii() else unicodedata.category(sign) not in ("Zs", "Zl", "Zp", "Cc")
+    return "file://" + _QUOTED.sub(lambda found: quote(found[0], safe=""), path)

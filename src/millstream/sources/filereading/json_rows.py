@@ -2,7 +2,7 @@
 
 Rules
 1. The quick way is Arrow's reader. It is taken for a block of lines only where its rows are certainly Spark's: every line is one object (rule 2), all is
-   UTF-8, no bare NaN or Inf, no zero with a sign (Spark's is 0.0 for -0), and dates and times are written in the one form that both read alike.
+   UTF-8, no bare NaN or Inf, no -0 (which Spark reads as 0.0), and dates and times are written in the one form that both read alike.
    Arrow refuses everything else in which the two differ: values of another type, numbers out of range, names twice, unusual escapes.
 2. Every line is one object if the block begins with "{", ends with "}", has "}\\n{" at every end of a line, and gives as many rows as lines: inside
    a JSON value a "{" never follows a "}".
@@ -19,16 +19,16 @@ import re
 from collections.abc import Callable
 from typing import Any
 
-import numpy as np
 import pyarrow as pa
 import pyarrow.json as pj
 
-from millstream.sources.filereading import casts, parse_values
+from millstream.sources.filereading import parse_values
 from millstream.sources.filereading.errors import Malformed, OnlySpark
 from millstream.sources.filereading.settings import Settings
-from millstream.sources.filereading.text_rows import BadLine, TextRows, misfit
+from millstream.sources.filereading.text_rows import BadLine, TextRows
 
-_BARE = re.compile(rb"[:\[,][ \t]*-?(?:NaN|Inf(?:inity)?)[ \t]*[,\]}]")
+_ODD = re.compile(rb"[:\[,][ \t]*(?:-?(?:NaN|Inf(?:inity)?)|-0)[ \t]*[,\]}]")
+_ZERO = re.compile(rb"-0[ \t]*[,\]}]")  # found quickly, where there is one
 _ONLY_SPARK = re.compile(
     "'|[+-](?:INF|Infinity)|\ufeff|\\\\u[dD][89a-fA-F]"
 )  # what Spark's parser takes, or turns into something, and ours does not
@@ -63,7 +63,6 @@ class JsonRows(TextRows):
     def __init__(self, schema: pa.Schema, unreadable: str | None, settings: Settings) -> None:
         super().__init__(schema, unreadable, settings)
         self._quick = _quick_schema(self.columns)
-        self._doubles = any(_has_double(field.type) for field in self.columns)
         self._converters = [_converter(field.type, settings.zone) for field in self.columns]
 
     def quick(self, block: bytes) -> list[pa.Array] | None:
@@ -80,43 +79,31 @@ class JsonRows(TextRows):
                 block.decode()
             except UnicodeDecodeError:
                 return None
-        if (b"Inf" in block or b"NaN" in block) and _BARE.search(block):
+        if (b"Inf" in block or b"NaN" in block or _ZERO.search(block)) and _ODD.search(block):
             return None
         try:
             table = _table(block, self._quick)
             if table.num_rows != count:
                 return None
-            arrays = [self._fitted(table.column(field.name), field.type) for field in self.columns]
+            return [self._fitted(table.column(field.name), field.type) for field in self.columns]
         except (pa.ArrowException, OnlySpark):
             return None
-        return None if self._doubles and any(_has_odd_zero(array) for array in arrays) else arrays
 
     def _fitted(self, column: pa.ChunkedArray, wanted: pa.DataType) -> pa.Array:
         array = column.combine_chunks() if column.num_chunks != 1 else column.chunk(0)
         if pa.types.is_decimal(wanted) and len(array):
-            return casts.checked(array)
+            return parse_values.checked(array)
         if array.type == wanted:
             return array
         if pa.types.is_binary(wanted) or pa.types.is_large_binary(wanted):
             return pa.array([None if text is None else _base64(text) for text in array.to_pylist()], wanted)
-        return casts.cast(array, wanted, self.settings.zone)
+        return parse_values.cast(array, wanted, self.settings.zone)
 
     def row(self, line: bytes) -> list[Any] | None:
         if not line.strip(b" \t"):
             return None
         values = _first_object(line)
-        row: list[Any] = [None] * len(self.columns)
-        wrong: BadLine | None = None
-        for at, (field, convert) in enumerate(zip(self.columns, self._converters, strict=True)):
-            value = values.get(field.name)
-            if value is not None:
-                try:
-                    row[at] = convert(value)
-                except (Malformed, OnlySpark) as error:
-                    wrong = misfit(error, field, _shown(value), row) if wrong is None or wrong.only_spark else wrong
-        if wrong is not None:
-            raise wrong
-        return row
+        return self.convert((values.get(field.name) for field in self.columns), self._converters, _shown)
 
 
 def _first_object(line: bytes) -> dict[str, Any]:
@@ -196,24 +183,6 @@ def _quick_type(kind: pa.DataType, top: bool) -> pa.DataType | None:
     if t.is_struct(kind) and kind.num_fields:
         return kind if all(_quick_type(field.type, False) is not None for field in kind) else None
     return None
-
-
-def _has_double(kind: pa.DataType) -> bool:
-    return pa.types.is_floating(kind) or any(_has_double(kind.field(at).type) for at in range(kind.num_fields))
-
-
-def _has_odd_zero(array: pa.Array) -> bool:
-    """Whether there is a zero with a sign, of which the text may have been -0 or -0.0."""
-    kind = array.type
-    if pa.types.is_list(kind):
-        return _has_odd_zero(array.flatten())
-    if pa.types.is_struct(kind):
-        return any(_has_odd_zero(array.field(at)) for at in range(kind.num_fields))
-    if not pa.types.is_floating(kind):
-        return False
-    values = array.to_numpy(zero_copy_only=False)
-    zeros = values == 0
-    return bool(zeros.any()) and bool(np.signbit(values[zeros]).any())
 
 
 def _base64(text: str) -> bytes:

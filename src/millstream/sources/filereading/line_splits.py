@@ -26,11 +26,8 @@ from millstream.sources.filereading.errors import input_error
 _BLOCK = 4 << 20
 _MARK = b"\xef\xbb\xbf"
 LONGEST = 128 << 20  # bytes of a line
-_SAMPLE, _LEAST, _MOST = (
-    4 << 20,
-    64 << 10,
-    64 << 20,
-)  # to tell a length: unpacked bytes, from so many packed ones at least, and never more than
+#: To tell a length: unpacked bytes, from so many packed ones at least, and never more than.
+_SAMPLE, _LEAST, _MOST = 4 << 20, 64 << 10, 64 << 20
 _STEP = 512  # packed bytes, of which a hostile file can make some millions
 _OTHERS = (".snappy", ".lz4", ".zst", ".lzo", ".xz")
 
@@ -87,6 +84,14 @@ def blocks(path: str, start: int = 0, end: int | None = None, size: int = _BLOCK
     ...     b"".join(blocks(file.name))
     b'a\\nb\\nc\\n'
     """
+
+    def too_long() -> InputError:
+        return input_error(
+            path,
+            f"a line that begins at byte {at - kept:,} is longer than {LONGEST:,} bytes. Each record stands on a line of its own, which ends with a line "
+            f"feed: is this one document over many lines, or no text at all?",
+        )
+
     with _opened(path) as file:
         at = start
         if start:
@@ -102,7 +107,7 @@ def blocks(path: str, start: int = 0, end: int | None = None, size: int = _BLOCK
                 rest.append(data)
                 kept += len(data)
                 if kept > LONGEST:
-                    raise _too_long(path, at - kept)
+                    raise too_long()
                 continue
             held = _joined((*rest, data))
             cut = held.rfind(b"\n") + 1 if data else len(held)
@@ -115,7 +120,7 @@ def blocks(path: str, start: int = 0, end: int | None = None, size: int = _BLOCK
             block, left = held[:cut], held[cut:]
             rest, kept = [left] if left else [], len(left)
             if kept > LONGEST:
-                raise _too_long(path, at - kept)
+                raise too_long()
             if first and block:
                 block, first = block.removeprefix(_MARK), False
             if block:
@@ -126,14 +131,6 @@ def blocks(path: str, start: int = 0, end: int | None = None, size: int = _BLOCK
 
 def _joined(parts: Sequence[bytes]) -> bytes:
     return parts[0] if len(parts) == 1 else b"".join(parts)
-
-
-def _too_long(path: str, begins: int) -> InputError:
-    return input_error(
-        path,
-        f"a line that begins at byte {begins:,} is longer than {LONGEST:,} bytes. Each record stands on a line of its own, which ends with a line feed: "
-        f"is this one document over many lines, or no text at all?",
-    )
 
 
 def _skip(file: BinaryIO) -> int:
@@ -166,8 +163,8 @@ def length(path: str) -> int:
     """The bytes in a file, of a compressed one about as many as come out of it; 0 if it is gone."""
     try:
         found = os.stat(path)
-        packed = next((make for ending, make in _PACKED.items() if path.endswith(ending)), None)
-        return found.st_size if packed is None else _unpacked(path, found.st_size, found.st_mtime_ns)
+        packed = os.path.splitext(path)[1] in _PACKED
+        return _unpacked(path, found.st_size, found.st_mtime_ns) if packed else found.st_size
     except OSError:
         return 0
 
@@ -182,7 +179,7 @@ _PACKED: dict[str, Callable[[], Any]] = {
 @lru_cache(4096)
 def _unpacked(path: str, size: int, modified: int) -> int:
     """How much comes out of a compressed file: counted, or told by what comes out of its beginning. modified: a file that was changed is another one."""
-    make = next(make for ending, make in _PACKED.items() if path.endswith(ending))
+    make = _PACKED[os.path.splitext(path)[1]]
     used = out = 0
     try:
         with open(path, "rb") as file:

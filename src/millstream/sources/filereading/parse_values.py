@@ -1,4 +1,4 @@
-"""One value written as text, read where its form is plain. Pure.
+"""Values written as text, read where their form is plain: one, or a column at once. Pure.
 
 Rules
 1. Plain forms are: a number as digits, with a point or an exponent where the type has one; a date as 2020-01-31; a time as 2020-01-31T23:59:59.123 (or with
@@ -6,7 +6,9 @@ Rules
    second beyond the sixth digit are cut off.
 2. A text of a plain form that has no such value (2020-02-30, a number that is too large), and one without any digit, is `Malformed`: Spark refuses it too.
 3. Everything else ("2020-1-2", "1d", "PST", years beyond 9999) is `OnlySpark`: Spark may read it, by rules of its own.
-4. A date is a number of days since 1970, a timestamp one of microseconds, as Arrow keeps them. A decimal is rounded half up to its scale.
+4. A whole column is taken (`cast`) if every text in it is null or of the plainest form of its type: a number as digits, a date, a time with seconds and with
+   Z or nothing behind them. Otherwise `OnlySpark` is raised, and the caller reads value by value.
+5. A date is a number of days since 1970, a timestamp one of microseconds, as Arrow keeps them. A decimal is rounded half up to its scale.
 """
 
 from __future__ import annotations
@@ -19,6 +21,7 @@ from typing import Any
 from zoneinfo import ZoneInfo
 
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from millstream.sources.filereading.errors import Malformed, OnlySpark
 
@@ -30,6 +33,10 @@ _TIME = re.compile(
 )
 _WORDS = {"NaN": float("nan"), "Infinity": float("inf"), "-Infinity": float("-inf")}
 _WIDE = decimal.Context(prec=1500)
+_COLUMN_TIME = r"^[0-9]{4}-[0-9]{2}-[0-9]{2}[T ](?:[01][0-9]|2[0-3]):[0-5][0-9]:[0-5][0-9](?:\.[0-9]{1,6})?"
+_COLUMN_DATE = r"^[0-9]{4}-[0-9]{2}-[0-9]{2}$"
+_COLUMN_NUMBER = r"^-?[0-9]{1,300}(?:\.[0-9]{1,300})?(?:[eE][+-]?[0-9]{1,2})?$"
+_COLUMN_INTEGER = r"^-?[0-9]{1,18}$"
 _EPOCH = datetime.datetime(1970, 1, 1)
 _MICROSECOND = datetime.timedelta(microseconds=1)
 
@@ -158,3 +165,45 @@ def timestamp(text: str, zone: datetime.tzinfo | None) -> int:
     else:
         ahead = datetime.timedelta() if zone is None else zone.utcoffset(at) or datetime.timedelta()
     return (at - _EPOCH - ahead) // _MICROSECOND
+
+
+def cast(array: pa.Array, wanted: pa.DataType, zone: str) -> pa.Array:
+    """A column of strings as another type. zone: for times that name none.
+
+    >>> cast(pa.array(["2020-01-31", None]), pa.date32(), "UTC").to_pylist()
+    [datetime.date(2020, 1, 31), None]
+    """
+    t = pa.types
+    if array.type == wanted:
+        return array
+    if t.is_timestamp(wanted):
+        _check(array, _COLUMN_TIME + ("$" if wanted.tz is None else "Z?$" if zone == "UTC" else "Z$"))
+        return pc.utf8_rtrim(array, "Z").cast(pa.timestamp("us")).cast(wanted)
+    if t.is_date(wanted):
+        _check(array, _COLUMN_DATE)
+        return array.cast(wanted)
+    if t.is_boolean(wanted):
+        lower = pc.utf8_lower(array)
+        if not pc.all(pc.is_in(lower, pa.array(["true", "false", None])), min_count=0).as_py():
+            raise OnlySpark
+        return pc.equal(lower, "true")
+    if t.is_large_string(wanted):
+        return array.cast(wanted)
+    if not (t.is_signed_integer(wanted) or t.is_floating(wanted) or t.is_decimal(wanted)):
+        raise OnlySpark
+    _check(array, _COLUMN_INTEGER if t.is_signed_integer(wanted) else _COLUMN_NUMBER)
+    return checked(array.cast(wanted)) if t.is_decimal(wanted) else array.cast(wanted)
+
+
+def checked(array: pa.Array) -> pa.Array:
+    """A column of decimals, none of which has more digits than its type allows. (Arrow does not look when it reads one from JSON.)"""
+    kind = array.type
+    most = pa.scalar(decimal.Decimal(10**kind.precision - 1).scaleb(-kind.scale, _WIDE), kind)
+    if not pc.all(pc.less_equal(pc.abs(array), most), min_count=0).as_py():
+        raise OnlySpark
+    return array
+
+
+def _check(array: pa.Array, pattern: str) -> None:
+    if not pc.all(pc.match_substring_regex(array, pattern), min_count=0).as_py():
+        raise OnlySpark

@@ -9,23 +9,25 @@ Rules
 
 from __future__ import annotations
 
-import json
 import os
 import zlib
 from collections.abc import Iterator, Mapping
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from millstream.errors import CheckpointError, InputError
+from millstream.errors import InputError
 from millstream.sources.filereading import line_splits
 from millstream.sources.filereading.errors import OnlySpark, address, input_error
 from millstream.sources.filereading.listing import Folder, UnreadFiles
 from millstream.sources.filereading.settings import Settings
-from millstream.sources.splits import PlannedReader, SplitPlan
+from millstream.sources.splits import Offset, PlannedReader, SplitPlan
 
 if TYPE_CHECKING:
     import pyarrow as pa
+
+    from millstream.sources.filereading.parquet_rows import ParquetRows
+    from millstream.sources.filereading.text_rows import TextRows
 
 _SPLIT = 16 << 20
 
@@ -38,15 +40,14 @@ class FileSplit(msgspec.Struct, frozen=True):
     end: int | None = None
 
 
-class FileFormat(Protocol):
-    """How files of a format are read."""
+class FilesOffset(Offset, frozen=True):
+    """a directory of files"""
 
-    def read(self, path: str, start: int, end: int | None) -> Iterator[pa.RecordBatch]:
-        """The rows of a part."""
+    files: int
 
 
 class FileReader(PlannedReader):
-    """Plans and reads the files of a directory. make: of schema and settings, what reads a file; made where it is first needed."""
+    """Plans and reads the files of a directory."""
 
     def __init__(self, path: str, schema: pa.Schema, settings: Settings, unreadable: str | None) -> None:
         self.schema = schema
@@ -54,7 +55,7 @@ class FileReader(PlannedReader):
         self._settings = settings
         self._unreadable = unreadable
         self._listing: UnreadFiles | None = None
-        self._format: FileFormat | None = None
+        self._format: TextRows | ParquetRows | None = None  # made where it is first needed
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_listing": None, "_format": None}
@@ -65,17 +66,18 @@ class FileReader(PlannedReader):
         return self._listing
 
     def begin(self, names: Mapping[str, int], bounded: bool) -> None:
-        self._planner().begin({name: at for path, at in names.items() if (name := self._inside(path)) is not None}, bounded)
+        inside = {os.path.basename(path): at for path, at in names.items() if os.path.dirname(path) == self._path}
+        self._planner().begin(inside, bounded)
 
     def first(self) -> str:
-        return _offset(0)
+        return FilesOffset(0).text()
 
     def plan(self, start: str) -> SplitPlan:
-        planned = self._planner().plan(_number(start), self.most if self._settings.limit is None else None)
+        planned = self._planner().plan(FilesOffset.read(start).files, self.most if self._settings.limit is None else None)
         paths = [os.path.join(self._path, name) for name in planned.names]
         sizes = [line_splits.length(path) for path in paths]
         return SplitPlan(
-            _offset(planned.end),
+            FilesOffset(planned.end).text(),
             [split for path, size in zip(paths, sizes, strict=True) for split in self._splits(path, size)],
             sum(sizes),
             dict(zip(paths, planned.names.values(), strict=True)),
@@ -118,7 +120,7 @@ class FileReader(PlannedReader):
         return address(split.path)
 
     def committed(self, end: str) -> None:
-        self._planner().settle(_number(end))
+        self._planner().settle(FilesOffset.read(end).files)
 
     def files(self) -> Mapping[str, int]:
         real = os.path.realpath(self._path)
@@ -128,23 +130,8 @@ class FileReader(PlannedReader):
         real = os.path.realpath(self._path)
         return {os.path.join(real, name) for name in self._planner().read()}
 
-    def _inside(self, path: str) -> str | None:
-        folder, name = os.path.split(path)
-        return name if folder == self._path else None
 
-
-def _offset(number: int) -> str:
-    return f'{{"files":{number}}}'
-
-
-def _number(offset: str) -> int:
-    try:
-        return int(json.loads(offset)["files"])
-    except (ValueError, KeyError, TypeError):
-        raise CheckpointError(f"{offset!r} is not an offset of a directory of files") from None
-
-
-def _format(schema: pa.Schema, settings: Settings, unreadable: str | None) -> FileFormat:
+def _format(schema: pa.Schema, settings: Settings, unreadable: str | None) -> TextRows | ParquetRows:
     if settings.format == "parquet":
         from millstream.sources.filereading.parquet_rows import ParquetRows
 

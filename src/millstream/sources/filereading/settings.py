@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, TypeVar
 from zoneinfo import ZoneInfo
 
 import msgspec
@@ -41,8 +41,10 @@ _SAME_CSV = _values(
     "ignoreleadingwhitespace=false ignoretrailingwhitespace=false columnpruning=true|false unescapedquotehandling=stop_at_delimiter"
 )
 _UNITS = {"us": 1e-3, "ms": 1, "s": 1000, "m": 60_000, "min": 60_000, "h": 3_600_000, "d": 86_400_000, "": 1}
-_AGE = re.compile(r"([0-9]+)\s*([a-z]*)$")
+_AGE = re.compile(r"^([0-9]+)\s*([a-z]*)$")
 _WEEK = 7 * 86_400_000
+
+T = TypeVar("T")
 
 
 class Settings(msgspec.Struct, frozen=True):
@@ -76,65 +78,57 @@ def settings(format: str, options: Mapping[str, Any], limit: int | None = None) 
     same = {**_SAME, **(_SAME_JSON if format == "json" else _SAME_CSV if format == "csv" else {})}
     for name, given in options.items():
         key, value = name.lower(), str(given)
-        reading = _READ.get(key) if format == "csv" or key not in _CSV_ONLY else None
-        known = reading(value) if reading is not None else {} if key in _IDLE or value.lower() in same.get(key, ()) else None
-        if known is None:
-            raise OnlySpark(f"the option {name}={value!r}")
-        read.update(known)
+        field, convert = _READ.get(key, ("", str)) if format == "csv" or key not in _CSV_ONLY else ("", str)
+        try:
+            if field:
+                read[field] = convert(value)
+            elif key not in _IDLE and value.lower() not in same.get(key, ()):
+                raise ValueError
+        except (ValueError, LookupError, OSError):
+            raise OnlySpark(f"the option {name}={value!r}") from None
         if key == "mode":
             read["drops"] = value.lower() == "dropmalformed" and format != "parquet"
     return Settings(**read)
 
 
-def _age(value: str) -> dict[str, Any] | None:
-    match = _AGE.match(value.strip().lower())
-    unit = None if match is None else _UNITS.get(match.group(2))
-    return None if match is None or unit is None else {"max_age": int(int(match.group(1)) * unit)}
+def _age(value: str) -> int:
+    number, unit = _AGE.findall(value.strip().lower())[0]
+    return int(int(number) * _UNITS[unit])
 
 
-def _files(value: str) -> dict[str, Any] | None:
-    return {"limit": int(value)} if value.isdecimal() and int(value) > 0 else None
+def _files(value: str) -> int:
+    return _checked(value.isdecimal() and int(value) > 0, int(value))
 
 
-def _pattern(value: str) -> dict[str, Any] | None:
+def _pattern(value: str) -> str:
     """Names with * and ? only: what else may stand in such a pattern is Hadoop's own."""
-    if re.search(r"[^\w.*?=-]", value):
-        return None
-    return {"pattern": re.escape(value).replace(r"\*", ".*").replace(r"\?", ".")}
+    return _checked(not re.search(r"[^\w.*?=-]", value), re.escape(value).replace(r"\*", ".*").replace(r"\?", "."))
 
 
-def _zone(value: str) -> dict[str, Any] | None:
-    try:
-        ZoneInfo(value)
-    except (ValueError, OSError, KeyError):
-        return None
-    return {"zone": value}
+def _sign(value: str) -> str:
+    sign = "\t" if value == "\\t" else value
+    return _checked(len(sign) == 1 and sign.isascii() and sign not in "\r\n\0 ", sign)
 
 
-def _flag(value: str) -> dict[str, Any] | None:
-    return {"header": value.lower() == "true"} if value.lower() in ("true", "false") else None
+def _checked(is_right: bool, found: T) -> T:
+    if not is_right:
+        raise ValueError
+    return found
 
 
-def _sign(field: str) -> Callable[[str], dict[str, Any] | None]:
-    def read(value: str) -> dict[str, Any] | None:
-        value = {"\\t": "\t"}.get(value, value)
-        return {field: value} if len(value) == 1 and value.isascii() and value not in "\r\n\0 " else None
-
-    return read
-
-
-_READ: dict[str, Callable[[str], dict[str, Any] | None]] = {
-    "maxfileage": _age,
-    "maxfilespertrigger": _files,
-    "pathglobfilter": _pattern,
-    "timezone": _zone,
-    "header": _flag,
-    "sep": _sign("separator"),
-    "delimiter": _sign("separator"),
-    "quote": _sign("quote"),
-    "escape": _sign("escape"),
-    "nullvalue": lambda value: {"null": value},
-    "emptyvalue": lambda value: {"empty": value},
+#: By option, its field and what makes a value of its text; an error says that only Spark knows it.
+_READ: dict[str, tuple[str, Callable[[str], Any]]] = {
+    "maxfileage": ("max_age", _age),
+    "maxfilespertrigger": ("limit", _files),
+    "pathglobfilter": ("pattern", _pattern),
+    "timezone": ("zone", lambda value: ZoneInfo(value).key),
+    "header": ("header", lambda value: {"true": True, "false": False}[value.lower()]),
+    "sep": ("separator", _sign),
+    "delimiter": ("separator", _sign),
+    "quote": ("quote", _sign),
+    "escape": ("escape", _sign),
+    "nullvalue": ("null", str),
+    "emptyvalue": ("empty", str),
 }
 _CSV_ONLY = {"header", "sep", "delimiter", "quote", "escape", "nullvalue", "emptyvalue"}
 

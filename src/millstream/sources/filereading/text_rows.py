@@ -11,7 +11,7 @@ Rules
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import pyarrow as pa
@@ -50,6 +50,23 @@ class TextRows:
     def row(self, line: bytes) -> list[Any] | None:
         """The values of one line; None if it is not a row. Raises BadLine."""
         raise NotImplementedError
+
+    def convert(self, values: Iterable[Any], converters: Iterable[Callable[[Any], Any]], shown: Callable[[Any], str]) -> list[Any]:
+        """The values of a row, each made one of its column's type, unless it is null. Raises BadLine."""
+        row: list[Any] = [None] * len(self.columns)
+        wrong: BadLine | None = None
+        for at, (value, convert) in enumerate(zip(values, converters, strict=True)):
+            try:
+                row[at] = None if value is None else convert(value)
+            except (Malformed, OnlySpark) as error:
+                if wrong is None or wrong.only_spark:
+                    field, only_spark = self.columns[at], isinstance(error, OnlySpark)
+                    how = "is not of a plain form of" if only_spark else "does not fit"
+                    what = str(error) or f"column {field.name!r}: {shown(value)[:80]} {how} the type {field.type}"
+                    wrong = BadLine(what, row, only_spark)
+        if wrong is not None:
+            raise wrong
+        return row
 
     def without_header(self, block: bytes) -> bytes | None:
         """A block behind the header; None if the header is not in it. Asked from the beginning of a file on, until it was found."""
@@ -117,11 +134,3 @@ class TextRows:
             told = pa.nulls(len(arrays[0]), kind) if bad is None else pa.array(bad, kind)
             arrays = [*arrays[:at], told, *arrays[at:]]
         return pa.RecordBatch.from_arrays(arrays, schema=self.schema)
-
-
-def misfit(error: ValueError, field: pa.Field, shown: str, row: list[Any]) -> BadLine:
-    """The error for a value that is not of its column's type, or not certainly."""
-    only_spark = isinstance(error, OnlySpark)
-    assert only_spark or isinstance(error, Malformed)
-    how = "is not of a plain form of" if only_spark else "does not fit"
-    return BadLine(str(error) or f"column {field.name!r}: {shown[:80]} {how} the type {field.type}", row, only_spark)

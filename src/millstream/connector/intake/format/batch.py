@@ -17,7 +17,7 @@ Rules
 from __future__ import annotations
 
 import struct
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import accumulate
 from typing import NamedTuple
 from zlib import crc32
@@ -140,31 +140,17 @@ def is_whole(batch: bytes | memoryview, head: Head) -> bool:
     return len(batch) == head.size and crc32(batch[HEAD_SIZE:end]) == _SUM.unpack_from(batch, end)[0]
 
 
+def whole_batches(data: memoryview, position: int) -> Iterator[tuple[Head, memoryview]]:
+    """The batches that these bytes begin with, the first at this position, as far as they are whole."""
+    at = 0
+    while (head := decode_head(data[at : at + HEAD_SIZE], position)) is not None and is_whole(batch := data[at : at + head.size], head):
+        yield head, batch
+        at, position = at + head.size, head.end
+
+
 def decode_marks(batch: bytes | memoryview, head: Head) -> list[Mark]:
     """The marks of a whole batch."""
     return _decode(batch[HEAD_SIZE : HEAD_SIZE + head.marks])
-
-
-def decode_entries(batch: bytes, head: Head) -> list[IntakeEntry]:
-    """The entries of a whole batch, one by one: for looking at, and for tests. Spark's tasks use the columns in place."""
-    at, n = columns(head), head.entries
-    names = [mark.name for mark in decode_marks(batch, head)]
-    ids = struct.unpack_from(f"<{n}q", batch, at.ids)
-    times = struct.unpack_from(f"<{n}q", batch, at.times)
-    key_ends = struct.unpack_from(f"<{n + 1}i", batch, at.key_ends)
-    payload_ends = struct.unpack_from(f"<{n + 1}i", batch, at.payload_ends)
-    streams = struct.unpack_from(f"<{n}I", batch, at.streams)
-    return [
-        (
-            names[streams[i]],
-            batch[at.kinds + i],
-            ids[i],
-            times[i],
-            bytes(batch[at.keys + key_ends[i] : at.keys + key_ends[i + 1]]),
-            bytes(batch[at.payloads + payload_ends[i] : at.payloads + payload_ends[i + 1]]),
-        )
-        for i in range(n)
-    ]
 
 
 def encode_beginning(position: int, marks: Iterable[Mark]) -> bytes:

@@ -13,19 +13,22 @@ Rules
 3. An output that is shorter than its log says is refused: bytes were lost, and to fill up with zeros would hide it.
 4. A log that has grown is replaced by its condensed form, in one rename.
 5. One server owns a folder: a second one would cut what the first one appends.
+6. A worker's name is data, and becomes a file name only through `file_name`. Different names have different file names, of letters, digits, `_`, `-`, `%` and
+   `~` alone: nothing that a shell, a path or a terminal could understand. One that would be long is cut and told apart by its SHA-256, behind a `~`.
 """
 
 from __future__ import annotations
 
+import hashlib
 import os
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from urllib.parse import quote
 
 from millstream.connector.sink.outputs.base import Output
 from millstream.connector.sink.protocol import txnlog
 from millstream.connector.sink.protocol.ledger import Recovered
-from millstream.connector.sink.protocol.names import file_name
 from millstream.errors import DamageError, SinkError
 from millstream.state.durable import lock_folder, replace_file, sync_folder, write_all
 
@@ -34,12 +37,22 @@ LOG_LIMIT = 1 << 20
 _PIECE = 1 << 20
 
 
+_LONGEST, _CUT = 120, 40  # characters of a file name
+
+
 def _sync(fd: int) -> None:
     """What was written is on the disk, and the file as long as it must be to read it."""
-    if hasattr(os, "fdatasync"):
-        os.fdatasync(fd)
-    else:
-        os.fsync(fd)
+    getattr(os, "fdatasync", os.fsync)(fd)
+
+
+def file_name(name: str) -> str:
+    """The name of the folder that belongs to that worker alone (rule 6).
+
+    >>> file_name("app-w-worker1-id-7"), file_name("../../etc/passwd")
+    ('app-w-worker1-id-7', '%2E%2E%2F%2E%2E%2Fetc%2Fpasswd')
+    """
+    safe = quote(name.encode(), safe="").replace(".", "%2E").replace("~", "%7E")
+    return safe if len(safe) <= _LONGEST else f"{safe[:_CUT]}~{hashlib.sha256(name.encode()).hexdigest()}"
 
 
 class FileOutputs:
@@ -106,7 +119,7 @@ class FileOutput(Output):
         return found
 
     def _read_log(self) -> tuple[Recovered, int, bool]:
-        data = _read_file(self._log)
+        data = os.pread(self._log, os.fstat(self._log).st_size, 0)
         entries, size = txnlog.decode_log(data, str(self._folder / "log"))
         named = [entry.worker for entry in entries if isinstance(entry, txnlog.Named)]
         if named and named[-1] != self._worker:
@@ -177,10 +190,6 @@ class FileOutput(Output):
         os.close(self._log)
         self._log = os.open(self._folder / "log", os.O_RDWR | os.O_APPEND)
         self._log_size = os.fstat(self._log).st_size
-
-
-def _read_file(fd: int) -> bytes:
-    return os.pread(fd, os.fstat(fd).st_size, 0)
 
 
 def committed(folder: Path | str, worker: str) -> int:

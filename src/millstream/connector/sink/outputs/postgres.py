@@ -43,22 +43,19 @@ class PostgresOutputs:
         if not _NAME.fullmatch(table):
             raise DefinitionError(f"{table!r} cannot be the name of the table: lower-case letters, digits and _, at most 48")
         self.dsn, self.table = dsn, table
+        row = "worker text, at bigint, line bytea NOT NULL"
+        state = "committed bigint NOT NULL, rest bytea NOT NULL, last text, txn text, txn_end bigint, txn_rest bytea, veto text"
+        tables = {
+            "": f"{row}, PRIMARY KEY (worker, at)",
+            "_staged": f"{row}, PRIMARY KEY (worker, at)",
+            "_workers": f"worker text PRIMARY KEY, {state}, fence bigint NOT NULL DEFAULT 0",
+            "_left": f"{row}, archived timestamptz",
+        }
         with _connected(dsn) as connection:
             # two servers that start at the same time would both create, and one would fail
             connection.execute("SELECT pg_advisory_xact_lock(%s)", (zlib.crc32(table.encode()),))
-            connection.execute(
-                f"CREATE TABLE IF NOT EXISTS {table} (worker text, at bigint, line bytea NOT NULL, PRIMARY KEY (worker, at))"
-            )
-            connection.execute(
-                f"CREATE TABLE IF NOT EXISTS {table}_staged (worker text, at bigint, line bytea NOT NULL, PRIMARY KEY (worker, at))"
-            )
-            connection.execute(
-                f"CREATE TABLE IF NOT EXISTS {table}_workers (worker text PRIMARY KEY, committed bigint NOT NULL, rest bytea NOT NULL, last text, "
-                f"txn text, txn_end bigint, txn_rest bytea, veto text, fence bigint NOT NULL DEFAULT 0)"
-            )
-            connection.execute(
-                f"CREATE TABLE IF NOT EXISTS {table}_left (worker text, archived timestamptz, at bigint, line bytea NOT NULL)"
-            )
+            for suffix, columns in tables.items():
+                connection.execute(f"CREATE TABLE IF NOT EXISTS {table}{suffix} ({columns})")
 
     def __call__(self, worker: str) -> PostgresOutput:
         return PostgresOutput(self.dsn, self.table, worker)
@@ -84,25 +81,26 @@ class PostgresOutput(Output):
         self._rest = b""  # of the last line, what came so far
         self._at = 0  # where it begins
 
+    def _sql(self, text: str, **values: Any) -> Any:
+        """Carries out a statement about this worker, in which LINES stands for the name of the table."""
+        return self._connection.execute(text.replace("LINES", self._table), {"worker": self._worker, **values})
+
     def recover(self) -> Recovered:
         self.close()
         self._connection = _connected(self._dsn)
         self._lock()
-        found = self._connection.execute(
-            f"SELECT committed, rest, last, txn, txn_end, txn_rest, veto, fence FROM {self._table}_workers WHERE worker = %s",
-            (self._worker,),
+        found = self._sql(
+            "SELECT committed, rest, last, txn, txn_end, txn_rest, veto, fence FROM LINES_workers WHERE worker = %(worker)s"
         ).fetchone()
         if found is None:
-            self._connection.execute(f"INSERT INTO {self._table}_workers (worker, committed, rest) VALUES (%s, 0, '')", (self._worker,))
+            self._sql("INSERT INTO LINES_workers (worker, committed, rest) VALUES (%(worker)s, 0, '')")
             found = (0, b"", None, None, None, None, None, 0)
         committed, rest, last, txn, end, txn_rest, veto, fence = found
         opened = None if txn is None else Open(txn, end, veto)
         promised = opened is not None and opened.veto is None
         self._rest = bytes(txn_rest if promised else rest)
         self._at = (end if promised else committed) - len(self._rest)
-        self._connection.execute(
-            f"DELETE FROM {self._table}_staged WHERE worker = %s AND at >= %s", (self._worker, self._at if promised else 0)
-        )
+        self._sql("DELETE FROM LINES_staged WHERE worker = %(worker)s AND at >= %(at)s", at=self._at if promised else 0)
         self._connection.commit()
         return Recovered(committed, opened, last, fence)
 
@@ -111,9 +109,7 @@ class PostgresOutput(Output):
 
         self._connection.execute(f"SET lock_timeout = '{_LOCK_WAIT}'")
         try:
-            self._connection.execute(
-                "SELECT pg_advisory_lock(%s, hashtext(%s))", (zlib.crc32(self._table.encode()) - (1 << 31), self._worker)
-            )
+            self._sql("SELECT pg_advisory_lock(%(table)s, hashtext(%(worker)s))", table=zlib.crc32(self._table.encode()) - (1 << 31))
         except psycopg.errors.LockNotAvailable:
             raise SinkError(f"another sink writes the lines of worker {self._worker!r} into {self._table}") from None
         self._connection.commit()
@@ -136,58 +132,58 @@ class PostgresOutput(Output):
                     self._at += len(line) + 1
 
     def prepare(self, txn: str, start: int, end: int) -> None:
-        self._connection.execute(
-            f"UPDATE {self._table}_workers SET txn = %s, txn_end = %s, txn_rest = %s, veto = NULL WHERE worker = %s",
-            (txn, end, self._rest, self._worker),
+        self._sql(
+            "UPDATE LINES_workers SET txn = %(txn)s, txn_end = %(end)s, txn_rest = %(rest)s, veto = NULL WHERE worker = %(worker)s",
+            txn=txn,
+            end=end,
+            rest=self._rest,
         )
         self._connection.commit()
 
     def veto(self, txn: str, why: str) -> None:
         self._connection.rollback()
-        self._connection.execute(
-            f"UPDATE {self._table}_workers SET txn = %s, txn_end = committed, txn_rest = rest, veto = %s WHERE worker = %s",
-            (txn, why, self._worker),
+        self._sql(
+            "UPDATE LINES_workers SET txn = %(txn)s, txn_end = committed, txn_rest = rest, veto = %(why)s WHERE worker = %(worker)s",
+            txn=txn,
+            why=why,
         )
         self._connection.commit()
 
     def commit(self, txn: str, end: int) -> None:
-        self._connection.execute(
-            f"WITH moved AS (DELETE FROM {self._table}_staged WHERE worker = %s "
-            f"AND at < (SELECT txn_end - length(txn_rest) FROM {self._table}_workers WHERE worker = %s) RETURNING worker, at, line) "
-            f"INSERT INTO {self._table} SELECT worker, at, line FROM moved",
-            (self._worker, self._worker),
+        self._sql(
+            "WITH moved AS (DELETE FROM LINES_staged WHERE worker = %(worker)s "
+            "AND at < (SELECT txn_end - length(txn_rest) FROM LINES_workers WHERE worker = %(worker)s) RETURNING worker, at, line) "
+            "INSERT INTO LINES SELECT worker, at, line FROM moved"
         )
-        self._connection.execute(
-            f"UPDATE {self._table}_workers SET committed = txn_end, rest = txn_rest, last = txn, txn = NULL, txn_end = NULL, txn_rest = NULL "
-            f"WHERE worker = %s AND txn = %s",
-            (self._worker, txn),
+        self._sql(
+            "UPDATE LINES_workers SET committed = txn_end, rest = txn_rest, last = txn, txn = NULL, txn_end = NULL, txn_rest = NULL "
+            "WHERE worker = %(worker)s AND txn = %(txn)s",
+            txn=txn,
         )
         self._connection.commit()
 
     def rollback(self, txn: str, committed: int) -> None:
         self._connection.rollback()
-        self._connection.execute(f"DELETE FROM {self._table}_staged WHERE worker = %s", (self._worker,))
-        (rest,) = self._connection.execute(
-            f"UPDATE {self._table}_workers SET txn = NULL, txn_end = NULL, txn_rest = NULL, veto = NULL WHERE worker = %s RETURNING rest",
-            (self._worker,),
+        self._sql("DELETE FROM LINES_staged WHERE worker = %(worker)s")
+        (rest,) = self._sql(
+            "UPDATE LINES_workers SET txn = NULL, txn_end = NULL, txn_rest = NULL, veto = NULL WHERE worker = %(worker)s RETURNING rest"
         ).fetchone()
         self._connection.commit()
         self._rest = bytes(rest)
         self._at = committed - len(self._rest)
 
     def seal(self, fence: int) -> None:
-        self._connection.execute(f"UPDATE {self._table}_workers SET fence = %s WHERE worker = %s", (fence, self._worker))
+        self._sql("UPDATE LINES_workers SET fence = %(fence)s WHERE worker = %(worker)s", fence=fence)
         self._connection.commit()
 
     def archive(self) -> None:
         self.recover()
-        self._connection.execute(
-            f"INSERT INTO {self._table}_left SELECT worker, now(), at, line FROM {self._table} WHERE worker = %s "
-            f"UNION ALL SELECT worker, now(), committed - length(rest), rest FROM {self._table}_workers WHERE worker = %s AND rest <> ''",
-            (self._worker, self._worker),
+        self._sql(
+            "INSERT INTO LINES_left (worker, archived, at, line) SELECT worker, now(), at, line FROM LINES WHERE worker = %(worker)s "
+            "UNION ALL SELECT worker, now(), committed - length(rest), rest FROM LINES_workers WHERE worker = %(worker)s AND rest <> ''"
         )
-        for table in (self._table, f"{self._table}_staged", f"{self._table}_workers"):
-            self._connection.execute(f"DELETE FROM {table} WHERE worker = %s", (self._worker,))
+        for table in ("LINES", "LINES_staged", "LINES_workers"):
+            self._sql(f"DELETE FROM {table} WHERE worker = %(worker)s")
         self._connection.commit()
 
     def close(self) -> None:

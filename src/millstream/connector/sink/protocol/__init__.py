@@ -5,8 +5,6 @@
     worker_session    the worker's end: its tables of states
     ledger            points of reference: what fits, what is missing, who may commit
     txnlog            the log of transactions: typed records, torn or damaged
-    names             what a worker may be called, and what its files are called
-    stats             what a sink counts
 
 It must not know sockets, files, threads or the clock. Whoever has those carries out the effects; the duties are numbered in `session`.
 """

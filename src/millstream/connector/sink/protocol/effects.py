@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import msgspec
 
-from millstream.connector.wire.effects import Close as Close
-from millstream.connector.wire.effects import Send as Send
+from millstream.connector.wire.messages import Close as Close
+from millstream.connector.wire.messages import Send as Send
 
 
 class Recover(msgspec.Struct, frozen=True):

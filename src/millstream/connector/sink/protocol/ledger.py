@@ -28,8 +28,6 @@ Rules
 
 from __future__ import annotations
 
-import enum
-
 import msgspec
 
 from millstream.connector.wire.messages import DATA_STREAM, Phase1, Phase2
@@ -54,23 +52,6 @@ class Recovered(msgspec.Struct, frozen=True):
     fence: int = 0
 
 
-class Place(enum.Enum):
-    """Where a worker's bytes belong."""
-
-    APPEND = "append"
-    COMPARE = "compare"
-    DROP = "drop"
-
-
-class Resolution(enum.Enum):
-    """What a message of phase two comes to."""
-
-    COMMIT = "commit"
-    ROLLBACK = "rollback"
-    KNOWN = "known"
-    UNKNOWN = "unknown"
-
-
 class Ledger:
     """The points of reference of one worker, while it is connected."""
 
@@ -84,14 +65,15 @@ class Ledger:
         if recovered.open is not None and recovered.open.veto is None:
             self.received = recovered.open.end
 
-    def place(self, offset: int) -> Place:
-        """Rules 1 to 3: where bytes at this offset belong. After COMPARE, tell `compared` how it went."""
+    def held(self, offset: int) -> int | None:
+        """Rules 1 to 3: how many of the bytes from this offset on are held already. None: what comes there is dropped. If there are any, `compared` is to be
+        told how it went."""
         if self.veto is not None or (self.open is not None and self.open.veto is not None):
-            return Place.DROP
+            return None
         if offset > self.received:
             self.veto = f"bytes {self.received} to {offset} never came"
-            return Place.DROP
-        return Place.APPEND if offset == self.received else Place.COMPARE
+            return None
+        return self.received - offset
 
     def compared(self, equal: bool, offset: int) -> None:
         """Rule 2: whether the bytes at this offset, below `received`, are those that are held."""
@@ -129,21 +111,16 @@ class Ledger:
             return f"the range ends at {end}, but {held} bytes are here"
         return None
 
-    def resolve(self, told: Phase2) -> Resolution:
-        """Rules 5 to 8."""
+    def resolve(self, told: Phase2) -> str:
+        """Rules 5 to 8: what it comes to, in the words of the session's table."""
         if self.open is None or told.txn != self.open.txn:
-            return self._repeated(told)
+            if told.txn == self.last and not told.commit:
+                raise RemoteProtocolError(f"transaction {told.txn!r} is committed and cannot be rolled back")
+            return "known already" if told.txn == self.last else "unknown"
         if not told.commit:
             self.open, self.received, self.veto = None, self.committed, None
-            return Resolution.ROLLBACK
+            return "rolled back"
         if self.open.veto is not None:
             raise RemoteProtocolError(f"transaction {told.txn!r} was voted down and cannot be committed: {self.open.veto}")
         self.committed, self.last, self.open = self.open.end, told.txn, None
-        return Resolution.COMMIT
-
-    def _repeated(self, told: Phase2) -> Resolution:
-        if told.txn != self.last:
-            return Resolution.UNKNOWN
-        if not told.commit:
-            raise RemoteProtocolError(f"transaction {told.txn!r} is committed and cannot be rolled back")
-        return Resolution.KNOWN
+        return "committed"

@@ -46,25 +46,8 @@ import enum
 import hmac
 from collections.abc import Callable
 
-from millstream.connector.sink.protocol import names
-from millstream.connector.sink.protocol.effects import (
-    Append,
-    Archive,
-    Begin,
-    BeginNext,
-    Close,
-    Commit,
-    Compare,
-    Ignored,
-    Prepare,
-    Recover,
-    Rollback,
-    Seal,
-    Send,
-    SinkEffect,
-    Veto,
-)
-from millstream.connector.sink.protocol.ledger import Ledger, Place, Recovered, Resolution
+from millstream.connector.sink.protocol import effects as fx
+from millstream.connector.sink.protocol.ledger import Ledger, Recovered
 from millstream.connector.wire import messages as m
 from millstream.connector.wire import refusals
 from millstream.errors import LocalProtocolError, RemoteProtocolError
@@ -137,10 +120,10 @@ class SinkSession:
         self.fence = 0
         self._cookie = cookie
         self._ledger: Ledger | None = None
-        self._asked: Recover | Compare | BeginNext | None = None
+        self._asked: fx.Recover | fx.Compare | fx.BeginNext | None = None
         self._beyond = b""  # what is appended if the answer is yes: of bytes that are being compared, those that are not held yet
         self._begun = False  # whether the output knows of the transaction that bytes are appended to
-        self._handlers: dict[type[m.Frame], Callable[..., list[SinkEffect]]] = {
+        self._handlers: dict[type[m.Frame], Callable[..., list[fx.SinkEffect]]] = {
             m.Hello: self._hello,
             m.Notify: self._notify,
             m.Message: self._message,
@@ -157,7 +140,7 @@ class SinkSession:
         assert self._ledger is not None, "nothing is recovered yet"
         return self._ledger
 
-    def receive(self, message: m.Frame) -> list[SinkEffect]:
+    def receive(self, message: m.Frame) -> list[fx.SinkEffect]:
         """What a message comes to."""
         if self._asked is not None:
             raise LocalProtocolError(f"{type(self._asked).__name__} waits for its answer")
@@ -170,19 +153,19 @@ class SinkSession:
         except RemoteProtocolError as error:
             return self.failed(str(error))
 
-    def answer(self, found: Recovered | bool) -> list[SinkEffect]:
+    def answer(self, found: Recovered | bool) -> list[fx.SinkEffect]:
         """What comes after the answer to `Recover`, `Compare` or `BeginNext`."""
         asked, self._asked = self._asked, None
-        if isinstance(asked, Recover) and isinstance(found, Recovered):
+        if isinstance(asked, fx.Recover) and isinstance(found, Recovered):
             if self.fence < found.fence:
                 return self.failed(too_low(self.fence, found.fence))
             self._ledger = Ledger(found)
             self._to(m.Hello, "recovered")
-            return [*([Seal(self.fence)] if self.fence > found.fence else []), Send(m.Ok(CREDITS))]
-        if isinstance(asked, Compare) and isinstance(found, bool):
+            return [*([fx.Seal(self.fence)] if self.fence > found.fence else []), fx.Send(m.Ok(CREDITS))]
+        if isinstance(asked, fx.Compare) and isinstance(found, bool):
             self.ledger.compared(found, asked.offset)
             return self._append(self._beyond) if found else []
-        if isinstance(asked, BeginNext) and isinstance(found, bool):
+        if isinstance(asked, fx.BeginNext) and isinstance(found, bool):
             if not found:
                 self.ledger.refused()
                 return []
@@ -190,92 +173,88 @@ class SinkSession:
             return self._append(self._beyond)
         raise LocalProtocolError(f"{found!r} does not answer {type(asked).__name__}")
 
-    def failed(self, text: str) -> list[SinkEffect]:
+    def failed(self, text: str) -> list[fx.SinkEffect]:
         """Ends the session because of the peer or of an effect; the peer is told."""
         self._asked = None
         if self.state is SinkState.CLOSED:
             return []
         self.state = SinkState.CLOSED
-        return [Send(m.Error(text[:1000])), Close()]
+        return [fx.Send(m.Error(text[:1000])), fx.Close()]
 
     def _to(self, kind: type[m.Frame], outcome: str) -> None:
         self.state = TABLE[self.state][kind][outcome]
 
-    def _hello(self, hello: m.Hello) -> list[SinkEffect]:
+    def _hello(self, hello: m.Hello) -> list[fx.SinkEffect]:
         if hello.version != m.SINK_VERSION:
             raise RemoteProtocolError(refusals.wrong_version(hello.version, m.SINK_VERSION))
         if not hmac.compare_digest(hello.cookie.encode(), self._cookie.encode()):
             raise RemoteProtocolError(refusals.WRONG_COOKIE)
-        objection = names.objection(hello.instance)
+        objection = m.name_objection("worker", hello.instance)
         if objection is not None:
             raise RemoteProtocolError(objection)
-        self.worker, self.fence = hello.instance, names.fence_of(hello.program)
-        self._asked = Recover(hello.instance)
+        self.worker, self.fence = hello.instance, m.fence_of(hello.program)
+        self._asked = fx.Recover(hello.instance)
         return [self._asked]
 
-    def _notify(self, notify: m.Notify) -> list[SinkEffect]:
+    def _notify(self, notify: m.Notify) -> list[fx.SinkEffect]:
         if notify.stream != m.DATA_STREAM:
             raise RemoteProtocolError(f"stream {notify.stream} cannot be announced: a sink takes stream {m.DATA_STREAM}")
         first = "nothing open" if self.ledger.open is None else "one open"
         self._to(m.Notify, first if self.state is SinkState.AWAIT_APPROVAL else "told again")
-        return [Send(m.NotifyAck(True, notify.stream, self.ledger.received))]
+        return [fx.Send(m.NotifyAck(True, notify.stream, self.ledger.received))]
 
-    def _message(self, message: m.Message) -> list[SinkEffect]:
+    def _message(self, message: m.Message) -> list[fx.SinkEffect]:
         if message.stream != m.DATA_STREAM:
             raise RemoteProtocolError(f"stream {message.stream} was never announced")
         self._to(m.Message, "taken")
-        place = self.ledger.place(message.id)
-        if place is Place.DROP:
+        known = self.ledger.held(message.id)
+        if known is None:
             return []
-        if place is Place.APPEND:
+        if not known:
             return self._append(message.payload)
-        known = self.ledger.received - message.id
         self._beyond = message.payload[known:]
-        self._asked = Compare(message.id, message.payload[:known])
+        self._asked = fx.Compare(message.id, message.payload[:known])
         return [self._asked]
 
-    def _append(self, data: bytes) -> list[SinkEffect]:
+    def _append(self, data: bytes) -> list[fx.SinkEffect]:
         if not data:
             return []
         if not self._begun and self.ledger.open is not None:
-            self._beyond, self._asked = data, BeginNext(self.ledger.received)
+            self._beyond, self._asked = data, fx.BeginNext(self.ledger.received)
             return [self._asked]
-        effects: list[SinkEffect] = [] if self._begun else [Begin(self.ledger.received)]
+        effects: list[fx.SinkEffect] = [] if self._begun else [fx.Begin(self.ledger.received)]
         self._begun = True
         self.ledger.appended(len(data))
-        return [*effects, Append(data)]
+        return [*effects, fx.Append(data)]
 
-    def _list_uncommitted(self, asked: m.ListUncommitted) -> list[SinkEffect]:
+    def _list_uncommitted(self, asked: m.ListUncommitted) -> list[fx.SinkEffect]:
         self._to(m.ListUncommitted, "told")
         found = self.ledger.open
-        return [Send(m.ReplyUncommitted(asked.rtag, () if found is None else (found.txn,)))]
+        return [fx.Send(m.ReplyUncommitted(asked.rtag, () if found is None else (found.txn,)))]
 
-    def _phase1(self, asked: m.Phase1) -> list[SinkEffect]:
+    def _phase1(self, asked: m.Phase1) -> list[fx.SinkEffect]:
         before = self.ledger.open
         found = self.ledger.vote(asked)
         self._to(m.Phase1, "voted")
-        vote = Send(m.Vote(asked.txn, found.veto is None))
+        vote = fx.Send(m.Vote(asked.txn, found.veto is None))
         if before is not None:
             return [vote]
         if found.veto is not None:
-            return [Veto(found.txn, found.veto), vote]
+            return [fx.Veto(found.txn, found.veto), vote]
         self._begun = False
-        return [Prepare(found.txn, self.ledger.committed, found.end), vote]
+        return [fx.Prepare(found.txn, self.ledger.committed, found.end), vote]
 
-    def _phase2(self, told: m.Phase2) -> list[SinkEffect]:
+    def _phase2(self, told: m.Phase2) -> list[fx.SinkEffect]:
         outcome = self.ledger.resolve(told)
-        if outcome is Resolution.COMMIT:
-            self._to(m.Phase2, "committed")
-            return [Commit(told.txn, self.ledger.committed)]
-        if outcome is not Resolution.ROLLBACK:
-            known = outcome is Resolution.KNOWN
-            self._to(m.Phase2, "known already" if known else "unknown")
-            return [Ignored(told.txn, told.commit, known)]
+        self._to(m.Phase2, outcome)
+        if outcome == "committed":
+            return [fx.Commit(told.txn, self.ledger.committed)]
+        if outcome != "rolled back":
+            return [fx.Ignored(told.txn, told.commit, outcome == "known already")]
         self._begun = False
-        self._to(m.Phase2, "rolled back")
-        return [Rollback(told.txn, self.ledger.committed)]
+        return [fx.Rollback(told.txn, self.ledger.committed)]
 
-    def _workers_left(self, left: m.WorkersLeft) -> list[SinkEffect]:
+    def _workers_left(self, left: m.WorkersLeft) -> list[fx.SinkEffect]:
         if self.worker in left.workers:
             raise RemoteProtocolError(f"worker {self.worker!r} says that it has left, and is still here")
         if len(left.workers) > LEAVING:
@@ -283,15 +262,15 @@ class SinkSession:
                 f"{len(left.workers)} workers are said to have left at once; at most {LEAVING} can be told in one message"
             )
         self._to(m.WorkersLeft, "archived")
-        gone = tuple(name for name in dict.fromkeys(left.workers) if names.objection(name) is None)
-        return [Archive(gone)] if gone else []
+        gone = tuple(name for name in dict.fromkeys(left.workers) if m.name_objection("worker", name) is None)
+        return [fx.Archive(gone)] if gone else []
 
-    def _eos(self, eos: m.Eos) -> list[SinkEffect]:
+    def _eos(self, eos: m.Eos) -> list[fx.SinkEffect]:
         if eos.stream != m.DATA_STREAM:
             raise RemoteProtocolError(f"stream {eos.stream} was never announced")
         self._to(m.Eos, "acknowledged")
-        return [Send(m.Ack(0, ((eos.stream, self.ledger.received),)))]
+        return [fx.Send(m.Ack(0, ((eos.stream, self.ledger.received),)))]
 
-    def _error(self, error: m.Error) -> list[SinkEffect]:
+    def _error(self, error: m.Error) -> list[fx.SinkEffect]:
         self._to(m.Error, "over")
-        return [Close()]
+        return [fx.Close()]

@@ -78,12 +78,8 @@ def encode_entry(entry: LogEntry) -> bytes:
 
 def decode_log(data: bytes, where: str = "the log") -> tuple[list[LogEntry], int]:
     """The records, and how many bytes they take: what is behind them is a torn tail. Damage is an error that names `where`."""
-    if len(data) < len(MAGIC):
-        if MAGIC.startswith(data.rstrip(b"\0")):
-            return [], 0
-        raise DamageError(f"{where} is damaged: it is not a log of transactions")
     if not data.startswith(MAGIC):
-        if not data.rstrip(b"\0"):
+        if MAGIC.startswith(data.rstrip(b"\0")):
             return [], 0
         raise DamageError(f"{where} is damaged: it is not a log of transactions")
     entries, at = [], len(MAGIC)
@@ -91,12 +87,12 @@ def decode_log(data: bytes, where: str = "the log") -> tuple[list[LogEntry], int
         found = framed_at(data, at)
         if found.defect is Defect.SHORT:
             break
-        if found.defect is Defect.LENGTH:
-            if not any(data[at + HEAD :]) and data[at + HEAD - 1] == 0:
-                break
-            raise _damaged(where, at, found.defect.value)
-        if found.defect is Defect.CHECKSUM:
-            if found.mark == 0 and not any(data[found.end :]):
+        if found.defect is not None:
+            if found.defect is Defect.LENGTH:
+                is_torn = not any(data[at + HEAD :]) and data[at + HEAD - 1] == 0
+            else:
+                is_torn = found.mark == 0 and not any(data[found.end :])
+            if is_torn:
                 break
             raise _damaged(where, at, found.defect.value)
         try:

@@ -55,11 +55,8 @@ class WorkerState(enum.Enum):
 
 
 #: state -> what we send -> the next state. HELLO stands for all three opening messages.
-SENT: dict[WorkerState, dict[type[m.Frame], WorkerState]] = {
+SENT: dict[WorkerState, dict[type[m.Frame], WorkerState]] = {state: {} for state in WorkerState} | {
     WorkerState.INITIAL: {m.Hello: WorkerState.AWAIT_OK},
-    WorkerState.AWAIT_OK: {},
-    WorkerState.AWAIT_ACK: {},
-    WorkerState.AWAIT_LIST: {},
     WorkerState.READY: {
         m.Message: WorkerState.READY,
         m.Phase1: WorkerState.AWAIT_VOTE,
@@ -69,47 +66,27 @@ SENT: dict[WorkerState, dict[type[m.Frame], WorkerState]] = {
     },
     WorkerState.UNDECIDED: {m.Phase2: WorkerState.RESOLVED},
     WorkerState.RESOLVED: {m.ListUncommitted: WorkerState.RESOLVING},
-    WorkerState.AWAIT_VOTE: {},
     WorkerState.VOTED: {m.Phase2: WorkerState.READY},
-    WorkerState.REFUSED: {},
-    WorkerState.LISTING: {},
-    WorkerState.RESOLVING: {},
-    WorkerState.ENDING: {},
-    WorkerState.CLOSED: {},
 }
 
+_ANSWERS: dict[WorkerState, dict[type[m.Frame], dict[str, WorkerState]]] = {
+    WorkerState.AWAIT_OK: {m.Ok: {"accepted": WorkerState.AWAIT_ACK}},
+    WorkerState.AWAIT_ACK: {m.NotifyAck: {"accepted": WorkerState.AWAIT_LIST}},
+    WorkerState.AWAIT_LIST: {m.ReplyUncommitted: {"none": WorkerState.READY, "one": WorkerState.UNDECIDED}},
+    WorkerState.AWAIT_VOTE: {m.Vote: {"yes": WorkerState.VOTED, "no": WorkerState.REFUSED}},
+    WorkerState.LISTING: {m.ReplyUncommitted: {"none": WorkerState.READY}},
+    WorkerState.RESOLVING: {m.ReplyUncommitted: {"none": WorkerState.RESOLVED}},
+    WorkerState.ENDING: {m.Ack: {"acknowledged": WorkerState.READY}},
+}
 _LAST_WORDS: dict[type[m.Frame], dict[str, WorkerState]] = {m.Error: {"over": WorkerState.CLOSED}, m.Restart: {"over": WorkerState.CLOSED}}
 
 #: state -> what comes -> what it came to -> the next state. What is missing leads to CLOSED (rule 1).
 RECEIVED: dict[WorkerState, dict[type[m.Frame], dict[str, WorkerState]]] = {
-    WorkerState.INITIAL: {},
-    WorkerState.AWAIT_OK: {m.Ok: {"accepted": WorkerState.AWAIT_ACK}, **_LAST_WORDS},
-    WorkerState.AWAIT_ACK: {m.NotifyAck: {"accepted": WorkerState.AWAIT_LIST}, **_LAST_WORDS},
-    WorkerState.AWAIT_LIST: {m.ReplyUncommitted: {"none": WorkerState.READY, "one": WorkerState.UNDECIDED}, **_LAST_WORDS},
-    WorkerState.READY: {**_LAST_WORDS},
-    WorkerState.UNDECIDED: {**_LAST_WORDS},
-    WorkerState.RESOLVED: {**_LAST_WORDS},
-    WorkerState.AWAIT_VOTE: {m.Vote: {"yes": WorkerState.VOTED, "no": WorkerState.REFUSED}, **_LAST_WORDS},
-    WorkerState.VOTED: {**_LAST_WORDS},
-    WorkerState.REFUSED: {**_LAST_WORDS},
-    WorkerState.LISTING: {m.ReplyUncommitted: {"none": WorkerState.READY}, **_LAST_WORDS},
-    WorkerState.RESOLVING: {m.ReplyUncommitted: {"none": WorkerState.RESOLVED}, **_LAST_WORDS},
-    WorkerState.ENDING: {m.Ack: {"acknowledged": WorkerState.READY}, **_LAST_WORDS},
-    WorkerState.CLOSED: {},
+    state: {} if state in (WorkerState.INITIAL, WorkerState.CLOSED) else {**_ANSWERS.get(state, {}), **_LAST_WORDS} for state in WorkerState
 }
 
 #: States in which the sink is to say something before we may go on.
-WAITING = frozenset(
-    {
-        WorkerState.AWAIT_OK,
-        WorkerState.AWAIT_ACK,
-        WorkerState.AWAIT_LIST,
-        WorkerState.AWAIT_VOTE,
-        WorkerState.LISTING,
-        WorkerState.RESOLVING,
-        WorkerState.ENDING,
-    }
-)
+WAITING = frozenset(_ANSWERS)
 
 
 class WorkerSession:
@@ -142,8 +119,7 @@ class WorkerSession:
 
     def check_writable(self) -> None:
         """Fails as `write` would."""
-        if m.Message not in SENT[self.state]:
-            raise LocalProtocolError(f"{m.Message.__name__} cannot be sent in state {self.state.value}")
+        self._check(m.Message)
 
     def prepare(self, txn: str) -> list[m.Frame]:
         self._sent(m.Phase1)
@@ -180,9 +156,12 @@ class WorkerSession:
         self._rtag += 1
         return m.ListUncommitted(self._rtag)
 
-    def _sent(self, kind: type[m.Frame]) -> None:
+    def _check(self, kind: type[m.Frame]) -> None:
         if kind not in SENT[self.state]:
             raise LocalProtocolError(f"{kind.__name__} cannot be sent in state {self.state.value}")
+
+    def _sent(self, kind: type[m.Frame]) -> None:
+        self._check(kind)
         self.state = SENT[self.state][kind]
 
     # ---- what we hear

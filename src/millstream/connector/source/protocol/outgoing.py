@@ -1,12 +1,14 @@
 """A stream as its pusher keeps it: what waits to be sent, what to be acknowledged, and what is left to do after each reconnect. No sockets, no clock.
 
-Rules (the states are in `tables`, rules 7 to 9 there)
+Rules
 1. Messages wait in two queues: `unsent`, and behind their sending `unacknowledged`. Ids in both increase, and those of the second are below those of the first.
 2. What is acknowledged is forgotten, wherever it waits. When the connection is lost, everything that is not acknowledged is unsent again, in its order.
 3. A declared watermark waits among the messages, behind those that came before it. It needs no acknowledgement: once sent it is forgotten, and after a lost
    connection the latest is sent again, behind everything that waits then. It is a promise about what comes later, so to say it later is no harm.
-4. The end is sent when nothing else waits.
-5. Methods that queue or drop bytes return how many: what a client keeps is bounded over all of its streams.
+4. The end is sent when nothing else waits. A lost connection takes it back: what is not acknowledged is sent again, and the end behind it. Only a stream
+   that has nothing left to be acknowledged is left alone: it may be somebody else's by now.
+5. A stream that is refused stays so over a lost connection: for how long it has been refused counts from the first time.
+6. Methods that queue or drop bytes return how many: what a client keeps is bounded over all of its streams.
 """
 
 from __future__ import annotations
@@ -16,11 +18,7 @@ from collections import deque
 import msgspec
 
 from millstream.connector.source.protocol.session import WATERMARK_KEY
-from millstream.connector.source.protocol.tables import LIFE, LINE, Life, Line
 from millstream.connector.wire.codec import message_head
-from millstream.errors import LocalProtocolError
-
-_NEW, _GOING = Life.NEW, Life.GOING  # looked at for every message; to look up a member of an enum takes longer than all the rest
 
 
 class Queued(msgspec.Struct, frozen=True, gc=False):
@@ -45,13 +43,15 @@ class Outgoing:
 
     def __init__(self, name: str, number: int) -> None:
         self.name, self.number = name, number
-        self.life, self.line = Life.NEW, Line.UNASKED
+        self.is_known = False  # whether a server has accepted it, now or earlier
+        self.has_ended = False  # whether the program has said that nothing more comes
+        self.is_told = False  # whether EOS is sent: nothing is left to say on this connection
         self.unsent: deque[Queued] = deque()
         self.unacknowledged: deque[Queued] = deque()
         self.last = -1  # the last id queued, or known to be committed
         self.acknowledged: int | None = None
         self.declared: int | None = None
-        self.refused_since: float | None = None  # None unless the line is REFUSED
+        self.refused_since: float | None = None  # None unless somebody else pushes it
         self.ask_at = 0.0
 
     @property
@@ -60,21 +60,6 @@ class Outgoing:
         return sum(one.is_message for one in self.unsent) + sum(one.is_message for one in self.unacknowledged)
 
     # ---- what the program asks for
-
-    @property
-    def is_known(self) -> bool:
-        """Whether a server has accepted it, now or earlier."""
-        return self.life not in (Life.NEW, Life.NEW_ENDING)
-
-    @property
-    def has_ended(self) -> bool:
-        """Whether the program has said that nothing more comes."""
-        return self.life is not _GOING and self.life is not _NEW
-
-    @property
-    def is_told(self) -> bool:
-        """Whether EOS is sent: nothing is left to say on this connection."""
-        return self.life in (Life.ENDED, Life.OVER)
 
     @property
     def waits(self) -> bool:
@@ -92,9 +77,6 @@ class Outgoing:
         self.declared = watermark
         return self._mark(watermark)
 
-    def end(self) -> None:
-        self._lives("ended by the program")
-
     def _mark(self, watermark: int) -> int:
         frame = message_head(self.number, max(self.last, 0), 0, watermark, WATERMARK_KEY)
         self.unsent.append(Queued(self.last, frame, is_message=False))
@@ -103,14 +85,11 @@ class Outgoing:
     # ---- what the server says, and what becomes of the connection
 
     def accepted(self, point: int | None) -> int:
-        self._stands("accepted")
-        self._lives("accepted")
-        self.refused_since = None
+        self.is_known, self.refused_since = True, None
         return 0 if point is None else self.acknowledge(point)
 
     def refused(self, now: float, again: float) -> float:
         """Somebody else pushes it. It may be asked for again in a while; returns for how long it has been refused."""
-        self._stands("refused")
         self.refused_since = now if self.refused_since is None else self.refused_since
         self.ask_at = now + again
         return now - self.refused_since
@@ -128,18 +107,13 @@ class Outgoing:
                 else:
                     marks.append(item)  # still to be sent
         self.unsent.extendleft(reversed(marks))
-        if self.life is Life.ENDED and not self.unacknowledged:
-            self._lives("all is acknowledged")
         return forgotten
 
     def lost(self) -> int:
         """The connection is gone; the next one begins."""
-        is_over = self.life is Life.OVER
-        self._lives("connection lost")
-        self._stands("connection lost")
-        self.ask_at = 0.0
-        if is_over:
+        if self.is_told and not self.unacknowledged:
             return 0
+        self.is_told, self.ask_at = False, 0.0
         self.unsent.extendleft(reversed(self.unacknowledged))
         self.unacknowledged.clear()
         is_last = bool(self.unsent) and not self.unsent[-1].is_message
@@ -168,18 +142,4 @@ class Outgoing:
     @property
     def is_ready_to_end(self) -> bool:
         """Rule 4."""
-        return self.life is Life.ENDING and self.line is Line.OPEN and not self.unsent
-
-    def told(self) -> None:
-        """EOS is sent."""
-        self._lives("EOS sent, some are on the way" if self.unacknowledged else "EOS sent, all is acknowledged")
-
-    def _lives(self, event: str) -> None:
-        if event not in LIFE[self.life]:
-            raise LocalProtocolError(f"stream {self.name!r} in state {self.life.value}: {event} cannot be")
-        self.life = LIFE[self.life][event]
-
-    def _stands(self, event: str) -> None:
-        if event not in LINE[self.line]:
-            raise LocalProtocolError(f"stream {self.name!r} in state {self.line.value}: {event} cannot be")
-        self.line = LINE[self.line][event]
+        return self.has_ended and not self.is_told and not self.unsent

@@ -12,6 +12,8 @@ Rules (the states are in `tables`)
 
 from __future__ import annotations
 
+import msgspec
+
 from millstream.connector.source.protocol.session import WATERMARK_KEY
 from millstream.connector.source.protocol.tables import (
     CLIENT_RECEIVED,
@@ -25,16 +27,14 @@ from millstream.connector.wire import messages as m
 from millstream.errors import LocalProtocolError, RemoteProtocolError
 
 
-class Pushing:
-    """A stream on this connection. Invariant: acknowledged <= sent, None being before everything."""
+class Pushing(msgspec.Struct, eq=False):
+    """A stream on this connection. `sent` is the last id sent, or resumed from. Invariant: acknowledged <= sent, None being before everything."""
 
-    __slots__ = ("acknowledged", "name", "number", "sent", "state")
-
-    def __init__(self, name: str, number: int) -> None:
-        self.name, self.number = name, number
-        self.state = ClientStream.ABSENT
-        self.sent: int | None = None  # the last id sent, or resumed from
-        self.acknowledged: int | None = None
+    name: str
+    number: int
+    state: ClientStream = ClientStream.ABSENT
+    sent: int | None = None
+    acknowledged: int | None = None
 
     @property
     def is_settled(self) -> bool:

@@ -30,12 +30,12 @@ from collections.abc import Callable, Iterable, Sequence
 import msgspec
 
 from millstream.connector.intake.format.entries import END, MESSAGE, WATERMARK, IntakeEntry, Mark
-from millstream.connector.source.protocol.effects import Admit, Close, Fence, Keep, Send, SourceEffect
-from millstream.connector.source.protocol.streams import PushedStream, Streams, TooManyStreams, objection
+from millstream.connector.source.protocol.streams import PushedStream, Streams, TooManyStreams
 from millstream.connector.source.protocol.tables import COMMITTED, SERVER, SERVER_STREAM, Server, ServerStream
 from millstream.connector.wire import messages as m
 from millstream.connector.wire import refusals
 from millstream.connector.wire.decoder import Pushed
+from millstream.connector.wire.messages import Close, Send
 from millstream.errors import LocalProtocolError, RemoteProtocolError
 
 #: The key of a message that declares a watermark.
@@ -45,14 +45,32 @@ WATERMARK_KEY = b"millstream.watermark"
 LAST_ID = (1 << 63) - 1
 
 
-class _Open:
+class Admit(msgspec.Struct, frozen=True):
+    """HELLO is right: is there room for one more session? Answer: None, or why there is none."""
+
+
+class Keep(msgspec.Struct, frozen=True):
+    """Keep these entries, behind those that came before."""
+
+    entries: list[IntakeEntry]
+
+
+class Fence(msgspec.Struct, frozen=True):
+    """That session is a half-open connection of the peer that speaks now."""
+
+    session: SourceSession
+    why: str
+
+
+SourceEffect = Send | Close | Admit | Keep | Fence
+
+
+class _Open(msgspec.Struct, eq=False):
     """A stream of this connection, under the number that the client gave it."""
 
-    __slots__ = ("number", "state", "stream")
-
-    def __init__(self, number: int, stream: PushedStream) -> None:
-        self.number, self.stream = number, stream
-        self.state = SERVER_STREAM[ServerStream.ABSENT][m.Notify]["accepted"]
+    number: int
+    stream: PushedStream
+    state: ServerStream = SERVER_STREAM[ServerStream.ABSENT][m.Notify]["accepted"]
 
 
 _FIRST_TIME, _LAST_TIME = -(2**63) + 1, 2**63 - 2
@@ -212,7 +230,7 @@ class SourceSession:
             if m.Notify not in SERVER_STREAM[known.state]:
                 raise RemoteProtocolError(f"stream {notify.stream} is announced twice")
             return [Send(m.NotifyAck(False, notify.stream, known.stream.acknowledged)), *self._settle()]
-        complaint = objection(notify.name)
+        complaint = m.name_objection("stream", notify.name)
         if complaint is not None:
             raise RemoteProtocolError(complaint)
         if len(self._open) >= self._limit:
@@ -248,9 +266,7 @@ class SourceSession:
         return [Keep([(found.stream.name, END, 0, 0, b"", b"")])]
 
     def _error(self, error: m.Error) -> list[SourceEffect]:
-        self.state = SERVER[self.state][m.Error]["over"]
-        self.ended()
-        return [Close()]
+        return self._part()
 
     # ---- credits
 
@@ -290,21 +306,18 @@ class SourceSession:
 
     def restart(self, address: str = "") -> list[SourceEffect]:
         """Sends the peer away: to come back here, or at that address."""
-        self._asked = None
-        if self.state is Server.CLOSED:
-            return []
-        self.state = Server.CLOSED
-        self.ended()
-        return [Send(m.Restart(address)), Close()]
+        return self._part(m.Restart(address))
 
     def failed(self, text: str) -> list[SourceEffect]:
         """Ends the session because of the peer, or of ours; the peer is told."""
+        return self._part(m.Error(text[:1000]))
+
+    def _part(self, *last_words: m.Frame) -> list[SourceEffect]:
         self._asked = None
         if self.state is Server.CLOSED:
             return []
-        self.state = Server.CLOSED
         self.ended()
-        return [Send(m.Error(text[:1000])), Close()]
+        return [*map(Send, last_words), Close()]
 
     def ended(self) -> None:
         """The connection is over: its streams are free. May be called twice."""

@@ -19,26 +19,22 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
+import msgspec
+
 from millstream.connector.intake.format.entries import Mark
 
-#: What a stream may be called: 1 to so many bytes of UTF-8.
-NAME_LIMIT = 200
 
+class PushedStream(msgspec.Struct, eq=False):
+    """One stream. `watermark` and `ended` are of what is committed. Invariant: acknowledged is None, or received is not None and acknowledged <= received."""
 
-class PushedStream:
-    """One stream. Invariant: acknowledged is None, or received is not None and acknowledged <= received."""
-
-    __slots__ = ("acknowledged", "ended", "heard", "is_stored", "name", "owner", "received", "watermark")
-
-    def __init__(self, name: str, heard: float) -> None:
-        self.name = name
-        self.received: int | None = None
-        self.acknowledged: int | None = None
-        self.watermark: int | None = None  # of what is committed
-        self.ended = False  # likewise
-        self.owner: Any = None
-        self.heard = heard
-        self.is_stored = False
+    name: str
+    heard: float
+    received: int | None = None
+    acknowledged: int | None = None
+    watermark: int | None = None
+    ended: bool = False
+    owner: Any = None
+    is_stored: bool = False
 
     @property
     def is_committed(self) -> bool:
@@ -48,14 +44,6 @@ class PushedStream:
 
 class TooManyStreams(Exception):
     """Rule 3."""
-
-
-def objection(name: str) -> str | None:
-    """Why this cannot be a stream's name; None if it can."""
-    size = len(name.encode())
-    if not size:
-        return "a stream needs a name"
-    return f"a stream's name of {size} bytes is too long; the limit is {NAME_LIMIT}" if size > NAME_LIMIT else None
 
 
 class Streams:

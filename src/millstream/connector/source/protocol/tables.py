@@ -23,21 +23,6 @@ Rules
 4. A commit is no message, but leads from state to state like one: `COMMITTED` says what happens to a stream when an epoch is committed.
 5. An ACK may arrive for a stream that has just ended, or is being announced again: it says nothing new.
 6. Whoever announces a stream that the same connection is still ending is told to try again (NOTIFY_ACK false), as if it were active elsewhere.
-
-A connection ends, and a stream goes on over the next one. So a pusher keeps two more states of each stream, which no message names:
-
-Its life                                         Its line: what the server says of it now
-    NEW          no server has accepted it yet       UNASKED   nothing yet, on this connection
-    NEW_ENDING   the same, and it has ended already  REFUSED   it is active elsewhere; asked again from time to time
-    GOING        more may come                       OPEN      what waits may be sent
-    ENDING       nothing more comes; EOS is to be sent
-    ENDED        EOS is sent, not all is acknowledged
-    OVER         EOS is sent, all is acknowledged
-
-7. A cell of `LIFE` and `LINE` is state, what happened, next state. What has no cell cannot happen: the client would be broken.
-8. A lost connection takes the line back and EOS with it: what is not acknowledged is sent again, and EOS behind it. Only a stream that is OVER is left alone:
-   it may be somebody else's by now.
-9. A stream that is refused stays so over a lost connection: for how long it has been refused counts from the first time.
 """
 
 from __future__ import annotations
@@ -71,21 +56,6 @@ class ClientStream(enum.Enum):
     ASKED = "Asked"
     OPEN = "Open"
     ENDING = "Ending"
-
-
-class Life(enum.Enum):
-    NEW = "New"
-    NEW_ENDING = "NewEnding"
-    GOING = "Going"
-    ENDING = "Ending"
-    ENDED = "Ended"
-    OVER = "Over"
-
-
-class Line(enum.Enum):
-    UNASKED = "Unasked"
-    REFUSED = "Refused"
-    OPEN = "Open"
 
 
 # ---- the server's end: what it hears
@@ -164,26 +134,4 @@ CLIENT_STREAM_RECEIVED: dict[ClientStream, dict[type[m.Frame], dict[str, ClientS
     },
     ClientStream.OPEN: {m.Ack: {"acknowledged": ClientStream.OPEN}},
     ClientStream.ENDING: {m.Ack: {"some": ClientStream.ENDING, "all": ClientStream.ABSENT}},
-}
-
-# ---- a stream as its pusher keeps it, over any number of connections (rules 7 to 9)
-
-LIFE: dict[Life, dict[str, Life]] = {
-    Life.NEW: {"accepted": Life.GOING, "ended by the program": Life.NEW_ENDING, "connection lost": Life.NEW},
-    Life.NEW_ENDING: {"accepted": Life.ENDING, "connection lost": Life.NEW_ENDING},
-    Life.GOING: {"accepted": Life.GOING, "ended by the program": Life.ENDING, "connection lost": Life.GOING},
-    Life.ENDING: {
-        "accepted": Life.ENDING,
-        "EOS sent, some are on the way": Life.ENDED,
-        "EOS sent, all is acknowledged": Life.OVER,
-        "connection lost": Life.ENDING,
-    },
-    Life.ENDED: {"all is acknowledged": Life.OVER, "connection lost": Life.ENDING},
-    Life.OVER: {"connection lost": Life.OVER},
-}
-
-LINE: dict[Line, dict[str, Line]] = {
-    Line.UNASKED: {"accepted": Line.OPEN, "refused": Line.REFUSED, "connection lost": Line.UNASKED},
-    Line.REFUSED: {"accepted": Line.OPEN, "refused": Line.REFUSED, "connection lost": Line.REFUSED},
-    Line.OPEN: {"connection lost": Line.UNASKED},
 }
