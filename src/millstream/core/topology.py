@@ -363,17 +363,19 @@ class Topology:
 
 def _cycles(topology: Topology) -> list[frozenset[str]]:
     """The sets of computations that feed each other."""
-    reach: dict[str, set[str]] = {}
+    readers: dict[str, set[str]] = {}
     for spec in topology.computations:
-        found: set[str] = set()
-        ahead = [spec.name]
+        for i in spec.inputs:
+            readers.setdefault(i.stream, set()).add(spec.name)
+    next_of = {spec.name: {name for stream in spec.streams for name in readers.get(stream, ())} for spec in topology.computations}
+    reach: dict[str, set[str]] = {}
+    for start in next_of:
+        found = reach[start] = set()
+        ahead = [start]
         while ahead:
-            streams = set(topology.by_name[ahead.pop()].streams)
-            for other in topology.computations:
-                if other.name not in found and any(i.stream in streams for i in other.inputs):
-                    found.add(other.name)
-                    ahead.append(other.name)
-        reach[spec.name] = found
+            new = next_of[ahead.pop()] - found
+            found |= new
+            ahead += new
     cycles = {frozenset(b for b in reach if b in reach[a] and a in reach[b]) for a in reach if a in reach[a]}
     return sorted(cycles, key=sorted)
 
