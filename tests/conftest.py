@@ -40,7 +40,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         return item.get_closest_marker("crash") is not None
 
     def is_in_session(item: pytest.Item) -> bool:
-        return item.get_closest_marker("spark") is not None and not is_crash(item)
+        return "spark" in getattr(item, "fixturenames", ()) or (item.get_closest_marker("spark") is not None and not is_crash(item))
 
     for item in items:
         item.add_marker(pytest.mark.xdist_group("session" if is_in_session(item) else item.location[0]))
