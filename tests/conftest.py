@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 from typing import Any
 
 import pytest
+from xdist.scheduler import LoadScopeScheduling
 
 sys.path.insert(0, str(Path(__file__).parent))
 
@@ -32,19 +35,27 @@ def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("filterwarnings", "ignore::millstream.errors.InputWarning")  # many tests have late records on purpose
 
 
-@pytest.hookimpl(tryfirst=True)
+@cache
+def _uses_the_session(file: str) -> bool:
+    return re.search(r"def \w+\([^)]*\bspark\b", (Path(__file__).parents[1] / file).read_text()) is not None
+
+
+class _Scheduler(LoadScopeScheduling):
+    """One process has all files that use the one Spark session; all tests of any other file stay together."""
+
+    def _split_scope(self, nodeid: str) -> str:
+        file = nodeid.partition("::")[0]
+        return "session" if _uses_the_session(file) else file
+
+
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
+    return _Scheduler(config, log) if config.getvalue("dist") == "loadscope" else None
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """With `--dist loadgroup`: one process has the one Spark session, and all tests of a file without it stay together. What takes longest comes first."""
-
-    def is_crash(item: pytest.Item) -> bool:
-        return item.get_closest_marker("crash") is not None
-
-    def is_in_session(item: pytest.Item) -> bool:
-        return "spark" in getattr(item, "fixturenames", ()) or (item.get_closest_marker("spark") is not None and not is_crash(item))
-
-    for item in items:
-        item.add_marker(pytest.mark.xdist_group("session" if is_in_session(item) else item.location[0]))
-    items.sort(key=lambda item: (not is_in_session(item), not is_crash(item)))
+    """What takes longest comes first."""
+    long = {item.location[0] for item in items if item.get_closest_marker("crash") is not None}
+    items.sort(key=lambda item: (not _uses_the_session(item.location[0]), item.location[0] not in long))
 
 
 @pytest.fixture(scope="session", autouse=True)
