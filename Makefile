@@ -42,7 +42,7 @@ check: $(STAMP)
 test: setup
 	$(BIN)/pytest -m "not soak" -n 2 --dist loadscope --no-loadscope-reorder
 
-# no Spark, no killed process, and a tenth of the seeds and examples: about two minutes
+# no Spark, no killed process, and a tenth of the seeds and examples: about two and a half minutes
 quick: $(STAMP)
 	MILLSTREAM_QUICK=1 $(BIN)/pytest -m "not spark and not crash and not soak and not slow" -n 2 --dist worksteal
 
