@@ -99,7 +99,7 @@ class ModelledSink(TwoPhaseSink):
     """The real one, connected to the model."""
 
     def __init__(self, lines: dict[str, Line]) -> None:
-        super().__init__("127.0.0.1:1", "", None, encode, "1s", "1s")
+        super().__init__("127.0.0.1:1", encode=encode, timeout="1s", patience="1s")
         self.lines = lines
 
     def _connect(self, worker: str, token: str, epoch: int, driver: bool, tries: int = 0) -> Any:

@@ -41,13 +41,16 @@ def _as_key(key: Any) -> Any:
 
 
 class EachEpoch(_Staged):
-    """See `each_epoch`."""
+    """Calls `function(DataFrame, epoch)` on the driver after each commit with rows: at least once, in order of epochs.
+
+    The same epoch number may come again after a crash, with the same rows: use it to make the effect idempotent. The rows pass
+    through the driver; for bulk output use `files`.
+    """
 
     needs_spark = True
 
-    def __init__(self, function: Callable[[Any, int], None], schema: Any) -> None:
-        self.function = function
-        self.schema = schema
+    def __init__(self, function: Callable[[Any, int], None], *, schema: Any = None) -> None:
+        self.function, self.schema = function, schema
 
     def resolve(self, arrow_schema: Any) -> None:
         if isinstance(self.schema, str):
@@ -73,7 +76,7 @@ class EachEpoch(_Staged):
 
 
 class MemorySink(_Staged):
-    """See `memory`."""
+    """Collects rows in `.collected`, for tests: exactly once within one process."""
 
     def __init__(self) -> None:
         self.collected: list[SinkRow] = []
@@ -95,15 +98,4 @@ class MemorySink(_Staged):
         return {"collected": [], "epochs": set()}
 
 
-def each_epoch(function: Callable[[Any, int], None], *, schema: Any = None) -> EachEpoch:
-    """Calls `function(DataFrame, epoch)` on the driver after each commit with rows: at least once, in order of epochs.
-
-    The same epoch number may come again after a crash, with the same rows: use it to make the effect idempotent. The rows pass
-    through the driver; for bulk output use `files`.
-    """
-    return EachEpoch(function, schema)
-
-
-def memory() -> MemorySink:
-    """Collects rows in `.collected`, for tests: exactly once within one process."""
-    return MemorySink()
+each_epoch, memory = EachEpoch, MemorySink

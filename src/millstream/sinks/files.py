@@ -69,18 +69,36 @@ def encode_rows(sink: Sink, context: TaskContext, rows: Sequence[SinkRow], encod
 
 
 class FileSink(Sink):
-    """See `files`."""
+    """JSON lines or Parquet files in a directory (or under s3://...), exactly once.
+
+    Every row has `key`, `timestamp` and `value`, and `id` with `emit(..., ids=True)`. For Parquet say the schema (`"key string, timestamp long, value long"`),
+    or the types are taken from each part's values. nan: JSON has no NaN and no infinity, so a row with one is an error; "null" writes null in its place.
+    roll: how long rows that are committed wait, to be published as one file for many epochs, such as "5s"; 0: each epoch has files of its own. By
+    default 0 for micro-batches, and "5s" for resident runs, which have tens of epochs a second.
+
+    >>> files("/data/counts").describe()
+    'json files in /data/counts'
+    """
 
     def __init__(
-        self, path: str, format: str, schema: Any, options: dict[str, Any] | None, nan: str = "error", roll: int | None = None
+        self,
+        path: str | os.PathLike[str],
+        *,
+        format: str = "json",
+        schema: Any = None,
+        storage_options: dict[str, Any] | None = None,
+        nan: str = "error",
+        roll: Duration | None = None,
     ) -> None:
-        self.path = path
-        self.format = format
-        self.schema = schema
-        self.options = options
-        self.nan = nan
-        self.roll = roll
-        self.roll_millis = roll or 0
+        if format not in _SUFFIX:
+            raise DefinitionError(f"sinks.files(format={format!r}): use 'json' (lines) or 'parquet'")
+        if nan not in ("error", "null"):
+            raise DefinitionError(f"sinks.files(nan={nan!r}): use 'error' or 'null'")
+        text = os.fspath(path)
+        self.path = text if "://" in text else os.path.abspath(text)
+        self.format, self.schema, self.options, self.nan = format, schema, storage_options, nan
+        self.roll = None if roll is None else 0 if roll == 0 else duration(roll)
+        self.roll_millis = self.roll or 0
         self.in_units = self.roll_millis > 0
 
     def by_default(self, roll_millis: int) -> None:
@@ -285,30 +303,4 @@ def to_table(rows: Sequence[SinkRow], schema: Any, where: str) -> Any:
         ) from error
 
 
-def files(
-    path: str | os.PathLike[str],
-    *,
-    format: str = "json",
-    schema: Any = None,
-    storage_options: dict[str, Any] | None = None,
-    nan: str = "error",
-    roll: Duration | None = None,
-) -> FileSink:
-    """JSON lines or Parquet files in a directory (or under s3://...), exactly once.
-
-    Every row has `key`, `timestamp` and `value`, and `id` with `emit(..., ids=True)`. For Parquet say the schema (`"key string, timestamp
-    long, value long"`), or the
-    types are taken from each part's values. nan: JSON has no NaN and no infinity, so a row with one is an error; "null" writes null in its place.
-    roll: how long rows that are committed wait, to be published as one file for many epochs, such as "5s"; 0: each epoch has files of its own. By
-    default 0 for micro-batches, and "5s" for resident runs, which have tens of epochs a second.
-
-    >>> files("/data/counts").describe()
-    'json files in /data/counts'
-    """
-    if format not in _SUFFIX:
-        raise DefinitionError(f"sinks.files(format={format!r}): use 'json' (lines) or 'parquet'")
-    if nan not in ("error", "null"):
-        raise DefinitionError(f"sinks.files(nan={nan!r}): use 'error' or 'null'")
-    millis = None if roll is None else 0 if roll == 0 else duration(roll)
-    text = os.fspath(path)
-    return FileSink(text if "://" in text else os.path.abspath(text), format, schema, storage_options, nan, millis)
+files = FileSink

@@ -46,23 +46,30 @@ class ServiceSinkStats(msgspec.Struct):
 
 
 class ServiceSink(Sink):
-    """See `service`."""
+    """A sink into a table of the state service (`millstream serve`): the last value of each key, exactly once.
+
+    encode: what a row becomes, a key and a value as bytes (None removes the key); by default the key's text and the value as JSON. timeout: how long to try
+    while nodes are away, before the epoch fails. The nodes must be reachable from every worker and from the driver. docs/service.md tells more.
+
+    >>> service("127.0.0.1:7400", "counts").describe()
+    "table 'counts' at 127.0.0.1:7400"
+    """
 
     def __init__(
         self,
-        addresses: Sequence[str],
+        address: str | Sequence[str],
         table: str,
-        cookie: str,
-        tls: Tls | None,
-        encode: Callable[[SinkRow], tuple[bytes, bytes | None]] | None,
-        timeout: str | int,
+        *,
+        cookie: str = "",
+        tls: Tls | None = None,
+        encode: Callable[[SinkRow], tuple[bytes, bytes | None]] | None = None,
+        timeout: str | int = "30s",
     ) -> None:
-        self.addresses = list(addresses)
-        self.table = table
-        self.cookie = cookie
-        self.tls = tls
-        self.encode = encode
-        self.timeout = timeout
+        self.addresses = [address] if isinstance(address, str) else list(address)
+        if not self.addresses:
+            raise DefinitionError("give the address of a node, such as 127.0.0.1:7400")
+        duration(timeout)
+        self.table, self.cookie, self.tls, self.encode, self.timeout = table, cookie, tls, encode, timeout
         self._swept = -_SWEEP_EVERY
         self._stats = ServiceSinkStats()
         #: One, once it is needed; tasks that follow each other use it. It is pickled as its settings.
@@ -187,25 +194,4 @@ def entry_of(row: SinkRow) -> tuple[bytes, bytes | None]:
     return key_bytes(row.key), data
 
 
-def service(
-    address: str | Sequence[str],
-    table: str,
-    *,
-    cookie: str = "",
-    tls: Tls | None = None,
-    encode: Callable[[SinkRow], tuple[bytes, bytes | None]] | None = None,
-    timeout: str | int = "30s",
-) -> ServiceSink:
-    """A sink into a table of the state service (`millstream serve`): the last value of each key, exactly once.
-
-    encode: what a row becomes, a key and a value as bytes (None removes the key); by default the key's text and the value as JSON. timeout: how long to try
-    while nodes are away, before the epoch fails. The nodes must be reachable from every worker and from the driver. docs/service.md tells more.
-
-    >>> service("127.0.0.1:7400", "counts").describe()
-    "table 'counts' at 127.0.0.1:7400"
-    """
-    addresses = [address] if isinstance(address, str) else list(address)
-    if not addresses:
-        raise DefinitionError("give the address of a node, such as 127.0.0.1:7400")
-    duration(timeout)
-    return ServiceSink(addresses, table, cookie, tls, encode, timeout)
+service = ServiceSink

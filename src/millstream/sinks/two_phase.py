@@ -17,6 +17,7 @@ Rules
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import KW_ONLY, dataclass
 from hashlib import blake2b
 from typing import TYPE_CHECKING, Any
 
@@ -55,20 +56,28 @@ class TwoPhaseStats(msgspec.Struct):
     connections: int = 0
 
 
+@dataclass(eq=False)
 class TwoPhaseSink(Sink):
-    """See `connector`."""
+    """A sink over TCP that commits with the epoch: exactly once in whatever stands behind `millstream sink`, or any program that speaks the protocol.
 
+    encode: what a row becomes, by default a JSON line with key, timestamp and value. timeout: for every answer of the sink. patience: how long to try while
+    it is away, before the epoch fails. The sink must be reachable from every worker and from the driver. docs/connector.md tells more.
+
+    >>> connector("127.0.0.1:7402", cookie="secret").describe()
+    'the sink at 127.0.0.1:7402'
+    """
+
+    address: str
+    _: KW_ONLY
+    cookie: str = ""
+    tls: Tls | None = None
+    encode: Callable[[SinkRow], bytes] | None = None
+    timeout: Duration = "30s"
+    patience: Duration = "30s"
     takes_back = True
 
-    def __init__(
-        self, address: str, cookie: str, tls: Tls | None, encode: Callable[[SinkRow], bytes] | None, timeout: Duration, patience: Duration
-    ) -> None:
-        self.address = address
-        self.cookie = cookie
-        self.tls = tls
-        self.encode = encode
-        self.timeout, self.patience = timeout, patience
-        duration(timeout), duration(patience)  # which refuse what has no unit
+    def __post_init__(self) -> None:
+        duration(self.timeout), duration(self.patience)  # which refuse what has no unit
         self._open: dict[str, WorkerClient] = {}  # driver: names taken over between the phases
         self._stats = TwoPhaseStats()
 
@@ -200,21 +209,4 @@ def _json(row: SinkRow) -> bytes:
     return data + b"\n"
 
 
-def connector(
-    address: str,
-    *,
-    cookie: str = "",
-    tls: Tls | None = None,
-    encode: Callable[[SinkRow], bytes] | None = None,
-    timeout: Duration = "30s",
-    patience: Duration = "30s",
-) -> TwoPhaseSink:
-    """A sink over TCP that commits with the epoch: exactly once in whatever stands behind `millstream sink`, or any program that speaks the protocol.
-
-    encode: what a row becomes, by default a JSON line with key, timestamp and value. timeout: for every answer of the sink. patience: how long to try while
-    it is away, before the epoch fails. The sink must be reachable from every worker and from the driver. docs/connector.md tells more.
-
-    >>> connector("127.0.0.1:7402", cookie="secret").describe()
-    'the sink at 127.0.0.1:7402'
-    """
-    return TwoPhaseSink(address, cookie, tls, encode, timeout, patience)
+connector = TwoPhaseSink

@@ -13,12 +13,26 @@ if TYPE_CHECKING:
 
 
 class PythonSource(Source):
-    """See `data_source`."""
+    """A Python data source of PySpark's: a subclass of `pyspark.sql.datasource.DataSource` with a `streamReader` or a `simpleStreamReader`.
 
-    def __init__(self, cls: type, options: dict[str, str], schema: Any) -> None:
-        self.cls = cls
-        self.options = options
-        self.schema = schema
+    Millstream plans its epochs: it asks the reader for offsets on the driver, has partitions read by tasks, and calls `commit` when an epoch is committed and
+    published. Between two offsets there must always be the same rows. options: what the data source finds in `self.options`. schema: as for Spark, in the
+    place of what `DataSource.schema` says.
+
+    >>> class Numbers:  # a subclass of pyspark.sql.datasource.DataSource
+    ...     def streamReader(self, schema):
+    ...         ...
+    >>> data_source(Numbers, options={"path": "somewhere"}).describe()
+    'data source Numbers'
+    """
+
+    def __init__(self, cls: type, *, options: Mapping[str, Any] | None = None, schema: Any = None) -> None:
+        if not isinstance(cls, type) or not (hasattr(cls, "streamReader") or hasattr(cls, "simpleStreamReader")):
+            raise DefinitionError(
+                f"sources.data_source({cls!r}): give a subclass of pyspark.sql.datasource.DataSource that has a streamReader"
+            )
+        self.cls, self.schema = cls, schema
+        self.options = {name: str(value) for name, value in (options or {}).items()}
 
     def unplanned(self) -> str | None:
         return None
@@ -37,19 +51,4 @@ class PythonSource(Source):
         return f"data source {self.cls.__name__}"
 
 
-def data_source(cls: type, *, options: Mapping[str, Any] | None = None, schema: Any = None) -> PythonSource:
-    """A Python data source of PySpark's: a subclass of `pyspark.sql.datasource.DataSource` with a `streamReader` or a `simpleStreamReader`.
-
-    Millstream plans its epochs: it asks the reader for offsets on the driver, has partitions read by tasks, and calls `commit` when an epoch is committed and
-    published. Between two offsets there must always be the same rows. options: what the data source finds in `self.options`. schema: as for Spark, in the
-    place of what `DataSource.schema` says.
-
-    >>> class Numbers:  # a subclass of pyspark.sql.datasource.DataSource
-    ...     def streamReader(self, schema):
-    ...         ...
-    >>> data_source(Numbers, options={"path": "somewhere"}).describe()
-    'data source Numbers'
-    """
-    if not isinstance(cls, type) or not (hasattr(cls, "streamReader") or hasattr(cls, "simpleStreamReader")):
-        raise DefinitionError(f"sources.data_source({cls!r}): give a subclass of pyspark.sql.datasource.DataSource that has a streamReader")
-    return PythonSource(cls, {name: str(value) for name, value in (options or {}).items()}, schema)
+data_source = PythonSource

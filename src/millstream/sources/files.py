@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -27,16 +26,32 @@ _SETTINGS = {
 _FORMATS = {".parquet": "parquet", ".json": "json", ".jsonl": "json", ".ndjson": "json", ".csv": "csv"}
 
 
-@dataclass(frozen=True)
 class FileSource(Source):
-    """A directory that files are moved into."""
+    """Files of a directory, each read once, in the order they appear. Move finished files in; do not write in place.
 
-    path: str
-    schema: Any = field()  # without a default, whatever the base has
-    format: str | None
-    max_files_per_epoch: int | None
-    options: dict[str, str]
+    >>> files("queries/", schema="term string, at long", format="json", max_files_per_epoch=10).describe()
+    'files in queries/'
+    """
+
     reads_files = True
+
+    def __init__(
+        self,
+        path: str | os.PathLike[str],
+        *,
+        schema: Any,
+        format: str | None = None,
+        max_files_per_epoch: int | None = None,
+        options: Mapping[str, str] | None = None,
+    ) -> None:
+        if format is not None and format not in ("parquet", "json", "csv"):
+            raise DefinitionError(f"sources.files(format={format!r}): use 'parquet', 'json' or 'csv'")
+        if max_files_per_epoch is not None and max_files_per_epoch < 1:
+            raise DefinitionError("sources.files(max_files_per_epoch=...): at least 1")
+        if not schema:
+            raise DefinitionError("sources.files needs a schema, such as schema='term string, at long'")
+        self.path, self.schema, self.format, self.max_files_per_epoch = os.fspath(path), schema, format, max_files_per_epoch
+        self.options = dict(options or {})
 
     def load(self, spark: Any, unreadable: str | None = None) -> Any:
         format = self.format or self._guess()
@@ -52,7 +67,9 @@ class FileSource(Source):
     def _configured(self, reader: Any, format: str, unreadable: str | None) -> Any:
         schema = self.schema
         if unreadable is not None and format in ("json", "csv") and "mode" not in self.options:
-            schema = f"{schema}, {unreadable} string" if isinstance(schema, str) else _with_column(schema, unreadable)
+            schema = (
+                f"{schema}, {unreadable} string" if isinstance(schema, str) else type(schema)([*schema.fields]).add(unreadable, "string")
+            )
         reader = reader.format(format).schema(schema)
         if schema is not self.schema:
             reader = reader.option("mode", "PERMISSIVE").option("columnNameOfCorruptRecord", unreadable)
@@ -164,28 +181,4 @@ class FileSource(Source):
         raise DefinitionError(f"sources.files({self.path!r}): no file there tells the format. Say format='parquet', 'json' or 'csv'.")
 
 
-def _with_column(schema: Any, name: str) -> Any:
-    """A Spark StructType with one more column of text."""
-    return type(schema)([*schema.fields]).add(name, "string")
-
-
-def files(
-    path: str | os.PathLike[str],
-    *,
-    schema: Any,
-    format: str | None = None,
-    max_files_per_epoch: int | None = None,
-    options: Mapping[str, str] | None = None,
-) -> FileSource:
-    """Files of a directory, each read once, in the order they appear. Move finished files in; do not write in place.
-
-    >>> files("queries/", schema="term string, at long", format="json", max_files_per_epoch=10).describe()
-    'files in queries/'
-    """
-    if format is not None and format not in ("parquet", "json", "csv"):
-        raise DefinitionError(f"sources.files(format={format!r}): use 'parquet', 'json' or 'csv'")
-    if max_files_per_epoch is not None and max_files_per_epoch < 1:
-        raise DefinitionError("sources.files(max_files_per_epoch=...): at least 1")
-    if not schema:
-        raise DefinitionError("sources.files needs a schema, such as schema='term string, at long'")
-    return FileSource(os.fspath(path), schema, format, max_files_per_epoch, dict(options or {}))
+files = FileSource

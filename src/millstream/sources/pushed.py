@@ -47,26 +47,54 @@ class PushedStats(msgspec.Struct, frozen=True):
 
 
 class PushedSource(Source):
-    """A source that programs push into. Made by `connector`."""
+    """Messages that other programs push to HOST:PORT, each once, as rows (stream, id, event_time, key, payload, record_id).
+
+    dir: the folder of the durable log, which every Spark process can read; keep it with the checkpoint. cookie: a secret that pushers must know; needed to
+    listen beyond this machine, unless `force`. tls: `ms.connector.Tls(cert, key, ca)`. streams, idle: which streams `watermark` waits for, and for how
+    long if they are silent. max_per_epoch: a number of messages, or a size such as "64MB". credits: frames of one pusher on the way. backlog: how much may
+    wait uncommitted before pushers are slowed down.
+
+    >>> connector(dir="intake", listen="127.0.0.1:7401", max_per_epoch=100_000).describe()
+    'messages pushed to 127.0.0.1:7401'
+    """
 
     schema = "stream string, id long, event_time long, key string, payload binary, record_id string"
     is_acknowledged = True
 
     def __init__(
         self,
-        folder: str,
-        listen: str,
         *,
-        streams: tuple[str, ...],
-        idle: float | None,
-        messages: int | None,
-        size: int | None,
-        partitions: int | None,
-        server: dict[str, Any],
+        dir: str | os.PathLike[str],
+        listen: str = "127.0.0.1:7401",
+        cookie: str = "",
+        tls: Tls | None = None,
+        force: bool = False,
+        streams: Sequence[str] = (),
+        idle: str | int | None = None,
+        max_per_epoch: int | str | None = None,
+        partitions: int | None = None,
+        credits: int = 100_000,
+        backlog: str = "4GB",
+        sessions: int = 256,
+        max_message: str = "1MB",
     ) -> None:
-        self.folder, self.listen, self.streams, self.idle = folder, listen, streams, idle
-        self._messages, self._size, self._partitions = messages, size, partitions
-        self._options = server
+        from millstream.network import check_listening, parse_address
+
+        check_listening(parse_address(listen)[0], cookie, force)
+        if isinstance(streams, str):
+            raise DefinitionError("sources.connector(streams=...): give a list of names")
+        for name, value in (("max_per_epoch", max_per_epoch), ("partitions", partitions), ("credits", credits), ("sessions", sessions)):
+            if value is not None and not isinstance(value, str) and value < 1:
+                raise DefinitionError(f"sources.connector({name}=...): at least 1")
+        self.folder, self.listen, self.streams = os.path.abspath(os.fspath(dir)), listen, tuple(streams)
+        self.idle = None if idle is None else duration(idle) / 1000
+        self._messages = max_per_epoch if isinstance(max_per_epoch, int) else None
+        self._size = _bytes("max_per_epoch", max_per_epoch) if isinstance(max_per_epoch, str) else None
+        self._partitions = partitions
+        self._options: dict[str, Any] = {"cookie": cookie, "tls": tls, "force": force, "credits": credits, "sessions": sessions}
+        self._options |= {"backlog": _bytes("backlog", backlog), "frame_limit": _bytes("max_message", max_message)}
+        if self._messages is not None:
+            self._options["batch_messages"] = self._messages
         self._needs = (False, False)
         self._server: SourceServer | None = None
 
@@ -143,62 +171,11 @@ class PushedSource(Source):
         return f"messages pushed to {self.address}"
 
 
-def connector(
-    *,
-    dir: str | os.PathLike[str],
-    listen: str = "127.0.0.1:7401",
-    cookie: str = "",
-    tls: Tls | None = None,
-    force: bool = False,
-    streams: Sequence[str] = (),
-    idle: str | int | None = None,
-    max_per_epoch: int | str | None = None,
-    partitions: int | None = None,
-    credits: int = 100_000,
-    backlog: str = "4GB",
-    sessions: int = 256,
-    max_message: str = "1MB",
-) -> PushedSource:
-    """Messages that other programs push to HOST:PORT, each once, as rows (stream, id, event_time, key, payload, record_id).
-
-    dir: the folder of the durable log, which every Spark process can read; keep it with the checkpoint. cookie: a secret that pushers must know; needed to
-    listen beyond this machine, unless `force`. tls: `ms.connector.Tls(cert, key, ca)`. streams, idle: which streams `watermark` waits for, and for how
-    long if they are silent. max_per_epoch: a number of messages, or a size such as "64MB". credits: frames of one pusher on the way. backlog: how much may
-    wait uncommitted before pushers are slowed down.
-
-    >>> connector(dir="intake", listen="127.0.0.1:7401", max_per_epoch=100_000).describe()
-    'messages pushed to 127.0.0.1:7401'
-    """
-    from millstream.network import check_listening, parse_address
-
-    check_listening(parse_address(listen)[0], cookie, force)
-    if isinstance(streams, str):
-        raise DefinitionError("sources.connector(streams=...): give a list of names")
-    for name, value in (("max_per_epoch", max_per_epoch), ("partitions", partitions), ("credits", credits), ("sessions", sessions)):
-        if value is not None and not isinstance(value, str) and value < 1:
-            raise DefinitionError(f"sources.connector({name}=...): at least 1")
-    messages = max_per_epoch if isinstance(max_per_epoch, int) else None
-    size = _bytes("max_per_epoch", max_per_epoch) if isinstance(max_per_epoch, str) else None
-    server: dict[str, Any] = {
-        "cookie": cookie,
-        "tls": tls,
-        "force": force,
-        "credits": credits,
-        "sessions": sessions,
-        "backlog": _bytes("backlog", backlog),
-        "frame_limit": _bytes("max_message", max_message),
-    }
-    if messages is not None:
-        server["batch_messages"] = messages
-    silence = None if idle is None else duration(idle) / 1000
-    folder = os.path.abspath(os.fspath(dir))
-    return PushedSource(
-        folder, listen, streams=tuple(streams), idle=silence, messages=messages, size=size, partitions=partitions, server=server
-    )
-
-
 def _bytes(name: str, text: str) -> int:
     match = _SIZE.match(text)
     if match is None:
         raise DefinitionError(f"sources.connector({name}={text!r}): write a size such as '64MB' or '1GB'")
     return int(match.group(1)) * _UNITS[match.group(2).upper()]
+
+
+connector = PushedSource

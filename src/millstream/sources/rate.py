@@ -28,10 +28,18 @@ _BYTES = 16
 
 @dataclass(frozen=True)
 class Rate(Source):
-    """Numbered rows at a steady pace: columns `timestamp` and `value`."""
+    """Numbered rows (`timestamp`, `value`) at a steady pace, for trying things.
 
-    rows_per_second: int
+    >>> rate(10).describe()
+    '10 rows a second'
+    """
+
+    rows_per_second: int = 100
     schema = "timestamp timestamp, value long"
+
+    def __post_init__(self) -> None:
+        if self.rows_per_second < 1:
+            raise DefinitionError("sources.rate(rows_per_second=...): at least 1")
 
     def load(self, spark: Any, unreadable: str | None = None) -> Any:
         return spark.readStream.format("rate").option("rowsPerSecond", self.rows_per_second).load()
@@ -99,12 +107,4 @@ def _now() -> int:
     return time.time_ns() // 1_000_000
 
 
-def rate(rows_per_second: int = 100) -> Rate:
-    """Numbered rows (`timestamp`, `value`) at a steady pace, for trying things.
-
-    >>> rate(10).describe()
-    '10 rows a second'
-    """
-    if rows_per_second < 1:
-        raise DefinitionError("sources.rate(rows_per_second=...): at least 1")
-    return Rate(rows_per_second)
+rate = Rate
