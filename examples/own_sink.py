@@ -16,15 +16,15 @@ from hashlib import sha256
 from pathlib import Path
 
 from millstream.connector import Recovered
-from millstream.connector.sink.protocol import effects as fx
 from millstream.connector.sink.protocol import txnlog
-from millstream.connector.sink.protocol.session import SinkSession
+from millstream.connector.sink.protocol.session import ANSWERED, Archive, Do, SinkEffect, SinkSession
 from millstream.connector.wire.codec import encode
 from millstream.connector.wire.decoder import Decoder
+from millstream.connector.wire.messages import Close, Send
 
 
 class Peer:
-    """One connection: bytes to messages to effects, which are carried out in their order."""
+    """One connection: bytes to messages to effects, which are carried out in their order. It is the worker's output, too."""
 
     def __init__(self, sock: socket.socket, folder: Path) -> None:
         self.socket, self.folder, self.is_over = sock, folder, False
@@ -41,38 +41,51 @@ class Peer:
                 self.carry_out(self.session.failed(str(error)))
             self.is_over = True
 
-    def carry_out(self, effects: list[fx.SinkEffect]) -> None:
+    def carry_out(self, effects: list[SinkEffect]) -> None:
         for effect in effects:
             match effect:
-                case fx.Send(frame):
+                case Send(frame):
                     self.socket.sendall(encode(frame))
-                case fx.Close():
+                case Close():
                     self.is_over = True
-                case fx.Recover(worker):
-                    self.carry_out(self.session.answer(self.recover(worker)))
-                case fx.Compare(offset, data):
-                    self.carry_out(self.session.answer(os.pread(self.data.fileno(), len(data), offset) == data))
-                case fx.BeginNext():
-                    self.carry_out(self.session.answer(True))
-                case fx.Append(data):
-                    self.data.write(data)
-                    self.data.flush()
-                case fx.Prepare(txn, start, end):
-                    os.fsync(self.data.fileno())
-                    self.record(txnlog.Prepared(txn, start, end))
-                case fx.Veto(txn, why):
-                    self.record(txnlog.Vetoed(txn, why))
-                case fx.Commit(txn, end):
-                    self.record(txnlog.Committed(txn, end))
-                case fx.Rollback(txn, committed):
-                    self.record(txnlog.RolledBack(txn, committed))
-                    self.data.truncate(committed)
-                case fx.Seal(fence):
-                    self.record(txnlog.Sealed(fence))
-                case fx.Archive(workers):
+                case Do(method, args):
+                    found = getattr(self, method)(*args)
+                    if method in ANSWERED:
+                        self.carry_out(self.session.answer(found))
+                case Archive(workers):
                     for home in filter(Path.exists, map(self.home, workers)):
                         home.rename(home.with_suffix(f".left-{time.time_ns()}"))
                     self.sync(self.folder)
+
+    def begin(self, offset: int) -> None:
+        """The file is there already, and was cut to its length."""
+
+    def begin_next(self, offset: int) -> bool:
+        return True
+
+    def append(self, data: bytes) -> None:
+        self.data.write(data)
+        self.data.flush()
+
+    def same(self, offset: int, data: bytes) -> bool:
+        return os.pread(self.data.fileno(), len(data), offset) == data
+
+    def prepare(self, txn: str, start: int, end: int) -> None:
+        os.fsync(self.data.fileno())
+        self.record(txnlog.Prepared(txn, start, end))
+
+    def veto(self, txn: str, why: str) -> None:
+        self.record(txnlog.Vetoed(txn, why))
+
+    def commit(self, txn: str, end: int) -> None:
+        self.record(txnlog.Committed(txn, end))
+
+    def rollback(self, txn: str, committed: int) -> None:
+        self.record(txnlog.RolledBack(txn, committed))
+        self.data.truncate(committed)
+
+    def seal(self, fence: int) -> None:
+        self.record(txnlog.Sealed(fence))
 
     def home(self, worker: str) -> Path:
         return self.folder / sha256(worker.encode()).hexdigest()  # a worker's name is data, and no path
@@ -83,7 +96,8 @@ class Peer:
             os.fsync(fd)
             os.close(fd)
 
-    def recover(self, worker: str) -> Recovered:
+    def recover(self) -> Recovered:
+        worker = str(self.session.worker)
         home = self.home(worker)
         home.mkdir(exist_ok=True)
         self.data, self.log = open(home / "data", "ab+"), open(home / "log", "ab+")  # noqa: SIM115

@@ -13,7 +13,7 @@ with atheris.instrument_imports(include=["millstream.connector"]):
     from millstream.connector.sink.outputs.memory import MemoryOutputs
     from millstream.connector.sink.protocol import txnlog
     from millstream.connector.sink.protocol.session import SinkSession
-    from millstream.connector.sink.session_runner import SessionRunner
+    from millstream.connector.sink.server import SessionRunner
     from millstream.connector.wire import messages as m
     from millstream.connector.wire.codec import encode
     from millstream.connector.wire.decoder import Decoder
@@ -52,7 +52,7 @@ def one(data: bytes) -> None:
     assert (decoded(data[1:], first, 1) is None) == (whole is None)
 
     outputs = MemoryOutputs()
-    runner = SessionRunner(SinkSession(), Decoder(LIMIT, join=1), outputs("w"), Never(), lambda workers: None)
+    runner = SessionRunner(SinkSession(), Decoder(LIMIT, join=1), outputs("w"), Never(), lambda workers: None)  # type: ignore[arg-type]
     runner.feed(GREETING)
     assert not runner.is_over
     for piece in (data[1:first], data[max(1, first) :]):

@@ -21,7 +21,7 @@ from millstream.connector.sink.outputs.base import Output
 from millstream.connector.sink.outputs.memory import MemoryOutputs
 from millstream.connector.sink.protocol.session import SinkSession
 from millstream.connector.sink.protocol.worker_session import WorkerSession
-from millstream.connector.sink.session_runner import SessionRunner
+from millstream.connector.sink.server import SessionRunner
 from millstream.connector.wire import messages as m
 from millstream.connector.wire.codec import encode
 from millstream.connector.wire.decoder import Decoder
@@ -37,7 +37,7 @@ class Pair:
     def __init__(self, output: Output, name: str = "w", cookie: str = "", piece: int = 7) -> None:
         self.worker = WorkerSession(name, cookie)
         self.session = SinkSession(cookie)
-        self.runner = SessionRunner(self.session, Decoder(join=1), output, self, lambda workers: None)
+        self.runner = SessionRunner(self.session, Decoder(join=1), output, self, lambda workers: None)  # type: ignore[arg-type]
         self._answers = Decoder()
         self._piece = piece
         self.closed = self._is_deaf = False

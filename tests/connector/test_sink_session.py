@@ -6,10 +6,10 @@ import pytest
 from sinkkit import Pair, pair
 
 from millstream.connector.sink.outputs.memory import MemoryOutputs
-from millstream.connector.sink.protocol import effects as fx
 from millstream.connector.sink.protocol.ledger import Open, Recovered
-from millstream.connector.sink.protocol.session import TABLE, SinkSession, SinkState
+from millstream.connector.sink.protocol.session import TABLE, Do, Ignored, SinkSession, SinkState, do
 from millstream.connector.wire import messages as m
+from millstream.connector.wire.messages import Close, Send
 from millstream.errors import LocalProtocolError
 
 HELLO = m.Hello(m.SINK_VERSION, "", "p", "w")
@@ -22,7 +22,7 @@ def in_state(state: SinkState, recovered: Recovered | None = None) -> SinkSessio
     if state is SinkState.CLOSED:
         session.failed("over")
     elif state is not SinkState.INITIAL:
-        assert session.receive(HELLO) == [fx.Recover("w")]
+        assert session.receive(HELLO) == [do("recover")]
         session.answer(recovered)
         if state is not SinkState.AWAIT_APPROVAL:
             session.receive(m.Notify(1, "w", 0))
@@ -53,7 +53,7 @@ REFUSED = "refused"
 
 #: What is to happen, written down once more and independently of the table: the next state, or REFUSED (ERROR and closed).
 EXPECTED: dict[SinkState, dict[type[m.Frame], SinkState]] = {
-    SinkState.INITIAL: {m.Hello: SinkState.INITIAL, m.Error: SinkState.CLOSED},  # HELLO waits for the answer to Recover
+    SinkState.INITIAL: {m.Hello: SinkState.INITIAL, m.Error: SinkState.CLOSED},  # HELLO waits for the answer to recover
     SinkState.AWAIT_APPROVAL: {m.Notify: SinkState.READY, m.Error: SinkState.CLOSED},
     SinkState.READY: {
         m.Notify: SinkState.READY,
@@ -87,11 +87,11 @@ def test_every_message_in_every_state_has_a_defined_outcome(state: SinkState, ki
     expected = EXPECTED[state].get(kind, REFUSED)
     if expected == REFUSED:
         assert session.state is SinkState.CLOSED
-        assert isinstance(effects[0], fx.Send) and isinstance(effects[0].frame, m.Error) and effects[1:] == [fx.Close()]
+        assert isinstance(effects[0], Send) and isinstance(effects[0].frame, m.Error) and effects[1:] == [Close()]
     else:
         assert session.state is expected
-        assert not any(isinstance(effect, fx.Send) and isinstance(effect.frame, m.Error) for effect in effects)
-        assert (fx.Close() in effects) == (expected is SinkState.CLOSED and state is not SinkState.CLOSED)
+        assert not any(isinstance(effect, Send) and isinstance(effect.frame, m.Error) for effect in effects)
+        assert (Close() in effects) == (expected is SinkState.CLOSED and state is not SinkState.CLOSED)
 
 
 def test_every_cell_of_the_table_can_be_reached() -> None:
@@ -111,7 +111,7 @@ def test_every_cell_of_the_table_can_be_reached() -> None:
         SinkSession._to = noted  # type: ignore[method-assign]
         try:
             effects = session.receive(message)
-            if effects and isinstance(effects[-1], fx.Recover):
+            if effects and effects[-1] == do("recover"):
                 session.answer(Recovered())
                 for recovered in (Recovered(), Recovered(0, Open("t", 3))):
                     other = SinkSession()
@@ -149,72 +149,70 @@ def test_every_cell_of_the_table_can_be_reached() -> None:
 def test_what_the_content_makes_wrong_is_refused_with_the_reason(state: SinkState, message: m.Frame, says: str) -> None:
     session = in_state(state)
     send, close = session.receive(message)
-    assert isinstance(send, fx.Send) and isinstance(send.frame, m.Error) and says in send.frame.text
-    assert close == fx.Close() and session.state is SinkState.CLOSED
+    assert isinstance(send, Send) and isinstance(send.frame, m.Error) and says in send.frame.text
+    assert close == Close() and session.state is SinkState.CLOSED
 
 
 def test_nothing_is_sent_before_recovery_is_complete() -> None:
     session = SinkSession()
-    assert session.receive(HELLO) == [fx.Recover("w")]
+    assert session.receive(HELLO) == [do("recover")]
     with pytest.raises(LocalProtocolError):
         session.receive(m.Notify(1, "w", 0))
     (ok,) = session.answer(Recovered(10))
-    assert isinstance(ok, fx.Send) and isinstance(ok.frame, m.Ok) and ok.frame.credits >= 2
-    assert session.receive(m.Notify(1, "w", 99)) == [fx.Send(m.NotifyAck(True, 1, 10))]
+    assert isinstance(ok, Send) and isinstance(ok.frame, m.Ok) and ok.frame.credits >= 2
+    assert session.receive(m.Notify(1, "w", 99)) == [Send(m.NotifyAck(True, 1, 10))]
 
 
 def test_what_is_open_is_listed_and_its_bytes_count_as_held() -> None:
     session = SinkSession()
     session.receive(HELLO)
     session.answer(Recovered(10, Open("t", 13), "s"))
-    assert session.receive(m.Notify(1, "w", 0)) == [fx.Send(m.NotifyAck(True, 1, 13))]
-    assert session.receive(m.ListUncommitted(9)) == [fx.Send(m.ReplyUncommitted(9, ("t",)))]
-    assert session.receive(m.Phase2("t", True)) == [fx.Commit("t", 13)]
-    assert session.receive(m.ListUncommitted(10)) == [fx.Send(m.ReplyUncommitted(10, ()))]
+    assert session.receive(m.Notify(1, "w", 0)) == [Send(m.NotifyAck(True, 1, 13))]
+    assert session.receive(m.ListUncommitted(9)) == [Send(m.ReplyUncommitted(9, ("t",)))]
+    assert session.receive(m.Phase2("t", True)) == [do("commit", "t", 13)]
+    assert session.receive(m.ListUncommitted(10)) == [Send(m.ReplyUncommitted(10, ()))]
 
 
 def test_the_promise_is_durable_before_the_vote_and_phase_two_is_not_answered() -> None:
     session = in_state(SinkState.READY)
-    assert session.receive(m.Message(1, 10, b"abc")) == [fx.Begin(10), fx.Append(b"abc")]
-    assert session.receive(m.Message(1, 13, b"de")) == [fx.Append(b"de")]
-    assert session.receive(m.Phase1("u", ((1, 10, 15),))) == [fx.Prepare("u", 10, 15), fx.Send(m.Vote("u", True))]
-    assert session.receive(m.Phase2("u", True)) == [fx.Commit("u", 15)]
-    assert session.receive(m.Message(1, 15, b"f")) == [fx.Begin(15), fx.Append(b"f")]
+    assert session.receive(m.Message(1, 10, b"abc")) == [do("begin", 10), do("append", b"abc")]
+    assert session.receive(m.Message(1, 13, b"de")) == [do("append", b"de")]
+    assert session.receive(m.Phase1("u", ((1, 10, 15),))) == [do("prepare", "u", 10, 15), Send(m.Vote("u", True))]
+    assert session.receive(m.Phase2("u", True)) == [do("commit", "u", 15)]
+    assert session.receive(m.Message(1, 15, b"f")) == [do("begin", 15), do("append", b"f")]
 
 
 def test_abort_cuts_to_the_last_commit_never_to_a_start_that_the_peer_sent() -> None:
     session = in_state(SinkState.READY)
     session.receive(m.Message(1, 10, b"abc"))
     veto, vote = session.receive(m.Phase1("u", ((1, 0, 13),)))
-    assert isinstance(veto, fx.Veto) and vote == fx.Send(m.Vote("u", False))
-    assert session.receive(m.Phase2("u", False)) == [fx.Rollback("u", 10)]
+    assert isinstance(veto, Do) and veto.method == "veto" and vote == Send(m.Vote("u", False))
+    assert session.receive(m.Phase2("u", False)) == [do("rollback", "u", 10)]
 
 
 def test_a_repetition_is_compared_and_what_is_new_in_it_appended() -> None:
     session = in_state(SinkState.READY)
     session.receive(m.Message(1, 10, b"abc"))
-    assert session.receive(m.Message(1, 9, b"9abcde")) == [fx.Compare(9, b"9abc")]
+    assert session.receive(m.Message(1, 9, b"9abcde")) == [do("same", 9, b"9abc")]
     with pytest.raises(LocalProtocolError):
         session.receive(m.ListUncommitted(1))
-    assert session.answer(True) == [fx.Append(b"de")]
-    assert session.receive(m.Message(1, 11, b"XX")) == [fx.Compare(11, b"XX")]
+    assert session.answer(True) == [do("append", b"de")]
+    assert session.receive(m.Message(1, 11, b"XX")) == [do("same", 11, b"XX")]
     assert session.answer(False) == []
     assert session.receive(m.Message(1, 15, b"f")) == []
-    assert session.receive(m.Phase1("u", ((1, 10, 15),)))[-1] == fx.Send(m.Vote("u", False))
+    assert session.receive(m.Phase1("u", ((1, 10, 15),)))[-1] == Send(m.Vote("u", False))
 
 
 def test_a_higher_fence_is_remembered_before_ok_and_a_lower_one_is_refused() -> None:
     session = SinkSession()
     session.receive(m.Hello(m.SINK_VERSION, "", "app fence=7", "w"))
     seal, ok = session.answer(Recovered(0, None, None, 6))
-    assert seal == fx.Seal(7) and isinstance(ok, fx.Send) and isinstance(ok.frame, m.Ok)
+    assert seal == do("seal", 7) and isinstance(ok, Send) and isinstance(ok.frame, m.Ok)
     for program in ("app fence=5", "app"):
         late = SinkSession()
         late.receive(m.Hello(m.SINK_VERSION, "", program, "w"))
         refused, close = late.answer(Recovered(0, Open("t", 3), None, 6))
-        assert (
-            isinstance(refused, fx.Send) and isinstance(refused.frame, m.Error) and "fenced" in refused.frame.text and close == fx.Close()
-        )
+        assert isinstance(refused, Send) and isinstance(refused.frame, m.Error) and "fenced" in refused.frame.text and close == Close()
 
 
 def test_an_answer_nobody_asked_for_is_our_own_mistake() -> None:
@@ -225,71 +223,71 @@ def test_an_answer_nobody_asked_for_is_our_own_mistake() -> None:
 def test_eos_is_acknowledged_with_what_was_received() -> None:
     session = in_state(SinkState.READY)
     session.receive(m.Message(1, 10, b"abc"))
-    assert session.receive(m.Eos(1)) == [fx.Send(m.Ack(0, ((1, 13),)))]
+    assert session.receive(m.Eos(1)) == [Send(m.Ack(0, ((1, 13),)))]
     session = in_state(SinkState.PREPARED)
     session.receive(m.Message(1, 13, b"de"))
     session.answer(True)
-    assert session.receive(m.Eos(1)) == [fx.Send(m.Ack(0, ((1, 15),)))]
+    assert session.receive(m.Eos(1)) == [Send(m.Ack(0, ((1, 15),)))]
 
 
 def test_a_stream_that_is_announced_again_is_told_what_was_received() -> None:
     session = in_state(SinkState.READY)
     session.receive(m.Message(1, 10, b"abc"))
-    assert session.receive(m.Notify(1, "w", 0)) == [fx.Send(m.NotifyAck(True, 1, 13))]
+    assert session.receive(m.Notify(1, "w", 0)) == [Send(m.NotifyAck(True, 1, 13))]
     session.receive(m.Phase1("u", ((1, 10, 13),)))
     session.receive(m.Message(1, 13, b"de"))
     session.answer(True)
-    assert session.receive(m.Notify(1, "w", 99)) == [fx.Send(m.NotifyAck(True, 1, 15))]
-    assert session.receive(m.Phase2("u", False)) == [fx.Rollback("u", 10)]
-    assert session.receive(m.Notify(1, "w", 0)) == [fx.Send(m.NotifyAck(True, 1, 10))]
+    assert session.receive(m.Notify(1, "w", 99)) == [Send(m.NotifyAck(True, 1, 15))]
+    assert session.receive(m.Phase2("u", False)) == [do("rollback", "u", 10)]
+    assert session.receive(m.Notify(1, "w", 0)) == [Send(m.NotifyAck(True, 1, 10))]
 
 
 @pytest.mark.parametrize("commit", [True, False])
 @pytest.mark.parametrize("state", [SinkState.READY, SinkState.PREPARED])
 def test_phase_two_of_what_is_not_known_is_noted_and_ignored(state: SinkState, commit: bool) -> None:
     session = in_state(state)
-    assert session.receive(m.Phase2("never heard of", commit)) == [fx.Ignored("never heard of", commit, False)]
-    assert session.receive(m.Phase2("s", True)) == [fx.Ignored("s", True, True)]
+    assert session.receive(m.Phase2("never heard of", commit)) == [Ignored("never heard of", commit, False)]
+    assert session.receive(m.Phase2("s", True)) == [Ignored("s", True, True)]
     assert session.state is state
-    assert session.receive(m.ListUncommitted(1)) == [fx.Send(m.ReplyUncommitted(1, ("t",) if state is SinkState.PREPARED else ()))]
+    assert session.receive(m.ListUncommitted(1)) == [Send(m.ReplyUncommitted(1, ("t",) if state is SinkState.PREPARED else ()))]
 
 
 def test_bytes_between_the_phases_are_begun_behind_what_is_promised_and_stay_after_its_commit() -> None:
     session = in_state(SinkState.PREPARED)
-    assert session.receive(m.Message(1, 13, b"de")) == [fx.BeginNext(13)]
-    assert session.answer(True) == [fx.Append(b"de")]
-    assert session.receive(m.Message(1, 15, b"f")) == [fx.Append(b"f")]
-    assert session.receive(m.Phase2("t", True)) == [fx.Commit("t", 13)]
-    assert session.receive(m.Message(1, 16, b"g")) == [fx.Append(b"g")]
-    assert session.receive(m.Phase1("u", ((1, 13, 17),))) == [fx.Prepare("u", 13, 17), fx.Send(m.Vote("u", True))]
-    assert session.receive(m.Message(1, 17, b"h")) == [fx.BeginNext(17)]
+    assert session.receive(m.Message(1, 13, b"de")) == [do("begin_next", 13)]
+    assert session.answer(True) == [do("append", b"de")]
+    assert session.receive(m.Message(1, 15, b"f")) == [do("append", b"f")]
+    assert session.receive(m.Phase2("t", True)) == [do("commit", "t", 13)]
+    assert session.receive(m.Message(1, 16, b"g")) == [do("append", b"g")]
+    assert session.receive(m.Phase1("u", ((1, 13, 17),))) == [do("prepare", "u", 13, 17), Send(m.Vote("u", True))]
+    assert session.receive(m.Message(1, 17, b"h")) == [do("begin_next", 17)]
 
 
 def test_bytes_between_the_phases_go_with_a_rollback() -> None:
     session = in_state(SinkState.PREPARED)
     session.receive(m.Message(1, 13, b"de"))
     session.answer(True)
-    assert session.receive(m.Phase2("t", False)) == [fx.Rollback("t", 10)]
-    assert session.receive(m.Message(1, 10, b"xyz")) == [fx.Begin(10), fx.Append(b"xyz")]
+    assert session.receive(m.Phase2("t", False)) == [do("rollback", "t", 10)]
+    assert session.receive(m.Message(1, 10, b"xyz")) == [do("begin", 10), do("append", b"xyz")]
 
 
 def test_an_output_that_takes_nothing_between_the_phases_costs_the_next_transaction_and_no_byte() -> None:
     session = in_state(SinkState.PREPARED)
-    assert session.receive(m.Message(1, 13, b"de")) == [fx.BeginNext(13)]
+    assert session.receive(m.Message(1, 13, b"de")) == [do("begin_next", 13)]
     assert session.answer(False) == []
     assert session.receive(m.Message(1, 15, b"f")) == []
-    assert session.receive(m.Phase2("t", True)) == [fx.Commit("t", 13)]
+    assert session.receive(m.Phase2("t", True)) == [do("commit", "t", 13)]
     veto, vote = session.receive(m.Phase1("u", ((1, 13, 16),)))
-    assert isinstance(veto, fx.Veto) and "between the phases" in veto.why and vote == fx.Send(m.Vote("u", False))
+    assert isinstance(veto, Do) and veto.method == "veto" and "between the phases" in veto.args[1] and vote == Send(m.Vote("u", False))
     session.receive(m.Phase2("u", False))
-    assert session.receive(m.Message(1, 13, b"def")) == [fx.Begin(13), fx.Append(b"def")]
+    assert session.receive(m.Message(1, 13, b"def")) == [do("begin", 13), do("append", b"def")]
 
 
 def test_a_repetition_between_the_phases_is_compared_and_what_is_new_in_it_begins_the_next_transaction() -> None:
     session = in_state(SinkState.PREPARED)
-    assert session.receive(m.Message(1, 11, b"bcde")) == [fx.Compare(11, b"bc")]
-    assert session.answer(True) == [fx.BeginNext(13)]
-    assert session.answer(True) == [fx.Append(b"de")]
+    assert session.receive(m.Message(1, 11, b"bcde")) == [do("same", 11, b"bc")]
+    assert session.answer(True) == [do("begin_next", 13)]
+    assert session.answer(True) == [do("append", b"de")]
 
 
 def test_the_pair_commits_what_was_written_and_nothing_else() -> None:

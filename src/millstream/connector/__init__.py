@@ -21,8 +21,7 @@ from millstream.connector.sink.outputs.files import FileOutputs
 from millstream.connector.sink.outputs.memory import MemoryOutputs
 from millstream.connector.sink.outputs.postgres import PostgresOutputs
 from millstream.connector.sink.protocol.ledger import Open, Recovered
-from millstream.connector.sink.server import SinkServer
-from millstream.connector.sink.session_runner import SinkStats
+from millstream.connector.sink.server import SinkServer, SinkStats
 from millstream.connector.sink.worker import WorkerClient, WorkerStats
 from millstream.connector.source.push import PushClient
 from millstream.connector.source.server import SourceServer, SourceStats

@@ -2,10 +2,9 @@
 
     protocol/       pure: both ends' sessions, points of reference, the transaction log, names, counters
     outputs/        where a worker's bytes end up: the contract, and three that keep it
-    server          the sink server: listens, and lets workers in
+    server          the sink server: listens, lets workers in, and carries out what they say
     connection      one accepted socket, and how it ends
     name_registry   who has a worker's name, and who has left it
-    session_runner  what a worker's thread does: bytes in, effects carried out, bytes out
     console         what a sink says while it runs
     worker          the client: a worker's connection to any sink
 

@@ -1,8 +1,8 @@
 """The sink server: many workers at once, each with its own connection, output and thread.
 
 Rules
-1. A connection has a thread, which reads, decides and calls the output (`runner`). So whatever blocks, blocks one worker; and between the arrival of phase
-   one and the vote there is no hand-over, only the disk.
+1. A connection has a thread, which reads, decides and calls the output (`SessionRunner`). So whatever blocks, blocks one worker; and between the arrival of
+   phase one and the vote there is no hand-over, only the disk.
 2. A name has one holder (`name_registry`). A new HELLO with that name, unless its fence is lower, cuts the connection that holds it, drops its
    unread input, and waits until its runner has come to rest; then it recovers.
 3. Connections that have not greeted are few: when one more comes, the oldest goes. So a crowd cannot keep a worker out, and those who
@@ -22,25 +22,163 @@ import threading
 import time
 from collections.abc import Callable
 from functools import partial
+from typing import Any
+
+import msgspec
 
 from millstream import network
 from millstream.connector.sink.connection import Connection
 from millstream.connector.sink.console import SinkConsole
 from millstream.connector.sink.name_registry import NameRegistry
 from millstream.connector.sink.outputs.base import Output
-from millstream.connector.sink.protocol import effects as fx
-from millstream.connector.sink.protocol.session import SinkSession
-from millstream.connector.sink.session_runner import SessionRunner, SinkStats
+from millstream.connector.sink.protocol.session import ANSWERED, PREPARED, READY, Archive, Do, Ignored, SinkEffect, SinkSession
+from millstream.connector.wire.codec import encode
 from millstream.connector.wire.decoder import FRAME_LIMIT, Decoder
-from millstream.connector.wire.messages import DATA_STREAM, Error, Restart
+from millstream.connector.wire.messages import DATA_STREAM, Ack, Close, Error, Frame, Message, Notify, Restart, Send, Vote
 from millstream.core.time import Duration, duration
-from millstream.errors import RemoteProtocolError
+from millstream.errors import MillstreamError, RemoteProtocolError
 from millstream.network import Tls
 
 log = logging.getLogger("millstream.connector")
 
 #: A HELLO is short; who sends more than this before being known is cut off.
 _GREETING_LIMIT = 4 << 10
+
+
+class SinkStats(msgspec.Struct):
+    """How a sink server is doing, since it was started; docs/connector.md says what each field is. A counter moves when the thing has happened: a commit is
+    counted when the output has carried it out, a vote when it is about to be sent. Each runner counts for itself; the server adds them up."""
+
+    connections: int = 0
+    sessions: int = 0
+    errors: int = 0
+    messages: int = 0
+    bytes: int = 0
+    messages_between_phases: int = 0
+    votes_yes: int = 0
+    votes_no: int = 0
+    commits: int = 0
+    bytes_committed: int = 0
+    rollbacks: int = 0
+    repeated_notifies: int = 0
+    repeated_commits: int = 0
+    unknown_phase_twos: int = 0
+    ends: int = 0
+    archived: int = 0
+    repeated_leavings: int = 0
+
+    def add(self, other: SinkStats) -> None:
+        for name in self.__struct_fields__:
+            setattr(self, name, getattr(self, name) + getattr(other, name))
+
+
+class SessionRunner:
+    """A session, the decoder of its bytes, and the output of its worker.
+
+    `leave` puts aside the outputs of workers that have left, and returns then. `console` is told what is committed.
+    """
+
+    def __init__(
+        self,
+        session: SinkSession,
+        decoder: Decoder,
+        output: Output,
+        connection: Connection,
+        leave: Callable[[tuple[str, ...]], None],
+        console: SinkConsole | None = None,
+    ) -> None:
+        self.session, self.decoder, self.output, self.connection = session, decoder, output, connection
+        self._leave, self._console = leave, console
+        self._end = 0  # of what is committed
+        self._out = bytearray()
+        self.is_over = False
+        self.stats = SinkStats()
+
+    def begin(self, effects: list[SinkEffect]) -> bytearray:
+        """Carries out what HELLO came to, and goes on with what came behind HELLO. Returns what is to be sent."""
+        self._carry_out(effects)
+        return self.feed(b"")
+
+    def feed(self, data: bytes | memoryview) -> bytearray:
+        """Takes what came from the peer, and returns what is to be sent to it."""
+        self.decoder.receive(data)
+        while not (self.is_over or self.connection.is_cut):
+            try:
+                message = self.decoder.next()
+            except RemoteProtocolError as error:
+                self._carry_out(self.session.failed(str(error)))
+                break
+            if message is None:
+                break
+            self._count(message)
+            self._carry_out(self.session.receive(message))
+        out, self._out = self._out, bytearray()
+        return out
+
+    def _count(self, message: Frame) -> None:
+        state = self.session.state
+        if isinstance(message, Message):
+            self.stats.messages += self.decoder.frames
+            if state is PREPARED:
+                self.stats.messages_between_phases += self.decoder.frames
+        elif isinstance(message, Notify) and state in (READY, PREPARED):
+            self.stats.repeated_notifies += 1
+
+    def _carry_out(self, effects: list[SinkEffect]) -> None:
+        for effect in effects:
+            try:
+                more = self._one(effect)
+            except Exception as error:
+                what = effect.method if isinstance(effect, Do) else type(effect).__name__
+                is_ours = not isinstance(error, MillstreamError)
+                log.error("the output of worker %r failed at %s: %s", self.session.worker, what, error, exc_info=is_ours)
+                self._carry_out(self.session.failed(f"the sink failed at {what}: {error}"))
+                return
+            self._carry_out(more)
+
+    def _one(self, effect: SinkEffect) -> list[SinkEffect]:
+        match effect:
+            case Do(method, args):
+                found = getattr(self.output, method)(*args)
+                self._note(method, args, found)
+                return self.session.answer(found) if method in ANSWERED else []
+            case Send(Error() as words):
+                self.connection.part(words)
+            case Send(frame):
+                if isinstance(frame, Vote):
+                    self.stats.votes_yes += frame.commit
+                    self.stats.votes_no += not frame.commit
+                self.stats.ends += isinstance(frame, Ack)
+                self._out += encode(frame)
+            case Close():
+                self.is_over = True
+            case Ignored(txn, commit, known):
+                self.stats.repeated_commits += known
+                self.stats.unknown_phase_twos += not known
+                if not known:
+                    level = logging.WARNING if commit else logging.INFO  # to roll back twice is common, and harmless
+                    outcome = "commit" if commit else "rollback"
+                    text = "worker %r says %s to transaction %r, which is not known here: ignored"
+                    log.log(level, text, self.session.worker, outcome, txn)
+            case Archive(workers):
+                self._leave(workers)
+        return []
+
+    def _note(self, method: str, args: tuple[Any, ...], found: Any) -> None:
+        if method == "append":
+            self.stats.bytes += len(args[0])
+        elif method == "commit":
+            size, self._end = args[1] - self._end, args[1]
+            self.stats.commits += 1
+            self.stats.bytes_committed += size
+            if self._console is not None:
+                self._console.committed(str(self.session.worker), size)
+        elif method == "rollback":
+            self.stats.rollbacks += 1
+        elif method == "veto":
+            log.warning("transaction %r is voted down: %s", *args)
+        elif method == "recover":
+            self._end = found.committed
 
 
 class SinkServer:
@@ -206,7 +344,7 @@ class SinkServer:
                 decoder.limit = self._frame_limit
                 self._sit(connection, session, decoder, effects)
             for effect in () if is_let_in else effects:
-                if isinstance(effect, fx.Send):
+                if isinstance(effect, Send):
                     connection.part(effect.frame)
         except TimeoutError:
             connection.part(Error("nothing was heard for too long"))
@@ -235,7 +373,7 @@ class SinkServer:
         if self._console is not None:
             self._console.say(text)
 
-    def _greet(self, connection: Connection, session: SinkSession, decoder: Decoder, deadline: float) -> list[fx.SinkEffect]:
+    def _greet(self, connection: Connection, session: SinkSession, decoder: Decoder, deadline: float) -> list[SinkEffect]:
         """Waits for HELLO, and returns what it comes to: to recover, if it is right. Nothing, if the peer is gone."""
         while (data := connection.read(deadline)) is not None:
             decoder.receive(data)
@@ -255,7 +393,7 @@ class SinkServer:
         self._say(f"{session.worker!r} has connected from {connection.peer}")
         return True
 
-    def _sit(self, connection: Connection, session: SinkSession, decoder: Decoder, effects: list[fx.SinkEffect]) -> None:
+    def _sit(self, connection: Connection, session: SinkSession, decoder: Decoder, effects: list[SinkEffect]) -> None:
         assert session.worker is not None
         with self._names.hold(session.worker, connection, session.fence) as place:
             if connection.is_cut:

@@ -1,7 +1,6 @@
 """What may a worker and a sink say to each other, and what does it come to? Pure as a whole.
 
     session           the sink's end: its table of states, messages in, effects out
-    effects           what the sink's session asks of its caller
     worker_session    the worker's end: its tables of states
     ledger            points of reference: what fits, what is missing, who may commit
     txnlog            the log of transactions: typed records, torn or damaged

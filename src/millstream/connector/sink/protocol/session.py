@@ -31,11 +31,11 @@ Rules
 The caller's duties
 1. Carry out the effects in order. An effect that cannot be carried out ends the session: drop the rest, call `failed`, and carry out what
    that returns.
-2. `Recover`, `Compare` and `BeginNext` ask for an answer, and are always the last of their list. Give it to `answer` before the next message.
-3. Before `Recover`: close an older session with that worker's name, drop its unread input, and wait for its last effect; unless its fence is higher,
+2. `Do` is a call of the worker's `Output` (its contract: `outputs/base.py`), and durable before the next effect is looked at; `append` need not be, until
+   `prepare`. What the methods in `ANSWERED` return is given to `answer` before the next message; they are always the last of their list.
+3. Before `recover`: close an older session with that worker's name, drop its unread input, and wait for its last effect; unless its fence is higher,
    then `failed`.
-4. What `Prepare`, `Seal`, `Veto`, `Commit` and `Rollback` say is durable before the next effect is looked at. What `Append` says need not be,
-   until `Prepare`. What `Archive` says is durable before anything that comes behind it is looked at.
+4. What `Archive` says is durable before anything that comes behind it is looked at.
 5. After `Close`, read nothing more. When the connection ends in any other way, just forget the session: what is open stays open, and the
    rest is dropped by the next recovery.
 """
@@ -45,11 +45,14 @@ from __future__ import annotations
 import enum
 import hmac
 from collections.abc import Callable
+from typing import Any
 
-from millstream.connector.sink.protocol import effects as fx
+import msgspec
+
 from millstream.connector.sink.protocol.ledger import Ledger, Recovered
 from millstream.connector.wire import messages as m
 from millstream.connector.wire import refusals
+from millstream.connector.wire.messages import Close, Send
 from millstream.errors import LocalProtocolError, RemoteProtocolError
 
 #: What OK grants. A worker needs two before it may announce its stream; a sink returns none, so this is for good.
@@ -57,6 +60,38 @@ CREDITS = 1 << 30
 
 #: How many workers one message may say to have left.
 LEAVING = 1000
+
+
+#: Methods of an `Output` whose result is given to `answer`.
+ANSWERED = frozenset({"recover", "same", "begin_next"})
+
+
+class Do(msgspec.Struct, frozen=True):
+    """Call this method of the worker's output."""
+
+    method: str
+    args: tuple[Any, ...] = ()
+
+
+class Ignored(msgspec.Struct, frozen=True):
+    """Phase two of a transaction that is not open: the one that was committed last, again, or one that is not known. To be noted."""
+
+    txn: str
+    commit: bool
+    known: bool
+
+
+class Archive(msgspec.Struct, frozen=True):
+    """These workers have left: put their output aside, so that the names begin at 0."""
+
+    workers: tuple[str, ...]
+
+
+SinkEffect = Send | Close | Do | Ignored | Archive
+
+
+def do(method: str, *args: Any) -> Do:
+    return Do(method, args)
 
 
 class SinkState(enum.Enum):
@@ -67,42 +102,31 @@ class SinkState(enum.Enum):
     CLOSED = "Closed"
 
 
+INITIAL, AWAIT_APPROVAL, READY, PREPARED, CLOSED = SinkState
+_OVER: dict[type[m.Frame], dict[str, SinkState]] = {m.Error: {"over": CLOSED}}
+
+
+def _talking(here: SinkState, **decided: SinkState) -> dict[type[m.Frame], dict[str, SinkState]]:
+    """What may come while bytes may. decided: what phase two comes to if a transaction is open."""
+    return {
+        m.Notify: {"told again": here},
+        m.Message: {"taken": here},
+        m.ListUncommitted: {"told": here},
+        m.Phase1: {"voted": PREPARED},
+        m.Phase2: {**decided, "known already": here, "unknown": here},
+        m.WorkersLeft: {"archived": here},
+        m.Eos: {"acknowledged": here},
+        **_OVER,
+    }
+
+
 #: state -> message -> what it came to -> the next state. What is missing leads to ERROR and CLOSED (rule 1).
 TABLE: dict[SinkState, dict[type[m.Frame], dict[str, SinkState]]] = {
-    SinkState.INITIAL: {
-        m.Hello: {"recovered": SinkState.AWAIT_APPROVAL},
-        m.Error: {"over": SinkState.CLOSED},
-    },
-    SinkState.AWAIT_APPROVAL: {
-        m.Notify: {"nothing open": SinkState.READY, "one open": SinkState.PREPARED},
-        m.Error: {"over": SinkState.CLOSED},
-    },
-    SinkState.READY: {
-        m.Notify: {"told again": SinkState.READY},
-        m.Message: {"taken": SinkState.READY},
-        m.ListUncommitted: {"told": SinkState.READY},
-        m.Phase1: {"voted": SinkState.PREPARED},
-        m.Phase2: {"known already": SinkState.READY, "unknown": SinkState.READY},
-        m.WorkersLeft: {"archived": SinkState.READY},
-        m.Eos: {"acknowledged": SinkState.READY},
-        m.Error: {"over": SinkState.CLOSED},
-    },
-    SinkState.PREPARED: {
-        m.Notify: {"told again": SinkState.PREPARED},
-        m.Message: {"taken": SinkState.PREPARED},
-        m.ListUncommitted: {"told": SinkState.PREPARED},
-        m.Phase1: {"voted": SinkState.PREPARED},
-        m.Phase2: {
-            "committed": SinkState.READY,
-            "rolled back": SinkState.READY,
-            "known already": SinkState.PREPARED,
-            "unknown": SinkState.PREPARED,
-        },
-        m.WorkersLeft: {"archived": SinkState.PREPARED},
-        m.Eos: {"acknowledged": SinkState.PREPARED},
-        m.Error: {"over": SinkState.CLOSED},
-    },
-    SinkState.CLOSED: {},
+    INITIAL: {m.Hello: {"recovered": AWAIT_APPROVAL}, **_OVER},
+    AWAIT_APPROVAL: {m.Notify: {"nothing open": READY, "one open": PREPARED}, **_OVER},
+    READY: _talking(READY),
+    PREPARED: _talking(PREPARED, **{"committed": READY, "rolled back": READY}),
+    CLOSED: {},
 }
 
 
@@ -115,15 +139,15 @@ class SinkSession:
     """One connection, from HELLO to its end."""
 
     def __init__(self, cookie: str = "") -> None:
-        self.state = SinkState.INITIAL
+        self.state = INITIAL
         self.worker: str | None = None
         self.fence = 0
         self._cookie = cookie
         self._ledger: Ledger | None = None
-        self._asked: fx.Recover | fx.Compare | fx.BeginNext | None = None
+        self._asked: Do | None = None
         self._beyond = b""  # what is appended if the answer is yes: of bytes that are being compared, those that are not held yet
         self._begun = False  # whether the output knows of the transaction that bytes are appended to
-        self._handlers: dict[type[m.Frame], Callable[..., list[fx.SinkEffect]]] = {
+        self._handlers: dict[type[m.Frame], Callable[..., list[SinkEffect]]] = {
             m.Hello: self._hello,
             m.Notify: self._notify,
             m.Message: self._message,
@@ -140,11 +164,11 @@ class SinkSession:
         assert self._ledger is not None, "nothing is recovered yet"
         return self._ledger
 
-    def receive(self, message: m.Frame) -> list[fx.SinkEffect]:
+    def receive(self, message: m.Frame) -> list[SinkEffect]:
         """What a message comes to."""
         if self._asked is not None:
-            raise LocalProtocolError(f"{type(self._asked).__name__} waits for its answer")
-        if self.state is SinkState.CLOSED:
+            raise LocalProtocolError(f"{self._asked.method} waits for its answer")
+        if self.state is CLOSED:
             return []
         if type(message) not in TABLE[self.state]:
             return self.failed(f"{type(message).__name__} is not expected in state {self.state.value}")
@@ -153,38 +177,37 @@ class SinkSession:
         except RemoteProtocolError as error:
             return self.failed(str(error))
 
-    def answer(self, found: Recovered | bool) -> list[fx.SinkEffect]:
-        """What comes after the answer to `Recover`, `Compare` or `BeginNext`."""
+    def answer(self, found: Recovered | bool) -> list[SinkEffect]:
+        """What comes after a call whose result was asked for."""
         asked, self._asked = self._asked, None
-        if isinstance(asked, fx.Recover) and isinstance(found, Recovered):
+        if asked is None or isinstance(found, Recovered) != (asked.method == "recover"):
+            raise LocalProtocolError(f"{found!r} does not answer {'anything' if asked is None else asked.method}")
+        if isinstance(found, Recovered):
             if self.fence < found.fence:
                 return self.failed(too_low(self.fence, found.fence))
             self._ledger = Ledger(found)
             self._to(m.Hello, "recovered")
-            return [*([fx.Seal(self.fence)] if self.fence > found.fence else []), fx.Send(m.Ok(CREDITS))]
-        if isinstance(asked, fx.Compare) and isinstance(found, bool):
-            self.ledger.compared(found, asked.offset)
-            return self._append(self._beyond) if found else []
-        if isinstance(asked, fx.BeginNext) and isinstance(found, bool):
-            if not found:
-                self.ledger.refused()
-                return []
+            return [*([do("seal", self.fence)] if self.fence > found.fence else []), Send(m.Ok(CREDITS))]
+        if asked.method == "same":
+            self.ledger.compared(found, asked.args[0])
+        elif found:
             self._begun = True
-            return self._append(self._beyond)
-        raise LocalProtocolError(f"{found!r} does not answer {type(asked).__name__}")
+        else:
+            self.ledger.refused()
+        return self._append(self._beyond) if found else []
 
-    def failed(self, text: str) -> list[fx.SinkEffect]:
+    def failed(self, text: str) -> list[SinkEffect]:
         """Ends the session because of the peer or of an effect; the peer is told."""
         self._asked = None
-        if self.state is SinkState.CLOSED:
+        if self.state is CLOSED:
             return []
-        self.state = SinkState.CLOSED
-        return [fx.Send(m.Error(text[:1000])), fx.Close()]
+        self.state = CLOSED
+        return [Send(m.Error(text[:1000])), Close()]
 
     def _to(self, kind: type[m.Frame], outcome: str) -> None:
         self.state = TABLE[self.state][kind][outcome]
 
-    def _hello(self, hello: m.Hello) -> list[fx.SinkEffect]:
+    def _hello(self, hello: m.Hello) -> list[SinkEffect]:
         if hello.version != m.SINK_VERSION:
             raise RemoteProtocolError(refusals.wrong_version(hello.version, m.SINK_VERSION))
         if not hmac.compare_digest(hello.cookie.encode(), self._cookie.encode()):
@@ -193,17 +216,17 @@ class SinkSession:
         if objection is not None:
             raise RemoteProtocolError(objection)
         self.worker, self.fence = hello.instance, m.fence_of(hello.program)
-        self._asked = fx.Recover(hello.instance)
+        self._asked = do("recover")
         return [self._asked]
 
-    def _notify(self, notify: m.Notify) -> list[fx.SinkEffect]:
+    def _notify(self, notify: m.Notify) -> list[SinkEffect]:
         if notify.stream != m.DATA_STREAM:
             raise RemoteProtocolError(f"stream {notify.stream} cannot be announced: a sink takes stream {m.DATA_STREAM}")
         first = "nothing open" if self.ledger.open is None else "one open"
-        self._to(m.Notify, first if self.state is SinkState.AWAIT_APPROVAL else "told again")
-        return [fx.Send(m.NotifyAck(True, notify.stream, self.ledger.received))]
+        self._to(m.Notify, first if self.state is AWAIT_APPROVAL else "told again")
+        return [Send(m.NotifyAck(True, notify.stream, self.ledger.received))]
 
-    def _message(self, message: m.Message) -> list[fx.SinkEffect]:
+    def _message(self, message: m.Message) -> list[SinkEffect]:
         if message.stream != m.DATA_STREAM:
             raise RemoteProtocolError(f"stream {message.stream} was never announced")
         self._to(m.Message, "taken")
@@ -213,48 +236,48 @@ class SinkSession:
         if not known:
             return self._append(message.payload)
         self._beyond = message.payload[known:]
-        self._asked = fx.Compare(message.id, message.payload[:known])
+        self._asked = do("same", message.id, message.payload[:known])
         return [self._asked]
 
-    def _append(self, data: bytes) -> list[fx.SinkEffect]:
+    def _append(self, data: bytes) -> list[SinkEffect]:
         if not data:
             return []
         if not self._begun and self.ledger.open is not None:
-            self._beyond, self._asked = data, fx.BeginNext(self.ledger.received)
+            self._beyond, self._asked = data, do("begin_next", self.ledger.received)
             return [self._asked]
-        effects: list[fx.SinkEffect] = [] if self._begun else [fx.Begin(self.ledger.received)]
+        effects: list[SinkEffect] = [] if self._begun else [do("begin", self.ledger.received)]
         self._begun = True
         self.ledger.appended(len(data))
-        return [*effects, fx.Append(data)]
+        return [*effects, do("append", data)]
 
-    def _list_uncommitted(self, asked: m.ListUncommitted) -> list[fx.SinkEffect]:
+    def _list_uncommitted(self, asked: m.ListUncommitted) -> list[SinkEffect]:
         self._to(m.ListUncommitted, "told")
         found = self.ledger.open
-        return [fx.Send(m.ReplyUncommitted(asked.rtag, () if found is None else (found.txn,)))]
+        return [Send(m.ReplyUncommitted(asked.rtag, () if found is None else (found.txn,)))]
 
-    def _phase1(self, asked: m.Phase1) -> list[fx.SinkEffect]:
+    def _phase1(self, asked: m.Phase1) -> list[SinkEffect]:
         before = self.ledger.open
         found = self.ledger.vote(asked)
         self._to(m.Phase1, "voted")
-        vote = fx.Send(m.Vote(asked.txn, found.veto is None))
+        vote = Send(m.Vote(asked.txn, found.veto is None))
         if before is not None:
             return [vote]
         if found.veto is not None:
-            return [fx.Veto(found.txn, found.veto), vote]
+            return [do("veto", found.txn, found.veto), vote]
         self._begun = False
-        return [fx.Prepare(found.txn, self.ledger.committed, found.end), vote]
+        return [do("prepare", found.txn, self.ledger.committed, found.end), vote]
 
-    def _phase2(self, told: m.Phase2) -> list[fx.SinkEffect]:
+    def _phase2(self, told: m.Phase2) -> list[SinkEffect]:
         outcome = self.ledger.resolve(told)
         self._to(m.Phase2, outcome)
         if outcome == "committed":
-            return [fx.Commit(told.txn, self.ledger.committed)]
+            return [do("commit", told.txn, self.ledger.committed)]
         if outcome != "rolled back":
-            return [fx.Ignored(told.txn, told.commit, outcome == "known already")]
+            return [Ignored(told.txn, told.commit, outcome == "known already")]
         self._begun = False
-        return [fx.Rollback(told.txn, self.ledger.committed)]
+        return [do("rollback", told.txn, self.ledger.committed)]
 
-    def _workers_left(self, left: m.WorkersLeft) -> list[fx.SinkEffect]:
+    def _workers_left(self, left: m.WorkersLeft) -> list[SinkEffect]:
         if self.worker in left.workers:
             raise RemoteProtocolError(f"worker {self.worker!r} says that it has left, and is still here")
         if len(left.workers) > LEAVING:
@@ -263,14 +286,14 @@ class SinkSession:
             )
         self._to(m.WorkersLeft, "archived")
         gone = tuple(name for name in dict.fromkeys(left.workers) if m.name_objection("worker", name) is None)
-        return [fx.Archive(gone)] if gone else []
+        return [Archive(gone)] if gone else []
 
-    def _eos(self, eos: m.Eos) -> list[fx.SinkEffect]:
+    def _eos(self, eos: m.Eos) -> list[SinkEffect]:
         if eos.stream != m.DATA_STREAM:
             raise RemoteProtocolError(f"stream {eos.stream} was never announced")
         self._to(m.Eos, "acknowledged")
-        return [fx.Send(m.Ack(0, ((eos.stream, self.ledger.received),)))]
+        return [Send(m.Ack(0, ((eos.stream, self.ledger.received),)))]
 
-    def _error(self, error: m.Error) -> list[fx.SinkEffect]:
+    def _error(self, error: m.Error) -> list[SinkEffect]:
         self._to(m.Error, "over")
-        return [fx.Close()]
+        return [Close()]
