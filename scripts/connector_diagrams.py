@@ -14,7 +14,8 @@ from typing import Any
 
 from millstream.connector.sink.protocol import session as sink_session
 from millstream.connector.sink.protocol import worker_session
-from millstream.connector.source.protocol import tables
+from millstream.connector.source.protocol import push_session
+from millstream.connector.source.protocol import session as source_session
 from millstream.connector.wire.messages import Error, Frame
 
 DOCS = Path(__file__).parent.parent / "docs"
@@ -95,10 +96,10 @@ def each(*tables: tuple[str, Mapping[Enum, Mapping[Any, Any]]]) -> str:
 PICTURES: dict[str, dict[str, str]] = {
     "connector.md": {"sink": sink(), "worker": worker()},
     "pushing.md": {
-        "server": each(("", tables.SERVER)),
-        "server-stream": each(("", tables.SERVER_STREAM), ("commit", tables.COMMITTED)),
-        "client": each(("send", tables.CLIENT_SENT), ("hear", tables.CLIENT_RECEIVED)),
-        "client-stream": each(("send", tables.CLIENT_STREAM_SENT), ("hear", tables.CLIENT_STREAM_RECEIVED)),
+        "server": each(("", source_session.SERVER)),
+        "server-stream": each(("", source_session.SERVER_STREAM), ("commit", source_session.COMMITTED)),
+        "client": each(("send", push_session.CLIENT_SENT), ("hear", push_session.CLIENT_RECEIVED)),
+        "client-stream": each(("send", push_session.CLIENT_STREAM_SENT), ("hear", push_session.CLIENT_STREAM_RECEIVED)),
     },
 }
 

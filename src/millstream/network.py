@@ -29,7 +29,6 @@ class Tls(msgspec.Struct, frozen=True):
 
 
 def server_context(tls: Tls) -> ssl.SSLContext:
-    """What a server that listens needs for TLS."""
     if tls.cert is None:
         raise DefinitionError("TLS on the side that listens needs a certificate: say cert= and key=")
     try:
@@ -44,7 +43,6 @@ def server_context(tls: Tls) -> ssl.SSLContext:
 
 
 def client_context(tls: Tls) -> ssl.SSLContext:
-    """What a client that connects needs for TLS."""
     try:
         context = ssl.create_default_context(cafile=tls.ca)
         if tls.cert is not None:
@@ -65,7 +63,6 @@ def is_loopback(host: str) -> bool:
 
 
 def check_listening(host: str, cookie: str, force: bool) -> None:
-    """Rule 3."""
     if not cookie and not force and not is_loopback(host):
         raise DefinitionError(
             f"listening on {host or 'all addresses'} without a cookie lets everybody who can reach it write and roll back. "
@@ -95,7 +92,6 @@ def written(host: str, port: int) -> str:
 
 
 def cannot_listen(host: str, port: int, error: OSError) -> NetworkError:
-    """Rule 4."""
     return NetworkError(
         f"cannot listen on {written(host, port)}: {error}. Stop what listens there, or choose an address of this machine and a port that is free."
     )

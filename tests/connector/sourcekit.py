@@ -16,8 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from millstream.connector.intake import reader as intake_reader
-from millstream.connector.intake.format.batch import Head, columns, decode_marks
-from millstream.connector.intake.format.entries import MESSAGE, IntakeEntry, Mark, advance
+from millstream.connector.intake.format import MESSAGE, Head, IntakeEntry, Mark, advance, columns, decode_marks
 from millstream.connector.source.protocol.push_session import PushSession
 from millstream.connector.source.protocol.session import Admit, Close, Fence, Keep, Send, SourceEffect, SourceSession
 from millstream.connector.source.protocol.streams import Streams

@@ -16,8 +16,8 @@ from typing import Any
 
 from sourcekit import decode_entries
 
+from millstream.connector.intake import format as entries
 from millstream.connector.intake import reader as intake_reader
-from millstream.connector.intake.format import entries
 from millstream.connector.source.protocol import session as source_session
 from millstream.connector.source.server import SourceServer
 

@@ -17,8 +17,7 @@ from sourcekit import decode_entries
 from effort import some
 from millstream.connector.intake import reader
 from millstream.connector.intake import writer as intake_module
-from millstream.connector.intake.format.batch import decode_head, decode_marks, encode_batch, is_whole
-from millstream.connector.intake.format.entries import END, MESSAGE, WATERMARK, IntakeEntry, Mark
+from millstream.connector.intake.format import END, MESSAGE, WATERMARK, IntakeEntry, Mark, decode_head, decode_marks, encode_batch, is_whole
 from millstream.connector.intake.writer import Intake
 from millstream.errors import CheckpointError, DamageError, StorageError
 from millstream.state import durable

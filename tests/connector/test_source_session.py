@@ -5,10 +5,9 @@ from __future__ import annotations
 import pytest
 from sourcekit import Desk, session_pair
 
-from millstream.connector.intake.format.entries import MESSAGE, WATERMARK, Mark
-from millstream.connector.source.protocol.session import LAST_ID, WATERMARK_KEY, Admit, Close, Send
+from millstream.connector.intake.format import MESSAGE, WATERMARK, Mark
+from millstream.connector.source.protocol.session import LAST_ID, WATERMARK_KEY, Admit, Close, Send, Server, ServerStream
 from millstream.connector.source.protocol.streams import Streams
-from millstream.connector.source.protocol.tables import Server, ServerStream
 from millstream.connector.wire import messages as m
 from millstream.errors import LocalProtocolError
 
@@ -327,7 +326,8 @@ def test_both_ends_agree_on_credits_through_a_whole_conversation() -> None:
             desk.commit()
         hear()
         assert client.credits == server.credits
-    desk.tell(server, client.declare(1, 5), client.end(1))
+    client.push(1, 1, None)
+    desk.tell(server, m.Message(1, 0, b"", 5, WATERMARK_KEY), client.end(1))
     desk.commit()
     hear()
     assert client.credits == server.credits == 50 and client.streams[1].acknowledged == 39

@@ -9,12 +9,11 @@ from typing import Any
 import pytest
 
 from effort import some
-from millstream.connector.intake.format.entries import MESSAGE, IntakeEntry, Mark, advance
+from millstream.connector.intake.format import MESSAGE, IntakeEntry, Mark, advance
 from millstream.connector.source.protocol import streams as source_streams
-from millstream.connector.source.protocol.push_session import PushSession
+from millstream.connector.source.protocol.push_session import ClientStream, PushSession, PushState
 from millstream.connector.source.protocol.session import Admit, Close, Fence, Keep, Send, SourceEffect, SourceSession
 from millstream.connector.source.protocol.streams import Streams
-from millstream.connector.source.protocol.tables import ClientStream, PushState
 from millstream.connector.wire import messages as m
 
 RECORDS = 25

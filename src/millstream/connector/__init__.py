@@ -4,7 +4,7 @@ The wire protocol is that of Wallaroo's connectors, version 3, byte for byte.
 
     wire/      what is said, and how it looks in bytes; pure
     sink/      out of a pipeline: the sink server, its outputs, and the worker that talks to it; its `protocol/` is pure
-    intake/    what was pushed and is not committed yet: a durable log; its `format/` is pure
+    intake/    what was pushed and is not committed yet: a durable log; its `format` is pure
     source/    into a pipeline: the source's server, and the client that pushes; its `protocol/` is pure
 
 Imports go one way: `sink` and `source` know `wire`, `source` knows `intake`, and the two sides do not know each other.

@@ -15,8 +15,6 @@ __all__ = ["DriverContext", "IdentifiedRow", "Part", "Sink", "SinkRow", "TaskCon
 
 
 class SinkRow(msgspec.Struct, gc=False):
-    """One row for a sink."""
-
     key: Any
     timestamp: int
     value: Any
@@ -68,8 +66,6 @@ class DriverContext(msgspec.Struct):
 
 
 class Sink:
-    """Base of all sinks."""
-
     #: Whether small parts lie inside the task's unit, in the checkpoint, until they are published: one write instead of two. Such a sink has `encode_part`.
     in_units: bool = False
     #: For how long (milliseconds) committed parts wait, to be published together; 0: not at all. Only for a sink whose parts may lie in units.
@@ -99,14 +95,12 @@ class Sink:
         """Driver, at the start of a run: gets a function that turns a DDL string into an Arrow schema."""
 
     def stage(self, context: TaskContext, rows: Sequence[SinkRow]) -> Part:
-        """Task: makes the rows durable and invisible."""
         raise NotImplementedError
 
     def prepare(self, context: DriverContext, epoch: int, parts: Sequence[Part]) -> None:
         """Driver, before the manifest: the last moment at which a sink can say no. Whatever it does must be undone if no manifest follows."""
 
     def commit(self, context: DriverContext, epoch: int, parts: Sequence[Part]) -> None:
-        """Driver: makes an epoch's parts visible."""
         raise NotImplementedError
 
     def sweep(self, context: DriverContext, before_epoch: int, keep: Sequence[str]) -> None:

@@ -18,8 +18,6 @@ _decode = msgpack.decoder(object)
 
 
 class _Staged(Sink):
-    """Stages rows as msgpack in the checkpoint."""
-
     def stage(self, context: TaskContext, rows: Sequence[SinkRow]) -> Part:
         try:
             data = encode_value([(row.key, row.timestamp, row.value, getattr(row, "id", None)) for row in rows])
@@ -28,7 +26,6 @@ class _Staged(Sink):
         return context.keep(data, len(rows))
 
     def rows(self, context: DriverContext, parts: Sequence[Part]) -> list[SinkRow]:
-        """The rows of the parts."""
         return [
             SinkRow(_as_key(key), timestamp, value) if id is None else IdentifiedRow(_as_key(key), timestamp, value, id)
             for part in parts
@@ -91,7 +88,6 @@ class MemorySink(_Staged):
         return "memory (sink.collected)"
 
     def read(self, pipeline: str, emission: str) -> list[SinkRow]:
-        """The rows that this process has collected."""
         return self.collected
 
     def __getstate__(self) -> dict[str, Any]:

@@ -112,7 +112,6 @@ class FileSink(Sink):
         return self.path + "/"
 
     def read(self, pipeline: str, emission: str) -> list[SinkRow]:
-        """The rows that are published, epoch by epoch."""
         storage = open_storage(self.path, self.options)
         mine = re.compile(rf"{re.escape(pipeline)}-{re.escape(emission)}-(\d+)-(\d+)\.{_SUFFIX[self.format]}$")
         found = [(match.group(2), match.group(1), name) for name in storage.list("") if (match := mine.match(name))]

@@ -85,7 +85,6 @@ class TwoPhaseSink(Sink):
         return {**self.__dict__, "_open": {}, "_stats": TwoPhaseStats()}
 
     def stats(self) -> TwoPhaseStats:
-        """What was committed at the sink since the start of the run (driver)."""
         return msgspec.structs.replace(self._stats)
 
     def describe(self) -> str:

@@ -90,7 +90,6 @@ class Source:
         return None
 
     def describe(self) -> str:
-        """For people: what it is."""
         return type(self).__name__
 
     def waits_for(self) -> str:
@@ -99,8 +98,6 @@ class Source:
 
 
 class FrameSource(Source):
-    """A streaming DataFrame, as it is."""
-
     def __init__(self, frame: Any) -> None:
         self.frame = frame
         self.schema = getattr(frame, "schema", None)

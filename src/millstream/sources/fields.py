@@ -14,12 +14,10 @@ from millstream.views.cdc import Feed
 
 
 def check_injector(injector: Injector) -> None:
-    """Raises DefinitionError if an injector names a column that its source does not have."""
     injector.check(columns_of(injector.source.schema))
 
 
 def check_keys(what: str, inputs: Sequence[Input], injectors: Sequence[Injector]) -> None:
-    """Raises DefinitionError if a key of an injected stream names a column that its source does not have."""
     for one in inputs:
         keys = one.key if isinstance(one.key, tuple) else (one.key,)
         known = next((columns_of(injector.source.schema) for injector in injectors if injector.name == one.stream), None)

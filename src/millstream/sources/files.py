@@ -151,7 +151,6 @@ class FileSource(Source):
         return sum(file.stat().st_size for file in found if file.is_file())
 
     def _check_header(self, format: str) -> None:
-        """A line of column names that would be read as a row."""
         if format != "csv" or str(self.options.get("header", "false")).lower() == "true":
             return
         known = columns(self.schema)

@@ -128,7 +128,6 @@ class PushedSource(Source):
         self._needs = (key, time)
 
     def start(self) -> SourceServer:
-        """The server, started if need be (driver)."""
         if self._server is None:
             from millstream.connector.source.protocol.session import Needs
             from millstream.connector.source.server import SourceServer
@@ -162,7 +161,6 @@ class PushedSource(Source):
         return self.describe() if server is None or server.waiting_for is None else server.waiting_for
 
     def close(self) -> None:
-        """Tells the pushers to come back later, and stops the server."""
         server, self._server = self._server, None
         if server is not None:
             server.stop()

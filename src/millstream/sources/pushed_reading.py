@@ -19,8 +19,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from millstream.connector.intake import reader as intake_reader
-from millstream.connector.intake.format.batch import Head, columns, decode_marks
-from millstream.connector.intake.format.entries import MESSAGE
+from millstream.connector.intake.format import MESSAGE, Head, columns, decode_marks
 from millstream.sources.pushed import IntakeOffset, PushedSource
 from millstream.sources.splits import PlannedReader, SplitPlan
 
@@ -40,8 +39,6 @@ _SPLIT = 256 << 10  # bytes that are worth a task of their own
 
 
 class IntakeReader(PlannedReader):
-    """Plans and reads what was pushed."""
-
     schema = SCHEMA
 
     def __init__(self, source: PushedSource, messages: int | None, size: int | None, partitions: int | None) -> None:
@@ -119,12 +116,10 @@ class _Telling:
             raise self._error
 
     def close(self) -> None:
-        """When all is said."""
         self._thread.shutdown()
 
 
 def rows_between(folder: Path, start: int, end: int) -> Iterator[pa.RecordBatch]:
-    """The messages between two positions."""
     held: list[tuple[Head, bytes]] = []
     rows = size = 0
     for head, batch in intake_reader.batches(folder, start, end):

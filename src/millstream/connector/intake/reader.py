@@ -19,7 +19,7 @@ from pathlib import Path
 
 import msgspec
 
-from millstream.connector.intake.format.batch import BEGINNING_SIZE, HEAD_SIZE, Head, beginning_size, decode_head, is_whole
+from millstream.connector.intake.format import BEGINNING_SIZE, HEAD_SIZE, Head, beginning_size, decode_head, is_whole
 from millstream.errors import DamageError, StorageError
 
 SUFFIX = ".log"
@@ -42,7 +42,6 @@ def segment_name(position: int) -> str:
 
 
 def segments(folder: Path) -> list[int]:
-    """The positions at which segments begin, in order."""
     try:
         names = os.listdir(folder)
     except OSError as error:
@@ -80,7 +79,6 @@ def readable_end(folder: Path, start: int, target: int | None) -> int:
 
 
 def acknowledged(folder: Path) -> Acknowledged:
-    """How far epochs are committed."""
     path = folder / ACKNOWLEDGED_FILE
     try:
         return msgspec.json.decode(path.read_bytes(), type=Acknowledged)
@@ -137,12 +135,10 @@ def _walk(folder: Path, start: int, end: int, *, whole: bool) -> Iterator[tuple[
 
 
 def heads(folder: Path, start: int, end: int) -> Iterator[Head]:
-    """The heads of the batches from start to end."""
     return (head for head, _ in _walk(folder, start, end, whole=False))
 
 
 def batches(folder: Path, start: int, end: int) -> Iterator[tuple[Head, bytes]]:
-    """The batches from start to end, checked."""
     return _walk(folder, start, end, whole=True)
 
 

@@ -25,8 +25,11 @@ from pathlib import Path
 import msgspec
 
 from millstream.connector.intake import reader
-from millstream.connector.intake.format.batch import (
+from millstream.connector.intake.format import (
     BEGINNING_SIZE,
+    IntakeEntry,
+    Mark,
+    advance,
     beginning_marks,
     beginning_size,
     decode_marks,
@@ -34,7 +37,6 @@ from millstream.connector.intake.format.batch import (
     encode_beginning,
     whole_batches,
 )
-from millstream.connector.intake.format.entries import IntakeEntry, Mark, advance
 from millstream.connector.intake.reader import ACKNOWLEDGED_FILE, END_FILE, Acknowledged, segment_name
 from millstream.errors import CheckpointError, DamageError, StorageError
 from millstream.state.durable import lock_folder, replace_file, write_all
@@ -45,8 +47,6 @@ _HALF = ".new"
 
 
 class BatchRef(msgspec.Struct, frozen=True):
-    """A batch in the log: where it ends, how large it is, and how far its streams are behind it."""
-
     end: int
     size: int
     entries: int
@@ -122,7 +122,6 @@ class Intake:
         self.end = at
 
     def _scan_segment(self, path: Path, is_first: bool, is_last: bool, told: int) -> int:
-        """Takes in the batches of a segment; returns the position at which they end."""
         if is_last:
             self._file = os.open(path, os.O_RDWR)
             _settle(self._file)
@@ -157,7 +156,6 @@ class Intake:
     # ---- writing
 
     def write(self, groups: Sequence[Sequence[IntakeEntry]]) -> list[BatchRef]:
-        """Appends each group of entries as a batch, and returns when all are durable."""
         done: list[BatchRef] = []
         try:
             if self._is_suspect:
@@ -186,11 +184,9 @@ class Intake:
         return done
 
     def _written(self) -> int:
-        """Bytes of batches in the last segment."""
         return self.end - self._segments[-1]
 
     def _take_back(self) -> None:
-        """Rule 3."""
         os.ftruncate(self._file, self._beginning + self._written())
         _settle(self._file)
         path, at = self.folder / segment_name(self._segments[-1]), self._segments[-1]

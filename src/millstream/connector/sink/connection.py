@@ -29,8 +29,6 @@ _LINGER_BYTES = 8 << 20
 
 
 class Connection:
-    """The server's end of a connection."""
-
     def __init__(self, sock: socket.socket, patience: float, peer: str = "") -> None:
         self._socket = sock
         self._patience = patience
@@ -44,7 +42,6 @@ class Connection:
         self.peer = peer
 
     def open(self, context: ssl.SSLContext | None, deadline: float) -> None:
-        """In the connection's thread: the handshake, if there is one."""
         keep_alive(self._socket)
         self._socket.settimeout(max(0.01, deadline - time.monotonic()))
         if context is not None:
@@ -95,7 +92,6 @@ class Connection:
                     pass
 
     def close(self) -> None:
-        """In the connection's thread: says the last words, and closes."""
         try:
             if self.last_words is not None:
                 self._socket.settimeout(_LINGER)
@@ -109,7 +105,6 @@ class Connection:
             self._socket.close()
 
     def _linger(self) -> None:
-        """Rule 4."""
         self._socket.shutdown(socket.SHUT_WR)
         until, dropped = time.monotonic() + self._linger_for, 0
         while dropped < _LINGER_BYTES and (left := until - time.monotonic()) > 0:

@@ -18,8 +18,6 @@ _NAMED = 3
 
 
 class _Commits:
-    """Commits that are told together."""
-
     def __init__(self) -> None:
         self.count = self.size = 0
         self.workers: dict[str, None] = {}
@@ -42,7 +40,6 @@ class SinkConsole:
         self._told = 0.0
 
     def say(self, text: str) -> None:
-        """Somebody came, went, was refused or has left."""
         with self._lock:
             if len(self._items) < _LINES:
                 self._items.append(text)
@@ -50,7 +47,6 @@ class SinkConsole:
                 self._uncounted += 1
 
     def committed(self, worker: str, size: int) -> None:
-        """A transaction with so many bytes is committed."""
         with self._lock:
             if self._commits is None:
                 self._commits = _Commits()

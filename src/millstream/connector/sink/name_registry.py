@@ -39,8 +39,6 @@ _HANGS = 1.0  # seconds after which a connection that was cut is not left the ti
 
 
 class _Turn:
-    """A place in a line: who is before, and whether we have come to rest."""
-
     def __init__(self, before: threading.Event | None, ahead: Connection | None) -> None:
         self._before, self._ahead = before, ahead
         self.rest = threading.Event()
@@ -72,15 +70,11 @@ class _Line:
 
 
 class Registration(NamedTuple):
-    """A connection that holds its name."""
-
     connection: Connection
     since: int
 
 
 class NameRegistry:
-    """Who holds which name."""
-
     def __init__(self) -> None:
         self._lock = threading.Lock()  # of everything below
         self._lines: dict[str, _Line] = {}

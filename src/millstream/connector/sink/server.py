@@ -100,7 +100,6 @@ class SessionRunner:
         return self.feed(b"")
 
     def feed(self, data: bytes | memoryview) -> bytearray:
-        """Takes what came from the peer, and returns what is to be sent to it."""
         self.decoder.receive(data)
         while not (self.is_over or self.connection.is_cut):
             try:
@@ -236,12 +235,10 @@ class SinkServer:
 
     @property
     def address(self) -> str:
-        """HOST:PORT, once it listens."""
         assert self._listener is not None, "the server is not started"
         return network.written(*self._listener.getsockname()[:2])
 
     def start(self) -> SinkServer:
-        """Listens, in threads of its own."""
         try:
             family = socket.AF_INET6 if ":" in self._host else socket.AF_INET
             self._listener = socket.create_server((self._host, self._port), family=family, backlog=512)
@@ -268,7 +265,6 @@ class SinkServer:
             self._listener.close()
 
     def stats(self) -> SinkStats:
-        """How the server is doing, since it was started."""
         found = SinkStats()
         with self._lock:
             for counted in (self._counted, *(runner.stats for runner in self._runners)):
@@ -422,7 +418,6 @@ class SinkServer:
                 output.close()
 
     def _archive(self, worker: str) -> None:
-        """This worker has left, and its output is at rest."""
         with contextlib.closing(self._outputs(worker)) as output:
             output.archive()
         with self._lock:

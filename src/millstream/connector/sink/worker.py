@@ -110,7 +110,6 @@ class WorkerClient:
 
     @property
     def committed(self) -> int:
-        """Where the transaction under way began."""
         return self._session.committed
 
     @property
@@ -120,11 +119,9 @@ class WorkerClient:
 
     @property
     def state(self) -> str:
-        """For people: the name of the session's state."""
         return self._session.state.value
 
     def stats(self) -> WorkerStats:
-        """What this client has done so far, over all of its connections."""
         return msgspec.structs.replace(self._stats)
 
     # ---- what can be done
@@ -139,7 +136,6 @@ class WorkerClient:
             self.flush()
 
     def flush(self) -> None:
-        """Sends what `write` has held back."""
         with memoryview(b"".join(self._held)) as data:
             self._held, self._held_size = [], 0
             for at in range(0, len(data), 2 * MESSAGE_SIZE):
@@ -268,7 +264,6 @@ class WorkerClient:
             raise self._over(error) from error
 
     def _hear(self) -> None:
-        """Takes what the sink says until it is our turn."""
         until = time.monotonic() + self._timeout
         while self._session.state in WAITING:
             self._take(until)

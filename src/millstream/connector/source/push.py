@@ -39,9 +39,8 @@ from collections.abc import Callable, Sequence
 import msgspec
 
 from millstream.connector.source.protocol.outgoing import Outgoing
-from millstream.connector.source.protocol.push_session import PushSession
+from millstream.connector.source.protocol.push_session import ClientStream, PushSession, PushState
 from millstream.connector.source.protocol.session import LAST_ID, WATERMARK_KEY
-from millstream.connector.source.protocol.tables import ClientStream, PushState
 from millstream.connector.wire import messages as m
 from millstream.connector.wire.codec import encode, message_head
 from millstream.connector.wire.decoder import Decoder
@@ -160,7 +159,6 @@ class PushClient:
             self._keep(self._announced(stream).declare(watermark))
 
     def end(self, stream: str) -> None:
-        """Says that nothing more comes on this stream. It may be announced again."""
         with self._changed:
             self._announced(stream).has_ended = True
             self._wake()
@@ -173,17 +171,14 @@ class PushClient:
             )
 
     def acknowledged(self, stream: str) -> int | None:
-        """The last id of a stream that is known to be committed."""
         with self._changed:
             return self._streams[stream].acknowledged
 
     @property
     def unacknowledged(self) -> int:
-        """Bytes that are kept because they are not acknowledged."""
         return self._kept
 
     def waiting(self) -> Waiting | None:
-        """What this client waits for; None if for nothing."""
         with self._changed:
             now = time.monotonic()
             if self._away is not None:
@@ -232,7 +227,6 @@ class PushClient:
         return self._changed.wait_for(is_over, timeout)
 
     def _keep(self, size: int) -> None:
-        """So many more bytes wait."""
         if not self._kept:
             self._moved = time.monotonic()
         self._kept += size
@@ -311,7 +305,6 @@ class PushClient:
         self.address, self._other = address, self._given
 
     def _talk(self, sock: socket.socket, session: PushSession) -> None:
-        """Until the connection ends, from our side or theirs."""
         self._expect("to answer")
         decoder = Decoder(_ANSWER_LIMIT, two_phase=False)
         deadline = time.monotonic() + self._timeout
@@ -388,7 +381,6 @@ class PushClient:
             raise InputError(f"stream {found.name!r} is active elsewhere: another client pushes it to {self.address}")
 
     def _collect(self, session: PushSession) -> memoryview:
-        """What can be sent now."""
         parts: list[bytes] = []
         size = 0
         with self._changed:

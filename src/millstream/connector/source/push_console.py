@@ -31,7 +31,6 @@ class WaitMessages:
         self._input_at: float | None = None
 
     def look(self, found: Waiting | None) -> str | None:
-        """What a wait for the server or the pipeline comes to; None if there is nothing to say."""
         if found is None or found.seconds < self._told:
             self._told = 0.0
         if self._away is not None and (found is None or not found.is_away):

@@ -31,7 +31,7 @@ from typing import Any, TypeVar
 import msgspec
 
 from millstream import network
-from millstream.connector.intake.format.entries import IntakeEntry, Mark, advance
+from millstream.connector.intake.format import IntakeEntry, Mark, advance
 from millstream.connector.intake.writer import SEGMENT_SIZE, BatchRef, Intake
 from millstream.connector.source.protocol.session import Admit, Fence, Keep, Needs, SourceEffect, SourceSession
 from millstream.connector.source.protocol.streams import Streams
@@ -142,7 +142,6 @@ class SourceServer:
     # ---- life: called from any other thread
 
     def start(self) -> SourceServer:
-        """Recovers the intake and listens, in a thread of its own."""
         self._intake.open()
         self._streams = Streams(self._intake.marks_acknowledged, self._intake.marks_received, time.monotonic(), self._streams_limit)
         self._on_the_way.extend((batch, {}) for batch in self._intake.unacknowledged)
@@ -188,7 +187,6 @@ class SourceServer:
         return self._ask(lambda: self._streams.watermark(streams, idle, time.monotonic()))
 
     def stats(self) -> SourceStats:
-        """How the server is doing."""
         return self._ask(
             lambda: SourceStats(
                 received=self._received,
@@ -325,7 +323,6 @@ class SourceServer:
         self._press()
 
     def _press(self) -> None:
-        """Rule 2: stops reading, or goes on."""
         coming = self._gathered_size + self._writing_size
         full = self._gathered_size > self._pending_limit or self._end - self._acknowledged + coming > self._backlog
         if full != self._is_paused:
@@ -381,8 +378,6 @@ def _grouped(gathered: list[tuple[_Peer, list[IntakeEntry]]], most: int) -> tupl
 
 
 class _Peer(asyncio.Protocol):
-    """One connection: bytes to messages to effects, and back."""
-
     def __init__(self, server: SourceServer) -> None:
         self._server = server
         self.session = server.session()

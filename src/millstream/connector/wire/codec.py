@@ -43,8 +43,6 @@ _TWO_PHASE_TAGS = 201
 
 
 class _Reader:
-    """Takes a body apart from front to back."""
-
     def __init__(self, body: memoryview, at: int = 0) -> None:
         self.body, self.at = body, at
 
@@ -182,7 +180,6 @@ def _read_message(r: _Reader) -> m.Message:
 
 
 def encode(message: m.Frame) -> bytes:
-    """The whole frame of a message."""
     if isinstance(message, m.Message):
         return message_head(message.stream, message.id, len(message.payload), message.event_time, message.key) + message.payload
     tag = _TAGS[type(message)]

@@ -37,8 +37,6 @@ T = TypeVar("T")
 
 
 class _Frames(Generic[T]):
-    """Bytes in as they come; whole frames out."""
-
     def __init__(self, limit: int, *, two_phase: bool) -> None:
         self.limit = limit
         self._two_phase = two_phase
@@ -50,11 +48,9 @@ class _Frames(Generic[T]):
 
     @property
     def pending(self) -> int:
-        """How many bytes wait for the rest of their frame."""
         return len(self._buffer) - self._at + len(self._partial)
 
     def receive(self, data: bytes | bytearray | memoryview) -> None:
-        """Takes what came from the peer."""
         if self._error is not None:
             return
         if self._partial:
@@ -80,7 +76,6 @@ class _Frames(Generic[T]):
         raise NotImplementedError
 
     def _run(self) -> list[Pushed]:
-        """Rule 4: the run of MESSAGEs that begins here."""
         buffer, at, limit = self._buffer, self._at, self.limit
         size, unpack = len(buffer), MESSAGE.unpack_from
         run: list[Pushed] = []
@@ -136,7 +131,6 @@ class _Frames(Generic[T]):
         return decode(frame, two_phase=self._two_phase)
 
     def _keep(self, needed: int) -> None:
-        """Rule 3."""
         if self._at < len(self._buffer):
             self._partial += self._buffer[self._at :]
             self._needed = needed

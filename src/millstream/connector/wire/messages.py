@@ -34,8 +34,6 @@ _FENCE = re.compile(r" fence=([0-9]{1,18})$")
 
 
 class Hello(msgspec.Struct, frozen=True):
-    """The first message of whoever dials."""
-
     version: str
     cookie: str
     program: str
@@ -49,8 +47,6 @@ class Ok(msgspec.Struct, frozen=True):
 
 
 class Error(msgspec.Struct, frozen=True):
-    """The sender gives up, says why, and closes."""
-
     text: str
 
 
@@ -94,8 +90,6 @@ class Restart(msgspec.Struct, frozen=True):
 
 
 class Eos(msgspec.Struct, frozen=True):
-    """Nothing more will come on a stream."""
-
     stream: int
 
 
@@ -106,8 +100,6 @@ class ListUncommitted(msgspec.Struct, frozen=True):
 
 
 class ReplyUncommitted(msgspec.Struct, frozen=True):
-    """The transactions that wait for phase two."""
-
     rtag: int
     txns: tuple[str, ...] = ()
 

@@ -28,8 +28,6 @@ _BLANK_LINE = re.compile(rb"^[\x00-\x20]*\n", re.MULTILINE)
 
 
 class CsvRows(TextRows):
-    """Reads CSV into batches of one schema."""
-
     def __init__(self, schema: pa.Schema, unreadable: str | None, settings: Settings) -> None:
         super().__init__(schema, unreadable, settings)
         self._parsers = [parser(field.type, settings.zone) for field in self.columns]

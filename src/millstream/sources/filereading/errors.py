@@ -25,7 +25,6 @@ class OnlySpark(ValueError):
 
 
 def input_error(path: str, what: str, line: int | None = None, text: str | None = None) -> InputError:
-    """The error for a file, perhaps for one line of it."""
     where = address(path) if line is None else f"{address(path)}, line {line}"
     shown = "" if text is None else f": {text[:_MOST]}{'...' if len(text) > _MOST else ''}"
     return InputError(f"{ADVICE}\n  {where}: {what}{shown}")

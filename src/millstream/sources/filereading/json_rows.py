@@ -58,8 +58,6 @@ _DECODER = json.JSONDecoder(object_pairs_hook=_object, parse_int=_Integer, parse
 
 
 class JsonRows(TextRows):
-    """Reads JSON lines into batches of one schema."""
-
     def __init__(self, schema: pa.Schema, unreadable: str | None, settings: Settings) -> None:
         super().__init__(schema, unreadable, settings)
         self._quick = _quick_schema(self.columns)
@@ -107,7 +105,6 @@ class JsonRows(TextRows):
 
 
 def _first_object(line: bytes) -> dict[str, Any]:
-    """The object that a line begins with, numbers as texts. Raises BadLine."""
     try:
         text = line.decode().lstrip(" \t")
         found, end = _DECODER.raw_decode(text)

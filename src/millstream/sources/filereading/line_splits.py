@@ -33,7 +33,6 @@ _OTHERS = (".snappy", ".lz4", ".zst", ".lzo", ".xz")
 
 
 def is_compressed(path: str) -> bool:
-    """Whether a file must be read from its beginning."""
     return path.endswith((".gz", ".bz2", ".deflate", *_OTHERS))
 
 
@@ -151,7 +150,6 @@ def _ends(block: bytes) -> bytes:
 
 
 def splits(path: str, length: int, size: int) -> list[tuple[int, int | None]]:
-    """The ranges that a file of some length is read in."""
     if length <= size * 3 // 2 or is_compressed(path):
         return [(0, None)]
     count = -(-length // size)

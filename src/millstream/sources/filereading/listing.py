@@ -147,7 +147,6 @@ class UnreadFiles:
         return self._planned
 
     def _enough(self, names: list[str], most: int) -> int:
-        """How many files are enough."""
         total = 0
         for count, name in enumerate(names):
             total += line_splits.length(os.path.join(self._folder.path, name))  # one that is gone meanwhile: whoever reads it says so
@@ -156,7 +155,6 @@ class UnreadFiles:
         return len(names)
 
     def settle(self, end: int) -> None:
-        """Everything up to so many names is committed."""
         planned = self._planned
         if planned is None or planned.end != end or not planned.names:
             return
@@ -172,10 +170,8 @@ class UnreadFiles:
         return -_NEVER if self._newest is None else self._newest - self._max_age
 
     def there(self) -> dict[str, int]:
-        """All files that are there, without those that are too old to be read or remembered."""
         oldest = self._oldest()
         return {name: modified for name, modified in self._folder.look().items() if modified >= oldest}
 
     def read(self) -> set[str]:
-        """Those that some plan had, be it committed or under way."""
         return {*self._read, *(self._planned.names if self._planned is not None else ())}

@@ -49,13 +49,10 @@ def groups(path: str, size: int) -> list[tuple[int, int | None]]:
 
 
 class ParquetRows:
-    """Reads Parquet files into batches of one schema."""
-
     def __init__(self, schema: pa.Schema) -> None:
         self.schema = schema
 
     def read(self, path: str, start: int, end: int | None) -> Iterator[pa.RecordBatch]:
-        """The rows of some row groups."""
         if not os.path.getsize(path):
             return
         try:

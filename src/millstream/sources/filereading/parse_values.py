@@ -66,7 +66,6 @@ def parser(kind: pa.DataType, zone: str) -> Parser:
 
 
 def _unusual(text: str) -> ValueError:
-    """The error for a text that is not of a plain form."""
     return OnlySpark() if any(sign.isdigit() for sign in text) else Malformed()
 
 
@@ -85,7 +84,6 @@ def integer(text: str, most: int) -> int:
 
 
 def double(text: str) -> float:
-    """A floating point number of 64 bits."""
     if text in _WORDS:
         return _WORDS[text]
     if not _NUMBER.fullmatch(text):
@@ -104,7 +102,6 @@ def single(text: str) -> float:
 
 
 def boolean(text: str) -> bool:
-    """true or false, in any case."""
     if text.lower() not in ("true", "false"):
         raise Malformed
     return text.lower() == "true"

@@ -47,8 +47,6 @@ class FilesOffset(Offset, frozen=True):
 
 
 class FileReader(PlannedReader):
-    """Plans and reads the files of a directory."""
-
     def __init__(self, path: str, schema: pa.Schema, settings: Settings, unreadable: str | None) -> None:
         self.schema = schema
         self._path = os.path.abspath(path)

@@ -19,7 +19,6 @@ from millstream.sources.schema import Kind, columns
 
 
 def _values(text: str) -> dict[str, set[str]]:
-    """Of options with their values, all in lower case."""
     return {option: set(values.split("|")) for option, _, values in (word.partition("=") for word in text.split())}
 
 
@@ -64,7 +63,6 @@ class Settings(msgspec.Struct, frozen=True):
     empty: str = ""
 
     def accepts(self, name: str) -> bool:
-        """Whether a file of this name is read."""
         return self.pattern is None or re.fullmatch(self.pattern, name, re.DOTALL) is not None
 
 

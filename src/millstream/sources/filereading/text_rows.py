@@ -44,7 +44,6 @@ class TextRows:
         self._unreadable = unreadable
 
     def quick(self, block: bytes) -> list[pa.Array] | None:
-        """The columns of a block of lines; None if they are not certainly Spark's."""
         raise NotImplementedError
 
     def row(self, line: bytes) -> list[Any] | None:
@@ -73,7 +72,6 @@ class TextRows:
         return block
 
     def read(self, path: str, start: int, end: int | None) -> Iterator[pa.RecordBatch]:
-        """The rows of a split."""
         line = 1 if start == 0 else None
         header = start == 0
         for block in blocks(path, start, end):

@@ -27,15 +27,12 @@ class Output:
     """One worker's output. Six methods are to be implemented; the others have defaults that are safe."""
 
     def recover(self) -> Recovered:
-        """Drops what is neither committed nor promised, and says what is left."""
         raise NotImplementedError
 
     def begin(self, offset: int) -> None:
-        """Bytes of a new transaction follow."""
         raise NotImplementedError
 
     def append(self, data: bytes) -> None:
-        """Takes bytes, in order. They need not be durable yet."""
         raise NotImplementedError
 
     def begin_next(self, offset: int) -> bool:
@@ -43,7 +40,6 @@ class Output:
         return False
 
     def prepare(self, txn: str, start: int, end: int) -> None:
-        """Makes the bytes durable, then the promise."""
         raise NotImplementedError
 
     def commit(self, txn: str, end: int) -> None:
@@ -51,7 +47,6 @@ class Output:
         raise NotImplementedError
 
     def rollback(self, txn: str, committed: int) -> None:
-        """Drops all bytes from `committed` on."""
         raise NotImplementedError
 
     def veto(self, txn: str, why: str) -> None:

@@ -76,8 +76,6 @@ class FileOutputs:
 
 
 class FileOutput(Output):
-    """One worker's file and log."""
-
     def __init__(self, folder: Path, worker: str) -> None:
         self._root = folder
         self._worker = worker

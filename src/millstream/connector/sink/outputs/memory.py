@@ -30,14 +30,11 @@ class MemoryOutputs:
             return self._workers.setdefault(worker, MemoryOutput(self, worker))
 
     def committed(self, worker: str) -> bytes:
-        """The committed bytes of a worker."""
         output = self(worker)
         return bytes(output.data[: output.recovered.committed])
 
 
 class MemoryOutput(Output):
-    """One worker's output in memory."""
-
     def __init__(self, owner: MemoryOutputs, worker: str) -> None:
         self._owner, self._worker = owner, worker
         self.data = bytearray()

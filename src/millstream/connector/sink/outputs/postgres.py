@@ -71,8 +71,6 @@ def _connected(dsn: str) -> Any:
 
 
 class PostgresOutput(Output):
-    """One worker's rows."""
-
     def __init__(self, dsn: str, table: str, worker: str) -> None:
         if "\0" in worker:
             raise SinkError("a worker's name with a zero byte cannot be stored in PostgreSQL")

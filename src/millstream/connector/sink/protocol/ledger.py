@@ -53,8 +53,6 @@ class Recovered(msgspec.Struct, frozen=True):
 
 
 class Ledger:
-    """The points of reference of one worker, while it is connected."""
-
     def __init__(self, recovered: Recovered) -> None:
         self.committed = recovered.committed
         self.open = recovered.open
@@ -76,7 +74,6 @@ class Ledger:
         return self.received - offset
 
     def compared(self, equal: bool, offset: int) -> None:
-        """Rule 2: whether the bytes at this offset, below `received`, are those that are held."""
         if not equal:
             self.veto = f"bytes from {offset} on came again and were not the same"
 
@@ -84,7 +81,6 @@ class Ledger:
         self.received += size
 
     def refused(self) -> None:
-        """The output takes nothing before phase two: what came then has to come again."""
         self.veto = f"bytes from {self.received} on came between the phases, when the output takes none"
 
     def vote(self, asked: Phase1) -> Open:

@@ -131,13 +131,10 @@ TABLE: dict[SinkState, dict[type[m.Frame], dict[str, SinkState]]] = {
 
 
 def too_low(said: int, known: int) -> str:
-    """Rule 8, for the one who is refused."""
     return refusals.fenced(f"this worker is at fence {known}, and {said} is over")
 
 
 class SinkSession:
-    """One connection, from HELLO to its end."""
-
     def __init__(self, cookie: str = "") -> None:
         self.state = INITIAL
         self.worker: str | None = None
@@ -165,7 +162,6 @@ class SinkSession:
         return self._ledger
 
     def receive(self, message: m.Frame) -> list[SinkEffect]:
-        """What a message comes to."""
         if self._asked is not None:
             raise LocalProtocolError(f"{self._asked.method} waits for its answer")
         if self.state is CLOSED:
@@ -178,7 +174,6 @@ class SinkSession:
             return self.failed(str(error))
 
     def answer(self, found: Recovered | bool) -> list[SinkEffect]:
-        """What comes after a call whose result was asked for."""
         asked, self._asked = self._asked, None
         if asked is None or isinstance(found, Recovered) != (asked.method == "recover"):
             raise LocalProtocolError(f"{found!r} does not answer {'anything' if asked is None else asked.method}")
@@ -197,7 +192,6 @@ class SinkSession:
         return self._append(self._beyond) if found else []
 
     def failed(self, text: str) -> list[SinkEffect]:
-        """Ends the session because of the peer or of an effect; the peer is told."""
         self._asked = None
         if self.state is CLOSED:
             return []

@@ -110,7 +110,6 @@ def _damaged(where: str, at: int, what: str) -> DamageError:
 
 
 def recovered(entries: Iterable[LogEntry]) -> Recovered:
-    """Rule 3: what the records say in the end."""
     committed, last, found, fence = 0, None, None, 0
     for entry in entries:
         if isinstance(entry, Prepared):
@@ -127,7 +126,6 @@ def recovered(entries: Iterable[LogEntry]) -> Recovered:
 
 
 def condensed(worker: str, found: Recovered) -> bytes:
-    """The shortest log that says the same."""
     entries: list[LogEntry] = [Named(worker)]
     if found.fence:
         entries.append(Sealed(found.fence))

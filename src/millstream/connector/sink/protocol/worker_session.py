@@ -111,14 +111,12 @@ class WorkerSession:
         return [m.Hello(m.SINK_VERSION, self.cookie, self.program, self.name), m.Notify(m.DATA_STREAM, self.name, at), self._list()]
 
     def write(self, size: int) -> int:
-        """The offset at which a message with so many bytes is to be sent."""
         self._sent(m.Message)
         at = self.offset
         self.offset += size
         return at
 
     def check_writable(self) -> None:
-        """Fails as `write` would."""
         self._check(m.Message)
 
     def prepare(self, txn: str) -> list[m.Frame]:
@@ -167,7 +165,6 @@ class WorkerSession:
     # ---- what we hear
 
     def receive(self, message: m.Frame) -> None:
-        """Takes a message of the sink's. What it changed is in `state` and the other fields."""
         cell = RECEIVED[self.state].get(type(message))
         try:
             if cell is None:
@@ -178,7 +175,6 @@ class WorkerSession:
             raise
 
     def _heard(self, message: m.Frame) -> str:
-        """What a message comes to: the key of its cell."""
         if isinstance(message, m.Ok):
             if message.credits < 2:
                 raise RemoteProtocolError(f"the sink grants {message.credits} credits; two are needed")

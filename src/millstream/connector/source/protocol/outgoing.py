@@ -56,7 +56,6 @@ class Outgoing:
 
     @property
     def waiting(self) -> int:
-        """Messages that are not known to be committed."""
         return sum(one.is_message for one in self.unsent) + sum(one.is_message for one in self.unacknowledged)
 
     # ---- what the program asks for
@@ -95,7 +94,6 @@ class Outgoing:
         return now - self.refused_since
 
     def acknowledge(self, point: int) -> int:
-        """Everything up to this id is committed."""
         self.acknowledged = point if self.acknowledged is None else max(point, self.acknowledged)
         self.last = max(self.last, self.acknowledged)
         forgotten, marks = 0, []
@@ -110,7 +108,6 @@ class Outgoing:
         return forgotten
 
     def lost(self) -> int:
-        """The connection is gone; the next one begins."""
         if self.is_told and not self.unacknowledged:
             return 0
         self.is_told, self.ask_at = False, 0.0
@@ -141,5 +138,4 @@ class Outgoing:
 
     @property
     def is_ready_to_end(self) -> bool:
-        """Rule 4."""
         return self.has_ended and not self.is_told and not self.unsent

@@ -1,30 +1,82 @@
 """The client's end of a connection that pushes into a pipeline: what may be said, and what was heard. No sockets, no clock.
 
-Rules (the states are in `tables`)
+A connection has a state, and each stream on it:
+
+    INITIAL    nothing was said yet                  ABSENT    not announced, refused, or ended
+    AWAIT_OK   HELLO is sent                         ASKED     NOTIFY is sent
+    READY      the server is willing                 OPEN      messages may be sent
+    CLOSED     over                                  ENDING    EOS is sent; not all is acknowledged
+
+Rules
 1. `CLIENT_SENT` and `CLIENT_STREAM_SENT` say what we may send: anything else is our own mistake (`LocalProtocolError`) and nothing is sent.
-   `CLIENT_RECEIVED` and `CLIENT_STREAM_RECEIVED` say what may come: anything else is the server's (`RemoteProtocolError`), and the session is over.
+   `CLIENT_RECEIVED` and `CLIENT_STREAM_RECEIVED` say what may come: anything else is the server's (`RemoteProtocolError`), and the session is over. ERROR
+   and RESTART (come back, here or elsewhere) are its last words.
 2. Each frame after HELLO costs one credit. Without one nothing may be sent; `credits` says how many there are.
 3. NOTIFY_ACK tells the point to resume from: what is not above it was committed, and everything above it is to be sent, again if need be.
    Between two connections nothing that was sent may be taken for received.
 4. What an ACK names is committed: it may be forgotten. A point never goes back. It may be above all that this connection has sent: then an
-   earlier one had sent it, it was received, and need not be sent again.
+   earlier one had sent it, it was received, and need not be sent again. For a stream that has just ended, or is announced again, it says nothing new.
 """
 
 from __future__ import annotations
 
+import enum
+
 import msgspec
 
-from millstream.connector.source.protocol.session import WATERMARK_KEY
-from millstream.connector.source.protocol.tables import (
-    CLIENT_RECEIVED,
-    CLIENT_SENT,
-    CLIENT_STREAM_RECEIVED,
-    CLIENT_STREAM_SENT,
-    ClientStream,
-    PushState,
-)
 from millstream.connector.wire import messages as m
 from millstream.errors import LocalProtocolError, RemoteProtocolError
+
+
+class PushState(enum.Enum):
+    INITIAL = "Initial"
+    AWAIT_OK = "AwaitOk"
+    READY = "Ready"
+    CLOSED = "Closed"
+
+
+class ClientStream(enum.Enum):
+    ABSENT = "Absent"
+    ASKED = "Asked"
+    OPEN = "Open"
+    ENDING = "Ending"
+
+
+CLIENT_SENT: dict[PushState, dict[type[m.Frame], dict[str, PushState]]] = {
+    PushState.INITIAL: {m.Hello: {"greeted": PushState.AWAIT_OK}},
+    PushState.AWAIT_OK: {},
+    PushState.READY: {m.Notify: {"asked": PushState.READY}, m.Message: {"pushed": PushState.READY}, m.Eos: {"ended": PushState.READY}},
+    PushState.CLOSED: {},
+}
+
+_LAST_WORDS: dict[type[m.Frame], dict[str, PushState]] = {m.Error: {"over": PushState.CLOSED}, m.Restart: {"over": PushState.CLOSED}}
+
+CLIENT_RECEIVED: dict[PushState, dict[type[m.Frame], dict[str, PushState]]] = {
+    PushState.INITIAL: {},
+    PushState.AWAIT_OK: {m.Ok: {"welcome": PushState.READY}, **_LAST_WORDS},
+    PushState.READY: {m.NotifyAck: {"answered": PushState.READY}, m.Ack: {"acknowledged": PushState.READY}, **_LAST_WORDS},
+    PushState.CLOSED: {},
+}
+
+CLIENT_STREAM_SENT: dict[ClientStream, dict[type[m.Frame], dict[str, ClientStream]]] = {
+    ClientStream.ABSENT: {m.Notify: {"asked": ClientStream.ASKED}},
+    ClientStream.ASKED: {},
+    ClientStream.OPEN: {
+        m.Message: {"pushed": ClientStream.OPEN},
+        m.Eos: {"some are on the way": ClientStream.ENDING, "all is acknowledged": ClientStream.ABSENT},
+    },
+    ClientStream.ENDING: {},
+}
+
+CLIENT_STREAM_RECEIVED: dict[ClientStream, dict[type[m.Frame], dict[str, ClientStream]]] = {
+    ClientStream.ABSENT: {m.Ack: {"known already": ClientStream.ABSENT}},
+    ClientStream.ASKED: {
+        m.NotifyAck: {"accepted": ClientStream.OPEN, "active elsewhere": ClientStream.ABSENT},
+        m.Ack: {"known already": ClientStream.ASKED},
+    },
+    ClientStream.OPEN: {m.Ack: {"acknowledged": ClientStream.OPEN}},
+    ClientStream.ENDING: {m.Ack: {"some": ClientStream.ENDING, "all": ClientStream.ABSENT}},
+}
 
 
 class Pushing(msgspec.Struct, eq=False):
@@ -76,20 +128,11 @@ class PushSession:
         self._sent(m.Message, "pushed", count)
         stream.sent = stream.sent if last is None else last
 
-    def declare(self, number: int, watermark: int) -> m.Message:
-        stream = self._streaming(number)
-        self._sent(m.Message, "pushed")
-        return m.Message(number, stream.sent or 0, b"", watermark, WATERMARK_KEY)
-
     def end(self, number: int) -> m.Eos:
         stream = self._streaming(number)
         self._sent(m.Eos, "ended")
         stream.state = CLIENT_STREAM_SENT[stream.state][m.Eos]["all is acknowledged" if stream.is_settled else "some are on the way"]
         return m.Eos(number)
-
-    def give_up(self, text: str) -> m.Error:
-        self._sent(m.Error, "over", 0)
-        return m.Error(text)
 
     def _streaming(self, number: int) -> Pushing:
         stream = self.streams.get(number)
@@ -109,7 +152,6 @@ class PushSession:
     # ---- what we hear
 
     def receive(self, message: m.Frame) -> None:
-        """Takes a message of the server's. What it changed is in the fields."""
         cell = CLIENT_RECEIVED[self.state].get(type(message))
         try:
             if cell is None:
@@ -120,7 +162,6 @@ class PushSession:
             raise
 
     def _heard(self, message: m.Frame) -> str:
-        """What a message comes to: the key of its cell."""
         if isinstance(message, m.Ok):
             if not message.credits:
                 raise RemoteProtocolError("the server grants no credits")

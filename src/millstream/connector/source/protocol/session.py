@@ -1,7 +1,16 @@
 """The server's end of a connection that pushes into a pipeline: messages in, effects out. No sockets, no files, no clock.
 
-Rules (the states are in `tables`, rules 1 to 6 there; what a stream is, in `streams`)
-1. HELLO comes first. Its version is `0.0.1`, its cookie ours (compared in constant time), and there must be room. OK answers it and grants credits.
+A connection has a state; so has each stream on it, which the client numbers (what a stream is, is said in `streams`):
+
+    INITIAL   nothing was said yet                   ABSENT    not announced, or released
+    READY     the peer is known                      OPEN      messages may come
+    CLOSED    over                                   ENDING    EOS has come; not all is committed
+
+Rules
+1. A cell of the tables is state, message, what it came to, next state; the state of the connection is looked up first, then that of the stream.
+   What has no cell is a mistake: it is answered with ERROR, and costs its own connection and nothing else. ERROR is never answered. `COMMITTED`
+   says where a commit leads. HELLO comes first: its version is `0.0.1`, its cookie ours (compared in constant time), and there must be room.
+   OK answers it and grants credits.
 2. Every further frame costs one credit, and a frame without one is a mistake: credits bound what may be in flight. They come back in an ACK. Those of an entry
    that is stored come back when it is committed; those of anything else (NOTIFY, a message that was seen before) with the next answer.
 3. NOTIFY of a stream that is active elsewhere is answered with NOTIFY_ACK(false). Otherwise with NOTIFY_ACK(true) and the last acknowledged
@@ -11,8 +20,9 @@ Rules (the states are in `tables`, rules 1 to 6 there; what a stream is, in `str
 5. A MESSAGE with the key `millstream.watermark` and no payload declares a watermark: no later message of this stream has an event time below
    this one's. It has no id of its own (what is there is not looked at), and is neither deduplicated nor delivered.
 6. ACK is sent when an epoch is committed, never before. It names the last committed id of each stream that moved.
-7. EOS is stored like a message. When it is committed, and all before it, the stream is free for others. A session that ends frees its streams at once:
-   what was received stays received, and whoever announces the stream next resumes at the acknowledged point.
+7. EOS is stored like a message. When it and all before it are committed, the stream is free for others. Until then, this connection is told to
+   try again if it announces the stream, as if it were active elsewhere. A session that ends frees its streams at once: what was received stays
+   received, and whoever announces the stream next resumes at the acknowledged point.
 
 The caller's duties
 1. Carry out effects in order. `Admit` asks for an answer, and is the last of its list: give it to `answer` before the next message. `Keep`: in this
@@ -24,14 +34,14 @@ The caller's duties
 
 from __future__ import annotations
 
+import enum
 import hmac
 from collections.abc import Callable, Iterable, Sequence
 
 import msgspec
 
-from millstream.connector.intake.format.entries import END, MESSAGE, WATERMARK, IntakeEntry, Mark
+from millstream.connector.intake.format import END, MESSAGE, WATERMARK, IntakeEntry, Mark
 from millstream.connector.source.protocol.streams import PushedStream, Streams, TooManyStreams
-from millstream.connector.source.protocol.tables import COMMITTED, SERVER, SERVER_STREAM, Server, ServerStream
 from millstream.connector.wire import messages as m
 from millstream.connector.wire import refusals
 from millstream.connector.wire.decoder import Pushed
@@ -43,6 +53,45 @@ WATERMARK_KEY = b"millstream.watermark"
 
 #: Ids are a signed column in Spark.
 LAST_ID = (1 << 63) - 1
+
+
+class Server(enum.Enum):
+    INITIAL = "Initial"
+    READY = "Ready"
+    CLOSED = "Closed"
+
+
+class ServerStream(enum.Enum):
+    ABSENT = "Absent"
+    OPEN = "Open"
+    ENDING = "Ending"
+
+
+SERVER: dict[Server, dict[type[m.Frame], dict[str, Server]]] = {
+    Server.INITIAL: {m.Hello: {"welcome": Server.READY}, m.Error: {"over": Server.CLOSED}},
+    Server.READY: {
+        m.Notify: {"answered": Server.READY},
+        m.Message: {"taken": Server.READY},
+        m.Eos: {"taken": Server.READY},
+        m.Error: {"over": Server.CLOSED},
+    },
+    Server.CLOSED: {},
+}
+
+SERVER_STREAM: dict[ServerStream, dict[type[m.Frame], dict[str, ServerStream]]] = {
+    ServerStream.ABSENT: {m.Notify: {"accepted": ServerStream.OPEN, "active elsewhere": ServerStream.ABSENT}},
+    ServerStream.OPEN: {
+        m.Message: {"new": ServerStream.OPEN, "seen before": ServerStream.OPEN, "declared": ServerStream.OPEN},
+        m.Eos: {"nothing follows": ServerStream.ENDING},
+    },
+    ServerStream.ENDING: {m.Notify: {"still ending": ServerStream.ENDING}},
+}
+
+COMMITTED: dict[ServerStream, dict[str, ServerStream]] = {
+    ServerStream.ABSENT: {},
+    ServerStream.OPEN: {"some": ServerStream.OPEN},
+    ServerStream.ENDING: {"some": ServerStream.ENDING, "all": ServerStream.ABSENT},
+}
 
 
 class Admit(msgspec.Struct, frozen=True):
@@ -66,8 +115,6 @@ SourceEffect = Send | Close | Admit | Keep | Fence
 
 
 class _Open(msgspec.Struct, eq=False):
-    """A stream of this connection, under the number that the client gave it."""
-
     number: int
     stream: PushedStream
     state: ServerStream = SERVER_STREAM[ServerStream.ABSENT][m.Notify]["accepted"]
@@ -84,8 +131,6 @@ class Needs(msgspec.Struct, frozen=True):
 
 
 class SourceSession:
-    """One connection, from HELLO to its end."""
-
     def __init__(
         self,
         streams: Streams,
@@ -118,14 +163,12 @@ class SourceSession:
         }
 
     def stream_state(self, number: int) -> ServerStream:
-        """For tests and pictures."""
         found = self._open.get(number)
         return ServerStream.ABSENT if found is None else found.state
 
     # ---- what comes
 
     def receive(self, message: m.Frame) -> list[SourceEffect]:
-        """What a message comes to."""
         self._check()
         if self.state is Server.CLOSED:
             return []
@@ -213,7 +256,6 @@ class SourceSession:
         return [self._asked]
 
     def answer(self, objection: str | None) -> list[SourceEffect]:
-        """What comes after the answer to `Admit`: None, or why there is no room."""
         if self._asked is None:
             raise LocalProtocolError("nothing was asked")
         self._asked = None
@@ -305,11 +347,9 @@ class SourceSession:
         return [Send(m.Ack(owed, tuple(points)))] if owed or points else []
 
     def restart(self, address: str = "") -> list[SourceEffect]:
-        """Sends the peer away: to come back here, or at that address."""
         return self._part(m.Restart(address))
 
     def failed(self, text: str) -> list[SourceEffect]:
-        """Ends the session because of the peer, or of ours; the peer is told."""
         return self._part(m.Error(text[:1000]))
 
     def _part(self, *last_words: m.Frame) -> list[SourceEffect]:

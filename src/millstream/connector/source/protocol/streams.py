@@ -21,7 +21,7 @@ from typing import Any
 
 import msgspec
 
-from millstream.connector.intake.format.entries import Mark
+from millstream.connector.intake.format import Mark
 
 
 class PushedStream(msgspec.Struct, eq=False):
@@ -38,7 +38,6 @@ class PushedStream(msgspec.Struct, eq=False):
 
     @property
     def is_committed(self) -> bool:
-        """Whether everything that was received is."""
         return self.received == self.acknowledged
 
 
@@ -82,14 +81,12 @@ class Streams:
         return stream
 
     def release(self, stream: PushedStream, owner: Any) -> None:
-        """Lets others have it."""
         if stream.owner is owner:
             stream.owner = None
             if not stream.is_stored:
                 self._streams.pop(stream.name, None)
 
     def committed(self, marks: Iterable[Mark]) -> None:
-        """An epoch that got so far is committed."""
         for mark in marks:
             stream = self._streams.get(mark.name)
             if stream is None:
