@@ -103,10 +103,9 @@ class Peer:
         self.data, self.log = open(home / "data", "ab+"), open(home / "log", "ab+")  # noqa: SIM115
         entries, whole = txnlog.decode_log((home / "log").read_bytes(), self.log.name)
         found = txnlog.recovered(entries)
-        keep = found.committed if found.open is None or found.open.veto else found.open.end
-        if self.data.seek(0, os.SEEK_END) < keep:
+        if self.data.seek(0, os.SEEK_END) < found.held:
             raise OSError(f"{self.data.name} is shorter than its log says: restore it from a copy")
-        self.data.truncate(keep)
+        self.data.truncate(found.held)
         self.log.truncate(whole)  # the kill may have torn the last record
         self.log.write(b"" if whole else txnlog.condensed(worker, found))
         self.log.flush()

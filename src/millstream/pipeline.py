@@ -31,7 +31,7 @@ from millstream.engine.program import Program
 from millstream.errors import DefinitionError
 from millstream.sinks.base import Sink
 from millstream.sources.base import as_source
-from millstream.sources.fields import check_injector, check_keys, table_fields
+from millstream.sources.schema import check_injector, check_keys, table_fields
 from millstream.state.codec import msgpack
 from millstream.views import cdc
 from millstream.views.cdc import Feed

@@ -138,7 +138,9 @@ class FileSink(Sink):
             self.schema = arrow_schema(self.schema)
 
     def encode_part(self, context: TaskContext, rows: Sequence[SinkRow]) -> bytes:
-        return self._json(rows, context) if self.format == "json" else self._parquet(rows, context)
+        if self.format == "json":
+            return self._json(rows, context)
+        return _parquet_bytes(to_table(rows, self.schema, f"stream {context.emission!r} into {self.describe()}"))
 
     def stage(self, context: TaskContext, rows: Sequence[SinkRow]) -> Part:
         return self.stage_encoded(context, self.encode_part(context, rows), len(rows))
@@ -166,9 +168,6 @@ class FileSink(Sink):
 
             encode_rows(self, context, rows, encode)
             raise
-
-    def _parquet(self, rows: Sequence[SinkRow], context: TaskContext) -> bytes:
-        return _parquet_bytes(to_table(rows, self.schema, f"stream {context.emission!r} into {self.describe()}"))
 
     def commit(self, context: DriverContext, epoch: int, parts: Sequence[Part]) -> None:
         storage = open_storage(self.path, self.options)

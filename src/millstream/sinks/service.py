@@ -101,7 +101,7 @@ class ServiceSink(Sink):
             client.close()
 
     def stage(self, context: TaskContext, rows: Sequence[SinkRow]) -> Part:
-        label = label_of(context.pipeline, context.emission, context.shard)
+        label = f"{context.pipeline}/{context.emission}/{context.shard}"  # whose transactions these are, at the table
         txn = f"{label}|{run_number(context.token)}|{context.epoch}|{context.attempt}"
         entries = dict(encode_rows(self, context, rows, self._entry))
         try:
@@ -167,15 +167,6 @@ def _by_partition(parts: Sequence[Part]) -> dict[int, dict[str, int]]:
         for partition, count in part.own["partitions"].items():
             found.setdefault(int(partition), {})[part.own["txn"]] = count
     return found
-
-
-def label_of(pipeline: str, emission: str, shard: int) -> str:
-    """Whose transactions these are, at the table.
-
-    >>> label_of("zeitgeist", "counts", 3)
-    'zeitgeist/counts/3'
-    """
-    return f"{pipeline}/{emission}/{shard}"
 
 
 _encoder = msgspec.json.Encoder(enc_hook=plain)

@@ -120,7 +120,7 @@ class TwoPhaseSink(Sink):
             ) from error
 
     def stage(self, context: TaskContext, rows: Sequence[SinkRow]) -> Part:
-        worker = worker_name(context.pipeline, context.emission, context.shard)
+        worker = f"{context.pipeline}-w-{context.emission}-id-{context.shard}"
         data = b"".join(encode_rows(self, context, rows, self.encode or _json))
         with self._connect(worker, context.token, context.epoch, driver=False, tries=context.tries) as client:
             while client.uncommitted:
@@ -188,15 +188,6 @@ class TwoPhaseSink(Sink):
         for client in self._open.values():
             client.close()
         self._open = {}
-
-
-def worker_name(pipeline: str, emission: str, shard: int) -> str:
-    """The worker's name at the sink.
-
-    >>> worker_name("zeitgeist", "counts", 3)
-    'zeitgeist-w-counts-id-3'
-    """
-    return f"{pipeline}-w-{emission}-id-{shard}"
 
 
 _encoder = msgspec.json.Encoder(enc_hook=plain)

@@ -8,8 +8,7 @@
     pushed, pushed_reading
               messages that other programs push over TCP: the source, and its reader
     splits    the contract of sources whose epochs Millstream plans itself
-    schema, fields
-              columns that can be told without Spark, and those that a pipeline names
+    schema    columns that can be told without Spark, and those that a pipeline names
     filereading/
               how the file source is read without Spark
 

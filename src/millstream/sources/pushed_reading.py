@@ -46,7 +46,9 @@ class IntakeReader(PlannedReader):
         self._folder = Path(source.folder)
         self._messages, self._size, self._partitions = messages, size, partitions or 64
         self._target: int | None = None
-        self._telling: _Telling | None = None
+        self._telling: ThreadPoolExecutor | None = None
+        self._told = ""
+        self._error: BaseException | None = None
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_source": None, "_telling": None}  # the server stays on the driver
@@ -59,8 +61,8 @@ class IntakeReader(PlannedReader):
         return IntakeOffset(intake_reader.acknowledged(self._folder).position).text()
 
     def plan(self, start: str) -> SplitPlan:
-        if self._telling is not None:
-            self._telling.check()
+        if self._error is not None:
+            raise self._error
         begin = IntakeOffset.read(start).position
         end = intake_reader.readable_end(self._folder, begin, self._target)
         if begin == end:
@@ -77,46 +79,26 @@ class IntakeReader(PlannedReader):
         if self._source is None:
             return
         if self._telling is None:
-            self._telling = _Telling(self._source.acknowledge)
-        self._telling.tell(end)
+            self._telling = ThreadPoolExecutor(1, "millstream-acknowledgements")
+        self._told = end
+        self._telling.submit(self._tell, end)
+
+    def _tell(self, end: str) -> None:
+        if end is self._told and self._source is not None:
+            try:
+                self._source.acknowledge(end)
+            except BaseException as error:
+                self._error = error
 
     def close(self) -> None:
         telling, self._telling = self._telling, None
         if telling is not None:
-            telling.close()
+            telling.shutdown()
 
     def wake(self, call: Callable[[], None]) -> bool:
         assert self._source is not None
         self._source.start().on_durable(call)
         return True
-
-
-class _Telling:
-    """Says the last of what it is told, in a thread of its own."""
-
-    def __init__(self, say: Callable[[str], None]) -> None:
-        self._say = say
-        self._last = ""
-        self._error: BaseException | None = None
-        self._thread = ThreadPoolExecutor(1, "millstream-acknowledgements")
-
-    def tell(self, what: str) -> None:
-        self._last = what
-        self._thread.submit(self._say_unless_there_is_more, what)
-
-    def _say_unless_there_is_more(self, what: str) -> None:
-        if what is self._last:
-            try:
-                self._say(what)
-            except BaseException as error:
-                self._error = error
-
-    def check(self) -> None:
-        if self._error is not None:
-            raise self._error
-
-    def close(self) -> None:
-        self._thread.shutdown()
 
 
 def rows_between(folder: Path, start: int, end: int) -> Iterator[pa.RecordBatch]:

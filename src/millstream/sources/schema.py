@@ -9,19 +9,23 @@ Rules
    list, dict for a struct, a list of pairs for a map.
 4. A timestamp may be given as a datetime (one without a time zone is in UTC), as text in ISO 8601, or as milliseconds.
 5. What does not fit its column is an InputError that names column, value and type.
+6. Columns that a pipeline names are compared with the schemas of its sources when it is defined. Only what is certainly wrong is refused.
 """
 
 from __future__ import annotations
 
 import datetime
 import re
+from collections.abc import Collection, Sequence
 from decimal import Decimal, InvalidOperation
 from difflib import get_close_matches
 from typing import Any, TypeVar
 
 import msgspec
 
+from millstream.core.topology import Injector, Input, check_columns
 from millstream.errors import DefinitionError, InputError
+from millstream.views.cdc import Feed
 
 _TOKEN = re.compile(
     r"\s*(?:`(?P<name>(?:[^`]|``)+)`|(?P<literal>'(?:[^'\\]|\\.|'')*'|\"(?:[^\"\\]|\\.)*\")|(?P<word>[A-Za-z_0-9.-]+)|(?P<sign>[<>(),:]))"
@@ -254,3 +258,34 @@ def millis(value: datetime.datetime) -> int:
     """Milliseconds since 1970 of a datetime, rounded down, as Spark's unix_millis does."""
     at = value.astimezone(_UTC) if value.tzinfo is not None else value.replace(tzinfo=_UTC)
     return (at - datetime.datetime(1970, 1, 1, tzinfo=_UTC)) // datetime.timedelta(milliseconds=1)
+
+
+def check_injector(injector: Injector) -> None:
+    injector.check(columns(injector.source.schema))
+
+
+def check_keys(what: str, inputs: Sequence[Input], injectors: Sequence[Injector]) -> None:
+    for one in inputs:
+        keys = one.key if isinstance(one.key, tuple) else (one.key,)
+        known = next((columns(injector.source.schema) for injector in injectors if injector.name == one.stream), None)
+        check_columns(f"injected stream {one.stream!r}, {what}", keys, known)
+
+
+def table_fields(
+    name: str, inputs: Sequence[Input], injectors: Sequence[Injector], feed: Feed, version: Any, wanted: Sequence[str] | None
+) -> Collection[str] | None:
+    """The fields of a table's documents; None if that cannot be told. Its rows must be documents themselves, of sources with a schema.
+    Raises DefinitionError if the table names one that is not there."""
+    check_keys(f"key of table {name!r}", inputs, injectors)
+    by_name = {injector.name: injector for injector in injectors if injector.value is None}
+    known = [columns(by_name[one.stream].source.schema) if one.stream in by_name else None for one in inputs]
+    told = list(dict.fromkeys(column for some in known for column in some or ()))
+    if feed.kind == "upserts" and None not in known:
+        versions = version if isinstance(version, (list, tuple)) else [version]
+        for what, given in (("version", versions), ("deleted", [feed.deleted])):
+            plain = [one for one in given if not isinstance(one, str) or "." not in one]  # a path leads into a field
+            check_columns(f"table {name!r}, {what}", plain, told)
+        check_columns(f"table {name!r}, columns", wanted or (), told)
+    elif wanted is None:
+        return None
+    return told if wanted is None else list(wanted)

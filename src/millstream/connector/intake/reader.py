@@ -88,8 +88,8 @@ def acknowledged(folder: Path) -> Acknowledged:
         raise DamageError(f"{path} is damaged: {error}. Restore it from a copy.") from error
 
 
-def _walk(folder: Path, start: int, end: int, *, whole: bool) -> Iterator[tuple[Head, bytes]]:
-    """Heads from batch to batch, over segments; with `whole` also the batches, which are checked."""
+def batches(folder: Path, start: int, end: int, *, whole: bool = True) -> Iterator[tuple[Head, bytes]]:
+    """The batches between two positions, over segments, and their heads. whole: they are read and checked; else they are empty."""
 
     def lost(why: str) -> DamageError:
         return DamageError(
@@ -134,20 +134,12 @@ def _walk(folder: Path, start: int, end: int, *, whole: bool) -> Iterator[tuple[
     raise lost("the log ends there")
 
 
-def heads(folder: Path, start: int, end: int) -> Iterator[Head]:
-    return (head for head, _ in _walk(folder, start, end, whole=False))
-
-
-def batches(folder: Path, start: int, end: int) -> Iterator[tuple[Head, bytes]]:
-    return _walk(folder, start, end, whole=True)
-
-
 def until(folder: Path, start: int, end: int, messages: int | None, size: int | None) -> int:
     """The furthest position, up to `end`, with no more than so many messages and bytes before it; but one batch at least."""
     if messages is None and size is None:
         return end
     at, count = start, 0
-    for head in heads(folder, start, end):
+    for head, _ in batches(folder, start, end, whole=False):
         count += head.messages
         too_many = messages is not None and count > messages
         too_large = size is not None and head.end - start > size
@@ -168,7 +160,7 @@ def split(folder: Path, start: int, end: int, parts: int, smallest: int = 128 <<
         return [(start, end)]
     splits: list[tuple[int, int]] = []
     begin = start
-    for head in heads(folder, start, end):
+    for head, _ in batches(folder, start, end, whole=False):
         if head.end == end or head.end - start >= (end - start) * (len(splits) + 1) // parts:
             splits.append((begin, head.end))
             begin = head.end

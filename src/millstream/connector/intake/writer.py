@@ -2,16 +2,15 @@
 
 Rules
 1. One process writes: the folder is locked.
-2. A batch counts as received when its bytes are forced to disk. Only then does `END` move beyond it, and only what is before `END` may
-   be read. So an epoch never contains what a power cut could take away.
+2. A batch counts as received when its bytes are forced to disk. Only then does `END` move beyond it, and only what is before `END` may be read.
 3. A write that fails is taken back before anything else is written: the file is cut at `END`, synced, and read from the disk, not from memory, up to
-   `END`. So it is when an intake is opened, and so does the log of the state service: after a sync that failed nobody believes what memory says. What is not
-   whole then is damage. As long as the disk refuses, the intake takes nothing.
-4. What a crash leaves behind `END` is either whole, and kept, or torn, and cut off: nobody was told that it was received. Anything wrong before `END`,
-   or before the acknowledged position, is damage: an error, and nothing is changed.
+   `END`; likewise when an intake is opened. After a sync that failed nobody believes what memory says. What is not whole then is damage. As long as
+   the disk refuses, the intake takes nothing.
+4. What a crash leaves behind `END` is either whole, and kept, or torn, and cut off. Anything wrong before `END`, or before the acknowledged position,
+   is damage: an error, and nothing is changed.
 5. A segment is created whole (written under another name, forced to disk, renamed) before anything is appended to it.
-6. `ACKNOWLEDGED` is durable before anybody is told. Segments that lie wholly before the epoch that was acknowledged last are deleted. That epoch
-   itself stays readable: Spark may ask for it again, if it died before it noted the commit.
+6. `ACKNOWLEDGED` is durable before anybody is told. Segments wholly before the epoch that was acknowledged last are deleted. That epoch stays
+   readable: Spark may ask for it again, if it died before it noted the commit.
 """
 
 from __future__ import annotations

@@ -1,13 +1,12 @@
 """One accepted connection of a server: a blocking socket, the thread that reads it, and others that may end it.
 
 Rules
-1. Only the connection's own thread reads, writes and closes the socket. Others may `cut` it: reading ends, and the thread comes to say the last
-   words and to close.
-2. One buffer is read into, and what it holds is worked off before more is read. When the work is slow the peer's TCP window closes: a slow disk
-   slows down its own worker, and nothing piles up.
+1. Only the connection's own thread reads, writes and closes the socket. Others may `cut` it: reading ends, and the thread says the last words and
+   closes.
+2. What is read is worked off before more is read. When the work is slow the peer's TCP window closes, and nothing piles up.
 3. Whoever does not read what is sent to it is given up after `patience` seconds.
-4. The last words are kept here and nowhere else, whoever says them; the first to say them is heard. They are of use only if they arrive. To close
-   with unread input makes TCP throw them away, so what is still coming is read and dropped, for a short time.
+4. The first last words that are said, by whoever, are heard. To close with unread input makes TCP throw them away, so what is still coming is read
+   and dropped, for a short time.
 """
 
 from __future__ import annotations

@@ -1,20 +1,18 @@
 """Who has a worker's name at a sink server, and who has left it.
 
 Rules
-1. A name has one holder and one line before it. Who comes is put at the end of the line: a connection that has said HELLO, and a leaving that was said with
-   WORKERS_LEFT. Each has its turn when all before it have come to rest, and they never change places.
-2. Who comes cuts off the connection that has the name, or is still in line for it, and its unread input is dropped. To refuse the new one instead would let a
+1. A name has one holder and one line before it. Whoever comes is put at its end: a connection that has said HELLO, or a leaving that was said with
+   WORKERS_LEFT. Each has its turn when all before it have come to rest; they never change places.
+2. Whoever comes cuts off the connection that has the name, or is in line for it, and its unread input is dropped; to refuse the new one would let a
    half-open socket keep a worker out for ever. Only who comes with a lower fence is refused, and cuts nobody off.
-3. So a leaving is of the life that has the name when the word arrives, whether it is connected or not. Who says HELLO later is a new life:
-   it is not cut off, and its turn comes when the old output is put aside. Its fence begins at 0.
-4. Whoever says it waits until it is done: nothing behind WORKERS_LEFT is looked at before the outputs are put aside, durably. So an answer to anything
-   behind it says that it is done. Who gets none, because the connection or the sink has ended, cannot know, and says it again. Until it has the answer,
-   nobody should be let in under that name: what is said again is of whoever has the name then.
-5. When a worker leaves, each of the others may say so. The first word counts. A further one is a repetition if its speaker has been here since before the
-   first, and has not spoken of that name since: it waits with the first, and is not of a life that has begun in between. A second word of the same
-   speaker, and one of a speaker that came later, are new, and are of the present life.
-6. Who was cut off before its word arrived has said nothing. So of two that say it of each other one stays. And nobody waits in a circle: who is waited
-   for is cut off, and whatever it waits for itself was said before.
+3. So a leaving is of the life that has the name when the word arrives, connected or not. Who says HELLO later is a new life: its turn comes when the
+   old output is put aside, and its fence begins at 0.
+4. Nothing behind WORKERS_LEFT is looked at before the outputs are put aside, durably: an answer to anything behind it says that it is done. Who gets
+   none cannot know, and says it again; until then nobody should be let in under that name.
+5. Each of the other workers may say that one has left. The first word counts. A further one is a repetition, and waits with the first, if its speaker
+   has been here since before the first and has not spoken of that name since. Any other is new, and of the present life.
+6. Who was cut off before its word arrived has said nothing: of two that say it of each other one stays. Nobody waits in a circle: who is waited for
+   is cut off, and whatever it waits for itself was said before.
 7. What cannot be put aside is not forgotten silently: all who said it are told, and the word counts as never said.
 """
 

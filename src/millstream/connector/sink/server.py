@@ -1,15 +1,12 @@
 """The sink server: many workers at once, each with its own connection, output and thread.
 
 Rules
-1. A connection has a thread, which reads, decides and calls the output (`SessionRunner`). So whatever blocks, blocks one worker; and between the arrival of
-   phase one and the vote there is no hand-over, only the disk.
-2. A name has one holder (`name_registry`). A new HELLO with that name, unless its fence is lower, cuts the connection that holds it, drops its
-   unread input, and waits until its runner has come to rest; then it recovers.
-3. Connections that have not greeted are few: when one more comes, the oldest goes. So a crowd cannot keep a worker out, and those who
-   have greeted do not notice it. Sessions are limited too: one too many is told so. Threads are limited by both.
+1. A connection has a thread, which reads, decides and calls the output (`SessionRunner`). So whatever blocks, blocks one worker; and between the
+   arrival of phase one and the vote there is no hand-over, only the disk.
+2. A name has one holder, and WORKERS_LEFT is about one life of a name (`name_registry`).
+3. Connections that have not greeted are few: when one more comes, the oldest goes. So a crowd cannot keep a worker out, and those who have greeted do
+   not notice it. Sessions are limited too: one too many is told so. Threads are limited by both.
 4. A peer's mistake costs its own connection. An output's failure costs that worker's connection. Neither ends the server.
-5. WORKERS_LEFT cuts what those workers still have open and archives their output when it is at rest, before anything behind it is looked
-   at. Which life of a name it is about is decided in `name_registry`.
 """
 
 from __future__ import annotations

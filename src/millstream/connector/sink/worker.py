@@ -1,22 +1,14 @@
-"""The worker's side as a library: a connection to a sink, from any program, with plain blocking calls.
-
-    with WorkerClient.connect("127.0.0.1:5555", "app-w-1", cookie="secret") as worker:
-        for txn in worker.uncommitted:                 # left open by whoever had this name before
-            worker.resolve(txn, commit=False)
-        worker.write(b"hello\\n")
-        if worker.prepare("app-w-1:c_id=7"):
-            worker.finish("app-w-1:c_id=7", commit=True)
+"""The worker's side as a library: a connection to a sink, from any program, with plain blocking calls. docs/connector.md has an example.
 
 Rules
 1. Every call ends: in time, or in an error. `SinkError`: the sink is away or too slow; `SinkRefused`, which is one: it says why it does not go on.
-   `RemoteProtocolError`: what answers is no sink. `LocalProtocolError`: the call was not allowed at this point, nothing was sent, and the connection
-   is as it was.
-2. After a `SinkError` or `RemoteProtocolError` the connection is over. What was not prepared is gone, and the sink drops it; what was
-   prepared waits for whoever connects next under this name, in this process or another.
-3. Only one connection has a name: to connect closes the one that had it before. The sink tells it, and it fails with a `SinkError`. With a `fence`, only
-   who comes with the same number or a higher one gets the name: a driver with a higher one than its tasks shuts out those that come too late.
-4. `resolve`, `settle` and `finish(confirm=True)` return when the sink has carried out phase two. A plain `finish` returns when it is sent: if the
-   connection breaks, or somebody takes over the name, it may be lost, and the transaction is open still. Who has decided must come back and look.
+   `RemoteProtocolError`: what answers is no sink. `LocalProtocolError`: the call was not allowed at this point, and changed nothing.
+2. After a `SinkError` or `RemoteProtocolError` the connection is over. What was not prepared is gone; what was prepared waits for whoever connects
+   next under this name, in this process or another.
+3. Only one connection has a name: to connect closes the one before, which fails with a `SinkError`. With a `fence`, only who comes with the same
+   number or a higher one gets the name: a driver with a higher one than its tasks shuts out those that come too late.
+4. `resolve`, `settle` and `finish(confirm=True)` return when the sink has carried out phase two. A plain `finish` returns when it is sent: it may be
+   lost, and the transaction is open still. Who has decided must come back and look.
 5. A client belongs to one thread.
 """
 

@@ -1,22 +1,13 @@
-"""The pushing side as a library: messages into a pipeline, from any program, with plain blocking calls.
-
-    with PushClient("127.0.0.1:7401", cookie="secret") as client:
-        point = client.notify("orders")              # where to resume: the last id that is committed, None if there is none
-        for order in orders_after(point):
-            client.send("orders", order.id, order.data, event_time=order.at, key=order.customer)
-        client.end("orders")
-        client.wait()                                # until the pipeline has committed all of it
+"""The pushing side as a library: messages into a pipeline, from any program, with plain blocking calls. docs/pushing.md has an example.
 
 Rules
-1. `send` returns when the message is queued. A thread sends it, keeps it until it is acknowledged, and sends it again after every reconnect. What is kept is
-   bounded by `most` bytes: then `send` waits. What is not acknowledged when the process dies is the caller's to send again, from the point that `notify` tells.
-2. Ids of a stream increase. An id that is not above the acknowledged point is not sent, and `send` says so: whoever can only start from the
-   beginning may do that.
-3. A server that is away, or says RESTART, is tried again, here or where it says, for `patience` (None: for ever). A stream that is active elsewhere
-   likewise. What the server says with ERROR is final.
-   RESTART is followed to the host of the address that was given, to those in `hosts`, and with TLS, which checks who answers, to any. It is not followed
-   elsewhere: the cookie and the messages would go to whoever says so. When the connection to the new address fails, the one that was given is tried, and
-   so on in turn.
+1. `send` returns when the message is queued. A thread sends it, keeps it until it is acknowledged, and sends it again after every reconnect. At most
+   `most` bytes are kept: then `send` waits. What is not acknowledged when the process dies is the caller's to send again, from the point that
+   `notify` tells.
+2. Ids of a stream increase. An id that is not above the acknowledged point is not sent, and `send` says so.
+3. A server that is away, or says RESTART, is tried again for `patience` (None: for ever); so is a stream that is active elsewhere. ERROR is final.
+   RESTART is followed to the host of the address that was given, to those in `hosts`, and with TLS, which checks who answers, to any; not elsewhere:
+   the cookie and the messages would go to whoever says so. If the new address fails, the given one is tried, and so on in turn.
 4. A final error is raised by the call that waits, and by every later one. `InputError`: the server is away too long, or says why it does not go on.
    `RemoteProtocolError`: what answers is no source server. `LocalProtocolError`: the call was not allowed, and changed nothing.
 5. A declared watermark is sent behind the messages before it, and again after a reconnect: it is a promise about what is sent later.
@@ -396,11 +387,11 @@ class PushClient:
                     if time.monotonic() >= found.ask_at:
                         parts.append(encode(session.notify(found.number, found.name, found.acknowledged)))
                 elif known.state is ClientStream.OPEN:
-                    taken = found.take(parts, min(session.credits, _AT_ONCE), _CHUNK)
-                    size += taken.size
-                    self._kept -= taken.forgotten
-                    if taken.count:
-                        session.push(found.number, taken.count, taken.last)
+                    count, taken, last, forgotten = found.take(parts, min(session.credits, _AT_ONCE), _CHUNK)
+                    size += taken
+                    self._kept -= forgotten
+                    if count:
+                        session.push(found.number, count, last)
                     if found.is_ready_to_end and session.credits:
                         parts.append(encode(session.end(found.number)))
                         found.is_told = True

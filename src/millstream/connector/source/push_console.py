@@ -1,10 +1,9 @@
 """Signs of life of `millstream push`: what it waits for, on stderr.
 
 Rules
-1. A wait is told when it has lasted for about a second, and again every ten seconds. Nothing is said while lines flow: that the pipeline
-   has not committed them yet is no wait before the last of them.
-2. When a wait for the server has ended, that is told too. A wait for more lines is told once, and not more often than every ten seconds: a
-   file that is followed is silent most of the time.
+1. A wait is told when it has lasted for about a second, and again every ten seconds. While lines flow, that the pipeline has not committed them yet
+   is no wait.
+2. The end of a wait for the server is told too. A wait for more lines is told once, and not more often than every ten seconds.
 3. A thread of its own looks and prints, so that the lines come whatever the command waits in.
 """
 

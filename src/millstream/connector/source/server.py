@@ -1,16 +1,16 @@
 """The source server: programs push messages over TCP, the intake makes them durable, Spark reads them, and commits are acknowledged.
 
 Rules
-1. One event loop in a thread of the driver's process reads all connections and decides. Another thread writes. While it forces one group of entries to disk,
-   the next gathers: however many connections there are, there is one forced write at a time.
+1. One event loop in a thread of the driver's process reads all connections and decides. Another thread writes: while it forces one group of entries
+   to disk, the next gathers.
 2. What comes is bounded. Credits bound a session's frames; when more than `pending` bytes wait for the disk, or the log holds more than `backlog`
-   bytes that are not committed, nobody is read until that has changed. The clients' TCP windows close, and nothing piles up here.
-3. Connections that have not greeted are few, and greet within `greeting`: when one more comes, the oldest goes. So a crowd cannot keep a client
-   out, and those who have greeted do not notice it. Sessions are limited too: one too many is told so.
-4. A peer's mistake costs its own connection. A disk that fails costs the entries that were not durable: all sessions are told to come back
-   (RESTART), and resume at what was acknowledged. Nothing that counted as received is lost.
-5. Whoever does not read what is sent to it is cut off when `_UNREAD` bytes wait. A peer whose machine is gone is found by TCP's keepalive, or fenced by its
-   successor when that announces the same stream.
+   bytes that are not committed, nobody is read until that has changed: the clients' TCP windows close.
+3. Connections that have not greeted are few, and greet within `greeting`: when one more comes, the oldest goes. So a crowd cannot keep a client out.
+   Sessions are limited too: one too many is told so.
+4. A peer's mistake costs its own connection. A disk that fails costs the entries that were not durable: all sessions are told to come back (RESTART),
+   and resume at what was acknowledged. Nothing that counted as received is lost.
+5. Whoever does not read what is sent to it is cut off when `_UNREAD` bytes wait. A peer whose machine is gone is found by TCP's keepalive, or fenced
+   by its successor.
 6. An acknowledgement is durable before any client is told of it.
 """
 
@@ -58,25 +58,17 @@ T = TypeVar("T")
 
 
 class SourceStats(msgspec.Struct, frozen=True, kw_only=True):
-    """How the server of a source is doing. `received`, `refused` and `fsyncs` count from its start; the others are numbers of now."""
+    """How the server of a source is doing; docs/pushing.md says what each field is. `received`, `refused` and `fsyncs` count from its start."""
 
-    #: Entries (messages, watermarks, ends) that are durable.
     received: int
-    #: Connections that were sent away because there was no room.
     refused: int
-    #: Forced writes.
     fsyncs: int
-    #: Programs that are connected now, and connections that have not greeted yet.
     sessions: int
     unauthenticated: int
-    #: Streams that are known.
     streams: int
-    #: Positions in the log: how far it is durable, and how far it is committed.
     end: int
     acknowledged: int
-    #: Bytes that wait for the disk.
     waiting_bytes: int
-    #: What it waits for while nobody is connected, in words; None if somebody is.
     waiting_for: str | None
 
 

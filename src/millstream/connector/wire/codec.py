@@ -3,13 +3,12 @@
     frame = u32 length | u8 tag | body        big endian; the length counts tag and body
 
 Rules
-1. Whatever bytes a peer sends, decoding ends in a message or in a `RemoteProtocolError`. How a stream of bytes is cut into frames is the
-   business of `decoder`.
+1. Whatever bytes a peer sends, decoding ends in a message or in a `RemoteProtocolError`.
 2. A count inside a body is judged against the bytes that are left before anything is allocated for it. Nothing may follow a body.
 3. Texts are UTF-8, booleans 0 or 1: what decodes also encodes, to the same bytes.
 4. What we cannot say on the wire (a text too long, a number too large) is our own mistake: `LocalProtocolError`, before a byte is made.
-5. A MESSAGE on stream 0 holds a two-phase-commit message and is decoded to it: its id and event time are 0 and it has no key. In source use
-   (`two_phase=False`) stream 0 is a stream like any other.
+5. A MESSAGE on stream 0 holds a two-phase-commit message: its id and event time are 0 and it has no key. In source use (`two_phase=False`) stream 0
+   is a stream like any other.
 """
 
 from __future__ import annotations

@@ -1,19 +1,15 @@
 """A stream of bytes to messages: where frames begin and end, and runs of MESSAGEs taken apart at once.
 
 Rules
-1. Whatever bytes a peer sends, decoding ends in messages or in one `RemoteProtocolError`. After that error the decoder gives nothing but
-   the same error: there is no way to find the next frame behind a broken one.
-2. A frame is no longer than `limit`. The length is judged as soon as its four bytes are there, so a peer cannot make us wait for, or
-   hold, more than `limit` bytes and whatever one `receive` brought. A frame of length 0 has no tag and is an error.
-3. What is held of a frame is not touched again until the frame is whole: a peer that sends a large frame byte by byte costs no more than one
-   that sends it at once.
-4. MESSAGEs that stand behind each other and are wholly there are taken apart together, in `_run` and `_joined` and nowhere else. That is four
-   times as fast as one by one, which is what a server in Python needs when lines are short. All other frames, and a MESSAGE that is wrong, are
-   decoded in `codec`.
-5. `Decoder` gives messages. With `join`, consecutive MESSAGEs of that stream, each beginning where the one before it ended, are given as one. To a sink
-   this is the same thing said in fewer words: ids are offsets, keys and event times do not matter.
-6. `RunDecoder`, for a source, gives runs of MESSAGEs as lists. It gives the same messages as a `Decoder`, and fails on the same bytes: a test
-   compares the two on whatever it can think of.
+1. Whatever bytes a peer sends, decoding ends in messages or in one `RemoteProtocolError`; after that the decoder gives nothing but the same error.
+2. A frame is no longer than `limit`, which is judged as soon as its four bytes of length are there: a peer cannot make us hold more than `limit`
+   bytes and whatever one `receive` brought. A frame of length 0 is an error.
+3. What is held of a frame is not touched again until it is whole: a large frame that comes byte by byte costs no more than one that comes at once.
+4. MESSAGEs that stand behind each other and are wholly there are taken apart together, in `_run` and `_joined`: four times as fast as one by one. All
+   other frames, and a MESSAGE that is wrong, are decoded in `codec`.
+5. `Decoder` gives messages. With `join`, consecutive MESSAGEs of that stream, each beginning where the one before it ended, are given as one: to a
+   sink, ids are offsets, and keys and event times do not matter.
+6. `RunDecoder`, for a source, gives runs of MESSAGEs as lists: the same messages as a `Decoder`, with errors on the same bytes.
 """
 
 from __future__ import annotations

@@ -13,12 +13,13 @@ from __future__ import annotations
 
 import bz2
 import gzip
-import io
 import os
 import zlib
 from collections.abc import Callable, Iterator, Sequence
 from functools import lru_cache, partial
 from typing import Any, BinaryIO, cast
+
+import pyarrow as pa
 
 from millstream.errors import InputError
 from millstream.sources.filereading.errors import input_error
@@ -42,36 +43,11 @@ def _opened(path: str) -> BinaryIO:
     if path.endswith(".bz2"):
         return cast(BinaryIO, bz2.open(path, "rb"))
     if path.endswith(".deflate"):
-        return cast(BinaryIO, io.BufferedReader(_Inflated(path)))
+        # whose codec tells zlib from gzip by the header
+        return cast(BinaryIO, pa.CompressedInputStream(pa.OSFile(path), "gzip"))
     if path.endswith(_OTHERS):
         raise input_error(path, "it is compressed in a way that only Spark reads. Use .gz, .bz2 or no compression")
     return open(path, "rb", buffering=0)
-
-
-class _Inflated(io.RawIOBase):
-    """A file that zlib has packed, unpacked as it is read."""
-
-    def __init__(self, path: str) -> None:
-        self._file = open(path, "rb")  # noqa: SIM115
-        self._inflate = zlib.decompressobj()
-
-    def readable(self) -> bool:
-        return True
-
-    def readinto(self, buffer: Any) -> int:
-        while not self._inflate.eof:
-            packed = self._inflate.unconsumed_tail or self._file.read(1 << 16)
-            data = self._inflate.decompress(packed, len(buffer))
-            if data:
-                buffer[: len(data)] = data
-                return len(data)
-            if not packed and not self._inflate.eof:
-                raise zlib.error("the file ends before what is packed in it does")
-        return 0
-
-    def close(self) -> None:
-        self._file.close()
-        super().close()
 
 
 def blocks(path: str, start: int = 0, end: int | None = None, size: int = _BLOCK) -> Iterator[bytes]:

@@ -1,18 +1,18 @@
-"""What a sink server asks of an output.
-
-An output is where one worker's bytes end up: a file, a table, a bucket. `SinkServer` is given a function that makes one from a worker's name.
+"""What a sink server asks of an output: where one worker's bytes end up, a file, a table, a bucket. `SinkServer` is given a function that makes one from
+a worker's name.
 
 The contract
-1. `recover` comes first, at every connection of the worker, and says what survived: the committed offset, and the transaction that is open.
-   Everything else that was appended is dropped by it. It may be called many times on the same object.
-2. `begin`, `append`..., then `prepare` or nothing. `begin` says at which offset the bytes go on: that is the committed offset.
-3. `begin_next` comes instead of `begin` if a transaction is prepared, and says at which offset that one ends: `append` is then about the transaction behind it.
-   `commit` of the first leaves those bytes where they are, and the next `prepare` promises them with whatever follows; `rollback` and `recover` drop them.
-   Who returns False gets none: they are refused, and come again after a rollback.
-4. When `prepare` returns, the bytes and the promise to commit them survive a crash of the machine. So does what `commit`, `rollback` and `veto`
-   say when they return. Nothing of a transaction is visible to a reader before `commit`.
-5. `commit` and `rollback` come for the open transaction only. If a crash falls into one of them, either it happened, or `recover` still
-   says that the transaction is open.
+1. `recover` comes first, at every connection of the worker, perhaps many times on the same object. It says what survived: the committed offset, and
+   the transaction that is open. It drops everything else that was appended.
+2. `begin`, `append`..., then `prepare` or nothing. `begin` says at which offset the bytes go on: the committed offset. What `append` takes need not
+   be durable.
+3. `begin_next` comes instead of `begin` if a transaction is prepared, and says at which offset that one ends: `append` is then about the transaction
+   behind it. `commit` of the first leaves those bytes where they are; the next `prepare` promises them with whatever follows; `rollback` (of all
+   bytes from `committed` on) and `recover` drop them. Who returns False gets none: they are refused, and come again after a rollback.
+4. When `prepare` returns, the bytes and the promise to commit them survive a crash of the machine. So does what `commit`, `rollback` and `veto` say.
+   Nothing of a transaction is visible to a reader before `commit`.
+5. `commit` and `rollback` come for the open transaction only. If a crash falls into one of them, either it happened, or `recover` still says that the
+   transaction is open.
 6. Calls for one worker come one after another, in a thread that may block; calls for different workers come at the same time.
 7. An exception ends that worker's connection, with the text as the reason. The worker comes back, and `recover` is called.
 """

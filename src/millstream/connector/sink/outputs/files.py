@@ -6,15 +6,15 @@
     DIR/left/NAME.N/             the same, of a worker that has left
 
 Rules
-1. Before a vote: the bytes are synced, then the record that promises them. Before a commit is over: its record is synced. A new file counts
-   only when its folder is synced too.
-2. Committed is what the log says, nothing else. A reader takes no byte behind that offset, so it needs no lock and no server. What is neither committed nor
-   promised by the log is cut off by recovery, also if it stands behind a promise.
+1. Before a vote: the bytes are synced, then the record that promises them. Before a commit is over: its record is synced. A new file counts only when
+   its folder is synced too.
+2. Committed is what the log says. A reader takes no byte behind that offset, so it needs no lock and no server. What is neither committed nor
+   promised is cut off by recovery.
 3. An output that is shorter than its log says is refused: bytes were lost, and to fill up with zeros would hide it.
 4. A log that has grown is replaced by its condensed form, in one rename.
 5. One server owns a folder: a second one would cut what the first one appends.
-6. A worker's name is data, and becomes a file name only through `file_name`. Different names have different file names, of letters, digits, `_`, `-`, `%` and
-   `~` alone: nothing that a shell, a path or a terminal could understand. One that would be long is cut and told apart by its SHA-256, behind a `~`.
+6. A worker's name is data, and becomes a file name only through `file_name`: different names have different ones, of letters, digits, `_`, `-`, `%`
+   and `~` alone. A long one is cut and told apart by its SHA-256, behind a `~`.
 """
 
 from __future__ import annotations
@@ -104,8 +104,7 @@ class FileOutput(Output):
             size = os.fstat(self._log).st_size
         os.fsync(self._log)
         self._log_size = size
-        keep = found.committed if found.open is None or found.open.veto is not None else found.open.end
-        there = os.fstat(self._data).st_size
+        keep, there = found.held, os.fstat(self._data).st_size
         if there < keep:
             raise DamageError(
                 f"the output {self._folder / 'output'} has {there} bytes, but its log says that {keep} were made durable. "

@@ -41,10 +41,8 @@ class MemoryOutput(Output):
         self.recovered = Recovered()
 
     def recover(self) -> Recovered:
-        found = self.recovered
-        keep = found.committed if found.open is None or found.open.veto is not None else found.open.end
-        del self.data[keep:]
-        return found
+        del self.data[self.recovered.held :]
+        return self.recovered
 
     def begin(self, offset: int) -> None:
         assert offset == len(self.data) == self.recovered.committed

@@ -6,18 +6,15 @@
                                          one row per worker: how far it is, and which transaction is open
 
 Rules
-1. Bytes become rows of the staging table, inside an SQL transaction that phase one commits together with the promise. Nothing of it is in TABLE. Phase two
-   is one SQL transaction too: it moves the rows, sets the committed offset and forgets the promise. So rows and commit mark cannot come apart, and after a
-   crash between the phases the promise and its rows are there.
-2. Why no PREPARE TRANSACTION: most servers have it switched off (max_prepared_transactions = 0), and a transaction that is forgotten between the phases
-   would hold its locks and keep the whole database from being vacuumed. A staging table gives the same guarantee with ordinary commits, for the price
-   of writing the rows twice.
-3. Rows of the next transaction may be staged while one is open. They begin where the rows of the open one end: at its end, less the line that it leaves
-   unfinished. Phase two moves the rows before that place. It makes those behind it durable as well, though nobody has promised them; so recovery deletes them.
-4. A line may begin in one transaction and end in another. What has no newline yet is kept in `rest`, with the worker's row, and becomes a row when
-   its newline is committed.
-5. One connection has a worker: an advisory lock keeps a second server, or the remains of a killed one, from writing to the same rows.
-6. Synchronous commit is switched on for our connections, whatever the server's default is: a vote that can be forgotten is no vote.
+1. Bytes become rows of the staging table, in an SQL transaction that phase one commits together with the promise. Phase two is one SQL transaction
+   too: it moves the rows, sets the committed offset and forgets the promise. So rows and commit mark cannot come apart.
+2. Why no PREPARE TRANSACTION: most servers have it switched off, and one that is forgotten between the phases would hold its locks and keep the
+   database from being vacuumed. A staging table gives the same guarantee, for the price of writing the rows twice.
+3. Rows of the next transaction may be staged while one is open. They begin where the rows of the open one end: at its end, less the line that it
+   leaves unfinished. Phase two moves the rows before that place; recovery deletes those behind it, which nobody has promised.
+4. What has no newline yet is kept in `rest`, with the worker's row, and becomes a row when its newline is committed.
+5. An advisory lock keeps a second server, or the remains of a killed one, from writing to a worker's rows.
+6. Synchronous commit is switched on for our connections: a vote that can be forgotten is no vote.
 """
 
 from __future__ import annotations

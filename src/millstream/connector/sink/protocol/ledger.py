@@ -1,29 +1,25 @@
 """Points of reference of one worker at a sink: what fits, what is a repetition, what is missing, and who may commit.
 
-A point of reference is an offset: how many bytes the worker has put out since the beginning. The sink knows two of its own:
-
-    committed <= received        bytes below `committed` are for ever; those from there to `received` wait for a transaction
-
-While a transaction is open that was promised, its end lies between the two. What is behind it belongs to the next transaction.
+A point of reference is an offset: how many bytes the worker has put out since the beginning. Bytes below `committed` are for ever; those from there
+to `received` wait for a transaction. The end of an open one that was promised lies between the two; what is behind it belongs to the next.
 
 Rules
 1. Bytes that begin at `received` are appended. Nothing else moves `received` forward, so what is held never has holes.
-2. Bytes below `received` are a repetition. If they are equal to what is held they are dropped (and what reaches beyond `received` is
-   appended); if not, the worker's output has two versions, and the transaction is vetoed.
-3. Bytes that begin beyond `received` leave a gap: the worker went on while it was not connected. They are dropped, and the transaction is
-   vetoed. Once vetoed, everything is dropped until a rollback.
-4. The vote is yes only if there is exactly one range, of stream 1, from `committed` to `received`, nothing is vetoed, no other transaction
-   is open, and no transaction of that name was the last to be committed. A start that the peer sent is compared and never used.
-5. A transaction that was voted upon is open until phase two, whichever the vote was, across reconnections and restarts of the sink. So a
-   veto is remembered: a vetoed transaction can only be rolled back. A veto that was never asked for needs no memory: after a restart
-   `received` is back at `committed`, or at the end of what was promised, and rule 4 sees that the range's end is not `received`. At most one
-   transaction is open, since a worker that is told of two gives up; the vote on a second one is no and leaves no trace.
-6. Rules 1 to 3 hold while a transaction is open, too. What comes then is of the next transaction, and so is a veto that it earns: a promise is not
-   taken back. Behind a transaction that was voted down everything is dropped, since it can only be rolled back.
-7. Rollback cuts to `committed`, and lifts every veto: what came behind the transaction is gone as well, and the worker sends again from there.
-   Commit moves `committed` to the end of the transaction. What came behind it stays, and so does a veto of that.
-8. Phase two is never answered, so it may come again, and it may be of a transaction that the sink has never heard of. Neither does anything. To commit
-   what was vetoed, and to roll back what is known to be committed, is the peer's error: it would be believed to have happened.
+2. Bytes below `received` are a repetition. If they equal what is held they are dropped (and what reaches beyond is appended); if not, the worker's
+   output has two versions, and the transaction is vetoed.
+3. Bytes that begin beyond `received` leave a gap. They are dropped, and the transaction is vetoed. Once vetoed, everything is dropped until a
+   rollback.
+4. The vote is yes only for exactly one range, of stream 1, from `committed` to `received`, if nothing is vetoed, no other transaction is open, and no
+   transaction of that name was the last to be committed. A start that the peer sent is compared and never used.
+5. A transaction that was voted upon is open until phase two, whichever the vote was, also after a restart: a vetoed one can only be rolled back. A
+   veto that was never asked for needs no memory: after a restart rule 4 sees that the range's end is not `received`. At most one transaction is open,
+   since a worker that is told of two gives up; the vote on a second one is no and leaves no trace.
+6. Rules 1 to 3 hold while a transaction is open, too: what comes then, and a veto that it earns, is of the next one. A promise is not taken back.
+   Behind a transaction that was voted down everything is dropped.
+7. Rollback cuts to `committed`, and lifts every veto; the worker sends again from there. Commit moves `committed` to the end of the transaction; what
+   came behind it stays, and so does a veto of that.
+8. Phase two may come again, or be of a transaction that is not known. Neither does anything. To commit what was vetoed, and to roll back what is
+   known to be committed, is the peer's error: it would be believed to have happened.
 """
 
 from __future__ import annotations
@@ -51,6 +47,11 @@ class Recovered(msgspec.Struct, frozen=True):
     last: str | None = None
     fence: int = 0
 
+    @property
+    def held(self) -> int:
+        """The bytes that survive: those that are committed, and those of a promise."""
+        return self.committed if self.open is None or self.open.veto is not None else self.open.end
+
 
 class Ledger:
     def __init__(self, recovered: Recovered) -> None:
@@ -59,9 +60,7 @@ class Ledger:
         self.last = recovered.last
         self.veto: str | None = None
         #: committed <= received; committed <= open.end <= received while a transaction is open that was not vetoed
-        self.received = recovered.committed
-        if recovered.open is not None and recovered.open.veto is None:
-            self.received = recovered.open.end
+        self.received = recovered.held
 
     def held(self, offset: int) -> int | None:
         """Rules 1 to 3: how many of the bytes from this offset on are held already. None: what comes there is dropped. If there are any, `compared` is to be

@@ -1,43 +1,35 @@
 """The sink's end of a connection: messages in, effects out. No sockets, no files, no clock.
 
-The states
-
     INITIAL          nothing was said yet
-    AWAIT_APPROVAL   the worker is known and its output recovered; it has to announce its stream before anything else
+    AWAIT_APPROVAL   the worker is known and its output recovered; it has to announce its stream
     READY            bytes may come, and phase one
-    PREPARED         a transaction is open: phase one was answered, on this connection or an earlier one. Phase two decides; bytes that come
-                     before it belong to the next transaction
+    PREPARED         phase one was answered, on this connection or an earlier one; bytes that come belong to the next transaction
     CLOSED           over
 
 Rules
-1. `TABLE` says what may come in which state and where it leads. What is not in the table, and what cannot be decoded, is answered with
-   ERROR, and the connection is closed: a worker comes back only after the socket is closed. ERROR is the peer's last word and gets no
-   answer. One bad peer costs its own connection and nothing else.
-2. Recovery is complete before OK is sent. NOTIFY_ACK carries how many bytes the sink holds for this worker, those of an open transaction included;
-   the first one, those that were recovered. A worker may announce its stream again, at any time, and is told again. The ACK of EOS says the same
-   number: what was received, which need not be committed.
-3. A transaction that was open when the worker was last here makes the stream begin in PREPARED. It is told on LIST_UNCOMMITTED, and only
-   phase two leads back to READY.
+1. `TABLE` says what may come in which state and where it leads. Anything else, and what cannot be decoded, is answered with ERROR, and the connection
+   is closed: a worker comes back only after that. ERROR is the peer's last word and gets no answer. A bad peer costs its own connection only.
+2. Recovery is complete before OK is sent. NOTIFY_ACK, which a worker may ask for again at any time, and the ACK of EOS tell how many bytes the sink
+   holds, those of an open transaction included; they need not be committed.
+3. A transaction that was open when the worker was last here makes the stream begin in PREPARED. It is told on LIST_UNCOMMITTED, and only phase two
+   leads back to READY.
 4. Phase one leads to PREPARED whichever the vote is. After a no the worker closes, comes back, and rolls back what it finds listed.
-5. PHASE2, MESSAGE and WORKERS_LEFT are never answered: an answer would end the worker. So phase two of a transaction that is not known is no reason to
-   end the session either: it is noted and ignored.
+5. PHASE2, MESSAGE and WORKERS_LEFT are never answered: an answer would end the worker. Phase two of an unknown transaction is noted and ignored.
 6. Everything about offsets is decided in `ledger`.
-7. Bytes between the phases are put behind those of the open transaction. They survive its commit and go with its rollback. An output that cannot take
-   them says so; then they are dropped, and the next transaction is vetoed.
-8. A worker may say a fence in its HELLO: a number that never goes back for a name. Once it was seen, a HELLO with a lower one is refused, also after a
-   restart, and does not cut anybody off. So a coordinator that has counted its votes can lock out attempts that come too late and would roll
-   back what they find. Workers that say none are all at 0, and the last to come has the name.
+7. Bytes between the phases are put behind those of the open transaction. They survive its commit and go with its rollback. If the output cannot take
+   them, they are dropped, and the next transaction is vetoed.
+8. A worker may say a fence in its HELLO: a number that never goes back for a name. A HELLO with a lower one is refused, also after a restart, and
+   cuts nobody off. So a coordinator that has counted its votes can lock out attempts that come too late. Who says none is at 0; the last to come has
+   the name.
 
 The caller's duties
-1. Carry out the effects in order. An effect that cannot be carried out ends the session: drop the rest, call `failed`, and carry out what
-   that returns.
-2. `Do` is a call of the worker's `Output` (its contract: `outputs/base.py`), and durable before the next effect is looked at; `append` need not be, until
-   `prepare`. What the methods in `ANSWERED` return is given to `answer` before the next message; they are always the last of their list.
+1. Carry out the effects in order. If one cannot be carried out: drop the rest, call `failed`, and carry out what that returns.
+2. `Do` is a call of the worker's `Output` (its contract: `outputs/base.py`), and durable before the next effect is looked at; `append` need not be,
+   until `prepare`. What the methods in `ANSWERED` return is given to `answer` before the next message; they are always the last of their list.
 3. Before `recover`: close an older session with that worker's name, drop its unread input, and wait for its last effect; unless its fence is higher,
    then `failed`.
 4. What `Archive` says is durable before anything that comes behind it is looked at.
-5. After `Close`, read nothing more. When the connection ends in any other way, just forget the session: what is open stays open, and the
-   rest is dropped by the next recovery.
+5. After `Close`, read nothing more. If the connection ends in any other way, just forget the session: what is open stays open.
 """
 
 from __future__ import annotations

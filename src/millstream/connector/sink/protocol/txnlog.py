@@ -1,13 +1,9 @@
-"""The log of a worker's transactions: typed records, and how they look in bytes.
-
-    "MSTX1\\n", then records: frames (`state/framing.py`) whose payload is msgpack, tagged with the kind of record.
+"""The log of a worker's transactions: "MSTX1\\n", then frames (`state/framing.py`) whose payload is msgpack, tagged with the kind of record.
 
 Rules
-1. A record is appended whole, and nothing is ever changed in place. What a crash leaves of an append is a beginning of the record, followed
-   by nothing or by zeros (a file that was made longer and not yet written). That is a torn tail: it is dropped, because nobody was told
-   of what it says.
-2. Everything else that cannot be read is damage: a length that its complement denies, a checksum that is wrong although the last
-   byte is there, anything behind a broken record. Damage is an error. Who dropped it silently would take back what was committed.
+1. A record is appended whole, and nothing is ever changed in place. A crash leaves a beginning of the record, followed by nothing or by zeros: a torn
+   tail. It is dropped, because nobody was told of what it says.
+2. Everything else that cannot be read is damage, and an error: who dropped it silently would take back what was committed.
 3. The last records alone decide (`recovered`): `Committed` and `RolledBack` close a transaction, `Prepared` and `Vetoed` open one. So a log can be
    replaced by a short one that begins with its last `Committed`, and what is open.
 """

@@ -1,7 +1,5 @@
 """The worker's end of a connection to a sink: what is sent and received, in which order. No sockets, no clock.
 
-The states
-
     INITIAL        not greeted yet
     AWAIT_OK       HELLO, NOTIFY and LIST_UNCOMMITTED are sent, all at once; OK comes first
     AWAIT_ACK      then NOTIFY_ACK
@@ -12,21 +10,18 @@ The states
     AWAIT_VOTE     phase one is sent
     VOTED          the sink promised; phase two decides
     REFUSED        the sink voted no: come back, and roll back what is listed
-    LISTING        LIST_UNCOMMITTED is sent again, to see that phase two arrived
-    RESOLVING      the same, when the transaction was an earlier connection's
+    LISTING        LIST_UNCOMMITTED is sent again, to see that phase two arrived; RESOLVING: of an earlier connection's transaction
     ENDING         EOS is sent
     CLOSED         over
 
 Rules
-1. `SENT` says what we may send in which state: anything else is our own mistake (`LocalProtocolError`) and nothing is sent. `RECEIVED` says what
-   may come: anything else is the sink's mistake (`RemoteProtocolError`), and the session is over. ERROR and RESTART may come at any
-   time and are the sink's last words.
-2. A MESSAGE carries the offset of its first byte. `offset` is where the next one begins; `committed` is where the open transaction began,
-   so phase one always asks for the range (1, committed, offset).
-3. After a rollback `offset` is `committed` again, and what is sent then may differ from what was sent before.
-4. Two transactions on the list, a vote on another transaction, a false NOTIFY_ACK: the sink is broken, and going on could lose data.
-5. Phase two is never answered. Whoever has to know that it arrived asks for the list again: it is answered after phase two was carried out,
-   because the sink takes messages in order. That a transaction is no longer listed says that it is over, not how it ended.
+1. `SENT` says what we may send: anything else is our own mistake (`LocalProtocolError`) and nothing is sent. `RECEIVED` says what may come: anything
+   else is the sink's (`RemoteProtocolError`), and the session is over. ERROR and RESTART may come at any time and are the sink's last words.
+2. `offset` is where the next byte goes, `committed` where the open transaction began: phase one always asks for the range (1, committed, offset).
+   After a rollback the two are equal again, and what is sent then may differ from before.
+3. Two transactions on the list, a vote on another transaction, a false NOTIFY_ACK: the sink is broken, and going on could lose data.
+4. Phase two is never answered. The list is answered after phase two was carried out, because the sink takes messages in order. That a transaction is
+   no longer listed says that it is over, not how it ended.
 """
 
 from __future__ import annotations

@@ -1,13 +1,14 @@
 """A stream as its pusher keeps it: what waits to be sent, what to be acknowledged, and what is left to do after each reconnect. No sockets, no clock.
 
 Rules
-1. Messages wait in two queues: `unsent`, and behind their sending `unacknowledged`. Ids in both increase, and those of the second are below those of the first.
-2. What is acknowledged is forgotten, wherever it waits. When the connection is lost, everything that is not acknowledged is unsent again, in its order.
-3. A declared watermark waits among the messages, behind those that came before it. It needs no acknowledgement: once sent it is forgotten, and after a lost
-   connection the latest is sent again, behind everything that waits then. It is a promise about what comes later, so to say it later is no harm.
-4. The end is sent when nothing else waits. A lost connection takes it back: what is not acknowledged is sent again, and the end behind it. Only a stream
-   that has nothing left to be acknowledged is left alone: it may be somebody else's by now.
-5. A stream that is refused stays so over a lost connection: for how long it has been refused counts from the first time.
+1. Messages wait in two queues: `unsent`, and behind their sending `unacknowledged`. Ids in both increase, and those of the second are below those of
+   the first.
+2. What is acknowledged is forgotten, wherever it waits. When the connection is lost, everything else is unsent again, in its order.
+3. A declared watermark waits behind the messages before it. Once sent it is forgotten, and after a lost connection the latest is sent again, behind
+   everything that waits: it is a promise about what comes later.
+4. The end is sent when nothing else waits, and again after a lost connection. Only a stream that has nothing left to be acknowledged is left alone:
+   it may be somebody else's by now.
+5. For how long a stream has been refused counts from the first time, over lost connections.
 6. Methods that queue or drop bytes return how many: what a client keeps is bounded over all of its streams.
 """
 
@@ -27,15 +28,6 @@ class Queued(msgspec.Struct, frozen=True, gc=False):
     id: int
     frame: bytes
     is_message: bool = True
-
-
-class Taken(msgspec.Struct, frozen=True):
-    """What was taken to be sent: frames, their bytes, the last message's id, and how many bytes need not be kept any more."""
-
-    count: int
-    size: int
-    last: int | None
-    forgotten: int
 
 
 class Outgoing:
@@ -118,8 +110,9 @@ class Outgoing:
 
     # ---- what is sent
 
-    def take(self, parts: list[bytes], most: int, size: int) -> Taken:
-        """Puts what can be sent behind `parts`: at most so many frames, and not many more bytes."""
+    def take(self, parts: list[bytes], most: int, size: int) -> tuple[int, int, int | None, int]:
+        """Puts what can be sent behind `parts`: at most so many frames, and not many more bytes. Returns how many frames, their bytes, the last message's id,
+        and how many bytes need not be kept any more."""
         unsent, keep, add = self.unsent, self.unacknowledged.append, parts.append
         count = bytes_taken = forgotten = 0
         last: int | None = None
@@ -134,7 +127,7 @@ class Outgoing:
                 keep(item)
             else:
                 forgotten += len(frame)
-        return Taken(count, bytes_taken, last, forgotten)
+        return count, bytes_taken, last, forgotten
 
     @property
     def is_ready_to_end(self) -> bool:

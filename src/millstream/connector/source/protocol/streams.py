@@ -1,17 +1,14 @@
 """The streams of a source: what was received of each, what is committed, who pushes it, and how far its event time is complete.
 
 Rules
-1. `received` is the last id taken, `acknowledged` the last one committed: acknowledged <= received, and neither goes back. An id that is
-   not above `received` was seen before, and is skipped. A stream resumes at `acknowledged`: what is between the two is sent again,
-   and skipped.
-2. A stream has one owner, the session that announced it. Another session that announces it is refused, unless it says that it is the
-   same instance of the same program: then the older session is a half-open connection of its own, and is fenced.
-3. A stream is remembered from its first entry on. One that was announced, but never used, is forgotten with its session.
-   There are never more than `limit` streams.
+1. `received` is the last id taken, `acknowledged` the last one committed: acknowledged <= received, and neither goes back. A stream resumes at
+   `acknowledged`; an id that is not above `received` was seen before, and is skipped.
+2. A stream has one owner, the session that announced it. Another is refused, unless it is the same instance of the same program: then the older
+   session is a half-open connection of its own, and is fenced.
+3. A stream is remembered from its first entry on; one that was never used is forgotten with its session. There are never more than `limit`.
 4. The watermark that a pusher declares counts once everything before it is committed. It never goes back.
-5. The watermark of the source is the minimum over its streams: over those that were declared by name, or else over all that are known.
-   One of which nothing was declared holds it back. One that has ended, or has been silent for `idle`, holds nothing back; if that is so
-   of all of them, the furthest counts.
+5. The watermark of the source is the minimum over its streams: those that were declared by name, or else all that are known. One of which nothing was
+   declared holds it back. One that has ended, or has been silent for `idle`, holds nothing back; if that is so of all, the furthest counts.
 """
 
 from __future__ import annotations
