@@ -14,9 +14,8 @@ from millstream.errors import DamageError, DefinitionError, RefusedRequest
 from millstream.service import AsyncClient, Node, Table
 from millstream.service.proto import service_pb2 as pb
 from millstream.service.snapshotting import SnapshotPlaces, save
-from millstream.service.stores.snapshots import describe_snapshot, read_snapshot
+from millstream.service.stores.snapshots import describe_snapshot, read_snapshot, upload_once
 from millstream.service.table_backend import Control
-from millstream.service.upload import upload_once
 from millstream.state.memory_storage import MemoryStorage
 from millstream.state.storage import LocalStorage
 

@@ -6,7 +6,7 @@ A partition is a state machine over a log. The log decides: the store, the watch
     table              what a table is made of
     node               a process: its life, its partitions, its servers
     grpc_servers       the gRPC servers of the data plane and the control plane
-    limits             how much may be asked
+    limits             how much may be asked, and long replies in pages
     table_backend      the calls of both planes, over the partitions of a node
     range_map          from a key to its partition, by ranges
     partition          inbox, turn, log, store, reply: the life of a request
@@ -18,7 +18,6 @@ A partition is a state machine over a log. The log decides: the store, the watch
     transforms         filters, enrichers and sanitizers for everything that enters or leaves a table
     functions          functions that tables often need
     waiting_reads      reads that wait for a position or a confirmation
-    paging             long replies in pages, without blocking the event loop
     watchers           who watches a partition
     logs/              how a write is made durable: disk, none, objects
     stores/            where entries are kept: memory, counters, lmdb; snapshots
@@ -32,7 +31,6 @@ A partition is a state machine over a log. The log decides: the store, the watch
     channel            one connection to a node
     blocking           for programs without asyncio: a client, and servers in threads
     conformance        the contracts of logs and stores, as checks for your own
-    upload             copies snapshots elsewhere
     live/              the live state of a pipeline
     proto/             service.proto
 

@@ -57,7 +57,7 @@ class LoopThread:
                 self._loop.close()
 
 
-class Server(Protocol):
+class StartableServer(Protocol):
     """What runs on an event loop between its start and its stop: a node, a live server."""
 
     @property
@@ -71,8 +71,8 @@ class Server(Protocol):
 class ServerThread:
     """A server in a thread of its own. It listens when this returns; what stands in the way is raised."""
 
-    def __init__(self, server: Server) -> None:
-        self._server: Server | None = server
+    def __init__(self, server: StartableServer) -> None:
+        self._server: StartableServer | None = server
         self._thread = LoopThread("millstream-server")
         try:
             self._thread.run(server.start())
@@ -92,7 +92,6 @@ class ServerThread:
 
 
 def _waits(call: Callable[Concatenate[AsyncClient, _P], Coroutine[Any, Any, _T]]) -> Callable[Concatenate[Client, _P], _T]:
-    """A call of the client for asyncio as one that waits for the result."""
 
     @functools.wraps(call)
     def method(self: Client, /, *args: _P.args, **kwargs: _P.kwargs) -> _T:
@@ -102,7 +101,6 @@ def _waits(call: Callable[Concatenate[AsyncClient, _P], Coroutine[Any, Any, _T]]
 
 
 def _iterates(call: Callable[Concatenate[AsyncClient, _P], AsyncIterator[_T]]) -> Callable[Concatenate[Client, _P], Iterator[_T]]:
-    """A stream of the client for asyncio as an iterator."""
 
     @functools.wraps(call)
     def method(self: Client, /, *args: _P.args, **kwargs: _P.kwargs) -> Iterator[_T]:

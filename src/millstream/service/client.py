@@ -290,14 +290,12 @@ class AsyncClient:
 
 
 async def chained(streams: Sequence[AsyncIterator[KeyResult]]) -> AsyncIterator[KeyResult]:
-    """One stream after the other."""
     for stream in streams:
         async for result in stream:
             yield result
 
 
 async def merged(streams: Sequence[AsyncIterator[KeyResult]]) -> AsyncIterator[KeyResult]:
-    """Sorted streams as one."""
     heads: list[tuple[bytes, int, KeyResult]] = []
     for number, stream in enumerate(streams):
         async for first in stream:
@@ -315,7 +313,6 @@ async def merged(streams: Sequence[AsyncIterator[KeyResult]]) -> AsyncIterator[K
 
 
 def to_bytes(text: Text) -> bytes:
-    """Keys and values as they travel."""
     if isinstance(text, str):
         return text.encode()
     if isinstance(text, (bytes, bytearray, memoryview)):

@@ -121,6 +121,8 @@ class GrpcServer:
         self._under_way = self._streams = 0  # calls; gRPC's own limit costs a tenth of a call
 
     async def start(self) -> None:
+        from grpc_health.v1 import health, health_pb2_grpc
+
         claim_grpc()
         options = [
             ("grpc.max_receive_message_length", self._limits.message),
@@ -133,7 +135,8 @@ class GrpcServer:
         ]
         self._server = grpc.aio.server(options=options)
         self._add_handlers()
-        self._add_health()
+        self._health = health.aio.HealthServicer()
+        health_pb2_grpc.add_HealthServicer_to_server(self._health, self._server)
         self._listen()
         await self._server.start()
 
@@ -159,11 +162,14 @@ class GrpcServer:
             return
         host, port = parse_address(self.address)
         self._check_host(host)
-        credentials = _server_credentials(self._tls)
         try:
-            if credentials is None:
+            if self._tls is None:
                 bound = self._server.add_insecure_port(written(host, port))
+            elif self._tls.cert is None:
+                raise DefinitionError("TLS on the side that listens needs a certificate: say cert= and key=")
             else:
+                ca, cert, key = read_tls(self._tls)
+                credentials = grpc.ssl_server_credentials([(key or cert, cert)], root_certificates=ca, require_client_auth=ca is not None)
                 bound = self._server.add_secure_port(written(host, port), credentials)
         except RuntimeError as error:
             raise NetworkError(
@@ -190,12 +196,6 @@ class GrpcServer:
 
     def _check_host(self, host: str) -> None:
         raise NotImplementedError
-
-    def _add_health(self) -> None:
-        from grpc_health.v1 import health, health_pb2_grpc
-
-        self._health = health.aio.HealthServicer()
-        health_pb2_grpc.add_HealthServicer_to_server(self._health, self._server)
 
     def _add_handlers(self) -> None:
         table = {}
@@ -360,17 +360,7 @@ async def _fail(context: Any, error: Exception, name: str) -> None:
     await context.abort(code, details.text[:1024], trailing_metadata=((ERRORS, details.SerializeToString()),))
 
 
-def _server_credentials(tls: Tls | None) -> Any:
-    if tls is None:
-        return None
-    if tls.cert is None:
-        raise DefinitionError("TLS on the side that listens needs a certificate: say cert= and key=")
-    ca, cert, key = read_tls(tls)
-    return grpc.ssl_server_credentials([(key or cert, cert)], root_certificates=ca, require_client_auth=ca is not None)
-
-
 def read_tls(tls: Tls) -> list[bytes | None]:
-    """The CA, the certificate and the key, as far as they are given."""
     try:
         return [None if path is None else Path(path).read_bytes() for path in (tls.ca, tls.cert, tls.key)]
     except OSError as error:

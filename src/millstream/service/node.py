@@ -87,7 +87,6 @@ class Node:
 
     @property
     def address(self) -> str:
-        """Of its data plane."""
         return self.data.address
 
     async def start(self) -> None:
@@ -119,7 +118,6 @@ class Node:
             self._lock = None
 
     async def _tend(self) -> None:
-        """The one task of a node."""
         while True:
             await asyncio.sleep(_LOOK_EVERY)
             try:

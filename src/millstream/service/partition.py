@@ -43,7 +43,7 @@ from millstream.service.range_map import point_of
 from millstream.service.reorder_buffer import ReorderBuffer
 from millstream.service.snapshotting import RECORD, RestoreReader, replace_user_entries, replay_log
 from millstream.service.state_machine import CLOCK, PartitionStateMachine, TurnResult, next_time
-from millstream.service.stores.store_contract import KeyStore, Pinned
+from millstream.service.stores.store_contract import KeyStore
 from millstream.service.table import Table
 from millstream.service.waiting_reads import WaitingReads, fail_calls, finish_calls
 from millstream.service.watchers import Watchers
@@ -142,9 +142,9 @@ class Partition:
                 raise NotReady(
                     f"partition {descriptor.id} of {descriptor.table!r}: its store is at {store.applied}, ahead of its log at {last}"
                 )
-            replayed = await replay_log(store, self.log.read(store.applied), restored)
-            self.restores += replayed.restores
-            self.unsaved += replayed.size
+            restores, size = await replay_log(store, self.log.read(store.applied), restored)
+            self.restores += restores
+            self.unsaved += size
         clock, forgotten = store.get(CLOCK) or b"", store.get(FORGOTTEN) or b""
         known = store.scan(SESSION, after(SESSION))
         self.machine = PartitionStateMachine(
@@ -164,7 +164,6 @@ class Partition:
     # --- reading
 
     def read_now(self, request: Request) -> Answer | None:
-        """The answer of a read, if it need not wait for anything."""
         if self.state is not SERVING and self.state is not PartitionState.READ_ONLY:
             raise self._unready()
         if request.level == Level.BOUNDED:
@@ -176,7 +175,6 @@ class Partition:
         return self.machine.read(request)
 
     def _required(self, request: Request) -> int:
-        """The position that a read must see."""
         level = request.level
         if level == Level.LINEARIZABLE:
             return self.machine.lsn if self._orders_reads else self._session_lsn.get(request.session, 0)
@@ -193,7 +191,6 @@ class Partition:
         return 0 if self._alone else int((time.monotonic() - self._reads.confirmed_at) * 1000)
 
     async def read(self, request: Request) -> Answer:
-        """A read, when it may be answered."""
         answer = self.read_now(request)
         return await self.read_later(request) if answer is None else answer
 
@@ -205,15 +202,9 @@ class Partition:
         self._schedule()
         return future
 
-    async def pinned(self, request: Request) -> Pinned:
-        """The store as of a position that a read of this level may see. Close it."""
-        await self.read(request)
-        return self.store.pin()
-
     # --- writing
 
     def write(self, request: Request) -> asyncio.Future[Answer]:
-        """Takes a write in. The answer comes when it is durable."""
         if self.state is not SERVING:
             raise self._unready()
         future: asyncio.Future[Answer] = asyncio.get_running_loop().create_future()
@@ -312,7 +303,6 @@ class Partition:
         return leaving
 
     def _complete(self) -> None:
-        """Turns that leave are applied and answered."""
         leaving = self._leaving()
         if not leaving:
             return

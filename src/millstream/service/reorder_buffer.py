@@ -99,7 +99,6 @@ class ReorderBuffer:
             del self._sessions[session]
 
     def take_all(self) -> list[PendingCall]:
-        """All that wait, which are taken out."""
         calls = [early.waiting[seq] for early in self._sessions.values() for seq in sorted(early.waiting)]
         self._sessions.clear()
         self.count, self._room = 0, _ROOM

@@ -21,10 +21,9 @@ import msgspec
 
 from millstream.core.keyspace import after
 from millstream.errors import BadNode, NotReady, RefusedRequest, ServiceError, Stale
-from millstream.service.limits import check_size, while_pinned
+from millstream.service.limits import VersionedRow, check_size, columns, pages, while_pinned
 from millstream.service.manager import Manager
 from millstream.service.messages import ENTRY, LIMIT, Decide, Decision, Descriptor, Level, Op, Request, user_row
-from millstream.service.paging import VersionedRow, columns, pages
 from millstream.service.partition import SERVING, Partition
 from millstream.service.proto import service_pb2 as pb
 from millstream.service.range_map import KEY, RangeMaps, prefix_end, scan_range
@@ -47,7 +46,6 @@ class TableBackend:
         return sorted(self._manager.tables)
 
     def update(self) -> None:
-        """Partitions came or went."""
         self._here.become(self._manager.partitions)
         self._owners.become(self._manager.desired.partitions)
 
@@ -105,7 +103,8 @@ class TableBackend:
         start, end = scan_range(request)
         partition = self._by_range(header, start, end)
         asked = Request(Op.GET, [], session=header.session, level=_level(header, partition), seen=header.seen)
-        with contextlib.closing(await partition.pinned(asked)) as pinned, while_pinned():
+        await partition.read(asked)
+        with contextlib.closing(partition.store.pin()) as pinned, while_pinned():
             at, show = _at(partition, pinned.applied, header), partition.table.gate.leave
             entries = islice(pinned.scan(ENTRY + start, ENTRY + end if end else after(ENTRY)), request.limit or None)
             if request.keys_only:
@@ -156,7 +155,6 @@ class TableBackend:
     # --- which partition (rule 1)
 
     def _by_keys(self, header: pb.Header, keys: Sequence[bytes]) -> Partition:
-        """The partition here that has all of the keys."""
         self._check_table(header.table)
         if not keys:
             raise RefusedRequest("no key was given")
@@ -172,7 +170,6 @@ class TableBackend:
         return found
 
     def _by_id(self, header: pb.Header) -> Partition:
-        """The partition that the header names."""
         self._check_table(header.table)
         found = self._manager.partitions.get(header.partition)
         if found is None or found.descriptor.table != header.table:
@@ -184,7 +181,6 @@ class TableBackend:
         return found
 
     def _by_range(self, header: pb.Header, start: bytes, end: bytes) -> Partition:
-        """The partition here that has a whole range of keys."""
         self._check_table(header.table)
         if header.partition:
             return self._by_id(header)
@@ -198,7 +194,6 @@ class TableBackend:
         return here
 
     def _check_table(self, name: str) -> None:
-        """Raises unless this node is ready and has a table."""
         if not self._manager.started:
             raise NotReady(f"node {self._manager.node!r} is starting: its partitions are being opened")
         if name not in self._manager.tables:
@@ -264,7 +259,6 @@ def position(one: Descriptor, lsn: int, age: int = 0) -> pb.Position:
 
 
 def describe(one: Descriptor, manager: Manager) -> pb.Partition:
-    """A partition as callers are told of it."""
     found = pb.Partition(**msgspec.structs.asdict(one), primary=manager.address_of(one.node), state="desired")
     here = manager.partitions.get(one.id)
     if here is not None:

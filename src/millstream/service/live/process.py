@@ -45,7 +45,6 @@ class LiveServer:
         return self._plane.address
 
     async def start(self) -> None:
-        """Listens, and begins to follow the checkpoint."""
         await self._plane.start()
         self.live.address = self._plane.address
         await self._plane.say_health("", False)
@@ -53,7 +52,6 @@ class LiveServer:
         self._telling = asyncio.ensure_future(self._tell_health())
 
     async def stop(self) -> None:
-        """Takes no more calls, and lets go of what is pinned."""
         if self._telling is not None:
             self._telling.cancel()
             with contextlib.suppress(asyncio.CancelledError):
