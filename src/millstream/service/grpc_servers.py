@@ -8,7 +8,7 @@ Rules
    hold pinned (`limits.while_pinned`).
 4. A backend has a method for each call (`AddPartition` comes to `add_partition`), and `tables()` for the data plane. It takes and gives the messages of
    service.proto, and raises `ServiceError`s (and `DamageError`). All calls come from one event loop; what takes longer than a turn is done beside it.
-5. The handlers are a table here instead of generated code: a name, what it takes, what it gives, and whether that is a stream.
+5. The handlers are made from the descriptors of service.proto instead of generated code.
 """
 
 from __future__ import annotations
@@ -63,25 +63,14 @@ _CODES = {
     "DAMAGED": grpc.StatusCode.DATA_LOSS,
 }
 
-#: Rule 5: name, the request's type, the reply's type, whether replies are a stream.
-DATA_CALLS = (
-    ("Upsert", pb.UpsertRequest, pb.WriteReply, False),
-    ("Remove", pb.RemoveRequest, pb.WriteReply, False),
-    ("Get", pb.GetRequest, pb.GetReply, False),
-    ("Call", pb.CallRequest, pb.CallReply, False),
-    ("Decide", pb.DecideRequest, pb.DecideReply, False),
-    ("Scan", pb.ScanRequest, pb.ScanReply, True),
-    ("Watch", pb.WatchRequest, pb.WatchReply, True),
-    ("Route", pb.RouteRequest, pb.PartitionList, False),
-)
-CONTROL_CALLS = (
-    ("AddPartition", pb.AddPartitionRequest, pb.Partition, False),
-    ("RemovePartition", pb.RemovePartitionRequest, pb.Partition, False),
-    ("ListPartitions", pb.ListPartitionsRequest, pb.PartitionList, False),
-    ("Snapshot", pb.SnapshotRequest, pb.SnapshotReply, False),
-    ("Restore", pb.RestoreRequest, pb.RestoreReply, False),
-)
 
+def _calls(service: str) -> tuple[tuple[str, Any, Any, bool], ...]:
+    """Rule 5: name, the request's type, the reply's type, whether replies are a stream."""
+    methods = pb.DESCRIPTOR.services_by_name[service].methods
+    return tuple((one.name, getattr(pb, one.input_type.name), getattr(pb, one.output_type.name), one.server_streaming) for one in methods)
+
+
+DATA_CALLS, CONTROL_CALLS = _calls("Data"), _calls("Control")
 _log = logging.getLogger("millstream.service")
 _process = 0  # the one that uses gRPC
 
