@@ -43,12 +43,13 @@ class Pushed:
     longest: float
     rows: int
     cpu: Cpu
+    epochs: float  # that published rows, a second
 
     def line(self, name: str) -> str:
         """For a person who waits."""
         return (
             f"{name:14s} push to published: p50 {self.p50:8.1f} ms   p99 {self.p99:8.1f} ms   longest {self.longest:8.1f} ms   "
-            f"({self.rows:,} rows; CPU-s per million {self.cpu})"
+            f"({self.rows:,} rows; {self.epochs:.1f} epochs/s; CPU-s per million {self.cpu})"
         )
 
 
@@ -219,9 +220,11 @@ def measure(spark: Any, meter: Meter, name: str, work: Path, rate: int, warm_up:
         spans.append(time.time())
 
     WAYS[name](spark, work, load)
-    found, seen = [], Counter[str]()
+    found, seen, published_at = [], Counter[str](), set[int]()
     for path in (work / "out").glob("*.json*"):
         published = path.stat().st_ctime
+        if spans[0] < published < spans[0] + seconds:
+            published_at.add(round(published * 100))  # the shards of an epoch are published together
         for line in path.read_text().splitlines():
             row = json.loads(line)
             sent = row["sent"] if "sent" in row else row["value"][1]
@@ -231,7 +234,7 @@ def measure(spark: Any, meter: Meter, name: str, work: Path, rate: int, warm_up:
     assert found and max(seen.values()) == 1, f"{name}: {len(found)} rows, {sum(seen.values()) - len(seen)} doubled"
     found.sort()
     cpu = meter.between(spans[0], spans[0] + seconds) * (1e6 / (rate * seconds))
-    return Pushed(statistics.median(found), found[int(len(found) * 0.99)], found[-1], sum(seen.values()), cpu)
+    return Pushed(statistics.median(found), found[int(len(found) * 0.99)], found[-1], sum(seen.values()), cpu, len(published_at) / seconds)
 
 
 def _rows(work: Path) -> int:

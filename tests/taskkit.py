@@ -44,6 +44,7 @@ from millstream.engine.resident.partitioning import ArrowRows, read_keyed
 from millstream.engine.resident.worker import Setup
 from millstream.engine.source_planner import SourcePlanner
 from millstream.engine.spark import pickling
+from millstream.engine.spark.run_builder import arrow_schema
 from millstream.engine.task import Result, Task
 from millstream.engine.trigger import Trigger
 from millstream.engine.worker_process import RunPlace, WorkerProcess
@@ -184,7 +185,7 @@ def group_of(record: ms.Record) -> int:
     return int(record.key[1:]) % GROUPS
 
 
-Build = Callable[[Path], tuple[ms.Pipeline, Given]]  # a pipeline, and its source
+Build = Callable[[Path], tuple[ms.Pipeline, Source]]  # a pipeline, and its source
 
 
 def pipeline(work: Path, production: str = ms.WEAK) -> tuple[ms.Pipeline, Given]:
@@ -372,7 +373,7 @@ class KitPoints(faults.CrashPoints):
 class ProcessTasks:
     """A process per task and epoch, as in a micro-batch, without a JVM. Implements the epochs' TaskRunner."""
 
-    def __init__(self, program: Program, place: RunPlace, reader: GivenReader, keying: Keying) -> None:
+    def __init__(self, program: Program, place: RunPlace, reader: PlannedReader, keying: Keying) -> None:
         self._compiled, self._place, self._reader, self._keying = Compiled(program), place, reader, keying
 
     def run(self, input: Mapping[str, SplitPlan] | None, order: EpochOrder) -> list[Receipt]:
@@ -472,8 +473,9 @@ class _Opened:
 
     def __init__(self, work: Path, rows: Sequence[dict[str, Any]], shards: int, build: Build) -> None:
         made, source = build(work)
-        self.reader = source.given
-        self.reader.give(rows)
+        self.reader: Any = source.reader(arrow_schema)
+        if rows:
+            self.reader.give(rows)
         self.program = made.program()
         topology = self.program.topology
         for emission in topology.emissions:
@@ -566,9 +568,13 @@ class ResidentRun:
         self._thread = threading.Thread(target=self._go, name="kit-epochs", daemon=True)
         self._thread.start()
 
+    def run(self) -> None:
+        """Epochs, until somebody says `stop`."""
+        self._trigger.run(lambda: self._stopping)
+
     def _go(self) -> None:
         try:
-            self._trigger.run(lambda: self._stopping)
+            self.run()
         except BaseException as error:
             self.error = error
 

@@ -117,6 +117,7 @@ def test_the_commands_of_a_page_print_what_it_shows(name: str, kills: int, tmp_p
 
 @pytest.mark.spark
 @pytest.mark.crash
+@pytest.mark.soak
 def test_a_job_that_is_submitted_runs_as_the_page_says(tmp_path: Path) -> None:
     """With a session that spark-submit makes, on this machine; its settings are named where they do not suit."""
     import pyspark

@@ -1,4 +1,5 @@
-"""A pipeline with the connector at both ends, as a program: `python pipejob.py WORK LISTEN SINK`. Runs until it is killed."""
+"""A pipeline with the connector at both ends, as a program: `python pipejob.py WORK LISTEN SINK [spark]`. Runs until it is killed: in resident tasks without a
+JVM, or on Spark."""
 
 from __future__ import annotations
 
@@ -20,19 +21,25 @@ class Sums(ms.Computation):
         self.produce({"number": line["number"], "sum": self.state})
 
 
-def pipeline(work: Path, listen: str, sink: str) -> ms.Pipeline:
+def pipeline(work: Path, listen: str, sink: str) -> tuple[ms.Pipeline, ms.sources.Source]:
     p = ms.Pipeline("pipe")
     source = ms.sources.connector(dir=work / "intake", listen=listen, cookie="in", max_per_epoch=500)
     lines = p.inject("lines", source, timestamp="event_time", id="record_id", watermark=ms.watermarks.declared(source.watermark))
     p.emit(p.compute(Sums, lines, key="key", produces="sums"), ms.sinks.connector(sink, cookie="out", patience="60s"))
-    return p
+    return p, source
 
 
 def main() -> None:
-    work, listen, sink = Path(sys.argv[1]), sys.argv[2], sys.argv[3]
-    handle = pipeline(work, listen, sink).run(checkpoint=work / "checkpoint", trigger="100ms", shards=2)
-    print("running", flush=True)
-    handle.await_termination()
+    work, listen, sink, *spark = sys.argv[1:]
+    if spark:
+        made, _ = pipeline(Path(work), listen, sink)
+        made.run(checkpoint=Path(work, "checkpoint"), trigger="100ms", shards=2).await_termination()
+    else:
+        sys.path.insert(0, str(Path(__file__).parents[1]))
+        import taskkit
+
+        with taskkit.ResidentRun(Path(work), shards=2, build=lambda work: pipeline(work, listen, sink)) as run:
+            run.run()
 
 
 if __name__ == "__main__":

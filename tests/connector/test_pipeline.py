@@ -1,4 +1,4 @@
-"""A whole pipeline on Spark with the connector at both ends, under kill -9 of the pusher, the sink and the driver: exactly the lines expected."""
+"""A whole pipeline with the connector at both ends, under kill -9 of the pusher, the sink and the driver: exactly the lines expected."""
 
 from __future__ import annotations
 
@@ -17,7 +17,8 @@ import pytest
 from sourcekit import free_port
 from waiting import until
 
-pytestmark = [pytest.mark.spark, pytest.mark.crash]
+pytestmark = pytest.mark.crash
+on_spark = [pytest.mark.spark, pytest.mark.soak]
 
 HERE = Path(__file__).parent
 
@@ -25,8 +26,8 @@ HERE = Path(__file__).parent
 class Parts:
     """The three programs, each of which can be killed and started again."""
 
-    def __init__(self, work: Path, lines: Path, store: list[str]) -> None:
-        self.work, self.lines, self.store = work, lines, store
+    def __init__(self, work: Path, lines: Path, store: list[str], *driver: str) -> None:
+        self.work, self.lines, self.store, self.driver = work, lines, store, driver
         self.listen, self.sink = f"127.0.0.1:{free_port()}", f"127.0.0.1:{free_port()}"
         self.running: dict[str, subprocess.Popen[bytes]] = {}
         work.mkdir(parents=True, exist_ok=True)
@@ -52,7 +53,7 @@ class Parts:
                 "--watermark",
                 "1s",
             ],
-            "driver": [sys.executable, str(HERE / "pipejob.py"), str(self.work), self.listen, self.sink],
+            "driver": [sys.executable, str(HERE / "pipejob.py"), str(self.work), self.listen, self.sink, *self.driver],
         }[name]
         with open(self.work / f"{name}.log", "ab") as log:
             self.running[name] = subprocess.Popen(command, stdout=log, stderr=subprocess.STDOUT, start_new_session=True)
@@ -73,8 +74,8 @@ class Parts:
 def parts(tmp_path: Path) -> Iterator[Callable[..., Parts]]:
     made: list[Parts] = []
 
-    def make(lines: Path, store: list[str]) -> Parts:
-        made.append(Parts(tmp_path / "work", lines, store))
+    def make(lines: Path, store: list[str], *driver: str) -> Parts:
+        made.append(Parts(tmp_path / "work", lines, store, *driver))
         return made[-1]
 
     yield make
@@ -145,19 +146,21 @@ def wait_for(parts: Parts, condition: Callable[[], Any], seconds: float = 120) -
     until(holds, seconds, parts.said, every=0.05)
 
 
-def test_the_sinks_committed_lines_are_exactly_the_lines_expected(parts: Callable[..., Parts], tmp_path: Path) -> None:
+@pytest.mark.parametrize("driver", [[], pytest.param(["spark"], marks=on_spark)], ids=["without a JVM", "on Spark"])
+def test_the_sinks_committed_lines_are_exactly_the_lines_expected(parts: Callable[..., Parts], tmp_path: Path, driver: list[str]) -> None:
     expected = write_lines(tmp_path / "lines.json", 6_000)
-    three = parts(tmp_path / "lines.json", ["--dir", str(tmp_path / "committed")])
+    three = parts(tmp_path / "lines.json", ["--dir", str(tmp_path / "committed")], *driver)
     disturbed(three, 1)
     assert gather(from_files(tmp_path / "committed")) == expected
 
 
+@pytest.mark.spark
 @pytest.mark.soak
 def test_the_same_into_postgresql(parts: Callable[..., Parts], tmp_path: Path, postgres: str) -> None:
     import psycopg
 
     expected = write_lines(tmp_path / "lines.json", 5_000)
-    three = parts(tmp_path / "lines.json", ["--postgres", postgres, "--table", "pipe"])
+    three = parts(tmp_path / "lines.json", ["--postgres", postgres, "--table", "pipe"], "spark")
     disturbed(three, 2)
     with psycopg.connect(postgres) as connection:
         rows = connection.execute("SELECT line FROM pipe ORDER BY worker, at").fetchall()

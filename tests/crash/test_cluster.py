@@ -17,7 +17,7 @@ import pytest
 
 import support
 
-pytestmark = [pytest.mark.spark, pytest.mark.crash]
+pytestmark = [pytest.mark.spark, pytest.mark.crash, pytest.mark.soak]
 
 
 def free_port() -> int:
@@ -90,7 +90,7 @@ def test_an_executor_killed_in_mid_epoch_and_a_stalled_attempt_overtaken_by_spec
         "--stall",
         f"{killed_in}=6",
         "--stall",
-        f"{overtaken_in}=20",
+        f"{overtaken_in}=8",
         "--conf",
         "spark.speculation=true",
         "--conf",
@@ -102,7 +102,7 @@ def test_an_executor_killed_in_mid_epoch_and_a_stalled_attempt_overtaken_by_spec
         "--conf",
         "spark.speculation.minTaskRuntime=500ms",
         "--conf",
-        "spark.speculation.task.duration.threshold=15s",
+        "spark.speculation.task.duration.threshold=4s",
     )
     try:
         marker = tmp_path / f"stalled-{killed_in}"
@@ -123,7 +123,6 @@ def test_an_executor_killed_in_mid_epoch_and_a_stalled_attempt_overtaken_by_spec
     support.assert_same(tmp_path, support.oracle(tmp_path, files, drain=True))
 
 
-@pytest.mark.soak
 def test_an_executor_of_a_resident_run_is_killed_in_mid_epoch(coordinator: str, tmp_path: Path) -> None:
     files = support.queries(7, 40)
     support.write_queries(tmp_path / "queries", files)

@@ -12,10 +12,9 @@ import pytest
 
 import support
 
-pytestmark = [pytest.mark.spark, pytest.mark.crash]
+pytestmark = [pytest.mark.spark, pytest.mark.crash, pytest.mark.soak]
 
 
-@pytest.mark.soak
 def test_of_two_drivers_on_one_checkpoint_the_older_is_fenced(tmp_path: Path) -> None:
     files = support.queries(8, 40)
     support.write_queries(tmp_path / "queries", files)
@@ -67,7 +66,6 @@ def test_a_driver_that_was_paused_replaced_and_continued_commits_nothing_and_say
             paused.communicate()
 
 
-@pytest.mark.soak
 def test_of_two_drivers_started_at_the_same_moment_one_goes_on_to_the_end(tmp_path: Path) -> None:
     for attempt in range(2):
         work = tmp_path / str(attempt)

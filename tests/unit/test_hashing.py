@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from effort import some
 from millstream.core.keys import key_text, shard_of
 from millstream.engine.columns import casts
-from millstream.engine.columns.hashing import SEED, hash_one, hash_rows, hash_texts, shards_of
+from millstream.engine.columns.hashing import SEED, hash_rows, hash_texts, shards_of
 
 #: What `xxhash64` said of texts in Spark 4.3.
 SAID: list[tuple[str | None, int]] = [
@@ -157,7 +157,6 @@ def test_oracle_many_and_long_texts_are_hashed_as_the_model_does(count: int, lon
     rows = texts(count, longest)
     wanted = [SEED if one is None else model_bytes(one, SEED) for one in rows]
     assert hash_texts(pa.array(rows, pa.binary()), np.full(count, SEED, np.uint64)).tolist() == wanted
-    assert [SEED if one is None else hash_one(one, SEED) for one in rows] == wanted
 
 
 @pytest.mark.parametrize("count, longest", [(5, 40), (3000, 40), (9000, 13), (400, 300)])

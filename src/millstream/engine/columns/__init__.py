@@ -2,7 +2,7 @@
 
     arrow_rows    keyed rows to arrivals, and what must be rejected taken out
     arrow_inputs  what came to a task, as the task wants it
-    hashing       hashes of columns, in numpy
+    hashing       hashes of columns
     casts         the texts and times that Spark makes of columns, and what is said of columns that cannot be a key, a time, an id
     keying        source columns to keyed rows: what `spark/keyed_rows.py` does in the JVM
 
