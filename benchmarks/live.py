@@ -31,9 +31,10 @@ import grpc.aio
 
 from millstream.core.keys import shard_of
 from millstream.core.keyspace import ROW, Row, encode_row
+from millstream.service.blocking import ServerThread
 from millstream.service.live.epochs import PinnedEpochs
 from millstream.service.live.history import ChangeHistory
-from millstream.service.live.process import LiveServerThread
+from millstream.service.live.process import LiveServer
 from millstream.service.live.tailer import ManifestTailer
 from millstream.service.proto import service_pb2 as pb
 from millstream.state.compaction import unit_name
@@ -106,7 +107,7 @@ def _timed(act: Any) -> float:
 
 
 def serve(folder: str, told: Connection) -> None:
-    told.send(LiveServerThread(folder, "127.0.0.1:0", cache_folder=f"{folder}/served").address)
+    told.send(ServerThread(LiveServer(folder, "127.0.0.1:0", cache_folder=f"{folder}/served")).address)
     threading.Event().wait()
 
 

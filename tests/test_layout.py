@@ -322,7 +322,6 @@ def test_only_the_state_service_imports_grpc() -> None:
 #: Modules of the state service that decide. They know each other, the contracts of logs and stores, and no gRPC.
 PURE_SERVICE = (
     "messages",
-    "completion_window",
     "dispatch",
     "dedup_sessions",
     "staged_txns",

@@ -30,7 +30,7 @@ from millstream.status.report import Status, status_of
 
 if TYPE_CHECKING:
     from millstream.engine.spark.run import Run
-    from millstream.service.live.process import LiveServerThread
+    from millstream.service.blocking import ServerThread
 
 _log = logging.getLogger("millstream.run")
 _QUIET_AFTER = 5.0  # seconds without a record, after which a run says what it waits for
@@ -48,7 +48,7 @@ class Handle:
         self._signing = threading.Lock()
         self._is_over = False
         self._unsaid: type[Exception] | None = None  # what the last sign that could not be given failed with
-        self._server: LiveServerThread | None = None
+        self._server: ServerThread | None = None
         try:
             if serve is not None:
                 self._server = _serving(run, serve)
@@ -259,11 +259,12 @@ def _tasks(slots: list[int]) -> str:
     return f"task{'' if len(slots) == 1 else 's'} {', '.join(map(str, slots))}"
 
 
-def _serving(run: Run, address: str) -> LiveServerThread:
+def _serving(run: Run, address: str) -> ServerThread:
     """Serves what a run commits, or says why not before anything is run. The variable MILLSTREAM_COOKIE is the secret that clients must know."""
-    from millstream.service.live.process import LiveServerThread
+    from millstream.service.blocking import ServerThread
+    from millstream.service.live.process import LiveServer
 
-    return LiveServerThread(run.epochs.storage, address, cookie=os.environ.get("MILLSTREAM_COOKIE", ""))
+    return ServerThread(LiveServer(run.epochs.storage, address, cookie=os.environ.get("MILLSTREAM_COOKIE", "")))
 
 
 def _escaped(error: BaseException) -> str:

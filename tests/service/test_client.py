@@ -168,7 +168,7 @@ def test_a_cancelled_write_costs_no_other_and_nothing_counts_twice(tmp_path: Pat
                     asyncio.get_running_loop().call_later(chosen.random() / 10, task.cancel)
                 for result in await asyncio.gather(*tasks, return_exceptions=True):
                     assert result is None or isinstance(result, asyncio.CancelledError), result
-                while client.unfinished:
+                while client._writer.abandoned:
                     await asyncio.sleep(0.01)
             found = Counter((await client.get("k") or b"").decode().strip(",").split(","))
         assert set(found.values()) == {1}

@@ -13,11 +13,10 @@ from servicekit import session
 
 import millstream as ms
 from millstream.errors import RefusedRequest
-from millstream.service import Table, Turn, TurnView, drop_fields, functions, hide_fields, keep_if, stores
+from millstream.service import Client, Table, Turn, TurnView, drop_fields, functions, hide_fields, keep_if, stores
 from millstream.service.grpc_servers import DATA_CALLS, DATA_SERVICE
 from millstream.service.messages import Decision
 from millstream.service.proto import service_pb2 as pb
-from millstream.service.txn_client import TxnClient
 
 DOCUMENT = '{"name": "ann", "ssn": 1, "salary": 2}'  # ssn is not to be kept, salary not to be shown
 
@@ -47,7 +46,7 @@ def guarded() -> Table:
 class Asked:
     """A table that is served, and how it is asked: by a client, and by calls of the proto."""
 
-    def __init__(self, address: str, client: TxnClient, channel: grpc.Channel) -> None:
+    def __init__(self, address: str, client: Client, channel: grpc.Channel) -> None:
         self.client = client
         self._channel = channel
         self._seq = 0
@@ -61,7 +60,7 @@ class Asked:
 
 @contextlib.contextmanager
 def asked(table: Table, folder: Path) -> Iterator[Asked]:
-    with ms.testing.serving(table, folder=folder) as address, TxnClient(address, "t") as client, grpc.insecure_channel(address) as channel:
+    with ms.testing.serving(table, folder=folder) as address, Client(address, "t") as client, grpc.insecure_channel(address) as channel:
         yield Asked(address, client, channel)
 
 

@@ -16,18 +16,22 @@ from millstream.errors import (
 )
 from millstream.service import dispatch
 from millstream.service.channel import Channel
-from millstream.service.completion_window import CompletionWindow
 from millstream.service.messages import Op, Request
+from millstream.service.partition import Partition, TurnUnderWay
 from millstream.service.proto import service_pb2 as pb
 from millstream.service.state_machine import next_time
 
 
 @given(st.permutations(range(1, 40)))
-def test_a_window_gives_everything_once_and_in_order_whatever_the_order_of_arrival(order: list[int]) -> None:
-    window: CompletionWindow[int] = CompletionWindow(1, 64)
-    left = [number for arrived in order for number in window.arrive(arrived, arrived)]
-    assert left == list(range(1, 40))
-    assert window.arrive(5, 5) == []
+def test_a_session_is_done_once_and_in_order_whatever_the_order_of_arrival(order: list[int]) -> None:
+    async def main() -> None:
+        one = await partition(HandLog())
+        writes = {seq: one.write(upsert(b"k", b"%d" % seq, session=session(), seq=seq)) for seq in order}
+        assert [(await writes[seq]).lsn for seq in sorted(order)] == list(range(1, 40))
+        assert (await one.write(upsert(b"k", b"", session=session(), seq=5))).again
+        assert len(one.early) == one.early.count == 0
+
+    asyncio.run(main())
 
 
 @given(st.lists(st.integers(0, 2**40)), st.integers(0, 2**40))
@@ -49,20 +53,20 @@ def test_the_clock_goes_on_after_a_restart_when_the_wall_clock_was_put_back() ->
     asyncio.run(main())
 
 
-class LooseWindow(CompletionWindow[int]):
-    """The twin: whatever arrives leaves at once."""
+def leaving_at_once(one: Partition) -> list[TurnUnderWay]:
+    """The twin: whatever is durable leaves at once."""
+    leaving = [turn for turn in one._under_way if turn.is_durable]
+    for turn in leaving:
+        one._under_way.remove(turn)
+    return leaving
 
-    def arrive(self, number: int, what: int) -> list[int]:
-        self.next = max(self.next, number + 1)
-        return [what]
 
-
-async def out_of_order(seed: int, window: CompletionWindow[int] | None) -> tuple[list[int], list[tuple[bytes, bytes | None]]]:
+async def out_of_order(seed: int, twin: bool) -> tuple[list[int], list[tuple[bytes, bytes | None]]]:
     """Writes to a log that completes in any order: the positions in the order of their answers, and what is there in the end."""
     log, chosen = HandLog(at_once=False), random.Random(seed)
     one = await partition(log)
-    if window is not None:
-        one._window = window
+    if twin:
+        one._leaving = lambda: leaving_at_once(one)  # type: ignore[method-assign]
     answered: list[int] = []
 
     async def write(number: int) -> None:
@@ -85,15 +89,15 @@ async def out_of_order(seed: int, window: CompletionWindow[int] | None) -> tuple
 
 def test_a_log_that_completes_out_of_order_changes_neither_the_order_of_answers_nor_what_is_there() -> None:
     for seed in range(20):
-        answered, there = asyncio.run(out_of_order(seed, None))
+        answered, there = asyncio.run(out_of_order(seed, False))
         assert answered == list(range(1, 31))
         assert there == [(b"key-0", b"27"), (b"key-1", b"28"), (b"key-2", b"29")]
 
 
-def test_without_the_window_the_order_is_lost() -> None:
+def test_without_the_wait_the_order_is_lost() -> None:
     wrong = 0
     for seed in range(20):
-        answered, there = asyncio.run(out_of_order(seed, LooseWindow(1, 64)))
+        answered, there = asyncio.run(out_of_order(seed, True))
         wrong += answered != list(range(1, 31)) or there != [(b"key-0", b"27"), (b"key-1", b"28"), (b"key-2", b"29")]
     assert wrong
 

@@ -24,8 +24,8 @@ from millstream.core import subkeys
 from millstream.core.keys import key_bytes
 from millstream.core.keyspace import ROW, decode_row, sub_prefix
 from millstream.errors import RefusedRequest, TooLarge
+from millstream.service.limits import LIMIT, pages
 from millstream.service.live.backend import LiveBackend
-from millstream.service.paging import LIMIT, pages
 from millstream.service.proto import service_pb2 as pb
 from millstream.simulation.simulated_run import InputPlan
 from millstream.state.manifest_log import ManifestLog

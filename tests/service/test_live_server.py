@@ -21,7 +21,8 @@ import support
 import taskkit as kit
 from millstream.core.keyspace import decode_row
 from millstream.errors import DefinitionError, NetworkError
-from millstream.service.live.process import LiveServer, LiveServerThread
+from millstream.service.blocking import ServerThread
+from millstream.service.live.process import LiveServer
 from millstream.service.proto import service_pb2 as pb
 
 
@@ -88,21 +89,22 @@ def test_over_grpc(tmp_path):
 def test_in_a_thread_it_listens_or_says_why_not(tmp_path):
     world = Checkpoint(2)
     world.some()
-    server = LiveServerThread(world.storage, "127.0.0.1:0", cache_folder=tmp_path)
+    server = ServerThread(LiveServer(world.storage, "127.0.0.1:0", cache_folder=tmp_path))
     with grpc.insecure_channel(server.address) as channel:
         ask = Asking(channel)
         found = ask.get(pb.GetRequest(header=header(), keys=[b"%02d" % k for k in range(30)]))
         assert {b"%02d" % k: v for k, v in enumerate(found.values) if v} == world.rows_at(0)
         with pytest.raises(NetworkError, match="cannot listen on"):
-            LiveServerThread(world.storage, server.address, cache_folder=tmp_path)
+            ServerThread(LiveServer(world.storage, server.address, cache_folder=tmp_path))
     server.stop()
     server.stop()
 
 
 SERVE = """
 import sys, threading
-from millstream.service.live.process import LiveServerThread
-print(LiveServerThread(sys.argv[1], "127.0.0.1:0").address, flush=True)
+from millstream.service.blocking import ServerThread
+from millstream.service.live.process import LiveServer
+print(ServerThread(LiveServer(sys.argv[1], "127.0.0.1:0")).address, flush=True)
 threading.Event().wait()
 """
 

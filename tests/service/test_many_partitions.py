@@ -13,13 +13,13 @@ import pytest
 from effort import some
 from millstream.errors import NotReady
 from millstream.service import AsyncClient, Node, Table, logs, stores
-from millstream.service.control import Control
 from millstream.service.desired_state import Desired, PartitionsAdded
 from millstream.service.limits import CONTROL, off
 from millstream.service.messages import Descriptor
 from millstream.service.proto import service_pb2 as pb
 from millstream.service.range_map import RangeMap
 from millstream.service.snapshotting import SnapshotPlaces
+from millstream.service.table_backend import Control
 from millstream.state.storage import LocalStorage
 
 

@@ -136,5 +136,6 @@ def test_an_epoch_is_not_pinned_for_ever_for_who_does_not_read(name: str, tmp_pa
         await plane.stop()
         await live.close()
 
-    monkeypatch.setattr(limits, "PINNED", 1.5)
+    for module in ("backend", "watch"):
+        monkeypatch.setattr(f"millstream.service.live.{module}.PATIENCE", 1.5)
     run(main)

@@ -12,12 +12,10 @@ import pytest
 
 from millstream.errors import DamageError, DefinitionError, RefusedRequest
 from millstream.service import AsyncClient, Node, Table
-from millstream.service.control import Control
 from millstream.service.proto import service_pb2 as pb
 from millstream.service.snapshotting import SnapshotPlaces, save
-from millstream.service.stores.snapshots import describe_snapshot, read_snapshot
-from millstream.service.txn_client import AsyncTxnClient
-from millstream.service.upload import upload_once
+from millstream.service.stores.snapshots import describe_snapshot, read_snapshot, upload_once
+from millstream.service.table_backend import Control
 from millstream.state.memory_storage import MemoryStorage
 from millstream.state.storage import LocalStorage
 
@@ -113,7 +111,7 @@ def test_a_backups_folder_among_the_nodes_own_is_refused_at_once(backups: str, t
 def test_rows_are_those_of_users_wherever_they_are_counted(tmp_path: Path) -> None:
     async def main() -> None:
         async with operated(tmp_path / "n", t={"a": "1", "b": "2"}) as (node, control):
-            async with AsyncTxnClient(node.data.address, "t") as client:
+            async with AsyncClient(node.data.address, "t") as client:
                 await client.stage([(b"c", b"3")], "l|1|1|x")
             partition = node.manager.partitions[1]
             await save(partition, node.manager.home_of(partition))

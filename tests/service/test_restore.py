@@ -28,7 +28,7 @@ async def backup(storage: Any) -> None:
     """A snapshot of another time."""
     before = await partition(HandLog())
     await before.write(upsert(b"z", b"as it was"))
-    await write_snapshot(before.store.pin(), storage, "monday")
+    await write_snapshot(before.store.pin().entries(), before.store.applied, storage, "monday")
 
 
 def test_a_restore_that_its_caller_does_not_wait_for_is_done_whole() -> None:

@@ -18,7 +18,8 @@ import millstream as ms
 from millstream.cli import main
 from millstream.errors import StorageError
 from millstream.service import Client, Table, functions
-from millstream.service.live.process import LiveServerThread
+from millstream.service.blocking import ServerThread
+from millstream.service.live.process import LiveServer
 from millstream.state.memory_storage import MemoryStorage
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -111,7 +112,7 @@ def test_the_level_of_a_read_is_asked_of_live_state_too(tmp_path: Path, capsys: 
     storage = MayBeAway()
     world = Checkpoint(storage=storage)
     world.put(C={"tea": b"\x01"})
-    server = LiveServerThread(storage, "127.0.0.1:0", cache_folder=tmp_path)
+    server = ServerThread(LiveServer(storage, "127.0.0.1:0", cache_folder=tmp_path))
     at = ("--address", server.address, "--timeout", "2s")
     try:
         assert said(capsys, "kv", "get", "C", "tea", *at).startswith("tea = ")

@@ -151,7 +151,7 @@ def test_names_that_do_not_fit_into_one_request_are_decided_in_several(tmp_path:
             asked.append(request.ByteSize())
         return await ask(self, name, request, timeout)
 
-    monkeypatch.setattr("millstream.service.txn_client.BATCH", 4096)
+    monkeypatch.setattr("millstream.service.client.BATCH", 4096)
     monkeypatch.setattr(Channel, "ask", counted)
     with ms.testing.serving(Table("t"), folder=tmp_path / "n") as address:
         sink, context, parts = many(address, tmp_path, 0)

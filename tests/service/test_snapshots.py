@@ -13,8 +13,7 @@ import pytest
 
 from millstream.errors import DamageError, StorageError
 from millstream.service.stores import lmdb
-from millstream.service.stores.counters import counters
-from millstream.service.stores.memory import DictStore, memory
+from millstream.service.stores.memory import DictStore, counters, memory
 from millstream.service.stores.snapshots import (
     WHOLE,
     describe_snapshot,
@@ -23,10 +22,11 @@ from millstream.service.stores.snapshots import (
     list_snapshots,
     newest_snapshot,
     read_snapshot,
+    upload_once,
+    watch_and_upload,
     write_snapshot,
 )
 from millstream.service.stores.store_contract import KeyStore
-from millstream.service.upload import upload_once, watch_and_upload
 from millstream.state.memory_storage import MemoryStorage
 from millstream.state.storage import LocalStorage, Storage, open_storage
 from s3server import S3Server
@@ -60,7 +60,7 @@ def save(store: KeyStore, storage: Storage, name: str, **options: Any) -> Any:
     async def work() -> Any:
         pinned = store.pin()
         try:
-            return await write_snapshot(pinned, storage, name, **options)
+            return await write_snapshot(pinned.entries(), pinned.applied, storage, name, **options)
         finally:
             pinned.close()
 
@@ -117,7 +117,7 @@ def test_beside_turns_it_is_as_of_one_position_and_the_loop_goes_on() -> None:
 
         beside = asyncio.ensure_future(go_on())
         pinned = store.pin()
-        saved = await write_snapshot(pinned, storage, "s")
+        saved = await write_snapshot(pinned.entries(), pinned.applied, storage, "s")
         pinned.close()
         beside.cancel()
         assert saved.lsn == 7
@@ -148,7 +148,7 @@ def test_the_loop_gets_its_turn_often(size: int) -> None:
     pinned: Any = Counted(20_000 if size == 1 else 100, size)
 
     async def work() -> None:
-        saving = asyncio.ensure_future(write_snapshot(pinned, MemoryStorage(), "s"))
+        saving = asyncio.ensure_future(write_snapshot(pinned.entries(), pinned.applied, MemoryStorage(), "s"))
         while not saving.done():
             pinned.taken = 0
             await asyncio.sleep(0)

@@ -19,8 +19,7 @@ from effort import some
 from millstream.errors import RefusedRequest, StorageError
 from millstream.service.messages import Change
 from millstream.service.stores import lmdb
-from millstream.service.stores.counters import CounterStore, counters, pack_number, unpack_number
-from millstream.service.stores.memory import DictStore, SharedMemory, memory
+from millstream.service.stores.memory import CounterStore, DictStore, SharedMemory, counters, memory, pack_number, unpack_number
 from millstream.service.stores.store_contract import Pinned
 
 PAIR = struct.Struct(">Qq")

@@ -149,7 +149,7 @@ async def _restore(channel: Any, args: argparse.Namespace) -> int:
 
 
 def _upload(args: argparse.Namespace) -> int:
-    from millstream.service.upload import upload_once, watch_and_upload
+    from millstream.service.stores.snapshots import upload_once, watch_and_upload
 
     if not args.dir.is_dir():
         raise DefinitionError(f"there is no directory {args.dir}")

@@ -6,9 +6,8 @@ A partition is a state machine over a log. The log decides: the store, the watch
     table              what a table is made of
     node               a process: its life, its partitions, its servers
     grpc_servers       the gRPC servers of the data plane and the control plane
-    limits             how much may be asked
-    table_backend      the data plane's calls, over the partitions of a node
-    router             which partition of a node has a key
+    limits             how much may be asked, and long replies in pages
+    table_backend      the calls of both planes, over the partitions of a node
     range_map          from a key to its partition, by ranges
     partition          inbox, turn, log, store, reply: the life of a request
     reorder_buffer     writes of a session that came before their predecessors
@@ -19,8 +18,6 @@ A partition is a state machine over a log. The log decides: the store, the watch
     transforms         filters, enrichers and sanitizers for everything that enters or leaves a table
     functions          functions that tables often need
     waiting_reads      reads that wait for a position or a confirmation
-    completion_window  puts what completes in any order back into order
-    paging             long replies in pages, without blocking the event loop
     watchers           who watches a partition
     logs/              how a write is made durable: disk, none, objects
     stores/            where entries are kept: memory, counters, lmdb; snapshots
@@ -28,16 +25,12 @@ A partition is a state machine over a log. The log decides: the store, the watch
     desired_state      which partitions are desired, and the steps from what is there
     registry           where that is kept
     manager            carries the plan out
-    control            the control plane's calls
     client             a client for asyncio
     client_session     its writes: numbers, retries, batches, back-off
     route_cache        which node it asks
     channel            one connection to a node
-    txn_client         a client for sinks that write in two phases
-    blocking           a client for programs without asyncio
+    blocking           for programs without asyncio: a client, and servers in threads
     conformance        the contracts of logs and stores, as checks for your own
-    upload             copies snapshots elsewhere
-    loop_thread        an event loop in a thread of its own
     live/              the live state of a pipeline
     proto/             service.proto
 

@@ -120,25 +120,18 @@ def failure(error: Any, address: str) -> MillstreamError:
             )
         return Unreachable(f"{address}: {code.name.lower().replace('_', ' ')}: {said}", sent=True)
     told = pb.Error.FromString(raw)
-    found = _told(told, error, address)
-    if isinstance(found, ServiceError):
-        found.counted = told.counted
-    return found
-
-
-def _told(told: pb.Error, error: Any, address: str) -> MillstreamError:
+    name = pb.Reason.Name(told.reason)
     if error.code() is grpc.StatusCode.DEADLINE_EXCEEDED:
         return Unreachable(f"{address}: {told.text}")
-    name = pb.Reason.Name(told.reason)
     if name == "DAMAGED":
         return DamageError(told.text)
-    if name == "NONE":
-        return ServiceError(f"{address}: {told.text}")
-    kind = BY_REASON[name]
+    kind = BY_REASON.get(name, ServiceError)
     carried: dict[Any, tuple[Any, ...]] = {
         BadNode: (list(told.owners),),
         Busy: (told.retry_after_ms / 1000,),
         Conflict: (list(told.versions),),
         SessionExpired: tuple(told.versions[:1]),
     }
-    return kind(told.text, *carried.get(kind, ()))
+    found = kind(f"{address}: {told.text}" if name == "NONE" else told.text, *carried.get(kind, ()))
+    found.counted = told.counted
+    return found

@@ -7,16 +7,19 @@ from __future__ import annotations
 
 import asyncio
 import heapq
+import time
+from collections import Counter
 from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
 from typing import Any
 
 import msgspec
 
 from millstream.core.time import duration
-from millstream.errors import RefusedRequest, Stale, Unreachable
+from millstream.errors import BadNode, Busy, NotReady, RefusedRequest, Stale, UnknownOutcome, Unreachable
 from millstream.network import Tls
-from millstream.service.client_session import Writer
-from millstream.service.messages import Level, level_of
+from millstream.service.channel import Backoff
+from millstream.service.client_session import BATCH, Writer, batches
+from millstream.service.messages import Decision, Level, level_of
 from millstream.service.proto import service_pb2 as pb
 from millstream.service.range_map import HASH, KEY, LIVE, scan_range
 from millstream.service.route_cache import ATTEMPT, Owner, RouteCache
@@ -208,7 +211,10 @@ class AsyncClient:
                 if after is not None and owner.descriptor.id in after:
                     asked.after = after[owner.descriptor.id]
                 async for reply in self._routes.channel(owner).stream("Watch", asked):
-                    await queue.put(watch_event(reply))
+                    at, found = reply.at, zip(reply.keys, reply.values, reply.versions, strict=True)
+                    rows = [(key, value if version else None, version) for key, value, version in found]
+                    kind = pb.WatchReply.Kind.Name(reply.kind).lower()
+                    await queue.put(WatchEvent(kind, at.partition, at.lsn, rows, at.epoch, at.low_watermark, reply.first))
                 raise Unreachable(f"{owner.address}: the stream has ended")
             except Exception as error:
                 await queue.put(error)
@@ -229,10 +235,38 @@ class AsyncClient:
             for task in tasks:
                 task.cancel()
 
-    @property
-    def unfinished(self) -> int:
-        """How many writes are brought to their end though their callers wait no longer."""
-        return len(self._writer.abandoned)
+    async def stage(self, rows: Iterable[tuple[bytes, bytes | None]], txn: str) -> dict[int, int]:
+        """For sinks that write in two phases (`staged_txns.py`): stages rows (a value of None removes the key) under a transaction, which `decide` ends; how
+        many in each partition."""
+        given = dict(rows)
+        puts = {key: value for key, value in given.items() if value is not None}
+        counts = Counter(await self._writer.write_many(list(puts), list(puts.values()), txn))
+        counts.update(await self._writer.write_many([key for key in given if key not in puts], None, txn))
+        return dict(counts)
+
+    async def decide(self, partition: int, txns: Sequence[str], decision: Decision, fence: int, keep: Sequence[str] = ()) -> list[int]:
+        """Decides staged transactions in one partition; how many rows each has. Doing it again is harmless. All of them are decided at one position, unless
+        their names come to more than 512 KiB: then at several."""
+        found: list[int] = []
+        routes = self._routes
+        for names, _ in batches([range(len(txns))], [txn.encode() for txn in txns], None, BATCH):
+            asked = pb.DecideRequest(txns=[name.decode() for name in names], decision=int(decision), fence=fence, keep=keep)  # type: ignore[arg-type]
+            deadline, backoff, reply = time.monotonic() + self._timeout, Backoff(), None
+            while reply is None:
+                owner = routes.owners.by_id(partition)
+                if owner is None:
+                    await routes.learn_all()
+                    owner = routes.owners.by_id(partition)
+                    if owner is None:
+                        raise RefusedRequest(f"table {self.table!r} has no partition {partition}")
+                asked.header.CopyFrom(routes.header(owner))
+                try:
+                    reply = await routes.channel(owner).ask("Decide", asked, ATTEMPT)
+                except (BadNode, Busy, NotReady, UnknownOutcome, Unreachable) as error:
+                    routes.learn(error)
+                    await backoff.after(error, deadline)
+            found += reply.rows
+        return found
 
     async def is_live(self) -> bool:
         """Whether this is the live state of a pipeline, and not a table."""
@@ -256,14 +290,12 @@ class AsyncClient:
 
 
 async def chained(streams: Sequence[AsyncIterator[KeyResult]]) -> AsyncIterator[KeyResult]:
-    """One stream after the other."""
     for stream in streams:
         async for result in stream:
             yield result
 
 
 async def merged(streams: Sequence[AsyncIterator[KeyResult]]) -> AsyncIterator[KeyResult]:
-    """Sorted streams as one."""
     heads: list[tuple[bytes, int, KeyResult]] = []
     for number, stream in enumerate(streams):
         async for first in stream:
@@ -280,17 +312,7 @@ async def merged(streams: Sequence[AsyncIterator[KeyResult]]) -> AsyncIterator[K
             heapq.heappop(heads)
 
 
-def watch_event(reply: Any) -> WatchEvent:
-    at = reply.at
-    rows = [
-        (key, value if version else None, version) for key, value, version in zip(reply.keys, reply.values, reply.versions, strict=True)
-    ]
-    kind = pb.WatchReply.Kind.Name(reply.kind).lower()
-    return WatchEvent(kind, at.partition, at.lsn, rows, at.epoch, at.low_watermark, reply.first)
-
-
 def to_bytes(text: Text) -> bytes:
-    """Keys and values as they travel."""
     if isinstance(text, str):
         return text.encode()
     if isinstance(text, (bytes, bytearray, memoryview)):

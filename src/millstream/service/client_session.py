@@ -41,14 +41,12 @@ class ClientSession:
         self.room = asyncio.Semaphore(AT_ONCE)
 
     def take(self) -> int:
-        """The number of the next write."""
         seq = self._next
         self._next += 1
         self._open.add(seq)
         return seq
 
     def answered(self, seq: int) -> None:
-        """The outcome of a write is known."""
         self._open.discard(seq)
 
     @property
@@ -87,17 +85,14 @@ class Writer:
             task.cancel()
 
     def session_name(self, partition: int) -> bytes:
-        """The session that writes to a partition; empty if there is none."""
         session = self._sessions.get(partition)
         return session.name if session else b""
 
     def note(self, at: Any) -> None:
-        """A reply says where a partition is."""
         if at.lsn > self.seen.get(at.partition, 0):
             self.seen[at.partition] = at.lsn
 
     async def write(self, name: str, message: Any, key: bytes, together: Sequence[bytes] = ()) -> Any:
-        """One write, once; the reply."""
         check_message(message, together)  # rule 4
         write = NumberedWrite(name, message, key, together, time.monotonic() + self._timeout, Backoff())
         while True:

@@ -117,14 +117,16 @@ class DedupSessions:
         for kept in found.answers:
             if kept.seq == seq:
                 if kept.reason:
-                    raise _refusal(kept)
+                    kind = BY_REASON.get(kept.reason, RefusedRequest)
+                    refusal = Conflict(kept.text, kept.versions) if kind is Conflict else kind(kept.text)
+                    refusal.counted = True
+                    raise refusal
                 return Answer(lsn=kept.lsn, result=kept.result, again=True)
         raise SessionExpired(
             f"write {seq} of this session was answered, and its answer is not kept any more: it was not done now", self._forgotten
         )
 
     def note(self, session: bytes, seq: int, done: int, time: int, answer: Answer | ServiceError, lsn: int) -> None:
-        """A write was done, or refused, in this turn."""
         found = self._known.pop(session, None)
         if found is None:
             found = SessionState()
@@ -177,7 +179,6 @@ class DedupSessions:
 
 
 def began(session: bytes) -> int:
-    """When a session began, by its client's clock."""
     return int.from_bytes(session[:8], "big")
 
 
@@ -189,10 +190,3 @@ def check_session_name(session: bytes, seq: int) -> None:
         )
     if seq < 1:
         raise RefusedRequest("the writes of a session to a partition are numbered from 1 on (header.seq)")
-
-
-def _refusal(kept: CachedReply) -> ServiceError:
-    kind = BY_REASON.get(kept.reason, RefusedRequest)
-    refusal = Conflict(kept.text, kept.versions) if kind is Conflict else kind(kept.text)
-    refusal.counted = True
-    return refusal

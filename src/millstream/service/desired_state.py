@@ -87,9 +87,10 @@ class Desired(msgspec.Struct, dict=True):
                 if new.end and new.start >= new.end:
                     raise RefusedRequest(f"the range from {new.start!r} to {new.end!r} is empty")
                 for other in (*self._ranges.of(new.table).overlapping(new), *coming.of(new.table).overlapping(new)):
+                    has = f"{other.start!r} to {other.end!r}" if other.end else f"{other.start!r} and all behind it"
                     raise RefusedRequest(
-                        f"partition {other.id} of table {other.table!r} has points of that range already (it has {_range(other)}): remove it first, "
-                        f"or choose another range"
+                        f"partition {other.id} of table {other.table!r} has points of that range already (it has {has}): remove it first, or choose "
+                        f"another range"
                     )
                 coming.add(new)
                 free = new.id + 1
@@ -108,7 +109,6 @@ class Desired(msgspec.Struct, dict=True):
                 )
 
     def apply(self, change: RegistryChange) -> None:
-        """Makes it the next version."""
         if isinstance(change, PartitionsAdded):
             for new in change.partitions:
                 self._ranges.add(new)
@@ -146,7 +146,3 @@ def plan(node: str, current: Mapping[int, Descriptor], desired: Mapping[int, Des
     ours = {id: one for id, one in desired.items() if one.node == node}
     going = [PartitionOp(one, moved=id in desired) for id, one in sorted(current.items()) if ours.get(id) != one]
     return going + [PartitionOp(one, opens=True) for id, one in sorted(ours.items()) if current.get(id) != one]
-
-
-def _range(one: Descriptor) -> str:
-    return f"{one.start!r} to {one.end!r}" if one.end else f"{one.start!r} and all behind it"

@@ -8,7 +8,7 @@ Rules
    hold pinned (`limits.while_pinned`).
 4. A backend has a method for each call (`AddPartition` comes to `add_partition`), and `tables()` for the data plane. It takes and gives the messages of
    service.proto, and raises `ServiceError`s (and `DamageError`). All calls come from one event loop; what takes longer than a turn is done beside it.
-5. The handlers are a table here instead of generated code: a name, what it takes, what it gives, and whether that is a stream.
+5. The handlers are made from the descriptors of service.proto instead of generated code.
 """
 
 from __future__ import annotations
@@ -63,25 +63,14 @@ _CODES = {
     "DAMAGED": grpc.StatusCode.DATA_LOSS,
 }
 
-#: Rule 5: name, the request's type, the reply's type, whether replies are a stream.
-DATA_CALLS = (
-    ("Upsert", pb.UpsertRequest, pb.WriteReply, False),
-    ("Remove", pb.RemoveRequest, pb.WriteReply, False),
-    ("Get", pb.GetRequest, pb.GetReply, False),
-    ("Call", pb.CallRequest, pb.CallReply, False),
-    ("Decide", pb.DecideRequest, pb.DecideReply, False),
-    ("Scan", pb.ScanRequest, pb.ScanReply, True),
-    ("Watch", pb.WatchRequest, pb.WatchReply, True),
-    ("Route", pb.RouteRequest, pb.PartitionList, False),
-)
-CONTROL_CALLS = (
-    ("AddPartition", pb.AddPartitionRequest, pb.Partition, False),
-    ("RemovePartition", pb.RemovePartitionRequest, pb.Partition, False),
-    ("ListPartitions", pb.ListPartitionsRequest, pb.PartitionList, False),
-    ("Snapshot", pb.SnapshotRequest, pb.SnapshotReply, False),
-    ("Restore", pb.RestoreRequest, pb.RestoreReply, False),
-)
 
+def _calls(service: str) -> tuple[tuple[str, Any, Any, bool], ...]:
+    """Rule 5: name, the request's type, the reply's type, whether replies are a stream."""
+    methods = pb.DESCRIPTOR.services_by_name[service].methods
+    return tuple((one.name, getattr(pb, one.input_type.name), getattr(pb, one.output_type.name), one.server_streaming) for one in methods)
+
+
+DATA_CALLS, CONTROL_CALLS = _calls("Data"), _calls("Control")
 _log = logging.getLogger("millstream.service")
 _process = 0  # the one that uses gRPC
 
@@ -121,6 +110,8 @@ class GrpcServer:
         self._under_way = self._streams = 0  # calls; gRPC's own limit costs a tenth of a call
 
     async def start(self) -> None:
+        from grpc_health.v1 import health, health_pb2_grpc
+
         claim_grpc()
         options = [
             ("grpc.max_receive_message_length", self._limits.message),
@@ -133,7 +124,8 @@ class GrpcServer:
         ]
         self._server = grpc.aio.server(options=options)
         self._add_handlers()
-        self._add_health()
+        self._health = health.aio.HealthServicer()
+        health_pb2_grpc.add_HealthServicer_to_server(self._health, self._server)
         self._listen()
         await self._server.start()
 
@@ -159,11 +151,14 @@ class GrpcServer:
             return
         host, port = parse_address(self.address)
         self._check_host(host)
-        credentials = _server_credentials(self._tls)
         try:
-            if credentials is None:
+            if self._tls is None:
                 bound = self._server.add_insecure_port(written(host, port))
+            elif self._tls.cert is None:
+                raise DefinitionError("TLS on the side that listens needs a certificate: say cert= and key=")
             else:
+                ca, cert, key = read_tls(self._tls)
+                credentials = grpc.ssl_server_credentials([(key or cert, cert)], root_certificates=ca, require_client_auth=ca is not None)
                 bound = self._server.add_secure_port(written(host, port), credentials)
         except RuntimeError as error:
             raise NetworkError(
@@ -190,12 +185,6 @@ class GrpcServer:
 
     def _check_host(self, host: str) -> None:
         raise NotImplementedError
-
-    def _add_health(self) -> None:
-        from grpc_health.v1 import health, health_pb2_grpc
-
-        self._health = health.aio.HealthServicer()
-        health_pb2_grpc.add_HealthServicer_to_server(self._health, self._server)
 
     def _add_handlers(self) -> None:
         table = {}
@@ -360,17 +349,7 @@ async def _fail(context: Any, error: Exception, name: str) -> None:
     await context.abort(code, details.text[:1024], trailing_metadata=((ERRORS, details.SerializeToString()),))
 
 
-def _server_credentials(tls: Tls | None) -> Any:
-    if tls is None:
-        return None
-    if tls.cert is None:
-        raise DefinitionError("TLS on the side that listens needs a certificate: say cert= and key=")
-    ca, cert, key = read_tls(tls)
-    return grpc.ssl_server_credentials([(key or cert, cert)], root_certificates=ca, require_client_auth=ca is not None)
-
-
 def read_tls(tls: Tls) -> list[bytes | None]:
-    """The CA, the certificate and the key, as far as they are given."""
     try:
         return [None if path is None else Path(path).read_bytes() for path in (tls.ca, tls.cert, tls.key)]
     except OSError as error:

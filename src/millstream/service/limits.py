@@ -4,14 +4,18 @@ Rules
 1. The data plane takes much and answers soon; the control plane takes little and may take long. A mesh that limits by itself switches these off.
 2. What is over a limit is refused at once, with a hint when to come back. Nothing waits for a limit, so nothing piles up.
 3. A client that reads from a pin must finish within `PINNED` seconds, or its stream ends: a pin keeps the store from reusing space.
+4. A long answer comes in pages of at most `messages.LIMIT` bytes, or one row (of `LARGEST` bytes at most). There is always one; it is empty if there are no
+   rows.
+5. What is read on the event loop gives way every few milliseconds. What may take long for one row is read in a thread.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Iterator, Sequence
+from collections.abc import AsyncIterator, Iterator, Sequence
 from contextvars import ContextVar
+from time import monotonic
 from typing import Any
 
 import msgspec
@@ -21,6 +25,12 @@ from millstream.service.messages import LIMIT, LONGEST_KEY
 
 PINNED = 600.0  # seconds
 FRAME = 64 << 10  # bytes that a message may have besides its keys and values
+LARGEST = 2 << 20  # bytes of keys and values in one answer, if it is one row
+_SLICE = 0.003  # seconds on the event loop at once
+_END = object()
+
+#: A key, its value, and its version; 0: the key is gone.
+VersionedRow = tuple[bytes, bytes, int]
 
 
 class Limits(msgspec.Struct, frozen=True):
@@ -53,7 +63,6 @@ class PinLease:
         _lease.set(self)
 
     def end(self) -> None:
-        """It was too long."""
         if not self.over.done():
             self.over.set_result(None)
 
@@ -62,13 +71,13 @@ _lease: ContextVar[PinLease | None] = ContextVar("_lease", default=None)
 
 
 @contextlib.contextmanager
-def while_pinned() -> Iterator[None]:
-    """Within this block, the stream that is answered holds a pin."""
+def while_pinned(seconds: float | None = None) -> Iterator[None]:
+    """Within this block, the stream that is answered holds a pin, for so many seconds (`PINNED`) at most."""
     lease = _lease.get()
     if lease is None:
         yield
         return
-    lease.is_held, ending = True, asyncio.get_running_loop().call_later(PINNED, lease.end)
+    lease.is_held, ending = True, asyncio.get_running_loop().call_later(seconds or PINNED, lease.end)
     try:
         yield
     finally:
@@ -134,3 +143,39 @@ def check_message(asked: Any, together: Sequence[bytes] = ()) -> None:
         raise TooLarge(
             f"{len(getattr(asked, 'keys', ())):,} keys make a message of {asked.ByteSize():,} bytes: send them in several requests"
         )
+
+
+async def pages(rows: Iterator[VersionedRow], *, most: int = LIMIT, in_thread: bool = False) -> AsyncIterator[list[VersionedRow]]:
+    """Rule 4. Pages have about `most` bytes. in_thread: rule 5."""
+    found = _paged(rows, most, float("inf") if in_thread else _SLICE)
+    while True:
+        page: Any = await asyncio.to_thread(next, found, _END) if in_thread else next(found, _END)
+        if page is _END:
+            return
+        if page is None:
+            await asyncio.sleep(0)
+        else:
+            yield page
+
+
+def _paged(rows: Iterator[VersionedRow], most: int, seconds: float) -> Iterator[list[VersionedRow] | None]:
+    """Pages; and None whenever they have taken so many seconds."""
+    page: list[VersionedRow] = []
+    size, until = 0, monotonic() + seconds
+    for count, row in enumerate(rows, 1):
+        more = len(row[0]) + len(row[1]) + 16
+        if more > LARGEST:
+            raise TooLarge(f"the row {row[0][:100]!r} has {more:,} bytes, and an answer at most {LARGEST:,}.")
+        if page and size + more > most:
+            yield page
+            page, size = [], 0
+        page.append(row)
+        size += more
+        if count % 64 == 0 and monotonic() > until:
+            yield None
+            until = monotonic() + seconds
+    yield page
+
+
+def columns(rows: Sequence[VersionedRow]) -> tuple[list[bytes], list[bytes], list[int]]:
+    return [row[0] for row in rows], [row[1] for row in rows], [row[2] for row in rows]

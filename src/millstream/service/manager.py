@@ -88,7 +88,6 @@ class Manager:
         return self._logs[name]
 
     def store_of(self, kind: StoreKind) -> SharedStore:
-        """So is a store."""
         name = repr(kind)
         if name not in self._stores:
             self._stores[name] = kind.open(self.folder)
@@ -134,7 +133,6 @@ class Manager:
         return found["identity"]
 
     async def _take_over(self, other: str) -> None:
-        """Partitions of another node come to this one, where both can read the log."""
         if other not in self.desired.nodes:
             raise RefusedRequest(f"no node is called {other!r}; there are: {', '.join(self.desired.nodes) or 'none'}")
         for found in [one for one in self.desired.partitions.values() if one.node == other]:
@@ -218,11 +216,10 @@ class Manager:
     async def _current(self) -> dict[int, Descriptor]:
         """The partitions that stand on the disk (rule 2). The folder is ours alone, so it is read once."""
         if self._standing is None:
-            self._standing = {one.id: one for one in await asyncio.to_thread(self._read_files)}
+            names = await asyncio.to_thread(self._files.list, "partitions")
+            files = await asyncio.to_thread(lambda: [self._files.read(name) for name in names])
+            self._standing = {one.id: one for one in (msgspec.json.decode(data, type=Descriptor) for data in files)}
         return self._standing
-
-    def _read_files(self) -> list[Descriptor]:
-        return [msgspec.json.decode(self._files.read(name), type=Descriptor) for name in self._files.list("partitions")]
 
     async def reconcile(self) -> None:
         """Carries out what must be done, and nothing else. Called whenever the desired state may have changed."""
@@ -306,7 +303,9 @@ class Manager:
             has_data = partition.state in (SERVING, PartitionState.READ_ONLY)
             await partition.leave()
             if has_data and not moved:
-                await self._keep_in_trash(partition)
+                name = f"{descriptor.table}-{descriptor.id}-{int(time.time())}"
+                with contextlib.closing(partition.store.pin()) as pinned:
+                    await write_snapshot(pinned.entries(), pinned.applied, LocalStorage(self.folder / "trash"), name)
             if not moved or table.log.keeps:  # what another node owns is made anew from the log; a store without a log is all there is
                 self.store_of(table.store).forget(descriptor.id)
             if not moved:
@@ -314,11 +313,6 @@ class Manager:
             partition.store.close()
         await asyncio.to_thread(self._files.delete, [_file_of(descriptor.id)])
         (await self._current()).pop(descriptor.id, None)
-
-    async def _keep_in_trash(self, partition: Partition) -> None:
-        name = f"{partition.descriptor.table}-{partition.descriptor.id}-{int(time.time())}"
-        with contextlib.closing(partition.store.pin()) as pinned:
-            await write_snapshot(pinned, LocalStorage(self.folder / "trash"), name)
 
     def _empty_trash(self) -> None:
         for path in (self.folder / "trash").glob("*-*-*"):
@@ -329,7 +323,6 @@ class Manager:
     # --- now and then
 
     async def refresh(self) -> None:
-        """Looks whether the desired state has changed, and carries that out."""
         desired = await asyncio.to_thread(self.registry.read)
         if desired.version != self._carried_out:
             await self.reconcile()

@@ -6,7 +6,7 @@
 Rules
 1. The folder belongs to one process.
 2. One event loop serves all partitions; one task looks after them. A partition has none of its own.
-3. `manager.py` has the partitions, `router.py` finds the one of a request, `table_backend.py` and `control.py` answer the calls.
+3. `manager.py` has the partitions, `table_backend.py` answers the calls.
 """
 
 from __future__ import annotations
@@ -22,18 +22,16 @@ from typing import Any
 
 from millstream.errors import DefinitionError, MillstreamError
 from millstream.network import Tls
-from millstream.service.control import Control
+from millstream.service.blocking import ServerThread
 from millstream.service.grpc_servers import ControlPlane, DataPlane
 from millstream.service.limits import CONTROL, DATA, Limits
 from millstream.service.logs.wal import lock_node_folder
-from millstream.service.loop_thread import LoopThread
 from millstream.service.manager import Manager
 from millstream.service.partition import SERVING
 from millstream.service.registry import Registry
-from millstream.service.router import Router
 from millstream.service.snapshotting import SnapshotPlaces
 from millstream.service.table import Table
-from millstream.service.table_backend import TableBackend
+from millstream.service.table_backend import Control, TableBackend
 from millstream.state.storage import open_storage
 
 _LOOK_EVERY = 1.0  # seconds between two looks at the registry
@@ -72,8 +70,7 @@ class Node:
         if registry is None or isinstance(registry, str):
             registry = Registry(open_storage(registry or self.folder / "registry"))
         self.manager = Manager(name, self.folder, registry, self._tables)
-        self._router = Router(self.manager)
-        self.backend = TableBackend(self._router)
+        self.backend = TableBackend(self.manager)
         self.data = DataPlane(self.backend, data, tls=tls, cookie=cookie, limits=limits, force=force)
         self.control = ControlPlane(
             Control(self.manager, SnapshotPlaces(self.folder, self.folder / "backups" if backups is None else Path(backups))),
@@ -88,13 +85,15 @@ class Node:
         self._lock: int | None = None
         self._healthy: dict[str, bool] = {}
 
-    # --- the process
+    @property
+    def address(self) -> str:
+        return self.data.address
 
     async def start(self) -> None:
         """Locks the folder, listens, and serves what is desired."""
         self._lock = lock_node_folder(self.folder, "lock")
         try:
-            self.manager.on_change = self._router.update
+            self.manager.on_change = self.backend.update
             await self.data.start()
             await self._tell_health()
             await self.manager.start(self._advertise or self.data.address, self._take_over)
@@ -119,7 +118,6 @@ class Node:
             self._lock = None
 
     async def _tend(self) -> None:
-        """The one task of a node."""
         while True:
             await asyncio.sleep(_LOOK_EVERY)
             try:
@@ -156,14 +154,10 @@ def serving(*tables: Table, folder: str | os.PathLike[str] | None = None, **opti
     1
     b'green'
     """
-    thread = LoopThread("millstream-node")
     with tempfile.TemporaryDirectory(prefix="millstream-") if folder is None else contextlib.nullcontext(os.fspath(folder)) as place:
+        node = Node(tables, folder=place, **options)
+        thread = ServerThread(node)
         try:
-            node = Node(tables, folder=place, **options)
-            thread.run(node.start())
-            try:
-                yield node.data.address
-            finally:
-                thread.run(node.stop())
+            yield thread.address
         finally:
             thread.stop()

@@ -7,12 +7,12 @@ The life of a write (the numbers are those of docs/views-and-service.md and of t
     3 turned     a turn has decided: changes, positions, answers. Synchronous: nothing else of this partition runs
     4 logged     the log was given the record; further turns go on meanwhile
     5 durable    the log has the record
-    6 applied    records leave the window in order: the store has them, watchers are told
+    6 applied    in the order of records: the store has it, watchers are told
     7 answered   the answers go out
 
 Rules
 1. The store is never ahead of the log, and reads see the store only: what the log does not have is not visible.
-2. Answers go out in the order of records, whatever the log's order of completion (`completion_window.py`).
+2. Records leave in their order, whatever the log's order of completion: what is durable early waits for those before it. `UNDER_WAY` are at the log at most.
 3. A read sees every write that was answered before it was asked. With a linear inbox it also waits for the writes that came before it. Reads that
    have to wait or to be confirmed do so in `waiting_reads.py`.
 4. When the log fails, the partition takes no writes any more. What was under way has an unknown outcome, and reads go on. When another owner has sealed
@@ -26,14 +26,15 @@ import asyncio
 import enum
 import logging
 import time
+from collections import deque
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import NamedTuple
+
+import msgspec
 
 from millstream import faults
 from millstream.core.keyspace import after
 from millstream.errors import BadNode, DamageError, Fenced, MillstreamError, NotReady, RefusedRequest, ServiceError, Stale, UnknownOutcome
-from millstream.service.completion_window import CompletionWindow
 from millstream.service.dedup_sessions import FORGOTTEN, DedupSessions, check_session_name
 from millstream.service.dispatch import PendingCall
 from millstream.service.logs.log_contract import Log
@@ -42,7 +43,7 @@ from millstream.service.range_map import point_of
 from millstream.service.reorder_buffer import ReorderBuffer
 from millstream.service.snapshotting import RECORD, RestoreReader, replace_user_entries, replay_log
 from millstream.service.state_machine import CLOCK, PartitionStateMachine, TurnResult, next_time
-from millstream.service.stores.store_contract import KeyStore, Pinned
+from millstream.service.stores.store_contract import KeyStore
 from millstream.service.table import Table
 from millstream.service.waiting_reads import WaitingReads, fail_calls, finish_calls
 from millstream.service.watchers import Watchers
@@ -81,12 +82,13 @@ class RequestPoints:
             faults.point(name, count, self._spec)
 
 
-class TurnUnderWay(NamedTuple):
+class TurnUnderWay(msgspec.Struct):
     """A turn whose record is at the log. size: bytes of its requests."""
 
     result: TurnResult
     calls: list[PendingCall]
     size: int
+    is_durable: bool
 
 
 class Partition:
@@ -117,10 +119,8 @@ class Partition:
         self._inbox = table.dispatch.make()
         self._orders_reads = self._inbox.orders_reads
         self._alone = log.alone
-        self._number = 0  # of the last record that was given to the log
-        self._under_way: dict[int, TurnUnderWay] = {}
+        self._under_way: deque[TurnUnderWay] = deque()  # rule 2
         self._bytes = 0  # of those
-        self._window: CompletionWindow[int] = CompletionWindow(1, UNDER_WAY)
         self._reads = WaitingReads(descriptor, log, lambda request: self.machine.read(request), self._fail, self._crash)
         self._session_lsn: dict[bytes, int] = {}  # of sessions with writes under way
         self.early = ReorderBuffer(self._inbox.put)
@@ -142,9 +142,9 @@ class Partition:
                 raise NotReady(
                     f"partition {descriptor.id} of {descriptor.table!r}: its store is at {store.applied}, ahead of its log at {last}"
                 )
-            replayed = await replay_log(store, self.log.read(store.applied), restored)
-            self.restores += replayed.restores
-            self.unsaved += replayed.size
+            restores, size = await replay_log(store, self.log.read(store.applied), restored)
+            self.restores += restores
+            self.unsaved += size
         clock, forgotten = store.get(CLOCK) or b"", store.get(FORGOTTEN) or b""
         known = store.scan(SESSION, after(SESSION))
         self.machine = PartitionStateMachine(
@@ -164,7 +164,6 @@ class Partition:
     # --- reading
 
     def read_now(self, request: Request) -> Answer | None:
-        """The answer of a read, if it need not wait for anything."""
         if self.state is not SERVING and self.state is not PartitionState.READ_ONLY:
             raise self._unready()
         if request.level == Level.BOUNDED:
@@ -176,7 +175,6 @@ class Partition:
         return self.machine.read(request)
 
     def _required(self, request: Request) -> int:
-        """The position that a read must see."""
         level = request.level
         if level == Level.LINEARIZABLE:
             return self.machine.lsn if self._orders_reads else self._session_lsn.get(request.session, 0)
@@ -193,7 +191,6 @@ class Partition:
         return 0 if self._alone else int((time.monotonic() - self._reads.confirmed_at) * 1000)
 
     async def read(self, request: Request) -> Answer:
-        """A read, when it may be answered."""
         answer = self.read_now(request)
         return await self.read_later(request) if answer is None else answer
 
@@ -205,15 +202,9 @@ class Partition:
         self._schedule()
         return future
 
-    async def pinned(self, request: Request) -> Pinned:
-        """The store as of a position that a read of this level may see. Close it."""
-        await self.read(request)
-        return self.store.pin()
-
     # --- writing
 
     def write(self, request: Request) -> asyncio.Future[Answer]:
-        """Takes a write in. The answer comes when it is durable."""
         if self.state is not SERVING:
             raise self._unready()
         future: asyncio.Future[Answer] = asyncio.get_running_loop().create_future()
@@ -238,12 +229,8 @@ class Partition:
 
     def _turn(self) -> None:
         self._scheduled = False
-        if (
-            self.state is PartitionState.LEAVING
-            or self._held
-            or not self._window.has_room(self._number + 1)
-            or self._bytes > _BYTES_UNDER_WAY
-        ):
+        is_full = len(self._under_way) >= UNDER_WAY or self._bytes > _BYTES_UNDER_WAY
+        if is_full or self._held or self.state is PartitionState.LEAVING:
             return  # what comes back from the log asks again
         calls = self._inbox.take(LIMIT)
         writes = [call for call in calls if call.request.writes]
@@ -276,21 +263,20 @@ class Partition:
         if record is None and not self._under_way:
             finish_calls(calls, result.answers, self._crash)
             return
-        self._number += 1
-        number = self._number
         size = sum(request.size for request in writes)
         self._bytes += size
-        self._under_way[number] = TurnUnderWay(result, calls, size)
+        turn = TurnUnderWay(result, calls, size, record is None)
+        self._under_way.append(turn)
         for request in writes:
             if request.session:
                 self._session_lsn[request.session] = self.machine.lsn
         if record is None:  # only answers from before: they wait for the records that they belong to
-            self._complete(self._window.arrive(number, number))
+            self._complete()
             return
         self.unsaved += size + RECORD
         logged = asyncio.ensure_future(self.log.append(record))
         self._crash("request.4-logged")
-        logged.add_done_callback(partial(self._logged, number))
+        logged.add_done_callback(partial(self._logged, turn))
 
     def _warn_of_slow_turn(self, writes: Sequence[Request], seconds: float) -> None:
         """A turn has kept the event loop, and so the whole node. Said at most every ten seconds."""
@@ -300,31 +286,38 @@ class Partition:
             what = f"a turn of partition {self.descriptor.id} of table {self.descriptor.table!r} took {seconds * 1000:.0f} ms for {len(writes)} writes"
             _log.warning("%s, and all partitions of this node have waited (functions: %s)", what, ", ".join(names))
 
-    def _logged(self, number: int, logged: asyncio.Future[None]) -> None:
+    def _logged(self, turn: TurnUnderWay, logged: asyncio.Future[None]) -> None:
         error = UnknownOutcome("the log was closed") if logged.cancelled() else logged.exception()
         if error is not None:
             self._fail(error)
             return
         self._crash("request.5-durable")
-        self._complete(self._window.arrive(number, number))
+        turn.is_durable = True
+        self._complete()
 
-    def _complete(self, numbers: Sequence[int]) -> None:
-        """Turns whose records leave the window are applied and answered, in order."""
-        if not numbers or not self._under_way:
+    def _leaving(self) -> list[TurnUnderWay]:
+        """Rule 2."""
+        leaving = []
+        while self._under_way and self._under_way[0].is_durable:
+            leaving.append(self._under_way.popleft())
+        return leaving
+
+    def _complete(self) -> None:
+        leaving = self._leaving()
+        if not leaving:
             return
-        leaving = [self._under_way.pop(number) for number in numbers]
-        records = [(result.record, result.expanded) for result, _, _ in leaving if result.record is not None]
+        records = [(turn.result.record, turn.result.expanded) for turn in leaving if turn.result.record is not None]
         if records:
             try:
                 self._apply(records)
             except Exception as error:
-                self._under_way.update(zip(numbers, leaving, strict=True))
+                self._under_way.extendleft(reversed(leaving))
                 self._fail(error, readable=False)
                 return
         self._crash("request.6-applied")
-        for result, calls, size in leaving:
-            self._bytes -= size
-            finish_calls(calls, result.answers, self._crash)
+        for turn in leaving:
+            self._bytes -= turn.size
+            finish_calls(turn.calls, turn.result.answers, self._crash)
         if not self._under_way:
             self._session_lsn.clear()
             self._signal_idle()
@@ -373,9 +366,8 @@ class Partition:
         if self.state is not PartitionState.FENCED:
             self.state = PartitionState.FENCED if fenced else PartitionState.READ_ONLY if readable else PartitionState.FAILED
             self.reason = str(error)
-        under_way = [call for turn in self._under_way.values() for call in turn.calls]
+        under_way = [call for turn in self._under_way for call in turn.calls]
         self._under_way.clear()
-        self._window = CompletionWindow(self._number + 1, UNDER_WAY)
         self._bytes = 0
         self.machine.lsn = self.store.applied  # nothing comes behind it any more, so no read waits for it
         self._session_lsn.clear()

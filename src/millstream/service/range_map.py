@@ -16,7 +16,6 @@ from hashlib import blake2b
 from typing import Any, Generic, Protocol, TypeVar
 
 from millstream.core.keyspace import after
-from millstream.errors import DefinitionError
 from millstream.service.messages import Descriptor
 
 KEY, HASH = "key", "hash"
@@ -30,12 +29,6 @@ def point_of(kind: str, key: bytes) -> bytes:
     (b'tea', 'ba6587c1bb84c490')
     """
     return blake2b(key, digest_size=8).digest() if kind == HASH else key
-
-
-def check_point(kind: str) -> str:
-    if kind not in (KEY, HASH):
-        raise DefinitionError(f"point={kind!r}: a key's point is ms.service.KEY (itself) or ms.service.HASH")
-    return kind
 
 
 def even_ranges(count: int) -> list[tuple[bytes, bytes]]:
@@ -58,7 +51,6 @@ def prefix_end(prefix: bytes) -> bytes:
 
 
 def scan_range(asked: Any) -> tuple[bytes, bytes]:
-    """The range of keys that a scan asks for; an empty end is none."""
     low, high = asked.start, asked.end
     if asked.prefix:
         low, end = max(low, asked.prefix), prefix_end(asked.prefix)
@@ -162,7 +154,6 @@ class RangeMaps(Generic[_P]):
         self._all: dict[int, _P] = {}
 
     def of(self, table: str) -> RangeMap[_P]:
-        """The map of a table, which may be empty."""
         return self._of.get(table) or RangeMap()
 
     def add(self, one: _P) -> None:

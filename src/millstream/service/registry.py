@@ -36,13 +36,15 @@ class Registry:
     def read(self) -> Desired:
         """The newest version; looks only for what is new since the last time."""
         with self._lock:
-            return _copy(self._read())
+            found = self._read()
+            return Desired(found.version, found.next_id, dict(found.partitions), dict(found.nodes), dict(found.tables))
 
     def _read(self) -> Desired:
         known = self._known
         for _ in range(20):
             if known is None:
-                known = self._base()
+                names = self._storage.list("bases")
+                known = _decode_desired(self._open(names[-1])) if names else Desired()
             try:
                 while self._storage.exists(_change_name(known.version + 1)):
                     known.apply(_decode_change(self._open(_change_name(known.version + 1))))
@@ -56,10 +58,6 @@ class Registry:
                 return known
             known = None  # changes behind the one that we look for were removed: a base has them
         raise DamageError(f"the registry {self._storage.url} keeps changing, or misses a version")
-
-    def _base(self) -> Desired:
-        names = self._storage.list("bases")
-        return _decode_desired(self._open(names[-1])) if names else Desired()
 
     def change(self, change: RegistryChange, version: int) -> bool:
         """Makes a change to a version that was read; False if it is not the newest any more. Raises RefusedRequest if it may not be made."""
@@ -91,10 +89,6 @@ class Registry:
         if rest.strip() != b"%08x" % crc32(body):
             raise DamageError(f"{self._storage.url}/{name} is damaged: its checksum does not match. Restore it from a copy.")
         return body
-
-
-def _copy(found: Desired) -> Desired:
-    return Desired(found.version, found.next_id, dict(found.partitions), dict(found.nodes), dict(found.tables))
 
 
 def _seal(value: object) -> bytes:

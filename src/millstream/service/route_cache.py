@@ -52,7 +52,6 @@ class RouteCache:
         await asyncio.gather(*(channel.close() for channel in channels))
 
     def channel(self, owner: Owner | None) -> Channel:
-        """To an owner, or to one of the given nodes."""
         address = owner.address if owner is not None and owner.address else self._given[self._turn % len(self._given)]
         found = self._channels.get(address)
         if found is None:
@@ -60,7 +59,6 @@ class RouteCache:
         return found
 
     def header(self, owner: Owner | None) -> Any:
-        """What a request begins with."""
         if owner is None:
             return pb.Header(table=self.table)
         return pb.Header(table=self.table, partition=owner.descriptor.id, term=owner.descriptor.term)

@@ -19,11 +19,9 @@ import asyncio
 import contextlib
 import logging
 import secrets
-from collections.abc import AsyncIterator, Callable, Iterable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
-
-import msgspec
 
 from millstream.errors import DamageError, DefinitionError, MillstreamError, RefusedRequest
 from millstream.service.messages import ENTRY, LogRecord
@@ -52,22 +50,8 @@ RestoreReader = Callable[[str], list[tuple[bytes, bytes]]]
 RECORD = 512  # bytes that a record has besides what users wrote, about
 
 
-class UserEntries(NamedTuple):
-    """Users' entries as of a position, without those that the partition keeps for itself. Implements `SnapshotEntries`."""
-
-    all: Iterable[tuple[bytes, bytes]]
-    applied: int
-
-    def entries(self) -> Iterator[tuple[bytes, bytes]]:
-        return (entry for entry in self.all if entry[0][:1] == ENTRY)
-
-
 def folder_of(partition: int) -> str:
     return f"snapshots/{partition}"
-
-
-def name_of(partition: int, lsn: int) -> str:
-    return f"{folder_of(partition)}/{lsn:020d}"
 
 
 def load_newest_snapshot(store: KeyStore, home: Storage, partition: int) -> None:
@@ -83,7 +67,6 @@ def restore_name(partition: int, name: str) -> str:
 
 
 def restore_reader(home: Storage, partition: int) -> RestoreReader:
-    """Gives the entries of a restore that lies in a home."""
     return lambda name: list(read_snapshot(home, restore_name(partition, name))[1])
 
 
@@ -91,7 +74,7 @@ async def save(partition: Partition, home: Storage) -> None:
     """Rule 1."""
     id, before, restores = partition.descriptor.id, partition.unsaved, list(partition.restores)
     with contextlib.closing(partition.store.pin()) as pinned:
-        saved = await write_snapshot(pinned, home, name_of(id, pinned.applied))
+        saved = await write_snapshot(pinned.entries(), pinned.applied, home, f"{folder_of(id)}/{pinned.applied:020d}")
     await partition.log.trim(saved.lsn)
     await asyncio.to_thread(drop_older, home, folder_of(id), saved.name)
     partition.unsaved = max(0, partition.unsaved - before)
@@ -159,10 +142,10 @@ def _is_below(path: Path, folder: Path) -> bool:
 
 
 async def snapshot_to(partition: Partition, place: SnapshotPlace) -> Snapshot:
-    """A snapshot of users' entries for an operator."""
     await asyncio.to_thread(place.check_free)
     with contextlib.closing(partition.store.pin()) as pinned:
-        return await write_snapshot(UserEntries(pinned.entries(), pinned.applied), place.storage, place.name)
+        users = (entry for entry in pinned.entries() if entry[0][:1] == ENTRY)
+        return await write_snapshot(users, pinned.applied, place.storage, place.name)
 
 
 async def restore_from(partition: Partition, place: SnapshotPlace, home: Storage) -> tuple[int, int]:
@@ -184,7 +167,7 @@ async def restore_from(partition: Partition, place: SnapshotPlace, home: Storage
         check(entries)
     name = secrets.token_hex(8)
     if partition.table.log.keeps:
-        await write_snapshot(UserEntries(entries, 0), home, restore_name(point.id, name))
+        await write_snapshot(entries, 0, home, restore_name(point.id, name))
     lsn = await partition.replace(entries, name)
     if partition.table.log.keeps:
         try:
@@ -194,26 +177,19 @@ async def restore_from(partition: Partition, place: SnapshotPlace, home: Storage
     return lsn, len(entries)
 
 
-class RecoveredLog(msgspec.Struct):
-    """What was among the records: the names of restores; and about how many bytes they have, to decide when to save."""
-
-    restores: list[str] = []
-    size: int = 0
-
-
-async def replay_log(store: KeyStore, records: AsyncIterator[LogRecord], restored: RestoreReader | None) -> RecoveredLog:
-    """Rule 5."""
-    found = RecoveredLog()
+async def replay_log(store: KeyStore, records: AsyncIterator[LogRecord], restored: RestoreReader | None) -> tuple[list[str], int]:
+    """Rule 5. The names of restores among the records, and about how many bytes these have, to decide when to save."""
+    restores, size = [], 0
     async for record in records:
         if record.restored:
             if restored is None:
                 raise DamageError(f"position {record.last} of partition {record.partition} is a restore, and its entries cannot be found")
             replace_user_entries(store, await asyncio.to_thread(restored, record.restored), record.last)
-            found.restores.append(record.restored)
+            restores.append(record.restored)
         else:
             store.apply([*promoted_rows(store, record), *record.changes], record.last)
-        found.size += RECORD + sum(len(key) + len(value or b"") for key, value in record.changes)
-    return found
+        size += RECORD + sum(len(key) + len(value or b"") for key, value in record.changes)
+    return restores, size
 
 
 def replace_user_entries(store: KeyStore, entries: Iterable[tuple[bytes, bytes]], lsn: int) -> None:

@@ -53,9 +53,8 @@ class StagedRow(msgspec.Struct, array_like=True, gc=False):
     value: bytes | None
 
 
-encode_staged = msgspec.msgpack.Encoder().encode
+encode_staged = encode_label = msgspec.msgpack.Encoder().encode
 decode_staged = msgspec.msgpack.Decoder(StagedRow).decode
-encode_label = msgspec.msgpack.Encoder().encode
 decode_label = msgspec.msgpack.Decoder(LabelState).decode
 
 

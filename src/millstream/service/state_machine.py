@@ -140,7 +140,6 @@ class PartitionStateMachine:
     # --- what is seen (rule 1)
 
     def raw(self, entry: bytes) -> bytes | None:
-        """An entry as this turn sees it."""
         found = self._pending.get(entry, _ABSENT)
         if found is not _ABSENT:
             return found  # type: ignore[return-value]
@@ -152,7 +151,6 @@ class PartitionStateMachine:
         return self.store.get(entry)
 
     def range(self, start: bytes, stop: bytes) -> list[tuple[bytes, bytes]]:
-        """The entries of a range as this turn sees them."""
         seen: dict[bytes, bytes | None] = dict(self.store.scan(start, stop))
         for layer in (*(layer for _, layer in self._overlay), self._expanded, self._pending):
             for entry, value in layer.items():
@@ -266,7 +264,6 @@ class PartitionStateMachine:
         return [(key, enter(key, value, view)) for key, value in zip(request.keys, values, strict=True)]
 
     def _entries(self, lsn: int, rows: Iterable[tuple[bytes, bytes | None]]) -> list[Change]:
-        """The changes that rows make, if the store takes them."""
         version = lsn.to_bytes(8, "big")
         changes: list[Change] = [(ENTRY + key, None if value is None else version + value) for key, value in rows]
         if self._check_changes is not None:
@@ -367,7 +364,9 @@ class PartitionStateMachine:
             prefix = staged_txns.staged_prefix(txn.text)
             rows = self.range(prefix, after(prefix))
             if asked.decision is Decision.COMMIT:
-                if not self._is_new(txn, entry):
+                if txn.number == entry.number and txn.text != entry.txn:
+                    raise RefusedRequest(f"transaction {txn.text!r}: {entry.txn!r} was committed in its place")
+                if txn.number <= entry.number:  # committed before: it stays as it is
                     answer.rows.append(0)
                     continue
                 if not rows:
@@ -383,20 +382,13 @@ class PartitionStateMachine:
             answer.lsn = lsn
         return answer, changes, promotions
 
-    @staticmethod
-    def _is_new(txn: staged_txns.Txn, entry: staged_txns.LabelState) -> bool:
-        """Whether a transaction is still to be committed. What was committed before stays as it is."""
-        if txn.number == entry.number and txn.text != entry.txn:
-            raise RefusedRequest(f"transaction {txn.text!r}: {entry.txn!r} was committed in its place")
-        return txn.number > entry.number
-
     def _sweep(self, lsn: int, below: staged_txns.Txn, fence: int, keep: Sequence[str]) -> tuple[Answer, list[Change], list[Promotion]]:
         start = STAGED + below.label.encode()
         kept = set(keep)
         changes: list[Change] = []
         checked: set[str] = set()
         for staged, _ in self.range(start, after(start)):
-            txn = staged_txns.parse_txn(_txn_in(staged))
+            txn = staged_txns.parse_txn(staged[1 : staged.rindex(b"\0", 0, -12)].decode())
             if txn.label not in checked:
                 self._label_state(txn, fence)
                 checked.add(txn.label)
@@ -434,7 +426,3 @@ def promoted_rows(store: KeyStore, record: LogRecord) -> list[Change]:
         prefix = staged_txns.staged_prefix(txn)
         found += promoted(list(store.scan(prefix, after(prefix))), lsn)
     return found
-
-
-def _txn_in(staged: bytes) -> str:
-    return staged[1 : staged.rindex(b"\0", 0, -12)].decode()

@@ -14,7 +14,7 @@ from millstream.core.time import duration
 from millstream.errors import DefinitionError
 from millstream.service import dispatch as dispatching
 from millstream.service.dispatch import DispatchKind
-from millstream.service.range_map import HASH, KEY, check_point, even_ranges
+from millstream.service.range_map import HASH, KEY, even_ranges
 from millstream.service.transforms import After, Before, Gate
 
 if TYPE_CHECKING:
@@ -57,6 +57,8 @@ class Table:
 
         if not _NAME.fullmatch(name):
             raise DefinitionError(f"a table cannot be called {name!r}: use letters, digits, '.', '_' and '-'")
+        if point not in (KEY, HASH):
+            raise DefinitionError(f"point={point!r}: a key's point is ms.service.KEY (itself) or ms.service.HASH")
         if not isinstance(partitions, int) or partitions < 0:
             raise DefinitionError(f"table {name!r}: partitions={partitions!r} is no number of partitions")
         if partitions > 1 and point != HASH:
@@ -65,7 +67,7 @@ class Table:
                 f"and add them by range with `millstream partitions add`."
             )
         self.name = name
-        self.point = check_point(point)
+        self.point = point
         self.partitions = partitions
         self.gate = Gate(before, after)
         self.store: StoreKind = store if store is not None else memory()

@@ -44,7 +44,6 @@ class WaitingReads:
         self._behind.append((required, call))
 
     def applied(self, lsn: int) -> None:
-        """The store has a position: answers the reads that waited for it."""
         if self._behind:
             waiting = self._behind
             self._behind = [read for read in waiting if read[0] > lsn]
@@ -89,12 +88,10 @@ class WaitingReads:
             self._confirming = None
 
     def take_behind(self) -> list[PendingCall]:
-        """Takes out the reads that wait for a position."""
         calls, self._behind = [call for _, call in self._behind], []
         return calls
 
     def take_all(self) -> list[PendingCall]:
-        """Takes out all reads."""
         calls, self._unconfirmed = self.take_behind() + self._unconfirmed, []
         return calls
 

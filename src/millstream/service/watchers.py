@@ -16,8 +16,8 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import NamedTuple
 
 from millstream.errors import Stale
+from millstream.service.limits import VersionedRow
 from millstream.service.messages import ENTRY, Change
-from millstream.service.paging import VersionedRow
 
 KEPT = 8 << 20
 BEHIND = 4 << 20  # less than what is kept, so that who is told where to go on can go on there
@@ -42,14 +42,12 @@ class PartitionWatcher:
         self._told = asyncio.Event()
         self._over: Stale | None = None
 
-    def tell(self, lsn: int, rows: list[VersionedRow]) -> None:
-        """Rule 1, and rule 3."""
-        if self._over is not None:
-            return
+    def tell(self, lsn: int, rows: list[VersionedRow], kept: bool = False) -> None:
+        """Rules 1 and 3. kept: from before it joined. That it has not taken this yet is not held against it, or who fell behind could never go on."""
         wanted = [row for row in rows if self._wants(row[0])]
-        if not wanted:
+        if self._over is not None or not wanted:
             return
-        size = sum(len(key) + len(value) + 64 for key, value, _ in wanted)
+        size = 0 if kept else sum(len(key) + len(value) + 64 for key, value, _ in wanted)
         self._size += size
         if self._size > BEHIND:
             first = self._waiting[0].lsn if self._waiting else lsn
@@ -59,18 +57,11 @@ class PartitionWatcher:
             self._waiting.append(CommittedChange(lsn, wanted, size))
         self._told.set()
 
-    def catch_up(self, lsn: int, rows: list[VersionedRow]) -> None:
-        """What was kept for it. That it has not taken this yet is not held against it, or who fell behind could never go on."""
-        wanted = [row for row in rows if self._wants(row[0])]
-        if wanted:
-            self._waiting.append(CommittedChange(lsn, wanted, 0))
-
     def end(self, error: Stale) -> None:
         self._over = self._over or error
         self._told.set()
 
     async def next(self) -> tuple[int, list[VersionedRow]]:
-        """The next changes, when there are some."""
         while not self._waiting:
             if self._over is not None:
                 raise self._over
@@ -103,12 +94,11 @@ class Watchers:
         if resumes and after is not None:
             for lsn, rows, _ in self._kept:
                 if lsn > after:
-                    watcher.catch_up(lsn, rows)
+                    watcher.tell(lsn, rows, kept=True)
         self._all.add(watcher)
         return watcher, resumes
 
     def leave(self, watcher: PartitionWatcher) -> None:
-        """It does not listen any more."""
         self._all.discard(watcher)
         self._left = time.monotonic()
 
@@ -136,7 +126,6 @@ class Watchers:
             watcher.tell(lsn, rows)
 
     def close(self, why: str) -> None:
-        """The partition ends, or was replaced as a whole."""
         for watcher in self._all:
             watcher.end(Stale(why))
         self._all.clear()

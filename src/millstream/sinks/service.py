@@ -26,7 +26,7 @@ from millstream.state.fencing import run_number
 
 if TYPE_CHECKING:
     from millstream.network import Tls
-    from millstream.service.txn_client import TxnClient
+    from millstream.service.blocking import Client
 
 _SWEEP_EVERY = 64  # epochs
 _ROW = 1 << 19  # bytes of a key and its value
@@ -73,7 +73,7 @@ class ServiceSink(Sink):
         self._swept = -_SWEEP_EVERY
         self._stats = ServiceSinkStats()
         #: One, once it is needed; tasks that follow each other use it. It is pickled as its settings.
-        self._connected: dict[str, TxnClient] = {}
+        self._connected: dict[str, Client] = {}
 
     def stats(self) -> ServiceSinkStats:
         return msgspec.structs.replace(self._stats)
@@ -88,11 +88,11 @@ class ServiceSink(Sink):
         except ServiceError as error:
             raise SinkError(f"{self.describe()} cannot be reached: {error}") from error
 
-    def _client(self) -> TxnClient:
-        from millstream.service.txn_client import TxnClient
+    def _client(self) -> Client:
+        from millstream.service.blocking import Client
 
         if not self._connected:
-            client = TxnClient(self.addresses, self.table, cookie=self.cookie, tls=self.tls, timeout=self.timeout)
+            client = Client(self.addresses, self.table, cookie=self.cookie, tls=self.tls, timeout=self.timeout)
             self._connected.setdefault(self.table, client)
         return self._connected[self.table]
 

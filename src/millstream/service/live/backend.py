@@ -25,13 +25,12 @@ from typing import Any, NoReturn
 import msgspec
 
 from millstream.errors import MillstreamError, NotReady, RefusedRequest, Stale, TooLarge
-from millstream.service.limits import while_pinned
+from millstream.service.limits import LARGEST, columns, pages, while_pinned
 from millstream.service.live import row_formats
 from millstream.service.live.epochs import KEEP, PATIENCE, PinnedEpoch, PinnedEpochs
 from millstream.service.live.history import LIMIT, ChangeHistory
 from millstream.service.live.tailer import ManifestTailer, TailerThread, as_service_error
 from millstream.service.live.watch import Watch, version_of
-from millstream.service.paging import LARGEST, columns, pages
 from millstream.service.proto import service_pb2 as pb
 from millstream.service.range_map import LIVE
 from millstream.state.manifest_log import ManifestLog
@@ -67,7 +66,6 @@ class LiveBackend:
         self.tailer_thread = TailerThread(ManifestTailer(self.log, self.epochs, self.history))
 
     async def start(self) -> None:
-        """Begins to follow the checkpoint, which need not be there yet."""
         self.tailer_thread.start()
 
     async def close(self) -> None:
@@ -101,7 +99,7 @@ class LiveBackend:
         if request.part == "epochs":
             yield self._pinned()
             return
-        with await self.snapshot(request.header) as snapshot, while_pinned():
+        with await self.snapshot(request.header) as snapshot, while_pinned(PATIENCE):
             name = self.computation(snapshot, request.header.table)
             at, version = self.position(snapshot, name), version_of(snapshot.epoch)
             readable = as_json and (
@@ -109,7 +107,7 @@ class LiveBackend:
             )  # a relation shows fewer rows than it keeps
             found = row_formats.scan_part(snapshot, name, request.part, request.start, request.end, request.prefix, readable)
             rows = ((key, value, version) for key, value in islice(found, request.limit or None))
-            async for page in pages(rows, in_thread=as_json, patience=PATIENCE):
+            async for page in pages(rows, in_thread=as_json):
                 keys, values, versions = columns(page)
                 yield pb.ScanReply(at=at, keys=keys, values=[] if request.keys_only else values, versions=versions)
 

@@ -133,7 +133,6 @@ class PinnedEpochs:
         return None
 
     def confirm(self, epoch: int, when: float) -> None:
-        """At that moment, this was the newest committed epoch."""
         newest = self.newest
         if newest is not None and newest.epoch == epoch:
             newest.confirmed = max(newest.confirmed, when)
@@ -183,7 +182,6 @@ class PinnedEpochs:
         return PinnedEpoch(manifest, shares, self.generation, self._given_back)
 
     def publish(self, pin: PinnedEpoch, confirmed: float) -> None:
-        """From now on this is the newest."""
         pin.confirmed = confirmed
         if self._pins:
             self._pins[-1].replaced = self._clock()

@@ -14,7 +14,7 @@ from __future__ import annotations
 import threading
 from bisect import bisect_left
 from collections import Counter, deque
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 
 import msgspec
 
@@ -38,9 +38,6 @@ class ChangeSet(msgspec.Struct, frozen=True):
     values: list[bytes | None]
     touched: list[bytes]
     size: int
-
-    def rows(self, of: Wanted) -> Iterator[tuple[bytes, bytes | None]]:
-        return ((self.keys[at], self.values[at]) for at in of.places(self.keys))
 
     def shown(self, of: Wanted) -> set[bytes]:
         """The keys of wanted rows that may look different now."""
@@ -92,7 +89,6 @@ class ChangeHistory:
             self._watchers += Counter()
 
     def add(self, lineage: str, changes: ChangeSet) -> None:
-        """Keeps a change set, and lets the oldest go if there are too many bytes."""
         with self._lock:
             self._sets.setdefault(lineage, deque()).append(changes)
             self._order.append(lineage)
@@ -120,7 +116,6 @@ class ChangeHistory:
         return self._gone.get(lineage, -1) > epoch
 
     def start_over(self) -> None:
-        """What comes is of another history."""
         with self._lock:
             self._sets.clear()
             self._order.clear()

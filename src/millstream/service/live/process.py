@@ -3,7 +3,7 @@
 Rules
 1. It listens at once, whether or not there is a checkpoint yet. Health says NOT_SERVING for the whole until the first epoch is pinned, and
    SERVING for each table that there is.
-2. Beside a run it has a thread and an event loop of its own, and touches nothing of the run's but its storage.
+2. Beside a run it has a thread and an event loop of its own (`ServerThread`), and touches nothing of the run's but its storage.
 3. Whatever ends it, nothing is left behind but copies that the next one uses.
 """
 
@@ -18,7 +18,6 @@ from millstream.network import Tls
 from millstream.service.grpc_servers import DataPlane
 from millstream.service.limits import DATA, Limits
 from millstream.service.live.backend import LiveBackend
-from millstream.service.loop_thread import LoopThread
 from millstream.state.storage import Storage
 
 
@@ -46,7 +45,6 @@ class LiveServer:
         return self._plane.address
 
     async def start(self) -> None:
-        """Listens, and begins to follow the checkpoint."""
         await self._plane.start()
         self.live.address = self._plane.address
         await self._plane.say_health("", False)
@@ -54,7 +52,6 @@ class LiveServer:
         self._telling = asyncio.ensure_future(self._tell_health())
 
     async def stop(self) -> None:
-        """Takes no more calls, and lets go of what is pinned."""
         if self._telling is not None:
             self._telling.cancel()
             with contextlib.suppress(asyncio.CancelledError):
@@ -72,30 +69,3 @@ class LiveServer:
                 await self._plane.say_health(name, name in tables)
             told = tables
             await self.live.tailer_thread.changed()
-
-
-class LiveServerThread:
-    """A live server in a thread with an event loop of its own. It listens when this returns; what stands in the way is raised.
-
-    >>> server = LiveServerThread("nowhere", "127.0.0.1:0")
-    >>> server.address.startswith("127.0.0.1:")
-    True
-    >>> server.stop()
-    """
-
-    def __init__(self, checkpoint: str | os.PathLike[str] | Storage, address: str, **options: Any) -> None:
-        self._server: LiveServer | None = LiveServer(checkpoint, address, **options)
-        self._thread = LoopThread("millstream-serving")
-        try:
-            self._thread.run(self._server.start())
-        except BaseException:
-            self._thread.stop()
-            raise
-        self.address = self._server.address
-
-    def stop(self) -> None:
-        """Ends it. To stop it again does nothing."""
-        server, self._server = self._server, None
-        if server is not None:
-            self._thread.run(server.stop())
-            self._thread.stop()

@@ -53,7 +53,6 @@ def row_json(snapshot: Reader, computation: str, row_key: bytes, row: Row) -> by
 
 
 def rows(snapshot: Reader, computation: str, start: bytes, stop: bytes | None, as_json: bool) -> KeyValues:
-    """The rows with start <= key < stop."""
     if as_json and snapshot.computation(computation).kind == JOIN:
         for one in shown(snapshot, computation):
             key = key_bytes(one.key)

@@ -126,7 +126,6 @@ class ManifestTailer:
             return None
 
     def _newest(self) -> int:
-        """The number of the newest committed epoch."""
         found: int | None = None
         if self._folder is not None:
             try:

@@ -22,11 +22,10 @@ from typing import TYPE_CHECKING
 
 from millstream.core.keyspace import after
 from millstream.errors import DamageError, RefusedRequest, Stale
-from millstream.service.limits import while_pinned
+from millstream.service.limits import columns, pages, while_pinned
 from millstream.service.live import row_formats
 from millstream.service.live.epochs import PATIENCE, PinnedEpoch
 from millstream.service.live.history import ChangeSet, Wanted, read_changes
-from millstream.service.paging import columns, pages
 from millstream.service.proto import service_pb2 as pb
 from millstream.views.dsl import JOIN
 
@@ -51,7 +50,7 @@ class Watch:
     async def replies(self) -> AsyncIterator[pb.WatchReply]:
         first = self._after is not None
         try:
-            with await self._live.snapshot(self._header) as snapshot, while_pinned():
+            with await self._live.snapshot(self._header) as snapshot, while_pinned(PATIENCE):
                 self._name = self._live.computation(snapshot, self._header.table)
                 if self._as_json and snapshot.computation(self._name).kind == JOIN:
                     raise RefusedRequest(
@@ -71,7 +70,7 @@ class Watch:
                 newest = self._live.epochs.take()
                 waits = newest is None
                 if newest is not None:
-                    with newest, while_pinned():
+                    with newest, while_pinned(PATIENCE):
                         waits = newest.epoch == self._last and self._origin == self._origin_in(newest)
                         if not waits:
                             async for reply in self._go_on(newest, first):
@@ -114,7 +113,6 @@ class Watch:
         return not is_rebuilt and (not began.isdigit() or int(began) <= epoch)
 
     async def _go_on(self, snapshot: PinnedEpoch, is_back: bool) -> AsyncIterator[pb.WatchReply]:
-        """From the last epoch that was told to one that is pinned."""
         found = self._live.history.since(self._lineage, self._last, snapshot.epoch) if self._origin == self._origin_in(snapshot) else None
         if found is None and self._origin == self._origin_in(snapshot) and self._last <= snapshot.epoch:
             pinned = self._live.epochs.pinned
@@ -156,11 +154,11 @@ class Watch:
         if self._as_json:
             found = ((key, row_formats.lookup(snapshot, self._name, key, True)) for key in one.keys)
         else:
-            found = one.rows(self._wanted)
+            found = ((one.keys[at], one.values[at]) for at in self._wanted.places(one.keys))
         version = version_of(one.last)
         rows = ((key, b"", 0) if value is None else (key, value, version) for key, value in found)
         at = self._live.position(snapshot, self._name, epoch=one.last, low_watermark=one.low_watermark)
-        async for page in pages(rows, in_thread=self._as_json, patience=PATIENCE):
+        async for page in pages(rows, in_thread=self._as_json):
             if page:
                 keys, values, versions = columns(page)
                 yield pb.WatchReply(kind=pb.WatchReply.CHANGES, at=at, first=one.first, keys=keys, values=values, versions=versions)
@@ -173,7 +171,7 @@ class Watch:
         else:
             found = row_formats.rows(snapshot, self._name, prefix, after(prefix) if prefix else None, self._as_json)
         rows = ((key, value, version) for key, value in found if value is not None)
-        async for page in pages(rows, in_thread=self._as_json, patience=PATIENCE):
+        async for page in pages(rows, in_thread=self._as_json):
             keys, values, versions = columns(page)
             yield pb.WatchReply(kind=pb.WatchReply.SNAPSHOT, at=at, keys=keys, values=values, versions=versions)
         self._last = snapshot.epoch

@@ -96,7 +96,6 @@ class FrameIndex:
         return frames
 
     def trim(self, upto: int) -> None:
-        """Forgets frames whose positions are all covered."""
         del self._numbers[: self._behind(upto)]
 
     def _behind(self, position: int) -> int:
@@ -284,7 +283,6 @@ class SharedDiskLog:
         return sorted({p for number in old for p, last in self._files[number].items() if last > self.of(p).trimmed})
 
     async def sweep(self) -> None:
-        """Removes the oldest files, as far as nothing in them is needed."""
         gone: list[Path] = []
         for number in sorted(self._files)[:-1]:
             held = self._files[number]

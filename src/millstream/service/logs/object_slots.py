@@ -50,7 +50,6 @@ def encode_slot(slot: Slot) -> bytes:
 
 
 def decode_slot(data: bytes, where: str) -> Slot:
-    """What an object says; DamageError if its bytes have changed."""
     found = framed_at(data, 0)
     if found.defect is not None or found.end != len(data):
         what = found.defect.value if found.defect else "there is something behind its end"
@@ -62,7 +61,6 @@ def decode_slot(data: bytes, where: str) -> Slot:
 
 
 def damaged_slot(where: str, what: str) -> DamageError:
-    """The error that names an object and what is wrong with it."""
     error = DamageError(f"{where} is damaged: {what}. Restore it from a copy, or the partition from a snapshot that is newer.")
     error.object = where
     return error

@@ -112,7 +112,6 @@ class ObjectsLog:
         self._next = number + 1
 
     async def _catch_up(self) -> SlotWalk:
-        """Knows all slots that there are."""
         for _ in range(100):
             try:
                 listed = -1
@@ -236,7 +235,6 @@ class ObjectsLog:
         return type(error)(str(error))
 
     def start(self) -> None:
-        """Begins to create slots, unless that is under way."""
         if self._task is None:
             self._task = asyncio.get_running_loop().create_task(self._drain())
 
@@ -380,7 +378,6 @@ class SharedObjectsLog:
         self._pool = ThreadPoolExecutor(_THREADS, thread_name_prefix="log of objects")
 
     async def call(self, function: Callable[..., _T], *arguments: Any) -> _T:
-        """Runs something that waits for the storage, in a thread."""
         return await asyncio.get_running_loop().run_in_executor(self._pool, function, *arguments)
 
     def of(self, partition: int) -> ObjectsLog:

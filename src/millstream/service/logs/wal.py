@@ -143,7 +143,6 @@ def is_torn(data: bytes, at: int, used: int, found: Framed) -> bool:
 
 
 def damaged(where: str, at: int, what: str) -> DamageError:
-    """The error that names a file, a place in it, and what is wrong there."""
     error = DamageError(
         f"{where} is damaged at byte {at}: {what}. What was confirmed behind it cannot be told. "
         f"Restore the file from a copy, or restore the partitions from their snapshots."
@@ -186,7 +185,6 @@ class WalFiles:
         return self._folder / f"{number:012d}.log"
 
     def numbers(self) -> list[int]:
-        """The files that there are; DamageError if one is missing."""
         for path in self._folder.glob(".new-*"):
             path.unlink()
         found = sorted(int(path.stem) for path in self._folder.glob("*.log") if path.stem.isdigit())

@@ -1,10 +1,9 @@
 """Where are committed entries kept? The stores of the state service, behind one contract.
 
     store_contract  S1 to S4, which every store keeps
-    memory          a dict
-    counters        a dict of numbers, for counts and sums
+    memory          a dict, and a dict of numbers for counts and sums
     lmdb_store      one LMDB environment per node
-    snapshots       a store's entries as of one position, as objects; any kind of store can be restored from them
+    snapshots       a store's entries as of one position, as objects: written, read, uploaded
 
 It must not know logs, partitions or gRPC.
 """
@@ -13,8 +12,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from millstream.service.stores.counters import counters
-from millstream.service.stores.memory import memory
+from millstream.service.stores.memory import counters, memory
 
 if TYPE_CHECKING:
     from millstream.service.stores.store_contract import StoreKind

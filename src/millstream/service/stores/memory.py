@@ -1,4 +1,4 @@
-"""The store in memory: a dict. What it has is gone with the process; log and snapshot bring it back.
+"""The stores in memory: a dict, and a dict of numbers for counts and sums. What they have is gone with the process; log and snapshot bring it back.
 
 Rules
 1. The entries are one dict. Keys are sorted only where a scan needs them: by first byte, so that a scan of staged rows does not sort the users' entries.
@@ -6,25 +6,34 @@ Rules
 2. A pin copies nothing. While a pin is open, `apply` notes the old value of whatever it changes in the *newest* pin; a reader of a pin asks its notes,
    those of the pins made after it, and then the dict. A pin that is closed hands its notes to the pin before it.
 3. `replace` begins a new dict. Pins keep the old one.
+4. Counters: the value of a user's entry is a number (8 bytes, signed, big-endian, behind the 8 bytes of its version). Anything else is refused, with the key,
+   before anything of it is applied. Version and number are kept as one integer: small ones take 32 bytes, half of what their bytes would. Entries of other
+   kinds (sessions and the like) are kept as bytes.
 """
 
 from __future__ import annotations
 
+import struct
 from bisect import bisect_left
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 from millstream.core.keyspace import after
-from millstream.service.messages import Change
+from millstream.errors import RefusedRequest
+from millstream.service.messages import ENTRY, Change
 from millstream.service.stores.store_contract import KeyStore, Pinned
 
 _FEW = 64  # keys that are put in place one by one, however few there are
 _SOME = 4096  # and however many there are: each moves half of the list
 _CHUNK = 4096
 _LITTLE = 512  # entries that `entries` gives between two turns
+_PAIR = struct.Struct(">Qq")
+_SMALL = 20  # bits of a number that is kept in the short form
+_LIMIT = 1 << _SMALL
 
 #: Makes the bytes of a value again that is kept in another form.
 Unpack = Callable[[bytes, Any], bytes]
@@ -103,7 +112,6 @@ class DictPin:
         data.pins.append(self)
 
     def note(self, changes: Iterable[tuple[bytes, Any]]) -> None:
-        """Keeps what is about to be changed."""
         old, entries = self._old, self._map.entries
         for key, _ in changes:
             if key not in old:
@@ -120,7 +128,6 @@ class DictPin:
         return found[0][1] if found else None
 
     def _found(self, keys: Iterable[bytes]) -> list[tuple[bytes, bytes]]:
-        """The entries of these keys that were there."""
         notes, entries, unpack = self._notes(), self._map.entries, self._unpack
         found = []
         for key in keys:
@@ -202,6 +209,70 @@ class DictStore:
         """Nothing to do: it is gone with the process."""
 
 
+def pack_number(key: bytes, value: bytes) -> int | bytes:
+    """The form in which an entry is kept.
+
+    >>> pack_number(b"Kclicks", _PAIR.pack(3, -1))
+    6291458
+    """
+    if key[:1] != ENTRY:
+        return value
+    if len(value) != _PAIR.size:
+        raise RefusedRequest(
+            f"key {key[1:]!r} cannot have a value of {max(0, len(value) - 8)} bytes here: this table keeps counters, "
+            f"which are numbers of 8 bytes, signed, big-endian. Use another store for other values."
+        )
+    version, number = _PAIR.unpack(value)
+    folded = number << 1 if number >= 0 else ~(number << 1)  # 0, -1, 1, -2 become 0, 1, 2, 3
+    if folded < _LIMIT:
+        packed: int = (version << _SMALL | folded) << 1
+    else:
+        packed = (version << 64 | folded) << 1 | 1
+    return packed
+
+
+def unpack_number(key: bytes, kept: Any) -> bytes:
+    """The bytes of an entry again.
+
+    >>> unpack_number(b"Kclicks", pack_number(b"Kclicks", _PAIR.pack(3, -1))) == _PAIR.pack(3, -1)
+    True
+    """
+    if isinstance(kept, bytes):
+        return kept
+    bits = 64 if kept & 1 else _SMALL
+    kept >>= 1
+    folded = kept & ((1 << bits) - 1)
+    return _PAIR.pack(kept >> bits, folded >> 1 if not folded & 1 else ~(folded >> 1))
+
+
+class CounterStore(DictStore):
+    """The entries of one partition whose values are numbers."""
+
+    def get(self, key: bytes) -> bytes | None:
+        kept = self._map.entries.get(key)
+        return None if kept is None else unpack_number(key, kept)
+
+    def scan(self, start: bytes, stop: bytes) -> Iterator[tuple[bytes, bytes]]:
+        for key, kept in super().scan(start, stop):
+            yield key, unpack_number(key, kept)
+
+    def check(self, changes: Iterable[Change]) -> None:
+        """Rule 4, asked before the log has anything: raises what `apply` would raise."""
+        for key, value in changes:
+            if value is not None:
+                pack_number(key, value)
+
+    def apply(self, changes: Sequence[Change], upto: int) -> None:
+        self._map.put([(key, None if value is None else pack_number(key, value)) for key, value in changes])
+        self.applied = upto
+
+    def pin(self) -> Pinned:
+        return DictPin(self._map, self.applied, unpack_number)
+
+    def replace(self, entries: Iterable[tuple[bytes, bytes]], upto: int) -> None:
+        super().replace(((key, pack_number(key, value)) for key, value in entries), upto)  # type: ignore[misc]
+
+
 class SharedMemory:
     """Partitions that have nothing in common but a process."""
 
@@ -235,3 +306,6 @@ class MemoryKind:
 
 
 memory = MemoryKind
+
+#: A store for numbers that fit in memory.
+counters = partial(MemoryKind, CounterStore, "counters in memory")

@@ -8,8 +8,11 @@ Rules
 2. Beside the turns: the event loop gets its turn after every 1,024 entries at the latest, and a part is written in a thread.
 3. A reader checks every frame and every part, so what is restored is what was saved; anything else is a DamageError that names the object and the place.
 4. To drop a snapshot its `snapshot.json` goes first.
-5. `rows` counts the rows of users. SnapshotEntries that a partition keeps for itself (sessions, staged rows) may be in a snapshot too, and are no rows.
+5. `rows` counts the rows of users. Entries that a partition keeps for itself (sessions, staged rows) may be in a snapshot too, and are no rows.
 6. Parts are called part-NUMBER. A `snapshot.json` that names others is damaged: a reader must not be led elsewhere.
+7. An upload carries whole snapshots elsewhere, however deep they lie: parts first and `snapshot.json` last, so the target never has a half one that looks
+   whole. What the target has with the same bytes is not sent again, so a round after a crash goes on where the last one ended. Bytes are checked before they
+   go; a snapshot that is damaged, or dropped meanwhile, does not keep others from being sent.
 """
 
 from __future__ import annotations
@@ -17,15 +20,16 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import re
+import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from operator import attrgetter
-from typing import Protocol
+from pathlib import Path
 from zlib import crc32
 
 import msgspec
 
-from millstream.errors import DamageError, StorageError
+from millstream.errors import DamageError, MillstreamError, StorageError
 from millstream.service.messages import ENTRY
 from millstream.state.framing import frame, framed_at
 from millstream.state.storage import LocalStorage, Storage
@@ -36,15 +40,6 @@ _BLOCK = 512  # entries of a frame at most
 _BYTES = 1 << 18  # bytes after which a frame ends, if it has fewer
 _FORMAT = 1
 _REST = 2.0  # how long others have the event loop after each block, as a multiple of what the block took
-
-
-class SnapshotEntries(Protocol):
-    """What a snapshot is made of: entries as of a position."""
-
-    @property
-    def applied(self) -> int: ...
-
-    def entries(self) -> Iterator[tuple[bytes, bytes]]: ...
 
 
 class SnapshotPart(msgspec.Struct, frozen=True):
@@ -73,15 +68,16 @@ _decode = msgspec.msgpack.Decoder(list[bytes]).decode
 
 
 def is_part(name: str) -> bool:
-    """Whether it is the name of a part."""
     return _PART_NAME.fullmatch(name) is not None
 
 
-async def write_snapshot(pinned: SnapshotEntries, storage: Storage, name: str, *, part_bytes: int = PART) -> Snapshot:
-    """Saves what is pinned under a name, beside the turns. The caller closes the pin. A name that has this position already is left as it is."""
+async def write_snapshot(
+    pinned: Iterable[tuple[bytes, bytes]], lsn: int, storage: Storage, name: str, *, part_bytes: int = PART
+) -> Snapshot:
+    """Saves entries as of a position under a name, beside the turns. A name that has this position already is left as it is."""
     found = await asyncio.to_thread(_whole, storage, name)
     if found is not None:
-        if found.lsn == pinned.applied:
+        if found.lsn == lsn:
             return found
         raise StorageError(f"{storage.url}/{name} holds a snapshot of position {found.lsn} already: choose another name")
     parts: list[SnapshotPart] = []
@@ -106,7 +102,7 @@ async def write_snapshot(pinned: SnapshotEntries, storage: Storage, name: str, *
         await asyncio.sleep(_REST * min(0.1, time.perf_counter() - began))
         began = time.perf_counter()
 
-    for key, value in pinned.entries():
+    for key, value in pinned:
         block.append(key)
         block.append(value)
         weight += len(key) + len(value)
@@ -117,7 +113,7 @@ async def write_snapshot(pinned: SnapshotEntries, storage: Storage, name: str, *
         await end_block()
     if frames:
         await end_part()
-    whole = Snapshot(name, pinned.applied, rows, sum(part.bytes for part in parts), parts)
+    whole = Snapshot(name, lsn, rows, sum(part.bytes for part in parts), parts)
     await asyncio.to_thread(storage.put, f"{name}/{WHOLE}", msgspec.json.format(msgspec.json.encode(whole)))
     return whole
 
@@ -186,12 +182,10 @@ def _damaged(storage: Storage, name: str, what: str) -> DamageError:
 
 
 def list_snapshots(storage: Storage, prefix: str) -> list[Snapshot]:
-    """The whole snapshots directly under a prefix, by name."""
     return [whole for name in sorted(storage.folders(prefix)) if (whole := _whole(storage, name)) is not None]
 
 
 def newest_snapshot(storage: Storage, prefix: str) -> Snapshot | None:
-    """The whole snapshot with the highest position under a prefix."""
     return max(list_snapshots(storage, prefix), key=attrgetter("lsn"), default=None)
 
 
@@ -219,3 +213,63 @@ def drop_snapshot(storage: Storage, name: str) -> None:
     if isinstance(storage, LocalStorage):  # object stores have no folders
         with contextlib.suppress(OSError):
             (storage.root / name).rmdir()
+
+
+def upload_once(folder: Path | str, storage: Storage, say: Callable[[str], None] = lambda text: None) -> list[str]:
+    """Sends every snapshot under a folder that the target does not have. Returns their names, which are their paths below the folder.
+
+    Raises the first failure, after all others were tried.
+
+    >>> from millstream.state.memory_storage import MemoryStorage
+    >>> upload_once(Path("nothing/here"), MemoryStorage())
+    []
+    """
+    root = Path(folder)
+    source = LocalStorage(root)
+    sent: list[str] = []
+    failed: MillstreamError | None = None
+    for path in sorted(root.rglob(WHOLE)):
+        name = path.parent.relative_to(root).as_posix()
+        if any(part.startswith(".") for part in path.parent.relative_to(root).parts):
+            continue
+        try:
+            if _send(source, storage, name, say):
+                sent.append(name)
+        except MillstreamError as error:
+            if not path.exists():
+                say(f"{name} was dropped while it was sent")
+                continue
+            say(f"{name} could not be sent: {error}")
+            failed = failed or error
+    if failed is not None:
+        raise failed
+    return sent
+
+
+def _send(source: Storage, target: Storage, name: str, say: Callable[[str], None]) -> bool:
+    if target.exists(f"{name}/{WHOLE}"):
+        return False
+    whole = source.read(f"{name}/{WHOLE}")
+    found = describe_snapshot(source, name)
+    for part in found.parts:
+        path = f"{name}/{part.name}"
+        data = source.read(path)
+        if len(data) != part.bytes or crc32(data) != part.crc:
+            raise DamageError(f"{source.url}/{path} is damaged: its bytes are not those that {WHOLE} describes. It is not sent.")
+        if not (target.exists(path) and target.read(path) == data):
+            target.put(path, data)
+    target.put(f"{name}/{WHOLE}", whole)
+    say(f"{name}: position {found.lsn}, {found.rows} rows, {found.bytes} bytes to {target.url}")
+    return True
+
+
+def watch_and_upload(
+    folder: Path | str, storage: Storage, say: Callable[[str], None] = print, *, every: float, stop: threading.Event
+) -> int:
+    """Does `upload_once` again and again, until `stop` is set. Failures are said, and tried again. Returns how many were sent."""
+    sent = 0
+    while not stop.is_set():
+        with contextlib.suppress(MillstreamError):  # it was said; the next round tries again
+            sent += len(upload_once(folder, storage, say))
+        stop.wait(every)
+    return sent
