@@ -1,4 +1,4 @@
-"""Clients after a fork: in a process that forks, and in Spark's Python workers, which are forked."""
+"""Clients and the processes they are in: gRPC's thread between clients; after a fork, also in Spark's Python workers, which are forked."""
 
 from __future__ import annotations
 
@@ -63,6 +63,34 @@ def test_a_client_that_was_not_used_goes_through_a_fork_and_one_that_was_is_refu
                 os.killpg(it.pid, signal.SIGKILL)  # its children too
                 raise
         assert said[0] == "[0, 0, 0] 20\n", said
+
+
+BETWEEN_CLIENTS = """
+import gc, threading
+import millstream as ms
+from millstream.errors import Unreachable
+def threads():
+    return {one.name for one in threading.enumerate() if "poll" in one.name}
+seen = []
+for _ in range(2):
+    client = ms.service.Client("127.0.0.1:1", "t", timeout="200ms")
+    try:
+        client.get("key")
+    except Unreachable:
+        client.close()
+    del client
+    gc.collect()
+    seen.append(threads())
+print(len(seen[0]), seen[0] == seen[1])
+"""
+
+
+def test_the_thread_of_grpc_outlives_the_clients() -> None:
+    """The last one would wait for its end in a finalizer, and a finalizer may be called by that very thread: a deadlock."""
+    said = subprocess.run(
+        [sys.executable, "-c", BETWEEN_CLIENTS], env={**os.environ, "PYTHONPATH": SRC}, capture_output=True, text=True, timeout=60
+    )
+    assert said.stdout == "1 True\n", said
 
 
 @pytest.mark.spark

@@ -76,9 +76,13 @@ _process = 0  # the one that uses gRPC
 
 
 def claim_grpc() -> None:
-    """gRPC does not survive a fork: in a process that was forked from one that had used it, calls would hang for ever. So they are refused."""
+    """Begins to use gRPC. It does not survive a fork: in a process forked from one that had used it, calls would hang for ever. So they are refused."""
     global _process
-    _process = _process or os.getpid()
+    if not _process:
+        _process = os.getpid()
+        # Its asyncio part then stays until the process ends. It would end with the last channel or server, whose finalizer waits for a thread, and the
+        # garbage collector may call that in the thread that is waited for.
+        grpc.aio.init_grpc_aio()
     if _process != os.getpid():
         raise DefinitionError(
             f"this process was forked from process {_process}, which had used gRPC, and gRPC does not survive that. Fork before a client or node is first "
