@@ -6,6 +6,10 @@ STAMP := $(VENV)/.installed
 DEMO_STAMP := $(VENV)/.installed-demo
 ARGS ?=
 
+# Bytecode is kept with the virtual environment, whatever the shell says about it: else each of the processes that tests start would compile everything anew.
+unexport PYTHONDONTWRITEBYTECODE
+export PYTHONPYCACHEPREFIX := $(CURDIR)/$(VENV)/pycache
+
 .PHONY: setup demo demo-views demo-service test quick check bench bench-quick soak java clean
 
 setup: java $(STAMP)

@@ -13,13 +13,12 @@ from pathlib import Path
 
 QUICK = bool(os.environ.get("MILLSTREAM_QUICK"))
 FULL = bool(os.environ.get("MILLSTREAM_FULL"))
-_LEAST = 10
 _MANY = 1_000_000
 
 
-def some(count: int) -> int:
-    """How many seeds, examples or rounds to try of so many."""
-    return min(count, max(_LEAST, count // (10 if QUICK else 1 if FULL else 3)))
+def some(count: int, least: int = 10) -> int:
+    """How many seeds, examples or rounds to try of so many; `least` of them with `make quick` too."""
+    return min(count, max(least if QUICK else 10, count // (10 if QUICK else 1 if FULL else 3)))
 
 
 @lru_cache

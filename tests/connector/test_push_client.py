@@ -59,6 +59,7 @@ class BrokenLine:
         self._listener.close()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", range(4))
 def test_a_line_that_breaks_anywhere_loses_and_doubles_nothing(tmp_path: Path, seed: int) -> None:
     with SourceServer(tmp_path, credits=300) as server, Committing(server):

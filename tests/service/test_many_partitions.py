@@ -79,6 +79,7 @@ def quick(**options: Any) -> Table:
     return Table("t", store=stores.lmdb(durable=True), log=logs.none(), **options)
 
 
+@pytest.mark.slow
 def test_adding_partitions_one_by_one_does_as_much_for_the_last_as_for_the_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     async def add(count: int) -> Counter[str]:
         node = Node([quick(partitions=0)], folder=tmp_path / str(count))

@@ -56,6 +56,7 @@ async def add_all(folder: Path, seed: int, workers: int, each: int, with_session
     return int.from_bytes(reply.values[0], "big", signed=True)
 
 
+@pytest.mark.slow
 def test_additions_that_are_sent_several_times_over_a_way_that_breaks_count_once(tmp_path: Path) -> None:
     assert asyncio.run(add_all(tmp_path, 3, 4, 40, with_sessions=True)) == 160
 

@@ -60,6 +60,7 @@ def noted(node: Node) -> int:
     return sum(len(value or b"") for pin in pins_of(node) for value in pin._old.values())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", CALLS)
 def test_a_table_is_not_pinned_for_ever_for_who_does_not_read(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     async def main() -> None:
@@ -116,6 +117,7 @@ def test_who_has_read_what_is_there_may_watch_for_as_long_as_it_likes(tmp_path: 
     run(main)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", CALLS)
 def test_an_epoch_is_not_pinned_for_ever_for_who_does_not_read(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     world = Checkpoint(names=("C",))

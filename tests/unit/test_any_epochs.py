@@ -94,6 +94,7 @@ def test_shards_are_told_from_the_rest() -> None:
     assert "shards, instead of 2\n" in said
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("computation", [kit.NewWindow, kit.PastTheEnd, kit.AllOfIt, kit.HowFar])
 @pytest.mark.parametrize("rows", [ROWS, MIXED])
 def test_a_window_that_believes_its_timer_has_fired_is_found(computation: Any, rows: Any) -> None:

@@ -60,7 +60,7 @@ def told(report: CheckReport) -> list[tuple[Any, ...]]:
 
 
 @pytest.mark.parametrize("inline", [1024, 0])
-@pytest.mark.parametrize("seed", range(some(10) // 2))
+@pytest.mark.parametrize("seed", range(some(5, least=2)))
 def test_what_the_protocol_has_made_is_right(seed: int, inline: int) -> None:
     dice = random.Random(seed)
     model = Model(dice, ids=40, names=4)
@@ -295,6 +295,7 @@ def shown(recorded: Recorded, name: str) -> dict[Any, Any]:
 IN_JOINS = (a_left_document, a_right_document, a_document, a_document_that_does_not_map, a_document_that_is_none)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("damage", [one for one in DAMAGES if one not in IN_JOINS], ids=lambda damage: damage.__name__)
 def test_a_damaged_view_is_right_after_a_repair_and_a_run(damage: Any, recorded: Recorded) -> None:
     damage(recorded)
@@ -349,7 +350,7 @@ def test_a_drained_checkpoint_is_repaired(recorded: Recorded) -> None:
     assert recorded.published("names~changelog")[-1] == ("Tod", {"prev": 17, "next": 1})
 
 
-@pytest.mark.parametrize("seed", range(8))
+@pytest.mark.parametrize("seed", range(some(8, least=3)))
 def test_random_damage_to_rows_and_nodes_is_repaired(seed: int) -> None:
     dice = random.Random(seed)
     model = Model(dice, ids=60, names=3)
