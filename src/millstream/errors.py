@@ -1,49 +1,14 @@
-"""Every exception of Millstream, in one tree. The class says who must act.
-
-::
-
-    MillstreamError
-    ├── DefinitionError        the author of the pipeline: the graph, a key, a name is wrong. Found before any record is read
-    │   └── MissingExtra           whoever installed Millstream: an optional part is not there. Says how to get it
-    ├── CheckpointError        the operator: the checkpoint does not belong to this pipeline, or cannot go on
-    │   ├── DamageError        the operator: an object in the checkpoint is missing or its bytes changed
-    │   ├── Overtaken          whoever reads old state: the epoch has been collected meanwhile; read a newer one
-    │   └── Fenced             nobody: another driver owns the checkpoint now, this one stopped
-    ├── InputError             whoever feeds the stream: a null key, a corrupt file, a value that does not fit
-    ├── HookError              the author of the computation: a hook raised, a value cannot be encoded
-    ├── StorageError           the operator: the disk is full, the store refuses
-    ├── NetworkError           the operator: a port is taken, or an address is not this machine's
-    ├── SinkError              the operator of the sink
-    │   └── SinkRefused            the same: the sink is there and says no. `reason` says whether to come back helps
-    ├── ProtocolError          whoever wrote one end of a connection of the connector
-    │   ├── LocalProtocolError     our end: it was asked to say something that the protocol does not allow at this point
-    │   └── RemoteProtocolError    the other end: what it sent is no message, or not one that it may send at this point
-    ├── ServiceError           whoever asks the state service; `reason` is the word of service.proto
-    │   ├── BadNode                the client: another node, or several, have the keys. `owners` says who
-    │   ├── NotReady               the operator: the partition does not serve yet, or takes no writes any more
-    │   ├── Busy                   whoever asks: come back after `retry_after` seconds
-    │   ├── TooLarge               whoever asks: send less at once
-    │   ├── Conflict               whoever asks: a version is not the expected one. `versions` says which they are
-    │   ├── Stale                  whoever asks: nothing is as new as asked for
-    │   ├── SessionExpired         whoever asks: whether the write was done cannot be told any more; it was not done now
-    │   ├── Unauthenticated        whoever asks: no cookie, or a wrong one
-    │   ├── FencedRun              nobody: a newer run writes under this label; the old one stopped
-    │   ├── RefusedRequest         whoever asks: the request makes no sense, or a filter or a function said no
-    │   ├── Unreachable            whoever asks: nobody answers there. A write was certainly not done
-    │   └── UnknownOutcome         whoever asks: it may have been done. Ask again with the same session and seq
-    ├── ClusterError           the operator of the cluster: tasks of a resident run do not come, or are lost again and again. Says which
-    │   └── TaskLost               nobody: a task of a resident run is gone; the epoch is run again
-    └── EpochAbandoned         nobody: attempts of an epoch did not fit together; it is run again
+"""Every exception of Millstream, in one tree. The first words of a class say who must act; docs/operations.md has them as a table.
 
 An epoch that ends in any of these was not committed, and nothing already committed is touched.
 
-`exit_code` is what the command `millstream` ends with, for a supervisor that starts it again (docs/operations.md): 1, somebody has to change something first;
-3, user code or data; 4, another driver owns the checkpoint, and starting this one again would take it away; 5, something around it failed, and may work later.
+`exit_code` is what the command `millstream` ends with, for a supervisor that starts it again: 1, somebody has to change something first; 3, user code or data;
+4, another driver owns the checkpoint, and starting this one again would take it away; 5, something around it failed, and may work later.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 
@@ -55,75 +20,75 @@ class MillstreamError(Exception):
 
 
 class DefinitionError(MillstreamError):
-    """The pipeline cannot be built as it is written."""
+    """The author of the pipeline: the graph, a key or a name is wrong. Found before any record is read."""
 
 
 class MissingExtra(DefinitionError):
-    """An optional part of Millstream is not installed."""
+    """Whoever installed Millstream: an optional part is not there. It says how to get it."""
 
 
 class CheckpointError(MillstreamError):
-    """The checkpoint and the pipeline do not fit together."""
+    """The operator: the checkpoint does not belong to this pipeline, or cannot go on."""
 
 
 class DamageError(CheckpointError):
-    """An object of the checkpoint is missing or damaged. `object`: its name, where a manifest names it."""
+    """The operator: an object of the checkpoint is missing, or its bytes changed. `object`: its name, where a manifest names it."""
 
     object: str | None = None
 
 
 class Overtaken(CheckpointError):
-    """An epoch that somebody reads has been collected meanwhile. Nothing is damaged: read a newer one."""
+    """Whoever reads old state: the epoch has been collected meanwhile. Nothing is damaged: read a newer one."""
 
 
 class Fenced(CheckpointError):
-    """Another driver has taken over the checkpoint; this one must stop."""
+    """Nobody: another driver owns the checkpoint now, and this one stopped."""
 
     exit_code = 4
 
 
 class InputError(MillstreamError):
-    """A record or a file of an injected stream cannot be used."""
+    """Whoever feeds the stream: a null key, a corrupt file, a value that does not fit."""
 
     exit_code = 3
 
 
 class HookError(MillstreamError):
-    """User code raised, or gave the system something it cannot keep."""
+    """The author of the computation: a hook raised, or gave something that cannot be encoded."""
 
     exit_code = 3
 
 
 class StorageError(MillstreamError):
-    """The checkpoint's or the sink's storage refused an operation."""
+    """The operator: the disk is full, or the checkpoint's or a sink's store refuses."""
 
     exit_code = 5
 
 
 class NetworkError(MillstreamError):
-    """A server cannot listen where it is to."""
+    """The operator: a port is taken, or an address is not this machine's."""
 
     exit_code = 5
 
 
 class ClusterError(MillstreamError):
-    """Tasks of a resident run do not come, or are lost again and again. It says which, and never blames a computation."""
+    """The operator of the cluster: tasks of a resident run do not come, or are lost again and again. It says which, and never blames a computation."""
 
     exit_code = 5
 
 
 class TaskLost(ClusterError):
-    """A task of a resident run is gone: its process, its host or the way there. The epoch is run again."""
+    """Nobody: a task of a resident run is gone, its process, its host or the way there. The epoch is run again."""
 
 
 class SinkError(MillstreamError):
-    """A sink could not take or publish an epoch's rows."""
+    """The operator of the sink: it could not take or publish an epoch's rows."""
 
     exit_code = 5
 
 
 class SinkRefused(SinkError):
-    """A sink answered and said no. `reason` is the word for it in `millstream.connector.wire.refusals`."""
+    """The operator of the sink: it answered, and said no. `reason` is the word for it in `millstream.connector.wire.refusals`."""
 
     def __init__(self, text: str, reason: str = "other") -> None:
         super().__init__(text)
@@ -133,7 +98,7 @@ class SinkRefused(SinkError):
 
 
 class ProtocolError(MillstreamError):
-    """One end of a connection did not keep to the connector protocol."""
+    """Whoever wrote one end of a connection: it did not keep to the connector protocol."""
 
 
 class LocalProtocolError(ProtocolError):
@@ -144,15 +109,23 @@ class RemoteProtocolError(ProtocolError):
     """The other end sent bytes that are no message, or a message that it may not send at this point."""
 
 
+class EpochAbandoned(MillstreamError):
+    """Nobody: the attempts that made up an epoch do not fit together. The engine runs the epoch again."""
+
+
+# --- the state service
+
+
 class ServiceError(MillstreamError):
-    """The state service said no, or could not be asked. `reason` is the word for it in service.proto. counted: it is a session's answer to a write."""
+    """Whoever asks the state service: it said no, or could not be asked. `reason` is the word for it in service.proto. counted: it is a session's answer to
+    a write."""
 
     reason = "NONE"
     counted = False
 
 
 class BadNode(ServiceError):
-    """The keys belong to another node, or to several partitions. `owners`: their descriptors, as far as they are known."""
+    """The client: the keys belong to another node, or to several partitions. `owners`: their descriptors, as far as they are known."""
 
     reason = "BAD_NODE"
 
@@ -162,13 +135,13 @@ class BadNode(ServiceError):
 
 
 class NotReady(ServiceError):
-    """The partition does not serve yet, or takes no writes any more."""
+    """The operator: the partition does not serve yet, or takes no writes any more."""
 
     reason = "NOT_READY"
 
 
 class Busy(ServiceError):
-    """Too much is waiting already. `retry_after`: seconds."""
+    """Whoever asks: too much is waiting already. Come back after `retry_after` seconds."""
 
     reason = "BUSY"
 
@@ -178,13 +151,13 @@ class Busy(ServiceError):
 
 
 class TooLarge(ServiceError):
-    """The request is larger than one may be."""
+    """Whoever asks: the request is larger than one may be. Send less at once."""
 
     reason = "TOO_LARGE"
 
 
 class Conflict(ServiceError):
-    """A version is not the expected one. `versions`: those that the keys have, 0 for one that is not there."""
+    """Whoever asks: a version is not the expected one. `versions`: those that the keys have, 0 for one that is not there."""
 
     reason = "CONFLICT"
 
@@ -194,13 +167,14 @@ class Conflict(ServiceError):
 
 
 class Stale(ServiceError):
-    """Nothing here is as new as asked for, or the epoch is no longer kept."""
+    """Whoever asks: nothing here is as new as asked for, or the epoch is no longer kept."""
 
     reason = "STALE"
 
 
 class SessionExpired(ServiceError):
-    """Whether the write was done can no longer be told; it was not done now. `known_after`: sessions that began later are known, if they were used."""
+    """Whoever asks: whether the write was done can no longer be told; it was not done now. `known_after`: sessions that began later are known, if they were
+    used."""
 
     reason = "SESSION_EXPIRED"
 
@@ -210,31 +184,31 @@ class SessionExpired(ServiceError):
 
 
 class Unauthenticated(ServiceError):
-    """The cookie is missing or wrong."""
+    """Whoever asks: the cookie is missing or wrong."""
 
     reason = "UNAUTHENTICATED"
 
 
 class FencedRun(ServiceError):
-    """A newer run writes under this label now. Whoever is told so must stop."""
+    """Nobody: a newer run writes under this label now, and the old one must stop."""
 
     reason = "FENCED"
 
 
 class RefusedRequest(ServiceError):
-    """The request makes no sense, or a filter or a function said no."""
+    """Whoever asks: the request makes no sense, or a filter or a function said no."""
 
     reason = "REFUSED"
 
 
 class UnknownOutcome(ServiceError):
-    """A write that may have been done. The same session and seq ask what became of it."""
+    """Whoever asks: the write may have been done. The same session and seq ask what became of it."""
 
     reason = "UNKNOWN_OUTCOME"
 
 
 class Unreachable(ServiceError):
-    """Nobody answered in time. `sent`: what was asked may have arrived. A write that may have been done is an `UnknownOutcome` instead."""
+    """Whoever asks: nobody answered in time. `sent`: what was asked may have arrived. A write that may have been done is an `UnknownOutcome` instead."""
 
     reason = "UNREACHABLE"
 
@@ -243,29 +217,18 @@ class Unreachable(ServiceError):
         self.sent = sent
 
 
-class EpochAbandoned(MillstreamError):
-    """The attempts that made up an epoch do not fit together. Raised inside the engine, which runs the epoch again."""
+def _below(cls: type[Any]) -> Iterator[type[Any]]:
+    for one in cls.__subclasses__():
+        yield one
+        yield from _below(one)
 
 
-#: How a failure travels from a task to the driver: by the name of its class.
+#: The errors of the state service, by the reason that travels.
+BY_REASON: dict[str, type[ServiceError]] = {cls.reason: cls for cls in _below(ServiceError)}
+
+#: How a failure travels from a task to the driver: by the name of its class. What is the engine's own affair does not.
 BY_NAME: dict[str, type[MillstreamError]] = {
-    cls.__name__: cls
-    for cls in (
-        DefinitionError,
-        CheckpointError,
-        DamageError,
-        Overtaken,
-        Fenced,
-        InputError,
-        HookError,
-        StorageError,
-        NetworkError,
-        SinkError,
-        SinkRefused,
-        ServiceError,
-        LocalProtocolError,
-        RemoteProtocolError,
-    )
+    cls.__name__: cls for cls in _below(MillstreamError) if not issubclass(cls, (ClusterError, EpochAbandoned, *BY_REASON.values()))
 }
 
 
@@ -277,25 +240,6 @@ def travelling_name(error: MillstreamError) -> str:
     'HookError'
     """
     return next((cls.__name__ for cls in type(error).__mro__ if cls.__name__ in BY_NAME), MillstreamError.__name__)
-
-
-#: The errors of the state service, by the reason that travels.
-BY_REASON: dict[str, type[ServiceError]] = {
-    cls.reason: cls
-    for cls in (
-        BadNode,
-        NotReady,
-        Busy,
-        TooLarge,
-        Conflict,
-        Stale,
-        SessionExpired,
-        Unauthenticated,
-        FencedRun,
-        RefusedRequest,
-        UnknownOutcome,
-    )
-}
 
 
 class InputWarning(UserWarning):

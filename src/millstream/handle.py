@@ -18,6 +18,8 @@ import time
 from typing import TYPE_CHECKING, Any
 
 import msgspec
+from rich.console import Group
+from rich.text import Text
 
 from millstream.engine.program import Compiled, Program
 from millstream.errors import DefinitionError
@@ -25,6 +27,7 @@ from millstream.readable import relations
 from millstream.state import compaction, heartbeat
 from millstream.state.queries import states
 from millstream.state.reader import steady
+from millstream.status import render
 from millstream.status.narrator import Narrator
 from millstream.status.report import Status, status_of
 
@@ -193,9 +196,8 @@ class Handle:
         return str(self._status())
 
     def _repr_html_(self) -> str:
-        return self.status()._repr_html_() + (
-            f"<pre>{type(self.error).__name__}: {_escaped(self.error)}</pre>" if self.error is not None else ""
-        )
+        error = [] if self.error is None else ["", Text(f"{type(self.error).__name__}: {self.error}")]
+        return render.html(Group(render.progress(self._status()), *error))
 
     # --- signs of life
 
@@ -265,9 +267,3 @@ def _serving(run: Run, address: str) -> ServerThread:
     from millstream.service.live.process import LiveServer
 
     return ServerThread(LiveServer(run.epochs.storage, address, cookie=os.environ.get("MILLSTREAM_COOKIE", "")))
-
-
-def _escaped(error: BaseException) -> str:
-    from html import escape
-
-    return escape(str(error))

@@ -258,7 +258,7 @@ def assert_same_in_any_epochs(
     Traceback (most recent call last):
     AssertionError: pipeline 'words': not in the state: `self.seen`, of computation 'Count'
     stream 'Count', key 'tea': 1 at 2 instead of 2 at 2
-      with a new instance for each key and epoch, instead of one instance for all keys and epochs
+      with a new instance for each shard and epoch, instead of one instance for all keys and epochs
     The records that show it, in order of arrival:
       words: {'word': 'tea', 'at': 1, 'id': '1'}
       words: {'word': 'tea', 'at': 2, 'id': '2'}

@@ -42,7 +42,7 @@ def report(p: ms.Pipeline, rows: Any = ROWS, **options: Any) -> str:
 def test_state_on_self_is_named(computation: Any, names: str) -> None:
     said = report(pipeline(computation))
     assert said.startswith(f"pipeline 'kit': not in the state: {names}, of computation 'Program'\n"), said
-    assert "with a new instance for each key and epoch, instead of one instance for all keys and epochs" in said
+    assert "with a new instance for each shard and epoch, instead of one instance for all keys and epochs" in said
 
 
 @pytest.mark.parametrize(

@@ -26,7 +26,7 @@ from millstream.state import heartbeat
 from millstream.state.reader import CommittedState
 from millstream.state.storage import LocalStorage
 from millstream.status.check import checked_here
-from millstream.status.check_plan import CheckReport, planned
+from millstream.status.check import CheckReport, planned
 from millstream.views.agg_tree import address
 
 encode, decode = ms.codecs.msgpack.encoder(), ms.codecs.msgpack.decoder(object)

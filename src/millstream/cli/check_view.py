@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import sys
-from typing import Any
 
 from millstream.cli.arguments import failed, print_json, storage_option
 from millstream.cli.files import file_and_name, load, pipeline_in
@@ -20,7 +19,7 @@ from millstream.state.manifest_log import ManifestLog
 from millstream.state.reader import latest
 from millstream.state.storage import open_storage
 from millstream.status import check
-from millstream.status.check_plan import CheckPlan, CheckReport, planned
+from millstream.status.check import CheckReport, planned
 
 _BEYOND = "A table has nothing that its documents could be made from: correct the map, or restore the checkpoint from a copy."
 LITTLE = 200_000  # rows that are mapped sooner than Spark has started
@@ -63,107 +62,82 @@ def _check(args: argparse.Namespace) -> int:
     file, name = file_and_name(args.file)
     if not file.is_file():
         return failed(f"there is no file {file}", 2)
+    if args.repair and args.sample < 1:
+        return failed("--repair checks everything: leave out --sample", 2)
     pipeline = pipeline_in(load(file), name, file)
     log = ManifestLog(open_storage(args.checkpoint or f"{pipeline.name}-checkpoint", dict(args.storage_option) or None))
     shards, program = log.identity().shards, pipeline.program()
     log.identify(program.name, shards, shards, list(program.topology.injectors))  # it is this pipeline's
-    if args.repair and args.sample < 1:
-        return failed("--repair checks everything: leave out --sample", 2)
-    report, marked = Check(program, log, args).run()
+    if args.repair:
+        _refuse_company(log)
+    report = _checked(program, log, args)
+    if not args.json:
+        _tell(report)
+    marked = report.wrong if args.repair and report.count else []
+    if args.repair and report.count:
+        _repair(program, log, report, args)
     if args.json:
-        print_json(
-            {
-                "epoch": report.epoch,
-                "differences": report.count,
-                "views": {
-                    name: {"groups": one.groups, "contributions": one.contributions, "differences": one.by_what}
-                    for name, one in report.judgements.items()
-                },
-                "not_checked": report.skipped,
-                "first": [str(one) for one in report.first],
-                "rebuild": marked,
-            }
-        )
+        views = {
+            name: {"groups": one.groups, "contributions": one.contributions, "differences": one.by_what}
+            for name, one in report.judgements.items()
+        }
+        found = {"epoch": report.epoch, "differences": report.count, "views": views, "not_checked": report.skipped}
+        print_json({**found, "first": [str(one) for one in report.first], "rebuild": marked})
     return 1 if report.count and not marked else 0
 
 
-class Check:
-    """One call of the command."""
-
-    def __init__(self, program: Program, log: ManifestLog, args: argparse.Namespace) -> None:
-        self._program = program
-        self._log = log
-        self._args = args
-        self._options: dict[str, Any] | None = dict(args.storage_option) or None
-
-    def run(self) -> tuple[CheckReport, list[str]]:
-        """What was found, and the views that the next run fills anew."""
-        if self._args.repair:
-            self._refuse_company()
-        report = self._checked(self._planned())
-        if not self._args.json:
-            _tell(report)
-        if self._args.repair and report.count:
-            self._repair(report)
-            return report, report.wrong
-        return report, []
-
-    def _planned(self) -> CheckPlan:
-        manifest = latest(self._log)
-        if manifest is None:
-            raise CheckpointError(f"{self._log.storage.url} has no committed epoch yet.")
-        return planned(self._program, manifest, self._args.views, self._args.sample)
-
-    def _refuse_company(self) -> None:
-        sign = last_sign(self._log.storage)
-        if sign is not None and sign.is_alive(wall_clock()):
-            raise CheckpointError(
-                f"a driver is at work on {self._log.storage.url} (process {sign.pid} on {sign.host}), and a repair would end it. Stop it first. If it was "
-                f"killed, wait for half a minute."
-            )
-
-    def _repair(self, report: CheckReport) -> None:
-        views = {name: report.judgements[name].unreadable for name in report.wrong}
-        stumbled = [name for name, one in report.judgements.items() if "document" in one.by_what and name not in views]
-        if stumbled:
-            raise CheckpointError(
-                f"a fill would stop at the documents of {', '.join(stumbled)} that are named above. Nothing was marked. {_BEYOND}"
-            )
-        spark = None
-        if any(map(_wants_spark, self._program.topology.emissions)):
-            from millstream.engine.spark.run_builder import ready_sinks
-            from millstream.engine.spark.session import local_session
-
-            spark = local_session(self._program.name)
-            ready_sinks(self._program.topology)
-        else:
-            for emission in self._program.topology.emissions:
-                emission.sink.check()
-        done = mark_for_rebuild(self._program, self._log, report.epoch, views, spark)
-        tell = _say if self._args.json else print
-        tell(
-            f"epoch {done.epoch} marks {', '.join(views)}: the next run fills what is marked anew, beside what it shows now, and cuts over."
+def _refuse_company(log: ManifestLog) -> None:
+    sign = last_sign(log.storage)
+    if sign is not None and sign.is_alive(wall_clock()):
+        raise CheckpointError(
+            f"a driver is at work on {log.storage.url} (process {sign.pid} on {sign.host}), and a repair would end it. Stop it first. If it was "
+            f"killed, wait for half a minute."
         )
-        tell(f"Run: millstream run {self._args.file} --checkpoint {self._log.storage.url}")
 
-    def _checked(self, plan: CheckPlan) -> CheckReport:
-        is_local = self._args.local or plan.rows <= LITTLE
-        counts = [f"{rows_shown(plan.manifest.computations[name]):,} rows of {name}" for name in plan.senders]
-        what = f"{len(plan.consumers)} views and joins against {', '.join(counts) or 'nothing'}"
-        _say(f"checking {what}, epoch {plan.manifest.epoch}, {'in this process' if is_local else 'on Spark'}")
-        try:
-            if is_local:
-                return check.checked_here(
-                    self._program, self._log, plan, lambda sender, rows: _say(f"{rows:,} rows of {sender} are mapped")
-                )
-            from millstream.engine.spark.session import local_session
 
-            return check.checked_on_spark(self._program, self._log, plan, local_session(self._program.name), self._options)
-        except Overtaken as error:
-            raise CheckpointError(
-                f"{error} The pipeline runs, and this check takes longer than it keeps an epoch. Stop it meanwhile, check a copy of the checkpoint, or give "
-                f"--sample (which maps all documents, and compares less)."
-            ) from error
+def _checked(program: Program, log: ManifestLog, args: argparse.Namespace) -> CheckReport:
+    manifest = latest(log)
+    if manifest is None:
+        raise CheckpointError(f"{log.storage.url} has no committed epoch yet.")
+    plan = planned(program, manifest, args.views, args.sample)
+    is_local = args.local or plan.rows <= LITTLE
+    counts = [f"{rows_shown(plan.manifest.computations[name]):,} rows of {name}" for name in plan.senders]
+    what = f"{len(plan.consumers)} views and joins against {', '.join(counts) or 'nothing'}"
+    _say(f"checking {what}, epoch {manifest.epoch}, {'in this process' if is_local else 'on Spark'}")
+    try:
+        if is_local:
+            return check.checked_here(program, log, plan, lambda sender, rows: _say(f"{rows:,} rows of {sender} are mapped"))
+        from millstream.engine.spark.session import local_session
+
+        return check.checked_on_spark(program, log, plan, local_session(program.name), dict(args.storage_option) or None)
+    except Overtaken as error:
+        raise CheckpointError(
+            f"{error} The pipeline runs, and this check takes longer than it keeps an epoch. Stop it meanwhile, check a copy of the checkpoint, or give "
+            f"--sample (which maps all documents, and compares less)."
+        ) from error
+
+
+def _repair(program: Program, log: ManifestLog, report: CheckReport, args: argparse.Namespace) -> None:
+    views = {name: report.judgements[name].unreadable for name in report.wrong}
+    stumbled = [name for name, one in report.judgements.items() if "document" in one.by_what and name not in views]
+    if stumbled:
+        raise CheckpointError(
+            f"a fill would stop at the documents of {', '.join(stumbled)} that are named above. Nothing was marked. {_BEYOND}"
+        )
+    spark = None
+    if any(map(_wants_spark, program.topology.emissions)):
+        from millstream.engine.spark.run_builder import ready_sinks
+        from millstream.engine.spark.session import local_session
+
+        spark = local_session(program.name)
+        ready_sinks(program.topology)
+    else:
+        for emission in program.topology.emissions:
+            emission.sink.check()
+    done = mark_for_rebuild(program, log, report.epoch, views, spark)
+    tell = _say if args.json else print
+    tell(f"epoch {done.epoch} marks {', '.join(views)}: the next run fills what is marked anew, beside what it shows now, and cuts over.")
+    tell(f"Run: millstream run {args.file} --checkpoint {log.storage.url}")
 
 
 def _wants_spark(emission: Emission) -> bool:

@@ -20,7 +20,7 @@ import msgspec
 
 from millstream.simulation.diff import short
 from millstream.simulation.epoch_cuts import OWN, Cut, Ran, Rows, Trials, cuts, singly, time_of
-from millstream.simulation.instance_sharing import EPOCH, ONE, VISIT, outside
+from millstream.simulation.instance_sharing import EPOCH, ONE, outside
 
 EPOCHS = "the result depends on how input falls into epochs"
 SHARDS = "the result depends on the number of shards"
@@ -132,11 +132,9 @@ def _names(names: Sequence[str]) -> str:
 
 def _instances(trials: Trials, first: Cut, cut: Cut) -> Finding | None:
     for base in (first, msgspec.structs.replace(cut, shards=first.shards), cut):
-        ways = {sharing: msgspec.structs.replace(base, sharing=sharing) for sharing in (EPOCH, ONE, VISIT)}
-        runs = {sharing: trials.run(way) for sharing, way in ways.items()}
-        for one, other in ((VISIT, ONE), (VISIT, EPOCH), (EPOCH, ONE)):
-            if trials.difference(runs[one], runs[other]) is not None:
-                return _named(_fewest(trials, ways[one], ways[other]))
+        apart, shared = (msgspec.structs.replace(base, sharing=sharing) for sharing in (EPOCH, ONE))
+        if trials.difference(trials.run(apart), trials.run(shared)) is not None:
+            return _named(_fewest(trials, apart, shared))
     return None
 
 

@@ -38,7 +38,7 @@ from millstream.core.watermark import Policy, Progress, Seen
 from millstream.engine.program import Program
 from millstream.errors import HookError
 from millstream.simulation.diff import OutRow, cut_short, first_entry, first_of_bag, same, short
-from millstream.simulation.instance_sharing import EPOCH, ONE, SHARINGS, VISIT, SharedCompiled
+from millstream.simulation.instance_sharing import EPOCH, ONE, SHARINGS, SharedCompiled
 from millstream.simulation.local import LocalEngine
 from millstream.simulation.view_checks import EpochJudge, read
 from millstream.simulation.view_equivalence import by_arrival, first_of_state, first_of_streams, outputs
@@ -90,7 +90,7 @@ def cuts(count: int, shards: int, seeds: Iterable[int]) -> Iterator[Cut]:
     """The ways to try: those in which most mistakes show, then one per seed."""
     first = singly(count, shards)
     yield Cut((0, count), shards)
-    yield Cut(first.bounds, shards + 1, sharing=VISIT)
+    yield Cut(first.bounds, shards + 1)
     yield msgspec.structs.replace(first, shards=1, sharing=ONE)
     for seed in seeds:
         dice = random.Random(f"cut {seed}")

@@ -9,6 +9,7 @@ Rules
 
 from __future__ import annotations
 
+import io
 import time
 from collections.abc import Iterable, Sequence
 from typing import Any
@@ -23,11 +24,14 @@ from rich.text import Text
 from millstream.core.record import Timer
 from millstream.core.time import BEGINNING, END, LOW_WATERMARK, describe
 from millstream.readable.listing import Listing, MapView, Opaque, RowView
-from millstream.status import modes
+from millstream.state.heartbeat import RunMode
 from millstream.status.report import ComputationStatus, InjectorStatus, Overview, Status
 
 _FEW = 3
 _SHORT = 160
+_NOTEBOOK = 160  # columns
+_LONG = 10_000  # milliseconds at one key, after which that is worth a colour
+_SHOWN = 0.05  # milliseconds
 _SAME_CLOCK = 60_000  # milliseconds: an epoch takes some time from its plan to its commit
 
 
@@ -44,7 +48,7 @@ def overview(found: Overview) -> RenderableType:
     drained = "drained: event time has ended" if status.drained else "not drained"
     head.append(f"{_count(status.records, 'record')} injected, {_count(found.shards, 'shard')}, {drained}{_refused(status)}")
     parts: list[RenderableType] = [head, "", _injectors(status.injectors), "", _computations(status.computations)]
-    tasks = modes.details(found.last_sign.mode) if found.alive and found.last_sign is not None and found.last_sign.mode.tasks else []
+    tasks = _mode_details(found.last_sign.mode) if found.alive and found.last_sign is not None and found.last_sign.mode.tasks else []
     return Group(*parts, *_details(status), *tasks, *_late_records(status.computations))
 
 
@@ -64,8 +68,8 @@ def driver(found: Overview) -> str:
     if found.alive:
         waits = f"; it waits for {sign.waits_for}" if sign.waits_for else ""
         speed = f"{sign.records_per_second:,.0f} records/s, {sign.epoch_millis:,.0f} ms per epoch"
-        stuck = "".join(f"\n{text}" for text in modes.stuck(sign.mode))
-        return f"driver: alive, {where}, last sign of life {_ago(sign.at)}; {modes.words(sign.mode)}, {speed}{waits}{stuck}"
+        stuck = "".join(f"\n{text}" for text in _stuck(sign.mode))
+        return f"driver: alive, {where}, last sign of life {_ago(sign.at)}; {mode_words(sign.mode)}, {speed}{waits}{stuck}"
     if sign.state == "running":
         return f"driver: silent, {where}, last sign of life {_ago(sign.at)}: it was killed, or its host is gone. The next run goes on from here"
     return f"driver: {sign.state} {_ago(sign.at)} ({where})"
@@ -79,10 +83,17 @@ def progress(status: Status) -> RenderableType:
     speed = f"{status.records_per_second:,.0f}/s  {status.epoch_millis:,.0f} ms per epoch"
     head.append(f"  epoch {status.epoch}  run {status.run}  {_count(status.records, 'record')}  {speed}{_refused(status)}")
     if status.mode.name == "resident":
-        head.append(f"\n{modes.words(status.mode)}", style="dim")
+        head.append(f"\n{mode_words(status.mode)}", style="dim")
     if status.waits_for:
         head.append(f"\nwaiting for {status.waits_for}", style="dim")
-    return Group(head, "", _computations(status.computations), *_details(status), *modes.details(status.mode))
+    return Group(head, "", _computations(status.computations), *_details(status), *_mode_details(status.mode))
+
+
+def html(what: RenderableType) -> str:
+    """What a notebook shows: the same as a terminal. Everything that comes from outside is escaped."""
+    console = Console(record=True, file=io.StringIO(), width=_NOTEBOOK, highlight=False)
+    console.print(what)
+    return console.export_html(inline_styles=True, code_format="<pre>{code}</pre>")
 
 
 def line(status: Status) -> str:
@@ -111,8 +122,8 @@ def line(status: Status) -> str:
     parts += [f"{waiting:,} waiting"] if waiting else []
     parts += [_count(dead, "dead letter")] if dead else []
     parts += [str(one) for one in status.fills]
-    parts += [modes.words(status.mode)] if status.mode.losses or status.mode.missing else []
-    parts += modes.stuck(status.mode)
+    parts += [mode_words(status.mode)] if status.mode.losses or status.mode.missing else []
+    parts += _stuck(status.mode)
     parts += [f"stored: {name}" for name, edge in status.edges.items() if edge.stored]
     return f"{status.pipeline}: " + ", ".join(parts)
 
@@ -126,7 +137,7 @@ def changes(status: Status) -> tuple[Any, ...]:
         tuple((c.low_watermark, c.keys, c.timers, c.records, c.fired, c.produced, c.waiting) for c in status.computations),
         tuple(name for name, edge in status.edges.items() if edge.stored),
         tuple((one.name, one.what, one.rows) for one in status.fills),
-        (status.mode.generation, status.mode.losses, tuple(status.mode.missing), tuple(modes.stuck(status.mode))),
+        (status.mode.generation, status.mode.losses, tuple(status.mode.missing), tuple(_stuck(status.mode))),
     )
 
 
@@ -379,3 +390,70 @@ def _cut(text: str) -> str:
 
 def _count(number: int, noun: str) -> str:
     return f"{number:,} {noun}" + ("" if number == 1 else "s")
+
+
+# --- how epochs are run, and where their milliseconds go
+
+
+def mode_words(mode: RunMode) -> str:
+    """The mode in a few words.
+
+    >>> from millstream.state.heartbeat import TaskSign
+    >>> mode_words(RunMode("resident", generation=2, losses=1, tasks=[TaskSign(0, "host", 7, [0, 1])]))
+    'resident, generation 2, 1 task, 1 loss'
+    >>> mode_words(RunMode())
+    'micro-batch'
+    """
+    if mode.name != "resident":
+        return mode.name
+    parts = [f"resident, generation {mode.generation}", f"{len(mode.tasks)} task{'' if len(mode.tasks) == 1 else 's'}"]
+    if mode.missing:
+        parts.append(f"waiting for task{'' if len(mode.missing) == 1 else 's'} {', '.join(map(str, mode.missing))}")
+    if mode.losses:
+        parts.append(f"{mode.losses:,} loss{'' if mode.losses == 1 else 'es'}")
+    if mode.epochs_per_second:
+        parts.append(f"{mode.epochs_per_second:,.1f} epochs/s")
+    return ", ".join(parts)
+
+
+def _phases(mode: RunMode) -> str:
+    """Where the milliseconds of an epoch go; empty if that is not known.
+
+    >>> _phases(RunMode(phases={"tasks": 3.256, "commit": 1.1, "upkeep": 0.001}))
+    'an epoch: tasks 3.3 ms, commit 1.1 ms'
+    """
+    told = [f"{name} {millis:.1f} ms" for name, millis in mode.phases.items() if millis >= _SHOWN]
+    return "an epoch: " + ", ".join(told) if told else ""
+
+
+def _stuck(mode: RunMode) -> list[str]:
+    """What tasks have been at for long: a hook that hangs shows here."""
+    return [f"task {one.slot} has been at {one.at} for {one.millis / 1000:,.0f} s" for one in mode.tasks if one.at]
+
+
+def _mode_details(mode: RunMode) -> list[RenderableType]:
+    """Tasks and phases, for a view that is drawn again and again."""
+    parts: list[RenderableType] = []
+    if mode.tasks:
+        table = columns("task", "host", "process", "shards", "memory", "at")
+        for one in mode.tasks:
+            at = Text(f"{one.at}, for {one.millis / 1000:,.0f} s" if one.at else "", style="yellow" if one.millis > _LONG else "")
+            table.add_row(str(one.slot), one.host, str(one.pid), _ranges(one.shards), f"{one.memory >> 20:,} MB", at)
+        parts += ["", table]
+    where = _phases(mode)
+    if where:
+        parts += ["", Text(where, style="dim")]
+    return parts
+
+
+def _ranges(shards: list[int]) -> str:
+    """Shards in few words.
+
+    >>> _ranges([0, 2, 4, 6]), _ranges([1])
+    ('0, 2, 4, 6', '1')
+    >>> _ranges(list(range(0, 40, 2)))
+    '0, 2, 4, ... 38 (20)'
+    """
+    if len(shards) <= 8:
+        return ", ".join(map(str, shards))
+    return f"{', '.join(map(str, shards[:3]))}, ... {shards[-1]} ({len(shards)})"

@@ -120,9 +120,9 @@ class Status(msgspec.Struct):
         return f"{line(self)}, {self.state}"
 
     def _repr_html_(self) -> str:
-        from millstream.status.html import status
+        from millstream.status.render import html, progress
 
-        return status(self)
+        return html(progress(self))
 
 
 def held_back_by(manifest: Manifest) -> dict[str, Holder]:
