@@ -18,7 +18,7 @@ import time
 from typing import TYPE_CHECKING, Any
 
 import msgspec
-from rich.console import Group
+from rich.console import Group, RenderableType
 from rich.text import Text
 
 from millstream.engine.program import Compiled, Program
@@ -196,7 +196,7 @@ class Handle:
         return str(self._status())
 
     def _repr_html_(self) -> str:
-        error = [] if self.error is None else ["", Text(f"{type(self.error).__name__}: {self.error}")]
+        error: list[RenderableType] = [] if self.error is None else ["", Text(f"{type(self.error).__name__}: {self.error}")]
         return render.html(Group(render.progress(self._status()), *error))
 
     # --- signs of life

@@ -12,8 +12,7 @@ from sparkkit import write
 
 import millstream as ms
 from millstream.engine.repair import mark_for_rebuild
-from millstream.status.check import checked_here, checked_on_spark
-from millstream.status.check import planned
+from millstream.status.check import checked_here, checked_on_spark, planned
 
 pytestmark = pytest.mark.spark
 

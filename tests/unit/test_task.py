@@ -35,7 +35,7 @@ from millstream.engine.receipts import EpochOrder, Receipt
 from millstream.engine.task import Result, Task
 from millstream.errors import StorageError
 from millstream.simulation import loop_tasks
-from millstream.simulation.fakes import Host, HostCache
+from millstream.simulation.fakes import Host
 from millstream.simulation.fault import Fault
 from millstream.simulation.list_inputs import Injected, ListInputs
 from millstream.simulation.simulated_run import InputPlan
@@ -332,11 +332,11 @@ class Refusing(Sink):
         raise StorageError("no space left")
 
 
-class Unclosed(HostCache):
+class Unclosed(Host):
     """Counts views that were opened and not closed."""
 
     def __init__(self, storage: Storage) -> None:
-        super().__init__(Host(), storage, trusting=False)
+        super().__init__(storage, trusting=False)
         self.open = 0
 
     def view(self, *args: Any) -> Any:

@@ -25,8 +25,7 @@ from millstream.readable import relations
 from millstream.state import heartbeat
 from millstream.state.reader import CommittedState
 from millstream.state.storage import LocalStorage
-from millstream.status.check import checked_here
-from millstream.status.check import CheckReport, planned
+from millstream.status.check import CheckReport, checked_here, planned
 from millstream.views.agg_tree import address
 
 encode, decode = ms.codecs.msgpack.encoder(), ms.codecs.msgpack.decoder(object)

@@ -53,46 +53,31 @@ class PublishedRows(Sink):
         return [row for name in self.storage.list(f"out/{emission}") for row in pickle.loads(self.storage.read(name))]
 
 
-class MemoryStateCache:
-    """One shard in the memory of one worker, with the rules of `state/state_cache.py`."""
-
-    def __init__(self) -> None:
-        self.marker: bytes | None = None
-        self.store = MemoryStore()
-
-    def view(self, storage: Storage, chain: Sequence[SegmentRef], manifest: Manifest, trusting: bool) -> MemoryStore:
-        mark = mark_of(manifest)
-        if self.marker == mark or (trusting and self.marker is not None):
-            return self.store
-        due = missing(self.marker, chain, manifest)
-        if due is None:
-            self.store = MemoryStore()
-            due = chain
-        for ref in due:
-            for keys, values in read_blocks(storage, ref):
-                self.store.apply(dict(zip(keys, values, strict=True)))
-        self.marker = mark
-        return self.store
-
-
 class Host:
-    """A worker process: state caches and filters."""
+    """A worker process: its state caches, with the rules of `state/state_cache.py`, and filters. trusting: a state cache is used whatever it stands at.
+    Implements the task's cache."""
 
-    def __init__(self) -> None:
-        self.state_caches: dict[tuple[str, int], MemoryStateCache] = {}
-        self.filters: dict[tuple[str, int, str], SpanFilters] = {}
-
-
-class HostCache:
-    """A host's state caches and filters, as a task wants them. trusting: a state cache is used whatever it stands at."""
-
-    def __init__(self, host: Host, storage: Storage, trusting: bool) -> None:
-        self._host = host
+    def __init__(self, storage: Storage, trusting: bool) -> None:
         self._storage = storage
         self._trusting = trusting
+        self._stores: dict[
+            tuple[str, int], tuple[bytes | None, MemoryStore]
+        ] = {}  # by lineage and shard: what it stands at, and its entries
+        self._filters: dict[tuple[str, int, str], SpanFilters] = {}
 
     def view(self, lineage: str, shard: int, chain: Sequence[SegmentRef], before: Manifest) -> MemoryStore:
-        return self._host.state_caches.setdefault((lineage, shard), MemoryStateCache()).view(self._storage, chain, before, self._trusting)
+        mark = mark_of(before)
+        marker, store = self._stores.get((lineage, shard), (None, MemoryStore()))
+        if marker == mark or (self._trusting and marker is not None):
+            return store
+        due = missing(marker, chain, before)
+        if due is None:
+            store, due = MemoryStore(), chain
+        for ref in due:
+            for keys, values in read_blocks(self._storage, ref):
+                store.apply(dict(zip(keys, values, strict=True)))
+        self._stores[lineage, shard] = mark, store
+        return store
 
     def filters(self, lineage: str, shard: int, stream: str) -> SpanFilters:
-        return self._host.filters.setdefault((lineage, shard, stream), SpanFilters())
+        return self._filters.setdefault((lineage, shard, stream), SpanFilters())

@@ -21,7 +21,7 @@ from millstream.core.keyspace import ROW, after, decode_row
 from millstream.core.outcome import Counts, Outcome
 from millstream.core.record import Timer
 from millstream.core.statekind import StateKind
-from millstream.core.time import BEGINNING, END, LOW_WATERMARK, WALL_CLOCK
+from millstream.core.time import BEGINNING, END
 from millstream.core.topology import Topology
 from millstream.core.watermark import Progress, Seen
 from millstream.engine.hints import Hints
@@ -32,7 +32,7 @@ from millstream.engine.routing import route
 from millstream.errors import DefinitionError
 from millstream.simulation.list_inputs import Injected
 from millstream.state.memory_storage import MemoryStore
-from millstream.state.queries import bound
+from millstream.state.queries import bound, timers_of
 
 
 class Emitted(msgspec.Struct, frozen=True):
@@ -271,12 +271,7 @@ class LocalEngine:
         self._kind(computation)
         row_key = key_bytes(key)
         raw = self.stores[computation, shard_of(row_key, self.shards)].get(ROW + row_key)
-        if raw is None:
-            return []
-        row = decode_row(raw)
-        holds = {(kind, time, tag): hold for hold, kind, time, tag in row.holds}
-        found = [(t, tag, LOW_WATERMARK) for t, tag in row.low] + [(t, tag, WALL_CLOCK) for t, tag in row.wall]
-        return [Timer(t, tag, kind, holds.get((kind, t, tag))) for t, tag, kind in sorted(found)]
+        return [] if raw is None else sorted(timers_of(decode_row(raw)), key=lambda timer: (timer.time, timer.tag, timer.kind))
 
     def _kind(self, computation: str) -> StateKind:
         if computation not in self.topology.by_name:

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from millstream.core.topology import Group
 from millstream.engine.receipts import EpochOrder, Receipt
 from millstream.engine.task import Result, Task
-from millstream.simulation.fakes import Host, HostCache
+from millstream.simulation.fakes import Host
 from millstream.simulation.list_inputs import Handed, Injected, ListInputs
 from millstream.state.heartbeat import RunMode
 
@@ -28,7 +29,7 @@ class LoopTasks:
 
     def forget(self) -> None:
         """Workers lose their state caches."""
-        self._hosts = [Host() for _ in self._hosts]
+        self._hosts = [self._driver.simulation.host() for _ in self._hosts]
 
     def status(self) -> RunMode:
         """Micro-batches."""
@@ -42,71 +43,61 @@ class LoopTasks:
         driver = self._driver
         simulation, topology, shards = driver.simulation, driver.compiled.topology, driver.epochs.shards
         if not self._hosts:
-            self._hosts = [Host() for _ in range(simulation.dice("hosts", order.token.split("-")[0]).randint(1, 4))]
+            self._hosts = [simulation.host() for _ in range(simulation.dice("hosts", order.token.split("-")[0]).randint(1, 4))]
         injected = Injected(driver.compiled, shards, order.now, order.before.injectors if order.before else {})
         for stream, row in self._read(input) if input is not None else ():
             injected.add(topology.injectors[stream], row)
         receipts: dict[int, Receipt] = {}
         handed: dict[tuple[str, int], list[Handed]] = {}
-        again: list[tuple[int, Callable[[], Receipt]]] = []
+        again: list[tuple[int, Callable[[], Result]]] = []
         number = 0
         for groups in topology.levels:
             for group in groups:
                 for shard in range(shards):
                     mine = {name: list(handed.get((name, shard), ())) for name in group.computations}
-                    task = _Attempts(driver, self._hosts, order, group, shard, number, injected, mine)
+                    attempt = partial(self._attempt, driver.index, order, group, shard, number, injected, mine)
                     if simulation.hits("retry", driver.index, number):
-                        task.run("lost")
+                        attempt("lost")
                     for fault in simulation.take_due("zombie", driver.index, number):
-                        simulation.sleep(driver.index + fault.later, lambda task=task: task.run("zombie"))  # type: ignore[misc]
-                    receipt, sent = task.run("first")
+                        simulation.sleep(driver.index + fault.later, partial(attempt, "zombie"))
+                    receipt, sent = attempt("first")
                     receipts[number] = receipt
                     for one in (one for rows in sent.values() for one in rows.rows()):
                         to = topology.routes[one.route]
                         arrival = driver.compiled.arrival(to.stream, one.key, one.time, one.id, one.body)
                         handed.setdefault((to.computation, one.shard), []).append(Handed(receipt.unit, arrival))
                     if simulation.hits("recompute", driver.index, number):
-                        again.append((number, lambda task=task: task.run("again").receipt))  # type: ignore[misc]
+                        again.append((number, partial(attempt, "again")))
                     number += 1
         for number, rerun in again:
-            receipts[number] = rerun()
+            receipts[number] = rerun().receipt
         return list(receipts.values())
 
-
-class _Attempts:
-    """One task of one epoch, which may be attempted several times."""
-
-    def __init__(
+    def _attempt(
         self,
-        driver: Driver,
-        hosts: Sequence[Host],
+        index: int,
         order: EpochOrder,
         group: Group,
         shard: int,
         number: int,
         injected: Injected,
         handed: Mapping[str, list[Handed]],
-    ) -> None:
-        self.driver, self.hosts, self.order, self.group, self.shard = driver, hosts, order, group, shard
-        self.number, self.injected, self.handed = number, injected, handed
-        self.index = driver.index
-
-    def run(self, attempt: str) -> Result:
-        """One attempt, on some host."""
-        driver, order, simulation = self.driver, self.order, self.driver.simulation
-        dice = simulation.dice("attempt", order.epoch, self.number, attempt)
+        attempt: str,
+    ) -> Result:
+        """One attempt at a task, on some host."""
+        driver, simulation = self._driver, self._driver.simulation
+        dice = simulation.dice("attempt", order.epoch, number, attempt)
         task = Task(
             driver.compiled,
             order,
-            self.group,
-            self.shard,
+            group,
+            shard,
             shards=driver.epochs.shards,
             storage=simulation.storage,
-            cache=HostCache(dice.choice(self.hosts), simulation.storage, trusting=not order.guards.markers),
-            point=lambda name: simulation.at_task(self.index, name, self.number),
+            cache=dice.choice(self._hosts),
+            point=lambda name: simulation.at_task(index, name, number),
         )
-        inputs = ListInputs(driver.compiled, self.injected, self.group, self.shard, self.handed, dice, order.guards.order)
-        result = task.run(inputs)
+        result = task.run(ListInputs(driver.compiled, injected, group, shard, handed, dice, order.guards.order))
         for delta in result.receipt.work.values():
             delta.millis = 0.0  # nothing is ever slow here
         return result

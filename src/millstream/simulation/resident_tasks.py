@@ -26,7 +26,7 @@ from millstream.engine.resident.round import AwaitRows, ReadSplits, Round, SendR
 from millstream.engine.resident.runner import part_of
 from millstream.engine.routing import SentRows
 from millstream.errors import MillstreamError, TaskLost
-from millstream.simulation.fakes import Host, HostCache, Violation
+from millstream.simulation.fakes import Host, Violation
 from millstream.simulation.list_inputs import Handed, Injected, ListInputs
 from millstream.state.heartbeat import RunMode
 
@@ -124,10 +124,10 @@ class _Frame(msgspec.Struct):
 class _Member:
     """Who sits on a slot, or has sat there and does not know that it was replaced."""
 
-    def __init__(self, who: Member, buffer: ExchangeBuffer) -> None:
+    def __init__(self, who: Member, buffer: ExchangeBuffer, host: Host) -> None:
         self.who = who
         self.buffer = buffer
-        self.host = Host()
+        self.host = host
         self.work: Iterator[int | None] | None = None
         self.waits: int | None = None  # for the frames of a level
         self.steps = 0
@@ -151,10 +151,6 @@ class _Member:
     def begin(self, work: Iterator[int | None]) -> None:
         """An order has been sent to it."""
         self.work, self.waits, self.steps, self.is_staged = work, None, 0, False
-
-    def end(self) -> None:
-        """It hears that the attempt is over, or is gone."""
-        self.work = None
 
 
 class SimulatedTasks:
@@ -198,13 +194,14 @@ class SimulatedTasks:
         who = Member(slot, self._ids, address=f"memory:{self._ids}")
         self.membership.hello(who)
         before = self._members.get(slot)
-        self._members[slot] = _Member(who, ExchangeBuffer(self.count, trusting=not self.driver.epochs.guards.attempts))
+        buffer = ExchangeBuffer(self.count, trusting=not self.driver.epochs.guards.attempts)
+        self._members[slot] = _Member(who, buffer, self.driver.simulation.host())
         return before
 
     def forget(self) -> None:
         """State caches and filters are gone."""
         for member in self._members.values():
-            member.host = Host()
+            member.host = self.driver.simulation.host()
 
     # --- one attempt
 
@@ -233,7 +230,7 @@ class SimulatedTasks:
             self._give_up(dice)
             return refused
         for member in self._members.values():
-            member.end()
+            member.work = None
         assert self.membership.answers is not None
         return [receipt for receipts in self.membership.answers for receipt in receipts]
 
@@ -270,7 +267,7 @@ class SimulatedTasks:
                     self._zombies.append(member)
                 else:
                     self.membership.lost(member.who, 0.0, fault.kind)
-                    member.end()
+                    member.work = None
                     del self._members[member.who.slot]
                     self._wire = [frame for frame in self._wire if frame.to is not member]
                 return
@@ -289,7 +286,7 @@ class SimulatedTasks:
             self._wire.clear()
         self._keeps_frames = False
         for member in self._members.values():
-            member.end()
+            member.work = None
 
     def run_orphans(self) -> None:
         """The driver is gone, and who works does not know it yet."""
@@ -303,7 +300,7 @@ class SimulatedTasks:
                 try:
                     member.step()
                 except MillstreamError:  # it finds that its run was replaced
-                    member.end()
+                    member.work = None
 
     # --- a task
 
@@ -338,7 +335,7 @@ class SimulatedTasks:
             given=given,
             reads=input.by_slot is not None,
             storage=simulation.storage,
-            cache=HostCache(member.host, simulation.storage, trusting=not order.guards.markers),
+            cache=member.host,
             point=lambda name, level, shard, number: simulation.at_task(index, name, number),
         ).steps()
         brought: Any = None

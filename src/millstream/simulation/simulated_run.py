@@ -44,7 +44,7 @@ from millstream.core.topology import Emission, Topology
 from millstream.engine.program import Compiled, Program
 from millstream.errors import Fenced
 from millstream.simulation.driver import COMMITTING, Driver, index_of
-from millstream.simulation.fakes import Host, HostCache, Killed, PublishedRows, Violation
+from millstream.simulation.fakes import Host, Killed, PublishedRows, Violation
 from millstream.simulation.fault import Fault
 from millstream.simulation.resident_tasks import SimulatedTasks
 from millstream.simulation.view_checks import EpochJudge, EpochRead
@@ -122,7 +122,7 @@ class Simulation:
             self._then, self.compiled = then[0], self._emitting(then[1])
         self.program = self.compiled.program  # what it runs as at the end
         self._judge = judge
-        self._read = Host()
+        self._read = Host(self.storage, trusting=False)
         self.plan = plan
         self.schedule = list(schedule)
         self.seed = seed
@@ -155,6 +155,10 @@ class Simulation:
 
     def _ledger(self) -> PublishedRows:
         return PublishedRows(self.storage)
+
+    def host(self) -> Host:
+        """A worker process that has just begun."""
+        return Host(self.storage, trusting=not self.guards.markers)
 
     def compiled_at(self, epoch: int) -> Compiled:
         """What it runs as in an epoch."""
@@ -288,10 +292,9 @@ class Simulation:
 
     def epoch_read(self, compiled: Compiled, manifest: Manifest) -> EpochRead:
         """Tables, views and joins as a manifest has them."""
-        cache = HostCache(self._read, self.storage, trusting=False)
         refined = {spec.name for spec in compiled.topology.computations if spec.refines}
         stores = {
-            (name, shard): cache.view(state.lineage, shard, one.segments, manifest)
+            (name, shard): self._read.view(state.lineage, shard, one.segments, manifest)
             for name, state in manifest.computations.items()
             if name in refined
             for shard, one in enumerate(state.shards)
