@@ -22,6 +22,7 @@ from rich.console import Console, RenderableType
 from millstream.core.time import duration
 from millstream.errors import DefinitionError
 from millstream.network import Tls
+from millstream.state.storage import Storage, open_storage
 
 SERVICE, SOURCE, SINK = "127.0.0.1:7400", "127.0.0.1:7401", "127.0.0.1:7402"
 _WIDE = 240
@@ -45,6 +46,11 @@ def storage_option(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--storage-option", metavar="K=V", action="append", default=[], type=option, help="for the object store's client; may be repeated"
     )
+
+
+def storage_of(args: argparse.Namespace, where: str) -> Storage:
+    """A checkpoint, or another place, with the options of its store."""
+    return open_storage(where, dict(args.storage_option) or None)
 
 
 def server_options(parser: argparse.ArgumentParser, listen: str) -> None:
@@ -160,6 +166,19 @@ def show(what: RenderableType) -> None:
 def print_json(value: Any) -> None:
     """Prints JSON for people and programs."""
     print(msgspec.json.format(msgspec.json.encode(value), indent=2).decode())
+
+
+def text_of(value: bytes) -> str | None:
+    """Bytes as text that a terminal can show; None if they are none.
+
+    >>> text_of(b"tea"), text_of(b"\\xff"), text_of(b"\\x00")
+    ('tea', None, None)
+    """
+    try:
+        text = value.decode()
+    except UnicodeDecodeError:
+        return None
+    return text if all(letter.isprintable() or letter in "\t\n" for letter in text) else None
 
 
 def plural(count: int, word: str) -> str:

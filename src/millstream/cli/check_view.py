@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import sys
 
-from millstream.cli.arguments import failed, print_json, storage_option
+from millstream.cli.arguments import failed, print_json, storage_of, storage_option
 from millstream.cli.files import file_and_name, load, pipeline_in
 from millstream.core.topology import Emission
 from millstream.engine.epochs import wall_clock
@@ -17,7 +17,6 @@ from millstream.sinks import FileSink, MemorySink, TwoPhaseSink
 from millstream.state.heartbeat import last_sign
 from millstream.state.manifest_log import ManifestLog
 from millstream.state.reader import latest
-from millstream.state.storage import open_storage
 from millstream.status import check
 from millstream.status.check import CheckReport, planned
 
@@ -26,7 +25,6 @@ LITTLE = 200_000  # rows that are mapped sooner than Spark has started
 
 
 def add_command(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
-    """Adds it to a parser's subcommands."""
     command = commands.add_parser(
         "check",
         help="are views what their documents come to?",
@@ -65,7 +63,7 @@ def _check(args: argparse.Namespace) -> int:
     if args.repair and args.sample < 1:
         return failed("--repair checks everything: leave out --sample", 2)
     pipeline = pipeline_in(load(file), name, file)
-    log = ManifestLog(open_storage(args.checkpoint or f"{pipeline.name}-checkpoint", dict(args.storage_option) or None))
+    log = ManifestLog(storage_of(args, args.checkpoint or f"{pipeline.name}-checkpoint"))
     shards, program = log.identity().shards, pipeline.program()
     log.identify(program.name, shards, shards, list(program.topology.injectors))  # it is this pipeline's
     if args.repair:

@@ -13,7 +13,6 @@ from millstream.status.render import size
 
 
 def add_command(commands: Commands) -> None:
-    """Adds it to a parser's subcommands."""
     clean = commands.add_parser(
         "clean",
         help="remove caches on this host that no run needs",

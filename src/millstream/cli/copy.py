@@ -6,16 +6,14 @@ import argparse
 import sys
 import time
 
-from millstream.cli.arguments import Commands, storage_option
+from millstream.cli.arguments import Commands, storage_of, storage_option
 from millstream.state.checkpoint_copy import CopyProgress, copy_checkpoint
-from millstream.state.storage import open_storage
 from millstream.status.render import size
 
 _EVERY = 2.0  # seconds
 
 
 def add_command(commands: Commands) -> None:
-    """Adds it to a parser's subcommands."""
     copy = commands.add_parser(
         "copy",
         help="copy a checkpoint as of an epoch, also while its pipeline runs",
@@ -28,7 +26,6 @@ def add_command(commands: Commands) -> None:
 
 
 def _copy(args: argparse.Namespace) -> int:
-    options = dict(args.storage_option) or None
     told = time.monotonic()
 
     def tell(progress: CopyProgress) -> None:
@@ -41,7 +38,7 @@ def _copy(args: argparse.Namespace) -> int:
                 flush=True,
             )
 
-    done = copy_checkpoint(open_storage(args.checkpoint, options), open_storage(args.to, options), tell)
+    done = copy_checkpoint(storage_of(args, args.checkpoint), storage_of(args, args.to), tell)
     print(f"copied epoch {done.epoch} of {args.checkpoint}, {done.of:,} objects, {size(done.bytes)}; the copy is {args.to}")
     print(
         f"start it with: millstream run FILE --checkpoint {args.to}  (with sinks of its own; a connector source needs its folder copied, too)"

@@ -6,17 +6,15 @@ import argparse
 
 import msgspec
 
-from millstream.cli.arguments import at_least_one, failed, print_json, show, storage_option
+from millstream.cli.arguments import at_least_one, failed, print_json, show, storage_of, storage_option
 from millstream.errors import CheckpointError
 from millstream.readable import listing
 from millstream.state.manifest_log import ManifestLog
 from millstream.state.reader import steady
-from millstream.state.storage import open_storage
 from millstream.status import render, report
 
 
 def add_commands(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
-    """Adds them to a parser's subcommands."""
     status = commands.add_parser("status", help="how far a pipeline is", description="Shows the latest committed epoch of a checkpoint.")
     status.add_argument("checkpoint", metavar="CHECKPOINT", nargs="?")
     status.add_argument("--json", action="store_true", help="as JSON")
@@ -41,7 +39,7 @@ def _status(args: argparse.Namespace) -> int:
         return 0
     if args.checkpoint is None:
         return failed("say which checkpoint: millstream status CHECKPOINT", 2)
-    found = report.overview(_log(args))
+    found = report.overview(ManifestLog(storage_of(args, args.checkpoint)))
     if args.json:
         print_json(found)
     else:
@@ -50,7 +48,7 @@ def _status(args: argparse.Namespace) -> int:
 
 
 def _state(args: argparse.Namespace) -> int:
-    log = _log(args)
+    log = ManifestLog(storage_of(args, args.checkpoint))
     keys = None if args.key is None else listing.keys_of(args.key)
     if keys is None:
         found = steady(log, lambda m: listing.listed(m, args.computation, args.limit, unpickle=args.unpickle))
@@ -67,7 +65,3 @@ def _state(args: argparse.Namespace) -> int:
     else:
         show(render.listing(found) if keys is None else render.rows(found))
     return 0
-
-
-def _log(args: argparse.Namespace) -> ManifestLog:
-    return ManifestLog(open_storage(args.checkpoint, dict(args.storage_option) or None))

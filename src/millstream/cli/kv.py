@@ -20,7 +20,6 @@ _LEVELS = ("linearizable", "session", "bounded")
 
 
 def add_commands(commands: Commands) -> None:
-    """Adds it to a parser's subcommands."""
     actions = arguments.group(commands, "kv", "ask a table, or a pipeline's live state", "Reads and writes keys of the state service.")
 
     get = _action(actions, "get", "the values of keys; of live state, their rows", _get)
@@ -29,7 +28,8 @@ def add_commands(commands: Commands) -> None:
     get.add_argument(
         "--max-age", metavar="TIME", type=arguments.a_duration, default="1s", help="with --level bounded: how old it may be (1s)"
     )
-    _live(get)
+    as_of: dict[str, Any] = {"metavar": "EPOCH", "type": int, "help": "live state: as of this epoch, if it is still pinned"}
+    get.add_argument("--as-of", **as_of)
     get.add_argument("--complete-to", metavar="MS", type=int, help="live state: wait until the low watermark is at this event time")
 
     put = _action(actions, "put", "write a key", _put)
@@ -46,7 +46,7 @@ def add_commands(commands: Commands) -> None:
     scan.add_argument("--to", dest="end", metavar="KEY", default="", help="up to this key, which is not in it")
     scan.add_argument("--limit", metavar="N", type=arguments.at_least_one, default=100, help="how many (100)")
     scan.add_argument("--part", metavar="PART", default="", help="live state: timers, holds, epochs, or map:FIELD with --prefix KEY")
-    _live(scan)
+    scan.add_argument("--as-of", **as_of)
 
     watch = _action(actions, "watch", "what is there, then every change", _watch)
     watch.add_argument("--prefix", metavar="TEXT", default="", help="keys that begin with this")
@@ -67,10 +67,6 @@ def _action(actions: Commands, name: str, what: str, call: Callable[[Any, argpar
     one.add_argument("--json", action="store_true", help="a JSON object per line")
     one.set_defaults(command=lambda args: asyncio.run(_connected(args, call)))
     return one
-
-
-def _live(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--as-of", metavar="EPOCH", type=int, help="live state: as of this epoch, if it is still pinned")
 
 
 async def _connected(args: argparse.Namespace, call: Callable[[Any, argparse.Namespace], Awaitable[int]]) -> int:
@@ -142,7 +138,7 @@ async def _watch(client: Any, args: argparse.Namespace) -> int:
     seen = 0
     async for told in client.watch(prefix=args.prefix, as_json=live):
         if args.json:
-            rows = [[_key(key, live), None if value is None else _value(value, live), version] for key, value, version in told.rows]
+            rows = [[_key(key, live), _plain(value, live), version] for key, value, version in told.rows]
             line = {name: getattr(told, name) for name in ("kind", "partition", "lsn", "epoch", "low_watermark")}
             print(msgspec.json.encode({**line, "rows": rows}).decode(), flush=True)
         else:
@@ -172,8 +168,7 @@ def _show(one: Any, live: bool, as_json: bool, asked: str = "") -> None:
     key = asked if one.value is None and asked else _key(one.key, live)
     if as_json:
         about = {"epoch": one.epoch, "low_watermark": one.low_watermark} if live else {"version": one.version, "partition": one.partition}
-        value = None if one.value is None else _value(one.value, live)
-        print(msgspec.json.encode({"key": key, "value": value, **about, "age_ms": one.age}).decode(), flush=True)
+        print(msgspec.json.encode({"key": key, "value": _plain(one.value, live), **about, "age_ms": one.age}).decode(), flush=True)
     elif one.value is None:
         print(f"{key} is not there", file=sys.stderr)
     else:
@@ -191,13 +186,11 @@ def _key(key: bytes, live: bool) -> Any:
     return list(found) if isinstance(found, tuple) else found if isinstance(found, (str, int)) else _text(key)
 
 
-def _value(value: bytes, live: bool) -> Any:
-    return msgspec.Raw(value) if live else _plain(value)
-
-
-def _plain(value: bytes) -> Any:
-    """Bytes for JSON: text, a number of 8 bytes that is not printable text, or base64."""
-    if _printable(value) is None and len(value) == 8:
+def _plain(value: bytes | None, live: bool = False) -> Any:
+    """A value for JSON: what live state has is JSON; of a table it is text, a number of 8 bytes that is not printable text, or base64."""
+    if value is None or live:
+        return None if value is None else msgspec.Raw(value)
+    if arguments.text_of(value) is None and len(value) == 8:
         return int.from_bytes(value, "big", signed=True)
     try:
         return value.decode()
@@ -207,15 +200,6 @@ def _plain(value: bytes) -> Any:
 
 def _text(value: bytes) -> str:
     """Bytes for people: text if it can be shown, a number if it is one of 8 bytes, or hex."""
-    text = _printable(value)
-    if text is not None:
-        return text
-    return str(int.from_bytes(value, "big", signed=True)) if len(value) == 8 else f"hex:{value.hex()}"
-
-
-def _printable(value: bytes) -> str | None:
-    try:
-        text = value.decode()
-    except UnicodeDecodeError:
-        return None
-    return text if all(letter.isprintable() or letter in "\t\n" for letter in text) else None
+    number = str(int.from_bytes(value, "big", signed=True)) if len(value) == 8 else f"hex:{value.hex()}"
+    text = arguments.text_of(value)
+    return number if text is None else text

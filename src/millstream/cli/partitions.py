@@ -16,13 +16,11 @@ from millstream.cli import arguments
 from millstream.cli.arguments import Commands
 from millstream.core.time import duration
 from millstream.errors import Busy, DefinitionError, ServiceError
-from millstream.state.storage import open_storage
 
 _PATIENCE = 30.0  # seconds until a partition serves, or is gone
 
 
 def add_commands(commands: Commands) -> None:
-    """Adds it to a parser's subcommands."""
     actions = arguments.group(
         commands, "partitions", "list and change the partitions of a node", "Talks to the control plane of a node of the state service."
     )
@@ -153,7 +151,7 @@ def _upload(args: argparse.Namespace) -> int:
 
     if not args.dir.is_dir():
         raise DefinitionError(f"there is no directory {args.dir}")
-    target = open_storage(args.to, dict(args.storage_option) or None)
+    target = arguments.storage_of(args, args.to)
 
     def say(text: str) -> None:
         print(f"upload: {text}", flush=True)
@@ -208,16 +206,11 @@ def _point(text: str) -> bytes:
 
 def _shown(point: bytes) -> str:
     """A point as an option would name it."""
-    try:
-        text = point.decode()
-    except UnicodeDecodeError:
-        return f"hex:{point.hex()}"
-    return text if text.isprintable() and not text.startswith("hex:") else f"hex:{point.hex()}"
+    text = arguments.text_of(point)
+    return f"hex:{point.hex()}" if text is None or text.startswith("hex:") else text
 
 
 def _from_to(one: Any) -> str:
     """A range in words."""
     start, end = _shown(one.start), _shown(one.end)
-    if not start and not end:
-        return "all keys"
-    return f"from {start or 'the beginning'} {f'to {end}' if end else 'on'}"
+    return f"from {start or 'the beginning'} {f'to {end}' if end else 'on'}" if start or end else "all keys"

@@ -42,7 +42,6 @@ _decode = msgspec.json.Decoder(dict[str, Any]).decode
 
 
 def add_command(commands: Commands) -> None:
-    """Adds it to a parser's subcommands."""
     push = commands.add_parser(
         "push",
         help="push the lines of a file into a pipeline",

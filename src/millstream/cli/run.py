@@ -34,7 +34,6 @@ _STOPPING = "stopping when the epoch under way is committed; once more stops at 
 
 
 def add_command(commands: Commands) -> None:
-    """Adds it to a parser's subcommands."""
     run = commands.add_parser("run", help="run the pipeline in a file", description="Runs the pipeline in a Python file on local Spark.")
     which = "the file, and the variable that holds the pipeline (by default 'pipeline', or the only one there is)"
     run.add_argument("file", metavar="FILE[:NAME]", help=which)

@@ -18,7 +18,6 @@ from millstream.state.storage import open_storage
 
 
 def add_commands(commands: Commands) -> None:
-    """Adds them to a parser's subcommands."""
     actions = arguments.group(commands, "serve", "serve tables, or the live state of a pipeline", "Serves state over gRPC.")
     tables = actions.add_parser(
         "tables",

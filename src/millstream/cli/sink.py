@@ -21,7 +21,6 @@ _TOLD_EVERY = 0.25  # seconds
 
 
 def add_commands(commands: Commands) -> None:
-    """Adds them to a parser's subcommands."""
     actions = group(commands, "sink", "take what pipelines commit, over TCP", "A sink of the two-phase-commit connector protocol.")
     run = actions.add_parser("run", help="take what pipelines commit", description="Runs a sink server until it is stopped.")
     where = run.add_mutually_exclusive_group(required=True)

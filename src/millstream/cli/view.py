@@ -11,14 +11,13 @@ from itertools import islice
 from pathlib import Path
 from typing import Any, TypeVar
 
-from millstream.cli.arguments import at_least_one, failed, print_json, show, storage_option
+from millstream.cli.arguments import at_least_one, failed, print_json, show, storage_of, storage_option
 from millstream.errors import CheckpointError
 from millstream.readable import relations
 from millstream.readable.listing import keys_of, plain
 from millstream.readable.relations import ShownRow, plain_row
 from millstream.state.manifest_log import ManifestLog
 from millstream.state.queries import Reader
-from millstream.state.storage import open_storage
 from millstream.status import render_relations
 from millstream.status.report import relations_of
 from millstream.views.dsl import TABLE
@@ -29,7 +28,6 @@ _T = TypeVar("_T")
 
 
 def add_command(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
-    """Adds it to a parser's subcommands."""
     view = commands.add_parser(
         "view",
         help="what a table, a view or a join shows",
@@ -62,7 +60,7 @@ def _view(args: argparse.Namespace) -> int:
 
 
 def _at(args: argparse.Namespace, read: Callable[[Reader], _T]) -> _T:
-    return relations.at(ManifestLog(open_storage(args.checkpoint, dict(args.storage_option) or None)), args.epoch, read)
+    return relations.at(ManifestLog(storage_of(args, args.checkpoint)), args.epoch, read)
 
 
 def _list(args: argparse.Namespace) -> int:
