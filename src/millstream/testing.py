@@ -345,7 +345,8 @@ def assert_exactly_once(
     >>> ms.testing.assert_exactly_once(pipeline, rows, seeds=range(5), resident=True)
     """
     from millstream.simulation.fault import read_schedule
-    from millstream.simulation.schedules import MICRO_BATCH_KINDS, RESIDENT_KINDS, may_repeat, trial  # they load pyarrow and lmdb
+    from millstream.simulation.schedules import may_repeat, trial  # they load pyarrow and lmdb
+    from millstream.simulation.simulated_run import MICRO_BATCH_KINDS, RESIDENT_KINDS
 
     program = _program(pipeline, expressions)
     rows = _rows(pipeline, records)

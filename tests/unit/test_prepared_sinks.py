@@ -14,7 +14,8 @@ from millstream.errors import MillstreamError
 from millstream.simulation.comparison import compare, undisturbed
 from millstream.simulation.fakes import Violation
 from millstream.simulation.fault import Fault
-from millstream.simulation.schedules import RESIDENT_KINDS, make_plan, make_schedule
+from millstream.simulation.schedules import make_plan, make_schedule
+from millstream.simulation.simulated_run import RESIDENT_KINDS
 from millstream.sinks.two_phase import TwoPhaseSink
 
 PROGRAM = two_levels().program()

@@ -12,7 +12,8 @@ import millstream as ms
 import scenariokit
 from millstream.faults import POINTS
 from millstream.simulation.fault import Fault, read_fault, read_schedule
-from millstream.simulation.schedules import MICRO_BATCH_KINDS, RESIDENT_KINDS, Counterexample, make_plan, make_schedule
+from millstream.simulation.schedules import Counterexample, make_plan, make_schedule
+from millstream.simulation.simulated_run import MICRO_BATCH_KINDS, RESIDENT_KINDS
 
 FILES = sorted(scenariokit.FOLDER.glob("*.txt"))
 

@@ -7,6 +7,8 @@ from collections.abc import Callable, Collection, Sequence
 from itertools import pairwise
 from typing import Any
 
+import msgspec
+
 from millstream.core.guards import ALL_GUARDS, Guards
 from millstream.engine.program import Compiled, Program
 from millstream.errors import MillstreamError
@@ -18,20 +20,9 @@ from millstream.simulation.epoch_cuts import Rows
 from millstream.simulation.fakes import Violation
 from millstream.simulation.fault import Fault
 from millstream.simulation.list_inputs import is_rejected
-from millstream.simulation.simulated_run import BEFORE_COMMIT, MICRO_BATCH_KINDS, RESIDENT_KINDS, InputPlan, Simulation
+from millstream.simulation.simulated_run import BEFORE_COMMIT, MICRO_BATCH_KINDS, InputPlan, Simulation
 from millstream.simulation.view_checks import EpochJudge
 from millstream.simulation.view_equivalence import only_refined
-
-__all__ = [
-    "MICRO_BATCH_KINDS",
-    "RESIDENT_KINDS",
-    "Counterexample",
-    "make_plan",
-    "make_schedule",
-    "may_repeat",
-    "shrink",
-    "trial",
-]
 
 START = 1_700_000_000_000
 _STEPS = 14  # of a task in one epoch, about
@@ -105,15 +96,13 @@ def may_repeat(program: Program, stream: str) -> bool:
     return (injector.dedup is not None and not injector.watermark.repeats_matter) or only_refined(program)
 
 
-class Counterexample:
-    """What came of one seed: None, or the difference and the shortest schedule that shows it."""
+class Counterexample(msgspec.Struct):
+    """What came of one seed: the difference, and the shortest schedule that shows it. wrong: a view is wrong in the undisturbed run."""
 
-    def __init__(self, seed: int, schedule: Sequence[Fault], difference: str, wrong: bool = False) -> None:
-        """wrong: a view is wrong in the undisturbed run."""
-        self.seed = seed
-        self.schedule = schedule
-        self.difference = difference
-        self.wrong = wrong
+    seed: int
+    schedule: Sequence[Fault]
+    difference: str
+    wrong: bool = False
 
     def __str__(self) -> str:
         if self.wrong:

@@ -58,12 +58,8 @@ RESIDENT_KINDS = ("crash", "pause", "repeat", "compact", "forget", "lose", "stal
 BEFORE_COMMIT = ("epoch.1-looked", "epoch.2-read", "task.3-shuffled", "task.4-staging", "task.4-staged", "epoch.5-checked", COMMITTING)
 AFTER_THE_END = 10_000  # milliseconds
 _STARTED = "started"
-_WAKES = (
-    _STARTED,
-    "epoch.1-looked",
-    "epoch.2-read",
-    "epoch.5-checked",
-)  # of the successor, at which a driver that was about to commit wakes up
+#: Points of the successor at which a driver that was about to commit wakes up.
+_WAKES = (_STARTED, "epoch.1-looked", "epoch.2-read", "epoch.5-checked")
 _MOST_DRAINING = 1000  # epochs
 
 
