@@ -17,24 +17,10 @@ from millstream.reducers import extremes, sums, topk, values
 from millstream.reducers.base import Reducer
 from millstream.reducers.order import order_key
 
-_MAKERS: dict[str, Callable[..., Reducer]] = {
-    maker.__name__: maker
-    for maker in (
-        sums.count,
-        sums.sum,
-        sums.mean,
-        sums.stats,
-        extremes.min,
-        extremes.max,
-        extremes.first,
-        extremes.last,
-        topk.top,
-        topk.bottom,
-        values.count_distinct,
-        values.any_value,
-        values.collect,
-    )
-}
+_BUILTIN: tuple[type[Reducer], ...] = (
+    *(sums.count, sums.sum, sums.mean, sums.stats, extremes.min, extremes.max, extremes.first, extremes.last),
+    *(topk.top, topk.bottom, values.count_distinct, values.any_value, values.collect),
+)
 
 
 class Several(Reducer):
@@ -167,20 +153,20 @@ def _check(given: Any, where: str) -> None:
     if isinstance(given, Reducer):
         return
     told = f"reduce({where}{_told(given)})"
-    for name, maker in _MAKERS.items():
-        if given is maker:
-            needs = "3, by='age'" if name in ("top", "bottom") else ""
-            raise DefinitionError(f"{told}: ms.{name} is called to make a reducer: write ms.{name}({needs})")
-        if given is getattr(builtins, name, None):
-            raise DefinitionError(f"{told}: this is Python's own {name}: write ms.{name}()")
+    if given in _BUILTIN:
+        needs = "3, by='age'" if issubclass(given, topk.Best) else ""
+        raise DefinitionError(f"{told}: ms.{given.__name__} is called to make a reducer: write ms.{given.__name__}({needs})")
     if isinstance(given, type) and issubclass(given, Reducer):
         raise DefinitionError(f"{told}: this is the class. A reducer is an instance of it: write {given.__name__}()")
+    for one in _BUILTIN:
+        if given is getattr(builtins, one.__name__, one):
+            raise DefinitionError(f"{told}: this is Python's own {one.__name__}: write ms.{one.__name__}()")
     if isinstance(given, Mapping):
         raise DefinitionError(f"{told}: give several reducers by keyword: reduce(people=ms.count(), age=ms.mean('age'))")
     if given is len:
         raise DefinitionError(f"{told}: write ms.count()")
     raise DefinitionError(
-        f"{told}: a {type(given).__name__} is no reducer. There are ms.{', ms.'.join(_MAKERS)}, or a subclass of ms.Reducer"
+        f"{told}: a {type(given).__name__} is no reducer. There are {', '.join(f'ms.{one.__name__}' for one in _BUILTIN)}, or a subclass of ms.Reducer"
     )
 
 

@@ -103,37 +103,24 @@ class Extreme(FieldReducer):
         return extreme(found, self, self.greatest) if found else None
 
 
-class Min(Extreme):
-    """The least. Made by `min`."""
-
-    name = "min"
-
-
-class Max(Extreme):
-    """The greatest. Made by `max`."""
-
-    name = "max"
-    greatest = True
-
-
-def min(field: Chosen = None, *, where: Callable[[Any], Any] | None = None) -> Min:
+class min(Extreme):
     """The least: of numbers, texts, dates, or lists of those. NaN is skipped. Of 1 and 1.0 it shows 1.
 
     >>> reducer = min("age")
     >>> reducer.fold(map(reducer.lift, [{"age": 9}, {"age": 7}, {"age": None}]))
     7
     """
-    return Min(field, where)
 
 
-def max(field: Chosen = None, *, where: Callable[[Any], Any] | None = None) -> Max:
+class max(Extreme):
     """The greatest: see `min`.
 
     >>> reducer = max(len)
     >>> reducer.fold(map(reducer.lift, ["Sue", "Tod", "Joanna"]))
     6
     """
-    return Max(field, where)
+
+    greatest = True
 
 
 class Endmost(FieldReducer):
@@ -141,8 +128,8 @@ class Endmost(FieldReducer):
 
     greatest = False
 
-    def __init__(self, field: Chosen, by: Chosen, where: Callable[[Any], Any] | None) -> None:
-        super().__init__(field, where)
+    def __init__(self, field: Chosen = None, *, by: Chosen = None, where: Callable[[Any], Any] | None = None) -> None:
+        super().__init__(field, where=where)
         self.by = self.checked_by(by)
         self.wants_order = by is None
 
@@ -195,20 +182,7 @@ def _place(part: Any) -> tuple[Any, ...]:
     return order_key(part[1]), order_key(part[0])
 
 
-class First(Endmost):
-    """The first. Made by `first`."""
-
-    name = "first"
-
-
-class Last(Endmost):
-    """The last. Made by `last`."""
-
-    name = "last"
-    greatest = True
-
-
-def first(field: Chosen = None, *, by: Chosen = None, where: Callable[[Any], Any] | None = None) -> First:
+class first(Endmost):
     """What the field says in the value with the least `by` (a field or a function); without `by` in that of the oldest version.
 
     Values in which the field or `by` is None are skipped. Of several with one `by`, that which comes first in the order of plain data.
@@ -217,14 +191,14 @@ def first(field: Chosen = None, *, by: Chosen = None, where: Callable[[Any], Any
     >>> reducer.show(reducer.fold(map(reducer.lift, [{"name": "Sue", "age": 9}, {"name": "Tod", "age": 7}])))
     'Tod'
     """
-    return First(field, by, where)
 
 
-def last(field: Chosen = None, *, by: Chosen = None, where: Callable[[Any], Any] | None = None) -> Last:
+class last(Endmost):
     """What the field says in the value with the greatest `by`; without `by` in that of the newest version. See `first`.
 
     >>> reducer = last("name")
     >>> reducer.show(reducer.combine(reducer.lift_at({"name": "Sue"}, 17), reducer.lift_at({"name": "Joe"}, 18)))
     'Joe'
     """
-    return Last(field, by, where)
+
+    greatest = True

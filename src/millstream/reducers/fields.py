@@ -18,11 +18,10 @@ Chosen = str | Callable[[Any], Any] | None
 
 
 class FieldReducer(Reducer):
-    """The base of the builtin reducers. `name` is how the user calls it."""
+    """The base of the builtin reducers, whose classes are called as users call them."""
 
-    name = ""
-
-    def __init__(self, field: Chosen, where: Callable[[Any], Any] | None) -> None:
+    def __init__(self, field: Chosen = None, *, where: Callable[[Any], Any] | None = None) -> None:
+        self.name = type(self).__name__
         self.field = field
         self.where = where
         self._item: str | None = None

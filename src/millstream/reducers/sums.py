@@ -11,19 +11,23 @@ Rules
 from __future__ import annotations
 
 import builtins
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from typing import Any
 
 from millstream.errors import HookError
 from millstream.reducers import exact, moments
 from millstream.reducers.extremes import extreme, is_nan
-from millstream.reducers.fields import Chosen, FieldReducer, shortened
+from millstream.reducers.fields import FieldReducer, shortened
 
 
-class Count(FieldReducer):
-    """How many values there are. Made by `count`."""
+class count(FieldReducer):
+    """Counts the values; with a field, or a function, those where it is not None.
 
-    name = "count"
+    >>> reducer = count("age", where=lambda person: person["name"] != "Joe")
+    >>> reducer.fold(map(reducer.lift, [{"name": "Sue", "age": 7}, {"name": "Joe", "age": 8}, {"name": "Ann", "age": None}]))
+    1
+    """
+
     empty = 0
 
     def lift(self, value: Any) -> Any:
@@ -42,16 +46,6 @@ class Count(FieldReducer):
         return builtins.sum(found) if found else None
 
 
-def count(field: Chosen = None, *, where: Callable[[Any], Any] | None = None) -> Count:
-    """Counts the values; with a field, or a function, those where it is not None.
-
-    >>> reducer = count("age", where=lambda person: person["name"] != "Joe")
-    >>> reducer.fold(map(reducer.lift, [{"name": "Sue", "age": 7}, {"name": "Joe", "age": 8}, {"name": "Ann", "age": None}]))
-    1
-    """
-    return Count(field, where)
-
-
 class Numbers(FieldReducer):
     """What reducers of numbers share."""
 
@@ -63,10 +57,14 @@ class Numbers(FieldReducer):
             raise HookError(f"{self.describe()}: {shortened(number)}: {error}") from None
 
 
-class Sum(Numbers):
-    """The exact sum. Made by `sum`."""
+class sum(Numbers):
+    """The sum of ints, of floats or of Decimals, without rounding on the way: of floats it is what `math.fsum` gives.
 
-    name = "sum"
+    >>> reducer = sum("price")
+    >>> total = reducer.fold(map(reducer.lift, [{"price": 1e16}, {"price": 1.0}, {"price": 0.5}]))
+    >>> reducer.show(total), reducer.show(reducer.remove(total, 1e16))
+    (1.0000000000000002e+16, 1.5)
+    """
 
     combine = staticmethod(exact.plus)
     remove = staticmethod(exact.minus)
@@ -84,21 +82,15 @@ class Sum(Numbers):
         return total if part is None else part if total is None else exact.plus(total, part)
 
 
-def sum(field: Chosen = None, *, where: Callable[[Any], Any] | None = None) -> Sum:
-    """The sum of ints, of floats or of Decimals, without rounding on the way: of floats it is what `math.fsum` gives.
+class mean(Numbers):
+    """The mean, rounded once: a float, or of Decimals a Decimal of 28 digits.
 
-    >>> reducer = sum("price")
-    >>> total = reducer.fold(map(reducer.lift, [{"price": 1e16}, {"price": 1.0}, {"price": 0.5}]))
-    >>> reducer.show(total), reducer.show(reducer.remove(total, 1e16))
-    (1.0000000000000002e+16, 1.5)
+    >>> reducer = mean("age")
+    >>> reducer.show(reducer.fold(map(reducer.lift, [{"age": 7}, {"age": 8}, {"age": None}])))
+    7.5
     """
-    return Sum(field, where)
 
-
-class Mean(Numbers):
-    """The exact sum, divided once. Made by `mean`. A part is [how many, their sum]."""
-
-    name = "mean"
+    # A part is [how many, their sum].
 
     def lift(self, value: Any) -> Any:
         x = self.term(self.read(value))
@@ -120,20 +112,19 @@ class Mean(Numbers):
         return moments.divided(total[1], total[0])
 
 
-def mean(field: Chosen = None, *, where: Callable[[Any], Any] | None = None) -> Mean:
-    """The mean, rounded once: a float, or of Decimals a Decimal of 28 digits.
+class stats(Numbers):
+    """Count, min, max, sum, mean and stddev of numbers, as a dict.
 
-    >>> reducer = mean("age")
-    >>> reducer.show(reducer.fold(map(reducer.lift, [{"age": 7}, {"age": 8}, {"age": None}])))
-    7.5
+    stddev is that of a sample, as SQL's stddev_samp: None below two values. It follows from exact sums of the numbers and of their squares. NaN is
+    neither least nor greatest.
+
+    >>> reducer = stats("age")
+    >>> reducer.show(reducer.fold(map(reducer.lift, [{"age": 7}, {"age": 9}, {"age": 8}])))
+    {'count': 3, 'min': 7, 'max': 9, 'sum': 24, 'mean': 8.0, 'stddev': 1.0}
     """
-    return Mean(field, where)
 
+    # A part is [how many, least, greatest, their sum, the sum of their squares].
 
-class Stats(Numbers):
-    """Made by `stats`. A part is [how many, least, greatest, their sum, the sum of their squares]."""
-
-    name = "stats"
     empty = {"count": 0, "min": None, "max": None, "sum": None, "mean": None, "stddev": None}
 
     def lift(self, value: Any) -> Any:
@@ -178,16 +169,3 @@ class Stats(Numbers):
             "mean": moments.divided(x, count),
             "stddev": moments.deviation(count, x, squares),
         }
-
-
-def stats(field: Chosen = None, *, where: Callable[[Any], Any] | None = None) -> Stats:
-    """Count, min, max, sum, mean and stddev of numbers, as a dict.
-
-    stddev is that of a sample, as SQL's stddev_samp: None below two values. It follows from exact sums of the numbers and of their squares. NaN is
-    neither least nor greatest.
-
-    >>> reducer = stats("age")
-    >>> reducer.show(reducer.fold(map(reducer.lift, [{"age": 7}, {"age": 9}, {"age": 8}])))
-    {'count': 3, 'min': 7, 'max': 9, 'sum': 24, 'mean': 8.0, 'stddev': 1.0}
-    """
-    return Stats(field, where)

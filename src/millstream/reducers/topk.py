@@ -28,9 +28,9 @@ class Best(FieldReducer):
     empty: Any = []
     greatest = True
 
-    def __init__(self, n: int, field: Chosen, by: Chosen, where: Callable[[Any], Any] | None) -> None:
+    def __init__(self, n: int, field: Chosen = None, *, by: Chosen = None, where: Callable[[Any], Any] | None = None) -> None:
+        super().__init__(field, where=where)
         self.n = checked_number(f"{self.name}(n, ...)", "n", n, MOST_KEPT)
-        super().__init__(field, where)
         self.by = self.checked_by(by)
 
     def lift(self, value: Any) -> Any:
@@ -97,20 +97,7 @@ def _tie(entry: list[Any]) -> tuple[Any, ...]:
     return order_key(entry[1]), order_key(entry[0])
 
 
-class Top(Best):
-    """The n greatest. Made by `top`."""
-
-    name = "top"
-
-
-class Bottom(Best):
-    """The n least. Made by `bottom`."""
-
-    name = "bottom"
-    greatest = False
-
-
-def top(n: int, field: Chosen = None, *, by: Chosen = None, where: Callable[[Any], Any] | None = None) -> Top:
+class top(Best):
     """The n values with the greatest `by` (a field or a function), the greatest first; shows the field, or the whole value.
 
     Without `by` it goes by what is shown. n is at most 1,000.
@@ -120,14 +107,14 @@ def top(n: int, field: Chosen = None, *, by: Chosen = None, where: Callable[[Any
     >>> reducer.show(reducer.fold(map(reducer.lift, people))), reducer
     (['Ann', 'Sue'], top(2, 'name', by='age'))
     """
-    return Top(n, field, by, where)
 
 
-def bottom(n: int, field: Chosen = None, *, by: Chosen = None, where: Callable[[Any], Any] | None = None) -> Bottom:
+class bottom(Best):
     """The n values with the least `by`, the least first. See `top`.
 
     >>> reducer = bottom(2)
     >>> reducer.show(reducer.fold(map(reducer.lift, [3, 1, 2, 1])))
     [1, 1]
     """
-    return Bottom(n, field, by, where)
+
+    greatest = False

@@ -22,10 +22,16 @@ from millstream.reducers.order import FIRM, identity, order_key
 MOST_COLLECTED = 10_000
 
 
-class Distinct(FieldReducer):
-    """How many different values there are. Made by `count_distinct`. A part is the sorted list of their texts."""
+class count_distinct(FieldReducer):
+    """The exact number of different values: 1, 1.0 and True are one, because they are equal; NaN is one.
 
-    name = "count_distinct"
+    >>> reducer = count_distinct("name")
+    >>> reducer.show(reducer.fold(map(reducer.lift, [{"name": "Sue"}, {"name": "Tod"}, {"name": "Sue"}, {"name": None}])))
+    2
+    """
+
+    # A part is the sorted list of their texts.
+
     empty = 0
     indexed = True
 
@@ -48,25 +54,18 @@ class Distinct(FieldReducer):
         return len(total)
 
 
-def count_distinct(field: Chosen = None, *, where: Callable[[Any], Any] | None = None) -> Distinct:
-    """The exact number of different values: 1, 1.0 and True are one, because they are equal; NaN is one.
-
-    >>> reducer = count_distinct("name")
-    >>> reducer.show(reducer.fold(map(reducer.lift, [{"name": "Sue"}, {"name": "Tod"}, {"name": "Sue"}, {"name": None}])))
-    2
-    """
-    return Distinct(field, where)
-
-
 def _least(values: list[Any]) -> Any:
     kinds = set(map(type, values))
     return builtins.min(values) if len(kinds) == 1 and kinds <= FIRM else builtins.min(values, key=order_key)
 
 
-class AnyOne(FieldReducer):
-    """One of the values. Made by `any_value`."""
+class any_value(FieldReducer):
+    """One of the values, always the same one (the least): for groups in which all are the same.
 
-    name = "any_value"
+    >>> reducer = any_value("country")
+    >>> reducer.fold(map(reducer.lift, [{"country": None}, {"country": "IS"}, {"country": "IS"}]))
+    'IS'
+    """
 
     def lift(self, value: Any) -> Any:
         return self.read(value)
@@ -79,24 +78,19 @@ class AnyOne(FieldReducer):
         return _least(found) if found else None
 
 
-def any_value(field: Chosen = None, *, where: Callable[[Any], Any] | None = None) -> AnyOne:
-    """One of the values, always the same one (the least): for groups in which all are the same.
+class collect(FieldReducer):
+    """The values as a sorted list, each as often as it comes. With a limit (at most 10,000) the least of them; without one all, and more than 10,000 in a group
+    are an error.
 
-    >>> reducer = any_value("country")
-    >>> reducer.fold(map(reducer.lift, [{"country": None}, {"country": "IS"}, {"country": "IS"}]))
-    'IS'
+    >>> reducer = collect("name")
+    >>> reducer.fold(map(reducer.lift, [{"name": "Tod"}, {"name": "Sue"}, {"name": "Tod"}]))
+    ['Sue', 'Tod', 'Tod']
     """
-    return AnyOne(field, where)
 
-
-class Collect(FieldReducer):
-    """The values as a list. Made by `collect`."""
-
-    name = "collect"
     empty: Any = []
 
-    def __init__(self, field: Chosen, limit: int | None, where: Callable[[Any], Any] | None) -> None:
-        super().__init__(field, where)
+    def __init__(self, field: Chosen = None, limit: int | None = None, *, where: Callable[[Any], Any] | None = None) -> None:
+        super().__init__(field, where=where)
         self.limit = None if limit is None else checked_number("collect(limit=...)", "limit", limit, MOST_COLLECTED)
 
     def lift(self, value: Any) -> Any:
@@ -125,14 +119,3 @@ class Collect(FieldReducer):
     def describe(self) -> str:
         said = super().describe()
         return said if self.limit is None else f"{said[:-1]}{', ' * (said[-2] != '(')}limit={self.limit})"
-
-
-def collect(field: Chosen = None, limit: int | None = None, *, where: Callable[[Any], Any] | None = None) -> Collect:
-    """The values as a sorted list, each as often as it comes. With a limit (at most 10,000) the least of them; without one all, and more than 10,000 in a group
-    are an error.
-
-    >>> reducer = collect("name")
-    >>> reducer.fold(map(reducer.lift, [{"name": "Tod"}, {"name": "Sue"}, {"name": "Tod"}]))
-    ['Sue', 'Tod', 'Tod']
-    """
-    return Collect(field, limit, where)
