@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import json
-import os
 import signal
 import socket
 import struct
@@ -15,6 +14,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import psutil
 from waiting import until
 
 from millstream.connector.sink.outputs.base import Output
@@ -203,13 +203,22 @@ class Nursery:
 
 
 class SinkProcess:
-    """A sink that is killed and started again, always at the same address, so that workers find it again."""
+    """A sink that is killed and started again, always at the same address, so that workers find it again.
+
+    Rule: a number of a process is never signalled. A sink that dies by itself is nobody's zombie, so its number is free at once, and on a busy machine
+    somebody else (a JVM's thread, a database) soon has it. psutil looks when the process began, too.
+    """
 
     def __init__(self, nursery: Nursery, folder: Path, **options: Any) -> None:
         self._nursery = nursery
         self.folder = folder
         self.options = options
-        self.pid = self.port = 0
+        self.port = 0
+        self._process: psutil.Process | None = None
+
+    @property
+    def pid(self) -> int:
+        return 0 if self._process is None else self._process.pid
 
     @property
     def address(self) -> str:
@@ -217,28 +226,29 @@ class SinkProcess:
 
     @property
     def is_alive(self) -> bool:
-        try:
-            os.kill(self.pid, 0)
-        except ProcessLookupError:
-            return False
-        return bool(self.pid)
+        return self._process is not None and self._process.is_running()
 
     def start(self, **options: Any) -> SinkProcess:
-        self.pid, self.port = self._nursery.start(**{"folder": str(self.folder), "port": self.port, **self.options, **options})
+        pid, self.port = self._nursery.start(**{"folder": str(self.folder), "port": self.port, **self.options, **options})
+        self._process = psutil.Process(pid)
         return self
 
+    def signal(self, number: int) -> None:
+        """It may die by itself at any moment."""
+        with contextlib.suppress(psutil.NoSuchProcess):
+            if self._process is not None:
+                self._process.send_signal(number)
+
     def kill(self) -> None:
-        if self.pid:
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(self.pid, signal.SIGKILL)
-            self.wait()
+        self.signal(signal.SIGKILL)
+        self.wait()
 
     def wait(self) -> None:
         until(lambda: not self.is_alive)
-        self.pid = 0
+        self._process = None
 
     def __enter__(self) -> SinkProcess:
-        return self if self.pid else self.start()
+        return self if self._process is not None else self.start()
 
     def __exit__(self, *_: object) -> None:
         self.kill()

@@ -8,8 +8,6 @@ for phase two, and send what their next transaction begins with.
 
 from __future__ import annotations
 
-import contextlib
-import os
 import random
 import signal
 from pathlib import Path
@@ -202,7 +200,7 @@ class Simulation:
                 worker.zombie.close()
             raise SinkError("the test let another connection take over")
         elif self.sink.is_alive:
-            self.signal(signal.SIGSTOP)
+            self.sink.signal(signal.SIGSTOP)
             try:
                 if worker.client is not None and worker.client.state == "Ready":
                     worker.client._socket.setblocking(False)  # type: ignore[union-attr]
@@ -211,13 +209,9 @@ class Simulation:
             except SinkError:
                 pass
             finally:
-                self.signal(signal.SIGCONT)
+                self.sink.signal(signal.SIGCONT)
             worker.drop()
             raise SinkError("the test left a backlog behind")
-
-    def signal(self, number: int) -> None:
-        with contextlib.suppress(ProcessLookupError):  # it may die by itself at any moment
-            os.kill(self.sink.pid, number)
 
     # ---- the checker
 
