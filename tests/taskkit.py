@@ -21,6 +21,7 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from glob import glob
+from multiprocessing import forkserver
 from pathlib import Path
 from typing import Any
 
@@ -57,6 +58,18 @@ from millstream.state.storage import open_storage
 GROUPS = 5
 _forks = multiprocessing.get_context("forkserver")
 _forks.set_forkserver_preload(["taskkit"])
+
+
+def _server() -> str:
+    """Where the server of this process is."""
+    forkserver.ensure_running()
+    return str(forkserver._forkserver._forkserver_address)  # type: ignore[attr-defined]
+
+
+def _fork_off(server: str) -> None:
+    """In a child: its own children are forked off the same server. One of its own would import everything again, which takes seconds."""
+    forkserver._forkserver._forkserver_address = server  # type: ignore[attr-defined]
+    forkserver._forkserver.ensure_running = lambda: None  # type: ignore[attr-defined,method-assign]
 
 
 def until(what: Callable[[], Any], seconds: float = 30.0, said: Callable[[], str] = str) -> None:
@@ -643,7 +656,7 @@ class Driver:
     ) -> None:
         shards = shards or (4 if resident else 2)
         args = (work, crash, guards, pause, much, per_epoch, resident, settles, build, shards)
-        self._process = _forks.Process(target=_drive, args=args)
+        self._process = _forks.Process(target=_drive, args=(_server(), *args))
         self._process.start()
         self.work = work
         self.pid: int = self._process.pid or 0
@@ -678,6 +691,7 @@ def write_rows(work: Path, rows: Sequence[Mapping[str, Any]]) -> None:
 
 
 def _drive(
+    server: str,
     work: Path,
     crash: str,
     guards: str,
@@ -689,6 +703,7 @@ def _drive(
     build: Build,
     shards: int,
 ) -> None:
+    _fork_off(server)
     rows = [json.loads(line) for line in (work / "rows.jsonl").read_text().splitlines()]
     try:
         with (ResidentRun if resident else MicroBatchRun)(
