@@ -60,15 +60,8 @@ _forks = multiprocessing.get_context("forkserver")
 _forks.set_forkserver_preload(["taskkit"])
 
 
-def _server() -> str:
-    """Where the server of this process is."""
-    forkserver.ensure_running()
-    return str(forkserver._forkserver._forkserver_address)  # type: ignore[attr-defined]
-
-
-def _fork_off(server: str) -> None:
-    """In a child: its own children are forked off the same server. One of its own would import everything again, which takes seconds."""
-    forkserver._forkserver._forkserver_address = server  # type: ignore[attr-defined]
+def _fork_off_the_same_server() -> None:
+    """In a child of the server, which knows its address: one of the child's own would import everything again, which takes a second."""
     forkserver._forkserver.ensure_running = lambda: None  # type: ignore[attr-defined,method-assign]
 
 
@@ -656,7 +649,7 @@ class Driver:
     ) -> None:
         shards = shards or (4 if resident else 2)
         args = (work, crash, guards, pause, much, per_epoch, resident, settles, build, shards)
-        self._process = _forks.Process(target=_drive, args=(_server(), *args))
+        self._process = _forks.Process(target=_drive, args=args)
         self._process.start()
         self.work = work
         self.pid: int = self._process.pid or 0
@@ -691,7 +684,6 @@ def write_rows(work: Path, rows: Sequence[Mapping[str, Any]]) -> None:
 
 
 def _drive(
-    server: str,
     work: Path,
     crash: str,
     guards: str,
@@ -703,7 +695,7 @@ def _drive(
     build: Build,
     shards: int,
 ) -> None:
-    _fork_off(server)
+    _fork_off_the_same_server()
     rows = [json.loads(line) for line in (work / "rows.jsonl").read_text().splitlines()]
     try:
         with (ResidentRun if resident else MicroBatchRun)(
