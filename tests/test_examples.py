@@ -1,4 +1,4 @@
-"""The examples make their own input, and give what they say: on the local engine, and one of them on Spark, as a user runs it."""
+"""The examples make their own input, and give what they say: on the local engine, and with make soak one of them on Spark, as a user runs it."""
 
 from __future__ import annotations
 
@@ -143,6 +143,7 @@ def test_names(here: Path) -> None:
 
 
 @pytest.mark.spark
+@pytest.mark.soak
 def test_dead_letters_on_spark(here: Path) -> None:
     command = [sys.executable, str(ROOT / "examples" / "dead_letters.py")]
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT / "src"), os.environ.get("PYTHONPATH", "")])}
