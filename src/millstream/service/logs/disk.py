@@ -39,7 +39,6 @@ from millstream.service.logs.wal import (
     Sync,
     WalEntry,
     WalFiles,
-    WalGroup,
     Write,
     damaged,
     decode_group,
@@ -65,44 +64,6 @@ class PendingEntry(NamedTuple):
     future: asyncio.Future[None] | None
 
 
-class FrameIndex:
-    """Which frames have which positions of a partition: five numbers for each frame, ascending."""
-
-    _WIDTH = 5  # file, offset, size, first and last position
-
-    def __init__(self) -> None:
-        self._numbers = array("Q")
-
-    @property
-    def first(self) -> int | None:
-        return self._numbers[3] if self._numbers else None
-
-    def add(self, frame: FrameRef, first: int, last: int) -> None:
-        """A frame has these positions. They follow those that are indexed."""
-        numbers = self._numbers
-        if numbers and numbers[-5] == frame.file and numbers[-4] == frame.at:
-            numbers[-1] = last
-        else:
-            numbers.extend((*frame, first, last))
-
-    def after(self, position: int, most: int) -> list[FrameRef]:
-        """The first frames that have what follows a position, up to about so many bytes."""
-        numbers, frames, size = self._numbers, [], 0
-        for at in range(self._behind(position), len(numbers), self._WIDTH):
-            if size >= most:
-                break
-            frames.append(FrameRef(numbers[at], numbers[at + 1], numbers[at + 2]))
-            size += numbers[at + 2]
-        return frames
-
-    def trim(self, upto: int) -> None:
-        del self._numbers[: self._behind(upto)]
-
-    def _behind(self, position: int) -> int:
-        numbers, width = self._numbers, self._WIDTH
-        return bisect_right(range(len(numbers) // width), position, key=lambda at: numbers[at * width + 4]) * width
-
-
 class DiskLog:
     """The log of one partition. Made by `SharedDiskLog.of`."""
 
@@ -114,7 +75,8 @@ class DiskLog:
         self.next = 1  # where the next append begins
         self.last = 0  # confirmed
         self.trimmed = 0
-        self.index = FrameIndex()  # rule 5
+        self.frames: list[FrameRef] = []  # that have what was not trimmed, and the last position of each: an index (rule 5)
+        self._lasts = array("Q")
         self._shared = shared
 
     async def seal(self, term: int) -> int:
@@ -151,10 +113,14 @@ class DiskLog:
                 f"Restore the partition from a newer snapshot."
             )
         while after < self.last:
-            frames = self.index.after(after, _READ)
-            if not frames:
+            begin = end = bisect_right(self._lasts, after)
+            size = 0
+            while end < len(self.frames) and size < _READ:
+                size += self.frames[end].size
+                end += 1
+            if begin == end:
                 raise DamageError(f"the log of partition {self.partition} has nothing behind position {after}, but {self.last} is its last")
-            for record in await asyncio.to_thread(self._shared.records_in, self.partition, frames):
+            for record in await asyncio.to_thread(self._shared.records_in, self.partition, self.frames[begin:end]):
                 if record.last > after:
                     if record.first > after + 1 and record.first > self.trimmed + 1:
                         raise DamageError(f"the log of partition {self.partition} has no record of position {after + 1}")
@@ -163,7 +129,13 @@ class DiskLog:
 
     def confirmed(self, frame: FrameRef, first: int, last: int) -> None:
         """Rule 5: the thread has written positions first to last."""
-        self.index.add(frame, first, last)
+        if self.frames and self.frames[-1] == frame:
+            self._lasts[-1] = last
+        else:
+            if not self.frames:
+                self.trimmed = first - 1
+            self.frames.append(frame)
+            self._lasts.append(last)
         self.last = last
 
     async def confirm(self, term: int) -> None:
@@ -175,7 +147,8 @@ class DiskLog:
         upto = min(upto, self.last)
         if upto > self.trimmed:
             self.trimmed = upto
-            self.index.trim(upto)
+            gone = bisect_right(self._lasts, upto)
+            del self.frames[:gone], self._lasts[:gone]
             await self._shared.sweep()
 
     async def close(self) -> None:
@@ -207,43 +180,40 @@ class SharedDiskLog:
         wal = self._wal
         numbers = wal.numbers()
         for number in numbers:
-            held = self._files[number] = {}
-            for place, group in enumerate(wal.load(number, number == numbers[-1])):
-                begins = place == 0 and number == numbers[0]
+            self._files[number] = {}
+            for group in wal.load(number, number == numbers[-1]):
+                frame = FrameRef(number, group.at, group.size)
                 for entry in group.entries:
-                    self._know(entry, number, group, held, begins)
+                    self._know(entry, frame, begins=number == numbers[0] and group.at == 0)
         for partition, log in self._logs.items():
             log.next = log.last + 1
-            first = log.index.first
-            log.trimmed = log.last if first is None else max(log.trimmed, first - 1)
+            if not log.frames:
+                log.trimmed = log.last
             wal.stands[partition] = (log.term, log.last)
         if not numbers:
             wal.begin_file(1, 0, {})
             self._files[1] = {}
 
-    def _know(self, entry: WalEntry, number: int, group: WalGroup, held: dict[int, int], begins: bool) -> None:
+    def _know(self, entry: WalEntry, frame: FrameRef, begins: bool) -> None:
         kind, partition, term, first, last, _ = entry
         if kind == FORGOT:
-            self._logs.pop(partition, None)
-            for partitions in self._files.values():
-                partitions.pop(partition, None)
+            self._drop(partition)
             return
-        log = self.of(partition)
+        log, hole = self.of(partition), ""
         log.term = max(log.term, term)
         if kind == STAND:
             log.trimmed = max(log.trimmed, first)
             if begins:
                 log.last = last
             elif last != log.last:
-                self._hole(number, group.at, partition, f"{last} positions were written, and {log.last} are found")
+                hole = f"{last} positions were written, and {log.last} are found"
         elif first != log.last + 1:
-            self._hole(number, group.at, partition, f"position {first} comes behind {log.last}")
+            hole = f"position {first} comes behind {log.last}"
         else:
-            log.confirmed(FrameRef(number, group.at, group.size), first, last)
-            held[partition] = last
-
-    def _hole(self, number: int, at: int, partition: int, what: str) -> None:
-        raise damaged(str(self._wal.path(number)), at, f"partition {partition} has a hole, {what}")
+            log.confirmed(frame, first, last)
+            self._files[frame.file][partition] = last
+        if hole:
+            raise damaged(str(self._wal.path(frame.file)), frame.at, f"partition {partition} has a hole, {hole}")
 
     # the event loop's side
 
@@ -269,14 +239,16 @@ class SharedDiskLog:
         return future
 
     def forget(self, partition: int) -> None:
-        log = self._logs.pop(partition, None)
-        if log is None:
-            return
-        for partitions in self._files.values():
-            partitions.pop(partition, None)
-        log.term = _REMOVED
-        if self.failed is None and not self._is_closed:
-            self._queue.put(PendingEntry(WalEntry(FORGOT, partition, 0, 0, 0), log, None))
+        log = self._drop(partition)
+        if log is not None:
+            log.term = _REMOVED
+            if self.failed is None and not self._is_closed:
+                self._queue.put(PendingEntry(WalEntry(FORGOT, partition, 0, 0, 0), log, None))
+
+    def _drop(self, partition: int) -> DiskLog | None:
+        for held in self._files.values():
+            held.pop(partition, None)
+        return self._logs.pop(partition, None)
 
     def pressing(self) -> list[int]:
         old = sorted(self._files)[:-_MANY]
@@ -302,8 +274,8 @@ class SharedDiskLog:
             path = self._wal.path(number)
             try:
                 with path.open("rb", buffering=0) as file:
-                    for _, at, size in group:
-                        entries = decode_group(os.pread(file.fileno(), size, at), at, str(path))
+                    for frame in group:
+                        entries = decode_group(os.pread(file.fileno(), frame.size, frame.at), frame.at, str(path))
                         found.extend(decode_record(one.data) for one in entries if one.kind == RECORD and one.partition == partition)
             except FileNotFoundError as error:
                 raise DamageError(f"{path} is gone: partition {partition} was trimmed while it was read") from error
