@@ -10,7 +10,6 @@ A partition is a state machine over a log. The log decides: the store, the watch
     table_backend      the calls of both planes, over the partitions of a node
     range_map          from a key to its partition, by ranges
     partition          inbox, turn, log, store, reply: the life of a request
-    reorder_buffer     writes of a session that came before their predecessors
     dispatch           in which order requests get their turn
     state_machine      the turn: what a request does
     dedup_sessions     every write counts once

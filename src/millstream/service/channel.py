@@ -52,8 +52,6 @@ class Backoff:
 
 
 class Channel:
-    """The calls of one node."""
-
     def __init__(self, address: str, *, tls: Tls | None = None, cookie: str = "") -> None:
         self.address = address
         claim_grpc()

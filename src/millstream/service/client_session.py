@@ -30,8 +30,6 @@ BATCH = LIMIT // 2
 
 
 class ClientSession:
-    """A session's writes to one partition."""
-
     def __init__(self, partition: int, known_after: int = 0) -> None:
         """known_after: the session must be younger than this, in milliseconds."""
         self.partition = partition
@@ -80,7 +78,6 @@ class Writer:
         self.seen: dict[int, int] = {}  # by partition, the highest position that this client has been told
 
     def close(self) -> None:
-        """Gives up the writes whose callers wait no longer."""
         for task in self.abandoned:
             task.cancel()
 

@@ -61,8 +61,6 @@ _decode = msgspec.msgpack.Decoder(SessionState).decode
 
 
 class DedupSessions:
-    """The sessions of one partition."""
-
     def __init__(self, entries: Iterable[tuple[bytes, bytes]] = (), forgotten: int = 0, horizon: int = HORIZON) -> None:
         """entries: those of the store that begin with S."""
         known = [(name[1:], _decode(raw)) for name, raw in entries]
@@ -183,7 +181,6 @@ def began(session: bytes) -> int:
 
 
 def check_session_name(session: bytes, seq: int) -> None:
-    """A session's name has 16 bytes, and its writes are numbered from 1 on."""
     if len(session) != 16:
         raise RefusedRequest(
             f"a session has 16 bytes: when it began in milliseconds (8 bytes, big-endian) and 8 random ones. This one has {len(session)}."

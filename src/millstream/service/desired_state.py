@@ -38,14 +38,10 @@ class PartitionsAdded(msgspec.Struct, frozen=True, tag="added"):
 
 
 class PartitionRemoved(msgspec.Struct, frozen=True, tag="removed"):
-    """A partition is to be no more."""
-
     id: int
 
 
 class PartitionMoved(msgspec.Struct, frozen=True, tag="moved"):
-    """A partition is to be served by another node, in a higher term."""
-
     id: int
     node: str
     term: int
@@ -62,8 +58,6 @@ RegistryChange = PartitionsAdded | PartitionRemoved | PartitionMoved | NodeJoine
 
 
 class Desired(msgspec.Struct, dict=True):
-    """What is desired, as of a version."""
-
     version: int = 0
     next_id: int = 1
     partitions: dict[int, Descriptor] = {}

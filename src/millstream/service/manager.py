@@ -58,8 +58,6 @@ _log = logging.getLogger("millstream.service")
 
 
 class Manager:
-    """The partitions of one node."""
-
     def __init__(self, node: str, folder: Path, registry: Registry, tables: dict[str, Table]) -> None:
         self.node = node
         self.folder = folder
@@ -161,7 +159,6 @@ class Manager:
         raise NotReady("the registry keeps changing; ask again")
 
     async def add(self, table: str, id: int | None, start: bytes, end: bytes) -> Descriptor:
-        """A partition is to be, here."""
         found = self.tables.get(table)
         if found is None:
             raise RefusedRequest(f"this node has no table {table!r}; it has: {', '.join(sorted(self.tables)) or 'none'}")

@@ -39,8 +39,6 @@ Change = tuple[bytes, bytes | None]
 
 
 class Op(enum.IntEnum):
-    """What is asked."""
-
     GET = 0
     SCAN = 1
     UPSERT = 2

@@ -40,8 +40,6 @@ _log = logging.getLogger("millstream.service")
 
 
 class Node:
-    """One process of the state service."""
-
     def __init__(
         self,
         tables: Sequence[Table],

@@ -36,11 +36,10 @@ from millstream import faults
 from millstream.core.keyspace import after
 from millstream.errors import BadNode, DamageError, Fenced, MillstreamError, NotReady, RefusedRequest, ServiceError, Stale, UnknownOutcome
 from millstream.service.dedup_sessions import FORGOTTEN, DedupSessions, check_session_name
-from millstream.service.dispatch import PendingCall
+from millstream.service.dispatch import PendingCall, ReorderBuffer
 from millstream.service.logs.log_contract import Log
 from millstream.service.messages import LIMIT, SESSION, Answer, Change, Descriptor, Level, LogRecord, Request
 from millstream.service.range_map import point_of
-from millstream.service.reorder_buffer import ReorderBuffer
 from millstream.service.snapshotting import RECORD, RestoreReader, replace_user_entries, replay_log
 from millstream.service.state_machine import CLOCK, PartitionStateMachine, TurnResult, next_time
 from millstream.service.stores.store_contract import KeyStore
@@ -69,17 +68,16 @@ class PartitionState(str, enum.Enum):
 SERVING = PartitionState.SERVING  # a name of its own, for the path of every request
 
 
-class RequestPoints:
+class RequestPoints(msgspec.Struct):
     """Counts the passages of each point, and has the process killed where a test wants it (`millstream.faults`)."""
 
-    def __init__(self, spec: str) -> None:
-        self._spec = spec
-        self._seen: dict[str, int] = {}
+    spec: str = ""
+    seen: dict[str, int] = {}
 
     def __call__(self, name: str) -> None:
-        if self._spec:
-            self._seen[name] = count = self._seen.get(name, 0) + 1
-            faults.point(name, count, self._spec)
+        if self.spec:
+            self.seen[name] = count = self.seen.get(name, 0) + 1
+            faults.point(name, count, self.spec)
 
 
 class TurnUnderWay(msgspec.Struct):
@@ -92,8 +90,6 @@ class TurnUnderWay(msgspec.Struct):
 
 
 class Partition:
-    """One partition of a table, on the node that serves it."""
-
     def __init__(
         self,
         descriptor: Descriptor,
@@ -115,7 +111,7 @@ class Partition:
         self.unsaved = 0  # bytes that the log has and no snapshot
         self.restores: list[str] = []  # that the log has and no snapshot
         self._wall = wall
-        self._crash = crash or RequestPoints("")
+        self._crash = crash or RequestPoints()
         self._inbox = table.dispatch.make()
         self._orders_reads = self._inbox.orders_reads
         self._alone = log.alone
@@ -254,8 +250,9 @@ class Partition:
             fail_calls(calls, self._unready())
             return
         self._crash("request.3-turned")
-        if time.monotonic() - begun > _SLOW:
-            self._warn_of_slow_turn(writes, time.monotonic() - begun)
+        took = time.monotonic() - begun
+        if took > _SLOW and begun - self._said_slow > 10:
+            self._warn_of_slow_turn(writes, took)
         for request in writes:
             if request.session in self.early:
                 self.early.after_turn(request.session, self.machine.sessions.last(request.session))
@@ -280,11 +277,10 @@ class Partition:
 
     def _warn_of_slow_turn(self, writes: Sequence[Request], seconds: float) -> None:
         """A turn has kept the event loop, and so the whole node. Said at most every ten seconds."""
-        if time.monotonic() - self._said_slow > 10:
-            self._said_slow = time.monotonic()
-            names = sorted({request.function for request in writes if request.function}) or ["none"]
-            what = f"a turn of partition {self.descriptor.id} of table {self.descriptor.table!r} took {seconds * 1000:.0f} ms for {len(writes)} writes"
-            _log.warning("%s, and all partitions of this node have waited (functions: %s)", what, ", ".join(names))
+        self._said_slow = time.monotonic()
+        names = sorted({request.function for request in writes if request.function}) or ["none"]
+        what = f"a turn of partition {self.descriptor.id} of table {self.descriptor.table!r} took {seconds * 1000:.0f} ms for {len(writes)} writes"
+        _log.warning("%s, and all partitions of this node have waited (functions: %s)", what, ", ".join(names))
 
     def _logged(self, turn: TurnUnderWay, logged: asyncio.Future[None]) -> None:
         error = UnknownOutcome("the log was closed") if logged.cancelled() else logged.exception()
@@ -342,7 +338,7 @@ class Partition:
             fail_calls([call], error)
             return
         if required > self.store.applied:
-            self._reads.wait(required, call)
+            self._reads.behind.append((required, call))
         else:
             self._reads.answer(call)
 

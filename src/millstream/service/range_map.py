@@ -59,8 +59,6 @@ def scan_range(asked: Any) -> tuple[bytes, bytes]:
 
 
 class HasRange(Protocol):
-    """What lies on a map."""
-
     @property
     def descriptor(self) -> Descriptor: ...
 
@@ -147,8 +145,6 @@ class RangeMap(Generic[_P]):
 
 
 class RangeMaps(Generic[_P]):
-    """The maps of several tables."""
-
     def __init__(self) -> None:
         self._of: dict[str, RangeMap[_P]] = {}
         self._all: dict[int, _P] = {}

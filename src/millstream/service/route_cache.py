@@ -26,16 +26,12 @@ _LOOK = 1.0
 
 
 class Owner:
-    """A partition as a client knows it, and where it is."""
-
     def __init__(self, found: pb.Partition) -> None:
         self.descriptor: Descriptor = Descriptor(found.id, found.table, found.start, found.end, found.term, found.node, found.point or KEY)
         self.address = found.primary
 
 
 class RouteCache:
-    """The routes to the partitions of one table."""
-
     def __init__(self, addresses: Sequence[str], table: str, cookie: str, tls: Tls | None, timeout: float) -> None:
         if not addresses:
             raise DefinitionError("give the address of a node, such as 127.0.0.1:7400")

@@ -114,13 +114,8 @@ class SnapshotPlaces:
                 f"the backups folder {root} is the node's own folder {folder}, lies in it or has it in it: choose another (--backups)"
             )
 
-    def to_write(self, place: str) -> SnapshotPlace:
-        return self._found(place, [self._root])
-
-    def to_read(self, place: str) -> SnapshotPlace:
-        return self._found(place, [self._root, self._own / "snapshots", self._own / "trash"])
-
-    def _found(self, place: str, allowed: list[Path]) -> SnapshotPlace:
+    def find(self, place: str, *, to_read: bool) -> SnapshotPlace:
+        allowed = [self._root, self._own / "snapshots", self._own / "trash"] if to_read else [self._root]
         if not place:
             raise RefusedRequest("say where: a path below the node's backups folder, or a URL")
         text = place.removeprefix("file://")
@@ -154,26 +149,24 @@ async def restore_from(partition: Partition, place: SnapshotPlace, home: Storage
     def read() -> list[tuple[bytes, bytes]]:
         return [(key, value) for key, value in read_snapshot(*place)[1] if key[:1] == ENTRY]
 
-    entries = await asyncio.to_thread(read)
-    point = partition.descriptor
+    entries, id = await asyncio.to_thread(read), partition.descriptor.id
     foreign = next((key for key, _ in entries if not partition.covers(key[1:])), None)
     if foreign is not None:
         raise RefusedRequest(
-            f"the snapshot {place} has key {foreign[1:61]!r}, which partition {point.id} does not cover: it is another partition's"
+            f"the snapshot {place} has key {foreign[1:61]!r}, which partition {id} does not cover: it is another partition's"
         )
-
     check = getattr(partition.store, "check", None)
     if check is not None:
         check(entries)
     name = secrets.token_hex(8)
     if partition.table.log.keeps:
-        await write_snapshot(entries, 0, home, restore_name(point.id, name))
+        await write_snapshot(entries, 0, home, restore_name(id, name))
     lsn = await partition.replace(entries, name)
     if partition.table.log.keeps:
         try:
             await save(partition, home)
         except MillstreamError as error:  # it is restored; the log is as long as before
-            _log.warning("partition %d was restored, and cannot be saved: %s", point.id, error)
+            _log.warning("partition %d was restored, and cannot be saved: %s", id, error)
     return lsn, len(entries)
 
 

@@ -26,8 +26,6 @@ _LONGEST = 1024  # letters of a transaction's name, which every staged row has i
 
 
 class Txn(NamedTuple):
-    """A transaction's name, taken apart."""
-
     label: str
     fence: int
     number: int

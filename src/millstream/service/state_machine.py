@@ -108,8 +108,6 @@ class TurnResult(msgspec.Struct):
 
 
 class PartitionStateMachine:
-    """The state machine of a partition."""
-
     def __init__(
         self,
         descriptor: Descriptor,
@@ -159,7 +157,6 @@ class PartitionStateMachine:
         return sorted((entry, value) for entry, value in seen.items() if value is not None)
 
     def check_key(self, key: bytes) -> None:
-        """A function may write keys of its partition only."""
         if not self._covers(key):
             raise RefusedRequest(f"key {key[:60]!r} belongs to another partition: a function may write keys of its own partition only")
 

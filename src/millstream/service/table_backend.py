@@ -268,8 +268,6 @@ def describe(one: Descriptor, manager: Manager) -> pb.Partition:
 
 
 class Control:
-    """What `grpc_servers.ControlPlane` calls."""
-
     def __init__(self, manager: Manager, places: SnapshotPlaces) -> None:
         self._manager = manager
         self._places = places
@@ -301,13 +299,14 @@ class Control:
 
     async def snapshot(self, request: pb.SnapshotRequest) -> pb.SnapshotReply:
         partition = self._here(request.partition)
-        place = self._places.to_write(request.path)
+        place = self._places.find(request.path, to_read=False)
         saved = await snapshot_to(partition, place)
         return pb.SnapshotReply(at=position(partition.descriptor, saved.lsn), path=str(place), rows=saved.rows, bytes=saved.bytes)
 
     async def restore(self, request: pb.RestoreRequest) -> pb.RestoreReply:
         partition = self._here(request.partition)
-        lsn, rows = await restore_from(partition, self._places.to_read(request.path), self._manager.home_of(partition))
+        place = self._places.find(request.path, to_read=True)
+        lsn, rows = await restore_from(partition, place, self._manager.home_of(partition))
         return pb.RestoreReply(at=position(partition.descriptor, lsn), rows=rows)
 
     def _here(self, id: int) -> Partition:

@@ -42,7 +42,6 @@ class Gate:
         self._after = tuple(after)
 
     def enter(self, key: bytes, value: bytes | None, turn: TurnView) -> bytes | None:
-        """What is kept instead of a value (rule 1)."""
         found = value
         try:
             for transform in self._before:
@@ -58,7 +57,6 @@ class Gate:
         return found
 
     def leave(self, key: bytes, value: bytes) -> bytes:
-        """What is shown instead of a value (rule 2)."""
         if not value:
             return value
         try:

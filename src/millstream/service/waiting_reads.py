@@ -12,6 +12,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 
 from millstream.errors import Fenced, MillstreamError, NotReady, ServiceError
 from millstream.service.dispatch import PendingCall
@@ -19,42 +20,33 @@ from millstream.service.logs.log_contract import Log
 from millstream.service.messages import Answer, Descriptor, Request
 
 
+@dataclass
 class WaitingReads:
     """Those of one partition. read: reads what is committed. fail: told that another owner has sealed the log."""
 
-    def __init__(
-        self,
-        descriptor: Descriptor,
-        log: Log,
-        read: Callable[[Request], Answer],
-        fail: Callable[[Fenced], None],
-        crash: Callable[[str], None],
-    ) -> None:
-        self._descriptor, self._log, self._read, self._fail, self._crash = descriptor, log, read, fail, crash
-        self._behind: list[tuple[int, PendingCall]] = []  # and the position that each must see
-        self._unconfirmed: list[PendingCall] = []
-        self._confirming: asyncio.Task[None] | None = None
-        self.confirmed_at = time.monotonic()
-
-    def __len__(self) -> int:
-        return len(self._behind) + len(self._unconfirmed)
-
-    def wait(self, required: int, call: PendingCall) -> None:
-        """Rule 1."""
-        self._behind.append((required, call))
+    descriptor: Descriptor
+    log: Log
+    read: Callable[[Request], Answer]
+    fail: Callable[[Fenced], None]
+    crash: Callable[[str], None]
+    behind: list[tuple[int, PendingCall]] = field(default_factory=list)  # and the position that each must see
+    _unconfirmed: list[PendingCall] = field(default_factory=list)
+    _confirming: asyncio.Task[None] | None = None
+    confirmed_at: float = field(default_factory=time.monotonic)
 
     def applied(self, lsn: int) -> None:
-        if self._behind:
-            waiting = self._behind
-            self._behind = [read for read in waiting if read[0] > lsn]
+        """Rule 1."""
+        if self.behind:
+            waiting = self.behind
+            self.behind = [read for read in waiting if read[0] > lsn]
             for required, call in waiting:
                 if required <= lsn:
                     self.answer(call)
 
     def answer(self, call: PendingCall) -> None:
         """Answers a read that sees what it must, after a confirmation if one is needed."""
-        if self._log.alone:
-            finish_calls([call], [self._read_safely(call.request)], self._crash)
+        if self.log.alone:
+            finish_calls([call], [self._read_safely(call.request)], self.crash)
             return
         self._unconfirmed.append(call)
         if self._confirming is None:
@@ -62,7 +54,7 @@ class WaitingReads:
 
     def _read_safely(self, request: Request) -> Answer | ServiceError:
         try:
-            return self._read(request)
+            return self.read(request)
         except ServiceError as error:
             return error
 
@@ -74,21 +66,21 @@ class WaitingReads:
                 answers = [self._read_safely(call.request) for call in calls]
                 asked = time.monotonic()
                 try:
-                    await self._log.confirm(self._descriptor.term)
+                    await self.log.confirm(self.descriptor.term)
                 except Fenced as error:
                     self._unconfirmed = calls + self._unconfirmed
-                    self._fail(error)
+                    self.fail(error)
                     return
                 except Exception as error:
-                    fail_calls(calls, NotReady(f"partition {self._descriptor.id}: a read cannot be confirmed: {error}"))
+                    fail_calls(calls, NotReady(f"partition {self.descriptor.id}: a read cannot be confirmed: {error}"))
                     continue
                 self.confirmed_at = asked
-                finish_calls(calls, answers, self._crash)
+                finish_calls(calls, answers, self.crash)
         finally:
             self._confirming = None
 
     def take_behind(self) -> list[PendingCall]:
-        calls, self._behind = [call for _, call in self._behind], []
+        calls, self.behind = [call for _, call in self.behind], []
         return calls
 
     def take_all(self) -> list[PendingCall]:

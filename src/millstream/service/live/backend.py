@@ -131,7 +131,6 @@ class LiveBackend:
     # --- which epoch answers
 
     async def snapshot(self, header: pb.Header) -> PinnedEpoch:
-        """The epoch that answers, taken: the caller closes it."""
         if header.HasField("as_of") or header.level == pb.AS_OF:
             found = await self._as_of(header)
         else:
@@ -147,7 +146,6 @@ class LiveBackend:
         return await self._complete(found, header)
 
     def computation(self, snapshot: PinnedEpoch, table: str) -> str:
-        """The computation that a table is, rule 1."""
         if table in snapshot.manifest.computations:
             return table
         pipeline, slash, name = table.partition("/")

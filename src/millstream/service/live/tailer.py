@@ -223,7 +223,6 @@ class TailerThread:
         await asyncio.shield(self._moved)
 
     async def stop(self) -> None:
-        """No look any more; what is pinned is let go."""
         if self._looking is not None:
             looking, self._looking = self._looking, None
             looking.cancel()

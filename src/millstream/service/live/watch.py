@@ -34,8 +34,6 @@ if TYPE_CHECKING:
 
 
 class Watch:
-    """One watcher. Made and used on the event loop."""
-
     def __init__(self, live: LiveBackend, request: pb.WatchRequest) -> None:
         self._live = live
         self._header = request.header

@@ -21,8 +21,6 @@ from millstream.state.storage import LocalStorage, Storage
 
 
 class NoLog:
-    """The log of one partition that has none."""
-
     alone = True
 
     def __init__(self, partition: int) -> None:

@@ -131,7 +131,6 @@ class ObjectsLog:
     # owning
 
     async def seal(self, term: int) -> int:
-        """Takes the first free slot for a seal. The last position before it."""
         if term < self._term:
             raise Fenced(f"partition {self.partition} is sealed in term {self._term}: term {term} is over")
         if term == self._term and self._stopped is None and self._walk is not None:
@@ -342,8 +341,6 @@ class ObjectsLog:
 
 
 class SharedObjectsLog:
-    """The storage and the threads that all partitions of a node share."""
-
     def __init__(self, storage: Storage) -> None:
         self.storage = storage
         self.token = secrets.token_bytes(8)

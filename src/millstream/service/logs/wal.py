@@ -42,8 +42,6 @@ _EMPTY = bytes(SECTOR)
 
 
 class WalEntry(NamedTuple):
-    """One entry of a group."""
-
     kind: int
     partition: int
     term: int
@@ -158,8 +156,6 @@ Sync = Callable[[int], None]
 
 
 class Trimmed(Protocol):
-    """What is asked of a partition's log: how far it was trimmed."""
-
     trimmed: int
 
 

@@ -27,6 +27,7 @@ from pathlib import Path
 
 import lmdb as _lmdb
 
+from millstream.core.keyspace import after
 from millstream.errors import StorageError
 from millstream.service.messages import Change
 from millstream.service.stores.store_contract import Pinned
@@ -39,11 +40,6 @@ _SHORT = LONG - _NUMBER.size
 _PINS = 4096
 _CHUNK = 10_000
 _PORTION = 1_000  # entries that are deleted at once, while others may want to write
-MAP_SIZE = 1 << 38
-
-
-def _behind(prefix: bytes) -> bytes:
-    return _NUMBER.pack(_NUMBER.unpack(prefix)[0] + 1)
 
 
 def _found(transaction: _lmdb.Transaction, prefix: bytes, key: bytes) -> bytes | None:
@@ -56,7 +52,7 @@ def _found(transaction: _lmdb.Transaction, prefix: bytes, key: bytes) -> bytes |
 
 def _scanned(transaction: _lmdb.Transaction, prefix: bytes, start: bytes, stop: bytes | None) -> Iterator[tuple[bytes, bytes]]:
     cut = len(prefix)
-    for key, value in scan_entries(transaction, prefix + start, _behind(prefix) if stop is None else prefix + stop):
+    for key, value in scan_entries(transaction, prefix + start, after(prefix) if stop is None else prefix + stop):
         yield key[cut:], value
 
 
@@ -64,8 +60,7 @@ class LmdbPin:
     """The entries as of one position: a read transaction."""
 
     def __init__(self, transaction: _lmdb.Transaction, prefix: bytes) -> None:
-        self._transaction = transaction
-        self._prefix = prefix
+        self._transaction, self._prefix = transaction, prefix
         self.applied = _applied(transaction, prefix)
 
     def get(self, key: bytes) -> bytes | None:
@@ -87,8 +82,6 @@ def _applied(transaction: _lmdb.Transaction, prefix: bytes) -> int:
 
 
 class LmdbStore:
-    """The entries of one partition, in the environment of its node."""
-
     def __init__(self, shared: SharedLmdb, partition: int) -> None:
         self.durable = shared.durable
         self._shared = shared
@@ -133,7 +126,7 @@ class LmdbStore:
     def replace(self, entries: Iterable[tuple[bytes, bytes]], upto: int) -> None:
         moves = iter(entries)
         with self._shared.writing() as transaction:
-            _delete_all(transaction, self._prefix, None)
+            _delete(transaction, self._prefix)
             while chunk := list(islice(moves, _CHUNK)):
                 self._put(transaction, chunk)
             transaction.put(_APPLIED + self._prefix, _NUMBER.pack(upto))
@@ -143,17 +136,14 @@ class LmdbStore:
         """Nothing of its own is open."""
 
 
-def _delete_all(transaction: _lmdb.Transaction, prefix: bytes, limit: int | None) -> bool:
+def _delete(transaction: _lmdb.Transaction, prefix: bytes, most: int = 1 << 62) -> bool:
     """Deletes entries of a partition, at most so many. Whether there may be more."""
-    done = 0
     with transaction.cursor() as cursor:
         found = cursor.set_range(prefix)
-        while found and bytes(cursor.key()).startswith(prefix):
-            if limit is not None and done >= limit:
-                return True
+        while found and most and bytes(cursor.key()).startswith(prefix):
             found = cursor.delete() and bool(cursor.key())
-            done += 1
-    return False
+            most -= 1
+    return not most
 
 
 class SharedLmdb:
@@ -206,8 +196,8 @@ class SharedLmdb:
             with self.env.begin(write=True) as transaction:
                 yield transaction
         except _lmdb.Error as error:
-            full = isinstance(error, _lmdb.MapFullError)
-            hint = "Open it with a larger map_size." if full else "Make room or repair the disk, then start again."
+            is_full = isinstance(error, _lmdb.MapFullError)
+            hint = "Open it with a larger map_size." if is_full else "Make room or repair the disk, then start again."
             raise StorageError(f"cannot write {self.folder}: {error}. Nothing of it was applied. {hint}") from error
         self._version += 1  # readers of what was before are old
 
@@ -216,7 +206,7 @@ class SharedLmdb:
         more = True
         while more and not self._is_closing:
             with self.writing() as transaction:
-                more = _applied(transaction, prefix) == 0 and _delete_all(transaction, prefix, _PORTION)
+                more = _applied(transaction, prefix) == 0 and _delete(transaction, prefix, _PORTION)
 
     def of(self, partition: int) -> LmdbStore:
         found = self._stores.get(partition)
@@ -266,10 +256,14 @@ def _folder(root: Path, durable: bool) -> Path:
 
 @dataclass(frozen=True)
 class LmdbKind:
-    """A store on the node's disk: see `stores.lmdb`. After a restart it goes on where it was. map_size costs addresses only."""
+    """A store on a disk of the node, for more than fits into memory: one LMDB environment for all its partitions. After a restart it goes on where it was.
+
+    durable: every change is on the disk before it counts, so that no log is needed (`log=ms.service.logs.none()`). map_size: the most that it may hold; it
+    costs addresses only.
+    """
 
     durable: bool = False
-    map_size: int = MAP_SIZE
+    map_size: int = 1 << 38
 
     def open(self, folder: Path) -> SharedLmdb:
         with _OPENING:
