@@ -75,9 +75,8 @@ class Channel:
         for service, calls in ((DATA_SERVICE, DATA_CALLS), (CONTROL_SERVICE, CONTROL_CALLS)):
             for name, takes, gives, is_stream in calls:
                 make = self._channel.unary_stream if is_stream else self._channel.unary_unary
-                self._calls[name] = make(
-                    f"/{service}/{name}", request_serializer=takes.SerializeToString, response_deserializer=gives.FromString
-                )
+                path, send, receive = f"/{service}/{name}", takes.SerializeToString, gives.FromString
+                self._calls[name] = make(path, request_serializer=send, response_deserializer=receive)
 
     async def ask(self, name: str, request: Any, timeout: float) -> Any:
         try:
@@ -113,9 +112,8 @@ def failure(error: Any, address: str) -> MillstreamError:
         if code is grpc.StatusCode.INTERNAL and "internal error" in said:
             return ServiceError(f"{address}: {said}")
         if any(text in said for text in _NOT_CONNECTED):
-            return Unreachable(
-                f"no server answers at {address}. Start `millstream serve` there, or say where it runs (--at, --control)", sent=False
-            )
+            where = "Start `millstream serve` there, or say where it runs (--at, --control)"
+            return Unreachable(f"no server answers at {address}. {where}", sent=False)
         return Unreachable(f"{address}: {code.name.lower().replace('_', ' ')}: {said}", sent=True)
     told = pb.Error.FromString(raw)
     name = pb.Reason.Name(told.reason)

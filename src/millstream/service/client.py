@@ -19,7 +19,7 @@ from millstream.errors import BadNode, Busy, NotReady, RefusedRequest, Stale, Un
 from millstream.network import Tls
 from millstream.service.channel import Backoff
 from millstream.service.client_session import BATCH, Writer, batches
-from millstream.service.messages import Decision, Level, level_of
+from millstream.service.messages import Decision, Descriptor, Level, level_of
 from millstream.service.proto import service_pb2 as pb
 from millstream.service.range_map import HASH, KEY, LIVE, scan_range
 from millstream.service.route_cache import ATTEMPT, Owner, RouteCache
@@ -175,27 +175,22 @@ class AsyncClient:
         part, as_of, as_json: for live state, what to scan ("timers", "holds", "map:FIELD"), the epoch to read, and rows as JSON.
         """
         owners = await self._routes.learn_all()
-        asked = pb.ScanRequest(
-            start=to_bytes(start), end=to_bytes(end), prefix=to_bytes(prefix), limit=limit, keys_only=keys_only, part=part
-        )
-        asked.header.form = pb.JSON if as_json else pb.BYTES
+        asked = pb.ScanRequest(start=to_bytes(start), end=to_bytes(end), prefix=to_bytes(prefix), limit=limit, part=part)
+        asked.keys_only, asked.header.form = keys_only, pb.JSON if as_json else pb.BYTES
         if as_of is not None:
             asked.header.as_of, asked.header.level = as_of, pb.AS_OF
         point = self._routes.owners.point
         if point == KEY:
-            low, high = scan_range(asked)
-            owners = [
-                one
-                for one in owners
-                if not (one.descriptor.end and one.descriptor.end <= low) and not (high and high <= one.descriptor.start)
-            ]
+            wanted = Descriptor(0, self.table, *scan_range(asked))
+            owners = [one for one in owners if one.descriptor.overlaps(wanted)]
         streams = [self._scan_one(owner, asked) for owner in owners]
         given = 0
-        async for result in merged(streams) if point == HASH and len(owners) > 1 else chained(streams):
-            yield result
-            given += 1
-            if given == limit:
-                return
+        for stream in [merged(streams)] if point == HASH and len(owners) > 1 else streams:
+            async for result in stream:
+                yield result
+                given += 1
+                if given == limit:
+                    return
 
     async def watch(
         self, *, keys: Iterable[Text] = (), prefix: Text = b"", after: Mapping[int, int] | None = None, as_json: bool = False
@@ -289,13 +284,8 @@ class AsyncClient:
                 yield _result(key, value, version, at)
 
 
-async def chained(streams: Sequence[AsyncIterator[KeyResult]]) -> AsyncIterator[KeyResult]:
-    for stream in streams:
-        async for result in stream:
-            yield result
-
-
 async def merged(streams: Sequence[AsyncIterator[KeyResult]]) -> AsyncIterator[KeyResult]:
+    """The results of several streams, in the order of their keys."""
     heads: list[tuple[bytes, int, KeyResult]] = []
     for number, stream in enumerate(streams):
         async for first in stream:

@@ -14,6 +14,7 @@ from __future__ import annotations
 import asyncio
 import secrets
 import time
+from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from operator import add
 from typing import Any, NamedTuple
@@ -209,10 +210,9 @@ class Writer:
                 return await self.write_many(mine, theirs, txn)
             return {reply.at.partition: len(mine)}
 
-        counts: dict[int, int] = {}
+        counts: Counter[int] = Counter()
         for sent in await asyncio.gather(*(send(*batch) for batch in batches(split.values(), keys, values, BATCH))):
-            for partition, rows in sent.items():
-                counts[partition] = counts.get(partition, 0) + rows
+            counts.update(sent)
         return counts
 
 

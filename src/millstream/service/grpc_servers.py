@@ -40,7 +40,7 @@ from millstream.errors import (
 )
 from millstream.network import Tls, check_listening, is_loopback, parse_address, written
 from millstream.service.dedup_sessions import MOST_VERSIONS
-from millstream.service.limits import CONTROL, DATA, Bucket, Limits, PinLease
+from millstream.service.limits import DATA, Bucket, Limits, PinLease
 from millstream.service.proto import grpc
 from millstream.service.proto import service_pb2 as pb
 
@@ -95,16 +95,12 @@ class GrpcServer:
 
     service: str
     calls: tuple[tuple[str, Any, Any, bool], ...]
-    default_limits: Limits
 
     def __init__(
-        self, backend: Any, address: str, *, tls: Tls | None = None, cookie: str = "", limits: Limits | None = None, force: bool = False
+        self, backend: Any, address: str, *, tls: Tls | None = None, cookie: str = "", limits: Limits = DATA, force: bool = False
     ) -> None:
-        self._backend = backend
+        self._backend, self._limits, self._tls = backend, limits, tls
         self.address = address
-        limits = limits or self.default_limits
-        self._limits = limits
-        self._tls = tls
         self._cookie = cookie.encode()
         self._bucket = Bucket(limits.rate, limits.burst)
         self._server: Any = None
@@ -214,8 +210,6 @@ class GrpcServer:
                 if left is not None and left <= longest:
                     return await method(request)
                 return await asyncio.wait_for(method(request), deadline if left is None else longest)
-            except grpc.aio.AbortError:
-                raise
             except Exception as error:
                 await _fail(context, error, name)
             finally:
@@ -237,8 +231,6 @@ class GrpcServer:
                         await _write_in_time(context, reply, replies, lease)
                     else:
                         await context.write(reply)
-            except grpc.aio.AbortError:
-                raise
             except Exception as error:
                 await _fail(context, error, name)
             finally:
@@ -277,7 +269,7 @@ def _clear_socket(path: Path) -> None:
 class DataPlane(GrpcServer):
     """`Data`, over the tables of a node or the live state of a pipeline."""
 
-    service, calls, default_limits = DATA_SERVICE, DATA_CALLS, DATA
+    service, calls = DATA_SERVICE, DATA_CALLS
 
     async def start(self) -> None:
         await super().start()
@@ -291,7 +283,7 @@ class DataPlane(GrpcServer):
 class ControlPlane(GrpcServer):
     """`Control`, with reflection."""
 
-    service, calls, default_limits = CONTROL_SERVICE, CONTROL_CALLS, CONTROL
+    service, calls = CONTROL_SERVICE, CONTROL_CALLS
 
     def _check_host(self, host: str) -> None:
         if not self._cookie and not (self._tls is not None and self._tls.ca):
@@ -311,20 +303,23 @@ class ControlPlane(GrpcServer):
 
 async def _write_in_time(context: Any, reply: Any, replies: Any, lease: PinLease) -> None:
     """Writes a reply that comes out of what is pinned. If its peer does not take it in time the pin is let go, and the peer is told, whenever it reads on."""
-    writing = asyncio.ensure_future(context.write(reply))
+    writing, waiting = asyncio.ensure_future(context.write(reply)), asyncio.ensure_future(lease.over.wait())
     try:
-        await asyncio.wait([writing, lease.over], return_when=asyncio.FIRST_COMPLETED)
-        if lease.over.done():
+        await asyncio.wait([writing, waiting], return_when=asyncio.FIRST_COMPLETED)
+        if lease.over.is_set():
             await replies.aclose()
             await writing
             raise Stale("this was not read in time, and what it is of is not kept for longer: ask for less at once, or read faster")
         await writing
     finally:
         writing.cancel()
+        waiting.cancel()
 
 
 async def _fail(context: Any, error: Exception, name: str) -> None:
     """Rule 2. An error that is not ours is in the node's log."""
+    if isinstance(error, grpc.aio.AbortError):
+        raise error
     if not isinstance(error, (MillstreamError, asyncio.TimeoutError)):
         _log.error("%s failed", name, exc_info=error)
     details = pb.Error(text=str(error)[:4096])

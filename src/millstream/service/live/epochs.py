@@ -74,9 +74,9 @@ class PinnedEpoch(Reader):
             if (share := shares.get((state.lineage or name, number))) is not None
         }
 
-    def age(self, now: float) -> float:
-        """Seconds since it was last known to be the newest committed epoch: so old may the answer be."""
-        return max(0.0, now - self.confirmed)
+    def age_ms(self) -> int:
+        """Milliseconds since it was last known to be the newest committed epoch: so old may the answer be."""
+        return max(0, int((time.monotonic() - self.confirmed) * 1000))
 
     def entry(self, computation: str, shard: int, key: bytes) -> bytes | None:
         held = self._stores.get((computation, shard))

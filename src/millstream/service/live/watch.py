@@ -158,8 +158,7 @@ class Watch:
         at = self._live.position(snapshot, self._name, epoch=one.last, low_watermark=one.low_watermark)
         async for page in pages(rows, in_thread=self._as_json):
             if page:
-                keys, values, versions = columns(page)
-                yield pb.WatchReply(kind=pb.WatchReply.CHANGES, at=at, first=one.first, keys=keys, values=values, versions=versions)
+                yield pb.WatchReply(kind=pb.WatchReply.CHANGES, at=at, first=one.first, **columns(page))
 
     async def _snapshot(self, snapshot: PinnedEpoch) -> AsyncIterator[pb.WatchReply]:
         at, prefix, version = self._live.position(snapshot, self._name), self._wanted.prefix, version_of(snapshot.epoch)
@@ -170,8 +169,7 @@ class Watch:
             found = row_formats.rows(snapshot, self._name, prefix, after(prefix) if prefix else None, self._as_json)
         rows = ((key, value, version) for key, value in found if value is not None)
         async for page in pages(rows, in_thread=self._as_json):
-            keys, values, versions = columns(page)
-            yield pb.WatchReply(kind=pb.WatchReply.SNAPSHOT, at=at, keys=keys, values=values, versions=versions)
+            yield pb.WatchReply(kind=pb.WatchReply.SNAPSHOT, at=at, **columns(page))
         self._last = snapshot.epoch
         yield pb.WatchReply(kind=pb.WatchReply.MARK, at=at, first=snapshot.epoch)
 
