@@ -8,7 +8,6 @@ from __future__ import annotations
 import asyncio
 import heapq
 import time
-from collections import Counter
 from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
 from typing import Any
 
@@ -231,17 +230,15 @@ class AsyncClient:
                 task.cancel()
 
     async def stage(self, rows: Iterable[tuple[bytes, bytes | None]], txn: str) -> dict[int, int]:
-        """For sinks that write in two phases (`staged_txns.py`): stages rows (a value of None removes the key) under a transaction, which `decide` ends; how
-        many in each partition."""
+        """For sinks that write in two phases: stages rows (None removes the key) in a transaction, which `decide` ends; how many in each partition."""
         given = dict(rows)
         puts = {key: value for key, value in given.items() if value is not None}
-        counts = Counter(await self._writer.write_many(list(puts), list(puts.values()), txn))
+        counts = await self._writer.write_many(list(puts), list(puts.values()), txn)
         counts.update(await self._writer.write_many([key for key in given if key not in puts], None, txn))
         return dict(counts)
 
     async def decide(self, partition: int, txns: Sequence[str], decision: Decision, fence: int, keep: Sequence[str] = ()) -> list[int]:
-        """Decides staged transactions in one partition; how many rows each has. Doing it again is harmless. All of them are decided at one position, unless
-        their names come to more than 512 KiB: then at several."""
+        """Decides staged transactions in one partition; how many rows each has. Doing it again is harmless. Names of up to 512 KiB share a position."""
         found: list[int] = []
         routes = self._routes
         for names, _ in batches([range(len(txns))], [txn.encode() for txn in txns], None, BATCH):

@@ -3,8 +3,7 @@
 Rules
 1. A write has a session and a number per partition, without holes, and keeps them however often it is sent. At most `AT_ONCE` are under way.
 2. When it is not known whether a write was done, it is sent again with the same number until the deadline. A refusal is final.
-3. When the deadline passes without an answer, `UnknownOutcome` is raised, and that session is not used any more: the node would keep its later writes
-   waiting for the missing number.
+3. When the deadline passes without an answer, `UnknownOutcome` is raised, and that session ends: its later writes would wait for the missing number.
 4. What a node would refuse for its size gets no number (`limits.check_message`), for the same reason.
 5. A write that has a number is brought to its end, even if its caller waits no longer.
 """
@@ -15,7 +14,7 @@ import asyncio
 import secrets
 import time
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from operator import add
 from typing import Any, NamedTuple
 
@@ -148,9 +147,9 @@ class Writer:
                     self.note(reply.at)
                     return reply
                 except SessionExpired as error:
-                    self._give_up(session)
                     if unsure:
                         raise
+                    self._give_up(session)
                     if error.known_after:
                         self._sessions[session.partition] = ClientSession(session.partition, error.known_after)
                     return None
@@ -158,7 +157,7 @@ class Writer:
                     routes.learn(error, owner)
                     if not error.owners:
                         await routes.look_around(key)
-                    await self._pause(error, write, session, unsure)
+                    await write.backoff.after(error, write.deadline)  # raises it at the deadline: rule 3
                     if write.together and not unsure:
                         self._give_up(session)
                         return None
@@ -166,32 +165,22 @@ class Writer:
                     unsure = unsure or isinstance(error, UnknownOutcome) or (isinstance(error, Unreachable) and error.sent)
                     if isinstance(error, Unreachable):
                         await routes.look_around(key)  # another node may have the partition now, and what was done in it
-                    await self._pause(error, write, session, unsure)
+                    await write.backoff.after(error, write.deadline)
         except (MillstreamError, asyncio.CancelledError) as error:
             if isinstance(error, ServiceError) and error.counted:
                 raise
             self._give_up(session)
             if unsure and not isinstance(error, (UnknownOutcome, SessionExpired, asyncio.CancelledError)):
-                raise UnknownOutcome(f"the write may have been done before it was refused: {error}") from error
+                raise UnknownOutcome(f"it is not known whether the write was done. The last error: {error}") from error
             raise
         finally:
             session.answered(seq)
-
-    async def _pause(self, error: ServiceError, write: NumberedWrite, session: ClientSession, unsure: bool) -> None:
-        """Waits for the next try, or rule 3."""
-        try:
-            await write.backoff.after(error, write.deadline)
-        except ServiceError:
-            self._give_up(session)
-            if unsure:
-                raise UnknownOutcome(f"it is not known whether the write was done. The last error: {error}") from error
-            raise
 
     def _give_up(self, session: ClientSession) -> None:
         if self._sessions.get(session.partition) is session:
             del self._sessions[session.partition]
 
-    async def write_many(self, keys: Sequence[bytes], values: Sequence[bytes] | None, txn: str = "") -> dict[int, int]:
+    async def write_many(self, keys: Sequence[bytes], values: Sequence[bytes] | None, txn: str = "") -> Counter[int]:
         """Writes many keys, in batches by partition: how many rows went to each. values: None removes the keys. txn: stages them instead."""
         split = self._routes.owners.split(keys)
         if split is None:
@@ -200,7 +189,7 @@ class Writer:
         if split is None:
             raise self._routes.no_owner(next(key for key in keys if self._routes.owners.find(key) is None))
 
-        async def send(mine: list[bytes], theirs: list[bytes] | None) -> dict[int, int]:
+        async def send(mine: list[bytes], theirs: list[bytes] | None) -> Mapping[int, int]:
             try:
                 if theirs is None:
                     reply = await self.write("Remove", pb.RemoveRequest(keys=mine, txn=txn), mine[0], mine)

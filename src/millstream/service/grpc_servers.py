@@ -3,9 +3,9 @@
 Rules
 1. Data listens on TCP, on loopback unless told otherwise. Control listens on a unix socket that only its owner may use (0600), or on TCP with
    certificates of clients or a cookie. It is closed to everyone else.
-2. A `ServiceError` becomes a status and an `Error` in the trailing metadata; any other error of ours is told as INTERNAL, without its insides.
-3. A call without a deadline gets the plane's, and none lasts longer than the plane allows. Scans and watches last as long as both ends like, but for what they
-   hold pinned (`limits.while_pinned`).
+2. A `ServiceError` becomes a status and an `Error` in the trailing metadata, and at the client the error that it was, with what it carried. Any other error
+   of ours is told as INTERNAL, without its insides.
+3. A call without a deadline gets the plane's, and none lasts longer than it allows. Scans and watches may, but for what they hold pinned (`limits.py`).
 4. A backend has a method for each call (`AddPartition` comes to `add_partition`), and `tables()` for the data plane. It takes and gives the messages of
    service.proto, and raises `ServiceError`s (and `DamageError`). All calls come from one event loop; what takes longer than a turn is done beside it.
 5. The handlers are made from the descriptors of service.proto instead of generated code.
@@ -26,6 +26,7 @@ from pathlib import Path
 from typing import Any
 
 from millstream.errors import (
+    BY_REASON,
     BadNode,
     Busy,
     Conflict,
@@ -37,6 +38,7 @@ from millstream.errors import (
     SessionExpired,
     Stale,
     Unauthenticated,
+    Unreachable,
 )
 from millstream.network import Tls, check_listening, is_loopback, parse_address, written
 from millstream.service.dedup_sessions import MOST_VERSIONS
@@ -71,6 +73,8 @@ def _calls(service: str) -> tuple[tuple[str, Any, Any, bool], ...]:
 
 
 DATA_CALLS, CONTROL_CALLS = _calls("Data"), _calls("Control")
+#: What gRPC says of a call for which no connection was ever made: it cannot have reached the node.
+_NOT_CONNECTED = ("failed to connect to all addresses", "Connection refused", "No such file")
 _log = logging.getLogger("millstream.service")
 _process = 0  # the one that uses gRPC
 
@@ -346,6 +350,41 @@ async def _fail(context: Any, error: Exception, name: str) -> None:
     if isinstance(error, asyncio.TimeoutError):
         code = grpc.StatusCode.DEADLINE_EXCEEDED
     await context.abort(code, details.text[:1024], trailing_metadata=((ERRORS, details.SerializeToString()),))
+
+
+def failure(error: Any, address: str) -> MillstreamError:
+    """Rule 2, at the client."""
+    raw = next((value for key, value in error.trailing_metadata() or () if key == ERRORS), None)
+    if raw is None:
+        code, said = error.code(), error.details() or ""
+        if code is grpc.StatusCode.RESOURCE_EXHAUSTED:
+            if "larger than max" in said:
+                return BY_REASON["TOO_LARGE"](f"{address}: {said}")
+            return Busy(f"{address}: {said or 'too many calls at once'}", 0.1)
+        if code is grpc.StatusCode.UNIMPLEMENTED:
+            return DefinitionError(f"{address} is no state service of Millstream, or the other plane of one: {said}")
+        if code is grpc.StatusCode.INTERNAL and "internal error" in said:
+            return ServiceError(f"{address}: {said}")
+        if any(text in said for text in _NOT_CONNECTED):
+            where = "Start `millstream serve` there, or say where it runs (--at, --control)"
+            return Unreachable(f"no server answers at {address}. {where}", sent=False)
+        return Unreachable(f"{address}: {code.name.lower().replace('_', ' ')}: {said}", sent=True)
+    told = pb.Error.FromString(raw)
+    name = pb.Reason.Name(told.reason)
+    if error.code() is grpc.StatusCode.DEADLINE_EXCEEDED:
+        return Unreachable(f"{address}: {told.text}")
+    if name == "DAMAGED":
+        return DamageError(told.text)
+    kind = BY_REASON.get(name, ServiceError)
+    carried: dict[Any, tuple[Any, ...]] = {
+        BadNode: (list(told.owners),),
+        Busy: (told.retry_after_ms / 1000,),
+        Conflict: (list(told.versions),),
+        SessionExpired: tuple(told.versions[:1]),
+    }
+    found = kind(f"{address}: {told.text}" if name == "NONE" else told.text, *carried.get(kind, ()))
+    found.counted = told.counted
+    return found
 
 
 def read_tls(tls: Tls) -> list[bytes | None]:

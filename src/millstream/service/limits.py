@@ -4,8 +4,7 @@ Rules
 1. The data plane takes much and answers soon; the control plane takes little and may take long. A mesh that limits by itself switches these off.
 2. What is over a limit is refused at once, with a hint when to come back. Nothing waits for a limit, so nothing piles up.
 3. A client that reads from a pin must finish within `PINNED` seconds, or its stream ends: a pin keeps the store from reusing space.
-4. A long answer comes in pages of at most `messages.LIMIT` bytes, or one row (of `LARGEST` bytes at most). There is always one; it is empty if there are no
-   rows.
+4. A long answer comes in pages of at most `messages.LIMIT` bytes, or one row (of `LARGEST` bytes at most). There is always one, perhaps empty.
 5. What is read on the event loop gives way every few milliseconds. What may take long for one row is read in a thread.
 """
 
@@ -34,14 +33,13 @@ VersionedRow = tuple[bytes, bytes, int]
 
 
 class Limits(msgspec.Struct, frozen=True):
-    """at_once: calls under way. rate, burst: calls per second, and how many may come together (0: any). deadline, longest: seconds, for calls that name
-    no deadline, and for all. message: bytes."""
+    """at_once: calls under way. rate, burst: calls per second, and how many together (0: any). deadline: seconds of a call that names none. message: bytes."""
 
     at_once: int
     rate: float
     burst: int
     deadline: float
-    longest: float
+    longest: float  # seconds of any call
     message: int = LIMIT + FRAME
 
 

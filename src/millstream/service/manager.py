@@ -325,8 +325,7 @@ class Manager:
 
     async def _open_again(self) -> None:
         """A storage that was away may be back. So partitions that could not be opened, for another reason than damage, are made anew; and those that stopped
-        because their shared log was away seal it again, which settles what became of their last writes. (A disk of ours that has failed is not asked again: it
-        may say yes, and have lost what it could not write.)"""
+        because their shared log was away seal it again, which settles their last writes. (Not on a disk of ours that has failed: it may have lost some.)"""
         async with self._reconciling:
             for id, one in list(self.partitions.items()):
                 stopped = one.state is PartitionState.READ_ONLY and one.table.log.shared

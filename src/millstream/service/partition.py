@@ -15,8 +15,7 @@ Rules
 2. Records leave in their order, whatever the log's order of completion: what is durable early waits for those before it. `UNDER_WAY` are at the log at most.
 3. A read sees every write that was answered before it was asked. With a linear inbox it also waits for the writes that came before it. Reads that
    have to wait or to be confirmed do so in `waiting_reads.py`.
-4. When the log fails, the partition takes no writes any more. What was under way has an unknown outcome, and reads go on. When another owner has sealed
-   the log, reads end too.
+4. When the log fails, the partition takes no writes any more, what was under way has an unknown outcome, and reads go on; not if another owner has sealed it.
 5. Idle, it costs no task, no timer and no file.
 """
 

@@ -30,8 +30,7 @@ class Table:
 
     point: KEY keeps neighbours together, for scans; HASH spreads the load. partitions: how many a new table gets on the first node that serves it: with
     HASH any number, with KEY one (add others by range: `millstream partitions add`). before, after: transforms of what enters and of what leaves, in order.
-    store, log, dispatch: the parts of the line. functions: what `Call` may run, under their Python names. horizon: how long a session that is not used
-    is remembered.
+    store, log, dispatch: the parts of the line. functions: what `Call` may run, by their Python names. horizon: how long an unused session is remembered.
 
     >>> from millstream.service import Table, functions
     >>> Table("history", functions=[functions.add])

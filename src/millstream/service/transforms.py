@@ -5,8 +5,7 @@ request; it returns the value to keep instead, and raises `RefusedRequest` to re
 After: `(key, value) -> value` gets what is to be shown, and returns what is shown instead.
 
 Rules
-1. All that enters passes `before`, key by key: what is written or removed, what is staged, and what functions put or remove. (What an operator restores
-   does not: it was in before.)
+1. All that enters passes `before`, key by key: what is written, removed or staged, and what functions put or remove. (What is restored was in before.)
 2. All that leaves passes `after`, with its key: what is got, scanned and watched, and what a function returns, with the key that it was called with. An
    empty value shows nothing, and is not asked about.
 3. They run in the order of the table's list, within the turn: nothing else of the partition runs meanwhile.

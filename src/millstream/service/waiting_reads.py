@@ -2,8 +2,7 @@
 
 Rules
 1. A read that waits for a position is answered when the store has applied it.
-2. Where another owner may have sealed the log, a read is confirmed after it was read and before it is answered. One confirmation serves all reads
-   before it.
+2. Where another owner may have sealed the log, a read is confirmed before it is answered. One confirmation serves all that were read before it.
 3. If the log says that another owner has sealed it, no read is answered any more. If it says nothing, the caller may ask again.
 """
 

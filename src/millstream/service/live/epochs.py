@@ -4,8 +4,7 @@ Rules
 1. A pinned epoch is one manifest over all keys, shards and computations. It is made of LMDB read transactions (`Replica.held`), one per shard, so it stays
    what it is while newer epochs are applied, and whatever the pipeline folds and collects meanwhile.
 2. A shard that an epoch has not changed shares the transaction of the epoch before: idle shards cost nothing.
-3. The last `KEEP` epochs are pinned. One that is no longer the newest goes after `MAX_AGE` seconds at the latest, since what is pinned keeps LMDB from
-   using pages again. The newest stays always.
+3. The last `KEEP` epochs are pinned. All but the newest go after `MAX_AGE` seconds at the latest: what is pinned keeps LMDB from using pages again.
 4. A reader takes an epoch (`take`) and closes it. It lasts until then, and no longer.
 5. The copies are this server's alone: it takes the first numbered folder that no other process holds (a lock on a file). So no other process changes them,
    and the next server finds them as they are, and needs only what is new.

@@ -7,8 +7,7 @@ Rules
    watcher) come as one, with the first of them.
 3. A watcher takes what it is sent at its own pace, out of one buffer for all (`history.py`). One whose next epoch has left the buffer meanwhile is too
    slow: the stream ends with `Stale`, which names the epoch to go on after.
-4. A watcher that comes back is given what the buffer has, else what the log has, else a reset and a snapshot. So it is where an epoch changed more than the
-   buffer may hold.
+4. A watcher that comes back is given what the buffer has, else what the log has, else (also where an epoch changed too much) a reset and a snapshot.
 5. A computation that begins anew under its name, or a checkpoint that was restored, is a reset. One that is gone ends the stream.
 6. As JSON rows are shown as of the newest epoch, so epochs that came meanwhile are merged; rows whose MapStates changed are among them; and a view that
    shows another generation is a reset. A join cannot be watched as JSON: it shows rows by keys that it does not keep them by.
@@ -100,8 +99,7 @@ class Watch:
         return snapshot.generation, state.lineage or self._name, None if build is None else build.active
 
     def _is_same_as_then(self, epoch: int, snapshot: PinnedEpoch) -> bool:
-        """Whether changes lead from what a watcher knows to what is here: as far as can be told, from that epoch if it is pinned, or from where the
-        state began."""
+        """Whether changes lead from what a watcher knows to what is here: told by that epoch if it is pinned, else by where the state began."""
         then = self._live.epochs.take(epoch)
         if then is not None:
             with then:

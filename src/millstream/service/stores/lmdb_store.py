@@ -258,8 +258,7 @@ def _folder(root: Path, durable: bool) -> Path:
 class LmdbKind:
     """A store on a disk of the node, for more than fits into memory: one LMDB environment for all its partitions. After a restart it goes on where it was.
 
-    durable: every change is on the disk before it counts, so that no log is needed (`log=ms.service.logs.none()`). map_size: the most that it may hold; it
-    costs addresses only.
+    durable: every change is on the disk before it counts, so no log is needed (`log=ms.service.logs.none()`). map_size: its limit, which costs addresses only.
     """
 
     durable: bool = False
