@@ -32,15 +32,13 @@ from functools import partial
 import msgspec
 
 from millstream import faults
-from millstream.core.keyspace import after
 from millstream.errors import BadNode, DamageError, Fenced, MillstreamError, NotReady, RefusedRequest, ServiceError, Stale, UnknownOutcome
-from millstream.service.dedup_sessions import FORGOTTEN, DedupSessions, check_session_name
+from millstream.service.dedup_sessions import check_session_name
 from millstream.service.dispatch import PendingCall, ReorderBuffer
 from millstream.service.logs.log_contract import Log
-from millstream.service.messages import LIMIT, SESSION, Answer, Change, Descriptor, Level, LogRecord, Request
-from millstream.service.range_map import point_of
+from millstream.service.messages import LIMIT, Answer, Change, Descriptor, Level, LogRecord, Request
 from millstream.service.snapshotting import RECORD, RestoreReader, replace_user_entries, replay_log
-from millstream.service.state_machine import CLOCK, PartitionStateMachine, TurnResult, next_time
+from millstream.service.state_machine import PartitionStateMachine, TurnResult, next_time
 from millstream.service.stores.store_contract import KeyStore
 from millstream.service.table import Table
 from millstream.service.waiting_reads import WaitingReads, fail_calls, finish_calls
@@ -134,27 +132,14 @@ class Partition:
         last = await self.log.seal(descriptor.term)
         if self.table.log.keeps:
             if store.applied > last:
-                raise NotReady(
-                    f"partition {descriptor.id} of {descriptor.table!r}: its store is at {store.applied}, ahead of its log at {last}"
-                )
+                who = f"partition {descriptor.id} of {descriptor.table!r}"
+                raise NotReady(f"{who}: its store is at {store.applied}, ahead of its log at {last}")
             restores, size = await replay_log(store, self.log.read(store.applied), restored)
             self.restores += restores
             self.unsaved += size
-        clock, forgotten = store.get(CLOCK) or b"", store.get(FORGOTTEN) or b""
-        known = store.scan(SESSION, after(SESSION))
-        self.machine = PartitionStateMachine(
-            descriptor,
-            store,
-            DedupSessions(known, int.from_bytes(forgotten, "big"), self.table.horizon),
-            int.from_bytes(clock, "big"),
-            functions=self.table.functions_by_name,
-            gate=self.table.gate,
-            covers=self.covers,
-        )
+        table = self.table
+        self.machine = PartitionStateMachine(descriptor, store, table.functions_by_name, table.gate, table.horizon)
         self.state, self.reason = SERVING, ""
-
-    def covers(self, key: bytes) -> bool:
-        return self.descriptor.covers(point_of(self.descriptor.point, key))
 
     # --- reading
 

@@ -143,7 +143,7 @@ async def restore_from(partition: Partition, place: SnapshotPlace, home: Storage
         return [(key, value) for key, value in snapshots.read_snapshot(*place)[1] if key[:1] == ENTRY]
 
     entries, id = await asyncio.to_thread(read), partition.descriptor.id
-    foreign = next((key for key, _ in entries if not partition.covers(key[1:])), None)
+    foreign = next((key for key, _ in entries if not partition.machine.covers(key[1:])), None)
     if foreign is not None:
         raise RefusedRequest(
             f"the snapshot {place} has key {foreign[1:61]!r}, which partition {id} does not cover: it is another partition's"

@@ -20,8 +20,9 @@ import msgspec
 from millstream.core.keyspace import after
 from millstream.errors import Conflict, FencedRun, RefusedRequest, ServiceError, TooLarge
 from millstream.service import staged_txns
-from millstream.service.dedup_sessions import DedupSessions
-from millstream.service.messages import ENTRY, LIMIT, MEMORY, STAGED, Answer, Change, Decide, Decision, Descriptor, LogRecord, Op, Request
+from millstream.service.dedup_sessions import FORGOTTEN, DedupSessions
+from millstream.service.messages import ENTRY, LIMIT, MEMORY, SESSION, Answer, Change, Decide, Decision, Descriptor, LogRecord, Op, Request
+from millstream.service.range_map import point_of
 from millstream.service.stores.store_contract import KeyStore
 from millstream.service.transforms import Gate
 
@@ -100,25 +101,14 @@ class TurnResult(msgspec.Struct):
 
 
 class PartitionStateMachine:
-    def __init__(
-        self,
-        descriptor: Descriptor,
-        store: KeyStore,
-        sessions: DedupSessions,
-        time: int,
-        *,
-        functions: Mapping[str, Function] | None = None,
-        gate: Gate | None = None,
-        covers: Callable[[bytes], bool] = lambda key: True,
-    ) -> None:
-        self._descriptor = descriptor
-        self.store = store
-        self.sessions = sessions
-        self.time = time  # of the last write
+    """horizon: milliseconds that a session which is not used is remembered."""
+
+    def __init__(self, descriptor: Descriptor, store: KeyStore, functions: Mapping[str, Function], gate: Gate, horizon: int) -> None:
+        self._descriptor, self.store, self._functions, self._gate = descriptor, store, functions, gate
+        forgotten, clock = (int.from_bytes(store.get(entry) or b"", "big") for entry in (FORGOTTEN, CLOCK))
+        self.sessions = DedupSessions(store.scan(SESSION, after(SESSION)), forgotten, horizon)
+        self.time = clock  # of the last write
         self.lsn = store.applied  # the last position that was given
-        self._functions = dict(functions or {})
-        self._gate = gate or Gate()
-        self._covers = covers
         #: Of a store that does not take every value.
         self._check_changes: Callable[[Sequence[Change]], None] | None = getattr(store, "check", None)
         #: Of records under way: the last position of each, and what it changed.
@@ -148,8 +138,11 @@ class PartitionStateMachine:
                     seen[entry] = value
         return sorted((entry, value) for entry, value in seen.items() if value is not None)
 
+    def covers(self, key: bytes) -> bool:
+        return self._descriptor.covers(point_of(self._descriptor.point, key))
+
     def check_key(self, key: bytes) -> None:
-        if not self._covers(key):
+        if not self.covers(key):
             raise RefusedRequest(f"key {key[:60]!r} belongs to another partition: a function may write keys of its own partition only")
 
     # --- the turn
@@ -362,7 +355,7 @@ class PartitionStateMachine:
         return answer, changes
 
     def _sweep(self, lsn: int, below: staged_txns.Txn, fence: int, keep: Sequence[str]) -> tuple[Answer, list[Change]]:
-        start, kept = STAGED + below.label.encode(), set(keep)
+        start, kept = staged_txns.staged_prefix(below.label)[:-1], set(keep)
         changes: list[Change] = []
         checked: set[str] = set()
         for staged, _ in self.range(start, after(start)):
