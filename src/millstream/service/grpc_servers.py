@@ -154,20 +154,20 @@ class GrpcServer:
             self._listen_on_socket(Path(self.address.removeprefix("unix:")))
             return
         host, port = parse_address(self.address)
+        place = written(host, port)
         self._check_host(host)
         try:
             if self._tls is None:
-                bound = self._server.add_insecure_port(written(host, port))
+                bound = self._server.add_insecure_port(place)
             elif self._tls.cert is None:
                 raise DefinitionError("TLS on the side that listens needs a certificate: say cert= and key=")
             else:
                 ca, cert, key = read_tls(self._tls)
                 credentials = grpc.ssl_server_credentials([(key or cert, cert)], root_certificates=ca, require_client_auth=ca is not None)
-                bound = self._server.add_secure_port(written(host, port), credentials)
+                bound = self._server.add_secure_port(place, credentials)
         except RuntimeError as error:
-            raise NetworkError(
-                f"cannot listen on {written(host, port)}: stop what listens there, or choose an address of this machine and a port that is free."
-            ) from error
+            hint = "stop what listens there, or choose an address of this machine and a port that is free."
+            raise NetworkError(f"cannot listen on {place}: {hint}") from error
         self.address = written(host, bound)
 
     def _listen_on_socket(self, path: Path) -> None:

@@ -22,7 +22,6 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
 from operator import itemgetter
 from pathlib import Path
 
@@ -42,35 +41,22 @@ _MAP_SIZE = 1 << 35  # per shard: addresses, of which a process has 2**47
 ShardName = tuple[str, int]  # lineage and number
 
 
-@dataclass
-class _Shared:
-    """A held transaction, and how many epochs share it."""
-
-    held: Held
-    count: int = 0
-
-
 class PinnedEpoch(Reader):
     """One epoch, over all keys, shards and computations. Taken by `PinnedEpochs.take`, and closed by the one that took it.
 
     confirmed: the last moment (of the monotonic clock) at which it was known to be the newest committed epoch.
     """
 
-    def __init__(
-        self, manifest: Manifest, shares: dict[ShardName, _Shared], generation: int, given_back: Callable[[PinnedEpoch], None]
-    ) -> None:
-        self.manifest = manifest
-        self.shares = shares
-        self.generation = generation
+    def __init__(self, manifest: Manifest, held: dict[ShardName, Held], generation: int, given_back: Callable[[PinnedEpoch], None]) -> None:
+        self.manifest, self.held, self.generation, self._given_back = manifest, held, generation, given_back
         self.confirmed = 0.0
         self.replaced: float | None = None
         self.count = 1
-        self._given_back = given_back
         self._stores = {
-            (name, number): share.held
+            (name, number): held[state.lineage or name, number]
             for name, state in manifest.computations.items()
             for number in range(len(state.shards))
-            if (share := shares.get((state.lineage or name, number))) is not None
+            if (state.lineage or name, number) in held
         }
 
     def age_ms(self) -> int:
@@ -104,7 +90,8 @@ class PinnedEpochs:
         self._clock = clock
         self._lock = threading.Lock()
         self._pins: list[PinnedEpoch] = []
-        self._over: deque[_Shared] = deque()  # transactions to end, rule 6
+        self._alive: set[PinnedEpoch] = set()  # those that are pinned or taken
+        self._over: deque[PinnedEpoch] = deque()  # those whose transactions are to end, rule 6
         self._opened: set[ShardName] = set()
         self._root: Path | None = None
         self._locks: list[int] = []
@@ -140,13 +127,7 @@ class PinnedEpochs:
         with self._lock:
             pin.count -= 1
             if not pin.count:
-                for share in pin.shares.values():
-                    self._drop(share)
-
-    def _drop(self, share: _Shared) -> None:
-        share.count -= 1
-        if not share.count:
-            self._over.append(share)
+                self._over.append(pin)
 
     # --- for the thread that follows
 
@@ -160,25 +141,26 @@ class PinnedEpochs:
     def prepare(self, storage: Storage, manifest: Manifest) -> PinnedEpoch:
         """Applies an epoch. It is not visible before it is published."""
         before = self.newest
-        shares: dict[ShardName, _Shared] = {}
+        known = {} if before is None else before.held
+        found: dict[ShardName, Held] = {}
         try:
             for name, state in manifest.computations.items():
                 for number, shard in enumerate(state.shards):
                     own = (state.lineage or name, number)
                     if not shard.segments:
                         continue
-                    share = None if before is None else before.shares.get(own)
-                    if share is None or before is None or any(ref.last > before.epoch for ref in shard.segments):
-                        share = _Shared(self._held(storage, own, shard.segments, manifest))
-                    with self._lock:
-                        share.count += 1
-                    shares[own] = share
+                    if before is None or own not in known or any(ref.last > before.epoch for ref in shard.segments):
+                        found[own] = self._hold(storage, own, shard.segments, manifest)
+                    else:
+                        found[own] = known[own]
         except BaseException:
-            with self._lock:
-                for share in shares.values():
-                    self._drop(share)
+            for own, held in found.items():
+                if held is not known.get(own):
+                    held.close()
             raise
-        return PinnedEpoch(manifest, shares, self.generation, self._given_back)
+        pin = PinnedEpoch(manifest, found, self.generation, self._given_back)
+        self._alive.add(pin)
+        return pin
 
     def publish(self, pin: PinnedEpoch, confirmed: float) -> None:
         pin.confirmed = confirmed
@@ -203,7 +185,12 @@ class PinnedEpochs:
                     pin.close()
             self._forget_others()
         while self._over:
-            self._over.popleft().held.close()
+            over = self._over.popleft()
+            self._alive.discard(over)
+            shared = {held for pin in self._alive for held in pin.held.values()}
+            for held in over.held.values():
+                if held not in shared:
+                    held.close()
 
     def start_over(self) -> None:
         """What comes is of another history: nothing that is pinned leads to it. It gets a folder of its own, since this one may still be read."""
@@ -222,7 +209,7 @@ class PinnedEpochs:
             os.close(lock)
         self._locks = []
 
-    def _held(self, storage: Storage, own: ShardName, chain: Sequence[SegmentRef], manifest: Manifest) -> Held:
+    def _hold(self, storage: Storage, own: ShardName, chain: Sequence[SegmentRef], manifest: Manifest) -> Held:
         assert self._root is not None, "open comes first"
         self._opened.add(own)
         replica = open_state_cache(self._root, *own, _MAP_SIZE)
@@ -240,7 +227,7 @@ class PinnedEpochs:
         """Closes copies of what no pinned epoch has any more, and deletes those of computations that are gone."""
         if self._root is None:
             return
-        needed = {own for pin in self._pins for own in pin.shares}
+        needed = {own for pin in self._pins for own in pin.held}
         for own in self._opened - needed:
             close_state_cache(self._root, *own)
             if self._pins:
