@@ -16,7 +16,6 @@ A partition is a state machine over a log. The log decides: the store, the watch
     staged_txns        staged rows, for sinks that write in two phases
     transforms         filters, enrichers and sanitizers for everything that enters or leaves a table
     functions          functions that tables often need
-    waiting_reads      reads that wait for a position or a confirmation
     watchers           who watches a partition
     logs/              how a write is made durable: disk, none, objects
     stores/            where entries are kept: memory, counters, lmdb; snapshots

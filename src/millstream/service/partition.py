@@ -13,8 +13,9 @@ The life of a write (the numbers are those of docs/views-and-service.md and of t
 Rules
 1. The store is never ahead of the log, and reads see the store only: what the log does not have is not visible.
 2. Records leave in their order, whatever the log's order of completion: what is durable early waits for those before it. `UNDER_WAY` are at the log at most.
-3. A read sees every write that was answered before it was asked. With a linear inbox it also waits for the writes that came before it. Reads that
-   have to wait or to be confirmed do so in `waiting_reads.py`.
+3. A read sees every write that was answered before it was asked. With a linear inbox it also waits for the writes that came before it. Where another owner
+   may have sealed the log, it is confirmed before it is answered: one confirmation serves all that were read before it. If another owner has, no read is
+   answered any more; if the log says nothing, the caller may ask again.
 4. When the log fails, the partition takes no writes any more, what was under way has an unknown outcome, and reads go on; not if another owner has sealed it.
 5. Idle, it costs no task, no timer and no file.
 """
@@ -41,7 +42,6 @@ from millstream.service.snapshotting import RECORD, RestoreReader, replace_user_
 from millstream.service.state_machine import PartitionStateMachine, TurnResult, next_time
 from millstream.service.stores.store_contract import KeyStore
 from millstream.service.table import Table
-from millstream.service.waiting_reads import WaitingReads, fail_calls, finish_calls
 from millstream.service.watchers import Watchers
 
 _log = logging.getLogger("millstream.service")
@@ -114,7 +114,10 @@ class Partition:
         self._alone = log.alone
         self._under_way: deque[TurnUnderWay] = deque()  # rule 2
         self._bytes = 0  # of those
-        self._reads = WaitingReads(descriptor, log, lambda request: self.machine.read(request), self._fail, self._crash)
+        self._behind: list[tuple[int, PendingCall]] = []  # reads that wait for a position, and the position
+        self._unconfirmed: list[PendingCall] = []  # reads that the log must confirm
+        self._confirming: asyncio.Task[None] | None = None
+        self._confirmed_at = time.monotonic()
         self._session_lsn: dict[bytes, int] = {}  # of sessions with writes under way
         self.early = ReorderBuffer(self._inbox.put)
         self._scheduled = False
@@ -168,7 +171,7 @@ class Partition:
 
     def age(self) -> int:
         """How old what is read here may be, in milliseconds: the time since no other owner could have taken over unnoticed."""
-        return 0 if self._alone else int((time.monotonic() - self._reads.confirmed_at) * 1000)
+        return 0 if self._alone else int((time.monotonic() - self._confirmed_at) * 1000)
 
     async def read(self, request: Request) -> Answer:
         answer = self.read_now(request)
@@ -242,7 +245,7 @@ class Partition:
                 self.early.after_turn(request.session, self.machine.sessions.last(request.session))
         record = result.record
         if record is None and not self._under_way:
-            finish_calls(calls, result.answers, self._crash)
+            self._finish(calls, result.answers)
             return
         size = sum(request.size for request in writes)
         self._bytes += size
@@ -297,11 +300,13 @@ class Partition:
         self._crash("request.6-applied")
         for turn in leaving:
             self._bytes -= turn.size
-            finish_calls(turn.calls, turn.result.answers, self._crash)
+            self._finish(turn.calls, turn.result.answers)
         if not self._under_way:
             self._session_lsn.clear()
             self._signal_idle()
-        self._reads.applied(self.store.applied)
+        if self._behind:
+            for required, call in self._take_behind():
+                self._place(required, call)
         self._schedule()
 
     def _apply(self, records: Sequence[tuple[LogRecord, Sequence[Change]]]) -> None:
@@ -315,16 +320,68 @@ class Partition:
             self.machine.applied(record)
             self.watchers.tell(record.last, (expanded, record.changes))
 
+    # --- reads that had to wait (rule 3)
+
     def _place_read(self, call: PendingCall) -> None:
         try:
-            required = self._required(call.request)
+            self._place(self._required(call.request), call)
         except ServiceError as error:
             fail_calls([call], error)
-            return
+
+    def _place(self, required: int, call: PendingCall) -> None:
         if required > self.store.applied:
-            self._reads.behind.append((required, call))
+            self._behind.append((required, call))
         else:
-            self._reads.answer(call)
+            self._answer(call)
+
+    def _take_behind(self) -> list[tuple[int, PendingCall]]:
+        behind, self._behind = self._behind, []
+        return behind
+
+    def _answer(self, call: PendingCall) -> None:
+        """Answers a read that sees what it must, after a confirmation if one is needed."""
+        if self._alone:
+            self._finish([call], [self._read_safely(call.request)])
+            return
+        self._unconfirmed.append(call)
+        if self._confirming is None:
+            self._confirming = asyncio.ensure_future(self._confirm())
+
+    def _read_safely(self, request: Request) -> Answer | ServiceError:
+        try:
+            return self.machine.read(request)
+        except ServiceError as error:
+            return error
+
+    async def _confirm(self) -> None:
+        try:
+            while self._unconfirmed:
+                calls, self._unconfirmed = self._unconfirmed, []
+                answers = [self._read_safely(call.request) for call in calls]
+                asked = time.monotonic()
+                try:
+                    await self.log.confirm(self.descriptor.term)
+                except Fenced as error:
+                    self._unconfirmed = calls + self._unconfirmed
+                    self._fail(error)
+                    return
+                except Exception as error:
+                    fail_calls(calls, NotReady(f"partition {self.descriptor.id}: a read cannot be confirmed: {error}"))
+                    continue
+                self._confirmed_at = asked
+                self._finish(calls, answers)
+        finally:
+            self._confirming = None
+
+    def _finish(self, calls: Sequence[PendingCall], answers: Sequence[Answer | ServiceError]) -> None:
+        for call, answer in zip(calls, answers, strict=True):
+            self._crash("request.7-answered")
+            future = call.future
+            if not future.done():
+                if isinstance(answer, Answer):
+                    future.set_result(answer)
+                else:
+                    future.set_exception(answer)
 
     # --- endings
 
@@ -354,13 +411,14 @@ class Partition:
         fail_calls(under_way, UnknownOutcome(f"the write may have been done: {error}"))
         queued = self._inbox.take(1 << 62)
         fail_calls([*(call for call in queued if call.request.writes), *self.early.take_all()], self._unready())
-        reads = [call for call in queued if not call.request.writes]
+        reads = [call for _, call in self._take_behind()] + [call for call in queued if not call.request.writes]
         if fenced or not readable:
-            fail_calls([*self._reads.take_all(), *reads], self._unready())
+            unconfirmed, self._unconfirmed = self._unconfirmed, []
+            fail_calls([*unconfirmed, *reads], self._unready())
             self.watchers.close(self.reason)
         else:
-            for call in (*self._reads.take_behind(), *reads):
-                self._reads.answer(call)
+            for call in reads:
+                self._answer(call)
         self._signal_idle()
 
     def _signal_idle(self) -> None:
@@ -382,7 +440,8 @@ class Partition:
         if self.state is SERVING:
             await self.drain()
         self.state, self.reason = PartitionState.LEAVING, "it was removed from this node"
-        waiting = [*self._inbox.take(1 << 62), *self.early.take_all(), *self._reads.take_all()]
+        waiting = [*self._inbox.take(1 << 62), *self.early.take_all(), *(call for _, call in self._take_behind()), *self._unconfirmed]
+        self._unconfirmed = []
         fail_calls(waiting, BadNode(f"partition {self.descriptor.id} was removed"))
         self.watchers.close("the partition was removed")
         await self.log.close()
@@ -415,3 +474,9 @@ class Partition:
         self.watchers.close(f"the partition was restored from a snapshot, at position {lsn}: watch it anew")
         self._schedule()
         return lsn
+
+
+def fail_calls(calls: Sequence[PendingCall], error: MillstreamError) -> None:
+    for call in calls:
+        if not call.future.done():
+            call.future.set_exception(error)
