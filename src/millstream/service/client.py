@@ -115,7 +115,8 @@ class AsyncClient:
                 header.complete_to = complete_to
             if level == Level.SESSION and owner is not None:
                 header.seen = self._writer.seen.get(owner.descriptor.id, 0)
-                header.session = self._writer.session_name(owner.descriptor.id)
+                if (session := self._writer.sessions.get(owner.descriptor.id)) is not None:
+                    header.session = session.name
             request = pb.GetRequest(header=header, keys=[wanted[place] for place in places])
             reply = await self._routes.channel(owner).ask("Get", request, left if complete_to is not None else min(left, ATTEMPT))
             self._writer.note(reply.at)

@@ -73,17 +73,13 @@ class Writer:
 
     def __init__(self, routes: RouteCache, timeout: float) -> None:
         self._routes, self._timeout = routes, timeout
-        self._sessions: dict[int, ClientSession] = {}
+        self.sessions: dict[int, ClientSession] = {}  # by partition
         self.abandoned: set[asyncio.Task[Any]] = set()  # writes whose callers wait no longer
         self.seen: dict[int, int] = {}  # by partition, the highest position that this client has been told
 
     def close(self) -> None:
         for task in self.abandoned:
             task.cancel()
-
-    def session_name(self, partition: int) -> bytes:
-        session = self._sessions.get(partition)
-        return session.name if session else b""
 
     def note(self, at: Any) -> None:
         if at.lsn > self.seen.get(at.partition, 0):
@@ -102,11 +98,11 @@ class Writer:
             if together and len(self._routes.owners.split(together) or ()) != 1:
                 raise KeysMoved
             id = owner.descriptor.id
-            session = self._sessions.get(id)
+            session = self.sessions.get(id)
             if session is None:
-                session = self._sessions[id] = ClientSession(id)
+                session = self.sessions[id] = ClientSession(id)
             async with session.room:
-                if self._sessions.get(id) is not session:
+                if self.sessions.get(id) is not session:
                     continue  # given up meanwhile
                 reply = await self._finish(asyncio.ensure_future(self._send(write, session)))
             if reply is not None:
@@ -135,7 +131,7 @@ class Writer:
                         raise UnknownOutcome(f"key {key[:60]!r}: the partition that may have done the write is gone")
                     self._give_up(session)
                     return None
-                if not unsure and self._sessions.get(session.partition) is not session:
+                if not unsure and self.sessions.get(session.partition) is not session:
                     return None  # an earlier write was given up, so this number would wait for ever
                 header.CopyFrom(routes.header(owner))
                 header.session, header.seq, header.done = session.name, seq, session.done
@@ -151,7 +147,7 @@ class Writer:
                         raise
                     self._give_up(session)
                     if error.known_after:
-                        self._sessions[session.partition] = ClientSession(session.partition, error.known_after)
+                        self.sessions[session.partition] = ClientSession(session.partition, error.known_after)
                     return None
                 except BadNode as error:
                     routes.learn(error, owner)
@@ -177,8 +173,8 @@ class Writer:
             session.answered(seq)
 
     def _give_up(self, session: ClientSession) -> None:
-        if self._sessions.get(session.partition) is session:
-            del self._sessions[session.partition]
+        if self.sessions.get(session.partition) is session:
+            del self.sessions[session.partition]
 
     async def write_many(self, keys: Sequence[bytes], values: Sequence[bytes] | None, txn: str = "") -> Counter[int]:
         """Writes many keys, in batches by partition: how many rows went to each. values: None removes the keys. txn: stages them instead."""

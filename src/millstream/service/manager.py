@@ -94,11 +94,6 @@ class Manager:
     def home_of(self, partition: Partition) -> Storage:
         return self.log_of(partition.table.log).home(partition.descriptor.id)
 
-    def address_of(self, node: str) -> str:
-        """Where a node's data plane listens; empty if the node is not known."""
-        entry = self.desired.nodes.get(node)
-        return "" if entry is None else entry.address
-
     # --- the beginning
 
     async def start(self, address: str, take_over: str | None = None) -> None:

@@ -255,7 +255,8 @@ def position(one: Descriptor, lsn: int, age: int = 0) -> pb.Position:
 
 
 def describe(one: Descriptor, manager: Manager) -> pb.Partition:
-    found = pb.Partition(**msgspec.structs.asdict(one), primary=manager.address_of(one.node), state="desired")
+    owner = manager.desired.nodes.get(one.node)
+    found = pb.Partition(**msgspec.structs.asdict(one), primary="" if owner is None else owner.address, state="desired")
     here = manager.partitions.get(one.id)
     if here is not None:
         found.state, found.reason, found.lsn = here.state.value, here.reason, here.store.applied

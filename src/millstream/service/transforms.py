@@ -14,6 +14,7 @@ Rules
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
@@ -120,7 +121,10 @@ def hide_fields(*names: str) -> After:
         try:
             return _without(value, unwanted)
         except msgspec.MsgspecError:
-            return value if _is_scalar(value) else b"null"
+            with contextlib.suppress(msgspec.MsgspecError):
+                msgspec.json.decode(value, type=bool | int | float | str | None)
+                return value
+            return b"null"
 
     return transform
 
@@ -130,11 +134,3 @@ def _without(value: bytes, unwanted: set[str]) -> bytes:
     if unwanted.isdisjoint(fields):
         return value
     return msgspec.json.encode({name: field for name, field in fields.items() if name not in unwanted})
-
-
-def _is_scalar(value: bytes) -> bool:
-    try:
-        msgspec.json.decode(value, type=bool | int | float | str | None)
-    except msgspec.MsgspecError:
-        return False
-    return True

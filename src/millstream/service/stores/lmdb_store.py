@@ -50,10 +50,9 @@ def _found(transaction: _lmdb.Transaction, prefix: bytes, key: bytes) -> bytes |
     return value_of(full, transaction.get(stored_key(full)))  # type: ignore[arg-type]
 
 
-def _scanned(transaction: _lmdb.Transaction, prefix: bytes, start: bytes, stop: bytes | None) -> Iterator[tuple[bytes, bytes]]:
-    cut = len(prefix)
-    for key, value in scan_entries(transaction, prefix + start, after(prefix) if stop is None else prefix + stop):
-        yield key[cut:], value
+def _applied(transaction: _lmdb.Transaction, prefix: bytes) -> int:
+    found = transaction.get(_APPLIED + prefix)
+    return 0 if found is None else int(_NUMBER.unpack(found)[0])
 
 
 class LmdbPin:
@@ -67,18 +66,17 @@ class LmdbPin:
         return _found(self._transaction, self._prefix, key)
 
     def scan(self, start: bytes, stop: bytes) -> Iterator[tuple[bytes, bytes]]:
-        return _scanned(self._transaction, self._prefix, start, stop)
+        return self._between(self._prefix + start, self._prefix + stop)
 
     def entries(self) -> Iterator[tuple[bytes, bytes]]:
-        return _scanned(self._transaction, self._prefix, b"", None)
+        return self._between(self._prefix, after(self._prefix))
+
+    def _between(self, low: bytes, high: bytes) -> Iterator[tuple[bytes, bytes]]:
+        for key, value in scan_entries(self._transaction, low, high):
+            yield key[len(self._prefix) :], value
 
     def close(self) -> None:
         self._transaction.abort()
-
-
-def _applied(transaction: _lmdb.Transaction, prefix: bytes) -> int:
-    found = transaction.get(_APPLIED + prefix)
-    return 0 if found is None else int(_NUMBER.unpack(found)[0])
 
 
 class LmdbStore:
@@ -86,18 +84,18 @@ class LmdbStore:
         self.durable = shared.durable
         self._shared = shared
         self._prefix = _NUMBER.pack(partition)
-        with shared.reading() as transaction:
-            self.applied = _applied(transaction, self._prefix)
-            leftover = self.applied == 0 and next(_scanned(transaction, self._prefix, b"", None), None) is not None
-        if leftover:
+        with contextlib.closing(self.pin()) as pinned:
+            self.applied = pinned.applied
+            is_left_over = self.applied == 0 and next(pinned.entries(), None) is not None
+        if is_left_over:
             shared.clear(self._prefix)
 
     def get(self, key: bytes) -> bytes | None:
         return _found(self._shared.reader(), self._prefix, key)
 
     def scan(self, start: bytes, stop: bytes) -> Iterator[tuple[bytes, bytes]]:
-        with self._shared.reading() as transaction:
-            yield from _scanned(transaction, self._prefix, start, stop)
+        with contextlib.closing(self.pin()) as pinned:
+            yield from pinned.scan(start, stop)
 
     def apply(self, changes: Sequence[Change], upto: int) -> None:
         with self._shared.writing() as transaction:

@@ -176,12 +176,9 @@ def _damaged(storage: Storage, name: str, what: str) -> DamageError:
     return error
 
 
-def list_snapshots(storage: Storage, prefix: str) -> list[Snapshot]:
-    return [whole for name in sorted(storage.folders(prefix)) if (whole := _whole(storage, name)) is not None]
-
-
 def newest_snapshot(storage: Storage, prefix: str) -> Snapshot | None:
-    return max(list_snapshots(storage, prefix), key=attrgetter("lsn"), default=None)
+    found = [whole for name in storage.folders(prefix) if (whole := _whole(storage, name)) is not None]
+    return max(found, key=attrgetter("lsn"), default=None)
 
 
 def drop_older(storage: Storage, prefix: str, keep: str) -> list[str]:
