@@ -92,9 +92,8 @@ class Watch:
     def _origin_in(self, snapshot: PinnedEpoch) -> tuple[object, ...]:
         state = snapshot.manifest.computations.get(self._name)
         if state is None:
-            raise RefusedRequest(
-                f"computation {self._name!r} is gone since epoch {snapshot.epoch}. There are: {', '.join(snapshot.computations) or 'none'}."
-            )
+            known = ", ".join(snapshot.computations) or "none"
+            raise RefusedRequest(f"computation {self._name!r} is gone since epoch {snapshot.epoch}. There are: {known}.")
         build = snapshot.manifest.builds.get(self._name) if self._as_json else None
         return snapshot.generation, state.lineage or self._name, None if build is None else build.active
 
@@ -109,12 +108,12 @@ class Watch:
         return not is_rebuilt and (not began.isdigit() or int(began) <= epoch)
 
     async def _go_on(self, snapshot: PinnedEpoch, is_back: bool) -> AsyncIterator[pb.WatchReply]:
-        found = self._live.history.since(self._lineage, self._last, snapshot.epoch) if self._origin == self._origin_in(snapshot) else None
-        if found is None and self._origin == self._origin_in(snapshot) and self._last <= snapshot.epoch:
-            pinned = self._live.epochs.pinned
-            if not is_back and self._live.history.has_dropped(self._lineage, self._last) and self._last < max(pinned[:-1], default=-1):
+        history, last, is_same = self._live.history, self._last, self._origin == self._origin_in(snapshot)
+        found = history.since(self._lineage, last, snapshot.epoch) if is_same else None
+        if found is None and is_same and last <= snapshot.epoch:
+            if not is_back and history.has_dropped(self._lineage, last) and last < max(self._live.epochs.pinned[:-1], default=-1):
                 raise Stale(
-                    f"this watcher is too slow: what came after epoch {self._last} is no longer kept for it. Watch again, with after={self._last}."
+                    f"this watcher is too slow: what came after epoch {last} is no longer kept for it. Watch again, with after={last}."
                 )
             found = await self._from_log(snapshot)
         if found is None:
@@ -123,8 +122,7 @@ class Watch:
             async for reply in self._snapshot(snapshot):
                 yield reply
             return
-        merged = self._merged(found, snapshot) if self._as_json else None
-        for one in found if merged is None else [merged]:
+        for one in [self._merged(found, snapshot)] if self._as_json else found:
             async for reply in self._changes(one, snapshot):
                 yield reply
             at = self._live.position(snapshot, self._name, epoch=one.last, low_watermark=one.low_watermark)
@@ -146,11 +144,9 @@ class Watch:
         return ChangeSet(sets[0].after, min(one.first for one in sets), snapshot.epoch, low, keys, [None] * len(keys), [], 0)
 
     async def _changes(self, one: ChangeSet, snapshot: PinnedEpoch) -> AsyncIterator[pb.WatchReply]:
-        found: Iterator[tuple[bytes, bytes | None]]
+        found: Iterator[tuple[bytes, bytes | None]] = ((one.keys[at], one.values[at]) for at in self._wanted.places(one.keys))
         if self._as_json:
             found = ((key, row_formats.lookup(snapshot, self._name, key, True)) for key in one.keys)
-        else:
-            found = ((one.keys[at], one.values[at]) for at in self._wanted.places(one.keys))
         version = version_of(one.last)
         rows = ((key, b"", 0) if value is None else (key, value, version) for key, value in found)
         at = self._live.position(snapshot, self._name, epoch=one.last, low_watermark=one.low_watermark)
