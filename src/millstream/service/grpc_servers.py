@@ -50,10 +50,8 @@ ERRORS = "millstream-error-bin"
 COOKIE = "millstream-cookie"
 DATA_SERVICE, CONTROL_SERVICE = "millstream.v1.Data", "millstream.v1.Control"
 
-_CODES = {
-    "BAD_NODE": grpc.StatusCode.FAILED_PRECONDITION,
-    "STALE": grpc.StatusCode.FAILED_PRECONDITION,
-    "SESSION_EXPIRED": grpc.StatusCode.FAILED_PRECONDITION,
+_CODES = {  # of any other reason: FAILED_PRECONDITION
+    "NONE": grpc.StatusCode.INTERNAL,
     "NOT_READY": grpc.StatusCode.UNAVAILABLE,
     "UNKNOWN_OUTCOME": grpc.StatusCode.UNAVAILABLE,
     "BUSY": grpc.StatusCode.RESOURCE_EXHAUSTED,
@@ -61,7 +59,6 @@ _CODES = {
     "TOO_LARGE": grpc.StatusCode.INVALID_ARGUMENT,
     "REFUSED": grpc.StatusCode.INVALID_ARGUMENT,
     "UNAUTHENTICATED": grpc.StatusCode.UNAUTHENTICATED,
-    "FENCED": grpc.StatusCode.FAILED_PRECONDITION,
     "DAMAGED": grpc.StatusCode.DATA_LOSS,
 }
 
@@ -346,7 +343,7 @@ async def _fail(context: Any, error: Exception, name: str) -> None:
         details.versions.extend(error.versions[:MOST_VERSIONS])
     elif isinstance(error, SessionExpired):
         details.versions.append(error.known_after)
-    code = _CODES.get(pb.Reason.Name(details.reason), grpc.StatusCode.INTERNAL)
+    code = _CODES.get(pb.Reason.Name(details.reason), grpc.StatusCode.FAILED_PRECONDITION)
     if isinstance(error, asyncio.TimeoutError):
         code = grpc.StatusCode.DEADLINE_EXCEEDED
     await context.abort(code, details.text[:1024], trailing_metadata=((ERRORS, details.SerializeToString()),))

@@ -120,10 +120,9 @@ class Manager:
         if not self._files.exists(name):
             self._files.create(name, msgspec.json.encode({"name": self.node, "identity": secrets.token_hex(8)}))
         found = msgspec.json.decode(self._files.read(name), type=dict[str, str])
-        if found["name"] != self.node:
-            raise RefusedRequest(
-                f"{self.folder} is the folder of node {found['name']!r}, not of {self.node!r}: say --node {found['name']}, or another --dir"
-            )
+        name = found["name"]
+        if name != self.node:
+            raise RefusedRequest(f"{self.folder} is the folder of node {name!r}, not of {self.node!r}: say --node {name}, or another --dir")
         for file in self._files.list("partitions"):
             one = msgspec.json.decode(self._files.read(file), type=Descriptor)
             self._standing[one.id] = one

@@ -119,9 +119,8 @@ class SnapshotPlaces:
             return SnapshotPlace(open_storage(root), name)
         path = (self._root / text).resolve()
         if not any(_is_below(path, one) for one in allowed):
-            raise RefusedRequest(
-                f"{place!r} is not below the backups folder of this node, {self._root}: give a path in it, or serve the node with another (--backups)"
-            )
+            hint = "give a path in it, or serve the node with another (--backups)"
+            raise RefusedRequest(f"{place!r} is not below the backups folder of this node, {self._root}: {hint}")
         return SnapshotPlace(open_storage(path.parent), path.name)
 
 

@@ -292,9 +292,8 @@ class PartitionStateMachine:
         raw = self.raw(staged_txns.label_key(txn.label))
         entry = staged_txns.LabelState() if raw is None else staged_txns.decode_label(raw)
         if fence < entry.fence:
-            raise FencedRun(
-                f"transaction {txn.text!r}: a newer run (fence {entry.fence}) writes as {txn.label!r} now; this one (fence {fence}) must stop"
-            )
+            newer = f"a newer run (fence {entry.fence}) writes as {txn.label!r} now"
+            raise FencedRun(f"transaction {txn.text!r}: {newer}; this one (fence {fence}) must stop")
         return entry
 
     @staticmethod

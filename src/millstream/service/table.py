@@ -75,18 +75,15 @@ class Table:
         self.horizon = duration(horizon)
         for what, part, method in (("store", self.store, "open"), ("log", self.log, "open"), ("dispatch", self.dispatch, "make")):
             if not hasattr(part, method):
-                raise DefinitionError(
-                    f"table {name!r}: {what}={part!r} is none: use one of ms.service.{'' if what == 'dispatch' else what + 's.'}...()"
-                )
+                where = "" if what == "dispatch" else f"{what}s."
+                raise DefinitionError(f"table {name!r}: {what}={part!r} is none: use one of ms.service.{where}...()")
         self.functions_by_name: dict[str, Function] = {}
         for function in functions:
             called = getattr(function, "__name__", "")
             if not callable(function) or not called or called == "<lambda>":
                 raise DefinitionError(f"table {name!r}: {function!r} is no function with a name")
             if inspect.iscoroutinefunction(function) or not _takes_three(function):
-                raise DefinitionError(
-                    f"table {name!r}: function {called!r} must take three arguments (turn, key, argument), and not be async"
-                )
+                raise DefinitionError(f"table {name!r}: function {called!r} must take three arguments (turn, key, argument), not be async")
             if called in self.functions_by_name:
                 raise DefinitionError(f"table {name!r}: there is a function {called!r} already")
             self.functions_by_name[called] = function

@@ -47,9 +47,8 @@ class Gate:
             for transform in self._before:
                 found = transform(key, found, turn)
                 if (found is None) != (value is None) or not isinstance(found, (bytes, type(None))):
-                    raise TypeError(
-                        f"it gave a {type(found).__name__} for a {type(value).__name__}: return what to keep, or raise RefusedRequest"
-                    )
+                    gave = f"{type(found).__name__} for a {type(value).__name__}"
+                    raise TypeError(f"it gave a {gave}: return what to keep, or raise RefusedRequest")
         except ServiceError:
             raise
         except Exception as error:

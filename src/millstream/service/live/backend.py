@@ -86,9 +86,8 @@ class LiveBackend:
                 found = [row_formats.read_row(snapshot, name, key) for key in request.keys]
             size = sum(len(value) for value in found if value is not None)
             if size > LARGEST:
-                raise TooLarge(
-                    f"the values of these {len(found)} keys have {size:,} bytes, and an answer at most {LARGEST:,}. Ask for fewer, or scan."
-                )
+                has = f"the values of these {len(found)} keys have {size:,} bytes"
+                raise TooLarge(f"{has}, and an answer at most {LARGEST:,}. Ask for fewer, or scan.")
             version = version_of(snapshot.epoch)
             versions = [0 if value is None else version for value in found]
             return pb.GetReply(at=self.position(snapshot, name), values=[value or b"" for value in found], versions=versions)

@@ -218,9 +218,8 @@ class PinnedEpochs:
             shutil.rmtree(replica.folder, ignore_errors=True)
             held = open_state_cache(self._root, *own, _MAP_SIZE).hold(storage, chain, manifest)
         if held is None:
-            raise StorageError(
-                f"the copy of {own[0]}, shard {own[1]}, in {replica.folder} cannot grow past {_MAP_SIZE >> 30} GB. Use more shards: a new checkpoint."
-            )
+            who = f"the copy of {own[0]}, shard {own[1]}, in {replica.folder}"
+            raise StorageError(f"{who} cannot grow past {_MAP_SIZE >> 30} GB. Use more shards: a new checkpoint.")
         return held
 
     def _forget_others(self) -> None:
