@@ -16,9 +16,10 @@ from millstream.errors import (
     Conflict,
     NotReady,
     TooLarge,
+    Unreachable,
 )
 from millstream.service import AsyncClient, Client, Node, Table, client_session, functions, logs
-from millstream.service.channel import Channel, Unreachable
+from millstream.service.channel import Channel
 from millstream.service.node import serving
 from millstream.service.proto import service_pb2 as pb
 

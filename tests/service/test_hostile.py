@@ -22,10 +22,10 @@ import psutil
 import pytest
 from servicekit import SRC
 
-from millstream.errors import Busy, DefinitionError, NetworkError, TooLarge, Unauthenticated
+from millstream.errors import Busy, DefinitionError, NetworkError, TooLarge, Unauthenticated, Unreachable
 from millstream.network import Tls
 from millstream.service import Table, functions
-from millstream.service.channel import Channel, Unreachable
+from millstream.service.channel import Channel
 from millstream.service.limits import CONTROL, FRAME, off
 from millstream.service.messages import LIMIT
 from millstream.service.node import Node

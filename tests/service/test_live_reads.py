@@ -169,7 +169,7 @@ def test_an_object_store_is_asked_for_the_next_manifest_and_listed_now_and_then(
         clock[0] += 0.2
         assert not tailer.poll()
     assert far.asked.count("exists") > 180 and far.asked.count("list") <= 5
-    assert epochs.newest is not None and epochs.newest.age(clock[0]) == 0
+    assert epochs.newest is not None and epochs.newest.confirmed == clock[0]
     world.some()
     assert tailer.poll() and epochs.pinned[-1] == 1
     world.leap()

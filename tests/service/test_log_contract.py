@@ -134,8 +134,8 @@ def test_a_disk_log_that_breaks_a_rule_is_found(log: type[DiskLog], rule: str, t
 class DoesNotLook(ObjectsLog):
     """Without the look at the next slot an old owner goes on answering reads."""
 
-    async def is_free(self, number: int) -> bool:
-        return True
+    async def _is_taken(self, number: int) -> bool:
+        return False
 
 
 class SealsNothing(ObjectsLog):
@@ -153,8 +153,11 @@ def test_a_log_of_objects_that_breaks_a_rule_is_found(log: type[ObjectsLog], rul
     storage = MemoryStorage()
 
     class Shared(SharedObjectsLog):
-        def make(self, partition: int) -> ObjectsLog:
-            return log(self, partition)
+        def of(self, partition: int) -> ObjectsLog:
+            found = self._logs.get(partition)
+            if found is None:
+                found = self._logs[partition] = log(self, partition)
+            return found
 
     with pytest.raises(AssertionError, match=f"{rule} does not hold"):
         check(lambda: Shared(storage), 60, shared=True)

@@ -19,9 +19,10 @@ from millstream.errors import (
     RefusedRequest,
     StorageError,
     UnknownOutcome,
+    Unreachable,
 )
 from millstream.service import AsyncClient, Node, Table
-from millstream.service.channel import Channel, Unreachable
+from millstream.service.channel import Channel
 from millstream.service.desired_state import (
     Desired,
     NodeEntry,

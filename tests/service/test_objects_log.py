@@ -129,7 +129,7 @@ class DoesNotChain(ObjectsLog):
 
     async def _one(self, number: int, one: LogRecord, data: bytes, future: asyncio.Future[None]) -> None:
         slot = Slot(one.term, self._shared.token, one.first, one.last, False, [data])
-        if await self._create(number, slot) is slot:
+        if await self._shared.call(self._create, number, slot) is slot:
             future.set_result(None)
         else:
             future.set_exception(Fenced("taken"))

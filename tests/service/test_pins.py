@@ -15,8 +15,7 @@ from livekit import Checkpoint, run
 
 from millstream.errors import Stale
 from millstream.service import AsyncClient, Node, Table, limits, stores
-from millstream.service.channel import failure
-from millstream.service.grpc_servers import DATA_SERVICE, DataPlane
+from millstream.service.grpc_servers import DATA_SERVICE, DataPlane, failure
 from millstream.service.live.backend import LiveBackend
 from millstream.service.proto import service_pb2 as pb
 

@@ -10,14 +10,12 @@ A partition is a state machine over a log. The log decides: the store, the watch
     table_backend      the calls of both planes, over the partitions of a node
     range_map          from a key to its partition, by ranges
     partition          inbox, turn, log, store, reply: the life of a request
-    reorder_buffer     writes of a session that came before their predecessors
     dispatch           in which order requests get their turn
     state_machine      the turn: what a request does
     dedup_sessions     every write counts once
     staged_txns        staged rows, for sinks that write in two phases
     transforms         filters, enrichers and sanitizers for everything that enters or leaves a table
     functions          functions that tables often need
-    waiting_reads      reads that wait for a position or a confirmation
     watchers           who watches a partition
     logs/              how a write is made durable: disk, none, objects
     stores/            where entries are kept: memory, counters, lmdb; snapshots

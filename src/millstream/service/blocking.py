@@ -49,7 +49,6 @@ class LoopThread:
             raise
 
     def stop(self) -> None:
-        """Ends the thread. To stop it again does nothing."""
         if self._thread.is_alive():
             self._loop.call_soon_threadsafe(self._loop.stop)
             self._thread.join(10)
@@ -82,7 +81,6 @@ class ServerThread:
         self.address = server.address
 
     def stop(self) -> None:
-        """Ends it. To stop it again does nothing."""
         server, self._server = self._server, None
         if server is not None:
             try:

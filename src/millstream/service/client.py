@@ -8,7 +8,6 @@ from __future__ import annotations
 import asyncio
 import heapq
 import time
-from collections import Counter
 from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
 from typing import Any
 
@@ -19,7 +18,7 @@ from millstream.errors import BadNode, Busy, NotReady, RefusedRequest, Stale, Un
 from millstream.network import Tls
 from millstream.service.channel import Backoff
 from millstream.service.client_session import BATCH, Writer, batches
-from millstream.service.messages import Decision, Level, level_of
+from millstream.service.messages import Decision, Descriptor, Level, level_of
 from millstream.service.proto import service_pb2 as pb
 from millstream.service.range_map import HASH, KEY, LIVE, scan_range
 from millstream.service.route_cache import ATTEMPT, Owner, RouteCache
@@ -116,7 +115,8 @@ class AsyncClient:
                 header.complete_to = complete_to
             if level == Level.SESSION and owner is not None:
                 header.seen = self._writer.seen.get(owner.descriptor.id, 0)
-                header.session = self._writer.session_name(owner.descriptor.id)
+                if (session := self._writer.sessions.get(owner.descriptor.id)) is not None:
+                    header.session = session.name
             request = pb.GetRequest(header=header, keys=[wanted[place] for place in places])
             reply = await self._routes.channel(owner).ask("Get", request, left if complete_to is not None else min(left, ATTEMPT))
             self._writer.note(reply.at)
@@ -175,27 +175,22 @@ class AsyncClient:
         part, as_of, as_json: for live state, what to scan ("timers", "holds", "map:FIELD"), the epoch to read, and rows as JSON.
         """
         owners = await self._routes.learn_all()
-        asked = pb.ScanRequest(
-            start=to_bytes(start), end=to_bytes(end), prefix=to_bytes(prefix), limit=limit, keys_only=keys_only, part=part
-        )
-        asked.header.form = pb.JSON if as_json else pb.BYTES
+        asked = pb.ScanRequest(start=to_bytes(start), end=to_bytes(end), prefix=to_bytes(prefix), limit=limit, part=part)
+        asked.keys_only, asked.header.form = keys_only, pb.JSON if as_json else pb.BYTES
         if as_of is not None:
             asked.header.as_of, asked.header.level = as_of, pb.AS_OF
         point = self._routes.owners.point
         if point == KEY:
-            low, high = scan_range(asked)
-            owners = [
-                one
-                for one in owners
-                if not (one.descriptor.end and one.descriptor.end <= low) and not (high and high <= one.descriptor.start)
-            ]
+            wanted = Descriptor(0, self.table, *scan_range(asked))
+            owners = [one for one in owners if one.descriptor.overlaps(wanted)]
         streams = [self._scan_one(owner, asked) for owner in owners]
         given = 0
-        async for result in merged(streams) if point == HASH and len(owners) > 1 else chained(streams):
-            yield result
-            given += 1
-            if given == limit:
-                return
+        for stream in [merged(streams)] if point == HASH and len(owners) > 1 else streams:
+            async for result in stream:
+                yield result
+                given += 1
+                if given == limit:
+                    return
 
     async def watch(
         self, *, keys: Iterable[Text] = (), prefix: Text = b"", after: Mapping[int, int] | None = None, as_json: bool = False
@@ -236,17 +231,15 @@ class AsyncClient:
                 task.cancel()
 
     async def stage(self, rows: Iterable[tuple[bytes, bytes | None]], txn: str) -> dict[int, int]:
-        """For sinks that write in two phases (`staged_txns.py`): stages rows (a value of None removes the key) under a transaction, which `decide` ends; how
-        many in each partition."""
+        """For sinks that write in two phases: stages rows (None removes the key) in a transaction, which `decide` ends; how many in each partition."""
         given = dict(rows)
         puts = {key: value for key, value in given.items() if value is not None}
-        counts = Counter(await self._writer.write_many(list(puts), list(puts.values()), txn))
+        counts = await self._writer.write_many(list(puts), list(puts.values()), txn)
         counts.update(await self._writer.write_many([key for key in given if key not in puts], None, txn))
         return dict(counts)
 
     async def decide(self, partition: int, txns: Sequence[str], decision: Decision, fence: int, keep: Sequence[str] = ()) -> list[int]:
-        """Decides staged transactions in one partition; how many rows each has. Doing it again is harmless. All of them are decided at one position, unless
-        their names come to more than 512 KiB: then at several."""
+        """Decides staged transactions in one partition; how many rows each has. Doing it again is harmless. Names of up to 512 KiB share a position."""
         found: list[int] = []
         routes = self._routes
         for names, _ in batches([range(len(txns))], [txn.encode() for txn in txns], None, BATCH):
@@ -289,13 +282,8 @@ class AsyncClient:
                 yield _result(key, value, version, at)
 
 
-async def chained(streams: Sequence[AsyncIterator[KeyResult]]) -> AsyncIterator[KeyResult]:
-    for stream in streams:
-        async for result in stream:
-            yield result
-
-
 async def merged(streams: Sequence[AsyncIterator[KeyResult]]) -> AsyncIterator[KeyResult]:
+    """The results of several streams, in the order of their keys."""
     heads: list[tuple[bytes, int, KeyResult]] = []
     for number, stream in enumerate(streams):
         async for first in stream:

@@ -3,8 +3,7 @@
 Rules
 1. A write has a session and a number per partition, without holes, and keeps them however often it is sent. At most `AT_ONCE` are under way.
 2. When it is not known whether a write was done, it is sent again with the same number until the deadline. A refusal is final.
-3. When the deadline passes without an answer, `UnknownOutcome` is raised, and that session is not used any more: the node would keep its later writes
-   waiting for the missing number.
+3. When the deadline passes without an answer, `UnknownOutcome` is raised, and that session ends: its later writes would wait for the missing number.
 4. What a node would refuse for its size gets no number (`limits.check_message`), for the same reason.
 5. A write that has a number is brought to its end, even if its caller waits no longer.
 """
@@ -14,7 +13,8 @@ from __future__ import annotations
 import asyncio
 import secrets
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from operator import add
 from typing import Any, NamedTuple
 
@@ -30,8 +30,6 @@ BATCH = LIMIT // 2
 
 
 class ClientSession:
-    """A session's writes to one partition."""
-
     def __init__(self, partition: int, known_after: int = 0) -> None:
         """known_after: the session must be younger than this, in milliseconds."""
         self.partition = partition
@@ -75,18 +73,13 @@ class Writer:
 
     def __init__(self, routes: RouteCache, timeout: float) -> None:
         self._routes, self._timeout = routes, timeout
-        self._sessions: dict[int, ClientSession] = {}
+        self.sessions: dict[int, ClientSession] = {}  # by partition
         self.abandoned: set[asyncio.Task[Any]] = set()  # writes whose callers wait no longer
         self.seen: dict[int, int] = {}  # by partition, the highest position that this client has been told
 
     def close(self) -> None:
-        """Gives up the writes whose callers wait no longer."""
         for task in self.abandoned:
             task.cancel()
-
-    def session_name(self, partition: int) -> bytes:
-        session = self._sessions.get(partition)
-        return session.name if session else b""
 
     def note(self, at: Any) -> None:
         if at.lsn > self.seen.get(at.partition, 0):
@@ -105,11 +98,11 @@ class Writer:
             if together and len(self._routes.owners.split(together) or ()) != 1:
                 raise KeysMoved
             id = owner.descriptor.id
-            session = self._sessions.get(id)
+            session = self.sessions.get(id)
             if session is None:
-                session = self._sessions[id] = ClientSession(id)
+                session = self.sessions[id] = ClientSession(id)
             async with session.room:
-                if self._sessions.get(id) is not session:
+                if self.sessions.get(id) is not session:
                     continue  # given up meanwhile
                 reply = await self._finish(asyncio.ensure_future(self._send(write, session)))
             if reply is not None:
@@ -138,7 +131,7 @@ class Writer:
                         raise UnknownOutcome(f"key {key[:60]!r}: the partition that may have done the write is gone")
                     self._give_up(session)
                     return None
-                if not unsure and self._sessions.get(session.partition) is not session:
+                if not unsure and self.sessions.get(session.partition) is not session:
                     return None  # an earlier write was given up, so this number would wait for ever
                 header.CopyFrom(routes.header(owner))
                 header.session, header.seq, header.done = session.name, seq, session.done
@@ -150,17 +143,17 @@ class Writer:
                     self.note(reply.at)
                     return reply
                 except SessionExpired as error:
-                    self._give_up(session)
                     if unsure:
                         raise
+                    self._give_up(session)
                     if error.known_after:
-                        self._sessions[session.partition] = ClientSession(session.partition, error.known_after)
+                        self.sessions[session.partition] = ClientSession(session.partition, error.known_after)
                     return None
                 except BadNode as error:
                     routes.learn(error, owner)
                     if not error.owners:
                         await routes.look_around(key)
-                    await self._pause(error, write, session, unsure)
+                    await write.backoff.after(error, write.deadline)  # raises it at the deadline: rule 3
                     if write.together and not unsure:
                         self._give_up(session)
                         return None
@@ -168,32 +161,22 @@ class Writer:
                     unsure = unsure or isinstance(error, UnknownOutcome) or (isinstance(error, Unreachable) and error.sent)
                     if isinstance(error, Unreachable):
                         await routes.look_around(key)  # another node may have the partition now, and what was done in it
-                    await self._pause(error, write, session, unsure)
+                    await write.backoff.after(error, write.deadline)
         except (MillstreamError, asyncio.CancelledError) as error:
             if isinstance(error, ServiceError) and error.counted:
                 raise
             self._give_up(session)
             if unsure and not isinstance(error, (UnknownOutcome, SessionExpired, asyncio.CancelledError)):
-                raise UnknownOutcome(f"the write may have been done before it was refused: {error}") from error
+                raise UnknownOutcome(f"it is not known whether the write was done. The last error: {error}") from error
             raise
         finally:
             session.answered(seq)
 
-    async def _pause(self, error: ServiceError, write: NumberedWrite, session: ClientSession, unsure: bool) -> None:
-        """Waits for the next try, or rule 3."""
-        try:
-            await write.backoff.after(error, write.deadline)
-        except ServiceError:
-            self._give_up(session)
-            if unsure:
-                raise UnknownOutcome(f"it is not known whether the write was done. The last error: {error}") from error
-            raise
-
     def _give_up(self, session: ClientSession) -> None:
-        if self._sessions.get(session.partition) is session:
-            del self._sessions[session.partition]
+        if self.sessions.get(session.partition) is session:
+            del self.sessions[session.partition]
 
-    async def write_many(self, keys: Sequence[bytes], values: Sequence[bytes] | None, txn: str = "") -> dict[int, int]:
+    async def write_many(self, keys: Sequence[bytes], values: Sequence[bytes] | None, txn: str = "") -> Counter[int]:
         """Writes many keys, in batches by partition: how many rows went to each. values: None removes the keys. txn: stages them instead."""
         split = self._routes.owners.split(keys)
         if split is None:
@@ -202,7 +185,7 @@ class Writer:
         if split is None:
             raise self._routes.no_owner(next(key for key in keys if self._routes.owners.find(key) is None))
 
-        async def send(mine: list[bytes], theirs: list[bytes] | None) -> dict[int, int]:
+        async def send(mine: list[bytes], theirs: list[bytes] | None) -> Mapping[int, int]:
             try:
                 if theirs is None:
                     reply = await self.write("Remove", pb.RemoveRequest(keys=mine, txn=txn), mine[0], mine)
@@ -212,10 +195,9 @@ class Writer:
                 return await self.write_many(mine, theirs, txn)
             return {reply.at.partition: len(mine)}
 
-        counts: dict[int, int] = {}
+        counts: Counter[int] = Counter()
         for sent in await asyncio.gather(*(send(*batch) for batch in batches(split.values(), keys, values, BATCH))):
-            for partition, rows in sent.items():
-                counts[partition] = counts.get(partition, 0) + rows
+            counts.update(sent)
         return counts
 
 

@@ -49,6 +49,10 @@ class _Check:
     def _fail(self, rule: str, what: str) -> None:
         raise AssertionError(f"{rule} does not hold (seed {self._seed}): {what}")
 
+    def _same(self, rule: str, what: str, found: object, expected: object) -> None:
+        if found != expected:
+            self._fail(rule, f"{what} is {found!r:.2000} instead of {expected!r:.2000}")
+
 
 class _LogCheck(_Check):
     """One partition's log beside a list of what it has confirmed."""
@@ -100,8 +104,7 @@ class _LogCheck(_Check):
     async def _append(self) -> None:
         records = self._records(self._random.randint(1, 6))
         for outcome in await _outcomes(self._log.append(record) for record in records):
-            if outcome is not None:
-                self._fail("L1", f"an append of the highest term, {self._term}, was refused: {outcome!r}")
+            self._same("L1", f"the outcome of an append of the highest term, {self._term},", outcome, None)
         self._kept += records
 
     async def _read(self) -> None:
@@ -124,33 +127,28 @@ class _LogCheck(_Check):
         self._check_end(await self._log.seal(self._term))
 
     def _check_end(self, end: int) -> None:
-        if end != self._last:
-            self._fail("L5", f"seal({self._term}) says that {end} is the last position, and {self._last} was confirmed last")
+        self._same("L5", f"the last position, as seal({self._term}) says it,", end, self._last)
 
     async def _late(self) -> None:
         """Lower terms are refused, in all they ask."""
         term = self._random.randint(0, self._term - 1)
         await self._expect_fenced(self._log, term)
-        (outcome,) = await _outcomes([self._log.seal(term)])
-        if not isinstance(outcome, Fenced):
-            self._fail("L5", f"seal({term}) behind seal({self._term}) ended with {outcome!r} instead of Fenced")
+        await self._expect_refusal("L5", f"seal({term})", self._log.seal(term))
 
     async def _expect_fenced(self, log: Log, term: int) -> None:
         (record,) = self._records(1)
         record.term = term
-        asked: dict[tuple[str, str], Callable[[], Awaitable[None]]] = {
-            ("L6", "confirm"): lambda: log.confirm(term),
-            ("L1", "an append"): lambda: log.append(record),
-        }
-        for (rule, what), ask in asked.items():
-            (outcome,) = await _outcomes([ask()])
-            if not isinstance(outcome, Fenced):
-                self._fail(rule, f"{what} of term {term} behind seal({self._term}) ended with {outcome!r} instead of Fenced")
+        await self._expect_refusal("L6", f"confirm({term})", log.confirm(term))
+        await self._expect_refusal("L1", f"an append of term {term}", log.append(record))
+
+    async def _expect_refusal(self, rule: str, what: str, asked: Awaitable[Any]) -> None:
+        (outcome,) = await _outcomes([asked])
+        if not isinstance(outcome, Fenced):
+            self._fail(rule, f"{what} behind seal({self._term}) ended with {outcome!r} instead of Fenced")
 
     async def _confirm(self) -> None:
         (outcome,) = await _outcomes([self._log.confirm(self._term)])
-        if outcome is not None:
-            self._fail("L6", f"confirm({self._term}) of the highest term said no: {outcome!r}")
+        self._same("L6", f"the outcome of confirm({self._term}), of the highest term,", outcome, None)
 
     async def _trim(self) -> None:
         upto = self._random.randint(0, self._last)
@@ -266,8 +264,7 @@ class _StoreCheck(_Check):
         moves = [self._apply] * 5 + [self._get] * 2 + [self._scan] * 2 + [self._pin, self._look_at_pins, self._look_at_pins, self._unpin]
         moves += [self._replace, self._break_off, self._reopen, self._look_around]
         self._random.choice(moves)()
-        if self._store.applied != self._applied:
-            self._fail("S1", f"it says that {self._store.applied} is applied, and it was {self._applied}")
+        self._same("S1", "what it says is applied", self._store.applied, self._applied)
 
     def close(self) -> None:
         for pinned, _, _ in self._pins:
@@ -295,8 +292,7 @@ class _StoreCheck(_Check):
 
     def _get(self) -> None:
         for key in [*self._random.sample(self._keys, 5), b"Kabsent"]:
-            if self._store.get(key) != self._model.get(key):
-                self._fail("S2", f"{key[:40]!r} is {self._store.get(key)!r} instead of {self._model.get(key)!r}")
+            self._same("S2", f"{key[:40]!r}", self._store.get(key), self._model.get(key))
 
     def _bounds(self) -> tuple[bytes, bytes]:
         ends = [*self._keys, b"", b"\xff" * 3, b"K1" * 300]
@@ -308,20 +304,17 @@ class _StoreCheck(_Check):
     def _compare(self, rule: str, store: KeyStore | Pinned, model: dict[bytes, bytes], start: bytes, stop: bytes) -> None:
         found = list(store.scan(start, stop))
         expected = [(key, model[key]) for key in sorted(model) if start <= key < stop]
-        if found != expected:
-            self._fail(rule, f"from {start[:40]!r} to {stop[:40]!r} there is {_short(found)} instead of {_short(expected)}")
+        self._same(rule, f"what lies from {start[:40]!r} to {stop[:40]!r}", found, expected)
 
     def _pin(self) -> None:
         self._pins.append((self._store.pin(), dict(self._model), self._applied))
 
     def _look_at_pins(self) -> None:
         for pinned, model, applied in self._pins:
-            if pinned.applied != applied:
-                self._fail("S3", f"a pin made at {applied} says {pinned.applied}")
+            self._same("S3", "the position of a pin", pinned.applied, applied)
             self._compare("S3", pinned, model, *self._bounds())
             key = self._random.choice(self._keys)
-            if pinned.get(key) != model.get(key):
-                self._fail("S3", f"{key[:40]!r} as of {applied} is {pinned.get(key)!r} instead of {model.get(key)!r}")
+            self._same("S3", f"{key[:40]!r} as of {applied}", pinned.get(key), model.get(key))
         if self._pins:  # beside changes
             pinned, model, applied = self._random.choice(self._pins)
             got: list[tuple[bytes, bytes]] = []
@@ -369,7 +362,3 @@ class _StoreCheck(_Check):
         other = self._shared.of(self._partition + 500_000)
         if dict(other.scan(b"", b"\xff" * 9)) != (self._neighbour if other.applied else {}):
             self._fail("S2", "a partition sees what belongs to another")
-
-
-def _short(entries: list[tuple[bytes, bytes]]) -> list[tuple[bytes, bytes]]:
-    return [(key[:40], value[:20]) for key, value in entries]

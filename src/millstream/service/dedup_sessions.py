@@ -61,8 +61,6 @@ _decode = msgspec.msgpack.Decoder(SessionState).decode
 
 
 class DedupSessions:
-    """The sessions of one partition."""
-
     def __init__(self, entries: Iterable[tuple[bytes, bytes]] = (), forgotten: int = 0, horizon: int = HORIZON) -> None:
         """entries: those of the store that begin with S."""
         known = [(name[1:], _decode(raw)) for name, raw in entries]
@@ -122,9 +120,8 @@ class DedupSessions:
                     refusal.counted = True
                     raise refusal
                 return Answer(lsn=kept.lsn, result=kept.result, again=True)
-        raise SessionExpired(
-            f"write {seq} of this session was answered, and its answer is not kept any more: it was not done now", self._forgotten
-        )
+        what = f"write {seq} of this session was answered, and its answer is not kept any more"
+        raise SessionExpired(f"{what}: it was not done now", self._forgotten)
 
     def note(self, session: bytes, seq: int, done: int, time: int, answer: Answer | ServiceError, lsn: int) -> None:
         found = self._known.pop(session, None)
@@ -183,10 +180,8 @@ def began(session: bytes) -> int:
 
 
 def check_session_name(session: bytes, seq: int) -> None:
-    """A session's name has 16 bytes, and its writes are numbered from 1 on."""
     if len(session) != 16:
-        raise RefusedRequest(
-            f"a session has 16 bytes: when it began in milliseconds (8 bytes, big-endian) and 8 random ones. This one has {len(session)}."
-        )
+        form = "when it began in milliseconds (8 bytes, big-endian) and 8 random ones"
+        raise RefusedRequest(f"a session has 16 bytes: {form}. This one has {len(session)}.")
     if seq < 1:
         raise RefusedRequest("the writes of a session to a partition are numbered from 1 on (header.seq)")

@@ -38,14 +38,10 @@ class PartitionsAdded(msgspec.Struct, frozen=True, tag="added"):
 
 
 class PartitionRemoved(msgspec.Struct, frozen=True, tag="removed"):
-    """A partition is to be no more."""
-
     id: int
 
 
 class PartitionMoved(msgspec.Struct, frozen=True, tag="moved"):
-    """A partition is to be served by another node, in a higher term."""
-
     id: int
     node: str
     term: int
@@ -62,8 +58,6 @@ RegistryChange = PartitionsAdded | PartitionRemoved | PartitionMoved | NodeJoine
 
 
 class Desired(msgspec.Struct, dict=True):
-    """What is desired, as of a version."""
-
     version: int = 0
     next_id: int = 1
     partitions: dict[int, Descriptor] = {}
@@ -87,11 +81,9 @@ class Desired(msgspec.Struct, dict=True):
                 if new.end and new.start >= new.end:
                     raise RefusedRequest(f"the range from {new.start!r} to {new.end!r} is empty")
                 for other in (*self._ranges.of(new.table).overlapping(new), *coming.of(new.table).overlapping(new)):
+                    who = f"partition {other.id} of table {other.table!r}"
                     has = f"{other.start!r} to {other.end!r}" if other.end else f"{other.start!r} and all behind it"
-                    raise RefusedRequest(
-                        f"partition {other.id} of table {other.table!r} has points of that range already (it has {has}): remove it first, or choose "
-                        f"another range"
-                    )
+                    raise RefusedRequest(f"{who} has points of that range already (it has {has}): remove it first, or choose another range")
                 coming.add(new)
                 free = new.id + 1
         elif isinstance(change, (PartitionRemoved, PartitionMoved)):

@@ -3,9 +3,9 @@
 Rules
 1. Data listens on TCP, on loopback unless told otherwise. Control listens on a unix socket that only its owner may use (0600), or on TCP with
    certificates of clients or a cookie. It is closed to everyone else.
-2. A `ServiceError` becomes a status and an `Error` in the trailing metadata; any other error of ours is told as INTERNAL, without its insides.
-3. A call without a deadline gets the plane's, and none lasts longer than the plane allows. Scans and watches last as long as both ends like, but for what they
-   hold pinned (`limits.while_pinned`).
+2. A `ServiceError` becomes a status and an `Error` in the trailing metadata, and at the client the error that it was, with what it carried. Any other error
+   of ours is told as INTERNAL, without its insides.
+3. A call without a deadline gets the plane's, and none lasts longer than it allows. Scans and watches may, but for what they hold pinned (`limits.py`).
 4. A backend has a method for each call (`AddPartition` comes to `add_partition`), and `tables()` for the data plane. It takes and gives the messages of
    service.proto, and raises `ServiceError`s (and `DamageError`). All calls come from one event loop; what takes longer than a turn is done beside it.
 5. The handlers are made from the descriptors of service.proto instead of generated code.
@@ -26,6 +26,7 @@ from pathlib import Path
 from typing import Any
 
 from millstream.errors import (
+    BY_REASON,
     BadNode,
     Busy,
     Conflict,
@@ -37,10 +38,11 @@ from millstream.errors import (
     SessionExpired,
     Stale,
     Unauthenticated,
+    Unreachable,
 )
 from millstream.network import Tls, check_listening, is_loopback, parse_address, written
 from millstream.service.dedup_sessions import MOST_VERSIONS
-from millstream.service.limits import CONTROL, DATA, Bucket, Limits, PinLease
+from millstream.service.limits import DATA, Bucket, Limits, PinLease
 from millstream.service.proto import grpc
 from millstream.service.proto import service_pb2 as pb
 
@@ -48,10 +50,8 @@ ERRORS = "millstream-error-bin"
 COOKIE = "millstream-cookie"
 DATA_SERVICE, CONTROL_SERVICE = "millstream.v1.Data", "millstream.v1.Control"
 
-_CODES = {
-    "BAD_NODE": grpc.StatusCode.FAILED_PRECONDITION,
-    "STALE": grpc.StatusCode.FAILED_PRECONDITION,
-    "SESSION_EXPIRED": grpc.StatusCode.FAILED_PRECONDITION,
+_CODES = {  # of any other reason: FAILED_PRECONDITION
+    "NONE": grpc.StatusCode.INTERNAL,
     "NOT_READY": grpc.StatusCode.UNAVAILABLE,
     "UNKNOWN_OUTCOME": grpc.StatusCode.UNAVAILABLE,
     "BUSY": grpc.StatusCode.RESOURCE_EXHAUSTED,
@@ -59,7 +59,6 @@ _CODES = {
     "TOO_LARGE": grpc.StatusCode.INVALID_ARGUMENT,
     "REFUSED": grpc.StatusCode.INVALID_ARGUMENT,
     "UNAUTHENTICATED": grpc.StatusCode.UNAUTHENTICATED,
-    "FENCED": grpc.StatusCode.FAILED_PRECONDITION,
     "DAMAGED": grpc.StatusCode.DATA_LOSS,
 }
 
@@ -71,6 +70,8 @@ def _calls(service: str) -> tuple[tuple[str, Any, Any, bool], ...]:
 
 
 DATA_CALLS, CONTROL_CALLS = _calls("Data"), _calls("Control")
+#: What gRPC says of a call for which no connection was ever made: it cannot have reached the node.
+_NOT_CONNECTED = ("failed to connect to all addresses", "Connection refused", "No such file")
 _log = logging.getLogger("millstream.service")
 _process = 0  # the one that uses gRPC
 
@@ -95,16 +96,12 @@ class GrpcServer:
 
     service: str
     calls: tuple[tuple[str, Any, Any, bool], ...]
-    default_limits: Limits
 
     def __init__(
-        self, backend: Any, address: str, *, tls: Tls | None = None, cookie: str = "", limits: Limits | None = None, force: bool = False
+        self, backend: Any, address: str, *, tls: Tls | None = None, cookie: str = "", limits: Limits = DATA, force: bool = False
     ) -> None:
-        self._backend = backend
+        self._backend, self._limits, self._tls = backend, limits, tls
         self.address = address
-        limits = limits or self.default_limits
-        self._limits = limits
-        self._tls = tls
         self._cookie = cookie.encode()
         self._bucket = Bucket(limits.rate, limits.burst)
         self._server: Any = None
@@ -154,20 +151,20 @@ class GrpcServer:
             self._listen_on_socket(Path(self.address.removeprefix("unix:")))
             return
         host, port = parse_address(self.address)
+        place = written(host, port)
         self._check_host(host)
         try:
             if self._tls is None:
-                bound = self._server.add_insecure_port(written(host, port))
+                bound = self._server.add_insecure_port(place)
             elif self._tls.cert is None:
                 raise DefinitionError("TLS on the side that listens needs a certificate: say cert= and key=")
             else:
                 ca, cert, key = read_tls(self._tls)
                 credentials = grpc.ssl_server_credentials([(key or cert, cert)], root_certificates=ca, require_client_auth=ca is not None)
-                bound = self._server.add_secure_port(written(host, port), credentials)
+                bound = self._server.add_secure_port(place, credentials)
         except RuntimeError as error:
-            raise NetworkError(
-                f"cannot listen on {written(host, port)}: stop what listens there, or choose an address of this machine and a port that is free."
-            ) from error
+            hint = "stop what listens there, or choose an address of this machine and a port that is free."
+            raise NetworkError(f"cannot listen on {place}: {hint}") from error
         self.address = written(host, bound)
 
     def _listen_on_socket(self, path: Path) -> None:
@@ -214,8 +211,6 @@ class GrpcServer:
                 if left is not None and left <= longest:
                     return await method(request)
                 return await asyncio.wait_for(method(request), deadline if left is None else longest)
-            except grpc.aio.AbortError:
-                raise
             except Exception as error:
                 await _fail(context, error, name)
             finally:
@@ -237,8 +232,6 @@ class GrpcServer:
                         await _write_in_time(context, reply, replies, lease)
                     else:
                         await context.write(reply)
-            except grpc.aio.AbortError:
-                raise
             except Exception as error:
                 await _fail(context, error, name)
             finally:
@@ -277,7 +270,7 @@ def _clear_socket(path: Path) -> None:
 class DataPlane(GrpcServer):
     """`Data`, over the tables of a node or the live state of a pipeline."""
 
-    service, calls, default_limits = DATA_SERVICE, DATA_CALLS, DATA
+    service, calls = DATA_SERVICE, DATA_CALLS
 
     async def start(self) -> None:
         await super().start()
@@ -291,7 +284,7 @@ class DataPlane(GrpcServer):
 class ControlPlane(GrpcServer):
     """`Control`, with reflection."""
 
-    service, calls, default_limits = CONTROL_SERVICE, CONTROL_CALLS, CONTROL
+    service, calls = CONTROL_SERVICE, CONTROL_CALLS
 
     def _check_host(self, host: str) -> None:
         if not self._cookie and not (self._tls is not None and self._tls.ca):
@@ -311,20 +304,23 @@ class ControlPlane(GrpcServer):
 
 async def _write_in_time(context: Any, reply: Any, replies: Any, lease: PinLease) -> None:
     """Writes a reply that comes out of what is pinned. If its peer does not take it in time the pin is let go, and the peer is told, whenever it reads on."""
-    writing = asyncio.ensure_future(context.write(reply))
+    writing, waiting = asyncio.ensure_future(context.write(reply)), asyncio.ensure_future(lease.over.wait())
     try:
-        await asyncio.wait([writing, lease.over], return_when=asyncio.FIRST_COMPLETED)
-        if lease.over.done():
+        await asyncio.wait([writing, waiting], return_when=asyncio.FIRST_COMPLETED)
+        if lease.over.is_set():
             await replies.aclose()
             await writing
             raise Stale("this was not read in time, and what it is of is not kept for longer: ask for less at once, or read faster")
         await writing
     finally:
         writing.cancel()
+        waiting.cancel()
 
 
 async def _fail(context: Any, error: Exception, name: str) -> None:
     """Rule 2. An error that is not ours is in the node's log."""
+    if isinstance(error, grpc.aio.AbortError):
+        raise error
     if not isinstance(error, (MillstreamError, asyncio.TimeoutError)):
         _log.error("%s failed", name, exc_info=error)
     details = pb.Error(text=str(error)[:4096])
@@ -347,10 +343,45 @@ async def _fail(context: Any, error: Exception, name: str) -> None:
         details.versions.extend(error.versions[:MOST_VERSIONS])
     elif isinstance(error, SessionExpired):
         details.versions.append(error.known_after)
-    code = _CODES.get(pb.Reason.Name(details.reason), grpc.StatusCode.INTERNAL)
+    code = _CODES.get(pb.Reason.Name(details.reason), grpc.StatusCode.FAILED_PRECONDITION)
     if isinstance(error, asyncio.TimeoutError):
         code = grpc.StatusCode.DEADLINE_EXCEEDED
     await context.abort(code, details.text[:1024], trailing_metadata=((ERRORS, details.SerializeToString()),))
+
+
+def failure(error: Any, address: str) -> MillstreamError:
+    """Rule 2, at the client."""
+    raw = next((value for key, value in error.trailing_metadata() or () if key == ERRORS), None)
+    if raw is None:
+        code, said = error.code(), error.details() or ""
+        if code is grpc.StatusCode.RESOURCE_EXHAUSTED:
+            if "larger than max" in said:
+                return BY_REASON["TOO_LARGE"](f"{address}: {said}")
+            return Busy(f"{address}: {said or 'too many calls at once'}", 0.1)
+        if code is grpc.StatusCode.UNIMPLEMENTED:
+            return DefinitionError(f"{address} is no state service of Millstream, or the other plane of one: {said}")
+        if code is grpc.StatusCode.INTERNAL and "internal error" in said:
+            return ServiceError(f"{address}: {said}")
+        if any(text in said for text in _NOT_CONNECTED):
+            where = "Start `millstream serve` there, or say where it runs (--at, --control)"
+            return Unreachable(f"no server answers at {address}. {where}", sent=False)
+        return Unreachable(f"{address}: {code.name.lower().replace('_', ' ')}: {said}", sent=True)
+    told = pb.Error.FromString(raw)
+    name = pb.Reason.Name(told.reason)
+    if error.code() is grpc.StatusCode.DEADLINE_EXCEEDED:
+        return Unreachable(f"{address}: {told.text}")
+    if name == "DAMAGED":
+        return DamageError(told.text)
+    kind = BY_REASON.get(name, ServiceError)
+    carried: dict[Any, tuple[Any, ...]] = {
+        BadNode: (list(told.owners),),
+        Busy: (told.retry_after_ms / 1000,),
+        Conflict: (list(told.versions),),
+        SessionExpired: tuple(told.versions[:1]),
+    }
+    found = kind(f"{address}: {told.text}" if name == "NONE" else told.text, *carried.get(kind, ()))
+    found.counted = told.counted
+    return found
 
 
 def read_tls(tls: Tls) -> list[bytes | None]:

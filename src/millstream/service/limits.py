@@ -4,8 +4,7 @@ Rules
 1. The data plane takes much and answers soon; the control plane takes little and may take long. A mesh that limits by itself switches these off.
 2. What is over a limit is refused at once, with a hint when to come back. Nothing waits for a limit, so nothing piles up.
 3. A client that reads from a pin must finish within `PINNED` seconds, or its stream ends: a pin keeps the store from reusing space.
-4. A long answer comes in pages of at most `messages.LIMIT` bytes, or one row (of `LARGEST` bytes at most). There is always one; it is empty if there are no
-   rows.
+4. A long answer comes in pages of at most `messages.LIMIT` bytes, or one row (of `LARGEST` bytes at most). There is always one, perhaps empty.
 5. What is read on the event loop gives way every few milliseconds. What may take long for one row is read in a thread.
 """
 
@@ -27,21 +26,20 @@ PINNED = 600.0  # seconds
 FRAME = 64 << 10  # bytes that a message may have besides its keys and values
 LARGEST = 2 << 20  # bytes of keys and values in one answer, if it is one row
 _SLICE = 0.003  # seconds on the event loop at once
-_END = object()
+_END: Any = object()
 
 #: A key, its value, and its version; 0: the key is gone.
 VersionedRow = tuple[bytes, bytes, int]
 
 
 class Limits(msgspec.Struct, frozen=True):
-    """at_once: calls under way. rate, burst: calls per second, and how many may come together (0: any). deadline, longest: seconds, for calls that name
-    no deadline, and for all. message: bytes."""
+    """at_once: calls under way. rate, burst: calls per second, and how many together (0: any). deadline: seconds of a call that names none. message: bytes."""
 
     at_once: int
     rate: float
     burst: int
     deadline: float
-    longest: float
+    longest: float  # seconds of any call
     message: int = LIMIT + FRAME
 
 
@@ -55,16 +53,11 @@ def off(limits: Limits) -> Limits:
 
 
 class PinLease:
-    """Rule 3, for one stream: whether it holds a pin, and `over`, which is done once it has held one for too long."""
+    """Rule 3, for one stream: whether it holds a pin, and `over`, which is set once it has held one for too long."""
 
     def __init__(self) -> None:
-        self.is_held = False
-        self.over: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self.is_held, self.over = False, asyncio.Event()
         _lease.set(self)
-
-    def end(self) -> None:
-        if not self.over.done():
-            self.over.set_result(None)
 
 
 _lease: ContextVar[PinLease | None] = ContextVar("_lease", default=None)
@@ -77,7 +70,7 @@ def while_pinned(seconds: float | None = None) -> Iterator[None]:
     if lease is None:
         yield
         return
-    lease.is_held, ending = True, asyncio.get_running_loop().call_later(seconds or PINNED, lease.end)
+    lease.is_held, ending = True, asyncio.get_running_loop().call_later(seconds or PINNED, lease.over.set)
     try:
         yield
     finally:
@@ -139,26 +132,22 @@ def check_message(asked: Any, together: Sequence[bytes] = ()) -> None:
         check_size([asked.key], [asked.argument])
     else:
         check_size(asked.keys, getattr(asked, "values", ()))
-    if asked.ByteSize() > LIMIT + FRAME // 2:
-        raise TooLarge(
-            f"{len(getattr(asked, 'keys', ())):,} keys make a message of {asked.ByteSize():,} bytes: send them in several requests"
-        )
+    size = asked.ByteSize()
+    if size > LIMIT + FRAME // 2:
+        raise TooLarge(f"{len(getattr(asked, 'keys', ())):,} keys make a message of {size:,} bytes: send them in several requests")
 
 
 async def pages(rows: Iterator[VersionedRow], *, most: int = LIMIT, in_thread: bool = False) -> AsyncIterator[list[VersionedRow]]:
     """Rule 4. Pages have about `most` bytes. in_thread: rule 5."""
     found = _paged(rows, most, float("inf") if in_thread else _SLICE)
-    while True:
-        page: Any = await asyncio.to_thread(next, found, _END) if in_thread else next(found, _END)
-        if page is _END:
-            return
+    while (page := await asyncio.to_thread(next, found, _END) if in_thread else next(found, _END)) is not _END:
         if page is None:
             await asyncio.sleep(0)
         else:
             yield page
 
 
-def _paged(rows: Iterator[VersionedRow], most: int, seconds: float) -> Iterator[list[VersionedRow] | None]:
+def _paged(rows: Iterator[VersionedRow], most: int, seconds: float) -> Iterator[Any]:
     """Pages; and None whenever they have taken so many seconds."""
     page: list[VersionedRow] = []
     size, until = 0, monotonic() + seconds
@@ -177,5 +166,7 @@ def _paged(rows: Iterator[VersionedRow], most: int, seconds: float) -> Iterator[
     yield page
 
 
-def columns(rows: Sequence[VersionedRow]) -> tuple[list[bytes], list[bytes], list[int]]:
-    return [row[0] for row in rows], [row[1] for row in rows], [row[2] for row in rows]
+def columns(rows: Sequence[VersionedRow], keys_only: bool = False) -> dict[str, Any]:
+    """The rows of a page, as replies have them."""
+    values = [] if keys_only else [row[1] for row in rows]
+    return {"keys": [row[0] for row in rows], "values": values, "versions": [row[2] for row in rows]}

@@ -58,8 +58,6 @@ _log = logging.getLogger("millstream.service")
 
 
 class Manager:
-    """The partitions of one node."""
-
     def __init__(self, node: str, folder: Path, registry: Registry, tables: dict[str, Table]) -> None:
         self.node = node
         self.folder = folder
@@ -76,7 +74,7 @@ class Manager:
         self._stores: dict[str, SharedStore] = {}
         self._reconciling = asyncio.Lock()
         self._carried_out = -1  # the version of the desired state that this node stands for
-        self._standing: dict[int, Descriptor] | None = None  # rule 2, as it stands on the disk; None: not read yet
+        self._standing: dict[int, Descriptor] = {}  # rule 2, as it stands on the disk. The folder is ours alone, so it is read once
 
     # --- what a table is kept with
 
@@ -96,16 +94,11 @@ class Manager:
     def home_of(self, partition: Partition) -> Storage:
         return self.log_of(partition.table.log).home(partition.descriptor.id)
 
-    def address_of(self, node: str) -> str:
-        """Where a node's data plane listens; empty if the node is not known."""
-        entry = self.desired.nodes.get(node)
-        return "" if entry is None else entry.address
-
     # --- the beginning
 
     async def start(self, address: str, take_over: str | None = None) -> None:
         """Makes the node known, gives new tables their first partitions, and opens what is desired."""
-        identity = await asyncio.to_thread(self._identity)
+        identity = await asyncio.to_thread(self._read_folder)
         self.desired = await asyncio.to_thread(self.registry.read)
         entry = NodeEntry(self.node, address, identity)
         if self.desired.nodes.get(self.node) != entry:
@@ -119,17 +112,20 @@ class Manager:
         self.started = True
         self._empty_trash()
 
-    def _identity(self) -> str:
+    def _read_folder(self) -> str:
+        """What stands there: the partitions, and the identity of the node, which is returned."""
         for left in (self.folder / "partitions").glob(".tmp-*"):
             left.unlink(missing_ok=True)  # of a file that a kill has kept from being written; the folder is ours alone
         name = "node.json"
         if not self._files.exists(name):
             self._files.create(name, msgspec.json.encode({"name": self.node, "identity": secrets.token_hex(8)}))
         found = msgspec.json.decode(self._files.read(name), type=dict[str, str])
-        if found["name"] != self.node:
-            raise RefusedRequest(
-                f"{self.folder} is the folder of node {found['name']!r}, not of {self.node!r}: say --node {found['name']}, or another --dir"
-            )
+        name = found["name"]
+        if name != self.node:
+            raise RefusedRequest(f"{self.folder} is the folder of node {name!r}, not of {self.node!r}: say --node {name}, or another --dir")
+        for file in self._files.list("partitions"):
+            one = msgspec.json.decode(self._files.read(file), type=Descriptor)
+            self._standing[one.id] = one
         return found["identity"]
 
     async def _take_over(self, other: str) -> None:
@@ -161,7 +157,6 @@ class Manager:
         raise NotReady("the registry keeps changing; ask again")
 
     async def add(self, table: str, id: int | None, start: bytes, end: bytes) -> Descriptor:
-        """A partition is to be, here."""
         found = self.tables.get(table)
         if found is None:
             raise RefusedRequest(f"this node has no table {table!r}; it has: {', '.join(sorted(self.tables)) or 'none'}")
@@ -169,11 +164,11 @@ class Manager:
             raise RefusedRequest("ids of partitions begin with 1: leave it out to get the next one")
         if id is not None and id >= _LARGEST:
             raise RefusedRequest(f"id {id} is too large: ids grow from the largest that was given out; leave it out to get the next one")
-        made = await self.make_desired(
-            lambda desired: PartitionsAdded(
-                [Descriptor(desired.next_id if id is None else id, table, start, end, 1, self.node, found.point)]
-            )
-        )
+
+        def change(desired: Desired) -> RegistryChange:
+            return PartitionsAdded([Descriptor(desired.next_id if id is None else id, table, start, end, 1, self.node, found.point)])
+
+        made = await self.make_desired(change)
         assert isinstance(made, PartitionsAdded)
         return made.partitions[0]
 
@@ -183,13 +178,8 @@ class Manager:
         def change(desired: Desired) -> RegistryChange | None:
             if table.name in desired.tables:
                 return None
-            first = desired.next_id
-            return PartitionsAdded(
-                [
-                    Descriptor(first + at, table.name, start, end, 1, self.node, table.point)
-                    for at, (start, end) in enumerate(table.ranges())
-                ]
-            )
+            ranges = enumerate(table.ranges(), desired.next_id)
+            return PartitionsAdded([Descriptor(id, table.name, start, end, 1, self.node, table.point) for id, (start, end) in ranges])
 
         await self.make_desired(change)
 
@@ -213,24 +203,15 @@ class Manager:
 
     # --- what is there
 
-    async def _current(self) -> dict[int, Descriptor]:
-        """The partitions that stand on the disk (rule 2). The folder is ours alone, so it is read once."""
-        if self._standing is None:
-            names = await asyncio.to_thread(self._files.list, "partitions")
-            files = await asyncio.to_thread(lambda: [self._files.read(name) for name in names])
-            self._standing = {one.id: one for one in (msgspec.json.decode(data, type=Descriptor) for data in files)}
-        return self._standing
-
     async def reconcile(self) -> None:
         """Carries out what must be done, and nothing else. Called whenever the desired state may have changed."""
         async with self._reconciling:
             self.desired = await asyncio.to_thread(self.registry.read)
-            current = await self._current()
-            ops = plan(self.node, current, self.desired.partitions)
+            ops = plan(self.node, self._standing, self.desired.partitions)
             for op in ops:
                 if not op.opens:
                     await self._close(op.partition, op.moved)
-            coming = [one for id, one in current.items() if id not in self.partitions] + [op.partition for op in ops if op.opens]
+            coming = [one for id, one in self._standing.items() if id not in self.partitions] + [op.partition for op in ops if op.opens]
             for at in range(0, len(coming), _AT_ONCE):
                 await asyncio.gather(*(self._open(one) for one in coming[at : at + _AT_ONCE]))
             self.on_change()
@@ -243,7 +224,7 @@ class Manager:
             return
         before = self.partitions.get(descriptor.id)
         await asyncio.to_thread(self._files.put, _file_of(descriptor.id), msgspec.json.encode(descriptor))
-        (await self._current())[descriptor.id] = descriptor
+        self._standing[descriptor.id] = descriptor
         failed: Exception | None = None
         try:
             partition = self._made(descriptor, table)
@@ -251,30 +232,24 @@ class Manager:
             partition, failed = Partition(descriptor, table, NoLog(descriptor.id), DictStore()), error
         self.partitions[descriptor.id] = partition
         partition.reason = "" if before is None else before.reason  # what was said before is not said again
-        if failed is None:
-            await self._begin(partition)
-        else:
-            self._cannot(partition, failed)
+        await self._begin(partition, failed)
 
     def _made(self, descriptor: Descriptor, table: Table) -> Partition:
         log = self.log_of(table.log).of(descriptor.id)
         return Partition(descriptor, table, log, self.store_of(table.store).of(descriptor.id), crash=self.crash_points)
 
-    async def _begin(self, partition: Partition) -> None:
-        """Rule 4."""
+    async def _begin(self, partition: Partition, failed: Exception | None = None) -> None:
+        """Rule 4. failed: why it cannot."""
         try:
+            if failed is not None:
+                raise failed
             await (self._follow(partition) if partition.table.log.keeps else partition.open())
         except (MillstreamError, OSError) as error:
-            self._cannot(partition, error)
-
-    def _cannot(self, partition: Partition, error: Exception) -> None:
-        is_new = partition.reason != str(error)
-        partition.state = PartitionState.FENCED if isinstance(error, Fenced) else PartitionState.FAILED
-        partition.reason = str(error)
-        if isinstance(error, DamageError):
-            partition.damage = error
-        if is_new:
-            _log.error("partition %d of table %r cannot be opened: %s", partition.descriptor.id, partition.descriptor.table, error)
+            if partition.reason != str(error):
+                _log.error("partition %d of table %r cannot be opened: %s", partition.descriptor.id, partition.descriptor.table, error)
+            partition.state = PartitionState.FENCED if isinstance(error, Fenced) else PartitionState.FAILED
+            partition.reason = str(error)
+            partition.damage = error if isinstance(error, DamageError) else None
 
     async def _follow(self, partition: Partition) -> None:
         """Snapshot, then log. An old owner that is not yet aware of us may save and trim meanwhile: then there is a newer snapshot to begin with."""
@@ -312,7 +287,7 @@ class Manager:
                 self.log_of(table.log).forget(descriptor.id)
             partition.store.close()
         await asyncio.to_thread(self._files.delete, [_file_of(descriptor.id)])
-        (await self._current()).pop(descriptor.id, None)
+        self._standing.pop(descriptor.id, None)
 
     def _empty_trash(self) -> None:
         for path in (self.folder / "trash").glob("*-*-*"):
@@ -344,8 +319,7 @@ class Manager:
 
     async def _open_again(self) -> None:
         """A storage that was away may be back. So partitions that could not be opened, for another reason than damage, are made anew; and those that stopped
-        because their shared log was away seal it again, which settles what became of their last writes. (A disk of ours that has failed is not asked again: it
-        may say yes, and have lost what it could not write.)"""
+        because their shared log was away seal it again, which settles their last writes. (Not on a disk of ours that has failed: it may have lost some.)"""
         async with self._reconciling:
             for id, one in list(self.partitions.items()):
                 stopped = one.state is PartitionState.READ_ONLY and one.table.log.shared

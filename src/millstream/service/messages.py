@@ -39,10 +39,7 @@ Change = tuple[bytes, bytes | None]
 
 
 class Op(enum.IntEnum):
-    """What is asked."""
-
     GET = 0
-    SCAN = 1
     UPSERT = 2
     REMOVE = 3
     CALL = 4
@@ -124,7 +121,6 @@ class Answer(msgspec.Struct, gc=False):
     versions: list[int] = []
     result: bytes = b""
     again: bool = False
-    keys: list[bytes] = []
     rows: list[int] = []
 
 

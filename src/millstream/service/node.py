@@ -40,8 +40,6 @@ _log = logging.getLogger("millstream.service")
 
 
 class Node:
-    """One process of the state service."""
-
     def __init__(
         self,
         tables: Sequence[Table],
@@ -83,7 +81,6 @@ class Node:
         self._advertise = advertise
         self._tending: asyncio.Task[None] | None = None
         self._lock: int | None = None
-        self._healthy: dict[str, bool] = {}
 
     @property
     def address(self) -> str:
@@ -134,11 +131,9 @@ class Node:
         ill = {one.descriptor.table for one in self.manager.partitions.values() if one.state != SERVING}
         if not self.manager.started:
             ill = set(self._tables)
-        for name in ("", *self._tables):
-            well = not ill if not name else name not in ill
-            if self._healthy.get(name) is not well:
-                self._healthy[name] = well
-                await self.data.say_health(name, well)
+        await self.data.say_health("", not ill)
+        for name in self._tables:
+            await self.data.say_health(name, name not in ill)
 
 
 @contextlib.contextmanager

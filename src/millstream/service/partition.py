@@ -13,10 +13,10 @@ The life of a write (the numbers are those of docs/views-and-service.md and of t
 Rules
 1. The store is never ahead of the log, and reads see the store only: what the log does not have is not visible.
 2. Records leave in their order, whatever the log's order of completion: what is durable early waits for those before it. `UNDER_WAY` are at the log at most.
-3. A read sees every write that was answered before it was asked. With a linear inbox it also waits for the writes that came before it. Reads that
-   have to wait or to be confirmed do so in `waiting_reads.py`.
-4. When the log fails, the partition takes no writes any more. What was under way has an unknown outcome, and reads go on. When another owner has sealed
-   the log, reads end too.
+3. A read sees every write that was answered before it was asked. With a linear inbox it also waits for the writes that came before it. Where another owner
+   may have sealed the log, it is confirmed before it is answered: one confirmation serves all that were read before it. If another owner has, no read is
+   answered any more; if the log says nothing, the caller may ask again.
+4. When the log fails, the partition takes no writes any more, what was under way has an unknown outcome, and reads go on; not if another owner has sealed it.
 5. Idle, it costs no task, no timer and no file.
 """
 
@@ -33,19 +33,15 @@ from functools import partial
 import msgspec
 
 from millstream import faults
-from millstream.core.keyspace import after
 from millstream.errors import BadNode, DamageError, Fenced, MillstreamError, NotReady, RefusedRequest, ServiceError, Stale, UnknownOutcome
-from millstream.service.dedup_sessions import FORGOTTEN, DedupSessions, check_session_name
-from millstream.service.dispatch import PendingCall
+from millstream.service.dedup_sessions import check_session_name
+from millstream.service.dispatch import PendingCall, ReorderBuffer
 from millstream.service.logs.log_contract import Log
-from millstream.service.messages import LIMIT, SESSION, Answer, Change, Descriptor, Level, LogRecord, Request
-from millstream.service.range_map import point_of
-from millstream.service.reorder_buffer import ReorderBuffer
+from millstream.service.messages import LIMIT, Answer, Change, Descriptor, Level, LogRecord, Request
 from millstream.service.snapshotting import RECORD, RestoreReader, replace_user_entries, replay_log
-from millstream.service.state_machine import CLOCK, PartitionStateMachine, TurnResult, next_time
+from millstream.service.state_machine import PartitionStateMachine, TurnResult, next_time
 from millstream.service.stores.store_contract import KeyStore
 from millstream.service.table import Table
-from millstream.service.waiting_reads import WaitingReads, fail_calls, finish_calls
 from millstream.service.watchers import Watchers
 
 _log = logging.getLogger("millstream.service")
@@ -69,17 +65,16 @@ class PartitionState(str, enum.Enum):
 SERVING = PartitionState.SERVING  # a name of its own, for the path of every request
 
 
-class RequestPoints:
+class RequestPoints(msgspec.Struct):
     """Counts the passages of each point, and has the process killed where a test wants it (`millstream.faults`)."""
 
-    def __init__(self, spec: str) -> None:
-        self._spec = spec
-        self._seen: dict[str, int] = {}
+    spec: str = ""
+    seen: dict[str, int] = {}
 
     def __call__(self, name: str) -> None:
-        if self._spec:
-            self._seen[name] = count = self._seen.get(name, 0) + 1
-            faults.point(name, count, self._spec)
+        if self.spec:
+            self.seen[name] = count = self.seen.get(name, 0) + 1
+            faults.point(name, count, self.spec)
 
 
 class TurnUnderWay(msgspec.Struct):
@@ -92,8 +87,6 @@ class TurnUnderWay(msgspec.Struct):
 
 
 class Partition:
-    """One partition of a table, on the node that serves it."""
-
     def __init__(
         self,
         descriptor: Descriptor,
@@ -115,13 +108,16 @@ class Partition:
         self.unsaved = 0  # bytes that the log has and no snapshot
         self.restores: list[str] = []  # that the log has and no snapshot
         self._wall = wall
-        self._crash = crash or RequestPoints("")
+        self._crash = crash or RequestPoints()
         self._inbox = table.dispatch.make()
         self._orders_reads = self._inbox.orders_reads
         self._alone = log.alone
         self._under_way: deque[TurnUnderWay] = deque()  # rule 2
         self._bytes = 0  # of those
-        self._reads = WaitingReads(descriptor, log, lambda request: self.machine.read(request), self._fail, self._crash)
+        self._behind: list[tuple[int, PendingCall]] = []  # reads that wait for a position, and the position
+        self._unconfirmed: list[PendingCall] = []  # reads that the log must confirm
+        self._confirming: asyncio.Task[None] | None = None
+        self._confirmed_at = time.monotonic()
         self._session_lsn: dict[bytes, int] = {}  # of sessions with writes under way
         self.early = ReorderBuffer(self._inbox.put)
         self._scheduled = False
@@ -139,27 +135,14 @@ class Partition:
         last = await self.log.seal(descriptor.term)
         if self.table.log.keeps:
             if store.applied > last:
-                raise NotReady(
-                    f"partition {descriptor.id} of {descriptor.table!r}: its store is at {store.applied}, ahead of its log at {last}"
-                )
+                who = f"partition {descriptor.id} of {descriptor.table!r}"
+                raise NotReady(f"{who}: its store is at {store.applied}, ahead of its log at {last}")
             restores, size = await replay_log(store, self.log.read(store.applied), restored)
             self.restores += restores
             self.unsaved += size
-        clock, forgotten = store.get(CLOCK) or b"", store.get(FORGOTTEN) or b""
-        known = store.scan(SESSION, after(SESSION))
-        self.machine = PartitionStateMachine(
-            descriptor,
-            store,
-            DedupSessions(known, int.from_bytes(forgotten, "big"), self.table.horizon),
-            int.from_bytes(clock, "big"),
-            functions=self.table.functions_by_name,
-            gate=self.table.gate,
-            covers=self.covers,
-        )
+        table = self.table
+        self.machine = PartitionStateMachine(descriptor, store, table.functions_by_name, table.gate, table.horizon)
         self.state, self.reason = SERVING, ""
-
-    def covers(self, key: bytes) -> bool:
-        return self.descriptor.covers(point_of(self.descriptor.point, key))
 
     # --- reading
 
@@ -188,7 +171,7 @@ class Partition:
 
     def age(self) -> int:
         """How old what is read here may be, in milliseconds: the time since no other owner could have taken over unnoticed."""
-        return 0 if self._alone else int((time.monotonic() - self._reads.confirmed_at) * 1000)
+        return 0 if self._alone else int((time.monotonic() - self._confirmed_at) * 1000)
 
     async def read(self, request: Request) -> Answer:
         answer = self.read_now(request)
@@ -254,14 +237,15 @@ class Partition:
             fail_calls(calls, self._unready())
             return
         self._crash("request.3-turned")
-        if time.monotonic() - begun > _SLOW:
-            self._warn_of_slow_turn(writes, time.monotonic() - begun)
+        took = time.monotonic() - begun
+        if took > _SLOW and begun - self._said_slow > 10:
+            self._warn_of_slow_turn(writes, took)
         for request in writes:
             if request.session in self.early:
                 self.early.after_turn(request.session, self.machine.sessions.last(request.session))
         record = result.record
         if record is None and not self._under_way:
-            finish_calls(calls, result.answers, self._crash)
+            self._finish(calls, result.answers)
             return
         size = sum(request.size for request in writes)
         self._bytes += size
@@ -280,11 +264,10 @@ class Partition:
 
     def _warn_of_slow_turn(self, writes: Sequence[Request], seconds: float) -> None:
         """A turn has kept the event loop, and so the whole node. Said at most every ten seconds."""
-        if time.monotonic() - self._said_slow > 10:
-            self._said_slow = time.monotonic()
-            names = sorted({request.function for request in writes if request.function}) or ["none"]
-            what = f"a turn of partition {self.descriptor.id} of table {self.descriptor.table!r} took {seconds * 1000:.0f} ms for {len(writes)} writes"
-            _log.warning("%s, and all partitions of this node have waited (functions: %s)", what, ", ".join(names))
+        self._said_slow = time.monotonic()
+        names = sorted({request.function for request in writes if request.function}) or ["none"]
+        what = f"a turn of partition {self.descriptor.id} of table {self.descriptor.table!r} took {seconds * 1000:.0f} ms for {len(writes)} writes"
+        _log.warning("%s, and all partitions of this node have waited (functions: %s)", what, ", ".join(names))
 
     def _logged(self, turn: TurnUnderWay, logged: asyncio.Future[None]) -> None:
         error = UnknownOutcome("the log was closed") if logged.cancelled() else logged.exception()
@@ -317,11 +300,13 @@ class Partition:
         self._crash("request.6-applied")
         for turn in leaving:
             self._bytes -= turn.size
-            finish_calls(turn.calls, turn.result.answers, self._crash)
+            self._finish(turn.calls, turn.result.answers)
         if not self._under_way:
             self._session_lsn.clear()
             self._signal_idle()
-        self._reads.applied(self.store.applied)
+        if self._behind:
+            for required, call in self._take_behind():
+                self._place(required, call)
         self._schedule()
 
     def _apply(self, records: Sequence[tuple[LogRecord, Sequence[Change]]]) -> None:
@@ -335,16 +320,68 @@ class Partition:
             self.machine.applied(record)
             self.watchers.tell(record.last, (expanded, record.changes))
 
+    # --- reads that had to wait (rule 3)
+
     def _place_read(self, call: PendingCall) -> None:
         try:
-            required = self._required(call.request)
+            self._place(self._required(call.request), call)
         except ServiceError as error:
             fail_calls([call], error)
-            return
+
+    def _place(self, required: int, call: PendingCall) -> None:
         if required > self.store.applied:
-            self._reads.wait(required, call)
+            self._behind.append((required, call))
         else:
-            self._reads.answer(call)
+            self._answer(call)
+
+    def _take_behind(self) -> list[tuple[int, PendingCall]]:
+        behind, self._behind = self._behind, []
+        return behind
+
+    def _answer(self, call: PendingCall) -> None:
+        """Answers a read that sees what it must, after a confirmation if one is needed."""
+        if self._alone:
+            self._finish([call], [self._read_safely(call.request)])
+            return
+        self._unconfirmed.append(call)
+        if self._confirming is None:
+            self._confirming = asyncio.ensure_future(self._confirm())
+
+    def _read_safely(self, request: Request) -> Answer | ServiceError:
+        try:
+            return self.machine.read(request)
+        except ServiceError as error:
+            return error
+
+    async def _confirm(self) -> None:
+        try:
+            while self._unconfirmed:
+                calls, self._unconfirmed = self._unconfirmed, []
+                answers = [self._read_safely(call.request) for call in calls]
+                asked = time.monotonic()
+                try:
+                    await self.log.confirm(self.descriptor.term)
+                except Fenced as error:
+                    self._unconfirmed = calls + self._unconfirmed
+                    self._fail(error)
+                    return
+                except Exception as error:
+                    fail_calls(calls, NotReady(f"partition {self.descriptor.id}: a read cannot be confirmed: {error}"))
+                    continue
+                self._confirmed_at = asked
+                self._finish(calls, answers)
+        finally:
+            self._confirming = None
+
+    def _finish(self, calls: Sequence[PendingCall], answers: Sequence[Answer | ServiceError]) -> None:
+        for call, answer in zip(calls, answers, strict=True):
+            self._crash("request.7-answered")
+            future = call.future
+            if not future.done():
+                if isinstance(answer, Answer):
+                    future.set_result(answer)
+                else:
+                    future.set_exception(answer)
 
     # --- endings
 
@@ -374,13 +411,14 @@ class Partition:
         fail_calls(under_way, UnknownOutcome(f"the write may have been done: {error}"))
         queued = self._inbox.take(1 << 62)
         fail_calls([*(call for call in queued if call.request.writes), *self.early.take_all()], self._unready())
-        reads = [call for call in queued if not call.request.writes]
+        reads = [call for _, call in self._take_behind()] + [call for call in queued if not call.request.writes]
         if fenced or not readable:
-            fail_calls([*self._reads.take_all(), *reads], self._unready())
+            unconfirmed, self._unconfirmed = self._unconfirmed, []
+            fail_calls([*unconfirmed, *reads], self._unready())
             self.watchers.close(self.reason)
         else:
-            for call in (*self._reads.take_behind(), *reads):
-                self._reads.answer(call)
+            for call in reads:
+                self._answer(call)
         self._signal_idle()
 
     def _signal_idle(self) -> None:
@@ -402,7 +440,8 @@ class Partition:
         if self.state is SERVING:
             await self.drain()
         self.state, self.reason = PartitionState.LEAVING, "it was removed from this node"
-        waiting = [*self._inbox.take(1 << 62), *self.early.take_all(), *self._reads.take_all()]
+        waiting = [*self._inbox.take(1 << 62), *self.early.take_all(), *(call for _, call in self._take_behind()), *self._unconfirmed]
+        self._unconfirmed = []
         fail_calls(waiting, BadNode(f"partition {self.descriptor.id} was removed"))
         self.watchers.close("the partition was removed")
         await self.log.close()
@@ -435,3 +474,9 @@ class Partition:
         self.watchers.close(f"the partition was restored from a snapshot, at position {lsn}: watch it anew")
         self._schedule()
         return lsn
+
+
+def fail_calls(calls: Sequence[PendingCall], error: MillstreamError) -> None:
+    for call in calls:
+        if not call.future.done():
+            call.future.set_exception(error)

@@ -10,7 +10,7 @@ Rules
 
 from __future__ import annotations
 
-from bisect import bisect_left, bisect_right, insort
+from bisect import bisect_left, bisect_right
 from collections.abc import Mapping, Sequence
 from hashlib import blake2b
 from typing import Any, Generic, Protocol, TypeVar
@@ -59,8 +59,6 @@ def scan_range(asked: Any) -> tuple[bytes, bytes]:
 
 
 class HasRange(Protocol):
-    """What lies on a map."""
-
     @property
     def descriptor(self) -> Descriptor: ...
 
@@ -74,7 +72,7 @@ class RangeMap(Generic[_P]):
     def __init__(self, point: str = KEY) -> None:
         self.point = point
         self._starts: list[bytes] = []
-        self._by_start: dict[bytes, _P] = {}
+        self._ones: list[_P] = []  # in the order of their starts
         self._by_id: dict[int, _P] = {}
         self._only: _P | None = None  # the one that has all points: none need be computed
 
@@ -82,36 +80,32 @@ class RangeMap(Generic[_P]):
         for other in self.overlapping(one.descriptor):
             self.remove(other)
         start = one.descriptor.start
-        insort(self._starts, start)
-        self._by_start[start] = self._by_id[one.descriptor.id] = one
+        at = bisect_left(self._starts, start)
+        self._starts.insert(at, start)
+        self._ones.insert(at, one)
+        self._by_id[one.descriptor.id] = one
         self._only = one if not start and not one.descriptor.end else None
 
     def remove(self, one: _P) -> None:
-        start = one.descriptor.start
-        if self._by_start.get(start) is one:
-            del self._by_start[start]
-            del self._starts[bisect_left(self._starts, start)]
+        at = bisect_left(self._starts, one.descriptor.start)
+        if at < len(self._ones) and self._ones[at] is one:
+            del self._starts[at], self._ones[at]
             if self._by_id.get(one.descriptor.id) is one:
                 del self._by_id[one.descriptor.id]
             self._only = None
 
     def overlapping(self, descriptor: Descriptor) -> list[_P]:
         """Those that have points in common with a range, in the order of their points."""
-        found = []
-        for at in range(max(0, bisect_right(self._starts, descriptor.start) - 1), len(self._starts)):
-            if descriptor.end and self._starts[at] >= descriptor.end:
-                break
-            one = self._by_start[self._starts[at]]
-            if one.descriptor.overlaps(descriptor):
-                found.append(one)
-        return found
+        first = max(0, bisect_right(self._starts, descriptor.start) - 1)
+        last = bisect_left(self._starts, descriptor.end) if descriptor.end else None
+        return [one for one in self._ones[first:last] if one.descriptor.overlaps(descriptor)]
 
     def behind(self, point: bytes, limit: int) -> list[_P]:
         """The first that have this point or later ones, in the order of their points."""
         at = bisect_right(self._starts, point)
-        if at and (not (end := self._by_start[self._starts[at - 1]].descriptor.end) or point < end):
+        if at and (not (end := self._ones[at - 1].descriptor.end) or point < end):
             at -= 1
-        return [self._by_start[start] for start in self._starts[at : at + limit]]
+        return self._ones[at : at + limit]
 
     def by_id(self, id: int) -> _P | None:
         return self._by_id.get(id)
@@ -126,7 +120,7 @@ class RangeMap(Generic[_P]):
         at = bisect_right(self._starts, point)
         if not at:
             return None
-        found = self._by_start[self._starts[at - 1]]
+        found = self._ones[at - 1]
         end = found.descriptor.end
         return found if not end or point < end else None
 
@@ -143,12 +137,10 @@ class RangeMap(Generic[_P]):
         return dict(found)
 
     def all(self) -> list[_P]:
-        return [self._by_start[start] for start in self._starts]
+        return list(self._ones)
 
 
 class RangeMaps(Generic[_P]):
-    """The maps of several tables."""
-
     def __init__(self) -> None:
         self._of: dict[str, RangeMap[_P]] = {}
         self._all: dict[int, _P] = {}

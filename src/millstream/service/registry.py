@@ -26,8 +26,6 @@ _decode_desired = msgspec.json.Decoder(Desired).decode
 
 
 class Registry:
-    """The desired state as objects."""
-
     def __init__(self, storage: Storage) -> None:
         self._storage = storage
         self._lock = threading.Lock()

@@ -26,16 +26,12 @@ _LOOK = 1.0
 
 
 class Owner:
-    """A partition as a client knows it, and where it is."""
-
     def __init__(self, found: pb.Partition) -> None:
-        self.descriptor: Descriptor = Descriptor(found.id, found.table, found.start, found.end, found.term, found.node, found.point or KEY)
+        self.descriptor = Descriptor(found.id, found.table, found.start, found.end, found.term, found.node, found.point or KEY)
         self.address = found.primary
 
 
 class RouteCache:
-    """The routes to the partitions of one table."""
-
     def __init__(self, addresses: Sequence[str], table: str, cookie: str, tls: Tls | None, timeout: float) -> None:
         if not addresses:
             raise DefinitionError("give the address of a node, such as 127.0.0.1:7400")
@@ -68,15 +64,13 @@ class RouteCache:
 
     def learn(self, error: BaseException, owner: Owner | None = None) -> None:
         """Rule 1."""
+        if owner is not None and isinstance(error, (BadNode, Unreachable)):
+            self.owners.remove(owner)
         if isinstance(error, BadNode):
-            if owner is not None:
-                self.owners.remove(owner)
             for told in error.owners:
                 self.remember(told)
         elif isinstance(error, Unreachable):
             self._turn += 1
-            if owner is not None:
-                self.owners.remove(owner)
 
     def remember(self, told: pb.Partition) -> None:
         """Rule 2."""
@@ -123,9 +117,8 @@ class RouteCache:
                 owner = self.owners.find(keys[place])
                 groups.setdefault(0 if owner is None else owner.descriptor.id, (owner, []))[1].append(place)
             jobs = [(owner, places[at : at + most]) for owner, places in groups.values() for at in range(0, len(places), most)]
-            outcomes = await asyncio.gather(
-                *(read(places, owner, deadline - time.monotonic()) for owner, places in jobs), return_exceptions=True
-            )
+            seconds = deadline - time.monotonic()
+            outcomes = await asyncio.gather(*(read(places, owner, seconds) for owner, places in jobs), return_exceptions=True)
             left, again = [], None
             for (owner, places), error in zip(jobs, outcomes, strict=True):
                 if error is None:

@@ -26,16 +26,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from millstream.errors import DamageError, DefinitionError, MillstreamError, RefusedRequest
 from millstream.service.messages import ENTRY, LogRecord
 from millstream.service.state_machine import promoted_rows
-from millstream.service.stores.snapshots import (
-    WHOLE,
-    Snapshot,
-    drop_older,
-    drop_snapshot,
-    is_part,
-    newest_snapshot,
-    read_snapshot,
-    write_snapshot,
-)
+from millstream.service.stores import snapshots
 from millstream.service.stores.store_contract import KeyStore
 from millstream.state.storage import LocalStorage, Storage, open_storage
 
@@ -56,9 +47,9 @@ def folder_of(partition: int) -> str:
 
 def load_newest_snapshot(store: KeyStore, home: Storage, partition: int) -> None:
     """Rule 2."""
-    found = newest_snapshot(home, folder_of(partition))
+    found = snapshots.newest_snapshot(home, folder_of(partition))
     if found is not None and found.lsn > store.applied:
-        about, entries = read_snapshot(home, found.name)
+        about, entries = snapshots.read_snapshot(home, found.name)
         store.replace(entries, about.lsn)
 
 
@@ -67,19 +58,19 @@ def restore_name(partition: int, name: str) -> str:
 
 
 def restore_reader(home: Storage, partition: int) -> RestoreReader:
-    return lambda name: list(read_snapshot(home, restore_name(partition, name))[1])
+    return lambda name: list(snapshots.read_snapshot(home, restore_name(partition, name))[1])
 
 
 async def save(partition: Partition, home: Storage) -> None:
     """Rule 1."""
     id, before, restores = partition.descriptor.id, partition.unsaved, list(partition.restores)
     with contextlib.closing(partition.store.pin()) as pinned:
-        saved = await write_snapshot(pinned.entries(), pinned.applied, home, f"{folder_of(id)}/{pinned.applied:020d}")
+        saved = await snapshots.write_snapshot(pinned.entries(), pinned.applied, home, f"{folder_of(id)}/{pinned.applied:020d}")
     await partition.log.trim(saved.lsn)
-    await asyncio.to_thread(drop_older, home, folder_of(id), saved.name)
+    await asyncio.to_thread(snapshots.drop_older, home, folder_of(id), saved.name)
     partition.unsaved = max(0, partition.unsaved - before)
     for name in restores:
-        await asyncio.to_thread(drop_snapshot, home, restore_name(id, name))
+        await asyncio.to_thread(snapshots.drop_snapshot, home, restore_name(id, name))
         if name in partition.restores:
             partition.restores.remove(name)
 
@@ -95,9 +86,11 @@ class SnapshotPlace(NamedTuple):
 
     def check_free(self) -> None:
         """Rule 4: nothing is written over."""
-        if self.storage.exists(f"{self.name}/{WHOLE}"):
+        if self.storage.exists(f"{self.name}/{snapshots.WHOLE}"):
             raise RefusedRequest(f"{self} holds a snapshot already: choose another path")
-        other = [name for name in self.storage.list(self.name) if not is_part(name.rsplit("/", 1)[-1])] + self.storage.folders(self.name)
+        other = [name for name in self.storage.list(self.name) if not snapshots.is_part(name.rsplit("/", 1)[-1])] + self.storage.folders(
+            self.name
+        )
         if isinstance(self.storage, LocalStorage) and (self.storage.root / self.name).is_file():
             other = [self.name]
         if other:
@@ -114,13 +107,8 @@ class SnapshotPlaces:
                 f"the backups folder {root} is the node's own folder {folder}, lies in it or has it in it: choose another (--backups)"
             )
 
-    def to_write(self, place: str) -> SnapshotPlace:
-        return self._found(place, [self._root])
-
-    def to_read(self, place: str) -> SnapshotPlace:
-        return self._found(place, [self._root, self._own / "snapshots", self._own / "trash"])
-
-    def _found(self, place: str, allowed: list[Path]) -> SnapshotPlace:
+    def find(self, place: str, *, to_read: bool) -> SnapshotPlace:
+        allowed = [self._root, self._own / "snapshots", self._own / "trash"] if to_read else [self._root]
         if not place:
             raise RefusedRequest("say where: a path below the node's backups folder, or a URL")
         text = place.removeprefix("file://")
@@ -131,9 +119,8 @@ class SnapshotPlaces:
             return SnapshotPlace(open_storage(root), name)
         path = (self._root / text).resolve()
         if not any(_is_below(path, one) for one in allowed):
-            raise RefusedRequest(
-                f"{place!r} is not below the backups folder of this node, {self._root}: give a path in it, or serve the node with another (--backups)"
-            )
+            hint = "give a path in it, or serve the node with another (--backups)"
+            raise RefusedRequest(f"{place!r} is not below the backups folder of this node, {self._root}: {hint}")
         return SnapshotPlace(open_storage(path.parent), path.name)
 
 
@@ -141,39 +128,37 @@ def _is_below(path: Path, folder: Path) -> bool:
     return path != folder and path.is_relative_to(folder)
 
 
-async def snapshot_to(partition: Partition, place: SnapshotPlace) -> Snapshot:
+async def snapshot_to(partition: Partition, place: SnapshotPlace) -> snapshots.Snapshot:
     await asyncio.to_thread(place.check_free)
     with contextlib.closing(partition.store.pin()) as pinned:
         users = (entry for entry in pinned.entries() if entry[0][:1] == ENTRY)
-        return await write_snapshot(users, pinned.applied, place.storage, place.name)
+        return await snapshots.write_snapshot(users, pinned.applied, place.storage, place.name)
 
 
 async def restore_from(partition: Partition, place: SnapshotPlace, home: Storage) -> tuple[int, int]:
     """Rule 3: the position of the restore, and how many rows there are."""
 
     def read() -> list[tuple[bytes, bytes]]:
-        return [(key, value) for key, value in read_snapshot(*place)[1] if key[:1] == ENTRY]
+        return [(key, value) for key, value in snapshots.read_snapshot(*place)[1] if key[:1] == ENTRY]
 
-    entries = await asyncio.to_thread(read)
-    point = partition.descriptor
-    foreign = next((key for key, _ in entries if not partition.covers(key[1:])), None)
+    entries, id = await asyncio.to_thread(read), partition.descriptor.id
+    foreign = next((key for key, _ in entries if not partition.machine.covers(key[1:])), None)
     if foreign is not None:
         raise RefusedRequest(
-            f"the snapshot {place} has key {foreign[1:61]!r}, which partition {point.id} does not cover: it is another partition's"
+            f"the snapshot {place} has key {foreign[1:61]!r}, which partition {id} does not cover: it is another partition's"
         )
-
     check = getattr(partition.store, "check", None)
     if check is not None:
         check(entries)
     name = secrets.token_hex(8)
     if partition.table.log.keeps:
-        await write_snapshot(entries, 0, home, restore_name(point.id, name))
+        await snapshots.write_snapshot(entries, 0, home, restore_name(id, name))
     lsn = await partition.replace(entries, name)
     if partition.table.log.keeps:
         try:
             await save(partition, home)
         except MillstreamError as error:  # it is restored; the log is as long as before
-            _log.warning("partition %d was restored, and cannot be saved: %s", point.id, error)
+            _log.warning("partition %d was restored, and cannot be saved: %s", id, error)
     return lsn, len(entries)
 
 

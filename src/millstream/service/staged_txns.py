@@ -3,14 +3,11 @@
 A transaction is called LABEL|FENCE|NUMBER|ATTEMPT: whose it is, of which run, which of its epochs, and which try at it.
 
 Rules
-0. A decision names transactions and says what is to become of them, and in which fence that is said. A run may so commit what a run before it
-   has staged.
-1. Staged rows are entries that are not visible. COMMIT makes those of all transactions that it names visible at one position; with DROP they go; CHECK says how
-   many there are.
+0. A decision names transactions and says what is to become of them, and in which fence. So a run may commit what a run before it has staged.
+1. Staged rows are entries that are not visible. COMMIT makes those of all transactions that it names visible at one position; DROP drops and CHECK counts them.
 2. Numbers of a label are committed in ascending order. To commit again what was committed is harmless, and says so.
 3. A fence never goes back: who comes with a lower one than the label has seen is refused. So neither a zombie task nor a replaced driver stages or decides.
-4. SWEEP drops what is staged below a number under all labels that begin with one, but not the transactions that follow: what attempts that failed
-   have left behind.
+4. SWEEP drops what failed attempts have left: all that is staged below a number under labels that begin with one, but not the transactions to keep.
 """
 
 from __future__ import annotations
@@ -26,8 +23,6 @@ _LONGEST = 1024  # letters of a transaction's name, which every staged row has i
 
 
 class Txn(NamedTuple):
-    """A transaction's name, taken apart."""
-
     label: str
     fence: int
     number: int

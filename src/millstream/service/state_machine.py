@@ -20,8 +20,9 @@ import msgspec
 from millstream.core.keyspace import after
 from millstream.errors import Conflict, FencedRun, RefusedRequest, ServiceError, TooLarge
 from millstream.service import staged_txns
-from millstream.service.dedup_sessions import DedupSessions
-from millstream.service.messages import ENTRY, LIMIT, MEMORY, STAGED, Answer, Change, Decide, Decision, Descriptor, LogRecord, Op, Request
+from millstream.service.dedup_sessions import FORGOTTEN, DedupSessions
+from millstream.service.messages import ENTRY, LIMIT, MEMORY, SESSION, Answer, Change, Decide, Decision, Descriptor, LogRecord, Op, Request
+from millstream.service.range_map import point_of
 from millstream.service.stores.store_contract import KeyStore
 from millstream.service.transforms import Gate
 
@@ -65,14 +66,9 @@ class TurnView:
     def scan(self, start: bytes = b"", stop: bytes | None = None) -> Iterator[tuple[bytes, bytes]]:
         """The entries with start <= key < stop, in order, as this turn sees them."""
         found = self._machine.range(ENTRY + start, after(ENTRY) if stop is None else ENTRY + stop)
-        seen = {key[1:]: raw[8:] for key, raw in found}
-        for key, value in self._changed.items():
-            if start <= key and (stop is None or key < stop):
-                if value is None:
-                    seen.pop(key, None)
-                else:
-                    seen[key] = value
-        return iter(sorted(seen.items()))
+        seen: dict[bytes, bytes | None] = {key[1:]: raw[8:] for key, raw in found}
+        seen.update((key, value) for key, value in self._changed.items() if start <= key and (stop is None or key < stop))
+        return iter(sorted((key, value) for key, value in seen.items() if value is not None))
 
     def _raw(self, key: bytes) -> bytes | None:
         if key in self._changed:
@@ -95,9 +91,6 @@ class Turn(TurnView):
 
 Function = Callable[[Turn, bytes, bytes], bytes]
 
-#: A transaction, and its staged rows, which become visible.
-Promotion = tuple[str, Sequence[tuple[bytes, bytes]]]
-
 
 class TurnResult(msgspec.Struct):
     """What a turn gave. expanded: rows that were staged before, and are visible with this record."""
@@ -108,27 +101,14 @@ class TurnResult(msgspec.Struct):
 
 
 class PartitionStateMachine:
-    """The state machine of a partition."""
+    """horizon: milliseconds that a session which is not used is remembered."""
 
-    def __init__(
-        self,
-        descriptor: Descriptor,
-        store: KeyStore,
-        sessions: DedupSessions,
-        time: int,
-        *,
-        functions: Mapping[str, Function] | None = None,
-        gate: Gate | None = None,
-        covers: Callable[[bytes], bool] = lambda key: True,
-    ) -> None:
-        self._descriptor = descriptor
-        self.store = store
-        self.sessions = sessions
-        self.time = time  # of the last write
+    def __init__(self, descriptor: Descriptor, store: KeyStore, functions: Mapping[str, Function], gate: Gate, horizon: int) -> None:
+        self._descriptor, self.store, self._functions, self._gate = descriptor, store, functions, gate
+        forgotten, clock = (int.from_bytes(store.get(entry) or b"", "big") for entry in (FORGOTTEN, CLOCK))
+        self.sessions = DedupSessions(store.scan(SESSION, after(SESSION)), forgotten, horizon)
+        self.time = clock  # of the last write
         self.lsn = store.applied  # the last position that was given
-        self._functions = dict(functions or {})
-        self._gate = gate or Gate()
-        self._covers = covers
         #: Of a store that does not take every value.
         self._check_changes: Callable[[Sequence[Change]], None] | None = getattr(store, "check", None)
         #: Of records under way: the last position of each, and what it changed.
@@ -158,9 +138,11 @@ class PartitionStateMachine:
                     seen[entry] = value
         return sorted((entry, value) for entry, value in seen.items() if value is not None)
 
+    def covers(self, key: bytes) -> bool:
+        return self._descriptor.covers(point_of(self._descriptor.point, key))
+
     def check_key(self, key: bytes) -> None:
-        """A function may write keys of its partition only."""
-        if not self._covers(key):
+        if not self.covers(key):
             raise RefusedRequest(f"key {key[:60]!r} belongs to another partition: a function may write keys of its own partition only")
 
     # --- the turn
@@ -190,13 +172,13 @@ class PartitionStateMachine:
 
     def _write(self, request: Request, wall: int) -> Answer | ServiceError:
         session = request.session
-        try:
-            if session:
+        if session:
+            try:
                 known = self.sessions.check(session, request.seq)
-                if known is not None:
-                    return known
-        except ServiceError as error:
-            return error
+            except ServiceError as error:
+                return error
+            if known is not None:
+                return known
         time = self.time = next_time(self.time, wall)
         lsn = self.lsn + 1
         answer: Answer | ServiceError
@@ -217,7 +199,6 @@ class PartitionStateMachine:
     def _execute(self, request: Request, lsn: int) -> Answer:
         """Rule 3: nothing is changed before nothing can go wrong any more."""
         op = request.op
-        promotions: list[Promotion] = []
         changes: list[Change]
         if op is Op.UPSERT or op is Op.REMOVE:
             if request.expect:
@@ -227,20 +208,17 @@ class PartitionStateMachine:
         elif op is Op.STAGE:
             answer, changes = self._stage(request, lsn)
         elif op is Op.DECIDE and request.decide is not None:
-            answer, changes, promotions = self._decide(lsn, request.decide)
+            answer, changes = self._decide(lsn, request.decide)
         else:
             answer, changes = self._call(request, lsn)
-        for txn, rows in promotions:
-            self._promote(txn, rows, lsn)
         self._pending.update(changes)
         return answer
 
     def read(self, request: Request) -> Answer:
         """Keys as they are committed. Not in a turn: the caller decides when."""
-        get = self.store.get
-        values, versions = [], []
-        size = 0
-        for key in request.keys:
+        get, keys = self.store.get, request.keys
+        values, versions, size = [], [], 0
+        for key in keys:
             raw = get(ENTRY + key)
             if raw is None:
                 values.append(b"")
@@ -249,7 +227,7 @@ class PartitionStateMachine:
                 size += len(raw) + len(key)
                 if size > 2 * LIMIT and len(values):
                     raise TooLarge(
-                        f"the values of these {len(request.keys):,} keys come to more than {2 * LIMIT:,} bytes: ask for fewer keys at once"
+                        f"the values of these {len(keys):,} keys come to more than {2 * LIMIT:,} bytes: ask for fewer keys at once"
                     )
                 values.append(self._gate.leave(key, raw[8:]))
                 versions.append(int.from_bytes(raw[:8], "big"))
@@ -273,15 +251,11 @@ class PartitionStateMachine:
     def _check_versions(self, request: Request) -> None:
         if len(request.expect) != len(request.keys):
             raise RefusedRequest(f"{len(request.expect)} expected versions for {len(request.keys)} keys: give one for each key, or none")
-        found = []
-        for key in request.keys:
-            raw = self.raw(ENTRY + key)
-            found.append(0 if raw is None else int.from_bytes(raw[:8], "big"))
-        if found != list(request.expect):
-            place = next(at for at, (has, wanted) in enumerate(zip(found, request.expect, strict=True)) if has != wanted)
-            raise Conflict(
-                f"key {request.keys[place][:60]!r} has version {found[place]}, not {request.expect[place]}: nothing was written", found
-            )
+        view = TurnView(self, self.lsn)
+        found = [view.version(key) for key in request.keys]
+        for key, has, wanted in zip(request.keys, found, request.expect, strict=True):
+            if has != wanted:
+                raise Conflict(f"key {key[:60]!r} has version {has}, not {wanted}: nothing was written", found)
 
     def _call(self, request: Request, lsn: int) -> tuple[Answer, list[Change]]:
         function = self._functions.get(request.function)
@@ -290,27 +264,26 @@ class PartitionStateMachine:
             raise RefusedRequest(f"this table has no function {request.function!r}; it has: {known}")
         turn, view = Turn(self, lsn), TurnView(self, lsn)
         key = request.keys[0]
+        who = f"function {request.function!r} of key {key[:60]!r}"
         try:
             result = function(turn, key, request.argument)
         except ServiceError:
             raise
         except Exception as error:
-            raise RefusedRequest(f"function {request.function!r} of key {key[:60]!r} raised {type(error).__name__}: {error}") from error
+            raise RefusedRequest(f"{who} raised {type(error).__name__}: {error}") from error
         if not isinstance(result, bytes):
-            raise RefusedRequest(f"function {request.function!r} returned a {type(result).__name__}: the result must be bytes")
+            raise RefusedRequest(f"{who} returned a {type(result).__name__}: the result must be bytes")
         result = self._gate.leave(key, result)
         if len(result) > _RESULT:
-            raise TooLarge(f"function {request.function!r} of key {key[:60]!r} returned {len(result):,} bytes; {_RESULT:,} are allowed")
+            raise TooLarge(f"{who} returned {len(result):,} bytes; {_RESULT:,} are allowed")
         rows, size = [], 0
         for name, value in turn._changed.items():
             if value is not None and not isinstance(value, bytes):
-                raise RefusedRequest(
-                    f"function {request.function!r} put a {type(value).__name__} under key {name[:60]!r}: values are bytes"
-                )
+                raise RefusedRequest(f"{who} put a {type(value).__name__} under key {name[:60]!r}: values are bytes")
             rows.append((name, self._gate.enter(name, value, view)))
             size += len(name) + len(rows[-1][1] or b"")
         if size > LIMIT:
-            raise TooLarge(f"function {request.function!r} of key {key[:60]!r} wrote more than {LIMIT:,} bytes in one turn")
+            raise TooLarge(f"{who} wrote more than {LIMIT:,} bytes in one turn")
         return Answer(lsn, result=result), self._entries(lsn, rows)
 
     # --- staged rows
@@ -319,9 +292,8 @@ class PartitionStateMachine:
         raw = self.raw(staged_txns.label_key(txn.label))
         entry = staged_txns.LabelState() if raw is None else staged_txns.decode_label(raw)
         if fence < entry.fence:
-            raise FencedRun(
-                f"transaction {txn.text!r}: a newer run (fence {entry.fence}) writes as {txn.label!r} now; this one (fence {fence}) must stop"
-            )
+            newer = f"a newer run (fence {entry.fence}) writes as {txn.label!r} now"
+            raise FencedRun(f"transaction {txn.text!r}: {newer}; this one (fence {fence}) must stop")
         return entry
 
     @staticmethod
@@ -332,9 +304,7 @@ class PartitionStateMachine:
     def _stage(self, request: Request, lsn: int) -> tuple[Answer, list[Change]]:
         txn = staged_txns.parse_txn(request.txn)
         if request.expect:
-            raise RefusedRequest(
-                f"transaction {txn.text!r}: staged rows cannot expect versions, since others may write before it is decided"
-            )
+            raise RefusedRequest(f"transaction {txn.text!r}: staged rows cannot expect versions: others may write before it is decided")
         entry = self._label_state(txn, txn.fence)
         if txn.number <= entry.number:
             raise FencedRun(f"transaction {txn.text!r}: number {entry.number} of {txn.label!r} is committed already")
@@ -347,8 +317,7 @@ class PartitionStateMachine:
         ]
         return Answer(lsn), [*changes, self._note(txn, txn.fence, entry)]
 
-    def _decide(self, lsn: int, asked: Decide) -> tuple[Answer, list[Change], list[Promotion]]:
-        """The answer, what changes, and the rows that become visible."""
+    def _decide(self, lsn: int, asked: Decide) -> tuple[Answer, list[Change]]:
         txns = [staged_txns.parse_txn(name) for name in asked.txns]
         if asked.decision is Decision.SWEEP:
             if len(txns) != 1:
@@ -357,7 +326,7 @@ class PartitionStateMachine:
         if len({txn.label for txn in txns}) < len(txns):
             raise RefusedRequest("transactions that are decided together must have different labels")
         changes: list[Change] = []
-        promotions: list[Promotion] = []
+        visible: list[tuple[str, list[tuple[bytes, bytes]]]] = []
         answer = Answer(NO_POSITION)
         for txn in txns:
             entry = self._label_state(txn, asked.fence)
@@ -372,7 +341,7 @@ class PartitionStateMachine:
                 if not rows:
                     raise RefusedRequest(f"transaction {txn.text!r} is not staged here")
                 entry.number, entry.txn = txn.number, txn.text
-                promotions.append((txn.text, rows))
+                visible.append((txn.text, rows))
             elif asked.decision is Decision.DROP:
                 changes += ((staged, None) for staged, _ in rows)
             answer.rows.append(len(rows))
@@ -380,11 +349,12 @@ class PartitionStateMachine:
                 changes.append(self._note(txn, asked.fence, entry))
         if changes:
             answer.lsn = lsn
-        return answer, changes, promotions
+        for name, rows in visible:
+            self._promote(name, rows, lsn)
+        return answer, changes
 
-    def _sweep(self, lsn: int, below: staged_txns.Txn, fence: int, keep: Sequence[str]) -> tuple[Answer, list[Change], list[Promotion]]:
-        start = STAGED + below.label.encode()
-        kept = set(keep)
+    def _sweep(self, lsn: int, below: staged_txns.Txn, fence: int, keep: Sequence[str]) -> tuple[Answer, list[Change]]:
+        start, kept = staged_txns.staged_prefix(below.label)[:-1], set(keep)
         changes: list[Change] = []
         checked: set[str] = set()
         for staged, _ in self.range(start, after(start)):
@@ -394,7 +364,7 @@ class PartitionStateMachine:
                 checked.add(txn.label)
             if txn.text not in kept and txn.number < below.number:
                 changes.append((staged, None))
-        return Answer(lsn if changes else NO_POSITION, rows=[len(changes)]), changes, []
+        return Answer(lsn if changes else NO_POSITION, rows=[len(changes)]), changes
 
     def _promote(self, txn: str, rows: Sequence[tuple[bytes, bytes]], lsn: int) -> None:
         """The rows become visible. The log gets the transaction's name only, since a follower has the rows from earlier records."""

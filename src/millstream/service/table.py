@@ -30,8 +30,7 @@ class Table:
 
     point: KEY keeps neighbours together, for scans; HASH spreads the load. partitions: how many a new table gets on the first node that serves it: with
     HASH any number, with KEY one (add others by range: `millstream partitions add`). before, after: transforms of what enters and of what leaves, in order.
-    store, log, dispatch: the parts of the line. functions: what `Call` may run, under their Python names. horizon: how long a session that is not used
-    is remembered.
+    store, log, dispatch: the parts of the line. functions: what `Call` may run, by their Python names. horizon: how long an unused session is remembered.
 
     >>> from millstream.service import Table, functions
     >>> Table("history", functions=[functions.add])
@@ -76,18 +75,15 @@ class Table:
         self.horizon = duration(horizon)
         for what, part, method in (("store", self.store, "open"), ("log", self.log, "open"), ("dispatch", self.dispatch, "make")):
             if not hasattr(part, method):
-                raise DefinitionError(
-                    f"table {name!r}: {what}={part!r} is none: use one of ms.service.{'' if what == 'dispatch' else what + 's.'}...()"
-                )
+                where = "" if what == "dispatch" else f"{what}s."
+                raise DefinitionError(f"table {name!r}: {what}={part!r} is none: use one of ms.service.{where}...()")
         self.functions_by_name: dict[str, Function] = {}
         for function in functions:
             called = getattr(function, "__name__", "")
             if not callable(function) or not called or called == "<lambda>":
                 raise DefinitionError(f"table {name!r}: {function!r} is no function with a name")
             if inspect.iscoroutinefunction(function) or not _takes_three(function):
-                raise DefinitionError(
-                    f"table {name!r}: function {called!r} must take three arguments (turn, key, argument), and not be async"
-                )
+                raise DefinitionError(f"table {name!r}: function {called!r} must take three arguments (turn, key, argument), not be async")
             if called in self.functions_by_name:
                 raise DefinitionError(f"table {name!r}: there is a function {called!r} already")
             self.functions_by_name[called] = function

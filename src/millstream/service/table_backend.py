@@ -112,17 +112,13 @@ class TableBackend:
             else:
                 rows = ((key, show(key, value), version) for key, value, version in map(user_row, entries))
             async for page in pages(rows):
-                keys, values, versions = columns(page)
-                yield pb.ScanReply(at=at, keys=keys, values=[] if request.keys_only else values, versions=versions)
+                yield pb.ScanReply(at=at, **columns(page, request.keys_only))
 
     async def watch(self, request: pb.WatchRequest) -> AsyncIterator[pb.WatchReply]:
         header, prefix, keys = request.header, request.prefix, set(request.keys)
         if keys and prefix:
             raise RefusedRequest("watch some keys, or a prefix, not both")
-        if keys:
-            partition = self._by_keys(header, list(keys))
-        else:
-            partition = self._by_range(header, prefix, prefix_end(prefix))
+        partition = self._by_keys(header, list(keys)) if keys else self._by_range(header, prefix, prefix_end(prefix))
         wants: Callable[[bytes], bool] = keys.__contains__ if keys else lambda key: key.startswith(prefix)
         since = request.after if request.HasField("after") else None
         await partition.read(Request(Op.GET, [], session=header.session, level=Level.LINEARIZABLE))
@@ -233,9 +229,9 @@ def _write_request(op: Op, header: pb.Header, keys: list[bytes], size: int, **wh
 
 
 def _watch_reply(kind: Any, partition: Partition, lsn: int, rows: Sequence[VersionedRow]) -> pb.WatchReply:
-    keys, values, versions = columns(rows)
-    shown = map(partition.table.gate.leave, keys, values)
-    return pb.WatchReply(kind=kind, at=position(partition.descriptor, lsn), keys=keys, values=shown, versions=versions)
+    show = partition.table.gate.leave
+    shown = [(key, show(key, value), version) for key, value, version in rows]
+    return pb.WatchReply(kind=kind, at=position(partition.descriptor, lsn), **columns(shown))
 
 
 def _level(header: pb.Header, partition: Partition) -> Level:
@@ -259,7 +255,8 @@ def position(one: Descriptor, lsn: int, age: int = 0) -> pb.Position:
 
 
 def describe(one: Descriptor, manager: Manager) -> pb.Partition:
-    found = pb.Partition(**msgspec.structs.asdict(one), primary=manager.address_of(one.node), state="desired")
+    owner = manager.desired.nodes.get(one.node)
+    found = pb.Partition(**msgspec.structs.asdict(one), primary="" if owner is None else owner.address, state="desired")
     here = manager.partitions.get(one.id)
     if here is not None:
         found.state, found.reason, found.lsn = here.state.value, here.reason, here.store.applied
@@ -268,8 +265,6 @@ def describe(one: Descriptor, manager: Manager) -> pb.Partition:
 
 
 class Control:
-    """What `grpc_servers.ControlPlane` calls."""
-
     def __init__(self, manager: Manager, places: SnapshotPlaces) -> None:
         self._manager = manager
         self._places = places
@@ -291,31 +286,26 @@ class Control:
         manager = self._manager
         await manager.refresh()
         leaving = [one.descriptor for id, one in manager.partitions.items() if id not in manager.desired.partitions]
-        found = [
-            one
-            for one in manager.desired.partitions.values()
-            if (not request.table or one.table == request.table) and (not request.node or one.node == request.node)
-        ]
+        named = (one for one in manager.desired.partitions.values() if request.table in ("", one.table))
+        found = [one for one in named if request.node in ("", one.node)]
         listed = [describe(one, manager) for one in (*sorted(found, key=attrgetter("id")), *leaving)]
         return pb.PartitionList(partitions=listed, version=manager.desired.version)
 
     async def snapshot(self, request: pb.SnapshotRequest) -> pb.SnapshotReply:
-        partition = self._here(request.partition)
-        place = self._places.to_write(request.path)
+        partition, place = self._here(request.partition), self._places.find(request.path, to_read=False)
         saved = await snapshot_to(partition, place)
         return pb.SnapshotReply(at=position(partition.descriptor, saved.lsn), path=str(place), rows=saved.rows, bytes=saved.bytes)
 
     async def restore(self, request: pb.RestoreRequest) -> pb.RestoreReply:
-        partition = self._here(request.partition)
-        lsn, rows = await restore_from(partition, self._places.to_read(request.path), self._manager.home_of(partition))
+        partition, place = self._here(request.partition), self._places.find(request.path, to_read=True)
+        lsn, rows = await restore_from(partition, place, self._manager.home_of(partition))
         return pb.RestoreReply(at=position(partition.descriptor, lsn), rows=rows)
 
     def _here(self, id: int) -> Partition:
         found = self._manager.partitions.get(id)
         if found is None:
-            raise RefusedRequest(
-                f"this node serves no partition {id}; it serves: {', '.join(map(str, sorted(self._manager.partitions))) or 'none'}"
-            )
+            known = ", ".join(map(str, sorted(self._manager.partitions))) or "none"
+            raise RefusedRequest(f"this node serves no partition {id}; it serves: {known}")
         if found.state != SERVING:
             raise RefusedRequest(f"partition {id} is {found.state.value}: {found.reason}")
         return found

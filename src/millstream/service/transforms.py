@@ -5,8 +5,7 @@ request; it returns the value to keep instead, and raises `RefusedRequest` to re
 After: `(key, value) -> value` gets what is to be shown, and returns what is shown instead.
 
 Rules
-1. All that enters passes `before`, key by key: what is written or removed, what is staged, and what functions put or remove. (What an operator restores
-   does not: it was in before.)
+1. All that enters passes `before`, key by key: what is written, removed or staged, and what functions put or remove. (What is restored was in before.)
 2. All that leaves passes `after`, with its key: what is got, scanned and watched, and what a function returns, with the key that it was called with. An
    empty value shows nothing, and is not asked about.
 3. They run in the order of the table's list, within the turn: nothing else of the partition runs meanwhile.
@@ -15,6 +14,7 @@ Rules
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
@@ -42,15 +42,13 @@ class Gate:
         self._after = tuple(after)
 
     def enter(self, key: bytes, value: bytes | None, turn: TurnView) -> bytes | None:
-        """What is kept instead of a value (rule 1)."""
         found = value
         try:
             for transform in self._before:
                 found = transform(key, found, turn)
                 if (found is None) != (value is None) or not isinstance(found, (bytes, type(None))):
-                    raise TypeError(
-                        f"it gave a {type(found).__name__} for a {type(value).__name__}: return what to keep, or raise RefusedRequest"
-                    )
+                    gave = f"{type(found).__name__} for a {type(value).__name__}"
+                    raise TypeError(f"it gave a {gave}: return what to keep, or raise RefusedRequest")
         except ServiceError:
             raise
         except Exception as error:
@@ -58,7 +56,6 @@ class Gate:
         return found
 
     def leave(self, key: bytes, value: bytes) -> bytes:
-        """What is shown instead of a value (rule 2)."""
         if not value:
             return value
         try:
@@ -123,7 +120,10 @@ def hide_fields(*names: str) -> After:
         try:
             return _without(value, unwanted)
         except msgspec.MsgspecError:
-            return value if _is_scalar(value) else b"null"
+            with contextlib.suppress(msgspec.MsgspecError):
+                msgspec.json.decode(value, type=bool | int | float | str | None)
+                return value
+            return b"null"
 
     return transform
 
@@ -133,11 +133,3 @@ def _without(value: bytes, unwanted: set[str]) -> bytes:
     if unwanted.isdisjoint(fields):
         return value
     return msgspec.json.encode({name: field for name, field in fields.items() if name not in unwanted})
-
-
-def _is_scalar(value: bytes) -> bool:
-    try:
-        msgspec.json.decode(value, type=bool | int | float | str | None)
-    except msgspec.MsgspecError:
-        return False
-    return True

@@ -33,8 +33,6 @@ class CommittedChange(NamedTuple):
 
 
 class PartitionWatcher:
-    """One watcher."""
-
     def __init__(self, wants: Callable[[bytes], bool]) -> None:
         self._wants = wants
         self._waiting: deque[CommittedChange] = deque()
@@ -73,8 +71,6 @@ class PartitionWatcher:
 
 
 class Watchers:
-    """The watchers of one partition."""
-
     def __init__(self) -> None:
         self._all: set[PartitionWatcher] = set()
         self._kept: deque[CommittedChange] = deque()

@@ -17,7 +17,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
-import time
 from collections.abc import AsyncIterator
 from itertools import islice
 from typing import Any, NoReturn
@@ -87,9 +86,8 @@ class LiveBackend:
                 found = [row_formats.read_row(snapshot, name, key) for key in request.keys]
             size = sum(len(value) for value in found if value is not None)
             if size > LARGEST:
-                raise TooLarge(
-                    f"the values of these {len(found)} keys have {size:,} bytes, and an answer at most {LARGEST:,}. Ask for fewer, or scan."
-                )
+                has = f"the values of these {len(found)} keys have {size:,} bytes"
+                raise TooLarge(f"{has}, and an answer at most {LARGEST:,}. Ask for fewer, or scan.")
             version = version_of(snapshot.epoch)
             versions = [0 if value is None else version for value in found]
             return pb.GetReply(at=self.position(snapshot, name), values=[value or b"" for value in found], versions=versions)
@@ -102,14 +100,12 @@ class LiveBackend:
         with await self.snapshot(request.header) as snapshot, while_pinned(PATIENCE):
             name = self.computation(snapshot, request.header.table)
             at, version = self.position(snapshot, name), version_of(snapshot.epoch)
-            readable = as_json and (
-                not request.keys_only or bool(snapshot.computation(name).kind)
-            )  # a relation shows fewer rows than it keeps
-            found = row_formats.scan_part(snapshot, name, request.part, request.start, request.end, request.prefix, readable)
+            if request.keys_only and not snapshot.computation(name).kind:
+                as_json = False  # only a relation shows fewer rows than it keeps
+            found = row_formats.scan_part(snapshot, name, request.part, request.start, request.end, request.prefix, as_json)
             rows = ((key, value, version) for key, value in islice(found, request.limit or None))
             async for page in pages(rows, in_thread=as_json):
-                keys, values, versions = columns(page)
-                yield pb.ScanReply(at=at, keys=keys, values=[] if request.keys_only else values, versions=versions)
+                yield pb.ScanReply(at=at, **columns(page, request.keys_only))
 
     def watch(self, request: pb.WatchRequest) -> AsyncIterator[pb.WatchReply]:
         return Watch(self, request).replies()
@@ -123,15 +119,13 @@ class LiveBackend:
         """A table of live state is one partition, wherever it is asked."""
         with self._newest() as snapshot:
             self.computation(snapshot, request.table)
-            one = pb.Partition(
-                id=_WHOLE, table=request.table, term=_WHOLE, primary=self.address, state="serving", lsn=snapshot.epoch, point=LIVE
-            )
+            one = pb.Partition(id=_WHOLE, table=request.table, term=_WHOLE, primary=self.address, state="serving", point=LIVE)
+            one.lsn = snapshot.epoch
         return pb.PartitionList(partitions=[one], version=1)
 
     # --- which epoch answers
 
     async def snapshot(self, header: pb.Header) -> PinnedEpoch:
-        """The epoch that answers, taken: the caller closes it."""
         if header.HasField("as_of") or header.level == pb.AS_OF:
             found = await self._as_of(header)
         else:
@@ -147,23 +141,21 @@ class LiveBackend:
         return await self._complete(found, header)
 
     def computation(self, snapshot: PinnedEpoch, table: str) -> str:
-        """The computation that a table is, rule 1."""
         if table in snapshot.manifest.computations:
             return table
         pipeline, slash, name = table.partition("/")
         if slash and pipeline == self.tailer_thread.tailer.pipeline and name in snapshot.manifest.computations:
             return name
-        known = ", ".join(self.tables()) or "none"
-        raise RefusedRequest(
-            f"pipeline {self.tailer_thread.tailer.pipeline!r} has no computation called {table!r} in epoch {snapshot.epoch}. It has: {known}."
-        )
+        known, ours = ", ".join(self.tables()) or "none", self.tailer_thread.tailer.pipeline
+        raise RefusedRequest(f"pipeline {ours!r} has no computation called {table!r} in epoch {snapshot.epoch}. It has: {known}.")
 
     def position(self, snapshot: PinnedEpoch, name: str, epoch: int | None = None, low_watermark: int | None = None) -> pb.Position:
         """Rules 2 and 3."""
         number = snapshot.epoch if epoch is None else epoch
         low = snapshot.computation(name).low_watermark if low_watermark is None else low_watermark
-        age = min(_UINT32, int(snapshot.age(time.monotonic()) * 1000))
-        return pb.Position(partition=_WHOLE, term=_WHOLE, lsn=number, epoch=number, low_watermark=low, age_ms=age)
+        return pb.Position(
+            partition=_WHOLE, term=_WHOLE, lsn=number, epoch=number, low_watermark=low, age_ms=min(_UINT32, snapshot.age_ms())
+        )
 
     def _newest(self) -> PinnedEpoch:
         found = self.epochs.take()
@@ -190,21 +182,15 @@ class LiveBackend:
             if max(self.epochs.pinned, default=-1) < epoch:
                 await self.tailer_thread.changed()
 
-    async def _young(self, max_age_ms: int) -> None:
-        if self._is_older(max_age_ms):
+    async def _young(self, wanted: int) -> None:
+        newest = self.epochs.newest
+        if newest is None or newest.age_ms() > wanted:
             with contextlib.suppress(MillstreamError):
                 await self.tailer_thread.catch_up()
             newest = self.epochs.newest
-            if newest is not None and self._is_older(max_age_ms):
-                age = int(newest.age(time.monotonic()) * 1000)
+            if newest is not None and (age := newest.age_ms()) > wanted:
                 why = f" {self.tailer_thread.trouble}" if self.tailer_thread.trouble is not None else ""
-                raise Stale(
-                    f"epoch {newest.epoch} was last known to be the newest {age:,} ms ago, and at most {max_age_ms:,} are wanted.{why}"
-                )
-
-    def _is_older(self, max_age_ms: int) -> bool:
-        newest = self.epochs.newest
-        return newest is None or int(newest.age(time.monotonic()) * 1000) > max_age_ms
+                raise Stale(f"epoch {newest.epoch} was last known to be the newest {age:,} ms ago, and at most {wanted:,} are wanted.{why}")
 
     async def _complete(self, found: PinnedEpoch, header: pb.Header) -> PinnedEpoch:
         """Rule 5."""
@@ -216,12 +202,10 @@ class LiveBackend:
                 raise
             if low >= header.complete_to:
                 return found
-            epoch = found.epoch
+            epoch, wanted = found.epoch, header.complete_to
             found.close()
             if header.HasField("as_of"):
-                raise Stale(
-                    f"epoch {epoch} is complete to {low} only, and {header.complete_to} is wanted. It will not change: ask without as_of."
-                )
+                raise Stale(f"epoch {epoch} is complete to {low} only, and {wanted} is wanted. It will not change: ask without as_of.")
             newest = self.epochs.newest
             if newest is None or newest.epoch == epoch:
                 if self.tailer_thread.trouble is not None:

@@ -4,8 +4,7 @@ Rules
 1. A pinned epoch is one manifest over all keys, shards and computations. It is made of LMDB read transactions (`Replica.held`), one per shard, so it stays
    what it is while newer epochs are applied, and whatever the pipeline folds and collects meanwhile.
 2. A shard that an epoch has not changed shares the transaction of the epoch before: idle shards cost nothing.
-3. The last `KEEP` epochs are pinned. One that is no longer the newest goes after `MAX_AGE` seconds at the latest, since what is pinned keeps LMDB from
-   using pages again. The newest stays always.
+3. The last `KEEP` epochs are pinned. All but the newest go after `MAX_AGE` seconds at the latest: what is pinned keeps LMDB from using pages again.
 4. A reader takes an epoch (`take`) and closes it. It lasts until then, and no longer.
 5. The copies are this server's alone: it takes the first numbered folder that no other process holds (a lock on a file). So no other process changes them,
    and the next server finds them as they are, and needs only what is new.
@@ -23,7 +22,6 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
 from operator import itemgetter
 from pathlib import Path
 
@@ -43,40 +41,27 @@ _MAP_SIZE = 1 << 35  # per shard: addresses, of which a process has 2**47
 ShardName = tuple[str, int]  # lineage and number
 
 
-@dataclass
-class _Shared:
-    """A held transaction, and how many epochs share it."""
-
-    held: Held
-    count: int = 0
-
-
 class PinnedEpoch(Reader):
     """One epoch, over all keys, shards and computations. Taken by `PinnedEpochs.take`, and closed by the one that took it.
 
     confirmed: the last moment (of the monotonic clock) at which it was known to be the newest committed epoch.
     """
 
-    def __init__(
-        self, manifest: Manifest, shares: dict[ShardName, _Shared], generation: int, given_back: Callable[[PinnedEpoch], None]
-    ) -> None:
-        self.manifest = manifest
-        self.shares = shares
-        self.generation = generation
+    def __init__(self, manifest: Manifest, held: dict[ShardName, Held], generation: int, given_back: Callable[[PinnedEpoch], None]) -> None:
+        self.manifest, self.held, self.generation, self._given_back = manifest, held, generation, given_back
         self.confirmed = 0.0
         self.replaced: float | None = None
         self.count = 1
-        self._given_back = given_back
         self._stores = {
-            (name, number): share.held
+            (name, number): held[state.lineage or name, number]
             for name, state in manifest.computations.items()
             for number in range(len(state.shards))
-            if (share := shares.get((state.lineage or name, number))) is not None
+            if (state.lineage or name, number) in held
         }
 
-    def age(self, now: float) -> float:
-        """Seconds since it was last known to be the newest committed epoch: so old may the answer be."""
-        return max(0.0, now - self.confirmed)
+    def age_ms(self) -> int:
+        """Milliseconds since it was last known to be the newest committed epoch: so old may the answer be."""
+        return max(0, int((time.monotonic() - self.confirmed) * 1000))
 
     def entry(self, computation: str, shard: int, key: bytes) -> bytes | None:
         held = self._stores.get((computation, shard))
@@ -105,7 +90,8 @@ class PinnedEpochs:
         self._clock = clock
         self._lock = threading.Lock()
         self._pins: list[PinnedEpoch] = []
-        self._over: deque[_Shared] = deque()  # transactions to end, rule 6
+        self._alive: set[PinnedEpoch] = set()  # those that are pinned or taken
+        self._over: deque[PinnedEpoch] = deque()  # those whose transactions are to end, rule 6
         self._opened: set[ShardName] = set()
         self._root: Path | None = None
         self._locks: list[int] = []
@@ -141,13 +127,7 @@ class PinnedEpochs:
         with self._lock:
             pin.count -= 1
             if not pin.count:
-                for share in pin.shares.values():
-                    self._drop(share)
-
-    def _drop(self, share: _Shared) -> None:
-        share.count -= 1
-        if not share.count:
-            self._over.append(share)
+                self._over.append(pin)
 
     # --- for the thread that follows
 
@@ -161,25 +141,26 @@ class PinnedEpochs:
     def prepare(self, storage: Storage, manifest: Manifest) -> PinnedEpoch:
         """Applies an epoch. It is not visible before it is published."""
         before = self.newest
-        shares: dict[ShardName, _Shared] = {}
+        known = {} if before is None else before.held
+        found: dict[ShardName, Held] = {}
         try:
             for name, state in manifest.computations.items():
                 for number, shard in enumerate(state.shards):
                     own = (state.lineage or name, number)
                     if not shard.segments:
                         continue
-                    share = None if before is None else before.shares.get(own)
-                    if share is None or before is None or any(ref.last > before.epoch for ref in shard.segments):
-                        share = _Shared(self._held(storage, own, shard.segments, manifest))
-                    with self._lock:
-                        share.count += 1
-                    shares[own] = share
+                    if before is None or own not in known or any(ref.last > before.epoch for ref in shard.segments):
+                        found[own] = self._hold(storage, own, shard.segments, manifest)
+                    else:
+                        found[own] = known[own]
         except BaseException:
-            with self._lock:
-                for share in shares.values():
-                    self._drop(share)
+            for own, held in found.items():
+                if held is not known.get(own):
+                    held.close()
             raise
-        return PinnedEpoch(manifest, shares, self.generation, self._given_back)
+        pin = PinnedEpoch(manifest, found, self.generation, self._given_back)
+        self._alive.add(pin)
+        return pin
 
     def publish(self, pin: PinnedEpoch, confirmed: float) -> None:
         pin.confirmed = confirmed
@@ -204,7 +185,12 @@ class PinnedEpochs:
                     pin.close()
             self._forget_others()
         while self._over:
-            self._over.popleft().held.close()
+            over = self._over.popleft()
+            self._alive.discard(over)
+            shared = {held for pin in self._alive for held in pin.held.values()}
+            for held in over.held.values():
+                if held not in shared:
+                    held.close()
 
     def start_over(self) -> None:
         """What comes is of another history: nothing that is pinned leads to it. It gets a folder of its own, since this one may still be read."""
@@ -223,7 +209,7 @@ class PinnedEpochs:
             os.close(lock)
         self._locks = []
 
-    def _held(self, storage: Storage, own: ShardName, chain: Sequence[SegmentRef], manifest: Manifest) -> Held:
+    def _hold(self, storage: Storage, own: ShardName, chain: Sequence[SegmentRef], manifest: Manifest) -> Held:
         assert self._root is not None, "open comes first"
         self._opened.add(own)
         replica = open_state_cache(self._root, *own, _MAP_SIZE)
@@ -232,16 +218,15 @@ class PinnedEpochs:
             shutil.rmtree(replica.folder, ignore_errors=True)
             held = open_state_cache(self._root, *own, _MAP_SIZE).hold(storage, chain, manifest)
         if held is None:
-            raise StorageError(
-                f"the copy of {own[0]}, shard {own[1]}, in {replica.folder} cannot grow past {_MAP_SIZE >> 30} GB. Use more shards: a new checkpoint."
-            )
+            who = f"the copy of {own[0]}, shard {own[1]}, in {replica.folder}"
+            raise StorageError(f"{who} cannot grow past {_MAP_SIZE >> 30} GB. Use more shards: a new checkpoint.")
         return held
 
     def _forget_others(self) -> None:
         """Closes copies of what no pinned epoch has any more, and deletes those of computations that are gone."""
         if self._root is None:
             return
-        needed = {own for pin in self._pins for own in pin.shares}
+        needed = {own for pin in self._pins for own in pin.held}
         for own in self._opened - needed:
             close_state_cache(self._root, *own)
             if self._pins:

@@ -71,7 +71,7 @@ class ChangeHistory:
         self._watchers: Counter[str] = Counter()
         self._sets: dict[str, deque[ChangeSet]] = {}
         self._order: deque[str] = deque()
-        self._gone: dict[str, int] = {}
+        self._gone: dict[str, int] = {}  # by lineage: the last epoch that had to go
         self.bytes = 0
 
     @property

@@ -11,7 +11,6 @@ Rules
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any
 
 import msgspec
 
@@ -70,10 +69,8 @@ def rows(snapshot: Reader, computation: str, start: bytes, stop: bytes | None, a
 def timers(snapshot: Reader, computation: str, start: bytes, stop: bytes | None, as_json: bool) -> KeyValues:
     """The timers of each row that has some: a list of [time, tag, kind, what it holds] in msgpack, or as `millstream state` shows them."""
     for row_key, row in snapshot.rows(computation, start, stop):
-        found = timers_of(row)
-        if found:
-            plainly: Any = msgspec.to_builtins(found)
-            yield row_key, _json(plainly) if as_json else _pack([[one.time, one.tag, one.kind, one.hold] for one in found])
+        if found := timers_of(row):
+            yield row_key, _json(found) if as_json else _pack([[one.time, one.tag, one.kind, one.hold] for one in found])
 
 
 def holds(snapshot: Reader, computation: str, start: bytes, stop: bytes | None, as_json: bool) -> KeyValues:
@@ -81,7 +78,7 @@ def holds(snapshot: Reader, computation: str, start: bytes, stop: bytes | None, 
     for row_key, row in snapshot.rows(computation, start, stop):
         if row.holds:
             held = [one for one in timers_of(row) if one.hold is not None]
-            yield row_key, _json({"hold": hold_of(row), "timers": msgspec.to_builtins(held)}) if as_json else _pack(row.holds)
+            yield row_key, _json({"hold": hold_of(row), "timers": held}) if as_json else _pack(row.holds)
 
 
 def map_entries(
@@ -103,10 +100,10 @@ def scan_part(snapshot: Reader, computation: str, part: str, start: bytes, end: 
     stop = end or None
     if prefix:
         start, stop = max(start, prefix), after(prefix) if stop is None else min(stop, after(prefix))
-    ways = {"": rows, "timers": timers, "holds": holds}
-    if part not in ways:
+    way = {"": rows, "timers": timers, "holds": holds}.get(part)
+    if way is None:
         raise RefusedRequest(f'part={part!r}: live state has the parts "" (rows), "timers", "holds", "map:FIELD" and "epochs"')
-    return ways[part](snapshot, computation, start, stop, as_json)
+    return way(snapshot, computation, start, stop, as_json)
 
 
 def _join_json(snapshot: Reader, computation: str, row_key: bytes) -> bytes | None:

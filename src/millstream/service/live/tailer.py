@@ -17,9 +17,9 @@ from __future__ import annotations
 
 import asyncio
 import os
-import threading
 import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 
 from millstream.errors import CheckpointError, DamageError, MillstreamError, NotReady
 from millstream.service.live.epochs import KEEP, PinnedEpochs
@@ -185,41 +185,34 @@ class ManifestTailer:
 
 
 class TailerThread:
-    """A tailer in a thread of its own, for an event loop. trouble: what the last look ran into."""
+    """A tailer for an event loop, which looks in a thread of its own. trouble: what the last look ran into."""
 
     def __init__(self, tailer: ManifestTailer) -> None:
         self.tailer = tailer
         self.trouble: Exception | None = None
         self._pause = NEAR_PAUSE if tailer.is_near else FAR_PAUSE
-        self._wake = threading.Condition()
+        self._pool = ThreadPoolExecutor(1, thread_name_prefix="millstream-live")
+        self._asked = asyncio.Event()
         self._wanted: list[asyncio.Future[None]] = []
-        self._stopping = False
-        self._loop: asyncio.AbstractEventLoop | None = None
+        self._looking: asyncio.Task[None] | None = None
         self._moved: asyncio.Future[None] | None = None
-        self._thread = threading.Thread(target=self._run, name="millstream-live", daemon=True)
 
     def start(self) -> None:
         """Begins to look. Called on the event loop that will ask."""
-        self._loop = asyncio.get_running_loop()
-        self._moved = self._loop.create_future()
-        self._thread.start()
+        self._moved = asyncio.get_running_loop().create_future()
+        self._looking = asyncio.ensure_future(self._look())
 
     async def catch_up(self) -> None:
         """Returns when every epoch that was committed before this call is pinned. Raises what stands in the way."""
-        tailer = self.tailer
-        now = time.monotonic()
-        if tailer.is_newest():
-            newest = tailer.epochs.newest
-            if newest is not None:
-                tailer.epochs.confirm(newest.epoch, now)
-                return
-        assert self._loop is not None
-        if self._stopping:
+        epochs, now = self.tailer.epochs, time.monotonic()
+        if self.tailer.is_newest() and (newest := epochs.newest) is not None:
+            epochs.confirm(newest.epoch, now)
+            return
+        if self._looking is None:
             raise NotReady("the server ends")
-        looked: asyncio.Future[None] = self._loop.create_future()
-        with self._wake:
-            self._wanted.append(looked)
-            self._wake.notify()
+        looked: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._wanted.append(looked)
+        self._asked.set()
         await looked
         if self.trouble is not None:
             raise as_service_error(self.trouble)
@@ -230,52 +223,43 @@ class TailerThread:
         await asyncio.shield(self._moved)
 
     async def stop(self) -> None:
-        """No look any more; what is pinned is let go."""
-        with self._wake:
-            self._stopping = True
-            self._wake.notify()
-        if self._thread.is_alive():
-            await asyncio.to_thread(self._thread.join)
+        if self._looking is not None:
+            looking, self._looking = self._looking, None
+            looking.cancel()
+            await asyncio.wait([looking])
+            self._tell(self._wanted, NotReady("the server ends"), True)
+            await asyncio.get_running_loop().run_in_executor(self._pool, self.tailer.epochs.close)
+        self._pool.shutdown(wait=False)
 
-    def _run(self) -> None:
-        trouble: Exception | None = None
-        while not self._stopping:
-            with self._wake:
-                if not self._wanted:
-                    self._wake.wait(self._pause if trouble is None else _AFTER_TROUBLE)
-                wanted, self._wanted = self._wanted, []
-            if self._stopping:
-                self._tell(wanted, NotReady("the server ends"), True)
-                break
-            before, moved, trouble = trouble, False, None
+    async def _look(self) -> None:
+        loop = asyncio.get_running_loop()
+        while True:
+            pause = loop.call_later(self._pause if self.trouble is None else _AFTER_TROUBLE, self._asked.set)
+            await self._asked.wait()
+            pause.cancel()
+            self._asked.clear()
+            trouble, moved = None, False
+            sure = len(self._wanted)
             try:
-                moved = self.tailer.poll(bool(wanted))
+                moved = await loop.run_in_executor(self._pool, self.tailer.poll, sure > 0)
             except Exception as error:  # whatever it is, what is pinned is served on, and callers that must be sure are told
                 trouble = error
-            if wanted or moved or str(trouble) != str(before):
-                self._tell(wanted, trouble, moved or trouble is not None)
-        self.tailer.epochs.close()
+            wanted, self._wanted = self._wanted[:sure], self._wanted[sure:]
+            is_news = trouble is not None and (bool(wanted) or str(trouble) != str(self.trouble))
+            self._tell(wanted, trouble, moved or is_news)
 
     def _tell(self, wanted: list[asyncio.Future[None]], trouble: Exception | None, moved: bool) -> None:
-        assert self._loop is not None
-        try:
-            self._loop.call_soon_threadsafe(self._told, wanted, trouble, moved)
-        except RuntimeError:
-            self._stopping = True  # the loop is closed: no caller is left
-
-    def _told(self, wanted: list[asyncio.Future[None]], trouble: Exception | None, moved: bool) -> None:
-        assert self._loop is not None and self._moved is not None
         self.trouble = trouble
-        for one in wanted:
-            if not one.done():
-                one.set_result(None)
-        if moved:
+        for looked in wanted:
+            if not looked.done():
+                looked.set_result(None)
+        if moved and self._moved is not None:
             self._moved.set_result(None)
-            self._moved = self._loop.create_future()
+            self._moved = self._moved.get_loop().create_future()
 
 
 def as_service_error(trouble: Exception) -> MillstreamError:
     """What a caller is told: damage as it is, and anything else as an error that may pass."""
-    return (
-        trouble if isinstance(trouble, DamageError) else NotReady(f"{trouble}" if isinstance(trouble, MillstreamError) else repr(trouble))
-    )
+    if isinstance(trouble, DamageError):
+        return trouble
+    return NotReady(str(trouble) if isinstance(trouble, MillstreamError) else repr(trouble))

@@ -7,8 +7,7 @@ Rules
    watcher) come as one, with the first of them.
 3. A watcher takes what it is sent at its own pace, out of one buffer for all (`history.py`). One whose next epoch has left the buffer meanwhile is too
    slow: the stream ends with `Stale`, which names the epoch to go on after.
-4. A watcher that comes back is given what the buffer has, else what the log has, else a reset and a snapshot. So it is where an epoch changed more than the
-   buffer may hold.
+4. A watcher that comes back is given what the buffer has, else what the log has, else (also where an epoch changed too much) a reset and a snapshot.
 5. A computation that begins anew under its name, or a checkpoint that was restored, is a reset. One that is gone ends the stream.
 6. As JSON rows are shown as of the newest epoch, so epochs that came meanwhile are merged; rows whose MapStates changed are among them; and a view that
    shows another generation is a reset. A join cannot be watched as JSON: it shows rows by keys that it does not keep them by.
@@ -34,8 +33,6 @@ if TYPE_CHECKING:
 
 
 class Watch:
-    """One watcher. Made and used on the event loop."""
-
     def __init__(self, live: LiveBackend, request: pb.WatchRequest) -> None:
         self._live = live
         self._header = request.header
@@ -95,15 +92,13 @@ class Watch:
     def _origin_in(self, snapshot: PinnedEpoch) -> tuple[object, ...]:
         state = snapshot.manifest.computations.get(self._name)
         if state is None:
-            raise RefusedRequest(
-                f"computation {self._name!r} is gone since epoch {snapshot.epoch}. There are: {', '.join(snapshot.computations) or 'none'}."
-            )
+            known = ", ".join(snapshot.computations) or "none"
+            raise RefusedRequest(f"computation {self._name!r} is gone since epoch {snapshot.epoch}. There are: {known}.")
         build = snapshot.manifest.builds.get(self._name) if self._as_json else None
         return snapshot.generation, state.lineage or self._name, None if build is None else build.active
 
     def _is_same_as_then(self, epoch: int, snapshot: PinnedEpoch) -> bool:
-        """Whether changes lead from what a watcher knows to what is here: as far as can be told, from that epoch if it is pinned, or from where the
-        state began."""
+        """Whether changes lead from what a watcher knows to what is here: told by that epoch if it is pinned, else by where the state began."""
         then = self._live.epochs.take(epoch)
         if then is not None:
             with then:
@@ -113,12 +108,12 @@ class Watch:
         return not is_rebuilt and (not began.isdigit() or int(began) <= epoch)
 
     async def _go_on(self, snapshot: PinnedEpoch, is_back: bool) -> AsyncIterator[pb.WatchReply]:
-        found = self._live.history.since(self._lineage, self._last, snapshot.epoch) if self._origin == self._origin_in(snapshot) else None
-        if found is None and self._origin == self._origin_in(snapshot) and self._last <= snapshot.epoch:
-            pinned = self._live.epochs.pinned
-            if not is_back and self._live.history.has_dropped(self._lineage, self._last) and self._last < max(pinned[:-1], default=-1):
+        history, last, is_same = self._live.history, self._last, self._origin == self._origin_in(snapshot)
+        found = history.since(self._lineage, last, snapshot.epoch) if is_same else None
+        if found is None and is_same and last <= snapshot.epoch:
+            if not is_back and history.has_dropped(self._lineage, last) and last < max(self._live.epochs.pinned[:-1], default=-1):
                 raise Stale(
-                    f"this watcher is too slow: what came after epoch {self._last} is no longer kept for it. Watch again, with after={self._last}."
+                    f"this watcher is too slow: what came after epoch {last} is no longer kept for it. Watch again, with after={last}."
                 )
             found = await self._from_log(snapshot)
         if found is None:
@@ -127,8 +122,7 @@ class Watch:
             async for reply in self._snapshot(snapshot):
                 yield reply
             return
-        merged = self._merged(found, snapshot) if self._as_json else None
-        for one in found if merged is None else [merged]:
+        for one in [self._merged(found, snapshot)] if self._as_json else found:
             async for reply in self._changes(one, snapshot):
                 yield reply
             at = self._live.position(snapshot, self._name, epoch=one.last, low_watermark=one.low_watermark)
@@ -150,18 +144,15 @@ class Watch:
         return ChangeSet(sets[0].after, min(one.first for one in sets), snapshot.epoch, low, keys, [None] * len(keys), [], 0)
 
     async def _changes(self, one: ChangeSet, snapshot: PinnedEpoch) -> AsyncIterator[pb.WatchReply]:
-        found: Iterator[tuple[bytes, bytes | None]]
+        found: Iterator[tuple[bytes, bytes | None]] = ((one.keys[at], one.values[at]) for at in self._wanted.places(one.keys))
         if self._as_json:
             found = ((key, row_formats.lookup(snapshot, self._name, key, True)) for key in one.keys)
-        else:
-            found = ((one.keys[at], one.values[at]) for at in self._wanted.places(one.keys))
         version = version_of(one.last)
         rows = ((key, b"", 0) if value is None else (key, value, version) for key, value in found)
         at = self._live.position(snapshot, self._name, epoch=one.last, low_watermark=one.low_watermark)
         async for page in pages(rows, in_thread=self._as_json):
             if page:
-                keys, values, versions = columns(page)
-                yield pb.WatchReply(kind=pb.WatchReply.CHANGES, at=at, first=one.first, keys=keys, values=values, versions=versions)
+                yield pb.WatchReply(kind=pb.WatchReply.CHANGES, at=at, first=one.first, **columns(page))
 
     async def _snapshot(self, snapshot: PinnedEpoch) -> AsyncIterator[pb.WatchReply]:
         at, prefix, version = self._live.position(snapshot, self._name), self._wanted.prefix, version_of(snapshot.epoch)
@@ -172,8 +163,7 @@ class Watch:
             found = row_formats.rows(snapshot, self._name, prefix, after(prefix) if prefix else None, self._as_json)
         rows = ((key, value, version) for key, value in found if value is not None)
         async for page in pages(rows, in_thread=self._as_json):
-            keys, values, versions = columns(page)
-            yield pb.WatchReply(kind=pb.WatchReply.SNAPSHOT, at=at, keys=keys, values=values, versions=versions)
+            yield pb.WatchReply(kind=pb.WatchReply.SNAPSHOT, at=at, **columns(page))
         self._last = snapshot.epoch
         yield pb.WatchReply(kind=pb.WatchReply.MARK, at=at, first=snapshot.epoch)
 

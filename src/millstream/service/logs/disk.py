@@ -6,13 +6,11 @@
 Rules
 1. One thread writes. It takes all that is pending, makes one frame of it, writes it, syncs it, and tells the event loop once. So a thousand partitions share
    a sync, and none has a file, a task or a timer.
-2. What was written and not synced does not count. Opening the log first syncs the last file and reads it from the disk, not from memory, and wipes a
-   torn end before anything is appended.
-3. A sync that failed is never tried again: the kernel may have dropped what it could not write, and would report success the second time. The log has
+2. A sync that failed is never tried again: the kernel may have dropped what it could not write, and would report success the second time. The log has
    failed then, until a restart; what was under way may be there or not.
-4. Positions, terms and what was trimmed are known from the newest file alone, since a file begins with where all partitions stand. So the oldest
+3. Positions, terms and what was trimmed are known from the newest file alone, since a file begins with where all partitions stand. So the oldest
    files go as soon as all their records are trimmed or forgotten. They go oldest first: what is left has no hole.
-5. The event loop owns what readers see (index, positions); the thread owns the files (`wal.py`). They exchange messages only.
+4. The event loop owns what readers see (index, positions); the thread owns the files (`wal.py`). They exchange messages only.
 """
 
 from __future__ import annotations
@@ -31,20 +29,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from millstream.errors import DamageError, Fenced, NotReady, StorageError, UnknownOutcome
-from millstream.service.logs.wal import (
-    FORGOT,
-    RECORD,
-    STAND,
-    FrameRef,
-    Sync,
-    WalEntry,
-    WalFiles,
-    WalGroup,
-    Write,
-    damaged,
-    decode_group,
-    remove_files,
-)
+from millstream.service.logs import wal
 from millstream.service.messages import LogRecord, decode_record, encode_record
 from millstream.state.durable import write_all
 from millstream.state.storage import LocalStorage, Storage
@@ -60,47 +45,9 @@ _REMOVED = 1 << 62  # the term of a partition that is gone: no other is as high
 class PendingEntry(NamedTuple):
     """An entry on its way to the thread, and the future that is told when it is durable."""
 
-    entry: WalEntry
+    entry: wal.WalEntry
     log: DiskLog
     future: asyncio.Future[None] | None
-
-
-class FrameIndex:
-    """Which frames have which positions of a partition: five numbers for each frame, ascending."""
-
-    _WIDTH = 5  # file, offset, size, first and last position
-
-    def __init__(self) -> None:
-        self._numbers = array("Q")
-
-    @property
-    def first(self) -> int | None:
-        return self._numbers[3] if self._numbers else None
-
-    def add(self, frame: FrameRef, first: int, last: int) -> None:
-        """A frame has these positions. They follow those that are indexed."""
-        numbers = self._numbers
-        if numbers and numbers[-5] == frame.file and numbers[-4] == frame.at:
-            numbers[-1] = last
-        else:
-            numbers.extend((*frame, first, last))
-
-    def after(self, position: int, most: int) -> list[FrameRef]:
-        """The first frames that have what follows a position, up to about so many bytes."""
-        numbers, frames, size = self._numbers, [], 0
-        for at in range(self._behind(position), len(numbers), self._WIDTH):
-            if size >= most:
-                break
-            frames.append(FrameRef(numbers[at], numbers[at + 1], numbers[at + 2]))
-            size += numbers[at + 2]
-        return frames
-
-    def trim(self, upto: int) -> None:
-        del self._numbers[: self._behind(upto)]
-
-    def _behind(self, position: int) -> int:
-        numbers, width = self._numbers, self._WIDTH
-        return bisect_right(range(len(numbers) // width), position, key=lambda at: numbers[at * width + 4]) * width
 
 
 class DiskLog:
@@ -114,14 +61,15 @@ class DiskLog:
         self.next = 1  # where the next append begins
         self.last = 0  # confirmed
         self.trimmed = 0
-        self.index = FrameIndex()  # rule 5
+        self.frames: list[wal.FrameRef] = []  # that have what was not trimmed, and the last position of each: an index (rule 4)
+        self._lasts = array("Q")
         self._shared = shared
 
     async def seal(self, term: int) -> int:
         if term < self.term:
             raise self._too_late(term)
         last, self.term = self.next - 1, term
-        await self._shared.take(self, STAND, term, self.trimmed, last, b"")
+        await self._shared.take(self, wal.STAND, term, self.trimmed, last, b"")
         return last
 
     def append(self, record: LogRecord) -> Awaitable[None]:
@@ -129,9 +77,9 @@ class DiskLog:
         if term >= self.term and first == self.next and last >= first:
             self.term = term
             self.next = last + 1
-            return self._shared.take(self, RECORD, term, first, last, encode_record(record))
+            return self._shared.take(self, wal.RECORD, term, first, last, encode_record(record))
         if self._shared.failed is not None:
-            return self._shared.take(self, RECORD, term, first, last, b"")
+            return self._shared.take(self, wal.RECORD, term, first, last, b"")
         refused: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         if term < self.term:
             refused.set_exception(self._too_late(term))
@@ -151,19 +99,29 @@ class DiskLog:
                 f"Restore the partition from a newer snapshot."
             )
         while after < self.last:
-            frames = self.index.after(after, _READ)
-            if not frames:
+            begin = end = bisect_right(self._lasts, after)
+            size = 0
+            while end < len(self.frames) and size < _READ:
+                size += self.frames[end].size
+                end += 1
+            if begin == end:
                 raise DamageError(f"the log of partition {self.partition} has nothing behind position {after}, but {self.last} is its last")
-            for record in await asyncio.to_thread(self._shared.records_in, self.partition, frames):
+            for record in await asyncio.to_thread(self._shared.records_in, self.partition, self.frames[begin:end]):
                 if record.last > after:
                     if record.first > after + 1 and record.first > self.trimmed + 1:
                         raise DamageError(f"the log of partition {self.partition} has no record of position {after + 1}")
                     after = record.last
                     yield record
 
-    def confirmed(self, frame: FrameRef, first: int, last: int) -> None:
-        """Rule 5: the thread has written positions first to last."""
-        self.index.add(frame, first, last)
+    def confirmed(self, frame: wal.FrameRef, first: int, last: int) -> None:
+        """Rule 4: the thread has written positions first to last."""
+        if self.frames and self.frames[-1] == frame:
+            self._lasts[-1] = last
+        else:
+            if not self.frames:
+                self.trimmed = first - 1
+            self.frames.append(frame)
+            self._lasts.append(last)
         self.last = last
 
     async def confirm(self, term: int) -> None:
@@ -175,7 +133,8 @@ class DiskLog:
         upto = min(upto, self.last)
         if upto > self.trimmed:
             self.trimmed = upto
-            self.index.trim(upto)
+            gone = bisect_right(self._lasts, upto)
+            del self.frames[:gone], self._lasts[:gone]
             await self._shared.sweep()
 
     async def close(self) -> None:
@@ -185,7 +144,7 @@ class DiskLog:
 class SharedDiskLog:
     """The files and the thread that all partitions of a node share. `write` and `sync` can be others, for tests of what disks do."""
 
-    def __init__(self, folder: Path, segment_bytes: int = SEGMENT, *, write: Write = write_all, sync: Sync = os.fdatasync) -> None:
+    def __init__(self, folder: Path, segment_bytes: int = SEGMENT, *, write: wal.Write = write_all, sync: wal.Sync = os.fdatasync) -> None:
         self.folder = folder
         self.failed: str | None = None  # why nothing is taken any more
         self._is_closed = False
@@ -194,56 +153,53 @@ class SharedDiskLog:
         self._queue: queue.SimpleQueue[PendingEntry | None] = queue.SimpleQueue()
         self._loop: asyncio.AbstractEventLoop | None = None
         self._thread: threading.Thread | None = None
-        self._wal = WalFiles(folder, segment_bytes, write, sync)
+        self._wal = wal.WalFiles(folder, segment_bytes, write, sync)
         try:
             self._open()
         except BaseException:
             self._wal.close()
             raise
 
-    # opening: rules 2 and 4
+    # opening: rule 3, and rule 5 of `wal.py`
 
     def _open(self) -> None:
-        wal = self._wal
-        numbers = wal.numbers()
+        files = self._wal
+        numbers = files.numbers()
         for number in numbers:
-            held = self._files[number] = {}
-            for place, group in enumerate(wal.load(number, number == numbers[-1])):
-                begins = place == 0 and number == numbers[0]
+            self._files[number] = {}
+            for group in files.load(number, number == numbers[-1]):
+                frame = wal.FrameRef(number, group.at, group.size)
                 for entry in group.entries:
-                    self._know(entry, number, group, held, begins)
+                    self._know(entry, frame, begins=number == numbers[0] and group.at == 0)
         for partition, log in self._logs.items():
             log.next = log.last + 1
-            first = log.index.first
-            log.trimmed = log.last if first is None else max(log.trimmed, first - 1)
-            wal.stands[partition] = (log.term, log.last)
+            if not log.frames:
+                log.trimmed = log.last
+            files.stands[partition] = (log.term, log.last)
         if not numbers:
-            wal.begin_file(1, 0, {})
+            files.begin_file(1, 0, {})
             self._files[1] = {}
 
-    def _know(self, entry: WalEntry, number: int, group: WalGroup, held: dict[int, int], begins: bool) -> None:
+    def _know(self, entry: wal.WalEntry, frame: wal.FrameRef, begins: bool) -> None:
         kind, partition, term, first, last, _ = entry
-        if kind == FORGOT:
-            self._logs.pop(partition, None)
-            for partitions in self._files.values():
-                partitions.pop(partition, None)
+        if kind == wal.FORGOT:
+            self._drop(partition)
             return
-        log = self.of(partition)
+        log, hole = self.of(partition), ""
         log.term = max(log.term, term)
-        if kind == STAND:
+        if kind == wal.STAND:
             log.trimmed = max(log.trimmed, first)
             if begins:
                 log.last = last
             elif last != log.last:
-                self._hole(number, group.at, partition, f"{last} positions were written, and {log.last} are found")
+                hole = f"{last} positions were written, and {log.last} are found"
         elif first != log.last + 1:
-            self._hole(number, group.at, partition, f"position {first} comes behind {log.last}")
+            hole = f"position {first} comes behind {log.last}"
         else:
-            log.confirmed(FrameRef(number, group.at, group.size), first, last)
-            held[partition] = last
-
-    def _hole(self, number: int, at: int, partition: int, what: str) -> None:
-        raise damaged(str(self._wal.path(number)), at, f"partition {partition} has a hole, {what}")
+            log.confirmed(frame, first, last)
+            self._files[frame.file][partition] = last
+        if hole:
+            raise wal.damaged(str(self._wal.path(frame.file)), frame.at, f"partition {partition} has a hole, {hole}")
 
     # the event loop's side
 
@@ -265,18 +221,20 @@ class SharedDiskLog:
         if self.failed is not None or self._is_closed:
             future.set_exception(NotReady(f"the log in {self.folder} takes nothing any more: {self.failed or 'it is closed'}"))
         else:
-            self._queue.put(PendingEntry(WalEntry(kind, log.partition, term, first, last, data), log, future))
+            self._queue.put(PendingEntry(wal.WalEntry(kind, log.partition, term, first, last, data), log, future))
         return future
 
     def forget(self, partition: int) -> None:
-        log = self._logs.pop(partition, None)
-        if log is None:
-            return
-        for partitions in self._files.values():
-            partitions.pop(partition, None)
-        log.term = _REMOVED
-        if self.failed is None and not self._is_closed:
-            self._queue.put(PendingEntry(WalEntry(FORGOT, partition, 0, 0, 0), log, None))
+        log = self._drop(partition)
+        if log is not None:
+            log.term = _REMOVED
+            if self.failed is None and not self._is_closed:
+                self._queue.put(PendingEntry(wal.WalEntry(wal.FORGOT, partition, 0, 0, 0), log, None))
+
+    def _drop(self, partition: int) -> DiskLog | None:
+        for held in self._files.values():
+            held.pop(partition, None)
+        return self._logs.pop(partition, None)
 
     def pressing(self) -> list[int]:
         old = sorted(self._files)[:-_MANY]
@@ -293,28 +251,28 @@ class SharedDiskLog:
             gone.append(self._wal.path(number))
             del self._files[number]
         if gone:
-            await asyncio.to_thread(remove_files, gone)
+            await asyncio.to_thread(wal.remove_files, gone)
 
-    def records_in(self, partition: int, frames: list[FrameRef]) -> list[LogRecord]:
+    def records_in(self, partition: int, frames: list[wal.FrameRef]) -> list[LogRecord]:
         """The records of a partition in some frames. Called in a thread."""
         found: list[LogRecord] = []
         for number, group in groupby(frames, key=attrgetter("file")):
             path = self._wal.path(number)
             try:
                 with path.open("rb", buffering=0) as file:
-                    for _, at, size in group:
-                        entries = decode_group(os.pread(file.fileno(), size, at), at, str(path))
-                        found.extend(decode_record(one.data) for one in entries if one.kind == RECORD and one.partition == partition)
+                    for frame in group:
+                        entries = wal.decode_group(os.pread(file.fileno(), frame.size, frame.at), frame.at, str(path))
+                        found.extend(decode_record(one.data) for one in entries if one.kind == wal.RECORD and one.partition == partition)
             except FileNotFoundError as error:
                 raise DamageError(f"{path} is gone: partition {partition} was trimmed while it was read") from error
             except OSError as error:
                 raise StorageError(f"cannot read {path}: {error.strerror or error}") from error
         return found
 
-    def _written(self, frame: FrameRef, group: list[PendingEntry]) -> None:
+    def _written(self, frame: wal.FrameRef, group: list[PendingEntry]) -> None:
         held = self._files.setdefault(frame.file, {})
         for entry, log, future in group:
-            if entry.kind == RECORD and log.term != _REMOVED:
+            if entry.kind == wal.RECORD and log.term != _REMOVED:
                 log.confirmed(frame, entry.first, entry.last)
                 held[log.partition] = entry.last
             if future is not None and not future.done():
@@ -335,7 +293,7 @@ class SharedDiskLog:
             await asyncio.to_thread(self._thread.join)
         self._wal.close()
 
-    # the thread's side: rules 1 and 3
+    # the thread's side: rules 1 and 2
 
     def _work(self) -> None:
         failed = ""

@@ -2,8 +2,7 @@
 
 Rules
 1. An append is done at once. What makes a write durable is the store's `apply`, which comes right behind it.
-2. seal returns 0: the store's `applied` says where the partition is. Terms are known to this process only, so the folder is locked: no other
-   process may open the store meanwhile.
+2. seal returns 0: the store's `applied` says where the partition is. Terms are known to this process only, so it locks the folder.
 """
 
 from __future__ import annotations
@@ -21,8 +20,6 @@ from millstream.state.storage import LocalStorage, Storage
 
 
 class NoLog:
-    """The log of one partition that has none."""
-
     alone = True
 
     def __init__(self, partition: int) -> None:

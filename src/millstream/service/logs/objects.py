@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import asyncio
 import secrets
+import time
 from bisect import bisect_right
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
@@ -121,17 +122,15 @@ class ObjectsLog:
                 async for number, slot in self._from(self._next, listed):
                     self._know(number, slot)
                 return self._walk
-            except _Moved:
+            except BaseException as error:
                 self._walk = None
-            except BaseException:
-                self._walk = None
-                raise
+                if not isinstance(error, _Moved):
+                    raise
         raise StorageError(f"the log {self._storage.url} keeps changing while it is read")
 
     # owning
 
     async def seal(self, term: int) -> int:
-        """Takes the first free slot for a seal. The last position before it."""
         if term < self._term:
             raise Fenced(f"partition {self.partition} is sealed in term {self._term}: term {term} is over")
         if term == self._term and self._stopped is None and self._walk is not None:
@@ -142,72 +141,50 @@ class ObjectsLog:
         if self._task is not None:
             await asyncio.wait([self._task])
         walk = await self._catch_up()
-        is_mine = False
-        while not is_mine:
-            if walk.term > term:
-                raise self._too_late(walk.term)
-            passed, is_mine = await self._shared.call(self._chase, term, walk.term, walk.last)
-            for slot in passed:
-                self._know(self._next, slot)
-            if not passed:  # no answer: look what became of it
-                slot = Slot(term, self._shared.token, walk.last + 1, walk.last, seals=True)
-                found = await self._create(self._next, slot)
-                self._know(self._next, found)
-                is_mine = found is slot
+        for slot in await self._shared.call(self._chase, term, walk.term, walk.last):
+            self._know(self._next, slot)
+        if walk.term > term:
+            raise self._too_late(walk.term)
         self._position, self._stopped = walk.last + 1, None
         return walk.last
 
-    def _chase(self, term: int, highest: int, last: int) -> tuple[list[Slot], bool]:
-        """Tries slot after slot for a seal: what is in those that were passed, and whether the last one is mine. In one go, in a thread: who appends
-        without a pause would be ahead for ever of a seal that waits for the event loop in between."""
+    def _chase(self, term: int, highest: int, last: int) -> list[Slot]:
+        """Tries slot after slot for a seal: what is in them, up to the seal or to a higher term. In one go, in a thread: who appends without a pause would be
+        ahead for ever of a seal that waits for the event loop in between."""
         passed: list[Slot] = []
-        number = self._next
-        try:
-            while highest <= term:
-                slot = Slot(term, self._shared.token, last + 1, last, seals=True)
-                data = encode_slot(slot)
-                there = data if self._storage.create(slot_name(number), data) else self._read(number)
-                if there is None:
-                    break
-                if there == data:
-                    return [*passed, slot], True
-                other = decode_slot(there, self._where(number))
-                passed.append(other)
-                if other.term >= highest:
-                    highest, last = other.term, other.last
-                number += 1
-        except StorageError:
-            pass  # whatever was done is looked at again
-        return passed, False
+        while highest <= term:
+            seal = Slot(term, self._shared.token, last + 1, last, seals=True)
+            passed.append(self._create(self._next + len(passed), seal))
+            if passed[-1] is seal:
+                break
+            if passed[-1].term >= highest:
+                highest, last = passed[-1].term, passed[-1].last
+        return passed
 
     def _too_late(self, term: int) -> Fenced:
         return Fenced(f"the log {self._storage.url} is in term {term}: another node has taken it over from term {self._term}")
 
-    async def _create(self, number: int, slot: Slot) -> Slot:
-        """Puts something into a slot: itself, or what is there instead. Rule 3."""
-        data, pause, error = encode_slot(slot), _PAUSE, ""
+    def _create(self, number: int, slot: Slot) -> Slot:
+        """Puts something into a slot: itself, or what is there instead. Rule 3. Called in a thread."""
+        data, error = encode_slot(slot), ""
         for attempt in range(_TRIES):
             if attempt:
-                await asyncio.sleep(pause)
-                pause *= 2
-            made = False
+                time.sleep(_PAUSE * 2 ** (attempt - 1))
+            is_taken = False
             try:
-                made = await self._shared.call(self._storage.create, slot_name(number), data)
-                if made:
+                if self._storage.create(slot_name(number), data):
                     return slot
-                taken = True
+                is_taken = True
             except StorageError as failed:
-                taken, error = False, str(failed)
+                error = str(failed)
             try:
-                there = await self._shared.call(self._read, number)
+                there = self._read(number)
             except StorageError as failed:
                 error = str(failed)
                 continue
-            if there == data:
-                return slot
             if there is not None:
-                return decode_slot(there, self._where(number))
-            if taken:
+                return slot if there == data else decode_slot(there, self._where(number))
+            if is_taken:
                 raise Fenced(f"{self._where(number)} was taken and is gone: another node has trimmed the log of partition {self.partition}")
         raise UnknownOutcome(f"cannot tell whether {self._where(number)} was created: {error}")
 
@@ -265,7 +242,7 @@ class ObjectsLog:
     async def _put(self, group: list[PendingRecord]) -> None:
         first, last = group[0].record, group[-1].record
         slot = Slot(first.term, self._shared.token, first.first, last.last, False, [pending.data for pending in group])
-        while (found := await self._create(self._next, slot)) is not slot:
+        while (found := await self._shared.call(self._create, self._next, slot)) is not slot:
             if found.term >= slot.term:
                 raise self._too_late(found.term)
             self._next += 1
@@ -292,26 +269,21 @@ class ObjectsLog:
             raise self._too_late(self._term)
         if self._stopped is not None:
             raise self._again(self._stopped)
-        while not await self.is_free(number := self._next):
+        while await self._is_taken(number := self._next):
             there = await self._shared.call(self._read, number)
-            if there is None:
-                raise self._fence(f"{self._where(number)} was taken and is gone")
-            slot = decode_slot(there, self._where(number))
-            if slot.by == self._shared.token and slot.term == term:
+            slot = None if there is None else decode_slot(there, self._where(number))
+            if slot is not None and slot.by == self._shared.token and slot.term == term:
                 return  # my own, created after this began: so no seal is before it
-            if slot.term >= term:
-                raise self._fence(str(self._too_late(slot.term)))
+            if slot is None or slot.term >= term:
+                fenced = Fenced(f"{self._where(number)} was taken and is gone") if slot is None else self._too_late(slot.term)
+                self._stop(fenced)
+                raise self._again(fenced)
             if number == self._next:
                 self._next += 1
 
-    def _fence(self, text: str) -> Fenced:
-        self._stop(Fenced(text))
-        return Fenced(text)
-
-    async def is_free(self, number: int) -> bool:
-        if self._is_local:
-            return not self._storage.exists(slot_name(number))
-        return not await self._shared.call(self._storage.exists, slot_name(number))
+    async def _is_taken(self, number: int) -> bool:
+        exists = self._storage.exists
+        return exists(slot_name(number)) if self._is_local else await self._shared.call(exists, slot_name(number))
 
     async def read(self, after: int) -> AsyncIterator[LogRecord]:
         listed, walk = -1, SlotWalk()
@@ -369,8 +341,6 @@ class ObjectsLog:
 
 
 class SharedObjectsLog:
-    """The storage and the threads that all partitions of a node share."""
-
     def __init__(self, storage: Storage) -> None:
         self.storage = storage
         self.token = secrets.token_bytes(8)
@@ -383,11 +353,8 @@ class SharedObjectsLog:
     def of(self, partition: int) -> ObjectsLog:
         found = self._logs.get(partition)
         if found is None:
-            found = self._logs[partition] = self.make(partition)
+            found = self._logs[partition] = ObjectsLog(self, partition)
         return found
-
-    def make(self, partition: int) -> ObjectsLog:
-        return ObjectsLog(self, partition)
 
     def home(self, partition: int) -> Storage:
         return under(self.storage, str(partition))

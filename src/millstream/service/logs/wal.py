@@ -17,7 +17,7 @@ Rules
 3. Everything else that cannot be read is damage, and is named by its place. So is a torn end in a file that is not the last one.
 4. A file has its name when it is whole: preallocated, with its first frame, synced. So a file without a first frame is damage.
 5. What was written and not synced does not count. Opening the log syncs the last file, reads it from the disk and not from memory, and wipes a torn end
-   before anything is appended. A sync that failed is never tried again.
+   before anything is appended.
 """
 
 from __future__ import annotations
@@ -42,8 +42,6 @@ _EMPTY = bytes(SECTOR)
 
 
 class WalEntry(NamedTuple):
-    """One entry of a group."""
-
     kind: int
     partition: int
     term: int
@@ -158,8 +156,6 @@ Sync = Callable[[int], None]
 
 
 class Trimmed(Protocol):
-    """What is asked of a partition's log: how far it was trimmed."""
-
     trimmed: int
 
 

@@ -10,24 +10,20 @@ It must not know logs, partitions or gRPC.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from millstream.service.stores.memory import counters, memory
 
 if TYPE_CHECKING:
-    from millstream.service.stores.store_contract import StoreKind
+    from millstream.service.stores.lmdb_store import LmdbKind as lmdb
 
 __all__ = ["counters", "lmdb", "memory"]
 
 
-def lmdb(durable: bool = False, map_size: int = 1 << 38) -> StoreKind:
-    """A store on a disk of the node, for more than fits into memory: one LMDB environment for all its partitions.
-
-    durable: every change is on the disk before it counts, so that no log is needed (`log=ms.service.logs.none()`). map_size: the most that it may hold.
-
-    >>> lmdb().describe()
-    'lmdb'
-    """
+def __getattr__(name: str) -> Any:
+    """LMDB is imported when it is used."""
+    if name != "lmdb":
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     from millstream.service.stores.lmdb_store import LmdbKind
 
-    return LmdbKind(durable, map_size)
+    return LmdbKind

@@ -27,6 +27,7 @@ from pathlib import Path
 
 import lmdb as _lmdb
 
+from millstream.core.keyspace import after
 from millstream.errors import StorageError
 from millstream.service.messages import Change
 from millstream.service.stores.store_contract import Pinned
@@ -39,11 +40,6 @@ _SHORT = LONG - _NUMBER.size
 _PINS = 4096
 _CHUNK = 10_000
 _PORTION = 1_000  # entries that are deleted at once, while others may want to write
-MAP_SIZE = 1 << 38
-
-
-def _behind(prefix: bytes) -> bytes:
-    return _NUMBER.pack(_NUMBER.unpack(prefix)[0] + 1)
 
 
 def _found(transaction: _lmdb.Transaction, prefix: bytes, key: bytes) -> bytes | None:
@@ -54,57 +50,52 @@ def _found(transaction: _lmdb.Transaction, prefix: bytes, key: bytes) -> bytes |
     return value_of(full, transaction.get(stored_key(full)))  # type: ignore[arg-type]
 
 
-def _scanned(transaction: _lmdb.Transaction, prefix: bytes, start: bytes, stop: bytes | None) -> Iterator[tuple[bytes, bytes]]:
-    cut = len(prefix)
-    for key, value in scan_entries(transaction, prefix + start, _behind(prefix) if stop is None else prefix + stop):
-        yield key[cut:], value
+def _applied(transaction: _lmdb.Transaction, prefix: bytes) -> int:
+    found = transaction.get(_APPLIED + prefix)
+    return 0 if found is None else int(_NUMBER.unpack(found)[0])
 
 
 class LmdbPin:
     """The entries as of one position: a read transaction."""
 
     def __init__(self, transaction: _lmdb.Transaction, prefix: bytes) -> None:
-        self._transaction = transaction
-        self._prefix = prefix
+        self._transaction, self._prefix = transaction, prefix
         self.applied = _applied(transaction, prefix)
 
     def get(self, key: bytes) -> bytes | None:
         return _found(self._transaction, self._prefix, key)
 
     def scan(self, start: bytes, stop: bytes) -> Iterator[tuple[bytes, bytes]]:
-        return _scanned(self._transaction, self._prefix, start, stop)
+        return self._between(self._prefix + start, self._prefix + stop)
 
     def entries(self) -> Iterator[tuple[bytes, bytes]]:
-        return _scanned(self._transaction, self._prefix, b"", None)
+        return self._between(self._prefix, after(self._prefix))
+
+    def _between(self, low: bytes, high: bytes) -> Iterator[tuple[bytes, bytes]]:
+        for key, value in scan_entries(self._transaction, low, high):
+            yield key[len(self._prefix) :], value
 
     def close(self) -> None:
         self._transaction.abort()
 
 
-def _applied(transaction: _lmdb.Transaction, prefix: bytes) -> int:
-    found = transaction.get(_APPLIED + prefix)
-    return 0 if found is None else int(_NUMBER.unpack(found)[0])
-
-
 class LmdbStore:
-    """The entries of one partition, in the environment of its node."""
-
     def __init__(self, shared: SharedLmdb, partition: int) -> None:
         self.durable = shared.durable
         self._shared = shared
         self._prefix = _NUMBER.pack(partition)
-        with shared.reading() as transaction:
-            self.applied = _applied(transaction, self._prefix)
-            leftover = self.applied == 0 and next(_scanned(transaction, self._prefix, b"", None), None) is not None
-        if leftover:
+        with contextlib.closing(self.pin()) as pinned:
+            self.applied = pinned.applied
+            is_left_over = self.applied == 0 and next(pinned.entries(), None) is not None
+        if is_left_over:
             shared.clear(self._prefix)
 
     def get(self, key: bytes) -> bytes | None:
         return _found(self._shared.reader(), self._prefix, key)
 
     def scan(self, start: bytes, stop: bytes) -> Iterator[tuple[bytes, bytes]]:
-        with self._shared.reading() as transaction:
-            yield from _scanned(transaction, self._prefix, start, stop)
+        with contextlib.closing(self.pin()) as pinned:
+            yield from pinned.scan(start, stop)
 
     def apply(self, changes: Sequence[Change], upto: int) -> None:
         with self._shared.writing() as transaction:
@@ -133,7 +124,7 @@ class LmdbStore:
     def replace(self, entries: Iterable[tuple[bytes, bytes]], upto: int) -> None:
         moves = iter(entries)
         with self._shared.writing() as transaction:
-            _delete_all(transaction, self._prefix, None)
+            _delete(transaction, self._prefix)
             while chunk := list(islice(moves, _CHUNK)):
                 self._put(transaction, chunk)
             transaction.put(_APPLIED + self._prefix, _NUMBER.pack(upto))
@@ -143,17 +134,14 @@ class LmdbStore:
         """Nothing of its own is open."""
 
 
-def _delete_all(transaction: _lmdb.Transaction, prefix: bytes, limit: int | None) -> bool:
+def _delete(transaction: _lmdb.Transaction, prefix: bytes, most: int = 1 << 62) -> bool:
     """Deletes entries of a partition, at most so many. Whether there may be more."""
-    done = 0
     with transaction.cursor() as cursor:
         found = cursor.set_range(prefix)
-        while found and bytes(cursor.key()).startswith(prefix):
-            if limit is not None and done >= limit:
-                return True
+        while found and most and bytes(cursor.key()).startswith(prefix):
             found = cursor.delete() and bool(cursor.key())
-            done += 1
-    return False
+            most -= 1
+    return not most
 
 
 class SharedLmdb:
@@ -206,8 +194,8 @@ class SharedLmdb:
             with self.env.begin(write=True) as transaction:
                 yield transaction
         except _lmdb.Error as error:
-            full = isinstance(error, _lmdb.MapFullError)
-            hint = "Open it with a larger map_size." if full else "Make room or repair the disk, then start again."
+            is_full = isinstance(error, _lmdb.MapFullError)
+            hint = "Open it with a larger map_size." if is_full else "Make room or repair the disk, then start again."
             raise StorageError(f"cannot write {self.folder}: {error}. Nothing of it was applied. {hint}") from error
         self._version += 1  # readers of what was before are old
 
@@ -216,7 +204,7 @@ class SharedLmdb:
         more = True
         while more and not self._is_closing:
             with self.writing() as transaction:
-                more = _applied(transaction, prefix) == 0 and _delete_all(transaction, prefix, _PORTION)
+                more = _applied(transaction, prefix) == 0 and _delete(transaction, prefix, _PORTION)
 
     def of(self, partition: int) -> LmdbStore:
         found = self._stores.get(partition)
@@ -266,10 +254,13 @@ def _folder(root: Path, durable: bool) -> Path:
 
 @dataclass(frozen=True)
 class LmdbKind:
-    """A store on the node's disk: see `stores.lmdb`. After a restart it goes on where it was. map_size costs addresses only."""
+    """A store on a disk of the node, for more than fits into memory: one LMDB environment for all its partitions. After a restart it goes on where it was.
+
+    durable: every change is on the disk before it counts, so no log is needed (`log=ms.service.logs.none()`). map_size: its limit, which costs addresses only.
+    """
 
     durable: bool = False
-    map_size: int = MAP_SIZE
+    map_size: int = 1 << 38
 
     def open(self, folder: Path) -> SharedLmdb:
         with _OPENING:

@@ -246,8 +246,6 @@ def unpack_number(key: bytes, kept: Any) -> bytes:
 
 
 class CounterStore(DictStore):
-    """The entries of one partition whose values are numbers."""
-
     def get(self, key: bytes) -> bytes | None:
         kept = self._map.entries.get(key)
         return None if kept is None else unpack_number(key, kept)

@@ -43,8 +43,6 @@ _REST = 2.0  # how long others have the event loop after each block, as a multip
 
 
 class SnapshotPart(msgspec.Struct, frozen=True):
-    """One of a snapshot's objects."""
-
     name: str
     entries: int = msgspec.field(name="rows")
     bytes: int
@@ -82,44 +80,41 @@ async def write_snapshot(
         raise StorageError(f"{storage.url}/{name} holds a snapshot of position {found.lsn} already: choose another name")
     parts: list[SnapshotPart] = []
     frames: list[bytes] = []
-    block: list[bytes] = []
-    size = entries = weight = rows = 0
+    size = entries = rows = 0
     began = time.perf_counter()
-
-    async def end_part() -> None:
-        nonlocal frames, size, entries
-        parts.append(await asyncio.to_thread(_put_part, storage, name, f"part-{len(parts):05d}", frames, entries))
-        frames, size, entries = [], 0, 0
-
-    async def end_block() -> None:
-        nonlocal block, size, entries, weight, began
+    for block in _blocks(pinned):
         data = frame(_encode(block))
         if frames and size + len(data) > part_bytes:
-            await end_part()
+            parts.append(await asyncio.to_thread(_put_part, storage, name, len(parts), frames, entries))
+            frames, size, entries = [], 0, 0
         frames.append(data)
         size, entries = size + len(data), entries + len(block) // 2
-        block, weight = [], 0
+        rows += sum(key[:1] == ENTRY for key in block[::2])
         await asyncio.sleep(_REST * min(0.1, time.perf_counter() - began))
         began = time.perf_counter()
-
-    for key, value in pinned:
-        block.append(key)
-        block.append(value)
-        weight += len(key) + len(value)
-        rows += key[:1] == ENTRY
-        if len(block) >= 2 * _BLOCK or weight >= _BYTES:
-            await end_block()
-    if block:
-        await end_block()
     if frames:
-        await end_part()
+        parts.append(await asyncio.to_thread(_put_part, storage, name, len(parts), frames, entries))
     whole = Snapshot(name, lsn, rows, sum(part.bytes for part in parts), parts)
     await asyncio.to_thread(storage.put, f"{name}/{WHOLE}", msgspec.json.format(msgspec.json.encode(whole)))
     return whole
 
 
-def _put_part(storage: Storage, name: str, part: str, frames: list[bytes], entries: int) -> SnapshotPart:
-    data = b"".join(frames)
+def _blocks(entries: Iterable[tuple[bytes, bytes]]) -> Iterator[list[bytes]]:
+    """Keys and values in turn, as many as go into a frame."""
+    block: list[bytes] = []
+    weight = 0
+    for entry in entries:
+        block += entry
+        weight += len(entry[0]) + len(entry[1])
+        if len(block) >= 2 * _BLOCK or weight >= _BYTES:
+            yield block
+            block, weight = [], 0
+    if block:
+        yield block
+
+
+def _put_part(storage: Storage, name: str, number: int, frames: list[bytes], entries: int) -> SnapshotPart:
+    part, data = f"part-{number:05d}", b"".join(frames)
     storage.put(f"{name}/{part}", data)
     return SnapshotPart(part, entries, len(data), crc32(data))
 
@@ -181,12 +176,9 @@ def _damaged(storage: Storage, name: str, what: str) -> DamageError:
     return error
 
 
-def list_snapshots(storage: Storage, prefix: str) -> list[Snapshot]:
-    return [whole for name in sorted(storage.folders(prefix)) if (whole := _whole(storage, name)) is not None]
-
-
 def newest_snapshot(storage: Storage, prefix: str) -> Snapshot | None:
-    return max(list_snapshots(storage, prefix), key=attrgetter("lsn"), default=None)
+    found = [whole for name in storage.folders(prefix) if (whole := _whole(storage, name)) is not None]
+    return max(found, key=attrgetter("lsn"), default=None)
 
 
 def drop_older(storage: Storage, prefix: str, keep: str) -> list[str]:
@@ -207,7 +199,6 @@ def drop_older(storage: Storage, prefix: str, keep: str) -> list[str]:
 
 
 def drop_snapshot(storage: Storage, name: str) -> None:
-    """Removes a snapshot. Rule 4."""
     storage.delete([f"{name}/{WHOLE}"])
     storage.delete(storage.list(name))
     if isinstance(storage, LocalStorage):  # object stores have no folders
