@@ -21,7 +21,7 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from glob import glob
-from multiprocessing import forkserver
+from multiprocessing import connection, forkserver
 from pathlib import Path
 from typing import Any
 
@@ -60,9 +60,24 @@ _forks = multiprocessing.get_context("forkserver")
 _forks.set_forkserver_preload(["taskkit"])
 
 
-def _fork_off_the_same_server() -> None:
-    """In a child of the server, which knows its address: one of the child's own would import everything again, which takes a second."""
-    forkserver._forkserver.ensure_running = lambda: None  # type: ignore[attr-defined,method-assign]
+def _fork_a_server() -> None:
+    """In a driver, before it has threads: the server of its tasks is forked, because one that is started would import everything again. It is the driver's
+    own, because a driver that is killed in the middle of asking for a process takes the server along."""
+    server: Any = forkserver._forkserver  # type: ignore[attr-defined]
+    address = connection.arbitrary_address("AF_UNIX")
+    with socket.socket(socket.AF_UNIX) as listener:
+        listener.bind(address)
+        listener.listen()
+        alive, held = os.pipe()
+        pid = os.fork()
+        if not pid:
+            os.close(held)
+            try:
+                forkserver.main(listener.detach(), alive, [])
+            finally:
+                os._exit(0)
+    os.close(alive)
+    server._forkserver_address, server._forkserver_alive_fd, server._forkserver_pid = address, held, pid
 
 
 def until(what: Callable[[], Any], seconds: float = 30.0, said: Callable[[], str] = str) -> None:
@@ -695,7 +710,7 @@ def _drive(
     build: Build,
     shards: int,
 ) -> None:
-    _fork_off_the_same_server()
+    _fork_a_server()
     rows = [json.loads(line) for line in (work / "rows.jsonl").read_text().splitlines()]
     try:
         with (ResidentRun if resident else MicroBatchRun)(

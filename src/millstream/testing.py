@@ -264,27 +264,10 @@ def assert_same_in_any_epochs(
       words: {'word': 'tea', 'at': 2, 'id': '2'}
     An instance serves many keys, and is gone after its epoch. Keep in self.state what is to last.
     """
-    found = _in_any_epochs(
-        pipeline, _rows(pipeline, records), _seeds(seeds), check_shards(shards), compare, ignore, watermarks, expressions
-    )
-    if found is not None:
-        raise AssertionError(f"pipeline {pipeline.name!r}: {found}")
-
-
-def _in_any_epochs(
-    pipeline: Pipeline,
-    rows: Sequence[tuple[str, dict[str, Any]]],
-    seeds: Sequence[int],
-    shards: int,
-    compare: Callable[[LocalRunner], Any] | None = None,
-    ignore: Collection[str] = (),
-    watermarks: str = "known",
-    expressions: Expressions | None = None,
-) -> Any:
     from millstream.simulation.diagnosis import find
     from millstream.simulation.epoch_cuts import KNOWN, OWN, Trials
 
-    program = _program(pipeline, expressions)
+    rows, numbers, program = _rows(pipeline, records), _seeds(seeds), _program(pipeline, expressions)
     names = [name for spec in program.topology.computations for name in (spec.name, *spec.streams)]
     ignored = [ignore] if isinstance(ignore, str) else list(ignore)
     unknown = [name for name in ignored if name not in names]
@@ -299,7 +282,9 @@ def _in_any_epochs(
     if watermarks not in (KNOWN, OWN):
         raise DefinitionError(f"watermarks={watermarks!r}: there are {KNOWN!r} (nothing is late) and {OWN!r} (those of the pipeline)")
     chosen = None if compare is None else lambda engine: compare(LocalRunner._around(engine))
-    return find(Trials(program, rows, chosen, ignored, watermarks), shards, seeds)
+    found = find(Trials(program, rows, chosen, ignored, watermarks), check_shards(shards), numbers)
+    if found is not None:
+        raise AssertionError(f"pipeline {pipeline.name!r}: {found}")
 
 
 def assert_exactly_once(
@@ -363,9 +348,10 @@ def assert_exactly_once(
             f"epochs={epochs!r}: there are 'any' (the result must not depend on how input falls into epochs) and 'same' (it may)"
         )
     if epochs == "any":
-        differs = _in_any_epochs(pipeline, rows, numbers[:_CUTS], shards, expressions=expressions)
-        if differs is not None:
-            raise AssertionError(f"pipeline {pipeline.name!r} is not exactly once: {differs}")
+        try:
+            assert_same_in_any_epochs(pipeline, rows, numbers[:_CUTS], shards=shards, expressions=expressions)
+        except AssertionError as differs:
+            raise AssertionError(str(differs).replace(": ", " is not exactly once: ", 1)) from None
     if faults is None and not any(may_repeat(program, stream) for stream in program.topology.injectors):
         kinds = tuple(kind for kind in kinds if kind != "repeat")
     forced = None if schedule is None else read_schedule(schedule)

@@ -1,18 +1,13 @@
 """`millstream push`: the lines of a file, or of stdin, into a pipeline that listens with `ms.sources.connector`.
 
 Rules
-1. A record is a line without its line feed. Its id is the byte position behind the line feed, counted from the beginning of the file: so the acknowledged point
-   is where to go on reading, and a file that is pushed again is pushed from there.
-2. A file must only grow. One that is shorter than what is acknowledged is refused.
-3. Without `--follow` the last line need not be complete, the stream is ended, and the command returns when everything is committed. With it, the
+1. A record is a line without its line feed. Its id is the byte position behind the line feed: so the acknowledged point is where to go on reading. A file must
+   only grow; one that is shorter than what is acknowledged is refused.
+2. Without `--follow` the last line need not be complete, the stream is ended, and the command returns when everything is committed. With it, the
    command waits for more, and for the line feed, until it is interrupted.
-4. Stdin cannot be read again. What is not acknowledged is kept in memory, up to `--keep` bytes; then reading waits. Positions count from its first byte:
-   a second run on the same stream must be given the same bytes from the beginning, of which it drops those that are acknowledged. For input that
-   is different each time, use a new name for the stream each time.
-5. `--key` and `--time` name fields of lines that are JSON objects. A time is a number of milliseconds or an ISO 8601 text. Without `--time` it is
-   the clock's when the line was read.
-6. Waiting is told on stderr, and for whom (`push_console`); and in the end, also in a bad one, what was done.
-7. `--watermark 2s` declares, as lines go by, that event time is complete up to two seconds before the newest.
+3. Stdin cannot be read again. What is not acknowledged is kept in memory, up to `--keep` bytes; then reading waits. A second run on the same stream must be
+   given the same bytes from the beginning, of which it drops those that are acknowledged.
+4. Waiting is told on stderr, and for whom (`push_console`); and in the end, also in a bad one, what was done.
 """
 
 from __future__ import annotations

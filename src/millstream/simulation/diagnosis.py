@@ -1,13 +1,10 @@
 """What kind of mistake makes runs of the same records differ (`simulation/epoch_cuts.py`), and a report of it that can be read.
 
 Rules
-1. One thing is changed at a time. The same run twice differs: not deterministic, and what hooks changed that outlives a run is
-   named. The same cuts on the same shards, with instances shared in another way: not in the state, and the attributes are named. The same cuts
-   with other shards: the number of shards. Otherwise: how input falls into epochs.
-2. If the same records in order of event time show no difference, their being out of order is the reason; if fewer are late in one run
-   than in the other, that is.
-3. Records are taken out as long as the difference stays, so that the report shows the fewest.
-4. A report has the kind, the first difference, the two ways of running that show it, the records, and how to go on.
+1. One thing is changed at a time. If the same run twice differs, the program is not deterministic, and what hooks changed that outlives a run is named. If
+   runs differ by how instances are shared, something is not in the state, and its attributes are named. Then come the number of shards, and last how input
+   falls into epochs: because records are out of order, or late in one run and not in the other.
+2. Records are taken out as long as the difference stays, so that the report shows the fewest.
 """
 
 from __future__ import annotations

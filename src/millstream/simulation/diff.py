@@ -1,12 +1,9 @@
 """The first difference between two runs, in words for people: where it is, what is there, and what was expected. Long values are cut short.
 
 Rules
-1. One difference is told, the one closest to its cause: computations in the order of the graph, each with its streams first and its
-   state then.
-2. `first_row` keeps to the order of a key's rows, and to their ids. `first_of_bag` does neither: across epochs the order of a key's rows is
-   that of arrival, and the id of what a timer produced names the epoch.
-3. Values are equal as Python has it (`same`): a dict has no order, and floats may differ in the tenth digit, because a sum of floats
-   depends on the order of its terms.
+1. One difference is told, the one closest to its cause: computations in the order of the graph, each with its streams first and its state then.
+2. `first_row` keeps to the order of a key's rows, and to their ids; `first_of_bag` does neither (`epoch_cuts`, rule 3).
+3. Values are equal as Python has it (`same`), and floats may differ in the tenth digit: a sum of floats depends on the order of its terms.
 """
 
 from __future__ import annotations

@@ -1,24 +1,17 @@
 """Records, cut into epochs in many ways: a program's result must not depend on how they fall.
 
-Nobody chooses epochs: they follow from when the source delivers, how long the last one took, and what crashed. So a program is run with its
-records one by one, all at once and in random portions, on other numbers of shards, and with instances shared in other ways
-(`simulation/instance_sharing.py`), and every run must end as the first does.
+Epochs follow from when the source delivers, how long the last one took, and what crashed. So a program is run with its records one by one, all at once and
+in random portions, on other numbers of shards, and with instances shared in another way (`simulation/instance_sharing.py`). Every run must end as the first
+does; `simulation/diagnosis.py` finds out what kind of mistake it is if one does not.
 
 What may differ for a program that is right is kept out of it:
-1. *Nothing is late.* Which records are late depends on how far time had got, and so on the cuts. Here watermarks are told, by who knows the
-   records: a stream's watermark is the oldest timestamp still to come on it, or lags behind that. It keeps the promise of a
-   watermark in every cut. (With `watermarks="own"` the pipeline's policies say it, and lateness depends on the cuts.)
-2. *The clock stands still* until all records are there. An epoch has one clock, so what a hook reads of it depends on the cuts. Then it
-   moves on to the next wall-clock timers, a few times, before event time ends.
-3. *Rows of a key are compared as a bag*, by timestamp and value. Records out of order are handled as they arrive, but within an epoch by
-   event time, so the order of what they produce is the cuts' affair. Ids are not compared: that of what a timer produces names its epoch.
-   State and timers are compared at the end of event time, dicts without their order, floats to nine digits.
-4. *Dead letters* are compared without their traceback and id.
-5. *Tables, views and joins* merge what an epoch brings. Of them is compared what they say in the end (`simulation/view_equivalence.py`), and every view must be
+1. *Nothing is late*, because lateness depends on the cuts. A stream's watermark is the oldest timestamp still to come on it, or lags behind that. (With
+   `watermarks="own"` the pipeline's policies say it.)
+2. *The clock stands still* until all records are there. Then it moves on to the next wall-clock timers, a few times, before event time ends.
+3. *Rows of a key are compared as a bag*, by timestamp and value: their order depends on the cuts, and the id of what a timer produces names its epoch. State
+   and timers are compared at the end of event time, dicts without their order, floats to nine digits; dead letters without their traceback and id.
+4. *Tables, views and joins* merge what an epoch brings. Of them is compared what they say in the end (`simulation/view_equivalence.py`), and every view must be
    what a recomputation gives.
-What is left and differs is the program's. Where it is so by design, the user says what must be equal.
-
-What kind of mistake it is, `simulation/diagnosis.py` finds out.
 """
 
 from __future__ import annotations

@@ -1,11 +1,8 @@
-"""A simulated run: the real epoch protocol, planner, manifests, segments, stored productions and compactions, over a storage in memory, under a schedule of
-faults.
-
-What is real: `engine/epochs.py`, `engine/source_planner.py`, `engine/task.py` with all it does, everything in `state/` but the disk. What is modelled: the
-source, which forgets what was acknowledged; the network between tasks (it delivers in any order); worker processes with their state caches; and processes
-that die, stall or wake up late.
-A run is determined by its plan and its schedule; both follow from a seed. After the last fault the run goes on undisturbed to its end, and is
-compared with the local engine, which knows nothing of all this. Behind the end of event time the clock goes on once, for wall-clock timers.
+"""A simulated run under a schedule of faults: `engine/epochs.py`, `engine/source_planner.py`, `engine/task.py` and all of `state/` but the disk are real. The
+source, the network between tasks (it delivers in any order), worker processes with their state caches, and processes that die, stall or wake up late are
+modelled.
+A run is determined by its plan and its schedule; both follow from a seed. After the last fault it goes on undisturbed to its end, and is compared with the
+local engine. Behind the end of event time the clock goes on once, for wall-clock timers.
 
     crash      the driver dies at a named point of an epoch; another one starts, on other workers
     pause      the driver stalls there, or between its last look at the claims and the commit, is replaced, and wakes up later: it must end with Fenced,
@@ -22,12 +19,11 @@ compared with the local engine, which knows nothing of all this. Behind the end 
     rejoin     a slot is taken over by a newcomer without state caches, while its predecessor goes on and writes
 
 Rules
-1. The source has as many rows as have arrived; what it has of an epoch may be another amount the next time it is asked. It forgets what was acknowledged.
-2. Epochs are cut by what manifests say, so a run is compared with an undisturbed one of the cuts that were *committed* (`committed_plan`): in every byte,
-   as long as these cuts have every row once. Where each epoch ends is all that is taken from the run.
-3. Collection, which goes by time and runs in a thread, is done in the epoch here, every few epochs.
-4. The run may be restarted as another version of the program on the way (`Simulation.then`), as a deployment of changed code would be.
-5. If somebody is to judge them, after every commit all views are compared with a recomputation from what the manifest names (`simulation/view_checks.py`).
+1. The source has the rows that have arrived, which may be more the next time it is asked, and forgets what was acknowledged.
+2. A run is compared with an undisturbed one of the epochs that were *committed* (`committed_plan`): in every byte, as long as they have every row once. Where
+   each epoch ends is all that is taken from the run.
+3. Collection, which goes by time and runs in a thread, is done here every few epochs.
+4. The run may be restarted as another version of the program (`then`). With a judge, after every commit all views are compared with a recomputation.
 """
 
 from __future__ import annotations
