@@ -465,7 +465,7 @@ class FakeSpark:
 def test_collection_leaves_a_compaction_alone_that_is_still_under_way(tmp_path):
     """A compaction of a large state outlasts many epochs. Its pieces have no name in any manifest until it is adopted."""
 
-    from millstream.engine.spark.compaction_job import SparkCompaction
+    from millstream.engine.spark.background_jobs import SparkCompaction
     from millstream.engine.worker_process import RunPlace
     from millstream.state.storage import LocalStorage
 
@@ -495,7 +495,7 @@ def test_collection_leaves_a_compaction_alone_that_is_still_under_way(tmp_path):
 
 
 def test_at_the_end_of_a_run_no_compaction_is_left_in_the_jvm_and_nobody_is_warned_of_it(tmp_path, caplog):
-    from millstream.engine.spark.compaction_job import SparkCompaction
+    from millstream.engine.spark.background_jobs import SparkCompaction
     from millstream.engine.worker_process import RunPlace
     from millstream.state.storage import LocalStorage
 

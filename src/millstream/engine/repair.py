@@ -83,10 +83,11 @@ def _delete_unreadable(manifest: Manifest, log: ManifestLog, compiled: Compiled,
     kind = compiled.make(name)[1]
     state = manifest.computations[name]
     shards = list(state.shards)
-    for shard in {shard_of(text.encode(), len(shards)) for text in groups}:
+    row_keys = [text.encode() for text in groups]
+    for shard in {shard_of(row_key, len(shards)) for row_key in row_keys}:
         chain = Chain(Segments(log.storage), shards[shard].segments)
         entries: dict[bytes, None] = {}
-        for row_key in (text.encode() for text in groups if shard_of(text.encode(), len(shards)) == shard):
+        for row_key in (one for one in row_keys if shard_of(one, len(shards)) == shard):
             raw, start = chain.get(ROW + row_key), maps_prefix(row_key)
             entries.update(dict.fromkeys(key for key, _ in chain.scan(start, after(start))))
             try:

@@ -41,11 +41,8 @@ class SourcePlanner:
         guards: Guards = ALL_GUARDS,
     ) -> None:
         self.readers = dict(readers)
-        self._storage = storage
-        self._token = token
-        self._guards = guards
+        self._storage, self._token, self._bounded, self._guards = storage, token, bounded, guards
         self._starts: dict[str, str] = {}
-        self._bounded = bounded
         for name, reader in self.readers.items():
             position = latest.sources.get(name) if latest is not None else None
             if position is None and latest is not None and any(progress.records for progress in latest.injectors.values()):

@@ -1,7 +1,6 @@
 """How do epochs run in tasks that stay? One long Spark job keeps them alive; the driver runs epochs over sockets.
 
-    assemble         a resident run, put together, with Spark or without
-    runner           the tasks of an epoch: an order to each task, its receipts back, and again if one was lost
+    runner           the tasks of an epoch: an order to each task, its receipts back, and again if one was lost; and a resident run, put together
     coordinator      the driver's end: who is there, who is lost, whose answers count
     job_keeper       the Spark jobs that tasks live in, begun again as long as the run lasts
     worker           a task's end: waits for orders, and drives rounds
@@ -11,5 +10,5 @@
     wire             frames, the handshake that comes before them, and TLS below where there is more than one host
     messages         what driver and tasks say to each other
 
-Generations and attempts are `core/membership.py`. It must not know pyspark: Spark's part is `engine/spark/resident_job.py`.
+Generations and attempts are `core/membership.py`. It must not know pyspark: Spark's part is `engine/spark/background_jobs.py`.
 """

@@ -25,7 +25,7 @@ from typing import Any
 
 from millstream.core.membership import LOSS_WINDOW, MOST_LOSSES, Attempt, Member, Membership
 from millstream.engine.compaction_orders import CompactionOrder, TaskCompaction
-from millstream.engine.contracts import Stopped
+from millstream.engine.epochs import Stopped
 from millstream.engine.resident import messages, wire
 from millstream.engine.resident.exchange import read_all
 from millstream.engine.resident.job_keeper import JobKeeper
@@ -88,8 +88,8 @@ class Coordinator:
         compacted, and hears of shards whose task has left."""
         self._compaction = compaction
         self._jobs = JobKeeper(begin, self._changed)
-        for target in (self._accept, self._watch):
-            threading.Thread(target=target, name=f"millstream-coordinator{target.__name__}", daemon=True).start()
+        wire.accept_all(self._listener, self._hear, "millstream-coordinator", lambda: not self._strangers.acquire(blocking=False))
+        threading.Thread(target=self._watch, name="millstream-coordinator-watch", daemon=True).start()
         self._jobs.fill(range(self._membership.slots))
 
     # --- what an epoch does
@@ -138,26 +138,20 @@ class Coordinator:
                 if not self._membership.is_current(attempt):
                     self._give_up(attempt)
                     raise TaskLost(f"a task was lost: {'; '.join(self._membership.last_losses) or 'its slot was taken over'}")
-                answers = self._membership.answers
-                if answers is not None:
+                if (answers := self._membership.answers) is not None:
                     return answers
                 self._changed.wait(1.0)
 
     def _failed(self, attempt: Attempt, who: Member, failure: TaskFailure) -> Exception:
         if failure.lost:
             why = f"task {who.slot} on {who.host} cannot reach tasks {_list(failure.lost)}: {failure.text}"
-            until = (
-                time.monotonic() + _NOTICED
-            )  # most likely it has died: a peer may hear of it before we do, and a try with it would be lost
-            while self._membership.is_current(attempt) and (left := until - time.monotonic()) > 0:
-                self._changed.wait(left)
-            if self._membership.is_current(attempt):
+            # most likely it has died: a peer may hear of it before we do, and a try with it would be lost
+            if not self._changed.wait_for(lambda: not self._membership.is_current(attempt), _NOTICED):
                 self._membership.renew(time.monotonic(), why, failure.lost)
                 self._announce()
             return TaskLost(why)
-        known = BY_NAME.get(failure.error)
-        if known is not None:
-            return known(failure.text)
+        if failure.error in BY_NAME:
+            return BY_NAME[failure.error](failure.text)
         return UnexpectedFailure(
             f"task {who.slot} on {who.host} failed with something that Millstream does not expect: {failure.error}\n{failure.text}"
         )
@@ -181,16 +175,15 @@ class Coordinator:
             oldest = min(self._members.values(), key=lambda member: member.since, default=None)
             if oldest is None:
                 return
-            slot = oldest.who.slot
             self._membership.leave(oldest.who)
             self._vacate(oldest)
-            self._jobs.fill([slot])
+            self._jobs.fill([oldest.who.slot])
         self._end_member(oldest, recycle=True)
 
     def stop(self) -> None:
         with self._changed:
             self._is_ending = True
-            self._jobs.stop()
+            self._jobs.is_ending = True
             members = list(self._members.values())
             self._changed.notify_all()
         for member in members:
@@ -207,9 +200,7 @@ class Coordinator:
                     pid=member.who.pid,
                     shards=list(range(slot, self._shards, membership.slots)),
                     memory=member.beat.rss,
-                    at=f"computation {member.beat.computation!r}, shard {member.beat.shard}, key {member.beat.key}"
-                    if member.beat.millis > 1000
-                    else "",
+                    at=str(member.beat) if member.beat.millis > 1000 else "",
                     millis=member.beat.millis,
                 )
                 for slot, member in sorted(self._members.items())
@@ -224,7 +215,7 @@ class Coordinator:
     def _check(self) -> None:
         now = time.monotonic()
         losses = self._membership.too_many(now)
-        recent = self._jobs.ended_since(now - LOSS_WINDOW)
+        recent = [why for at, why in self._jobs.ended if at > now - LOSS_WINDOW]
         is_given_up = len(recent) > MOST_LOSSES or (len(recent) > 1 and not self._membership.generation)
         if (losses or is_given_up) and self._could_not_start is not None and now - self._could_not_start[0] < LOSS_WINDOW:
             raise ClusterError(
@@ -299,17 +290,6 @@ class Coordinator:
                     member.connection.close()
                     self._lose(member, "")
 
-    def _accept(self) -> None:
-        while True:
-            try:
-                sock, _ = self._listener.accept()
-            except OSError:
-                return
-            if not self._strangers.acquire(blocking=False):
-                sock.close()  # a crowd that does not shake hands
-                continue
-            threading.Thread(target=self._hear, args=(sock,), name="millstream-slot", daemon=True).start()
-
     def _hear(self, sock: socket.socket) -> None:
         try:
             connection = wire.accept(sock, self._cookie, self._tls)
@@ -319,11 +299,11 @@ class Coordinator:
             return
         finally:
             self._strangers.release()
+        member = None
         try:
             member = None if frame is None else self._first(frame, connection)
         except Exception as error:
             _log.warning("somebody who said what no task says was turned away: %s: %s", type(error).__name__, error)
-            member = None
         if member is None:
             connection.close()
             return

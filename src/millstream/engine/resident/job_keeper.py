@@ -24,8 +24,8 @@ class JobKeeper:
         self._changed = changed
         self._job_of: dict[int, int] = {}  # by slot: the number of the job that fills it
         self._last = 0
-        self._ended: list[tuple[float, str]] = []
-        self._is_ending = False
+        self.ended: list[tuple[float, str]] = []  # the last jobs that ended although the run goes on: when, and why
+        self.is_ending = False  # so does the run
         self.begun = 0  # how often a job was begun
 
     def fill(self, slots: Iterable[int]) -> None:
@@ -39,14 +39,8 @@ class JobKeeper:
         """Whether a slot is filled by this job, not by a later one."""
         return self._job_of.get(slot, job) == job
 
-    def ended_since(self, moment: float) -> list[str]:
-        return [why for at, why in self._ended if at > moment]
-
-    def stop(self) -> None:
-        self._is_ending = True
-
     def _keep(self, job: int) -> None:
-        while not self._is_ending and (slots := self._slots_of(job)):
+        while not self.is_ending and (slots := self._slots_of(job)):
             self.begun += 1
             try:
                 self._begin(job, slots)
@@ -54,10 +48,10 @@ class JobKeeper:
             except Exception as error:
                 why = str(error)
             with self._changed:
-                if self._is_ending or not self._slots_of(job):
+                if self.is_ending or not self._slots_of(job):
                     return
-                self._ended.append((time.monotonic(), why))
-                del self._ended[: -MOST_LOSSES - 1]
+                self.ended.append((time.monotonic(), why))
+                del self.ended[: -MOST_LOSSES - 1]
                 self._changed.notify_all()
             _log.info("the job of the resident tasks has ended and is begun again: %s", why.splitlines()[0] if why else "")
             time.sleep(0.2)

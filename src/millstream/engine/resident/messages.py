@@ -83,6 +83,9 @@ class Beat(msgspec.Struct):
     millis: int = 0
     rss: int = 0
 
+    def __str__(self) -> str:
+        return f"computation {self.computation!r}, shard {self.shard}, key {self.key}"
+
 
 class Ending(msgspec.Struct):
     """The end of a task. recycle: somebody is to take its slot."""

@@ -28,7 +28,7 @@ import msgspec
 from millstream import faults
 from millstream.core.guards import Guards
 from millstream.core.membership import Attempt
-from millstream.engine.columns.arrow_inputs import ArrowInputs
+from millstream.engine.columns.arrow_rows import ArrowInputs
 from millstream.engine.columns.keying import Keying
 from millstream.engine.compaction_orders import CompactionOrder, carry_out
 from millstream.engine.resident import messages, wire
@@ -101,8 +101,9 @@ class ResidentTask:
         self._cache = PROCESS.cache(setup.place)
         self._shards = setup.place.shards
         self._rows = ArrowRows(compiled.topology, self._shards, setup.slots, lambda table: ArrowInputs(compiled, setup.place.values, table))
-        self._readers: list[PlannedReader] = [pickle.loads(reader) for reader, _ in setup.sources]
-        self._keyings: list[Keying] = [pickle.loads(keying) for _, keying in setup.sources]
+        self._sources: list[tuple[PlannedReader, Keying]] = [
+            (pickle.loads(reader), pickle.loads(keying)) for reader, keying in setup.sources
+        ]
 
     def run(self) -> bool:
         """Until the driver ends the run, or is gone. Returns whether the task is to be replaced."""
@@ -219,7 +220,7 @@ class _Attempt:
     def run(self) -> TaskReceipts:
         task, order = self.task, self.order.order
         task._exchange.begin(self.attempt)
-        round = Round(
+        steps = Round(
             task._compiled,
             order,
             task.slot,
@@ -231,8 +232,7 @@ class _Attempt:
             storage=task._storage,
             cache=task._cache,
             point=lambda name, level, shard, number: faults.point(name, order.epoch, order.crash, order.driver, level, shard),
-        )
-        steps = round.steps()
+        ).steps()
         brought: Any = None
         at = time.perf_counter()
         while True:
@@ -271,7 +271,6 @@ class _Attempt:
     def _read(self) -> list[tuple[int, Any]]:
         found: list[tuple[int, Any]] = []
         for one in self.order.reads or ():
-            reader, keying = self.task._readers[one.injector], self.task._keyings[one.injector]
             for split in pickle.loads(one.splits):
-                found += read_keyed(reader, keying, self.task._rows, split, self.order.order.now)
+                found += read_keyed(*self.task._sources[one.injector], self.task._rows, split, self.order.order.now)
         return found

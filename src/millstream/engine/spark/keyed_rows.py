@@ -1,6 +1,5 @@
-"""Rows on the move: source columns to keyed rows, in the JVM.
-
-What becomes of them in a task is in `columns/arrow.py`; the same without a JVM in `columns/keying.py`.
+"""Rows on the move: source columns to keyed rows, in the JVM. What becomes of them in a task is in `columns/arrow_rows.py`; the same without a JVM in
+`columns/keying.py`.
 
 A row on its way to level L has these columns:
 
@@ -71,15 +70,8 @@ def _text(column: Column, kind: T.DataType, name: str) -> Column:
     raise casts.no_key(name, kind.simpleString())
 
 
-def keyed_frame(
-    injector: Injector, index: int, source: DataFrame, topology: Topology, shards: int, value_types: list[T.DataType]
-) -> DataFrame:
-    """An injector's DataFrame as keyed rows, one per record and consumer."""
-    return KeyedColumns(injector, index, source, topology, shards, value_types).of(source)
-
-
 class KeyedColumns:
-    """The columns that make keyed rows of an injector's DataFrame: worked out once, for any frame with the columns of `source`."""
+    """The columns that make keyed rows of an injector's DataFrame, one per record and consumer: worked out once, for any frame with the columns of `source`."""
 
     def __init__(
         self, injector: Injector, index: int, source: DataFrame, topology: Topology, shards: int, value_types: list[T.DataType]
@@ -87,7 +79,8 @@ class KeyedColumns:
         who = f"injected stream {injector.name!r}"
         routes = [route for route in topology.routes if route.stream == injector.name]
         id_column = F.lit(None).cast("string") if injector.id is None else _column(source, injector.id, f"{who}, id")[0].cast("string")
-        time = _timestamp(source, injector)
+        now = F.unix_millis(F.current_timestamp())
+        time = now if injector.timestamp is None else _millis(source, injector.timestamp, f"{who}, timestamp")
         keys = {route.index: _route_key(source, route, who) for route in routes if not route.spread}
         rejectable = [
             time.isNull(),
@@ -207,10 +200,9 @@ def _column(source: DataFrame, given: Any, what: str) -> tuple[Column, T.DataTyp
 
 
 def _route_key(source: DataFrame, route: Route, who: str) -> Column:
-    what = f"{who}, key of computation {route.computation!r}"
-    if isinstance(route.key, tuple):
-        return key_expression([_column(source, part, what) for part in route.key], True)
-    return key_expression([_column(source, route.key, what)], False)
+    """The text of the key that a route asks for."""
+    what, as_tuple = f"{who}, key of computation {route.computation!r}", isinstance(route.key, tuple)
+    return key_expression([_column(source, part, what) for part in (route.key if as_tuple else (route.key,))], as_tuple)
 
 
 def _mark(source: DataFrame, injector: Injector, name: str, kind: str, who: str) -> Column:
@@ -220,12 +212,6 @@ def _mark(source: DataFrame, injector: Injector, name: str, kind: str, who: str)
     if name == "mark":
         return _millis(source, wanted, f"{who}, watermark")
     return _column(source, wanted, f"{who}, sub-source")[0].cast("string")
-
-
-def _timestamp(source: DataFrame, injector: Injector) -> Column:
-    if injector.timestamp is None:
-        return F.unix_millis(F.current_timestamp())
-    return _millis(source, injector.timestamp, f"injected stream {injector.name!r}, timestamp")
 
 
 def _millis(source: DataFrame, given: Any, what: str) -> Column:

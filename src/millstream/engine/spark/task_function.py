@@ -16,7 +16,7 @@ import pyarrow as pa
 from millstream import faults
 from millstream.core.topology import Route
 from millstream.engine.columns import arrow_rows
-from millstream.engine.columns.arrow_inputs import ArrowInputs
+from millstream.engine.columns.arrow_rows import ArrowInputs
 from millstream.engine.receipts import EpochOrder, encode_receipt
 from millstream.engine.task import Result, Task
 from millstream.engine.worker_process import PROCESS, RunPlace
