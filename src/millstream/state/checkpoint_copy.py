@@ -19,7 +19,6 @@ import msgspec
 from millstream.errors import CheckpointError, DamageError
 from millstream.state.compaction import made_in
 from millstream.state.gc import named_by
-from millstream.state.manifest import Manifest
 from millstream.state.manifest_log import ManifestLog, manifest_name
 from millstream.state.reader import latest
 from millstream.state.storage import Storage
@@ -49,7 +48,11 @@ def copy_checkpoint(source: Storage, target: Storage, tell: Callable[[CopyProgre
         manifest = latest(log)
         if manifest is None:
             raise CheckpointError(f"{source.url} has no committed epoch yet: there is nothing to copy.")
-        _check_sources(manifest, identity.injectors, source)
+        if identity.injectors and not manifest.sources:  # rule 4
+            raise CheckpointError(
+                f"{source.url}: Spark keeps how far the sources are read, in a log of its own, which cannot be copied while a run goes on. Stop the run, and "
+                f"copy the whole directory."
+            )
         data = _read(source, manifest_name(manifest.epoch), manifest.epoch)
         if data is None:
             continue
@@ -94,12 +97,3 @@ def _read(source: Storage, name: str, epoch: int) -> bytes | None:
         if latest(ManifestLog(source)).epoch == epoch:  # type: ignore[union-attr]
             raise  # nobody has collected it: it is missing
         return None
-
-
-def _check_sources(manifest: Manifest, injectors: list[str], source: Storage) -> None:
-    """Rule 4."""
-    if injectors and not manifest.sources:
-        raise CheckpointError(
-            f"{source.url}: Spark keeps how far the sources are read, in a log of its own, which cannot be copied while a run goes on. Stop the run, and copy "
-            f"the whole directory."
-        )

@@ -140,10 +140,10 @@ class Msgpack:
         if type is object:
             return _decode_any
         if type in (dict, list, int, str, float, bool, bytes, tuple, set, frozenset):
-            return _checked_decoder(type)
+            return partial(_decode_builtin, type)
         try:
             whole = msgspec.msgpack.Decoder(type, dec_hook=_dec_hook, ext_hook=_ext_hook).decode
-            return whole if not has_open_parts(type) else _open_decoder(type)
+            return whole if not has_open_parts(type) else partial(_decode_open, type)
         except TypeError as error:
             raise DefinitionError(f"msgpack cannot decode {type!r}: {error}") from error
 
@@ -164,7 +164,7 @@ class Msgpack:
         if type is object or type is MapState:
             return None
         if not _is_class_of_its_own(type):
-            return _class_checker(type)
+            return partial(_check_class, type)
         decode = self.decoder(type)
         name = getattr(type, "__name__", str(type))
 
@@ -185,43 +185,31 @@ class Msgpack:
         return check
 
 
-def _class_checker(type: Any) -> Callable[[Any, bytes], None]:
-    """For states of a built-in type: they must be of it. An int may stand for a float."""
-
-    def check(state: Any, data: bytes) -> None:
-        if state.__class__ is type or (type is float and state.__class__ is int):
-            return
+def _check_class(type: Any, state: Any, data: bytes) -> None:
+    """States of a built-in type must be of it. An int may stand for a float."""
+    if state.__class__ is not type and not (type is float and state.__class__ is int):
         raise ValueError(
             f"State is {type.__name__}, and the hook left a {state.__class__.__name__} ({repr(state)[:100]}): the next epoch could not "
             f"read it, or would find something else"
         )
-
-    return check
 
 
 def _is_class_of_its_own(type: Any) -> bool:
     return type is not object and type is not MapState and not (inspect.isclass(type) and type.__module__ == "builtins")
 
 
-def _checked_decoder(type: Any) -> Callable[[bytes], Any]:
-    """For built-in types: what was stored by another version of the program may be of another type."""
-
-    def decode(data: bytes) -> Any:
-        found = _decode_any(data)
-        return found if found.__class__ is type else msgspec.convert(found, type)
-
-    return decode
+def _decode_builtin(type: Any, data: bytes) -> Any:
+    """What was stored by another version of the program may be of another type."""
+    found = _decode_any(data)
+    return found if found.__class__ is type else msgspec.convert(found, type)
 
 
-def _open_decoder(type: Any) -> Callable[[bytes], Any]:
-    def decode(data: bytes) -> Any:
-        found = _decode_any(data)
-        try:
-            return msgspec.convert(found, type, builtin_types=extensions.KEPT, dec_hook=_dec_hook)
-        except msgspec.ValidationError:
-            return msgspec.convert(found, type, dec_hook=_dec_hook)  # written before there were extension types
-
-    return decode
+def _decode_open(type: Any, data: bytes) -> Any:
+    found = _decode_any(data)
+    try:
+        return msgspec.convert(found, type, builtin_types=extensions.KEPT, dec_hook=_dec_hook)
+    except msgspec.ValidationError:
+        return msgspec.convert(found, type, dec_hook=_dec_hook)  # written before there were extension types
 
 
 class Pickle:
@@ -303,11 +291,7 @@ def _fields(value: Any) -> Any:
 
 
 def has_open_parts(type: Any) -> bool:
-    """Whether a type's annotations leave some part untyped (`Any`, a bare dict or list).
-
-    >>> has_open_parts(dict[str, int]), has_open_parts(dict[str, list])
-    (False, True)
-    """
+    """Whether a type's annotations leave some part untyped (`Any`, a bare dict or list)."""
     return _is_open(msgspec.inspect.type_info(type), set())
 
 

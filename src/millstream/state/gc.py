@@ -41,11 +41,9 @@ def second_of(now: int) -> int:
 def collect(
     log: ManifestLog, newest: Manifest, in_flight: Iterable[str] = (), compacting_since: int | None = None, window: int = WINDOW
 ) -> int:
-    """Removes manifests that are not kept any longer, and objects that nothing names. Returns how many objects went.
-
-    in_flight: finished compactions that the next manifest may adopt. compacting_since: the epoch in which a compaction still under way began.
-    window: for how long (milliseconds) a manifest of each second is kept; 0: no longer than others.
-    """
+    """Removes manifests that are not kept any longer, and objects that nothing names. Returns how many objects went. in_flight: finished compactions that the
+    next manifest may adopt. compacting_since: the epoch in which a compaction still under way began. window: for how long (milliseconds) a manifest of each
+    second is kept; 0: no longer than others."""
     storage, known = log.storage, log.collection
     epochs = [epoch for epoch in log.epochs() if epoch <= newest.epoch]
     recent = [epoch for epoch in epochs if newest.epoch - KEEP < epoch]

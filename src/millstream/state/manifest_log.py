@@ -72,9 +72,7 @@ class ManifestLog:
             if self.epochs():
                 raise DamageError(f"{self.storage.url} has manifests but no identity.json. Restore it from a copy.")
             self.write_identity(Identity(secrets.token_hex(8), pipeline, shards or default_shards, injectors))
-        found = self.check_identity(pipeline, shards, injectors)
-        assert found is not None
-        return found
+        return self.check_identity(pipeline, shards, injectors) or self.identity()
 
     def write_identity(self, identity: Identity) -> None:
         """Makes a folder a checkpoint, if it is none yet."""
@@ -139,10 +137,8 @@ class ManifestLog:
         return self.storage.exists(manifest_name(epoch))
 
     def commit(self, manifest: Manifest, exclusive: bool = True) -> bool:
-        """Creates the manifest: the commit. False if somebody else committed that epoch.
-
-        An object store may take the object and lose its answer; the retry then finds the name taken, by ourselves.
-        """
+        """Creates the manifest: the commit. False if somebody else committed that epoch. An object store may take the object and lose its answer; the retry
+        then finds the name taken, by ourselves."""
         name, data = manifest_name(manifest.epoch), _seal(manifest)
         if not exclusive:
             self.storage.delete([name])

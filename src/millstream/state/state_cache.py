@@ -18,6 +18,7 @@ Why LMDB: several processes may open it (RocksDB has one writer process), and ge
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shutil
 import tempfile
@@ -115,14 +116,13 @@ class StateCache:
         raise RuntimeError(f"the state cache in {self.folder} keeps changing: two runs share it")
 
     def hold(self, storage: Storage, chain: Sequence[SegmentRef], manifest: Manifest) -> Held | None:
-        """The entries as of a manifest, for as long as somebody wants them and for any thread, whatever becomes of the state cache.
-
-        None if it has gone past that manifest, or would have to move under somebody else's feet: then the log must be read.
-        """
+        """The entries as of a manifest, for as long as somebody wants them and for any thread, whatever becomes of the state cache. None if it has gone past
+        that manifest, or would have to move under somebody else's feet: then the log must be read."""
         with self._lock:
-            mark = self._marker()
-            if mark is not None and msgspec.msgpack.decode(mark)[0] > manifest.epoch:
-                return None
+            with contextlib.suppress(lmdb.MapResizedError), self._env.begin() as transaction:
+                mark = transaction.get(_MARKER)
+                if mark is not None and msgspec.msgpack.decode(mark)[0] > manifest.epoch:
+                    return None
             try:
                 found = Held(self.view(storage, chain, manifest), self._let_go)
             except _Busy:
@@ -140,13 +140,6 @@ class StateCache:
             catch_ups=self._catch_ups,
             segments=self._segments,
         )
-
-    def _marker(self) -> bytes | None:
-        try:
-            with self._env.begin() as transaction:
-                return transaction.get(_MARKER)
-        except lmdb.MapResizedError:
-            return None
 
     def _let_go(self) -> None:
         with self._lock:

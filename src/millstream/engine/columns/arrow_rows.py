@@ -84,10 +84,7 @@ class ColumnBatch(Batch):
 
     def __init__(self, stream: str, table: Any, vector: str, layout: Sequence[ValueColumn], single: bool) -> None:
         super().__init__(stream)
-        self._table = table
-        self._vector = vector
-        self._layout = layout
-        self._single = single
+        self._table, self._vector, self._layout, self._single = table, vector, layout, single
         self._values: list[Any] | None = None
         self._ids: list[str] | None = None
 
@@ -150,8 +147,7 @@ class EncodedBatch(Batch):
 
     def __init__(self, stream: str, table: Any, decode: Callable[[bytes], Any]) -> None:
         super().__init__(stream)
-        self._table = table
-        self._decode = decode
+        self._table, self._decode = table, decode
         self._bodies: list[bytes] | None = None
         self._ids: list[str] | None = None
 
@@ -225,18 +221,13 @@ def _rejected(route: Route, batch: Batch, at: int, table: Any, id: str | None, b
         why = f"its key ({route.key!r}) is null"
     else:
         return None
-    return Rejected(route.stream, time, id, value, why + (f" (file {_plain(file)})" if file else ""))
-
-
-def _plain(file: str) -> str:
-    return urllib.parse.unquote(re.sub(r"^file:/+", "/", file))
+    path = urllib.parse.unquote(re.sub(r"^file:/+", "/", file))
+    return Rejected(route.stream, time, id, value, why + (f" (file {path})" if file else ""))
 
 
 def to_arrivals(table: Any, batches: dict[int, Batch], positions: Any) -> Arrivals:
-    """The rows at some positions (or ALL) of a table, grouped by key in canonical order.
-
-    Sorted by (key, timestamp), as numbers; only rows that tie are compared by id.
-    """
+    """The rows at some positions (or ALL) of a table, grouped by key in canonical order: sorted by (key, timestamp), as numbers; only rows that tie are
+    compared by id."""
     keys = whole(table.column("key"))
     times = table.column("ts").to_numpy()[positions]
     if positions is not ALL:
@@ -274,9 +265,7 @@ def _break_ties(table: Any, where: Any, tied: Any, streams: dict[int, str]) -> N
     member[:-1] |= tied
     positions = np.flatnonzero(member)
     rows = where[positions]
-    run = np.cumsum(
-        ~np.concatenate(([False], tied))[positions]
-    )  # which run of equal key and timestamp a row is in: they stay in their order
+    run = np.cumsum(~np.concatenate(([False], tied))[positions])  # of equal key and timestamp, in their order
     few = table.select(["id", "ord", "route"]).take(pa.array(rows))
     names = pa.array(record_ids(few), pa.string()) if few.column("id").null_count else few.column("id")
     columns, order = [pa.array(run), names], [("run", "ascending"), ("id", "ascending")]
@@ -324,9 +313,7 @@ class ArrowInputs:
     """The rows of one task. Implements the task's Inputs. values: per injector, how its value lies in the columns."""
 
     def __init__(self, compiled: Compiled, values: Sequence[Sequence[ValueColumn]], table: Any) -> None:
-        self._compiled = compiled
-        self._values = values
-        self._table = table
+        self._compiled, self._values, self._table = compiled, values, table
         self._rejected: dict[str, list[Rejected]] = {}
         self._routes: dict[str, list[Route]] = {}  # those that have rows, by computation
         self._present: list[int] = []
@@ -346,18 +333,17 @@ class ArrowInputs:
             table, self._rejected = rejections(table, self._compiled.topology, partial(self._batch, table=table))
         self._table = table if table is not None and len(table) else None
         if self._table is not None:
-            self._present = np.unique(self._route_column()).tolist()
+            self._present = np.unique(self._table.column("route").to_numpy()).tolist()
             for index in self._present:
                 route = self._compiled.topology.routes[index]
                 self._routes.setdefault(route.computation, []).append(route)
 
     def seen(self, newest: Mapping[str, int | None]) -> dict[str, Seen]:
         found: dict[str, Seen] = {}
-        for routes in self._routes.values():
-            for route in routes:
-                injector = self._compiled.topology.injectors.get(route.stream)
-                if injector is not None and self._compiled.routes_of[route.stream][0] is route:  # all its routes carry the same records
-                    found[route.stream] = seen(injector, self._table, self._at([route]), newest[route.stream])
+        for route in (one for routes in self._routes.values() for one in routes):
+            injector = self._compiled.topology.injectors.get(route.stream)
+            if injector is not None and self._compiled.routes_of[route.stream][0] is route:  # all its routes carry the same records
+                found[route.stream] = seen(injector, self._table, self._at([route]), newest[route.stream])
         return found
 
     def ids(self, computation: str, stream: str) -> IdRows:
@@ -373,18 +359,15 @@ class ArrowInputs:
             dropped = np.flatnonzero(~mask) if of_stream is ALL else of_stream[~mask]
             positions = np.setdiff1d(np.arange(len(self._table)) if positions is ALL else positions, dropped, assume_unique=True)
         if positions is not ALL and not len(positions):
-            return Arrivals.none() if not rejected else msgspec.structs.replace(Arrivals.none(), rejected=rejected)
-        batches = {route.index: self._batch(route, table=self._table) for route in routes}
-        found = to_arrivals(self._table, batches, positions)
+            found = Arrivals.none()
+        else:
+            found = to_arrivals(self._table, {route.index: self._batch(route, table=self._table) for route in routes}, positions)
         return found if not rejected else msgspec.structs.replace(found, rejected=rejected)
-
-    def _route_column(self) -> Any:
-        return self._table.column("route").to_numpy()
 
     def _at(self, routes: Sequence[Route]) -> Any:
         if len(routes) == len(self._present):
             return ALL
-        column = self._route_column()
+        column = self._table.column("route").to_numpy()
         return np.flatnonzero(column == routes[0].index if len(routes) == 1 else np.isin(column, [route.index for route in routes]))
 
     def _batch(self, route: Route, *, table: Any) -> Batch:
@@ -399,8 +382,7 @@ class Identified:
     """The rows of one route, as deduplication sees them. A row is named by its key and its id."""
 
     def __init__(self, table: Any, positions: Any) -> None:
-        self.table = table
-        self.positions = positions
+        self.table, self.positions = table, positions
         self.hashes = table.column("ord").to_numpy()[positions].view(np.uint64)
 
     def _where(self, chosen: Any) -> Any:

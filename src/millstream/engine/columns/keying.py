@@ -62,16 +62,14 @@ class SourceRows:
     """Rows of a source, while they are keyed: each column in one piece, made once."""
 
     def __init__(self, table: Any, names: Sequence[str]) -> None:
-        self._table = table
-        self._names = names
+        self._table, self._names = table, names
         self._columns: dict[str, Any] = {}
         self._dicts: list[dict[str, Any]] | None = None
 
     def column(self, name: str) -> Any:
-        found = self._columns.get(name)
-        if found is None:
-            found = self._columns[name] = whole(self._table.column(name))
-        return found
+        if name not in self._columns:
+            self._columns[name] = whole(self._table.column(name))
+        return self._columns[name]
 
     def dicts(self) -> list[dict[str, Any]]:
         if self._dicts is None:
@@ -85,16 +83,10 @@ Made = Callable[[SourceRows], Any]  # rows to an Arrow array
 
 class Keying:
     """Keys the rows of one injector. Made on the driver, once; it can be pickled to the tasks, where the topology does not know its sources any longer.
+    schema: the source's Arrow schema, without the column for unreadable rows; unreadable: the name of that column, if the source has it. Raises
+    DefinitionError, with the texts of `spark/keyed_rows.py`, for what cannot work; and for what only Spark can do, with the way out."""
 
-    schema: the source's Arrow schema, without the column for unreadable rows; unreadable: the name of that column, if the source has it.
-    Raises DefinitionError, with the texts of `spark/rows.py`, for what cannot work; and for what only Spark can do, with the way out.
-    """
-
-    #: Where hashes begin. Another one is for tests that show what it is good for.
-    seed = hashing.SEED
-
-    #: How the injector's value travels in the rows (`spark/rows.value_layout`).
-    layout: list[ValueColumn]
+    seed = hashing.SEED  # where hashes begin. Another one is for tests that show what it is good for
 
     def __init__(self, program: Program, injector: Injector, schema: Any, shards: int, unreadable: str | None = None) -> None:
         topology = program.topology
@@ -111,17 +103,19 @@ class Keying:
         self._keys = {route.index: self._key(route) for route in self._routes if not route.spread}
         self._marks = [(name, _TYPES[kind], self._mark(injector, name)) for name, kind in marks(topology).items()]
         self._reads_files = injector.source.reads_files
-        self.layout = self._layout(injector)
+        if injector.value:
+            self._resolved(injector.value, f"{self._who}, value")
+        types = {name: field.type for name, field in self._fields.items()}
+        self.layout = value_columns(injector, self._routes, types, pa.string(), pa.int64())  # how the injector's value travels in the rows
         self._sent = [self._fields[column.name] for column in self.layout if not column.carrier]
-        spread = any(route.spread for route in self._routes)
-        self._hashes_ids = spread and injector.id is not None
+        self._hashes_ids = injector.id is not None and any(route.spread for route in self._routes)
         kind = pa.struct(self._sent or [("nothing", pa.bool_())])
         given = [(name, of) for name, of, _ in self._marks]
         self._schema = pa.schema([*KEYED, *given, (f"v{list(topology.injectors).index(injector.name)}", kind)])
 
     def keyed(self, table: Any, now: int, origin: str = "") -> Any:
-        """A table of source columns as a table of keyed rows, one per record and consumer: the columns that `spark/rows.py` describes, without the values of
-        other injectors. now: for an injector without a timestamp. origin: the file that the rows come from, as input_file_name() has it."""
+        """A table of source columns as a table of keyed rows, one per record and consumer, without the values of other injectors. now: for an injector without
+        a timestamp. origin: the file that the rows come from, as input_file_name() has it."""
         count = len(table)
         if not count or not self._routes:
             return self._schema.empty_table()
@@ -185,11 +179,6 @@ class Keying:
             return nothing
         said = pc.binary_join_element_wise(origin + BETWEEN, "" if texts is None else texts.fill_null(""), "")
         return pc.if_else(pa.array(wrong), said, None)
-
-    def _layout(self, injector: Injector) -> list[ValueColumn]:
-        if injector.value:
-            self._resolved(injector.value, f"{self._who}, value")
-        return value_columns(injector, self._routes, {name: field.type for name, field in self._fields.items()}, pa.string(), pa.int64())
 
     def _resolved(self, given: Any, what: str) -> tuple[Any, str]:
         """The type of a column, None for an expression that we know in Python; and what to call it."""

@@ -117,8 +117,7 @@ class ResidentTask:
                     if not self._exchange.is_given_up(frame.attempt):
                         self._obey(frame.attempt, decode(frame.body, TaskOrder))
                 elif frame.kind == messages.END:
-                    ending: Ending = decode(frame.body, Ending)
-                    return ending.recycle
+                    return decode(frame.body, Ending).recycle
             raise HungUp(f"the driver at {self._setup.address} has closed the connection: it has ended, or has taken this task for lost")
         finally:
             self._ended.set()

@@ -35,10 +35,7 @@ class SparkJobRunner:
     """Runs the tasks of a batch that is a DataFrame of keyed rows. spark: the session in which jobs run."""
 
     def __init__(self, spark: Any, program: Program, place: RunPlace, value_types: list[T.DataType]) -> None:
-        self._spark = spark
-        self._topology = program.topology
-        self._shards = place.shards
-        self._value_types = value_types
+        self._spark, self._topology, self._shards, self._value_types = spark, program.topology, place.shards, value_types
         self._program = pickling.dumps(program)
         self._digest = hashlib.blake2b(self._program, digest_size=16).hexdigest()
         self._place = msgspec.msgpack.encode(place)
@@ -96,9 +93,7 @@ class SplitFrames:
         shards: int,
         value_types: list[T.DataType],
     ) -> None:
-        self._spark = spark
-        self._topology = topology
-        self._sources = sources
+        self._spark, self._topology, self._sources = spark, topology, sources
         self._readers = {name: pickling.dumps(reader) for name, (reader, _, _) in sources.items()}
         self._keyed = {
             name: keyed_rows.KeyedColumns(injector, at, prototype(spark, sources[name][1]), topology, shards, value_types)
@@ -135,8 +130,7 @@ class SplitJobRunner:
     """Runs the tasks of an epoch that Millstream has planned: its splits are read as a DataFrame of keyed rows."""
 
     def __init__(self, jobs: SparkJobRunner, frames: SplitFrames) -> None:
-        self._jobs = jobs
-        self._frames = frames
+        self._jobs, self._frames = jobs, frames
         self.status, self.close = jobs.status, jobs.close
 
     def run(self, input: Mapping[str, SplitPlan] | None, order: EpochOrder) -> list[Receipt]:
