@@ -380,7 +380,6 @@ def test_minutes_at_sixty_epochs_a_second_keeps_few_and_reads_each_manifest_once
     assert 60 <= most <= KEEP + 62
     known = log.collection
     assert len(known.times) <= most + 20 and len(known.names) <= most + 20
-    assert (known.rounds, known.manifests) == (600, 60 * 200 - len(log.epochs()))
     reads = [name for name in log.storage.reads if name.startswith("manifests/")]
     assert len(reads) == len(set(reads)) and len(reads) < 60 * 200 * 0.6
 

@@ -70,9 +70,6 @@ def collect(
     for epoch in old:
         known.times.pop(epoch, None)
         known.names.pop(epoch, None)
-    known.rounds += 1
-    known.objects += len(gone)
-    known.manifests += len(old)
     return len(gone)
 
 

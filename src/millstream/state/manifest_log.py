@@ -48,14 +48,10 @@ def _seal(value: Any) -> bytes:
 
 
 class Collection(msgspec.Struct):
-    """What collection (`state/compaction.py`) knows of the manifests that are kept, their times and the objects that they name, and what it has done:
-    how often it ran, and how many objects and manifests it removed."""
+    """What collection (`state/gc.py`) knows of the manifests that are kept: their times, and the objects that they name."""
 
     times: dict[int, int] = {}
     names: dict[int, frozenset[str]] = {}
-    rounds: int = 0
-    objects: int = 0
-    manifests: int = 0
 
 
 class ManifestLog:

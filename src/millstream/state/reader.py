@@ -25,7 +25,7 @@ from operator import itemgetter
 from typing import TypeVar
 
 from millstream.errors import CheckpointError, DamageError, Overtaken
-from millstream.state.blocks import LIMIT, CacheStats, Chain, Segments
+from millstream.state.blocks import LIMIT, Chain, Segments
 from millstream.state.gc import named_by, second_of
 from millstream.state.manifest import Manifest
 from millstream.state.manifest_log import ManifestLog
@@ -136,9 +136,6 @@ class CommittedState:
                         raise
             _wait(left)
             cut = self.newer(cut)
-
-    def stats(self) -> CacheStats:
-        return self.segments.stats()
 
 
 def steady(log: ManifestLog, read: Callable[[AsOf], _T]) -> _T:
