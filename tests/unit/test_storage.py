@@ -22,7 +22,7 @@ from millstream.state.manifest_log import ManifestLog
 from millstream.state.memory_storage import MemoryStorage
 from millstream.state.segment import encode_segment, merge, read_blocks
 from millstream.state.state_cache import StateCache
-from millstream.state.storage import LocalStorage, ObjectStorage, Storage, open_storage
+from millstream.state.storage import LocalStorage, ObjectStorage, Storage, open_storage, under
 from s3server import S3Server
 
 

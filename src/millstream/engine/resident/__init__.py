@@ -1,8 +1,7 @@
 """How do epochs run in tasks that stay? One long Spark job keeps them alive; the driver runs epochs over sockets.
 
     runner           the tasks of an epoch: an order to each task, its receipts back, and again if one was lost; and a resident run, put together
-    coordinator      the driver's end: who is there, who is lost, whose answers count
-    job_keeper       the Spark jobs that tasks live in, begun again as long as the run lasts
+    coordinator      the driver's end: who is there, who is lost, whose answers count; the jobs that tasks live in, begun again as long as the run lasts
     worker           a task's end: waits for orders, and drives rounds
     round            one attempt of a task at one epoch, without sockets
     exchange         rows from task to task
