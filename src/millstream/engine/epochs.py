@@ -8,13 +8,12 @@
     6. Manifest N is created exclusively. This is the commit.
     7. Sinks publish, compactions are planned, garbage is collected.
 
-Here is only what is done, in its order. What an epoch will do is decided by `plan` behind step 2; what its manifest says follows in `next_manifest` from the
-plan and the receipts; who owns the checkpoint, `ownership` knows; sinks are told by `publishing`. What runs the tasks, knows the sources, compacts, collects
-garbage, tells the time and has crash points is given: `TaskRunner` and `Planner` say when the driver calls each of their methods, and how often.
+Here is only what is done, in its order. What an epoch will do is decided by `plan` behind step 2; what its manifest says follows in `next_manifest`; who owns
+the checkpoint, `ownership` knows; sinks are told by `publishing`. All else is given: `TaskRunner` and `Planner` say when the driver calls each method.
 
-A bounded run adds epochs at its end, outside the query and with no input: to drain (event time ends), or to settle (whatever its input has made due is
-done, as the idle epochs of a continuous run would do it). A run that was killed while it settled goes on with that before it takes new input. At its very
-end a bounded run looks at the clock once, and fires the wall-clock timers that are due by then: one that sets itself again does not keep it from its end.
+A bounded run adds epochs at its end, outside the query and with no input: to drain (event time ends), or to settle (what its input has made due is done, as
+the idle epochs of a continuous run would do it). A run that was killed while it settled goes on with that first. At its very end a bounded run looks at the
+clock once, and fires the wall-clock timers that are due by then: one that sets itself again does not keep it from its end.
 """
 
 from __future__ import annotations

@@ -2,10 +2,9 @@
 
 Rules
 1. A mark is an epoch in which nothing happens: its manifest gives the build of each view the next generation (`core/backfill.py`). Sinks, and views on these
-   views, hear of the cutover as of any other change.
+   views, hear of the cutover as of any other change. The epoch before is published first: sinks get epochs in their order.
 2. A row that cannot be decoded could not be visited. It is deleted in that epoch, with all entries beside it. What it showed is not known, and so not told.
 3. A join cannot be filled anew under its name, and views behind a join that differs would be filled from what is wrong. So nothing is marked then.
-4. The epoch before is published first: sinks get epochs in their order.
 """
 
 from __future__ import annotations
@@ -48,7 +47,7 @@ def mark_for_rebuild(program: Program, log: ManifestLog, epoch: int, views: Mapp
         raise CheckpointError(
             f"{log.storage.url}: an epoch was committed since {epoch}, which was checked. Check again when the pipeline does not run."
         )
-    Publishing(program, log, token, lambda: spark, lambda name, at: None).publish(before, True, {})  # rule 4
+    Publishing(program, log, token, lambda: spark, lambda name, at: None).publish(before, True, {})  # rule 1
     manifest = idle_after(before, token)
     manifest.builds = {
         name: rebuilt(build, name, before.now, before.epoch) if name in views else build for name, build in before.builds.items()

@@ -3,9 +3,8 @@
 Rules
 1. Nothing that is staged is visible until a manifest names it. Shards of one process may share a unit: then whoever has made it writes it, once.
 2. Everything carries the run's token in its name. A task whose run has been replaced stages nothing: it leaves a mark and ends with `Fenced`.
-3. Stored productions of one task over one edge are cut by the consumer's shard. They lie in the unit, and the manifest that commits the state names them. The
-   consumer's task reads its slice in the next epoch; no shuffle carries it. When the manifest that consumed them is there, nobody names them.
-   A slice is a CRC-32 and an Arrow stream with the columns key, ts, id, body.
+3. Stored productions are cut by the consumer's shard, whose task reads its slice in the next epoch; no shuffle carries it. The manifest that commits the
+   producer's state names them. A slice is a CRC-32 and an Arrow stream with the columns key, ts, id, body.
 4. The receipt's `unit` is a digest of all that the task made, so two attempts that did the same have the same.
 """
 

@@ -4,7 +4,7 @@ Rules
 1. A micro-batch run has an epoch at every trigger. A resident one has none that would do nothing: no rows, nothing due, no watermark that moves, nothing
    that waits to be published.
 2. What the last epoch has made due is done at once. What only time makes due is done in time: wall-clock timers at their moment, watermarks that follow the
-   clock or a declaration at most once a second. So is an epoch that says that what the last one published need not be published again.
+   clock or a declaration, and an epoch that says that what the last one published need not be published again, at most once a second.
 3. A source that can wake us does; the others are asked every `POLL` seconds.
 4. A bounded run ends when no source has anything new; it has one epoch at least, so that there is something to drain.
 5. A run that is left by `stop` publishes what waits, and ends with an epoch that has nothing to publish: the next run need not publish anything again.

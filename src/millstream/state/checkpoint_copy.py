@@ -1,11 +1,10 @@
 """A copy of a checkpoint as of one epoch, made while its run goes on, that can be started under an identity of its own.
 
 Rules
-1. What a manifest names never changes, so copying all of it, and the manifest, is a consistent copy. The run may collect an object before it is copied: then
-   the newest manifest is taken instead. What is copied already need not be copied again, so each round is shorter than the one before.
+1. What a manifest names never changes, so copying all of it, and the manifest, is a consistent copy. If the run collects an object before it is copied, the
+   newest manifest is taken instead. What is copied already need not be copied again, so each round is shorter than the one before.
 2. The copy has an id of its own: a host keeps caches by that id, so original and copy can run side by side. Its runs are numbered anew.
-3. The manifest comes first and the identity last. A copy that was interrupted has manifests and no identity, and no run will take it for a checkpoint, nor for
-   an empty folder.
+3. The manifest comes first and the identity last: no run takes a copy that was interrupted for a checkpoint, nor for an empty folder.
 4. Only what the checkpoint holds is copied. Offsets that Spark keeps beside it cannot be copied while a run goes on: such a checkpoint is refused.
 """
 

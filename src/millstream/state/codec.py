@@ -4,16 +4,15 @@ msgpack is the default: compact, fast, typed, and a dataclass or Struct may gain
 times the cost, and ties the checkpoint to the classes' names.
 
 Rules of msgpack
-1. State comes back equal, or is refused at the hook that left it. What msgpack does not know travels as an extension type (`state/extensions.py`):
-   dates and times, Decimals, UUIDs, tuples, sets, long integers, dicts with keys of those kinds. What cannot come back (an object of a class that
-   nothing names, an Enum, a Counter, a number or text of a subclass, a time zone without a name) is an error that says what to do.
-2. Where the type is fully known (a dataclass or Struct whose annotations leave nothing open), the type does this work, and a state that
-   contradicts its annotations is refused: it could be written, and never read again.
-3. Values that are produced are for others to read, in other programs too. Dates, Decimals and the like keep their type; a tuple or a set
-   becomes a list, and an object of a dataclass or Struct a dict, on every engine alike.
+1. State comes back equal, or is refused at the hook that left it. What msgpack does not know travels as an extension type (`state/extensions.py`). What cannot
+   come back (an object of a class that nothing names, an Enum, a Counter, a number or text of a subclass, a time zone without a name) is an error that says
+   what to do.
+2. Where the type is fully known (a dataclass or Struct whose annotations leave nothing open), the type does this work, and a state that contradicts its
+   annotations is refused: it could be written, and never read again.
+3. Values that are produced are for others to read, in other programs too. Dates, Decimals and the like keep their type; a tuple or a set becomes a list, and
+   an object of a dataclass or Struct a dict, on every engine alike.
 4. Encoding is deterministic.
-5. A value that came back is the same if it is equal, and of the same classes down to numbers, texts, keys and time zones. Only an int may come back as the
-   float that an annotation asks for.
+5. Equal is: of the same classes, too, down to numbers, texts, keys and time zones. Only an int may come back as the float that an annotation asks for.
 """
 
 from __future__ import annotations

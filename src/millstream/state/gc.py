@@ -11,7 +11,7 @@ Rules
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
 
 from millstream.errors import DamageError
@@ -50,7 +50,10 @@ def collect(
     if not recent:
         return 0
     _note(log, newest)
-    _note_all(log, [epoch for epoch in epochs if epoch not in known.times])
+    unknown = [epoch for epoch in epochs if epoch not in known.times]
+    if len(unknown) > KEEP:  # in the first collection of a run: they are read side by side, a store may be far away
+        with ThreadPoolExecutor(_READERS) as readers:
+            list(readers.map(lambda epoch: _note_if_there(log, epoch), unknown))
     lasts = window + _SECOND if window else 0  # a second goes as a whole: nobody steps into its first one's place
     lasting: dict[int, int] = {}
     for epoch in epochs:
@@ -78,13 +81,6 @@ def _note(log: ManifestLog, manifest: Manifest) -> frozenset[str]:
     log.collection.times[manifest.epoch] = manifest.now
     log.collection.names[manifest.epoch] = names = frozenset(map(sys.intern, named_by(manifest)))
     return names
-
-
-def _note_all(log: ManifestLog, epochs: Sequence[int]) -> None:
-    """The first collection of a run knows none of the manifests that are there: they are read side by side, a store may be far away."""
-    if len(epochs) > KEEP:
-        with ThreadPoolExecutor(_READERS) as readers:
-            list(readers.map(lambda epoch: _note_if_there(log, epoch), epochs))
 
 
 def _note_if_there(log: ManifestLog, epoch: int) -> bool:

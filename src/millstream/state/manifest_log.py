@@ -123,7 +123,7 @@ class ManifestLog:
         name = f"{self.storage.url}/{name}"
         if rest.strip() != b"%08x" % crc32(body):
             raise DamageError(f"{name} is damaged: its checksum does not match. {_RESTORE}")
-        formats.check_json(body, name, known)
+        known.check_json(name, body)
         try:
             return msgspec.structs.replace(msgspec.json.decode(body, type=type), format=known.newest)
         except msgspec.MsgspecError as error:

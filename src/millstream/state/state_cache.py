@@ -7,11 +7,10 @@ Rules
    it ends in the same entries. Anything else (ahead, of another history, older than the base): load anew.
 3. A reader checks the marker inside its own read transaction, so a writer next to it cannot move the ground under its feet.
 4. No fsync: after a power cut the file may be torn, so the folder is named after the boot and the next boot starts afresh.
-5. Workers have state caches of their own, and readers have others (`held`): a reader may want an older epoch than the newest, and what it holds open keeps
-   LMDB from using pages again. A state cache never goes back for a reader.
+5. Workers have state caches of their own, and readers have others (`held`), which never go back: a reader may want an older epoch than the newest, and what it
+   holds open keeps LMDB from using pages again.
 6. Whoever has a state cache open holds a lock in the folder of its checkpoint, so that nobody clears it away (`cache_cleanup.py`).
-7. An environment is opened once per process, whatever the threads. While somebody holds one of its epochs its map cannot grow, since growing moves it;
-   so readers map much at once, which costs nothing but addresses.
+7. An environment is opened once per process. While somebody holds one of its epochs its map cannot grow, since growing moves it; so readers map much at once.
 
 Why LMDB: several processes may open it (RocksDB has one writer process), and get and open are several times faster. Figures: benchmarks/README.md.
 """

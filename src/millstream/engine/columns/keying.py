@@ -22,7 +22,7 @@ from millstream.core.keys import key_text as python_key_text
 from millstream.core.time import BEGINNING, END
 from millstream.core.topology import Injector, Route, Topology, is_expression
 from millstream.engine.program import Program
-from millstream.errors import InputError
+from millstream.errors import DefinitionError, InputError
 from millstream.sources.base import BETWEEN
 
 from . import casts, hashing
@@ -188,25 +188,25 @@ class Keying:
             if given in self._expressions:
                 return None, f"{what} expression"
             if not is_expression(given):
-                raise casts.no_column(what, given, self._names)
+                raise DefinitionError(casts.NO_COLUMN.format(what, given, ", ".join(self._names)))
         elif not type(given).__module__.startswith("pyspark."):
-            raise casts.no_column_at_all(what, given)
+            raise DefinitionError(casts.NO_COLUMN_AT_ALL.format(what, type(given).__name__))
         raise casts.only_spark(what, given)
 
-    def _made(self, given: Any, what: str, cast: Callable[[Any], casts.Cast | None], refusal: Callable[[str, str], Exception]) -> Made:
+    def _made(self, given: Any, what: str, cast: Callable[[Any], casts.Cast | None], refusal: str) -> Made:
         kind, name = self._resolved(given, what)
         if kind is None:
             return partial(_worked_out, self._expressions[given], name, cast, refusal)
         found = cast(kind)
         if found is None:
-            raise refusal(name, str(kind))
+            raise DefinitionError(refusal.format(name, kind))
         return partial(_column, given, found)
 
     def _millis(self, given: Any, what: str) -> Made:
-        return self._made(given, f"{self._who}, {what}", casts.millis, casts.no_time)
+        return self._made(given, f"{self._who}, {what}", casts.millis, casts.NO_TIME)
 
     def _text(self, given: Any, what: str) -> Made:
-        return self._made(given, f"{self._who}, {what}", casts.text, casts.no_text)
+        return self._made(given, f"{self._who}, {what}", casts.text, casts.NO_TEXT)
 
     def _key(self, route: Route) -> Made:
         what = f"{self._who}, key of computation {route.computation!r}"
@@ -217,7 +217,7 @@ class Keying:
     def _key_part(self, given: Any, what: str) -> Made:
         if self._resolved(given, what)[0] is None:
             return partial(_worked_out_key, self._expressions[given], f"{what}, {given}")
-        return self._made(given, what, casts.key_text, casts.no_key)
+        return self._made(given, what, casts.key_text, casts.NO_KEY)
 
     def _mark(self, injector: Injector, name: str) -> Made | None:
         sub, mark = injector.watermark.sub_column, injector.watermark.mark_column
@@ -235,11 +235,7 @@ def _tuple_key(parts: Sequence[Made], rows: SourceRows) -> Any:
 
 
 def _worked_out(
-    function: Callable[[dict[str, Any]], Any],
-    name: str,
-    cast: Callable[[Any], casts.Cast | None],
-    refusal: Callable[[str, str], Exception],
-    rows: SourceRows,
+    function: Callable[[dict[str, Any]], Any], name: str, cast: Callable[[Any], casts.Cast | None], refusal: str, rows: SourceRows
 ) -> Any:
     """An SQL text whose meaning we know in Python. Its type shows with the values."""
     found = pa.array([function(row) for row in rows.dicts()])
@@ -247,7 +243,7 @@ def _worked_out(
         found = found.cast(pa.int64())
     made = cast(found.type)
     if made is None:
-        raise refusal(name, str(found.type))
+        raise DefinitionError(refusal.format(name, found.type))
     return made(found)
 
 

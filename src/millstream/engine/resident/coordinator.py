@@ -105,7 +105,12 @@ class Coordinator:
                     raise Stopped("stopped while resident tasks were waited for; this epoch runs at the next start")
                 now = time.monotonic()
                 if now - began > (RETURN if self._membership.generation else PATIENCE):
-                    raise ClusterError(self._who_is_missing(now - began))
+                    missing, slots, lost = self._membership.missing, self._membership.slots, "; ".join(self._membership.last_losses)
+                    raise ClusterError(
+                        f"{len(missing)} of {slots} resident tasks have not come within {now - began:.0f} seconds: {_list(missing)}. Each needs a slot of its "
+                        f"own for as long as the run lasts: see that the session has {slots} that nobody else holds, or say tasks=."
+                        + (f" Lost before: {lost}." if lost else "")
+                    )
                 if now - said > 5.0:
                     said = now
                     self._say(f"waiting for tasks {_list(self._membership.missing)} of {self._membership.slots}")
@@ -231,14 +236,6 @@ class Coordinator:
         if is_given_up:
             raise ClusterError(f"Spark has ended the job of the resident tasks {len(recent)} times. The last time it said: {recent[-1]}")
 
-    def _who_is_missing(self, seconds: float) -> str:
-        lost = f" Lost before: {'; '.join(self._membership.last_losses)}." if self._membership.last_losses else ""
-        missing, slots = self._membership.missing, self._membership.slots
-        return (
-            f"{len(missing)} of {slots} resident tasks have not come within {seconds:.0f} seconds: {_list(missing)}. Each needs a slot of its own for as "
-            f"long as the run lasts: see that the session has {slots} that nobody else holds, or say tasks=.{lost}"
-        )
-
     def _give_up(self, attempt: Attempt) -> None:
         for member in list(self._members.values()):
             with contextlib.suppress(OSError):
@@ -324,7 +321,7 @@ class Coordinator:
 
     def _join(self, hello: TaskHello, connection: wire.TaskLink) -> _Member | None:
         with self._changed:
-            if self._is_ending or not self._jobs.has_slot(hello.job, hello.slot):
+            if self._is_ending or self._jobs.job_of.get(hello.slot, hello.job) != hello.job:  # a later job has the slot
                 connection.send(messages.END, [encode(Ending())])
                 return None
             self._next_id += 1
@@ -373,7 +370,7 @@ class JobKeeper:
     def __init__(self, begin: Callable[[int, Sequence[int]], None], changed: threading.Condition) -> None:
         self._begin = begin
         self._changed = changed
-        self._job_of: dict[int, int] = {}  # by slot: the number of the job that fills it
+        self.job_of: dict[int, int] = {}  # by slot: the number of the job that fills it
         self._last = 0
         self.ended: list[tuple[float, str]] = []  # the last jobs that ended although the run goes on: when, and why
         self.is_ending = False  # so does the run
@@ -383,12 +380,8 @@ class JobKeeper:
         """A job for some slots, as long as the run lasts, or until others fill all of them."""
         with self._changed:
             self._last += 1
-            self._job_of.update(dict.fromkeys(slots, self._last))
+            self.job_of.update(dict.fromkeys(slots, self._last))
             threading.Thread(target=self._keep, args=(self._last,), name="millstream-coordinator-job", daemon=True).start()
-
-    def has_slot(self, job: int, slot: int) -> bool:
-        """Whether a slot is filled by this job, not by a later one."""
-        return self._job_of.get(slot, job) == job
 
     def _keep(self, job: int) -> None:
         while not self.is_ending and (slots := self._slots_of(job)):
@@ -409,7 +402,7 @@ class JobKeeper:
 
     def _slots_of(self, job: int) -> list[int]:
         with self._changed:
-            return sorted(slot for slot, of in self._job_of.items() if of == job)
+            return sorted(slot for slot, of in self.job_of.items() if of == job)
 
 
 class UnexpectedFailure(ClusterError):

@@ -105,7 +105,10 @@ class Exchange:
         others = sorted(self._members, key=lambda slot: (slot - self._slot) % len(self._members))[1:]
         try:
             for slot in others:
-                self._link(slot).send(messages.ROWS, [frames.get(slot, b"")], attempt, level, self._slot)
+                member = self._members[slot]
+                if slot not in self._links:
+                    self._links[slot] = (member, wire.connect(*parse_address(member.address), self._cookie, self._client_tls))
+                self._links[slot][1].send(messages.ROWS, [frames.get(slot, b"")], attempt, level, self._slot)
         except (OSError, MillstreamError) as error:
             self._links.pop(slot, None)
             if self._given_up >= attempt:
@@ -126,13 +129,6 @@ class Exchange:
                     raise PeerLost(cut, "the connection has broken")
                 self._changed.wait()
             return [data for data in self._buffer.take(level) if len(data)]
-
-    def _link(self, slot: int) -> wire.TaskLink:
-        found = self._links.get(slot)
-        if found is None:
-            host, port = parse_address(self._members[slot].address)
-            found = self._links[slot] = (self._members[slot], wire.connect(host, port, self._cookie, self._client_tls))
-        return found[1]
 
     # --- threads
 

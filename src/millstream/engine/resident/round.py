@@ -6,13 +6,13 @@
     RunTask     the task of a shard is about to run
     StageUnit   the unit is made durable
 
-It returns the receipts. In production sockets drive it (`worker`), in the simulation lists and dice (`simulation/resident_tasks`). So the order of what
-happens, and the moments of the crash points, are the same by construction.
+It returns the receipts. Sockets drive it in production (`worker`), lists and dice in the simulation (`simulation/resident_tasks`): the order of what happens,
+and the moments of the crash points, are the same by construction.
 
 Rules
 1. The shards of a task are `shard % slots`.
 2. All that an attempt stages lies in one unit, written once; rows for later levels travel before it is durable, because nothing counts before the manifest.
-   "task.4-staging" is before that write, "task.4-staged" behind it: everything of this task is durable then.
+   "task.4-staging" is before that write, "task.4-staged" behind it.
 3. A failure that retrying cannot fix is the only receipt.
 """
 

@@ -5,11 +5,11 @@
 
 Rules
 1. Nobody is believed before the handshake: until then, an end reads a fixed number of bytes within `GREETING` seconds in all, and no more.
-2. The cookie itself never travels. Both ends must know it: a task does not talk to a driver that cannot prove it, nor the other way round. Proofs are
-   compared in constant time, and name the role, so that one cannot be sent back as the other.
+2. The cookie itself never travels, and both ends must know it. Proofs are compared in constant time, and name the role, so that one cannot be sent back as
+   the other.
 3. One thread reads a connection; any may send, a frame at a time.
-4. Between hosts there is TLS below, with one certificate that is made for the run and for nobody else. It travels inside the job, as the cookie does. Both
-   ends show it and trust nothing else: host names mean nothing here.
+4. Between hosts there is TLS below, with one certificate that is made for the run and travels inside the job, as the cookie does. Both ends show it and
+   trust nothing else: host names mean nothing here.
 """
 
 from __future__ import annotations

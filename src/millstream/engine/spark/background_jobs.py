@@ -1,13 +1,12 @@
-"""Spark jobs beside the epochs: compactions; the long job whose tasks take the slots of a resident run and keep them; a batch job over a whole checkpoint.
+"""Spark jobs beside the epochs: compactions; the long job whose tasks take the slots of a resident run; a batch job over a whole checkpoint.
 
 Rules
 1. A compaction reads and writes the log only, so it may run anywhere; nothing waits for it, and one that dies is planned again.
-2. The job of resident tasks is a plain one, no barrier: Spark places, starts and ships them, retries one lost task and leaves the others alone.
+2. The job of resident tasks is a plain one, no barrier: Spark retries one lost task and leaves the others alone.
 3. A task that is replaced by plan leaves its input unread: to Spark it has ended well, and its Python process is not used again, so what it has leaked goes
    with it. All others read their input to its end.
-4. The batch job has two steps: pieces of work give rows; rows are sorted, and each part of them is worked on. Both are streams: no task holds more than a
-   batch of rows. Rows are (part, key, sub-key, body). A part is one task of the second step, and gets its rows ascending by key, then sub-key, as unsigned
-   bytes. Every part is worked on, also one without rows.
+4. The batch job has two steps: pieces of work give rows (part, key, sub-key, body); each part, also one without rows, is a task of the second step, and gets
+   its rows ascending by key, then sub-key, as unsigned bytes. Both steps are streams: no task holds more than a batch of rows.
 5. At the end of a run, what does not end in time, or has not even begun, is cancelled, so that no thread is in the JVM any more (`jvm`, rule 5).
 """
 

@@ -15,7 +15,7 @@ import msgspec
 import pyarrow as pa
 from pyspark.sql import SparkSession
 from pyspark.sql import types as T
-from pyspark.sql.pandas.types import from_arrow_schema, to_arrow_schema
+from pyspark.sql.pandas.types import to_arrow_schema
 
 from millstream import faults
 from millstream.core.topology import Injector, Topology
@@ -32,7 +32,6 @@ from millstream.engine.worker_process import RunPlace
 from millstream.errors import DefinitionError, MillstreamError
 from millstream.faults import CrashPoints
 from millstream.network import is_loopback
-from millstream.sources.splits import PlannedReader
 from millstream.state.manifest import Manifest
 from millstream.state.manifest_log import ManifestLog
 from millstream.state.storage import Storage
@@ -40,7 +39,7 @@ from millstream.state.storage import Storage
 from . import keyed_rows, pickling
 from .background_jobs import ResidentJob, SparkCompaction
 from .error_text import reason
-from .job_runner import SparkJobRunner, SplitFrames, SplitJobRunner, prototype
+from .job_runner import PlannedSource, SparkJobRunner, SplitFrames, SplitJobRunner
 from .run import PlannedRun, Run
 from .session import ARROW, OWN_SESSION, UTC
 
@@ -136,16 +135,8 @@ def check_planned(foreign: Mapping[str, str]) -> None:
         )
 
 
-class _Planned(msgspec.Struct):
-    """The reader of an injector, and its columns: without the one for unreadable rows, whose name is apart."""
-
-    reader: PlannedReader
-    schema: Any
-    unreadable: str | None
-
-
-def _readers(topology: Topology) -> dict[str, _Planned]:
-    found: dict[str, _Planned] = {}
+def _readers(topology: Topology) -> dict[str, PlannedSource]:
+    found: dict[str, PlannedSource] = {}
     try:
         for name, injector in topology.injectors.items():
             found[name] = _reader(injector, topology)
@@ -156,7 +147,7 @@ def _readers(topology: Topology) -> dict[str, _Planned]:
     return found
 
 
-def _reader(injector: Injector, topology: Topology) -> _Planned:
+def _reader(injector: Injector, topology: Topology) -> PlannedSource:
     forgiving = any(topology.takes_rejected(r.computation) for r in topology.routes if r.stream == injector.name)
     if injector.watermark.wants_files and not injector.source.reads_files:
         raise DefinitionError(f"injected stream {injector.name!r}: watermarks.files needs ms.sources.files with a local directory")
@@ -168,8 +159,8 @@ def _reader(injector: Injector, topology: Topology) -> _Planned:
     except Exception as error:
         raise DefinitionError(f"injected stream {injector.name!r}: its source cannot be opened: {reason(error)}") from error
     if keyed_rows.UNREADABLE in schema.names:
-        return _Planned(reader, schema.remove(schema.get_field_index(keyed_rows.UNREADABLE)), keyed_rows.UNREADABLE)
-    return _Planned(reader, schema, None)
+        return PlannedSource(reader, schema.remove(schema.get_field_index(keyed_rows.UNREADABLE)), keyed_rows.UNREADABLE)
+    return PlannedSource(reader, schema, None)
 
 
 def arrow_schema(given: Any) -> pa.Schema:
@@ -182,16 +173,15 @@ def micro_batch_run(asked: Starting) -> Run:
     topology, spark = asked.program.topology, asked.spark
     planned = _readers(topology)
     try:
-        frames = {name: prototype(spark, _struct(one)) for name, one in planned.items()}
+        frames = {name: one.prototype(spark) for name, one in planned.items()}
         injectors = topology.injectors
         value_types = [keyed_rows.value_type(injectors[name], frame, topology) for name, frame in frames.items()]
-        sources = {name: (one.reader, _struct(one), one.unreadable) for name, one in planned.items()}
-        SplitFrames(spark, topology, sources, 1, value_types)  # finds unknown columns before anything is written
+        SplitFrames(spark, topology, planned, 1, value_types)  # finds unknown columns before anything is written
         place, latest = asked.identify([keyed_rows.value_layout(injectors[name], frame, topology) for name, frame in frames.items()])
         token, latest = asked.claim(latest)
         own = own_session(spark)
         jobs = SparkJobRunner(own, asked.program, place, value_types)
-        runner = SplitJobRunner(jobs, SplitFrames(own, topology, sources, place.shards, value_types))
+        runner = SplitJobRunner(jobs, SplitFrames(own, topology, planned, place.shards, value_types))
         planner = SourcePlanner({name: one.reader for name, one in planned.items()}, asked.storage, token, latest, asked.trigger is None)
         epochs = asked.epochs(place, latest, token, runner, planner)
         epochs.resume()
@@ -210,16 +200,11 @@ def own_session(spark: Any) -> Any:
     return own
 
 
-def _close(planned: Mapping[str, _Planned], topology: Topology) -> None:
+def _close(planned: Mapping[str, PlannedSource], topology: Topology) -> None:
     for one in planned.values():
         one.reader.close()
     for injector in topology.injectors.values():
         injector.source.close()
-
-
-def _struct(one: _Planned) -> T.StructType:
-    struct = from_arrow_schema(one.schema)
-    return struct if one.unreadable is None else struct.add(one.unreadable, "string")
 
 
 # --- resident
@@ -275,7 +260,7 @@ def resident_run(asked: Starting, tasks: int | None) -> Run:
         raise
 
 
-def _limit(planned: Mapping[str, _Planned], topology: Topology) -> None:
+def _limit(planned: Mapping[str, PlannedSource], topology: Topology) -> None:
     """Tasks hold an epoch's input in memory, so it has a limit; but a source that declares its watermark to a callable is read to its end in every epoch:
     what it says speaks of all that it had delivered."""
     for name, one in planned.items():
@@ -312,7 +297,7 @@ def count_slots(spark: Any, topology: Topology, tasks: int | None) -> int:
     return tasks
 
 
-def _check_settings(spark: Any, topology: Topology, planned: Mapping[str, _Planned]) -> None:
+def _check_settings(spark: Any, topology: Topology, planned: Mapping[str, PlannedSource]) -> None:
     """Rows must be the same in both modes, so settings that only Spark's readers follow are refused where they matter."""
     zone = spark.conf.get("spark.sql.session.timeZone")
     for name, one in planned.items():
