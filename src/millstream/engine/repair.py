@@ -27,7 +27,7 @@ from millstream.state.compaction import unit_name
 from millstream.state.manifest import Manifest
 from millstream.state.manifest_log import ManifestLog
 from millstream.state.queries import maps_prefix
-from millstream.state.segment import SegmentRef, encode_segment
+from millstream.state.segment import write_segment
 
 
 def mark_for_rebuild(program: Program, log: ManifestLog, epoch: int, views: Mapping[str, Sequence[str]], spark: Any = None) -> Manifest:
@@ -94,11 +94,11 @@ def _delete_unreadable(manifest: Manifest, log: ManifestLog, compiled: Compiled,
                     kind.decode(decode_row(raw).state)
             except Exception:
                 entries[ROW + row_key] = None
-        data, unit = encode_segment(sorted(entries.items())), unit_name(manifest.epoch, "repair", manifest.token)
-        log.storage.put(unit, data)
+        unit = unit_name(manifest.epoch, "repair", manifest.token)
+        written = write_segment(log.storage, unit, sorted(entries.items()), manifest.epoch, manifest.epoch)
         shards[shard] = msgspec.structs.replace(
             shards[shard],
-            segments=[*shards[shard].segments, SegmentRef(unit, 0, len(data), len(entries), manifest.epoch, manifest.epoch)],
+            segments=[*shards[shard].segments, written],
             keys=shards[shard].keys - sum(key.startswith(ROW) for key in entries),
         )
     manifest.computations[name] = msgspec.structs.replace(state, shards=shards)

@@ -36,7 +36,7 @@ PartRow = tuple[int, bytes, bytes, bytes]
 
 def _cancel(spark: Any, group: str, has_ended: Callable[[float], Any], patience: float) -> None:
     """Rule 5. has_ended: waits for the jobs of a group, for so many seconds at most. patience: how long before they are cancelled."""
-    until = time.monotonic() + patience + _IN_TIME
+    until = time.monotonic() + 2 * _IN_TIME
     while not has_ended(patience) and time.monotonic() < until:
         with contextlib.suppress(Exception):
             spark.sparkContext.cancelJobGroup(group)
