@@ -33,15 +33,15 @@ from millstream import faults
 from millstream.core.guards import Guards
 from millstream.core.keys import key_text, shard_of
 from millstream.core.topology import Group
-from millstream.engine.columns.arrow_inputs import ArrowInputs
+from millstream.engine.columns.arrow_rows import ArrowInputs
 from millstream.engine.columns.keying import Keying
 from millstream.engine.compaction_orders import CompactionOrder, carry_out
 from millstream.engine.epochs import Epochs
 from millstream.engine.program import Compiled, Program
 from millstream.engine.receipts import EpochOrder, Receipt
 from millstream.engine.resident import worker
-from millstream.engine.resident.assemble import assemble
 from millstream.engine.resident.partitioning import ArrowRows, read_keyed
+from millstream.engine.resident.runner import assemble
 from millstream.engine.resident.worker import Setup
 from millstream.engine.source_planner import SourcePlanner
 from millstream.engine.spark import pickling

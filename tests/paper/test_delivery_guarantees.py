@@ -10,7 +10,7 @@ import pytest
 from paperkit import Gather, Sum, dice, echoes, fails_without, holds, inject, key, rows, simulate, states, sums
 
 import millstream as ms
-from millstream.engine import upkeep
+from millstream.engine import publishing
 from millstream.errors import DamageError
 from millstream.faults import POINTS
 from millstream.simulation.fault import Fault
@@ -125,7 +125,7 @@ def slow_plan(step: int, tail: Sequence[int] = ()) -> InputPlan:
 @pytest.fixture
 def collecting(monkeypatch: pytest.MonkeyPatch) -> None:
     """Collection after every epoch, which keeps two manifests, and for readers the first of each second of a minute."""
-    monkeypatch.setattr(upkeep, "COLLECT_EVERY", 1)
+    monkeypatch.setattr(publishing, "COLLECT_EVERY", 1)
     monkeypatch.setattr(gc, "KEEP", 2)
 
 

@@ -15,7 +15,7 @@ import pytest
 from sparkkit import BASE, run, write
 
 import millstream as ms
-from millstream.engine.spark import jvm, resident_job, start
+from millstream.engine.spark import background_jobs, jvm, start
 from millstream.errors import DefinitionError
 from millstream.state import heartbeat
 from millstream.state.manifest_log import ManifestLog
@@ -218,8 +218,8 @@ def test_a_resident_run_says_that_it_waits_for_its_tasks_until_they_are_there(
     spark: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     """Whoever pushes meanwhile must not read that the run waits for input."""
-    go, begin = threading.Event(), resident_job.ResidentJob.run
-    monkeypatch.setattr(resident_job.ResidentJob, "run", lambda self, *given: (go.wait(60), begin(self, *given)))
+    go, begin = threading.Event(), background_jobs.ResidentJob.run
+    monkeypatch.setattr(background_jobs.ResidentJob, "run", lambda self, *given: (go.wait(60), begin(self, *given)))
     handle = simple(tmp_path).run(spark, checkpoint=tmp_path / "checkpoint", resident=True, tasks=1, shards=1)
     try:
         assert handle.status().waits_for == "its tasks to start"

@@ -145,7 +145,8 @@ class Case(NamedTuple):
 
         topology = self.pipeline.program().topology
         injector = next(iter(topology.injectors.values()))
-        return keyed_rows.keyed_frame(injector, 0, source, topology, SHARDS, [keyed_rows.value_type(injector, source, topology)])
+        types = [keyed_rows.value_type(injector, source, topology)]
+        return keyed_rows.KeyedColumns(injector, 0, source, topology, SHARDS, types).of(source)
 
 
 def files() -> Any:

@@ -7,15 +7,15 @@ from pathlib import Path
 from typing import Any
 
 import millstream as ms
-from millstream.engine.contracts import Compaction
+from millstream.engine.compaction_orders import Compaction
 from millstream.engine.epochs import Epochs
 from millstream.engine.evolution import reconciled
 from millstream.engine.program import Program
+from millstream.engine.publishing import BackgroundUpkeep
 from millstream.engine.receipts import EpochOrder, Receipt
 from millstream.engine.source_planner import SourcePlanner
 from millstream.engine.spark.run import PlannedRun
 from millstream.engine.trigger import Trigger
-from millstream.engine.upkeep import BackgroundUpkeep
 from millstream.sinks.base import SinkRow, TaskContext
 from millstream.sources.splits import PlannedReader, SplitPlan
 from millstream.state.compaction import unit_name

@@ -202,5 +202,5 @@ def test_expressions_that_are_known_in_python_may_be_times_and_ids() -> None:
 
 @pytest.mark.slow
 def test_rows_are_keyed_without_pyspark() -> None:
-    code = "import sys, millstream.engine.columns.keying, millstream.engine.columns.arrow_inputs; print('pyspark' in sys.modules)"
+    code = "import sys, millstream.engine.columns.keying, millstream.engine.columns.arrow_rows; print('pyspark' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.split() == ["False"]

@@ -10,7 +10,7 @@ import pyarrow as pa
 from plannedkit import KitEpochs, KitRunner, Told, pipeline
 
 import millstream as ms
-from millstream.engine.contracts import Compacted, Compaction
+from millstream.engine.compaction_orders import Compaction, CompactionOrder
 from millstream.sources.splits import PlannedReader
 from millstream.state.compaction import unit_name
 from millstream.state.manifest_log import KEEP
@@ -70,11 +70,12 @@ class SlowThread(Compaction):
     """A compaction has ended. A thread that asks for it is so slow that the next manifest has it by then."""
 
     def __init__(self, made: str) -> None:
+        super().__init__()
         self.made = {made}
         self.adopted = threading.Event()
         self.adopted.set()
 
-    def take_finished(self) -> dict[tuple[str, int], Compacted]:
+    def take_finished(self) -> dict[tuple[str, int], CompactionOrder]:
         self.made = set()
         return {}
 

@@ -14,8 +14,8 @@ from plannedkit import KitEpochs, Told, pipeline
 from rich.console import Console
 
 from millstream.cli.run import watch
-from millstream.engine import upkeep
-from millstream.engine.spark.resident_job import ResidentJob
+from millstream.engine import publishing
+from millstream.engine.spark.background_jobs import ResidentJob
 from millstream.engine.spark.run import PlannedRun
 from millstream.errors import InputError, MillstreamError
 from millstream.handle import Handle
@@ -92,7 +92,7 @@ def test_a_collection_that_fails_is_said_once(caplog: pytest.LogCaptureFixture, 
     def denied(*given: object) -> None:
         raise OSError("no permission")
 
-    monkeypatch.setattr(upkeep.gc, "collect", denied)
+    monkeypatch.setattr(publishing.gc, "collect", denied)
     with caplog.at_level(logging.WARNING):
         for _ in range(3):
             epochs.collect()

@@ -13,7 +13,8 @@ from millstream.core.record import Production
 from millstream.engine.program import Compiled
 from millstream.engine.receipts import EpochOrder, Receipt
 from millstream.engine.routing import Routed
-from millstream.engine.staging import Staging, Unit
+from millstream.engine.staging import Unit, stage
+from millstream.engine.task import Task
 from millstream.errors import Fenced
 from millstream.sinks import Part, Sink, SinkRow, TaskContext
 from millstream.state.fencing import Runs
@@ -40,13 +41,14 @@ def test_a_replaced_run_stages_nothing_at_a_sink(shared: bool) -> None:
     group = compiled.topology.levels[0][0]
     made = Outcome({}, [Production("out", "k", 1, "1", msgspec.msgpack.encode("row"))], Counts())
 
-    def stage() -> None:
+    def attempt() -> None:
         unit = Unit(storage, "units/0") if shared else None
-        Staging(compiled, storage, order, group, 0, lambda name: None, unit).stage(Receipt(0, 0, 0), {"Passes": made}, Routed())
+        task = Task(compiled, order, group, 0, 1, storage, cache=None, point=lambda name: None, unit=unit)  # type: ignore[arg-type]
+        stage(task, Receipt(0, 0, 0), {"Passes": made}, Routed())
 
-    stage()
+    attempt()
     assert sink.staged == [1]
     Runs(storage).claim(token)
     with pytest.raises(Fenced):
-        stage()
+        attempt()
     assert sink.staged == [1]

@@ -21,7 +21,7 @@ from hypothesis import strategies as st
 import millstream as ms
 from effort import some
 from millstream.state import codec
-from millstream.state.roundtrip import difference
+from millstream.state.codec import difference
 from millstream.testing import LocalRunner
 
 scalars = st.one_of(

@@ -22,7 +22,7 @@ from millstream.state.manifest_log import ManifestLog
 from millstream.state.memory_storage import MemoryStorage
 from millstream.state.segment import encode_segment, merge, read_blocks
 from millstream.state.state_cache import StateCache
-from millstream.state.storage import LocalStorage, ObjectStorage, Storage, open_storage
+from millstream.state.storage import LocalStorage, ObjectStorage, Storage, open_storage, under
 from s3server import S3Server
 
 
@@ -483,3 +483,9 @@ def test_manifests_segments_compactions_and_state_cache_work_on_both(storage, tm
     assert len(chain) == 3 and chain[0].base
     assert dict(merge(storage, chain, drop_deleted=True)) == model
     state_cache.retire()
+
+
+def test_what_is_under_a_prefix_is_a_storage_of_its_own():
+    whole = MemoryStorage()
+    under(whole, "a/b").put("c", b"1")
+    assert whole.read("a/b/c") == b"1" and under(whole, "a").list("b") == ["b/c"]

@@ -4,10 +4,10 @@
     evolution                      a checkpoint that a changed pipeline must fit
     plan, next_manifest            pure: what an epoch will do, and what its manifest says
     epochs                         the seven numbered steps between the two, on the driver
-    contracts                      what the steps ask of the parts that they are given
     source_planner, trigger        what the next epoch reads, and when it begins
-    ownership, publishing          who owns the checkpoint; what sinks are told
-    compaction_orders, upkeep      chains that are due for compaction; when garbage is collected
+    ownership                      who owns the checkpoint
+    publishing                     what sinks are told, and when garbage is collected
+    compaction_orders              chains that are due for compaction, and those that were compacted
     metrics, hints                 the last epochs and their phases; input that looks wrong
     task, routing                  one shard of one group in one epoch, lettered; where its productions go
     staging, receipts              what it makes durable; what it tells the driver

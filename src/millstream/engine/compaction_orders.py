@@ -15,7 +15,6 @@ from collections.abc import Callable
 
 import msgspec
 
-from millstream.engine.contracts import Compacted, Compaction, CompactionStats
 from millstream.state.compaction import compact, pick_segments
 from millstream.state.fencing import refuse, superseded
 from millstream.state.manifest import Manifest
@@ -44,18 +43,6 @@ class CompactionOrder(msgspec.Struct):
         return self.computation, self.shard
 
 
-def due(manifest: Manifest, token: str) -> list[CompactionOrder]:
-    """The chains that have grown too long."""
-    return [
-        CompactionOrder(
-            computation=name, shard=shard, epoch=manifest.epoch, chosen=list(chosen), is_base=chosen[0] == one.segments[0], token=token
-        )
-        for name, state in manifest.computations.items()
-        for shard, one in enumerate(state.shards)
-        if (chosen := pick_segments(one.segments))
-    ]
-
-
 def carry_out(storage: Storage, order: CompactionOrder) -> CompactionOrder:
     """In a task: the order with what was made of it, or with why that failed. With neither, if the run has been replaced, of which a mark is left."""
     try:
@@ -68,22 +55,62 @@ def carry_out(storage: Storage, order: CompactionOrder) -> CompactionOrder:
     return order
 
 
-class FinishedCompactions(Compaction):
-    """Compactions that have ended, until the next manifest adopts them. Base of those who run compactions: they tell `_take_in` and `_fail`, with the lock."""
+class CompactionStats(msgspec.Struct):
+    """Chains that were compacted since the run began, and compactions that failed. since: the epoch in which the one under way began."""
 
-    def __init__(self, token: str) -> None:
+    compacted: int = 0
+    failed: int = 0
+    since: int | None = None
+    last_error: str = ""
+
+
+class Compaction:
+    """Compactions that have ended, until the next manifest adopts them. This one never begins any: the next run will. Those who do tell `_take_in` and
+    `_fail`, with the lock."""
+
+    def __init__(self, token: str = "") -> None:
         self._lock = threading.Lock()
         self._token = token
         self._done: dict[tuple[str, int], CompactionOrder] = {}
         self._failures: dict[tuple[str, int], tuple[int, float]] = {}  # rule 2: how often in a row, and until when the chain is left alone
         self._stats = CompactionStats()
 
+    def plan(self, manifest: Manifest) -> None:
+        """Starts what is due (after every commit)."""
+
+    def take_finished(self) -> dict[tuple[str, int], CompactionOrder]:
+        """The compactions that have ended since the last call, by computation and shard (once per epoch, before its manifest is made)."""
+        with self._lock:
+            done, self._done = self._done, {}
+            self._stats.compacted += len(done)
+        return done
+
+    def in_flight(self) -> set[str]:
+        """Objects that the next manifest may name (before a garbage collection)."""
+        with self._lock:
+            return {ref.name for order in self._done.values() for ref in order.made}
+
+    def since(self) -> int | None:
+        """The oldest epoch in which a compaction under way began (before a garbage collection)."""
+        return None
+
+    def stats(self) -> CompactionStats:
+        """How it is doing (whenever a status is asked for)."""
+        return msgspec.structs.replace(self._stats, since=self.since())
+
+    def close(self) -> None:
+        """At the end of a run: cancels what is under way, because no manifest would adopt it."""
+
     def _due(self, manifest: Manifest) -> list[CompactionOrder]:
+        """The chains that have grown too long."""
         now = time.monotonic()
         return [
-            order
-            for order in due(manifest, self._token)
-            if order.where not in self._done and self._failures.get(order.where, (0, 0.0))[1] <= now
+            CompactionOrder(name, shard, manifest.epoch, list(chosen), chosen[0] == one.segments[0], self._token)
+            for name, state in manifest.computations.items()
+            for shard, one in enumerate(state.shards)
+            if (chosen := pick_segments(one.segments))
+            and (name, shard) not in self._done
+            and self._failures.get((name, shard), (0, 0.0))[1] <= now
         ]
 
     def _take_in(self, order: CompactionOrder) -> None:
@@ -101,21 +128,8 @@ class FinishedCompactions(Compaction):
         if times == 1:
             _log.warning("a compaction failed and will be tried again: %s", self._stats.last_error)
 
-    def take_finished(self) -> dict[tuple[str, int], Compacted]:
-        with self._lock:
-            done, self._done = self._done, {}
-            self._stats.compacted += len(done)
-        return {where: Compacted(order.chosen, order.made) for where, order in done.items()}
 
-    def in_flight(self) -> set[str]:
-        with self._lock:
-            return {ref.name for order in self._done.values() for ref in order.made}
-
-    def stats(self) -> CompactionStats:
-        return msgspec.structs.replace(self._stats, since=self.since())
-
-
-class TaskCompaction(FinishedCompactions):
+class TaskCompaction(Compaction):
     """Compaction inside resident tasks: the owner of a shard compacts its chain in a thread. One that is lost with its task is planned again.
 
     send: gives an order to the task of a shard; False if it is not there."""

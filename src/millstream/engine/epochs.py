@@ -8,13 +8,12 @@
     6. Manifest N is created exclusively. This is the commit.
     7. Sinks publish, compactions are planned, garbage is collected.
 
-Here is only what is done, in its order. What an epoch will do is decided by `plan` behind step 2; what its manifest says follows in `next_manifest` from the
-plan and the receipts; who owns the checkpoint, `ownership` knows; sinks are told by `publishing`. What runs the tasks, knows the sources, compacts, collects
-garbage, tells the time and has crash points is given (`contracts`).
+Here is only what is done, in its order. What an epoch will do is decided by `plan` behind step 2; what its manifest says follows in `next_manifest`; who owns
+the checkpoint, `ownership` knows; sinks are told by `publishing`. All else is given: `TaskRunner` and `Planner` say when the driver calls each method.
 
-A bounded run adds epochs at its end, outside the query and with no input: to drain (event time ends), or to settle (whatever its input has made due is
-done, as the idle epochs of a continuous run would do it). A run that was killed while it settled goes on with that before it takes new input. At its very
-end a bounded run looks at the clock once, and fires the wall-clock timers that are due by then: one that sets itself again does not keep it from its end.
+A bounded run adds epochs at its end, outside the query and with no input: to drain (event time ends), or to settle (what its input has made due is done, as
+the idle epochs of a continuous run would do it). A run that was killed while it settled goes on with that first. At its very end a bounded run looks at the
+clock once, and fires the wall-clock timers that are due by then: one that sets itself again does not keep it from its end.
 """
 
 from __future__ import annotations
@@ -25,26 +24,25 @@ import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass, field
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, Protocol, TypeVar
 
 import msgspec
 
 from millstream.core.guards import ALL_GUARDS, Guards
-from millstream.engine.contracts import Compaction, Planner, TaskRunner
+from millstream.engine.compaction_orders import Compaction
 from millstream.engine.hints import Hints
 from millstream.engine.metrics import EpochStats, Metrics
 from millstream.engine.next_manifest import idle_after, manifest_after
 from millstream.engine.ownership import Ownership
 from millstream.engine.plan import NOTHING, Plan, Position, Reading, declared, plan, to_store, unsettled
 from millstream.engine.program import Program
-from millstream.engine.publishing import Publishing
+from millstream.engine.publishing import Publishing, Upkeep
 from millstream.engine.receipts import EpochOrder, Receipt, checked, total_stats
-from millstream.engine.upkeep import Upkeep
 from millstream.errors import CheckpointError, EpochAbandoned, Fenced, HookError, MillstreamError, SinkError, StorageError
 from millstream.faults import CrashPoints
 from millstream.state.fencing import run_number
 from millstream.state.heartbeat import RunMode, StateCacheStats
-from millstream.state.manifest import Manifest, Part, edge_name
+from millstream.state.manifest import Manifest, Part, SourcePosition, edge_name
 from millstream.state.manifest_log import ManifestLog
 
 _log = logging.getLogger("millstream.input")
@@ -53,20 +51,53 @@ TRIES = 5
 MOST_SETTLING = 1000  # epochs
 
 _In = TypeVar("_In")
+_Given = TypeVar("_Given", contravariant=True)
 
 
 def wall_clock() -> int:
-    """Milliseconds."""
-    return int(time.time() * 1000)
+    return int(time.time() * 1000)  # milliseconds
+
+
+class TaskRunner(Protocol[_Given]):
+    """Runs the tasks of an epoch: as a Spark job, in resident tasks, in a loop."""
+
+    def run(self, input: _Given | None, order: EpochOrder) -> list[Receipt]:
+        """Runs all tasks on what came in (None: only time has moved). One receipt per group and shard. Once per attempt at an epoch."""
+
+    def status(self) -> RunMode:
+        """How tasks are run (whenever a status is asked for)."""
+
+    def close(self) -> None:
+        """At the end of a run."""
+
+
+class Planner(Protocol):
+    """What the driver asks of the sources: Millstream's own planner, or what is known of Spark's. is_ours: Millstream plans what epochs read."""
+
+    is_ours: bool
+
+    def files(self, injector: str) -> tuple[Mapping[str, int], set[str]]:
+        """The files of a source with their times of modification, and those that were read. Once per epoch, if a watermark follows them."""
+
+    def acknowledge(self, batch: int, positions: Mapping[str, SourcePosition]) -> None:
+        """Tells sources what is safe: a batch is committed and published up to these positions. In step 7, at least once for every batch."""
+
+    def took_over(self, manifest: Manifest) -> None:
+        """The run before this one has committed one more epoch, which stands. Before it is published."""
+
+    def close(self) -> None:
+        """At the end of a run."""
+
+
+class Stopped(Exception):
+    """An epoch that was not begun because the run is being stopped."""
 
 
 @dataclass(eq=False)
 class Epochs(Generic[_In]):
-    """Runs epochs on one checkpoint, for one run of a pipeline. Its parameter is what the runner of its tasks gets, where something came in.
-
-    points: called between any two steps. session: what sinks may use on the driver. warn: hears of input that looks wrong, after the commit.
-    stopping: set when no further epoch is to begin.
-    """
+    """Runs epochs on one checkpoint, for one run of a pipeline. Its parameter is what the runner of its tasks gets, where something came in. points: called
+    between any two steps. session: what sinks may use on the driver. warn: hears of input that looks wrong, after the commit. stopping: set when no
+    further epoch is to begin."""
 
     program: Program
     shards: int
@@ -142,16 +173,8 @@ class Epochs(Generic[_In]):
         upkeep = self.upkeep.is_due(epoch)
         refused = self.log.runs.refusals() if upkeep or self._began_at == epoch - 1 else []
         tasks = self.metrics.end_of_tasks(began)
-        manifest = manifest_after(
-            self.program,
-            planned,
-            before,
-            receipts,
-            token=self.token,
-            shards=self.shards,
-            compacted=self.compaction.take_finished(),
-            refused=len(refused),
-        )
+        compacted = self.compaction.take_finished()
+        manifest = manifest_after(self.program, planned, before, receipts, self.token, self.shards, compacted, len(refused))
         self.publishing.prepare(manifest)
         self.ownership.check_commit(epoch)
         ours = self._commit(manifest)  # 6
@@ -161,7 +184,10 @@ class Epochs(Generic[_In]):
         self.points("epoch.6-committed", epoch)
         self._publish(self.latest, redo=not ours, instead={} if ours else manifest.sinks)  # 7
         published = self.metrics.note("publish", committed)
-        self._maintain(self.latest, refused, upkeep)
+        self.storage.delete(refused)
+        self.compaction.plan(self.latest)
+        if upkeep:
+            self.collect()
         self.metrics.note("upkeep", published)
         self._note(planned, receipts, (time.perf_counter() - began) * 1000)
         self.points("epoch.7-done", epoch)
@@ -169,8 +195,6 @@ class Epochs(Generic[_In]):
     def _commit(self, manifest: Manifest) -> bool:
         manifest.committed_at = self.clock()
         return self.log.commit(manifest, self.guards.exclusive)
-
-    # --- 2: what will be done
 
     def _plan(self, before: Manifest | None, ranges: Reading, drain: bool) -> Plan:
         said = {} if ranges.batch is None else declared(self.topology, self.planner.files)
@@ -222,13 +246,6 @@ class Epochs(Generic[_In]):
         if manifest.batch is not None:
             self.planner.acknowledge(manifest.batch, manifest.sources)
 
-    def _maintain(self, manifest: Manifest, refused: Sequence[str], upkeep: bool) -> None:
-        if refused:
-            self.storage.delete(refused)
-        self.compaction.plan(manifest)
-        if upkeep:
-            self.collect()
-
     def collect(self) -> None:
         """Removes what no manifest needs."""
         if self.latest is not None:
@@ -253,32 +270,29 @@ class Epochs(Generic[_In]):
     def resume(self) -> None:
         """At the start of a run: publishes what the last one committed and may not have published (where Spark plans, it asks itself for epochs of its query),
         goes on with a run that was ended while it settled, and collects garbage."""
+        takes_back = any(emission.sink.takes_back for emission in self.topology.emissions)
         try:
-            self._resume()
+            if self.latest is not None and (self.planner.is_ours or self.latest.batch is None):
+                self._publish(self.latest, redo=True)
+            if self.planner.is_ours and run_number(self.token) > 1 and takes_back:
+                self.close_off()  # nothing has been staged yet
+            if self.latest is not None and self.latest.settle:
+                self._settle(lambda: False, self.latest.now)
             self.collect()
         except MillstreamError as error:
             self.explain(error)
             raise
 
-    def _resume(self) -> None:
-        if self.latest is not None and (self.planner.is_ours or self.latest.batch is None):
-            self._publish(self.latest, redo=True)
-        if self.planner.is_ours and run_number(self.token) > 1 and any(emission.sink.takes_back for emission in self.topology.emissions):
-            self.close_off()  # nothing has been staged yet
-        if self.latest is not None and self.latest.settle:
-            self._settle(lambda: False, self.latest.now)
-
     def close_off(self) -> None:
-        """Commits an epoch in which nothing happens. At the end of a run: there is nothing that the next one would publish again. At its start: a run before
-        this one, which may have looked at the claims before we came and be about to commit, finds it taken. If it was faster, its epoch stands and is
-        published: nobody has taken back what it prepared."""
+        """Commits an epoch in which nothing happens. At the end of a run: the next one has nothing to publish again. At its start: a run before this one, which
+        may be about to commit, finds it taken. If it was faster, its epoch stands and is published: nobody has taken back what it prepared."""
         while True:
             before = self.latest
             if before is not None:
                 manifest = idle_after(before, self.token)
             else:
                 planned = self._plan(None, NOTHING, False)
-                manifest = manifest_after(self.program, planned, None, [], token=self.token, shards=self.shards, compacted={})
+                manifest = manifest_after(self.program, planned, None, [], self.token, self.shards, compacted={})
                 manifest.settle = False
             self.ownership.check_commit(manifest.epoch)
             if self._commit(manifest):

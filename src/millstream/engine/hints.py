@@ -31,7 +31,10 @@ class Hints:
         for stream in counts.late_by:
             if (computation, stream) not in self._said:
                 self._said.add((computation, stream))
-                if self._drops(computation, stream):
+                spec = self._topology.by_name[computation]
+                if spec.kind or spec.hidden or spec.late_streams[stream] != HOOK:
+                    continue
+                if type(spec.factory()).process_late_record is Computation.process_late_record:  # the one that does nothing
                     yield self._late(computation, stream, counts)
 
     def of_times(self, seen: Mapping[str, Seen]) -> Iterator[str]:
@@ -49,13 +52,6 @@ class Hints:
                     f"injected stream {name!r}: its newest timestamp is {one.newest}, which is {describe(one.newest)}. Are these seconds? Timestamps are "
                     f"milliseconds since 1970: write those into the column{way}."
                 )
-
-    def _drops(self, computation: str, stream: str) -> bool:
-        """Whether late records of an input end in the hook that does nothing."""
-        spec = self._topology.by_name[computation]
-        if spec.kind or spec.hidden or spec.late_streams[stream] != HOOK:
-            return False
-        return type(spec.factory()).process_late_record is Computation.process_late_record
 
     def _late(self, computation: str, stream: str, counts: Counts) -> str:
         one = next((late for late in counts.last_late if late.stream == stream), None)

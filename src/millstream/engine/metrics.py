@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from itertools import islice
 
 import msgspec
@@ -13,6 +13,7 @@ LEAST = 256  # epochs that are kept, however old they are
 MOST = 10_000  # epochs that are kept, however young
 SPEED = 10_000  # milliseconds over which speeds are told
 WINDOW = 60_000  # milliseconds: what is younger is kept
+BETWEEN_TASKS = "orders and receipts"  # the phase that tasks which tell their own phases leave over
 
 
 class EpochStats(msgspec.Struct):
@@ -34,10 +35,9 @@ class Metrics:
     def __init__(self) -> None:
         self._kept: deque[EpochStats] = deque(maxlen=MOST)
         self._phases: dict[str, float] = {}  # milliseconds
-        self._has_task_phases = False
 
     def note(self, phase: str, since: float) -> float:
-        """Adds to a phase of the epoch under way what has passed since a moment; the moment now."""
+        """Adds what has passed since a moment; the moment now."""
         now = time.perf_counter()
         self.add_phase(phase, (now - since) * 1000)
         return now
@@ -45,16 +45,9 @@ class Metrics:
     def add_phase(self, phase: str, millis: float) -> None:
         self._phases[phase] = self._phases.get(phase, 0.0) + millis
 
-    def add_task_phases(self, phases: Mapping[str, float]) -> None:
-        """Adds what phases inside the tasks took: they stand in the place of one phase for all of it."""
-        self._has_task_phases = True
-        for phase, millis in phases.items():
-            self.add_phase(phase, millis)
-
     def end_of_tasks(self, since: float) -> float:
-        """The tasks of the epoch under way, which began at a moment, have ended; the moment now."""
-        has_phases, self._has_task_phases = self._has_task_phases, False
-        return time.perf_counter() if has_phases else self.note("tasks", since)
+        """The tasks of the epoch under way, which began at a moment, have ended; the moment now. Phases of their own stand in the place of one for all."""
+        return time.perf_counter() if BETWEEN_TASKS in self._phases else self.note("tasks", since)
 
     def add(self, one: EpochStats) -> None:
         """Adds the newest epoch with the phases that were noted, and lets go of what is too old."""

@@ -15,13 +15,12 @@ import msgspec
 
 from millstream.core import adaptive
 from millstream.core.adaptive import EdgeState
-from millstream.core.authority import Standing
 from millstream.core.backfill import BuildState, builds_after, scanned_by
 from millstream.core.step import LAST_LATE
 from millstream.core.time import END
 from millstream.core.topology import ComputationSpec, Topology
 from millstream.core.watermark import Progress, Seen, effective
-from millstream.engine.contracts import Compacted
+from millstream.engine.compaction_orders import CompactionOrder
 from millstream.engine.plan import Plan, adaptive_edges
 from millstream.engine.program import Program
 from millstream.engine.receipts import Receipt, Work
@@ -37,10 +36,9 @@ def manifest_after(
     plan: Plan,
     before: Manifest | None,
     receipts: Sequence[Receipt],
-    *,
     token: str,
     shards: int,
-    compacted: Mapping[tuple[str, int], Compacted],
+    compacted: Mapping[tuple[str, int], CompactionOrder],
     refused: int = 0,
 ) -> Manifest:
     """The manifest that commits an epoch. refused: writes of replaced runs that were found since the last one."""
@@ -51,12 +49,8 @@ def manifest_after(
     sinks, waiting = _sinks(topology, plan, before, receipts)
     pending = [stored_ref for receipt in receipts for stored_ref in receipt.stored_refs]
     builds = _builds(plan, receipts)
-    filled = not any(build.is_filling for build in builds.values())
-    over = (
-        filled
-        and not pending
-        and all(c.low_watermark == END and shard.next_low is None for c in computations.values() for shard in c.shards)
-    )
+    waits = bool(pending) or any(build.is_filling for build in builds.values())
+    over = not waits and all(c.low_watermark == END and shard.next_low is None for c in computations.values() for shard in c.shards)
     batch = plan.ranges.batch
     return Manifest(
         epoch=plan.epoch,
@@ -92,7 +86,7 @@ def _sinks(
     waiting: dict[str, WaitingParts] = {}
     rolls = {emission.name: emission.sink.roll_millis for emission in topology.emissions if emission.sink.roll_millis}
     known = before.waiting if before is not None else {}
-    for name in [*known, *(name for name in rolls if name not in known)]:
+    for name in dict.fromkeys([*known, *rolls]):
         old = known.get(name, WaitingParts(plan.now, []))
         parts = [*old.parts, *sinks.pop(name, ())]
         young = plan.now - old.since < rolls.get(name, 0) and len(parts) < MOST_WAITING
@@ -145,14 +139,10 @@ def _edges(topology: Topology, plan: Plan, before: Manifest | None, receipts: Se
     """What each adaptive edge does in the next epoch."""
     found = {}
     for edge in adaptive_edges(topology):
-        stream, consumer = edge
-        work = [r.work[consumer] for r in receipts if consumer in r.work]
-        busy = any(delta.counts.records for delta in work)
-        millis = max(delta.millis for delta in work) if busy else None
+        work = [r.work[edge[1]] for r in receipts if edge[1] in r.work]
+        millis = max(delta.millis for delta in work) if any(delta.counts.records for delta in work) else None
         old = before.edges.get(edge_name(*edge), EdgeState()) if before is not None else EdgeState()
-        found[edge_name(*edge)] = adaptive.decide(
-            old, edge in plan.storing, plan.storing.get(edge, ""), millis, topology.slow_after(stream, consumer)
-        )
+        found[edge_name(*edge)] = adaptive.decide(old, edge in plan.storing, plan.storing.get(edge, ""), millis, topology.slow_after(*edge))
     return found
 
 
@@ -164,7 +154,7 @@ def _computation(
     receipts: Sequence[Receipt],
     token: str,
     shards: int,
-    compacted: Mapping[tuple[str, int], Compacted],
+    compacted: Mapping[tuple[str, int], CompactionOrder],
 ) -> ComputationState:
     name, standing = spec.name, plan.standings[spec.name]
     old = before.computations.get(name) if before is not None else None
@@ -194,14 +184,10 @@ def _computation(
         delta = mine.get(shard)
         if delta is not None:
             _add(new, after, delta)
-        after.output = _output(standing, after)
+        overdue = after.next_low if after.next_low is not None and after.next_low <= standing.low else END
+        after.output = max(standing.output, min(standing.low, END if after.held is None else after.held, overdue))
         new.shards.append(after)
     return new
-
-
-def _output(standing: Standing, shard: ShardState) -> int:
-    overdue = shard.next_low if shard.next_low is not None and shard.next_low <= standing.low else END
-    return max(standing.output, min(standing.low, END if shard.held is None else shard.held, overdue))
 
 
 def _add(total: ComputationState, shard: ShardState, delta: Work) -> None:

@@ -23,10 +23,8 @@ class Ownership:
     """One run's claim on a checkpoint."""
 
     def __init__(self, log: ManifestLog, token: str, guards: Guards, latest: Manifest | None) -> None:
-        self.log = log
-        self.token = token
+        self.log, self.token, self._guards = log, token, guards
         self._url = log.storage.url
-        self._guards = guards
         self._started_at = -1 if latest is None else latest.epoch
 
     # --- rules 1 to 3

@@ -33,13 +33,10 @@ class Range(msgspec.Struct, frozen=True):
 
 
 class Reading(msgspec.Struct, frozen=True):
-    """What an epoch reads.
-
-    batch: its number in the source's log, None for an epoch outside the query, which reads nothing. planned_at: the wall clock when it was planned,
-    where the log says so. ranges: by injector; None where the log cannot be read, so that there may be records. digest: tells one content of a batch
-    from another, None where that cannot be told. positions: where planned sources stand behind it; None: Spark's log says what is read. flush: sinks that
-    roll publish what waits.
-    """
+    """What an epoch reads. batch: its number in the source's log, None for an epoch outside the query, which reads nothing. planned_at: the wall clock when it
+    was planned, where the log says so. ranges: by injector; None where the log cannot be read, so that there may be records. digest: tells one content of a
+    batch from another, None where that cannot be told. positions: where planned sources stand behind it; None: Spark's log says what is read. flush: sinks
+    that roll publish what waits."""
 
     batch: int | None = None
     planned_at: int | None = None
@@ -184,7 +181,12 @@ def plan(
     stores = {**position.storing, **(storing or {})}
     standings = propagate(topology, position.progress, position.standings, stores, drain)
     told = orders(topology.derived, position.builds)
-    each = _with_builds(times(topology, standings, position.standings, now, position.epoch + 1), told)
+    each = {
+        name: one
+        if name not in told.builds and name not in told.scans
+        else msgspec.structs.replace(one, scans=told.scans.get(name, {}), builds=told.builds.get(name, {}))
+        for name, one in times(topology, standings, position.standings, now, position.epoch + 1).items()
+    }
     return Plan(
         epoch=position.epoch + 1,
         now=now,
@@ -200,16 +202,6 @@ def plan(
     )
 
 
-def _with_builds(each: Mapping[str, Times], told: BuildOrders) -> dict[str, Times]:
-    """The times of every computation, with what it has to know of builds."""
-    return {
-        name: one
-        if name not in told.builds and name not in told.scans
-        else msgspec.structs.replace(one, scans=told.scans.get(name, {}), builds=told.builds.get(name, {}))
-        for name, one in each.items()
-    }
-
-
 def unsettled(topology: Topology, position: Position, clock: int | None = None, said: Mapping[str, int] | None = None) -> bool:
     """Whether an idle epoch would do anything: something is due, or time has still to reach an injector or a computation. clock: at that time, if it is
     later than the last epoch's. said: what sources declare."""
@@ -217,19 +209,17 @@ def unsettled(topology: Topology, position: Position, clock: int | None = None, 
     now = position.now if clock is None else max(clock, position.now)
     ranges = NOTHING if clock is None else Reading(batch=position.epoch + 1, ranges={})
     idle = plan(topology, position, ranges, clock=now)
-    return (
-        idle.due
-        or any(standing.low != position.standings.get(name, Standing()).low for name, standing in idle.standings.items())
-        or any(
-            _moves(position.progress[name], injector.watermark.advance(position.progress[name], Seen(), now, (said or {}).get(name)))
-            for name, injector in topology.injectors.items()
-        )
-    )
-
-
-def _moves(before: Progress, after: Progress) -> bool:
-    """Whether time has reached an injector: its watermark moves, it has become idle, or its source has declared what counts an epoch later."""
-    return (after.watermark, after.idle, after.said) != (before.watermark, before.idle, before.said)
+    if idle.due or any(standing.low != position.standings.get(name, Standing()).low for name, standing in idle.standings.items()):
+        return True
+    for (
+        name,
+        injector,
+    ) in topology.injectors.items():  # its watermark moves, it has become idle, or its source has declared what counts an epoch later
+        before = position.progress[name]
+        after = injector.watermark.advance(before, Seen(), now, (said or {}).get(name))
+        if (after.watermark, after.idle, after.said) != (before.watermark, before.idle, before.said):
+            return True
+    return False
 
 
 def _is_due(position: Position, told: Mapping[str, Times], now: int) -> bool:
@@ -243,9 +233,8 @@ def _is_due(position: Position, told: Mapping[str, Times], now: int) -> bool:
 
 def standings_of(manifest: Manifest) -> dict[str, Standing]:
     """Where every computation stands after a committed epoch."""
-    found: dict[str, Standing] = {}
-    for name, state in manifest.computations.items():
-        found[name] = Standing(
+    return {
+        name: Standing(
             low=state.low_watermark,
             output=state.output,
             held=min((shard.held for shard in state.shards if shard.held is not None), default=None),
@@ -253,4 +242,5 @@ def standings_of(manifest: Manifest) -> dict[str, Standing]:
             pending=min((stored_ref.oldest for stored_ref in manifest.pending if stored_ref.computation == name), default=None),
             crowded=any(shard.timers > step.MAX_DUE for shard in state.shards),
         )
-    return found
+        for name, state in manifest.computations.items()
+    }

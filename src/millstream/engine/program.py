@@ -34,9 +34,7 @@ class Program:
     """All that a task needs to know of a pipeline, whatever the epoch."""
 
     def __init__(self, name: str, topology: Topology, codec: Codec) -> None:
-        self.name = name
-        self.topology = topology
-        self.codec = codec
+        self.name, self.topology, self.codec = name, topology, codec
         self.expressions: dict[str, Callable[[dict[str, Any]], Any]] = {}  # what SQL texts mean, for engines without Spark
 
     def codec_of(self, computation: str) -> Codec:
@@ -92,13 +90,12 @@ class Compiled:
             ) from error
         if not isinstance(computation, Computation):
             raise DefinitionError(f"computation {name!r}: {spec.factory!r} made a {type(computation).__name__}, not a Computation")
-        kind = self._kinds.get(name)
-        if kind is None:
+        if name not in self._kinds:
             try:
-                kind = self._kinds[name] = StateKind(computation, self.program.codec_of(name))
+                self._kinds[name] = StateKind(computation, self.program.codec_of(name))
             except Exception as error:
                 raise DefinitionError(f"computation {name!r}: its State cannot be made or kept: {type(error).__name__}: {error}") from error
-        return computation, kind
+        return computation, self._kinds[name]
 
     def columns_of(self, injector: Injector) -> dict[str, Kind] | None:
         """The columns of an injector's source, where they can be told without Spark."""
@@ -125,9 +122,7 @@ class Compiled:
         inside: dict[str, list[Production]] = {}
         for name in group.computations:
             fused = self.topology.fused_inputs(name)
-            here = arrivals.get(name)
-            if fused:
-                here = self._handed_over([p for stream in fused for p in inside.get(stream, ())])
+            here = self._handed_over([p for stream in fused for p in inside.get(stream, ())]) if fused else arrivals.get(name)
             computation, kind = self.make(name)
             began = perf_counter()
             step = Step(self._wirings[name], computation, kind, stores[name], times[name], self.encode_value)
@@ -165,18 +160,13 @@ class BodyBatch(Batch):
 
     def __init__(self, stream: str, bodies: list[bytes], ids: list[str], decode: Callable[[bytes], Any]) -> None:
         super().__init__(stream)
-        self.bodies = bodies
-        self.ids = ids
-        self._decode = decode
+        self.bodies, self.ids, self._decode = bodies, ids, decode
 
     def value(self, index: int) -> Any:
         return self._decode(self.bodies[index])
 
     def id(self, index: int) -> str:
         return self.ids[index]
-
-
-_HOOKS = ("process_record", "process_timer", "process_late_record")
 
 
 def check(compiled: Compiled) -> None:
@@ -205,7 +195,7 @@ def check_hooks(name: str, computation: Computation) -> None:
             raise DefinitionError(
                 f"computation {name!r}: {cls.__name__}.{taken[0]} is a name that Millstream uses itself: give it another, without the underscore"
             )
-    for hook in _HOOKS:
+    for hook in ("process_record", "process_timer", "process_late_record"):
         function = getattr(computation, hook)
         if inspect.isgeneratorfunction(function) or inspect.iscoroutinefunction(function) or inspect.isasyncgenfunction(function):
             what = "is async" if not inspect.isgeneratorfunction(function) else "has a yield"

@@ -81,8 +81,7 @@ def checked(receipts: list[Receipt], topology: Topology, shards: int, fed: bool)
         )
     units = {r.unit for r in receipts}
     for receipt in receipts:
-        strangers = [unit for unit in receipt.consumed if unit not in units]
-        if strangers and fed:
+        if fed and not units.issuperset(receipt.consumed):
             names = ", ".join(topology.levels[receipt.level][receipt.group].computations)
             raise EpochAbandoned(f"shard {receipt.shard} of {names} consumed productions of an attempt that is not the one staged.")
     return receipts

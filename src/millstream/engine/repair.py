@@ -2,10 +2,9 @@
 
 Rules
 1. A mark is an epoch in which nothing happens: its manifest gives the build of each view the next generation (`core/backfill.py`). Sinks, and views on these
-   views, hear of the cutover as of any other change.
+   views, hear of the cutover as of any other change. The epoch before is published first: sinks get epochs in their order.
 2. A row that cannot be decoded could not be visited. It is deleted in that epoch, with all entries beside it. What it showed is not known, and so not told.
 3. A join cannot be filled anew under its name, and views behind a join that differs would be filled from what is wrong. So nothing is marked then.
-4. The epoch before is published first: sinks get epochs in their order.
 """
 
 from __future__ import annotations
@@ -28,7 +27,7 @@ from millstream.state.compaction import unit_name
 from millstream.state.manifest import Manifest
 from millstream.state.manifest_log import ManifestLog
 from millstream.state.queries import maps_prefix
-from millstream.state.segment import SegmentRef, encode_segment
+from millstream.state.segment import write_segment
 
 
 def mark_for_rebuild(program: Program, log: ManifestLog, epoch: int, views: Mapping[str, Sequence[str]], spark: Any = None) -> Manifest:
@@ -48,7 +47,7 @@ def mark_for_rebuild(program: Program, log: ManifestLog, epoch: int, views: Mapp
         raise CheckpointError(
             f"{log.storage.url}: an epoch was committed since {epoch}, which was checked. Check again when the pipeline does not run."
         )
-    Publishing(program, log, token, lambda: spark, lambda name, at: None).publish(before, True, {})  # rule 4
+    Publishing(program, log, token, lambda: spark, lambda name, at: None).publish(before, True, {})  # rule 1
     manifest = idle_after(before, token)
     manifest.builds = {
         name: rebuilt(build, name, before.now, before.epoch) if name in views else build for name, build in before.builds.items()
@@ -83,10 +82,11 @@ def _delete_unreadable(manifest: Manifest, log: ManifestLog, compiled: Compiled,
     kind = compiled.make(name)[1]
     state = manifest.computations[name]
     shards = list(state.shards)
-    for shard in {shard_of(text.encode(), len(shards)) for text in groups}:
+    row_keys = [text.encode() for text in groups]
+    for shard in {shard_of(row_key, len(shards)) for row_key in row_keys}:
         chain = Chain(Segments(log.storage), shards[shard].segments)
         entries: dict[bytes, None] = {}
-        for row_key in (text.encode() for text in groups if shard_of(text.encode(), len(shards)) == shard):
+        for row_key in (one for one in row_keys if shard_of(one, len(shards)) == shard):
             raw, start = chain.get(ROW + row_key), maps_prefix(row_key)
             entries.update(dict.fromkeys(key for key, _ in chain.scan(start, after(start))))
             try:
@@ -94,11 +94,11 @@ def _delete_unreadable(manifest: Manifest, log: ManifestLog, compiled: Compiled,
                     kind.decode(decode_row(raw).state)
             except Exception:
                 entries[ROW + row_key] = None
-        data, unit = encode_segment(sorted(entries.items())), unit_name(manifest.epoch, "repair", manifest.token)
-        log.storage.put(unit, data)
+        unit = unit_name(manifest.epoch, "repair", manifest.token)
+        written = write_segment(log.storage, unit, sorted(entries.items()), manifest.epoch, manifest.epoch)
         shards[shard] = msgspec.structs.replace(
             shards[shard],
-            segments=[*shards[shard].segments, SegmentRef(unit, 0, len(data), len(entries), manifest.epoch, manifest.epoch)],
+            segments=[*shards[shard].segments, written],
             keys=shards[shard].keys - sum(key.startswith(ROW) for key in entries),
         )
     manifest.computations[name] = msgspec.structs.replace(state, shards=shards)

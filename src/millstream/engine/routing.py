@@ -6,7 +6,7 @@ Rule: a consumer's key is worked out where the record is produced. Where that fa
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import msgspec
 
@@ -16,8 +16,7 @@ from millstream.core.route_keys import NoKey
 from millstream.core.topology import STRONG
 from millstream.engine.program import Compiled
 
-if TYPE_CHECKING:
-    from millstream.state.stored_productions import StoredRow
+StoredRow = tuple[str, int, str, bytes]  # key, timestamp, id, body
 
 
 class SentRows(msgspec.Struct):

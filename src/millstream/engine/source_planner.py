@@ -19,7 +19,7 @@ from millstream.errors import CheckpointError
 from millstream.sources.splits import PlannedReader, SplitPlan
 from millstream.state.compaction import adopt, compact, pick_segments, unit_name
 from millstream.state.manifest import Manifest, SourcePosition
-from millstream.state.segment import SegmentRef, encode_segment, merge
+from millstream.state.segment import SegmentRef, merge, write_segment
 from millstream.state.storage import Storage
 
 _pack = msgspec.msgpack.Encoder().encode
@@ -41,11 +41,8 @@ class SourcePlanner:
         guards: Guards = ALL_GUARDS,
     ) -> None:
         self.readers = dict(readers)
-        self._storage = storage
-        self._token = token
-        self._guards = guards
+        self._storage, self._token, self._bounded, self._guards = storage, token, bounded, guards
         self._starts: dict[str, str] = {}
-        self._bounded = bounded
         for name, reader in self.readers.items():
             position = latest.sources.get(name) if latest is not None else None
             if position is None and latest is not None and any(progress.records for progress in latest.injectors.values()):
@@ -90,15 +87,9 @@ class SourcePlanner:
         entries |= {file.encode(): None for file in take.gone}
         if not entries:
             return chain
-        data = encode_segment(sorted(entries.items()))
-        unit = unit_name(epoch, "names", self._token)
-        self._storage.put(unit, data)
-        chain.append(SegmentRef(name=unit, offset=0, length=len(data), entries=len(entries), first=epoch, last=epoch))
+        chain.append(write_segment(self._storage, unit_name(epoch, "names", self._token), sorted(entries.items()), epoch, epoch))
         chosen = pick_segments(chain)
-        if chosen:
-            made = compact(self._storage, chosen, chosen[0] == chain[0], epoch, self._token)
-            chain = adopt(chain, chosen, made)
-        return chain
+        return adopt(chain, chosen, compact(self._storage, chosen, chosen[0] == chain[0], epoch, self._token)) if chosen else chain
 
     def files(self, injector: str) -> tuple[Mapping[str, int], set[str]]:
         reader = self.readers[injector]

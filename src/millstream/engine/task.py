@@ -32,12 +32,11 @@ from millstream.core.watermark import Seen
 from millstream.engine.program import Compiled
 from millstream.engine.receipts import EpochOrder, Receipt
 from millstream.engine.routing import SentRows, route
-from millstream.engine.staging import Staging, Unit
+from millstream.engine.staging import Unit, read_slice, stage
 from millstream.errors import MillstreamError, travelling_name
 from millstream.state.manifest import ComputationState, Manifest
 from millstream.state.segment import SegmentRef
 from millstream.state.storage import Storage
-from millstream.state.stored_productions import read_slice
 
 
 class Inputs(Protocol):
@@ -104,8 +103,7 @@ class Task:
         try:
             outcomes = self._outcomes(inputs, receipt)
             out = route(self.compiled, outcomes.values(), self.shards, set(self.order.stored))  # g
-            staging = Staging(self.compiled, self.storage, self.order, self.group, self.shard, self.point, self.unit)
-            staging.stage(receipt, outcomes, out)  # h
+            stage(self, receipt, outcomes, out)  # h
         except MillstreamError as error:
             failed = Receipt(self.group.level, self.group.index, self.shard, failure=travelling_name(error), message=str(error))  # i
             return Result(failed, {})

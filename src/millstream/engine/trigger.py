@@ -4,7 +4,7 @@ Rules
 1. A micro-batch run has an epoch at every trigger. A resident one has none that would do nothing: no rows, nothing due, no watermark that moves, nothing
    that waits to be published.
 2. What the last epoch has made due is done at once. What only time makes due is done in time: wall-clock timers at their moment, watermarks that follow the
-   clock or a declaration at most once a second. So is an epoch that says that what the last one published need not be published again.
+   clock or a declaration, and an epoch that says that what the last one published need not be published again, at most once a second.
 3. A source that can wake us does; the others are asked every `POLL` seconds.
 4. A bounded run ends when no source has anything new; it has one epoch at least, so that there is something to drain.
 5. A run that is left by `stop` publishes what waits, and ends with an epoch that has nothing to publish: the next run need not publish anything again.
@@ -44,11 +44,8 @@ class Trigger:
     def __init__(
         self, epochs: Epochs[Mapping[str, SplitPlan]], planner: SourcePlanner, *, bounded: bool, every: float, eager: bool
     ) -> None:
-        self._epochs = epochs
-        self._planner = planner
-        self._bounded = bounded
-        self._every = every
-        self._eager = eager
+        self._epochs, self._planner = epochs, planner
+        self._bounded, self._every, self._eager = bounded, every, eager
         self._event = threading.Event()
         self._looked = 0.0
         self._planning = 0.0  # seconds that the sources took to tell the last time
@@ -67,17 +64,10 @@ class Trigger:
                 return
             left = 0.0 if self._bounded else self._every - (time.monotonic() - began)
             if left > 0:
-                self._sleep(left, stopped)
+                self._epochs.stopping.wait(left)
             elif not done:
                 self._event.wait(self._patience())
         self._flush()
-
-    def _sleep(self, seconds: float, stopped: Callable[[], bool]) -> None:
-        until = time.monotonic() + seconds
-        while not stopped() and (left := until - time.monotonic()) > 0:
-            self._event.wait(left)
-            if self._event.is_set() and not stopped():
-                self._event.clear()
 
     def turn(self) -> bool:
         """One epoch, if there is anything to do. Returns whether there was."""
@@ -98,10 +88,8 @@ class Trigger:
         latest = self._epochs.latest
         if latest is None:
             return True
-        if self._bounded:
-            return False
-        if self._eager:
-            return True
+        if self._bounded or self._eager:
+            return not self._bounded
         idle = self._idle_after(latest)
         now = self._epochs.clock()
         if idle.is_unsettled or any(at <= now for at in idle.due):

@@ -76,10 +76,9 @@ class WorkerProcess:
         self._clock = clock
         self._programs: IdleCache[str, Compiled] = IdleCache(clock, _close_sinks)  # by digest
         self._storages: IdleCache[bytes, Storage] = IdleCache(clock)  # by URL and options
-        self._filters: IdleCache[tuple[str, str, int, str], SpanFilters] = IdleCache(clock)  # checkpoint, lineage, shard, stream
-        self._state_caches: IdleCache[tuple[Path, str, int], None] = IdleCache(
-            clock, lambda key, _: close_state_cache(*key)
-        )  # root, lineage, shard; `state/state_cache` has them: a process may open one only once
+        self.filters: IdleCache[tuple[str, str, int, str], SpanFilters] = IdleCache(clock)  # checkpoint, lineage, shard, stream
+        # root, lineage, shard; `state/state_cache` has them: a process may open one only once
+        self.state_caches: IdleCache[tuple[Path, str, int], None] = IdleCache(clock, lambda key, _: close_state_cache(*key))
         self._decoded: dict[Any, tuple[bytes, Any]] = {}  # by decoder: the last bytes, and what they are
         self._tasks = 0
         self._evicted = 0.0
@@ -100,35 +99,28 @@ class WorkerProcess:
 
     def cache(self, place: RunPlace) -> ProcessCache:
         """The task's Cache, for a checkpoint."""
-        return ProcessCache(place, self.storage(place), self._filters, self._state_caches)
+        return ProcessCache(self, place)
 
     def end_task(self) -> None:
-        """Between two tasks: lets go of what is not used any more, and keeps Python's search for garbage short."""
+        """Between two tasks: lets go of what is not used any more, and keeps Python's search for garbage short. PySpark looks for it after every task, among
+        all that a worker has loaded: about 40 ms. What is there after the first task (modules, programs, caches) is taken out of that search, and again from
+        time to time what has come to stay since."""
         now = self._clock()
         if now - self._evicted > IDLE / 10:
             self._evicted = now
             self._evict(IDLE)
-        self._freeze()
-
-    def _evict(self, idle: float) -> None:
-        for cache in (self._programs, self._storages, self._filters, self._state_caches):
-            cache.evict(idle)  # type: ignore[attr-defined]
-
-    def _freeze(self) -> None:
-        """PySpark looks for garbage after every task, among all that a worker has loaded: about 40 ms. What is there after the first task (modules, programs,
-        caches) is taken out of that search, and again from time to time what has come to stay since."""
         self._tasks += 1
         if self._tasks == 1 or self._tasks % _FREEZE_EVERY == 0:
             gc.collect()
             gc.freeze()
 
+    def _evict(self, idle: float) -> None:
+        for cache in (self._programs, self._storages, self.filters, self.state_caches):
+            cache.evict(idle)  # type: ignore[attr-defined]
+
     def stats(self) -> dict[str, int]:
-        return {
-            "programs": len(self._programs),
-            "storages": len(self._storages),
-            "filters": len(self._filters),
-            "state_caches": len(self._state_caches),
-        }
+        kept = {"programs": self._programs, "storages": self._storages, "filters": self.filters, "state_caches": self.state_caches}
+        return {name: len(cache) for name, cache in kept.items()}  # type: ignore[arg-type]
 
     def close(self) -> None:
         self._evict(-1.0)
@@ -142,25 +134,16 @@ def _close_sinks(_: str, compiled: Compiled) -> None:
 class ProcessCache:
     """State caches in LMDB and filters in memory, of the process that happens to run a shard. Implements the task's Cache."""
 
-    def __init__(
-        self,
-        place: RunPlace,
-        storage: Storage,
-        filters: IdleCache[tuple[str, str, int, str], SpanFilters],
-        state_caches: IdleCache[tuple[Path, str, int], None],
-    ) -> None:
-        self._checkpoint_id = place.checkpoint_id
+    def __init__(self, process: WorkerProcess, place: RunPlace) -> None:
+        self._process, self._id, self._storage = process, place.checkpoint_id, process.storage(place)
         self._root = state_cache_root(place.checkpoint_id, place.state_caches)
-        self._storage = storage
-        self._filters = filters
-        self._state_caches = state_caches
 
     def view(self, lineage: str, shard: int, chain: Sequence[SegmentRef], before: Manifest) -> StateCacheView:
-        self._state_caches.get((self._root, lineage, shard), lambda: None)
+        self._process.state_caches.get((self._root, lineage, shard), lambda: None)
         return open_state_cache(self._root, lineage, shard).view(self._storage, chain, before)
 
     def filters(self, lineage: str, shard: int, stream: str) -> SpanFilters:
-        return self._filters.get((self._checkpoint_id, lineage, shard, stream), SpanFilters)
+        return self._process.filters.get((self._id, lineage, shard, stream), SpanFilters)
 
 
 PROCESS = WorkerProcess()

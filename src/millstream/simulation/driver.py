@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from millstream.engine.contracts import Compacted, Compaction
+from millstream.engine.compaction_orders import Compaction, CompactionOrder
 from millstream.engine.epochs import Epochs
 from millstream.engine.evolution import reconciled
+from millstream.engine.publishing import Upkeep
 from millstream.engine.resident.runner import ResidentRunner
 from millstream.engine.source_planner import SourcePlanner
-from millstream.engine.upkeep import Upkeep
 from millstream.faults import CrashPoints
 from millstream.simulation.loop_tasks import LoopTasks
 from millstream.simulation.resident_tasks import SimulatedTasks
@@ -31,9 +31,8 @@ class SimulatedCompaction(Compaction):
     """Compacts at once; the next manifest adopts the result."""
 
     def __init__(self, simulation: Simulation, token: str) -> None:
+        super().__init__(token)
         self._simulation = simulation
-        self._token = token
-        self._done: dict[tuple[str, int], Compacted] = {}
 
     def plan(self, manifest: Manifest) -> None:
         simulation = self._simulation
@@ -45,15 +44,9 @@ class SimulatedCompaction(Compaction):
                 if len(groups) > 1:
                     first = simulation.dice("compact", manifest.epoch, name, shard).randrange(len(groups) - 1)
                     chosen = [ref for run in groups[first:] for ref in run]
-                    made = compact(simulation.storage, chosen, chosen[0] == one.segments[0], manifest.epoch, self._token)
-                    self._done[name, shard] = Compacted(chosen, made)
-
-    def take_finished(self) -> dict[tuple[str, int], Compacted]:
-        done, self._done = self._done, {}
-        return done
-
-    def in_flight(self) -> set[str]:
-        return {ref.name for one in self._done.values() for ref in one.made}
+                    order = CompactionOrder(name, shard, manifest.epoch, chosen, chosen[0] == one.segments[0], self._token)
+                    order.made = compact(simulation.storage, chosen, order.is_base, manifest.epoch, self._token)
+                    self._take_in(order)
 
 
 def claim(log: ManifestLog) -> str:

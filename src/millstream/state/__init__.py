@@ -1,13 +1,12 @@
 """Where does state live? The log (segments named by manifests) is the truth, a state cache on each host is a cache of it.
 
-    codec, extensions, roundtrip   Python values to bytes, types that msgpack lacks, and whether a value comes back equal
+    codec, extensions              Python values to bytes, and whether they come back equal; types that msgpack lacks
     storage, memory_storage        objects with create-if-absent: on disk or in S3, below a prefix; in memory
     durable                        locks on folders; files that are written, synced and replaced whole
     formats                        versions of what is in a checkpoint
     segment, blocks                a sorted file of entries, and parts of many
     framing                        frames of a log on disk: a torn end, or damage
     manifest, manifest_log         what an epoch has committed, and what makes it exist
-    stored_productions             productions that wait in the log
     fencing                        which run owns a checkpoint
     compaction, gc                 many segments into few; objects that no manifest names
     state_cache, longkeys          LMDB that follows the log; keys that are longer than LMDB's

@@ -13,9 +13,7 @@ import threading
 from bisect import bisect_left, bisect_right
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any
-
-import msgspec
+from typing import Any, TypeVar
 
 from millstream.state.segment import Block, Entry, Index, SegmentRef, newest, read_blocks, read_index, read_some, runs
 from millstream.state.storage import Storage
@@ -24,15 +22,7 @@ LIMIT = 64 << 20
 _PER_ENTRY = 96  # what Python adds to a key and a value, about
 
 _ABSENT: Any = object()
-
-
-class CacheStats(msgspec.Struct, frozen=True):
-    """What is kept in memory, and how often that helped."""
-
-    items: int
-    bytes: int
-    hits: int
-    misses: int
+_T = TypeVar("_T")
 
 
 class _Kept:
@@ -41,31 +31,25 @@ class _Kept:
     def __init__(self, limit: int) -> None:
         self._limit = limit
         self._lock = threading.Lock()
-        self._items: OrderedDict[Any, tuple[Any, int]] = OrderedDict()
-        self._size = self._hits = self._misses = 0
+        self.items: OrderedDict[Any, tuple[Any, int]] = OrderedDict()
+        self.size = 0  # bytes
 
-    def get(self, key: Any, load: Callable[[], tuple[Any, int]]) -> Any:
+    def get(self, key: Any, load: Callable[[], tuple[_T, int]]) -> _T:
         """What is kept under a key, or what `load` gives: the thing and its size."""
         with self._lock:
-            found = self._items.get(key)
-            if found is not None:
-                self._items.move_to_end(key)
-                self._hits += 1
-                return found[0]
-            self._misses += 1
+            if key in self.items:
+                self.items.move_to_end(key)
+                kept: _T = self.items[key][0]
+                return kept
         thing, size = load()
         if size <= self._limit:
             with self._lock:
-                if key not in self._items:
-                    self._items[key] = thing, size
-                    self._size += size
-                while self._size > self._limit:
-                    self._size -= self._items.popitem(last=False)[1][1]
+                if key not in self.items:
+                    self.items[key] = thing, size
+                    self.size += size
+                while self.size > self._limit:
+                    self.size -= self.items.popitem(last=False)[1][1]
         return thing
-
-    def stats(self) -> CacheStats:
-        with self._lock:
-            return CacheStats(len(self._items), self._size, self._hits, self._misses)
 
 
 class Segments:
@@ -73,7 +57,7 @@ class Segments:
 
     def __init__(self, storage: Storage, limit: int = LIMIT) -> None:
         self._storage = storage
-        self._kept = _Kept(limit)
+        self.kept = _Kept(limit)
 
     def first(self, ref: SegmentRef) -> bytes:
         """The first key of a segment that is not empty."""
@@ -83,8 +67,7 @@ class Segments:
             found = shape.firsts[0] if isinstance(shape, Index) else shape[0][0][0]
             return found, len(found) + _PER_ENTRY
 
-        found: bytes = self._kept.get((ref.name, ref.offset, "first"), load)
-        return found
+        return self.kept.get((ref.name, ref.offset, "first"), load)
 
     def get(self, ref: SegmentRef, key: bytes) -> Any:
         """The value of an entry; None if it is a deletion, `_ABSENT` if the segment says nothing of it."""
@@ -95,7 +78,7 @@ class Segments:
                 return _ABSENT
             keys, values = self._block(ref, shape, at)
         else:
-            at = bisect_right(shape, key, key=_first_key) - 1
+            at = bisect_right(shape, key, key=lambda block: block[0][0]) - 1
             if at < 0:
                 return _ABSENT
             keys, values = shape[at]
@@ -109,9 +92,6 @@ class Segments:
             for at in range(high - 1, low - 1, -1) if reverse else range(low, high):
                 yield keys[at], values[at]
 
-    def stats(self) -> CacheStats:
-        return self._kept.stats()
-
     def _shape(self, ref: SegmentRef) -> Index | list[Block]:
         """A segment's index; all its blocks if it has none."""
 
@@ -121,16 +101,14 @@ class Segments:
                 return list(read_blocks(self._storage, ref)), ref.length + ref.entries * _PER_ENTRY
             return index, sum(map(len, index.firsts)) + len(index.firsts) * _PER_ENTRY
 
-        found: Index | list[Block] = self._kept.get((ref.name, ref.offset), load)
-        return found
+        return self.kept.get((ref.name, ref.offset), load)
 
     def _block(self, ref: SegmentRef, index: Index, number: int) -> Block:
         def load() -> tuple[Block, int]:
             block = next(read_some(self._storage, ref, index, number, number + 1))
             return block, index.offsets[number + 1] - index.offsets[number] + len(block[0]) * _PER_ENTRY
 
-        found: Block = self._kept.get((ref.name, ref.offset, number), load)
-        return found
+        return self.kept.get((ref.name, ref.offset, number), load)
 
     def _blocks(self, ref: SegmentRef, start: bytes, stop: bytes, reverse: bool) -> Iterator[Block]:
         shape = self._shape(ref)
@@ -158,11 +136,9 @@ class Chain:
     def get(self, key: bytes) -> bytes | None:
         for run in reversed(self._runs):
             at = self._last_before(run, key)
-            if at >= 0:
-                found = self._segments.get(run[at], key)
-                if found is not _ABSENT:
-                    value: bytes | None = found
-                    return value
+            value: bytes | None = self._segments.get(run[at], key) if at >= 0 else _ABSENT
+            if value is not _ABSENT:
+                return value
         return None
 
     def scan(self, start: bytes, stop: bytes, reverse: bool = False) -> Iterator[tuple[bytes, bytes]]:
@@ -181,7 +157,3 @@ class Chain:
     def _last_before(self, run: Sequence[SegmentRef], key: bytes) -> int:
         """The last piece of a run that does not begin behind a key; -1 if there is none."""
         return bisect_right(run, key, key=self._segments.first) - 1
-
-
-def _first_key(block: Block) -> bytes:
-    return block[0][0]

@@ -44,7 +44,7 @@ def state_caches(base: Path) -> list[Leftover]:
     for folder in (folder for boot in _folders(base) for folder in _folders(boot) if _NAME.fullmatch(f"{boot.name}/{folder.name}")):
         if not is_in_use(folder):
             with contextlib.suppress(FileNotFoundError):  # somebody else has removed it meanwhile
-                files = list(_files(folder))
+                files = [one for path in folder.rglob("*") if stat.S_ISREG((one := path.lstat()).st_mode)]
                 used = max((one.st_mtime for one in files), default=folder.stat().st_mtime)
                 found.append(Leftover(folder, sum(map(_on_disk, files)), used, "cache of state"))
     return found
@@ -125,10 +125,6 @@ def _folders(folder: Path) -> list[Path]:
         return sorted(path for path in folder.iterdir() if path.is_dir())
     except OSError:
         return []
-
-
-def _files(folder: Path) -> Iterator[os.stat_result]:
-    return (found for path in folder.rglob("*") if stat.S_ISREG((found := path.lstat()).st_mode))
 
 
 def _on_disk(found: os.stat_result) -> int:

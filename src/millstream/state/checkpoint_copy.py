@@ -1,11 +1,10 @@
 """A copy of a checkpoint as of one epoch, made while its run goes on, that can be started under an identity of its own.
 
 Rules
-1. What a manifest names never changes, so copying all of it, and the manifest, is a consistent copy. The run may collect an object before it is copied: then
-   the newest manifest is taken instead. What is copied already need not be copied again, so each round is shorter than the one before.
+1. What a manifest names never changes, so copying all of it, and the manifest, is a consistent copy. If the run collects an object before it is copied, the
+   newest manifest is taken instead. What is copied already need not be copied again, so each round is shorter than the one before.
 2. The copy has an id of its own: a host keeps caches by that id, so original and copy can run side by side. Its runs are numbered anew.
-3. The manifest comes first and the identity last. A copy that was interrupted has manifests and no identity, and no run will take it for a checkpoint, nor for
-   an empty folder.
+3. The manifest comes first and the identity last: no run takes a copy that was interrupted for a checkpoint, nor for an empty folder.
 4. Only what the checkpoint holds is copied. Offsets that Spark keeps beside it cannot be copied while a run goes on: such a checkpoint is refused.
 """
 
@@ -19,7 +18,6 @@ import msgspec
 from millstream.errors import CheckpointError, DamageError
 from millstream.state.compaction import made_in
 from millstream.state.gc import named_by
-from millstream.state.manifest import Manifest
 from millstream.state.manifest_log import ManifestLog, manifest_name
 from millstream.state.reader import latest
 from millstream.state.storage import Storage
@@ -49,7 +47,11 @@ def copy_checkpoint(source: Storage, target: Storage, tell: Callable[[CopyProgre
         manifest = latest(log)
         if manifest is None:
             raise CheckpointError(f"{source.url} has no committed epoch yet: there is nothing to copy.")
-        _check_sources(manifest, identity.injectors, source)
+        if identity.injectors and not manifest.sources:  # rule 4
+            raise CheckpointError(
+                f"{source.url}: Spark keeps how far the sources are read, in a log of its own, which cannot be copied while a run goes on. Stop the run, and "
+                f"copy the whole directory."
+            )
         data = _read(source, manifest_name(manifest.epoch), manifest.epoch)
         if data is None:
             continue
@@ -94,12 +96,3 @@ def _read(source: Storage, name: str, epoch: int) -> bytes | None:
         if latest(ManifestLog(source)).epoch == epoch:  # type: ignore[union-attr]
             raise  # nobody has collected it: it is missing
         return None
-
-
-def _check_sources(manifest: Manifest, injectors: list[str], source: Storage) -> None:
-    """Rule 4."""
-    if injectors and not manifest.sources:
-        raise CheckpointError(
-            f"{source.url}: Spark keeps how far the sources are read, in a log of its own, which cannot be copied while a run goes on. Stop the run, and copy "
-            f"the whole directory."
-        )

@@ -4,14 +4,15 @@ msgpack is the default: compact, fast, typed, and a dataclass or Struct may gain
 times the cost, and ties the checkpoint to the classes' names.
 
 Rules of msgpack
-1. State comes back equal, or is refused at the hook that left it. What msgpack does not know travels as an extension type (`state/extensions.py`):
-   dates and times, Decimals, UUIDs, tuples, sets, long integers, dicts with keys of those kinds. What cannot come back (an object of a class that
-   nothing names, an Enum, a Counter, a number or text of a subclass, a time zone without a name) is an error that says what to do.
-2. Where the type is fully known (a dataclass or Struct whose annotations leave nothing open), the type does this work, and a state that
-   contradicts its annotations is refused: it could be written, and never read again.
-3. Values that are produced are for others to read, in other programs too. Dates, Decimals and the like keep their type; a tuple or a set
-   becomes a list, and an object of a dataclass or Struct a dict, on every engine alike.
+1. State comes back equal, or is refused at the hook that left it. What msgpack does not know travels as an extension type (`state/extensions.py`). What cannot
+   come back (an object of a class that nothing names, an Enum, a Counter, a number or text of a subclass, a time zone without a name) is an error that says
+   what to do.
+2. Where the type is fully known (a dataclass or Struct whose annotations leave nothing open), the type does this work, and a state that contradicts its
+   annotations is refused: it could be written, and never read again.
+3. Values that are produced are for others to read, in other programs too. Dates, Decimals and the like keep their type; a tuple or a set becomes a list, and
+   an object of a dataclass or Struct a dict, on every engine alike.
 4. Encoding is deterministic.
+5. Equal is: of the same classes, too, down to numbers, texts, keys and time zones. Only an int may come back as the float that an annotation asks for.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from __future__ import annotations
 import inspect
 import pickle as _pickle
 from collections.abc import Callable
+from datetime import datetime, time, timezone
 from functools import partial
 from typing import Any
 
@@ -29,7 +31,6 @@ from millstream.core.codec import Codec
 from millstream.core.mapstate import MapState
 from millstream.errors import DefinitionError
 from millstream.state import extensions
-from millstream.state.roundtrip import alike, difference, has_open_parts
 
 __all__ = ["Codec", "msgpack", "named", "pickle"]
 
@@ -138,10 +139,10 @@ class Msgpack:
         if type is object:
             return _decode_any
         if type in (dict, list, int, str, float, bool, bytes, tuple, set, frozenset):
-            return _checked_decoder(type)
+            return partial(_decode_builtin, type)
         try:
             whole = msgspec.msgpack.Decoder(type, dec_hook=_dec_hook, ext_hook=_ext_hook).decode
-            return whole if not has_open_parts(type) else _open_decoder(type)
+            return whole if not has_open_parts(type) else partial(_decode_open, type)
         except TypeError as error:
             raise DefinitionError(f"msgpack cannot decode {type!r}: {error}") from error
 
@@ -162,7 +163,7 @@ class Msgpack:
         if type is object or type is MapState:
             return None
         if not _is_class_of_its_own(type):
-            return _class_checker(type)
+            return partial(_check_class, type)
         decode = self.decoder(type)
         name = getattr(type, "__name__", str(type))
 
@@ -183,43 +184,31 @@ class Msgpack:
         return check
 
 
-def _class_checker(type: Any) -> Callable[[Any, bytes], None]:
-    """For states of a built-in type: they must be of it. An int may stand for a float."""
-
-    def check(state: Any, data: bytes) -> None:
-        if state.__class__ is type or (type is float and state.__class__ is int):
-            return
+def _check_class(type: Any, state: Any, data: bytes) -> None:
+    """States of a built-in type must be of it. An int may stand for a float."""
+    if state.__class__ is not type and not (type is float and state.__class__ is int):
         raise ValueError(
             f"State is {type.__name__}, and the hook left a {state.__class__.__name__} ({repr(state)[:100]}): the next epoch could not "
             f"read it, or would find something else"
         )
-
-    return check
 
 
 def _is_class_of_its_own(type: Any) -> bool:
     return type is not object and type is not MapState and not (inspect.isclass(type) and type.__module__ == "builtins")
 
 
-def _checked_decoder(type: Any) -> Callable[[bytes], Any]:
-    """For built-in types: what was stored by another version of the program may be of another type."""
-
-    def decode(data: bytes) -> Any:
-        found = _decode_any(data)
-        return found if found.__class__ is type else msgspec.convert(found, type)
-
-    return decode
+def _decode_builtin(type: Any, data: bytes) -> Any:
+    """What was stored by another version of the program may be of another type."""
+    found = _decode_any(data)
+    return found if found.__class__ is type else msgspec.convert(found, type)
 
 
-def _open_decoder(type: Any) -> Callable[[bytes], Any]:
-    def decode(data: bytes) -> Any:
-        found = _decode_any(data)
-        try:
-            return msgspec.convert(found, type, builtin_types=extensions.KEPT, dec_hook=_dec_hook)
-        except msgspec.ValidationError:
-            return msgspec.convert(found, type, dec_hook=_dec_hook)  # written before there were extension types
-
-    return decode
+def _decode_open(type: Any, data: bytes) -> Any:
+    found = _decode_any(data)
+    try:
+        return msgspec.convert(found, type, builtin_types=extensions.KEPT, dec_hook=_dec_hook)
+    except msgspec.ValidationError:
+        return msgspec.convert(found, type, dec_hook=_dec_hook)  # written before there were extension types
 
 
 class Pickle:
@@ -241,3 +230,78 @@ pickle = Pickle()
 def named(name: str) -> Codec | None:
     """One of the built-in codecs, or None for a user's own."""
     return next((codec for codec in (msgpack, pickle) if codec.name == name), None)
+
+
+def difference(one: Any, other: Any, path: str = "state") -> str | None:
+    """The first place where two values differ, for people; None if they are the same. NaN is NaN; a list is not a tuple; a MapState is passed over.
+
+    >>> difference({"a": [1, (2,)]}, {"a": [1, [2]]})
+    "state['a'][1] is (2,), and would come back as [2]"
+    """
+    if isinstance(one, MapState):
+        return None
+    if one.__class__ is other.__class__:
+        fields = _fields(one)
+        parts = None
+        if isinstance(one, (list, tuple)) and len(one) == len(other):
+            parts = [(one[at], other[at], f"[{at}]") for at in range(len(one))]
+        elif isinstance(one, dict) and one.keys() == other.keys() and _alike_all(one, other):
+            parts = [(one[key], other[key], f"[{key!r}]") for key in one]
+        elif fields:
+            parts = [(getattr(one, name), getattr(other, name), f".{name}") for name in fields]
+        if parts is not None:
+            return next((found for a, b, where in parts if (found := difference(a, b, path + where))), None)
+        if (one == other or one != one or repr(one) == repr(other)) and alike(one, other):  # NaN, also in a set
+            return None
+    elif one == other and _is_asked_for(one, other):
+        return None
+    return f"{path} is {repr(one)[:200]}, and would come back as {repr(other)[:200]}"
+
+
+def alike(one: Any, other: Any) -> bool:
+    """Whether two values that are equal are of the same classes too, down to numbers and texts: a defaultdict equals a dict, and is none."""
+    if one.__class__ is not other.__class__:
+        return isinstance(one, MapState) or _is_asked_for(one, other)
+    if isinstance(one, dict):
+        return _alike_all(one, other) and (
+            _SCALARS.issuperset(map(type, one.values())) or all(alike(value, other[key]) for key, value in one.items())
+        )
+    if isinstance(one, (list, tuple)):
+        return _alike_all(one, other)
+    if isinstance(one, (set, frozenset)):
+        found = {element: element for element in other}
+        return _alike_all(one, [found.get(element, element) for element in one])
+    if isinstance(one, (datetime, time)):
+        return one.fold == other.fold and (one.tzinfo is other.tzinfo or one.tzinfo.__class__ is other.tzinfo.__class__ is timezone)
+    return all(alike(getattr(one, name), getattr(other, name)) for name in _fields(one))
+
+
+def _alike_all(one: Any, other: Any) -> bool:
+    """Whether all elements, or keys, are alike in their order."""
+    return _SCALARS.issuperset(map(type, one)) or all(map(alike, one, other))
+
+
+def _is_asked_for(one: Any, other: Any) -> bool:
+    return one.__class__ is int and other.__class__ is float
+
+
+def _fields(value: Any) -> Any:
+    return getattr(value, "__struct_fields__", None) or getattr(value, "__dataclass_fields__", None) or ()
+
+
+def has_open_parts(type: Any) -> bool:
+    """Whether a type's annotations leave some part untyped (`Any`, a bare dict or list)."""
+    return _is_open(msgspec.inspect.type_info(type), set())
+
+
+def _is_open(info: Any, seen: set[Any]) -> bool:
+    if isinstance(info, msgspec.inspect.AnyType):
+        return True
+    cls = getattr(info, "cls", None)
+    if cls is not None:
+        if cls in seen:
+            return False
+        seen.add(cls)
+    parts = [getattr(info, name, None) for name in ("key_type", "value_type", "item_type", "type")]
+    parts += [*getattr(info, "item_types", ()), *getattr(info, "types", ()), *(field.type for field in getattr(info, "fields", ()))]
+    return any(_is_open(part, seen) for part in parts if isinstance(part, msgspec.inspect.Type))

@@ -16,7 +16,7 @@ import msgspec
 
 from millstream.state.fencing import run_number
 from millstream.state.manifest import Manifest
-from millstream.state.segment import PIECE, Entry, SegmentRef, encode_segment, merge, runs
+from millstream.state.segment import PIECE, Entry, SegmentRef, merge, runs, write_segment
 from millstream.state.storage import Storage
 
 MAX_RUNS = 12
@@ -49,14 +49,10 @@ def pick_segments(chain: Sequence[SegmentRef]) -> Sequence[SegmentRef]:
 
 def compact(storage: Storage, chosen: Sequence[SegmentRef], is_base: bool, epoch: int, token: str = "0-") -> list[SegmentRef]:
     """Writes the run that replaces the chosen segments. Memory: one piece, whatever the size of the state."""
-    first, last = chosen[0].first, chosen[-1].last
     made: list[SegmentRef] = []
 
     def flush(piece: list[Entry]) -> None:
-        data = encode_segment(piece)
-        name = unit_name(epoch, "compact", token)
-        storage.put(name, data)
-        made.append(SegmentRef(name=name, offset=0, length=len(data), entries=len(piece), first=first, last=last, base=is_base))
+        made.append(write_segment(storage, unit_name(epoch, "compact", token), piece, chosen[0].first, chosen[-1].last, is_base))
 
     piece: list[Entry] = []
     size = 0

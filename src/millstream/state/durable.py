@@ -16,24 +16,15 @@ from pathlib import Path
 
 
 def lock_folder(folder: Path, name: str = "lock") -> int | None:
-    """Locks a folder, which is made if it is missing. Returns the descriptor that holds the lock, or None if another one holds it (rule 1).
-
-    >>> import tempfile
-    >>> with tempfile.TemporaryDirectory() as folder:
-    ...     first, second = lock_folder(Path(folder)), lock_folder(Path(folder))
-    ...     os.close(first)
-    >>> second is None
-    True
-    """
+    """Locks a folder, which is made if it is missing. Returns the descriptor that holds the lock, or None if another one holds it (rule 1)."""
     folder.mkdir(parents=True, exist_ok=True)
     fd = os.open(folder / name, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     try:
         fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
+    except BaseException as error:
         os.close(fd)
-        return None
-    except BaseException:
-        os.close(fd)
+        if isinstance(error, BlockingIOError):
+            return None
         raise
     return fd
 
@@ -56,10 +47,8 @@ def write_all(fd: int, data: bytes | memoryview, offset: int | None = None) -> N
 
 
 def replace_file(path: Path, fill: bytes | Callable[[int], None], beside: str | None = None) -> None:
-    """Puts a file in the place of the one that is there, if any (rule 3).
-
-    fill: the content, or a function that writes it to a descriptor. beside: the name of the new file until it is whole, which must lie in the same folder.
-    """
+    """Puts a file in the place of the one that is there, if any (rule 3). fill: the content, or a function that writes it to a descriptor. beside: the name of
+    the new file until it is whole, which must lie in the same folder."""
     hidden = path.with_name(beside or f".new-{path.name}")
     fd = os.open(hidden, os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o644)
     try:

@@ -40,11 +40,7 @@ class Claim(msgspec.Struct, frozen=True):
 
 
 def run_number(token: str) -> int:
-    """The growing part of a run's token.
-
-    >>> run_number("12-5f3a")
-    12
-    """
+    """The growing part of a run's token: 12 of "12-5f3a"."""
     return int(token.split("-")[0])
 
 
@@ -69,7 +65,9 @@ class Runs:
         while True:
             number += 1
             token = f"{number}-{secrets.token_hex(4)}"
-            if self.storage.create(_claim_name(number), _claim_text(token)):
+            host = socket.gethostname().replace(" ", "-") or "?"
+            text = f"{token} {time.time():.3f} {formats.CLAIM.newest} {host} {os.getpid()}"
+            if self.storage.create(_claim_name(number), text.encode()):
                 self.storage.delete(_claim_name(old) for old in self._numbers() if old < number - KEPT_CLAIMS)
                 return token
 
@@ -107,8 +105,3 @@ class Runs:
 
 def _claim_name(number: int) -> str:
     return f"{_CLAIMS}/{number:010d}"
-
-
-def _claim_text(token: str) -> bytes:
-    host = socket.gethostname().replace(" ", "-") or "?"
-    return f"{token} {time.time():.3f} {formats.CLAIM.newest} {host} {os.getpid()}".encode()

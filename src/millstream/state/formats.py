@@ -31,21 +31,22 @@ class Format(msgspec.Struct, frozen=True):
         what = "upgrade Millstream" if found > self.newest else older
         raise CheckpointError(f"{name} has format {found}; this version of Millstream reads {reads}: {what}.")
 
-
-MANIFEST = Format(5, 5)
-IDENTITY = Format(3, 3)
-CLAIM = Format(1, 1)
-SIGN = Format(1, 1)
+    def check_json(self, name: str, data: bytes) -> None:
+        """Says no to a JSON object of another version, whatever else is in it."""
+        try:
+            found = msgspec.json.decode(data, type=_Said).format
+        except msgspec.MsgspecError as error:
+            raise DamageError(
+                f"{name} does not say its format: {error}. Restore it from a copy, or start with a new checkpoint."
+            ) from error
+        self.check(name, found)
 
 
 class _Said(msgspec.Struct):
     format: int
 
 
-def check_json(data: bytes, name: str, known: Format) -> None:
-    """Says no to a JSON object of another version, whatever else is in it."""
-    try:
-        said = msgspec.json.decode(data, type=_Said).format
-    except msgspec.MsgspecError as error:
-        raise DamageError(f"{name} does not say its format: {error}. Restore it from a copy, or start with a new checkpoint.") from error
-    known.check(name, said)
+MANIFEST = Format(5, 5)
+IDENTITY = Format(3, 3)
+CLAIM = Format(1, 1)
+SIGN = Format(1, 1)

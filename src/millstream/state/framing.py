@@ -20,8 +20,6 @@ _ALL = (1 << 32) - 1
 
 #: Bytes in front of a payload.
 HEAD = _HEAD.size
-#: Bytes of a frame that are not payload.
-AROUND = _HEAD.size + _TAIL.size
 
 
 class Defect(enum.Enum):

@@ -11,7 +11,7 @@ Rules
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
 
 from millstream.errors import DamageError
@@ -41,18 +41,19 @@ def second_of(now: int) -> int:
 def collect(
     log: ManifestLog, newest: Manifest, in_flight: Iterable[str] = (), compacting_since: int | None = None, window: int = WINDOW
 ) -> int:
-    """Removes manifests that are not kept any longer, and objects that nothing names. Returns how many objects went.
-
-    in_flight: finished compactions that the next manifest may adopt. compacting_since: the epoch in which a compaction still under way began.
-    window: for how long (milliseconds) a manifest of each second is kept; 0: no longer than others.
-    """
+    """Removes manifests that are not kept any longer, and objects that nothing names. Returns how many objects went. in_flight: finished compactions that the
+    next manifest may adopt. compacting_since: the epoch in which a compaction still under way began. window: for how long (milliseconds) a manifest of each
+    second is kept; 0: no longer than others."""
     storage, known = log.storage, log.collection
     epochs = [epoch for epoch in log.epochs() if epoch <= newest.epoch]
     recent = [epoch for epoch in epochs if newest.epoch - KEEP < epoch]
     if not recent:
         return 0
     _note(log, newest)
-    _note_all(log, [epoch for epoch in epochs if epoch not in known.times])
+    unknown = [epoch for epoch in epochs if epoch not in known.times]
+    if len(unknown) > KEEP:  # in the first collection of a run: they are read side by side, a store may be far away
+        with ThreadPoolExecutor(_READERS) as readers:
+            list(readers.map(lambda epoch: _note_if_there(log, epoch), unknown))
     lasts = window + _SECOND if window else 0  # a second goes as a whole: nobody steps into its first one's place
     lasting: dict[int, int] = {}
     for epoch in epochs:
@@ -72,9 +73,6 @@ def collect(
     for epoch in old:
         known.times.pop(epoch, None)
         known.names.pop(epoch, None)
-    known.rounds += 1
-    known.objects += len(gone)
-    known.manifests += len(old)
     return len(gone)
 
 
@@ -83,13 +81,6 @@ def _note(log: ManifestLog, manifest: Manifest) -> frozenset[str]:
     log.collection.times[manifest.epoch] = manifest.now
     log.collection.names[manifest.epoch] = names = frozenset(map(sys.intern, named_by(manifest)))
     return names
-
-
-def _note_all(log: ManifestLog, epochs: Sequence[int]) -> None:
-    """The first collection of a run knows none of the manifests that are there: they are read side by side, a store may be far away."""
-    if len(epochs) > KEEP:
-        with ThreadPoolExecutor(_READERS) as readers:
-            list(readers.map(lambda epoch: _note_if_there(log, epoch), epochs))
 
 
 def _note_if_there(log: ManifestLog, epoch: int) -> bool:

@@ -21,20 +21,12 @@ _LEN = struct.Struct(">I")
 
 
 def stored_key(key: bytes) -> bytes:
-    """The key under which LMDB keeps an entry.
-
-    >>> stored_key(b"tea"), len(stored_key(b"x" * 10_000))
-    (b'tea', 500)
-    """
+    """The key under which LMDB keeps an entry."""
     return key if len(key) < LONG else key[:_BEGINNING] + blake2b(key, digest_size=16).digest()
 
 
 def stored_entry(key: bytes, value: bytes | None) -> tuple[bytes, bytes | None]:
-    """Key and value as LMDB keeps them. None: it is to be deleted.
-
-    >>> value_of(b"x" * 600, stored_entry(b"x" * 600, b"tea")[1])
-    b'tea'
-    """
+    """Key and value as LMDB keeps them. None: it is to be deleted."""
     return stored_key(key), value if value is None or len(key) < LONG else _LEN.pack(len(key)) + key + value
 
 

@@ -137,11 +137,7 @@ class Manifest(msgspec.Struct):
         return self.epoch - self.outside
 
     def token_at(self, epoch: int) -> str | None:
-        found = None
-        for first, token in self.runs:
-            if first <= epoch:
-                found = token
-        return found
+        return next((token for first, token in reversed(self.runs) if first <= epoch), None)
 
 
 def edge_name(stream: str, computation: str) -> str:

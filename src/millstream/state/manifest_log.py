@@ -48,14 +48,10 @@ def _seal(value: Any) -> bytes:
 
 
 class Collection(msgspec.Struct):
-    """What collection (`state/compaction.py`) knows of the manifests that are kept, their times and the objects that they name, and what it has done:
-    how often it ran, and how many objects and manifests it removed."""
+    """What collection (`state/gc.py`) knows of the manifests that are kept: their times, and the objects that they name."""
 
     times: dict[int, int] = {}
     names: dict[int, frozenset[str]] = {}
-    rounds: int = 0
-    objects: int = 0
-    manifests: int = 0
 
 
 class ManifestLog:
@@ -72,9 +68,7 @@ class ManifestLog:
             if self.epochs():
                 raise DamageError(f"{self.storage.url} has manifests but no identity.json. Restore it from a copy.")
             self.write_identity(Identity(secrets.token_hex(8), pipeline, shards or default_shards, injectors))
-        found = self.check_identity(pipeline, shards, injectors)
-        assert found is not None
-        return found
+        return self.check_identity(pipeline, shards, injectors) or self.identity()
 
     def write_identity(self, identity: Identity) -> None:
         """Makes a folder a checkpoint, if it is none yet."""
@@ -129,7 +123,7 @@ class ManifestLog:
         name = f"{self.storage.url}/{name}"
         if rest.strip() != b"%08x" % crc32(body):
             raise DamageError(f"{name} is damaged: its checksum does not match. {_RESTORE}")
-        formats.check_json(body, name, known)
+        known.check_json(name, body)
         try:
             return msgspec.structs.replace(msgspec.json.decode(body, type=type), format=known.newest)
         except msgspec.MsgspecError as error:
@@ -139,10 +133,8 @@ class ManifestLog:
         return self.storage.exists(manifest_name(epoch))
 
     def commit(self, manifest: Manifest, exclusive: bool = True) -> bool:
-        """Creates the manifest: the commit. False if somebody else committed that epoch.
-
-        An object store may take the object and lose its answer; the retry then finds the name taken, by ourselves.
-        """
+        """Creates the manifest: the commit. False if somebody else committed that epoch. An object store may take the object and lose its answer; the retry
+        then finds the name taken, by ourselves."""
         name, data = manifest_name(manifest.epoch), _seal(manifest)
         if not exclusive:
             self.storage.delete([name])

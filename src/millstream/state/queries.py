@@ -79,10 +79,12 @@ class Reader:
     def maps(self, computation: str, key: Any, field: str | None = None, reverse: bool = False) -> Iterator[tuple[str, Any, bytes]]:
         """The entries of a key's MapStates, or of one field's: field, sub-key, and the value as bytes, in order."""
         row_key = key_bytes(key)
-        start = maps_prefix(row_key) if field is None else sub_prefix(row_key, field)
+        prefix = maps_prefix(row_key)
+        start = prefix if field is None else sub_prefix(row_key, field)
         shard = self.shard_of(computation, row_key)
         for entry, raw in self.scan(computation, start, after(start), reverse=reverse, shard=shard):
-            yield *map_entry(row_key, entry), raw
+            name, _, sub_key = entry[len(prefix) :].partition(b"\0")
+            yield name.decode(), subkeys.decode(sub_key), raw
 
     def close(self) -> None:
         """Lets go of what holds the epoch."""
@@ -121,17 +123,9 @@ def maps_prefix(row_key: bytes) -> bytes:
     return SUB + len(row_key).to_bytes(4, "big") + row_key
 
 
-def map_entry(row_key: bytes, entry: bytes) -> tuple[str, Any]:
-    """The field and the sub-key of an entry of a row's MapState."""
-    field, _, sub_key = entry[5 + len(row_key) :].partition(b"\0")
-    return field.decode(), subkeys.decode(sub_key)
-
-
 def states(cut: Reader, computation: str, kind: StateKind, keys: Iterable[Any] | None = None) -> dict[Any, Any]:
-    """The states of some keys, or of all, as the computation would find them. They are whole: nothing is read later. None of a computation without state.
-
-    A state that is one MapState is given as a dict.
-    """
+    """The states of some keys, or of all, as the computation would find them. They are whole: nothing is read later. None of a computation without state. A
+    state that is one MapState is given as a dict."""
     found: dict[Any, Any] = {}
     if computation not in cut.manifest.computations:
         return found

@@ -25,7 +25,7 @@ from operator import itemgetter
 from typing import TypeVar
 
 from millstream.errors import CheckpointError, DamageError, Overtaken
-from millstream.state.blocks import LIMIT, CacheStats, Chain, Segments
+from millstream.state.blocks import LIMIT, Chain, Segments
 from millstream.state.gc import named_by, second_of
 from millstream.state.manifest import Manifest
 from millstream.state.manifest_log import ManifestLog
@@ -124,9 +124,7 @@ class CommittedState:
     def steady(self, read: Callable[[AsOf], _T]) -> _T:
         """What `read` makes of one epoch, the newest; begun anew on a newer one if that is collected meanwhile."""
         cut = self.newest()
-        left = TRIES
-        while True:
-            left -= 1
+        for left in reversed(range(TRIES)):
             with cut:
                 try:
                     return read(cut)
@@ -134,11 +132,10 @@ class CommittedState:
                     newest = latest(self.log)
                     if not left or newest is None or newest.epoch == cut.epoch:
                         raise
-            _wait(left)
+            # after some vain attempts it waits, a little longer each time, and over a second in all: then an epoch has come that lasts
+            time.sleep(_PATIENCE * max(0, TRIES - 4 - left))
             cut = self.newer(cut)
-
-    def stats(self) -> CacheStats:
-        return self.segments.stats()
+        raise AssertionError("unreachable")
 
 
 def steady(log: ManifestLog, read: Callable[[AsOf], _T]) -> _T:
@@ -156,11 +153,6 @@ def latest(log: ManifestLog) -> Manifest | None:
             if log.epochs()[-1:] == epochs[-1:]:
                 raise
     return log.latest()
-
-
-def _wait(left: int) -> None:
-    """After some vain attempts a reader waits, a little longer each time, and over a second in all: then an epoch has come that lasts."""
-    time.sleep(_PATIENCE * max(0, TRIES - 4 - left))
 
 
 def _kept(log: ManifestLog) -> str:

@@ -73,6 +73,13 @@ def encode_segment(entries: Sequence[Entry]) -> bytes:
     return b"".join(parts)
 
 
+def write_segment(storage: Storage, name: str, entries: Sequence[Entry], first: int, last: int, base: bool = False) -> SegmentRef:
+    """Writes a segment as an object of its own."""
+    data = encode_segment(entries)
+    storage.put(name, data)
+    return SegmentRef(name, 0, len(data), len(entries), first, last, base)
+
+
 def read_blocks(storage: Storage, ref: SegmentRef) -> Iterator[Block]:
     """The blocks of a segment, which is read whole and checked to its last byte."""
     data = _read(storage, ref, 0, ref.length)

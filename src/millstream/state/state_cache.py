@@ -7,17 +7,17 @@ Rules
    it ends in the same entries. Anything else (ahead, of another history, older than the base): load anew.
 3. A reader checks the marker inside its own read transaction, so a writer next to it cannot move the ground under its feet.
 4. No fsync: after a power cut the file may be torn, so the folder is named after the boot and the next boot starts afresh.
-5. Workers have state caches of their own, and readers have others (`held`): a reader may want an older epoch than the newest, and what it holds open keeps
-   LMDB from using pages again. A state cache never goes back for a reader.
+5. Workers have state caches of their own, and readers have others (`held`), which never go back: a reader may want an older epoch than the newest, and what it
+   holds open keeps LMDB from using pages again.
 6. Whoever has a state cache open holds a lock in the folder of its checkpoint, so that nobody clears it away (`cache_cleanup.py`).
-7. An environment is opened once per process, whatever the threads. While somebody holds one of its epochs its map cannot grow, since growing moves it;
-   so readers map much at once, which costs nothing but addresses.
+7. An environment is opened once per process. While somebody holds one of its epochs its map cannot grow, since growing moves it; so readers map much at once.
 
 Why LMDB: several processes may open it (RocksDB has one writer process), and get and open are several times faster. Figures: benchmarks/README.md.
 """
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shutil
 import tempfile
@@ -115,14 +115,13 @@ class StateCache:
         raise RuntimeError(f"the state cache in {self.folder} keeps changing: two runs share it")
 
     def hold(self, storage: Storage, chain: Sequence[SegmentRef], manifest: Manifest) -> Held | None:
-        """The entries as of a manifest, for as long as somebody wants them and for any thread, whatever becomes of the state cache.
-
-        None if it has gone past that manifest, or would have to move under somebody else's feet: then the log must be read.
-        """
+        """The entries as of a manifest, for as long as somebody wants them and for any thread, whatever becomes of the state cache. None if it has gone past
+        that manifest, or would have to move under somebody else's feet: then the log must be read."""
         with self._lock:
-            mark = self._marker()
-            if mark is not None and msgspec.msgpack.decode(mark)[0] > manifest.epoch:
-                return None
+            with contextlib.suppress(lmdb.MapResizedError), self._env.begin() as transaction:
+                mark = transaction.get(_MARKER)
+                if mark is not None and msgspec.msgpack.decode(mark)[0] > manifest.epoch:
+                    return None
             try:
                 found = Held(self.view(storage, chain, manifest), self._let_go)
             except _Busy:
@@ -140,13 +139,6 @@ class StateCache:
             catch_ups=self._catch_ups,
             segments=self._segments,
         )
-
-    def _marker(self) -> bytes | None:
-        try:
-            with self._env.begin() as transaction:
-                return transaction.get(_MARKER)
-        except lmdb.MapResizedError:
-            return None
 
     def _let_go(self) -> None:
         with self._lock:

@@ -280,14 +280,7 @@ class PrefixedStorage:
 
 
 def under(storage: Storage, prefix: str) -> Storage:
-    """What is under a prefix, as a storage of its own.
-
-    >>> from millstream.state.memory_storage import MemoryStorage
-    >>> whole = MemoryStorage()
-    >>> under(whole, "a/b").put("c", b"1")
-    >>> whole.read("a/b/c"), under(whole, "a").list("b")
-    (b'1', ['b/c'])
-    """
+    """What is under a prefix, as a storage of its own."""
     return LocalStorage(storage.root / prefix) if isinstance(storage, LocalStorage) else PrefixedStorage(storage, prefix)
 
 

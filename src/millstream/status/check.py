@@ -344,7 +344,7 @@ def checked_on_spark(
 ) -> CheckReport:
     """The check as a batch job of Spark's."""
     from millstream.engine.spark import pickling
-    from millstream.engine.spark.two_stage_job import two_steps
+    from millstream.engine.spark.background_jobs import two_steps
 
     order = (pickling.dumps(program), msgspec.msgpack.encode(plan), log.storage.url, storage_options)
     pieces = [(sender, shard) for sender in plan.senders for shard in range(plan.shards)]

@@ -1,10 +1,17 @@
-"""Keyed rows in the task: Arrow batches to arrivals, with what must be rejected taken out. The columns are those of `rows.py`. Needs no pyspark."""
+"""Keyed rows in the task, as the task wants them: Arrow batches to arrivals, with what must be rejected taken out. The columns are those of
+`spark/keyed_rows.py`.
+
+Rules
+1. The table is never copied as a whole. A selection of its rows is an array of positions, or ALL.
+2. Records become Python objects only when a hook asks for the first of them (`ColumnBatch`).
+"""
 
 from __future__ import annotations
 
 import re
 import urllib.parse
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import msgspec
@@ -12,13 +19,16 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from millstream.core import dedup
 from millstream.core.arrivals import Arrivals
+from millstream.core.dedup import NO_IDS, IdRows
 from millstream.core.keys import key_of
 from millstream.core.record import Batch
 from millstream.core.rejected import Rejected, unwrapped, wrong_time
 from millstream.core.time import BEGINNING, END
 from millstream.core.topology import Injector, Route, Topology
 from millstream.core.watermark import Seen, lags_of
+from millstream.engine.program import Compiled
 from millstream.engine.routing import SentRows
 from millstream.sources.base import BETWEEN
 
@@ -74,10 +84,7 @@ class ColumnBatch(Batch):
 
     def __init__(self, stream: str, table: Any, vector: str, layout: Sequence[ValueColumn], single: bool) -> None:
         super().__init__(stream)
-        self._table = table
-        self._vector = vector
-        self._layout = layout
-        self._single = single
+        self._table, self._vector, self._layout, self._single = table, vector, layout, single
         self._values: list[Any] | None = None
         self._ids: list[str] | None = None
 
@@ -140,8 +147,7 @@ class EncodedBatch(Batch):
 
     def __init__(self, stream: str, table: Any, decode: Callable[[bytes], Any]) -> None:
         super().__init__(stream)
-        self._table = table
-        self._decode = decode
+        self._table, self._decode = table, decode
         self._bodies: list[bytes] | None = None
         self._ids: list[str] | None = None
 
@@ -215,18 +221,13 @@ def _rejected(route: Route, batch: Batch, at: int, table: Any, id: str | None, b
         why = f"its key ({route.key!r}) is null"
     else:
         return None
-    return Rejected(route.stream, time, id, value, why + (f" (file {_plain(file)})" if file else ""))
-
-
-def _plain(file: str) -> str:
-    return urllib.parse.unquote(re.sub(r"^file:/+", "/", file))
+    path = urllib.parse.unquote(re.sub(r"^file:/+", "/", file))
+    return Rejected(route.stream, time, id, value, why + (f" (file {path})" if file else ""))
 
 
 def to_arrivals(table: Any, batches: dict[int, Batch], positions: Any) -> Arrivals:
-    """The rows at some positions (or ALL) of a table, grouped by key in canonical order.
-
-    Sorted by (key, timestamp), as numbers; only rows that tie are compared by id.
-    """
+    """The rows at some positions (or ALL) of a table, grouped by key in canonical order: sorted by (key, timestamp), as numbers; only rows that tie are
+    compared by id."""
     keys = whole(table.column("key"))
     times = table.column("ts").to_numpy()[positions]
     if positions is not ALL:
@@ -264,9 +265,7 @@ def _break_ties(table: Any, where: Any, tied: Any, streams: dict[int, str]) -> N
     member[:-1] |= tied
     positions = np.flatnonzero(member)
     rows = where[positions]
-    run = np.cumsum(
-        ~np.concatenate(([False], tied))[positions]
-    )  # which run of equal key and timestamp a row is in: they stay in their order
+    run = np.cumsum(~np.concatenate(([False], tied))[positions])  # of equal key and timestamp, in their order
     few = table.select(["id", "ord", "route"]).take(pa.array(rows))
     names = pa.array(record_ids(few), pa.string()) if few.column("id").null_count else few.column("id")
     columns, order = [pa.array(run), names], [("run", "ascending"), ("id", "ascending")]
@@ -308,3 +307,102 @@ def seen(injector: Injector, table: Any, positions: Any, newest_before: int | No
 def _largest(values: Any) -> int | None:
     known = values[~np.isnan(values)] if values.dtype.kind == "f" else values
     return int(known.max()) if len(known) else None
+
+
+class ArrowInputs:
+    """The rows of one task. Implements the task's Inputs. values: per injector, how its value lies in the columns."""
+
+    def __init__(self, compiled: Compiled, values: Sequence[Sequence[ValueColumn]], table: Any) -> None:
+        self._compiled, self._values, self._table = compiled, values, table
+        self._rejected: dict[str, list[Rejected]] = {}
+        self._routes: dict[str, list[Route]] = {}  # those that have rows, by computation
+        self._present: list[int] = []
+
+    def consumed(self) -> list[int]:
+        if self._table is None or "unit" not in self._table.column_names:
+            return []
+        return sorted(self._table.column("unit").drop_null().unique().to_pylist())
+
+    def take(self, stored: Iterable[tuple[Route, Any]]) -> None:
+        pieces = [] if self._table is None else [self._table]
+        for route, rows in stored:
+            rows = rows.append_column("route", pa.array(np.full(len(rows), route.index, np.int32)))
+            pieces.append(rows.append_column("ord", pa.array(np.zeros(len(rows), np.int64))))
+        table = pieces[0] if len(pieces) == 1 else pa.concat_tables(pieces, promote_options="default") if pieces else None
+        if table is not None:
+            table, self._rejected = rejections(table, self._compiled.topology, partial(self._batch, table=table))
+        self._table = table if table is not None and len(table) else None
+        if self._table is not None:
+            self._present = np.unique(self._table.column("route").to_numpy()).tolist()
+            for index in self._present:
+                route = self._compiled.topology.routes[index]
+                self._routes.setdefault(route.computation, []).append(route)
+
+    def seen(self, newest: Mapping[str, int | None]) -> dict[str, Seen]:
+        found: dict[str, Seen] = {}
+        for route in (one for routes in self._routes.values() for one in routes):
+            injector = self._compiled.topology.injectors.get(route.stream)
+            if injector is not None and self._compiled.routes_of[route.stream][0] is route:  # all its routes carry the same records
+                found[route.stream] = seen(injector, self._table, self._at([route]), newest[route.stream])
+        return found
+
+    def ids(self, computation: str, stream: str) -> IdRows:
+        mine = [route for route in self._routes.get(computation, ()) if route.stream == stream]
+        return Identified(self._table, self._at(mine)) if mine else NO_IDS
+
+    def arrivals(self, computation: str, keep: Mapping[str, Any]) -> Arrivals:
+        routes = self._routes.get(computation, [])
+        rejected = self._rejected.get(computation, ())
+        positions: Any = self._at(routes) if routes else ()
+        for stream, mask in keep.items():
+            of_stream = self._at([route for route in routes if route.stream == stream])
+            dropped = np.flatnonzero(~mask) if of_stream is ALL else of_stream[~mask]
+            positions = np.setdiff1d(np.arange(len(self._table)) if positions is ALL else positions, dropped, assume_unique=True)
+        if positions is not ALL and not len(positions):
+            found = Arrivals.none()
+        else:
+            found = to_arrivals(self._table, {route.index: self._batch(route, table=self._table) for route in routes}, positions)
+        return found if not rejected else msgspec.structs.replace(found, rejected=rejected)
+
+    def _at(self, routes: Sequence[Route]) -> Any:
+        if len(routes) == len(self._present):
+            return ALL
+        column = self._table.column("route").to_numpy()
+        return np.flatnonzero(column == routes[0].index if len(routes) == 1 else np.isin(column, [route.index for route in routes]))
+
+    def _batch(self, route: Route, *, table: Any) -> Batch:
+        injector = self._compiled.topology.injectors.get(route.stream)
+        if injector is None:
+            return EncodedBatch(route.stream, table, self._compiled.decode_value)
+        at = list(self._compiled.topology.injectors).index(route.stream)
+        return ColumnBatch(route.stream, table, f"v{at}", self._values[at], injector.value is not None)
+
+
+class Identified:
+    """The rows of one route, as deduplication sees them. A row is named by its key and its id."""
+
+    def __init__(self, table: Any, positions: Any) -> None:
+        self.table, self.positions = table, positions
+        self.hashes = table.column("ord").to_numpy()[positions].view(np.uint64)
+
+    def _where(self, chosen: Any) -> Any:
+        return chosen if self.positions is ALL else self.positions[chosen]
+
+    def ids(self, positions: Any) -> list[bytes]:
+        return self._joined(positions).to_numpy(zero_copy_only=False).tolist()  # type: ignore[no-any-return]
+
+    def packed(self, positions: Any) -> bytes:
+        """Names of records as one Packed, without a Python object for each."""
+        joined = self._joined(positions)
+        _, offsets, data = joined.buffers()
+        where = np.frombuffer(offsets, np.int32, len(joined) + 1, joined.offset * 4)
+        return dedup.packed(where - where[0], memoryview(data)[where[0] : where[-1]])
+
+    def _joined(self, chosen: Any) -> Any:
+        at = pa.array(self._where(chosen))
+        key, id = (whole(self.table.column(name)).take(at).cast(pa.binary()) for name in ("key", "id"))
+        return whole(pc.binary_join_element_wise(key, id, b"\x1f"))
+
+    def in_order(self, positions: Any) -> Any:
+        times = self.table.column("ts").to_numpy()[self._where(positions)]
+        return positions[np.lexsort((positions, times))]

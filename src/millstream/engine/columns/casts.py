@@ -34,6 +34,13 @@ _WORDS = pa.array(["false", "true"])
 _TEXTS, _BYTES = (pa.string(), pa.large_string()), (pa.binary(), pa.large_binary())
 
 
+NO_COLUMN = "{}: there is no column {!r}; the source has: {}"
+NO_COLUMN_AT_ALL = "{}: give a column name, SQL text or a Spark Column, not a {}"
+NO_KEY = "{} is a {}, which cannot be a key: use a string, an integer, a boolean or binary, or cast it"
+NO_TIME = "{} is a {}: give milliseconds as a long, or a timestamp"
+NO_TEXT = "{} is a {}, and only Spark can make its text: give a string column, or run without resident=True"
+
+
 def text(kind: Any) -> Cast | None:
     """What makes the text of a column, or None if we cannot."""
     types = pa.types
@@ -129,30 +136,9 @@ def _decimal_text(array: Any) -> Any:
     return pa.array([None if one is None else format(one, "f") for one in array.to_pylist()], pa.string())
 
 
-def no_column(what: str, given: str, columns: Sequence[str]) -> DefinitionError:
-    return DefinitionError(f"{what}: there is no column {given!r}; the source has: {', '.join(columns)}")
-
-
-def no_column_at_all(what: str, given: Any) -> DefinitionError:
-    return DefinitionError(f"{what}: give a column name, SQL text or a Spark Column, not a {type(given).__name__}")
-
-
-def no_key(name: str, kind: str) -> DefinitionError:
-    return DefinitionError(f"{name} is a {kind}, which cannot be a key: use a string, an integer, a boolean or binary, or cast it")
-
-
-def no_time(name: str, kind: str) -> DefinitionError:
-    return DefinitionError(f"{name} is a {kind}: give milliseconds as a long, or a timestamp")
-
-
 def only_spark(what: str, given: Any) -> DefinitionError:
     """An expression, where there is no JVM to work it out."""
     shown = f"the SQL text {given!r}" if isinstance(given, str) else f"a Spark {type(given).__name__}"
     return DefinitionError(
         f"{what}: only Spark can work out {shown}: give column names, add the column in the source, or run without resident=True"
     )
-
-
-def no_text(name: str, kind: str) -> DefinitionError:
-    """A type whose text we do not make as Spark does."""
-    return DefinitionError(f"{name} is a {kind}, and only Spark can make its text: give a string column, or run without resident=True")

@@ -22,7 +22,7 @@ from millstream.core.keys import key_text as python_key_text
 from millstream.core.time import BEGINNING, END
 from millstream.core.topology import Injector, Route, Topology, is_expression
 from millstream.engine.program import Program
-from millstream.errors import InputError
+from millstream.errors import DefinitionError, InputError
 from millstream.sources.base import BETWEEN
 
 from . import casts, hashing
@@ -62,16 +62,14 @@ class SourceRows:
     """Rows of a source, while they are keyed: each column in one piece, made once."""
 
     def __init__(self, table: Any, names: Sequence[str]) -> None:
-        self._table = table
-        self._names = names
+        self._table, self._names = table, names
         self._columns: dict[str, Any] = {}
         self._dicts: list[dict[str, Any]] | None = None
 
     def column(self, name: str) -> Any:
-        found = self._columns.get(name)
-        if found is None:
-            found = self._columns[name] = whole(self._table.column(name))
-        return found
+        if name not in self._columns:
+            self._columns[name] = whole(self._table.column(name))
+        return self._columns[name]
 
     def dicts(self) -> list[dict[str, Any]]:
         if self._dicts is None:
@@ -85,16 +83,10 @@ Made = Callable[[SourceRows], Any]  # rows to an Arrow array
 
 class Keying:
     """Keys the rows of one injector. Made on the driver, once; it can be pickled to the tasks, where the topology does not know its sources any longer.
+    schema: the source's Arrow schema, without the column for unreadable rows; unreadable: the name of that column, if the source has it. Raises
+    DefinitionError, with the texts of `spark/keyed_rows.py`, for what cannot work; and for what only Spark can do, with the way out."""
 
-    schema: the source's Arrow schema, without the column for unreadable rows; unreadable: the name of that column, if the source has it.
-    Raises DefinitionError, with the texts of `spark/rows.py`, for what cannot work; and for what only Spark can do, with the way out.
-    """
-
-    #: Where hashes begin. Another one is for tests that show what it is good for.
-    seed = hashing.SEED
-
-    #: How the injector's value travels in the rows (`spark/rows.value_layout`).
-    layout: list[ValueColumn]
+    seed = hashing.SEED  # where hashes begin. Another one is for tests that show what it is good for
 
     def __init__(self, program: Program, injector: Injector, schema: Any, shards: int, unreadable: str | None = None) -> None:
         topology = program.topology
@@ -111,17 +103,19 @@ class Keying:
         self._keys = {route.index: self._key(route) for route in self._routes if not route.spread}
         self._marks = [(name, _TYPES[kind], self._mark(injector, name)) for name, kind in marks(topology).items()]
         self._reads_files = injector.source.reads_files
-        self.layout = self._layout(injector)
+        if injector.value:
+            self._resolved(injector.value, f"{self._who}, value")
+        types = {name: field.type for name, field in self._fields.items()}
+        self.layout = value_columns(injector, self._routes, types, pa.string(), pa.int64())  # how the injector's value travels in the rows
         self._sent = [self._fields[column.name] for column in self.layout if not column.carrier]
-        spread = any(route.spread for route in self._routes)
-        self._hashes_ids = spread and injector.id is not None
+        self._hashes_ids = injector.id is not None and any(route.spread for route in self._routes)
         kind = pa.struct(self._sent or [("nothing", pa.bool_())])
         given = [(name, of) for name, of, _ in self._marks]
         self._schema = pa.schema([*KEYED, *given, (f"v{list(topology.injectors).index(injector.name)}", kind)])
 
     def keyed(self, table: Any, now: int, origin: str = "") -> Any:
-        """A table of source columns as a table of keyed rows, one per record and consumer: the columns that `spark/rows.py` describes, without the values of
-        other injectors. now: for an injector without a timestamp. origin: the file that the rows come from, as input_file_name() has it."""
+        """A table of source columns as a table of keyed rows, one per record and consumer, without the values of other injectors. now: for an injector without
+        a timestamp. origin: the file that the rows come from, as input_file_name() has it."""
         count = len(table)
         if not count or not self._routes:
             return self._schema.empty_table()
@@ -186,11 +180,6 @@ class Keying:
         said = pc.binary_join_element_wise(origin + BETWEEN, "" if texts is None else texts.fill_null(""), "")
         return pc.if_else(pa.array(wrong), said, None)
 
-    def _layout(self, injector: Injector) -> list[ValueColumn]:
-        if injector.value:
-            self._resolved(injector.value, f"{self._who}, value")
-        return value_columns(injector, self._routes, {name: field.type for name, field in self._fields.items()}, pa.string(), pa.int64())
-
     def _resolved(self, given: Any, what: str) -> tuple[Any, str]:
         """The type of a column, None for an expression that we know in Python; and what to call it."""
         if isinstance(given, str):
@@ -199,25 +188,25 @@ class Keying:
             if given in self._expressions:
                 return None, f"{what} expression"
             if not is_expression(given):
-                raise casts.no_column(what, given, self._names)
+                raise DefinitionError(casts.NO_COLUMN.format(what, given, ", ".join(self._names)))
         elif not type(given).__module__.startswith("pyspark."):
-            raise casts.no_column_at_all(what, given)
+            raise DefinitionError(casts.NO_COLUMN_AT_ALL.format(what, type(given).__name__))
         raise casts.only_spark(what, given)
 
-    def _made(self, given: Any, what: str, cast: Callable[[Any], casts.Cast | None], refusal: Callable[[str, str], Exception]) -> Made:
+    def _made(self, given: Any, what: str, cast: Callable[[Any], casts.Cast | None], refusal: str) -> Made:
         kind, name = self._resolved(given, what)
         if kind is None:
             return partial(_worked_out, self._expressions[given], name, cast, refusal)
         found = cast(kind)
         if found is None:
-            raise refusal(name, str(kind))
+            raise DefinitionError(refusal.format(name, kind))
         return partial(_column, given, found)
 
     def _millis(self, given: Any, what: str) -> Made:
-        return self._made(given, f"{self._who}, {what}", casts.millis, casts.no_time)
+        return self._made(given, f"{self._who}, {what}", casts.millis, casts.NO_TIME)
 
     def _text(self, given: Any, what: str) -> Made:
-        return self._made(given, f"{self._who}, {what}", casts.text, casts.no_text)
+        return self._made(given, f"{self._who}, {what}", casts.text, casts.NO_TEXT)
 
     def _key(self, route: Route) -> Made:
         what = f"{self._who}, key of computation {route.computation!r}"
@@ -228,7 +217,7 @@ class Keying:
     def _key_part(self, given: Any, what: str) -> Made:
         if self._resolved(given, what)[0] is None:
             return partial(_worked_out_key, self._expressions[given], f"{what}, {given}")
-        return self._made(given, what, casts.key_text, casts.no_key)
+        return self._made(given, what, casts.key_text, casts.NO_KEY)
 
     def _mark(self, injector: Injector, name: str) -> Made | None:
         sub, mark = injector.watermark.sub_column, injector.watermark.mark_column
@@ -246,11 +235,7 @@ def _tuple_key(parts: Sequence[Made], rows: SourceRows) -> Any:
 
 
 def _worked_out(
-    function: Callable[[dict[str, Any]], Any],
-    name: str,
-    cast: Callable[[Any], casts.Cast | None],
-    refusal: Callable[[str, str], Exception],
-    rows: SourceRows,
+    function: Callable[[dict[str, Any]], Any], name: str, cast: Callable[[Any], casts.Cast | None], refusal: str, rows: SourceRows
 ) -> Any:
     """An SQL text whose meaning we know in Python. Its type shows with the values."""
     found = pa.array([function(row) for row in rows.dicts()])
@@ -258,7 +243,7 @@ def _worked_out(
         found = found.cast(pa.int64())
     made = cast(found.type)
     if made is None:
-        raise refusal(name, str(found.type))
+        raise DefinitionError(refusal.format(name, found.type))
     return made(found)
 
 

@@ -1,9 +1,7 @@
 """How do epochs run in tasks that stay? One long Spark job keeps them alive; the driver runs epochs over sockets.
 
-    assemble         a resident run, put together, with Spark or without
-    runner           the tasks of an epoch: an order to each task, its receipts back, and again if one was lost
-    coordinator      the driver's end: who is there, who is lost, whose answers count
-    job_keeper       the Spark jobs that tasks live in, begun again as long as the run lasts
+    runner           the tasks of an epoch: an order to each task, its receipts back, and again if one was lost; and a resident run, put together
+    coordinator      the driver's end: who is there, who is lost, whose answers count; the jobs that tasks live in, begun again as long as the run lasts
     worker           a task's end: waits for orders, and drives rounds
     round            one attempt of a task at one epoch, without sockets
     exchange         rows from task to task
@@ -11,5 +9,5 @@
     wire             frames, the handshake that comes before them, and TLS below where there is more than one host
     messages         what driver and tasks say to each other
 
-Generations and attempts are `core/membership.py`. It must not know pyspark: Spark's part is `engine/spark/resident_job.py`.
+Generations and attempts are `core/membership.py`. It must not know pyspark: Spark's part is `engine/spark/background_jobs.py`.
 """

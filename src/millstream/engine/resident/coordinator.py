@@ -8,7 +8,9 @@ Rules
 3. Tasks are replaced one by one every few hours: what user code leaks goes with the process. The old task ends well, and its slot gets a job of its own, so
    that Spark counts no failure. If the old one ends badly all the same, Spark fills its slot in the old job, too: whoever comes of a job that has lost the
    slot is sent home.
-4. Whoever leaves a slot, for whatever reason, leaves it in `_vacate`: what was given to that task besides epochs is then known to be gone.
+4. A job that ends although the run goes on is begun again for the slots that it had. Spark gives a job up when one of its tasks has failed
+   `spark.task.maxFailures` times, and a job of months will get there.
+5. Whoever leaves a slot, for whatever reason, leaves it in `_vacate`: what was given to that task besides epochs is then known to be gone.
 """
 
 from __future__ import annotations
@@ -19,16 +21,15 @@ import socket
 import ssl
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from millstream.core.membership import LOSS_WINDOW, MOST_LOSSES, Attempt, Member, Membership
 from millstream.engine.compaction_orders import CompactionOrder, TaskCompaction
-from millstream.engine.contracts import Stopped
+from millstream.engine.epochs import Stopped
 from millstream.engine.resident import messages, wire
 from millstream.engine.resident.exchange import read_all
-from millstream.engine.resident.job_keeper import JobKeeper
 from millstream.engine.resident.messages import Beat, Ending, Generation, TaskFailure, TaskHello, TaskReceipts, decode, encode
 from millstream.errors import BY_NAME, ClusterError, MillstreamError, TaskLost
 from millstream.network import written
@@ -88,8 +89,8 @@ class Coordinator:
         compacted, and hears of shards whose task has left."""
         self._compaction = compaction
         self._jobs = JobKeeper(begin, self._changed)
-        for target in (self._accept, self._watch):
-            threading.Thread(target=target, name=f"millstream-coordinator{target.__name__}", daemon=True).start()
+        wire.accept_all(self._listener, self._hear, "millstream-coordinator", lambda: not self._strangers.acquire(blocking=False))
+        threading.Thread(target=self._watch, name="millstream-coordinator-watch", daemon=True).start()
         self._jobs.fill(range(self._membership.slots))
 
     # --- what an epoch does
@@ -104,7 +105,12 @@ class Coordinator:
                     raise Stopped("stopped while resident tasks were waited for; this epoch runs at the next start")
                 now = time.monotonic()
                 if now - began > (RETURN if self._membership.generation else PATIENCE):
-                    raise ClusterError(self._who_is_missing(now - began))
+                    missing, slots, lost = self._membership.missing, self._membership.slots, "; ".join(self._membership.last_losses)
+                    raise ClusterError(
+                        f"{len(missing)} of {slots} resident tasks have not come within {now - began:.0f} seconds: {_list(missing)}. Each needs a slot of its "
+                        f"own for as long as the run lasts: see that the session has {slots} that nobody else holds, or say tasks=."
+                        + (f" Lost before: {lost}." if lost else "")
+                    )
                 if now - said > 5.0:
                     said = now
                     self._say(f"waiting for tasks {_list(self._membership.missing)} of {self._membership.slots}")
@@ -138,26 +144,20 @@ class Coordinator:
                 if not self._membership.is_current(attempt):
                     self._give_up(attempt)
                     raise TaskLost(f"a task was lost: {'; '.join(self._membership.last_losses) or 'its slot was taken over'}")
-                answers = self._membership.answers
-                if answers is not None:
+                if (answers := self._membership.answers) is not None:
                     return answers
                 self._changed.wait(1.0)
 
     def _failed(self, attempt: Attempt, who: Member, failure: TaskFailure) -> Exception:
         if failure.lost:
             why = f"task {who.slot} on {who.host} cannot reach tasks {_list(failure.lost)}: {failure.text}"
-            until = (
-                time.monotonic() + _NOTICED
-            )  # most likely it has died: a peer may hear of it before we do, and a try with it would be lost
-            while self._membership.is_current(attempt) and (left := until - time.monotonic()) > 0:
-                self._changed.wait(left)
-            if self._membership.is_current(attempt):
+            # most likely it has died: a peer may hear of it before we do, and a try with it would be lost
+            if not self._changed.wait_for(lambda: not self._membership.is_current(attempt), _NOTICED):
                 self._membership.renew(time.monotonic(), why, failure.lost)
                 self._announce()
             return TaskLost(why)
-        known = BY_NAME.get(failure.error)
-        if known is not None:
-            return known(failure.text)
+        if failure.error in BY_NAME:
+            return BY_NAME[failure.error](failure.text)
         return UnexpectedFailure(
             f"task {who.slot} on {who.host} failed with something that Millstream does not expect: {failure.error}\n{failure.text}"
         )
@@ -181,16 +181,15 @@ class Coordinator:
             oldest = min(self._members.values(), key=lambda member: member.since, default=None)
             if oldest is None:
                 return
-            slot = oldest.who.slot
             self._membership.leave(oldest.who)
             self._vacate(oldest)
-            self._jobs.fill([slot])
+            self._jobs.fill([oldest.who.slot])
         self._end_member(oldest, recycle=True)
 
     def stop(self) -> None:
         with self._changed:
             self._is_ending = True
-            self._jobs.stop()
+            self._jobs.is_ending = True
             members = list(self._members.values())
             self._changed.notify_all()
         for member in members:
@@ -207,9 +206,7 @@ class Coordinator:
                     pid=member.who.pid,
                     shards=list(range(slot, self._shards, membership.slots)),
                     memory=member.beat.rss,
-                    at=f"computation {member.beat.computation!r}, shard {member.beat.shard}, key {member.beat.key}"
-                    if member.beat.millis > 1000
-                    else "",
+                    at=str(member.beat) if member.beat.millis > 1000 else "",
                     millis=member.beat.millis,
                 )
                 for slot, member in sorted(self._members.items())
@@ -224,7 +221,7 @@ class Coordinator:
     def _check(self) -> None:
         now = time.monotonic()
         losses = self._membership.too_many(now)
-        recent = self._jobs.ended_since(now - LOSS_WINDOW)
+        recent = [why for at, why in self._jobs.ended if at > now - LOSS_WINDOW]
         is_given_up = len(recent) > MOST_LOSSES or (len(recent) > 1 and not self._membership.generation)
         if (losses or is_given_up) and self._could_not_start is not None and now - self._could_not_start[0] < LOSS_WINDOW:
             raise ClusterError(
@@ -238,14 +235,6 @@ class Coordinator:
             )
         if is_given_up:
             raise ClusterError(f"Spark has ended the job of the resident tasks {len(recent)} times. The last time it said: {recent[-1]}")
-
-    def _who_is_missing(self, seconds: float) -> str:
-        lost = f" Lost before: {'; '.join(self._membership.last_losses)}." if self._membership.last_losses else ""
-        missing, slots = self._membership.missing, self._membership.slots
-        return (
-            f"{len(missing)} of {slots} resident tasks have not come within {seconds:.0f} seconds: {_list(missing)}. Each needs a slot of its own for as "
-            f"long as the run lasts: see that the session has {slots} that nobody else holds, or say tasks=.{lost}"
-        )
 
     def _give_up(self, attempt: Attempt) -> None:
         for member in list(self._members.values()):
@@ -273,7 +262,7 @@ class Coordinator:
         self._changed.notify_all()
 
     def _vacate(self, member: _Member) -> None:
-        """Rule 4."""
+        """Rule 5."""
         if self._members.get(member.who.slot) is member:
             del self._members[member.who.slot]
             self._compaction.lost(*range(member.who.slot, self._shards, self._membership.slots))
@@ -299,17 +288,6 @@ class Coordinator:
                     member.connection.close()
                     self._lose(member, "")
 
-    def _accept(self) -> None:
-        while True:
-            try:
-                sock, _ = self._listener.accept()
-            except OSError:
-                return
-            if not self._strangers.acquire(blocking=False):
-                sock.close()  # a crowd that does not shake hands
-                continue
-            threading.Thread(target=self._hear, args=(sock,), name="millstream-slot", daemon=True).start()
-
     def _hear(self, sock: socket.socket) -> None:
         try:
             connection = wire.accept(sock, self._cookie, self._tls)
@@ -319,11 +297,11 @@ class Coordinator:
             return
         finally:
             self._strangers.release()
+        member = None
         try:
             member = None if frame is None else self._first(frame, connection)
         except Exception as error:
             _log.warning("somebody who said what no task says was turned away: %s: %s", type(error).__name__, error)
-            member = None
         if member is None:
             connection.close()
             return
@@ -343,7 +321,7 @@ class Coordinator:
 
     def _join(self, hello: TaskHello, connection: wire.TaskLink) -> _Member | None:
         with self._changed:
-            if self._is_ending or not self._jobs.has_slot(hello.job, hello.slot):
+            if self._is_ending or self._jobs.job_of.get(hello.slot, hello.job) != hello.job:  # a later job has the slot
                 connection.send(messages.END, [encode(Ending())])
                 return None
             self._next_id += 1
@@ -384,6 +362,47 @@ class Coordinator:
     def _end_member(self, member: _Member, recycle: bool) -> None:
         with contextlib.suppress(OSError):
             member.connection.send(messages.END, [encode(Ending(recycle))])
+
+
+class JobKeeper:
+    """begin: runs a job (its number) with a task for each of the slots given, until it ends. changed: the coordinator's lock; told when a job has ended."""
+
+    def __init__(self, begin: Callable[[int, Sequence[int]], None], changed: threading.Condition) -> None:
+        self._begin = begin
+        self._changed = changed
+        self.job_of: dict[int, int] = {}  # by slot: the number of the job that fills it
+        self._last = 0
+        self.ended: list[tuple[float, str]] = []  # the last jobs that ended although the run goes on: when, and why
+        self.is_ending = False  # so does the run
+        self.begun = 0  # how often a job was begun
+
+    def fill(self, slots: Iterable[int]) -> None:
+        """A job for some slots, as long as the run lasts, or until others fill all of them."""
+        with self._changed:
+            self._last += 1
+            self.job_of.update(dict.fromkeys(slots, self._last))
+            threading.Thread(target=self._keep, args=(self._last,), name="millstream-coordinator-job", daemon=True).start()
+
+    def _keep(self, job: int) -> None:
+        while not self.is_ending and (slots := self._slots_of(job)):
+            self.begun += 1
+            try:
+                self._begin(job, slots)
+                why = "it ended"
+            except Exception as error:
+                why = str(error)
+            with self._changed:
+                if self.is_ending or not self._slots_of(job):
+                    return
+                self.ended.append((time.monotonic(), why))
+                del self.ended[: -MOST_LOSSES - 1]
+                self._changed.notify_all()
+            _log.info("the job of the resident tasks has ended and is begun again: %s", why.splitlines()[0] if why else "")
+            time.sleep(0.2)
+
+    def _slots_of(self, job: int) -> list[int]:
+        with self._changed:
+            return sorted(slot for slot, of in self.job_of.items() if of == job)
 
 
 class UnexpectedFailure(ClusterError):

@@ -56,7 +56,7 @@ class Exchange:
         self._cut: set[int] = set()  # senders whose last connection has broken
         self._listener = wire.listen(host)
         self.address = written(host, self._listener.getsockname()[1])
-        threading.Thread(target=self._accept, name="millstream-exchange", daemon=True).start()
+        wire.accept_all(self._listener, self._hear, "millstream-exchange")
 
     # --- what the driver says
 
@@ -102,21 +102,20 @@ class Exchange:
     def send(self, attempt: Attempt, level: int, frames: dict[int, Any]) -> None:
         """Sends everybody else its frame of a level: bytes by slot; nothing is an empty frame."""
         self._sending = attempt
+        others = sorted(self._members, key=lambda slot: (slot - self._slot) % len(self._members))[1:]
         try:
-            for slot in sorted(self._members, key=lambda slot: (slot - self._slot) % len(self._members)):
-                if slot != self._slot:
-                    self._send(slot, attempt, level, frames.get(slot, b""))
-        finally:
-            self._sending = None
-
-    def _send(self, slot: int, attempt: Attempt, level: int, data: Any) -> None:
-        try:
-            self._link(slot).send(messages.ROWS, [data], attempt, level, self._slot)
+            for slot in others:
+                member = self._members[slot]
+                if slot not in self._links:
+                    self._links[slot] = (member, wire.connect(*parse_address(member.address), self._cookie, self._client_tls))
+                self._links[slot][1].send(messages.ROWS, [frames.get(slot, b"")], attempt, level, self._slot)
         except (OSError, MillstreamError) as error:
             self._links.pop(slot, None)
             if self._given_up >= attempt:
                 raise GivenUp from error
             raise PeerLost([slot], str(error)) from error
+        finally:
+            self._sending = None
 
     def gather(self, attempt: Attempt, level: int) -> list[Any]:
         """The frames of a level, when all are there. Raises GivenUp or PeerLost."""
@@ -131,22 +130,7 @@ class Exchange:
                 self._changed.wait()
             return [data for data in self._buffer.take(level) if len(data)]
 
-    def _link(self, slot: int) -> wire.TaskLink:
-        found = self._links.get(slot)
-        if found is None:
-            host, port = parse_address(self._members[slot].address)
-            found = self._links[slot] = (self._members[slot], wire.connect(host, port, self._cookie, self._client_tls))
-        return found[1]
-
     # --- threads
-
-    def _accept(self) -> None:
-        while True:
-            try:
-                sock, _ = self._listener.accept()
-            except OSError:
-                return
-            threading.Thread(target=self._hear, args=(sock,), name="millstream-peer", daemon=True).start()
 
     def _hear(self, sock: socket.socket) -> None:
         try:

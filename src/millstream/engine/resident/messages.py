@@ -14,12 +14,14 @@ END         driver to task: the run is over; or (recycle) this process is to be 
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, TypeVar
 
 import msgspec
 
 from millstream.core.membership import Member
 from millstream.engine.receipts import EpochOrder, Receipt
+
+_T = TypeVar("_T")
 
 HELLO, GENERATION, ORDER, RECEIPTS, FAILED, ROWS, COMPACT, COMPACTED, BEAT, GIVE_UP, END = range(1, 12)
 
@@ -83,6 +85,9 @@ class Beat(msgspec.Struct):
     millis: int = 0
     rss: int = 0
 
+    def __str__(self) -> str:
+        return f"computation {self.computation!r}, shard {self.shard}, key {self.key}"
+
 
 class Ending(msgspec.Struct):
     """The end of a task. recycle: somebody is to take its slot."""
@@ -91,11 +96,7 @@ class Ending(msgspec.Struct):
 
 
 encode = msgspec.msgpack.Encoder().encode
-_DECODERS: dict[Any, Any] = {}
 
 
-def decode(data: Any, kind: Any) -> Any:
-    found = _DECODERS.get(kind)
-    if found is None:
-        found = _DECODERS[kind] = msgspec.msgpack.Decoder(kind)
-    return found.decode(data)
+def decode(data: Any, kind: type[_T]) -> _T:
+    return msgspec.msgpack.decode(data, type=kind)

@@ -20,15 +20,13 @@ from millstream.engine.routing import SentRows
 from millstream.engine.task import Inputs
 from millstream.sources.splits import PlannedReader
 
-_OPTIONS = pa.ipc.IpcWriteOptions()
-
 
 def to_bytes(table: Any) -> Any:
     """A table as bytes (a buffer of Arrow's, without a copy)."""
     if table is None or not len(table):
         return b""
     sink = pa.BufferOutputStream()
-    with pa.ipc.new_stream(sink, table.schema, options=_OPTIONS) as writer:
+    with pa.ipc.new_stream(sink, table.schema) as writer:
         writer.write_table(table)
     return memoryview(sink.getvalue())
 

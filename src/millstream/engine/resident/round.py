@@ -6,13 +6,13 @@
     RunTask     the task of a shard is about to run
     StageUnit   the unit is made durable
 
-It returns the receipts. In production sockets drive it (`worker`), in the simulation lists and dice (`simulation/resident_tasks`). So the order of what
-happens, and the moments of the crash points, are the same by construction.
+It returns the receipts. Sockets drive it in production (`worker`), lists and dice in the simulation (`simulation/resident_tasks`): the order of what happens,
+and the moments of the crash points, are the same by construction.
 
 Rules
 1. The shards of a task are `shard % slots`.
 2. All that an attempt stages lies in one unit, written once; rows for later levels travel before it is durable, because nothing counts before the manifest.
-   "task.4-staging" is before that write, "task.4-staged" behind it: everything of this task is durable then.
+   "task.4-staging" is before that write, "task.4-staged" behind it.
 3. A failure that retrying cannot fix is the only receipt.
 """
 
@@ -33,32 +33,24 @@ from millstream.state.storage import Storage
 
 
 class ReadSplits(NamedTuple):
-    """Brings (level, rows) pairs."""
+    pass
 
 
 class SendRows(NamedTuple):
-    """rows: by slot; the other slots get an empty message."""
-
     level: int
-    rows: Mapping[int, Sequence[Any]]
+    rows: Mapping[int, Sequence[Any]]  # by slot
 
 
 class AwaitRows(NamedTuple):
-    """Brings what other tasks have sent."""
-
     level: int
 
 
 class RunTask(NamedTuple):
-    """The task of a shard is next."""
-
     level: int
     shard: int
 
 
 class StageUnit(NamedTuple):
-    """The unit is to be written."""
-
     unit: Unit
 
 
@@ -118,17 +110,12 @@ class Round:
             inputs = self.rows.inputs(self._mine.pop(level, []))
             for _, group, shard, number in (task for task in self._tasks if task[0] == level):
                 yield RunTask(level, shard)
-                task = Task(
-                    self.compiled,
-                    order,
-                    group,
-                    shard,
-                    shards=self.shards,
-                    storage=self.storage,
-                    cache=self.cache,
-                    point=lambda name, at=(level, shard, number): self._at_task(name, *at),  # type: ignore[misc]
-                    unit=unit,
-                )
+
+                def point(name: str, at: tuple[int, int, int] = (level, shard, number)) -> None:
+                    if name == "task.3-shuffled":  # rule 2: the points of step 4 surround the write
+                        self.point(name, *at)
+
+                task = Task(self.compiled, order, group, shard, self.shards, self.storage, self.cache, point, unit)
                 result = task.run(inputs(group, shard, number))
                 if result.receipt.failure:
                     return [result.receipt]
@@ -140,10 +127,6 @@ class Round:
         yield StageUnit(unit)
         self._at_all("task.4-staged")
         return receipts
-
-    def _at_task(self, name: str, level: int, shard: int, number: int) -> None:
-        if name == "task.3-shuffled":  # rule 2: the points of step 4 surround the write
-            self.point(name, level, shard, number)
 
     def _at_all(self, name: str) -> None:
         for level, _, shard, number in self._tasks:

@@ -1,4 +1,4 @@
-"""The tasks of an epoch in resident tasks: an order to each, and its receipts back.
+"""The tasks of an epoch in resident tasks: an order to each, and its receipts back. And a resident run, put together, with Spark or without.
 
 Rules
 1. Little input is read and keyed here, and goes out with the orders; more is read by the tasks, which then send each other what is whose.
@@ -8,32 +8,43 @@ Rules
 
 from __future__ import annotations
 
+import hashlib
+import secrets
+import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Generic, Protocol, TypeVar
+from typing import Any, Generic, NamedTuple, Protocol, TypeVar
 
 import msgspec
 
 from millstream.core.guards import ALL_GUARDS, Guards
 from millstream.engine.columns.keying import Keying
-from millstream.engine.metrics import Metrics
+from millstream.engine.compaction_orders import TaskCompaction
+from millstream.engine.epochs import Epochs
+from millstream.engine.metrics import BETWEEN_TASKS, Metrics
+from millstream.engine.program import Program
+from millstream.engine.publishing import BackgroundUpkeep
 from millstream.engine.receipts import EpochOrder, Receipt
+from millstream.engine.resident import wire
 from millstream.engine.resident.coordinator import Coordinator, UnexpectedFailure
-from millstream.engine.resident.messages import TaskOrder, TaskReads, TaskReceipts, encode
+from millstream.engine.resident.messages import TaskOrder, TaskReads, encode
 from millstream.engine.resident.partitioning import ArrowRows, joined, read_keyed, to_bytes
+from millstream.engine.resident.worker import Setup
+from millstream.engine.source_planner import SourcePlanner
+from millstream.engine.worker_process import RunPlace
 from millstream.errors import MillstreamError, TaskLost
+from millstream.faults import CrashPoints
 from millstream.sources.splits import PlannedReader, SplitPlan
 from millstream.state.heartbeat import RunMode
 from millstream.state.manifest import ComputationState, Manifest, ShardState
+from millstream.state.manifest_log import ManifestLog
 
 LITTLE = 1 << 20  # bytes that are read on the driver
 _UNEXPECTED = 4  # tries
 
 _EMPTY = ShardState()
-
-
 _In = TypeVar("_In")
 
 
@@ -63,9 +74,7 @@ class ResidentRunner(Generic[_In]):
     """Runs the tasks of epochs in resident tasks."""
 
     def __init__(self, tasks: ResidentTasks[_In], guards: Guards = ALL_GUARDS, stopped: Callable[[], bool] = lambda: False) -> None:
-        self._tasks = tasks
-        self._guards = guards
-        self._stopped = stopped
+        self._tasks, self._guards, self._stopped = tasks, guards, stopped
         self._tried = (-1, 0)  # epoch, and tries of it
         self.lost_epochs = 0  # how often an epoch was run again because a task was lost
         self.status, self.close = tasks.status, tasks.close
@@ -79,7 +88,8 @@ class ResidentRunner(Generic[_In]):
             try:
                 if read is None:
                     read = self._tasks.read(input or {}, order.now)
-                return self._tasks.attempt(read, self._next_try(order))
+                self._tried = (order.epoch, self._tried[1] + 1 if self._tried[0] == order.epoch else 0)
+                return self._tasks.attempt(read, msgspec.structs.replace(order, tries=self._tried[1]))
             except TaskLost:
                 self.lost_epochs += 1
                 if not self._guards.rerun:
@@ -88,11 +98,6 @@ class ResidentRunner(Generic[_In]):
                 unexpected += 1
                 if unexpected >= _UNEXPECTED:
                     raise MillstreamError(str(error)) from error
-
-    def _next_try(self, order: EpochOrder) -> EpochOrder:
-        """An order with the number of tries of its epoch so far."""
-        self._tried = (order.epoch, self._tried[1] + 1 if self._tried[0] == order.epoch else 0)
-        return msgspec.structs.replace(order, tries=self._tried[1])
 
 
 class TaskInput(msgspec.Struct):
@@ -121,7 +126,11 @@ class RemoteTasks:
     def attempt(self, input: TaskInput, order: EpochOrder) -> list[Receipt]:
         began = time.perf_counter()
         answers = self.coordinator.run(partial(self._encoded, order, input))
-        self._note_answers(answers, began)
+        whole = (time.perf_counter() - began) * 1000
+        slowest = max(answers, key=lambda answer: sum(answer.phases.values()))  # and what is left is the way there and back
+        phases = {f"task: {name}": millis for name, millis in slowest.phases.items()}
+        for phase, millis in {**phases, BETWEEN_TASKS: whole - sum(phases.values())}.items():
+            self.metrics.add_phase(phase, millis)
         return [receipt for answer in answers for receipt in answer.receipts]
 
     def close(self) -> None:
@@ -163,13 +172,6 @@ class RemoteTasks:
         own = msgspec.structs.replace(order, before=before)
         return [encode(TaskOrder(own, input.rows.get(slot, {}), None if input.reads is None else input.reads[slot]))]
 
-    def _note_answers(self, answers: Sequence[TaskReceipts], began: float) -> None:
-        """Where the time of the slowest task went, and what is left for the way there and back."""
-        whole = (time.perf_counter() - began) * 1000
-        slowest = max(answers, key=lambda answer: sum(answer.phases.values()))
-        phases = {f"task: {name}": millis for name, millis in slowest.phases.items()}
-        self.metrics.add_task_phases({**phases, "orders and receipts": whole - sum(phases.values())})
-
 
 def part_of(manifest: Manifest, slot: int, slots: int) -> Manifest:
     """What the task of a slot needs of a manifest: its own shards."""
@@ -191,3 +193,79 @@ def part_of(manifest: Manifest, slot: int, slots: int) -> Manifest:
             if (mine := {shard: one for shard, one in stored_ref.slices.items() if shard % slots == slot})
         ],
     )
+
+
+class ResidentParts(NamedTuple):
+    """The parts of a run. Tasks come when it is started."""
+
+    epochs: Epochs[Mapping[str, SplitPlan]]
+    planner: SourcePlanner
+    coordinator: Coordinator
+    compaction: TaskCompaction
+    setup: Setup
+
+    def start(self, begin: Callable[[int, Sequence[int]], None]) -> None:
+        """Has tasks come. begin: runs a job (its number) whose tasks have the setup and fill the slots given, until it ends."""
+        self.coordinator.start(begin, self.compaction)
+
+
+def assemble(
+    program: Program,
+    *,
+    log: ManifestLog,
+    latest: Manifest | None,
+    token: str,
+    place: RunPlace,
+    slots: int,
+    readers: Mapping[str, PlannedReader],
+    keyings: Mapping[str, Keying],
+    host: str,
+    remote: bool,
+    bounded: bool,
+    pickled: Callable[[Any], bytes],
+    ended: Callable[[bool], None] = lambda joined: None,
+    session: Callable[[], Any] = lambda: None,
+    points: CrashPoints | None = None,
+    guards_off: str = "",
+    say: Callable[[str], None] = lambda text: None,
+) -> ResidentParts:
+    """host: where the driver listens; remote: tasks may be on other hosts, so connections are encrypted. pickled: how programs, readers and splits travel."""
+    guards = Guards.without(guards_off) if guards_off else ALL_GUARDS
+    metrics, stopping = Metrics(), threading.Event()
+    planner = SourcePlanner(readers, log.storage, token, latest, bounded, guards)
+    certificate, key = wire.make_certificate() if remote else (b"", b"")
+    cookie = secrets.token_bytes(32)
+    coordinator = Coordinator(slots, place.shards, host, cookie, tls=wire.tls_contexts(certificate, key)[0], say=say)
+    compaction = TaskCompaction(token, coordinator.send_compaction)
+    blob = pickled(program)
+    setup = Setup(
+        address=coordinator.address,
+        cookie=cookie,
+        slots=slots,
+        digest=hashlib.blake2b(blob, digest_size=16).hexdigest(),
+        program=blob,
+        place=place,
+        sources=[(pickled(reader), pickled(keyings[name])) for name, reader in readers.items()],
+        certificate=certificate,
+        private_key=key,
+        guards_off=guards_off,
+    )
+    rows = ArrowRows(program.topology, place.shards, slots)
+    tasks = RemoteTasks(coordinator, rows, slots, readers, keyings, metrics, pickled, ended)
+    epochs: Epochs[Mapping[str, SplitPlan]] = Epochs(
+        program,
+        place.shards,
+        log,
+        latest,
+        token,
+        runner=ResidentRunner(tasks, guards, stopping.is_set),
+        planner=planner,
+        compaction=compaction,
+        upkeep=BackgroundUpkeep(),
+        guards=guards,
+        points=points or CrashPoints(),
+        session=session,
+        metrics=metrics,
+        stopping=stopping,
+    )
+    return ResidentParts(epochs, planner, coordinator, compaction, setup)

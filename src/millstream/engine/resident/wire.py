@@ -5,11 +5,11 @@
 
 Rules
 1. Nobody is believed before the handshake: until then, an end reads a fixed number of bytes within `GREETING` seconds in all, and no more.
-2. The cookie itself never travels. Both ends must know it: a task does not talk to a driver that cannot prove it, nor the other way round. Proofs are
-   compared in constant time, and name the role, so that one cannot be sent back as the other.
+2. The cookie itself never travels, and both ends must know it. Proofs are compared in constant time, and name the role, so that one cannot be sent back as
+   the other.
 3. One thread reads a connection; any may send, a frame at a time.
-4. Between hosts there is TLS below, with one certificate that is made for the run and for nobody else. It travels inside the job, as the cookie does. Both
-   ends show it and trust nothing else: host names mean nothing here.
+4. Between hosts there is TLS below, with one certificate that is made for the run and travels inside the job, as the cookie does. Both ends show it and
+   trust nothing else: host names mean nothing here.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ import struct
 import tempfile
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 from millstream.core.membership import Attempt
@@ -130,6 +130,23 @@ def listen(host: str) -> socket.socket:
     return socket.create_server((host, 0), family=socket.AF_INET6 if ":" in host else socket.AF_INET, backlog=256)
 
 
+def accept_all(
+    listener: socket.socket, hear: Callable[[socket.socket], None], name: str, is_crowded: Callable[[], bool] = lambda: False
+) -> None:
+    """Has everybody who comes heard in a thread of its own, until the listener is stopped. is_crowded: whoever comes now is turned away."""
+
+    def accept_each() -> None:
+        with contextlib.suppress(OSError):
+            while True:
+                sock, _ = listener.accept()
+                if is_crowded():
+                    sock.close()
+                else:
+                    threading.Thread(target=hear, args=(sock,), name=f"{name}-peer", daemon=True).start()
+
+    threading.Thread(target=accept_each, name=name, daemon=True).start()
+
+
 def stop(sock: socket.socket) -> None:
     """Closes a socket, and wakes up whoever reads it, or waits there for somebody to come: closing alone does not."""
     with contextlib.suppress(OSError):
@@ -156,11 +173,10 @@ def accept(sock: socket.socket, cookie: bytes, tls: ssl.SSLContext | None = None
             sock.settimeout(GREETING)
             sock = tls.wrap_socket(sock, server_side=True)
         return TaskLink(sock, cookie, is_server=True, compared=compared)
-    except ssl.SSLError as error:
+    except BaseException as error:
         sock.close()
-        raise RemoteProtocolError(f"the handshake failed: {error}") from error
-    except BaseException:
-        sock.close()
+        if isinstance(error, ssl.SSLError):
+            raise RemoteProtocolError(f"the handshake failed: {error}") from error
         raise
 
 

@@ -20,7 +20,6 @@ import socket
 import threading
 import time
 import traceback
-from dataclasses import dataclass, field
 from typing import Any
 
 import msgspec
@@ -28,7 +27,7 @@ import msgspec
 from millstream import faults
 from millstream.core.guards import Guards
 from millstream.core.membership import Attempt
-from millstream.engine.columns.arrow_inputs import ArrowInputs
+from millstream.engine.columns.arrow_rows import ArrowInputs
 from millstream.engine.columns.keying import Keying
 from millstream.engine.compaction_orders import CompactionOrder, carry_out
 from millstream.engine.resident import messages, wire
@@ -101,8 +100,9 @@ class ResidentTask:
         self._cache = PROCESS.cache(setup.place)
         self._shards = setup.place.shards
         self._rows = ArrowRows(compiled.topology, self._shards, setup.slots, lambda table: ArrowInputs(compiled, setup.place.values, table))
-        self._readers: list[PlannedReader] = [pickle.loads(reader) for reader, _ in setup.sources]
-        self._keyings: list[Keying] = [pickle.loads(keying) for _, keying in setup.sources]
+        self._sources: list[tuple[PlannedReader, Keying]] = [
+            (pickle.loads(reader), pickle.loads(keying)) for reader, keying in setup.sources
+        ]
 
     def run(self) -> bool:
         """Until the driver ends the run, or is gone. Returns whether the task is to be replaced."""
@@ -116,8 +116,7 @@ class ResidentTask:
                     if not self._exchange.is_given_up(frame.attempt):
                         self._obey(frame.attempt, decode(frame.body, TaskOrder))
                 elif frame.kind == messages.END:
-                    ending: Ending = decode(frame.body, Ending)
-                    return ending.recycle
+                    return decode(frame.body, Ending).recycle
             raise HungUp(f"the driver at {self._setup.address} has closed the connection: it has ended, or has taken this task for lost")
         finally:
             self._ended.set()
@@ -179,7 +178,7 @@ class ResidentTask:
     def _obey(self, attempt: Attempt, order: TaskOrder) -> None:
         gc.disable()  # records and rows make no cycles worth looking for thousands of times an epoch
         try:
-            self._driver.send(messages.RECEIPTS, [encode(_Attempt(self, attempt, order).run())], attempt)
+            self._driver.send(messages.RECEIPTS, [encode(self._run_round(attempt, order))], attempt)
         except GivenUp:
             pass
         except PeerLost as lost:
@@ -194,6 +193,62 @@ class ResidentTask:
             gc.enable()
             PROCESS.end_task()
 
+    def _run_round(self, attempt: Attempt, given: TaskOrder) -> TaskReceipts:
+        """One attempt at one epoch: does what the round wants, and notes how long what took."""
+        order = given.order
+        self._exchange.begin(attempt)
+        steps = Round(
+            self._compiled,
+            order,
+            self.slot,
+            self._setup.slots,
+            self._shards,
+            rows=self._rows,
+            given={level: from_bytes(data) for level, data in given.rows.items()},
+            reads=given.reads is not None,
+            storage=self._storage,
+            cache=self._cache,
+            point=lambda name, level, shard, number: faults.point(name, order.epoch, order.crash, order.driver, level, shard),
+        ).steps()
+        phases: dict[str, float] = {}
+        brought: Any = None
+        at = time.perf_counter()
+
+        def note(phase: str) -> None:
+            nonlocal at
+            before, at = at, time.perf_counter()
+            phases[phase] = phases.get(phase, 0.0) + (at - before) * 1000
+
+        while True:
+            try:
+                step = steps.send(brought)
+            except StopIteration as end:
+                return TaskReceipts(end.value, phases)
+            if isinstance(step, RunTask):
+                self._at = (step.level, step.shard)
+                brought = None
+                continue
+            note("step")
+            phase, brought = self._do(step, attempt, given)
+            note(phase)
+
+    def _do(self, step: RoundStep, attempt: Attempt, given: TaskOrder) -> tuple[str, Any]:
+        """What a step of the round brings, and the phase that its time counts for."""
+        if isinstance(step, ReadSplits):
+            found: list[tuple[int, Any]] = []
+            for one in given.reads or ():
+                for split in pickle.loads(one.splits):
+                    found += read_keyed(*self._sources[one.injector], self._rows, split, given.order.now)
+            return "read", found
+        if isinstance(step, SendRows):
+            self._exchange.send(attempt, step.level, {slot: to_bytes(joined(tables)) for slot, tables in step.rows.items()})
+            return "exchange", None
+        if isinstance(step, AwaitRows):
+            return "exchange", [from_bytes(data) for data in self._exchange.gather(attempt, step.level)]
+        assert isinstance(step, StageUnit)
+        step.unit.write()
+        return "stage", None
+
     def _tell_failure(self, attempt: Attempt, failure: TaskFailure) -> None:
         self._driver.send(messages.FAILED, [encode(failure)], attempt)
 
@@ -205,73 +260,3 @@ def _memory() -> int:
             return int(file.read().split()[1]) * resource.getpagesize()
     except OSError:
         return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
-
-
-@dataclass
-class _Attempt:
-    """One attempt at one epoch, driven by sockets."""
-
-    task: ResidentTask
-    attempt: Attempt
-    order: TaskOrder
-    phases: dict[str, float] = field(default_factory=dict)
-
-    def run(self) -> TaskReceipts:
-        task, order = self.task, self.order.order
-        task._exchange.begin(self.attempt)
-        round = Round(
-            task._compiled,
-            order,
-            task.slot,
-            task._setup.slots,
-            task._shards,
-            rows=task._rows,
-            given={level: from_bytes(data) for level, data in self.order.rows.items()},
-            reads=self.order.reads is not None,
-            storage=task._storage,
-            cache=task._cache,
-            point=lambda name, level, shard, number: faults.point(name, order.epoch, order.crash, order.driver, level, shard),
-        )
-        steps = round.steps()
-        brought: Any = None
-        at = time.perf_counter()
-        while True:
-            try:
-                step = steps.send(brought)
-            except StopIteration as end:
-                return TaskReceipts(end.value, self.phases)
-            if step.__class__ is RunTask:
-                task._at = (step.level, step.shard)  # type: ignore[union-attr]
-                brought = None
-                continue
-            at = self._note("step", at)
-            phase, brought = self._do(step)
-            at = self._note(phase, at)
-
-    def _do(self, step: RoundStep) -> tuple[str, Any]:
-        """Does what the round wants; the phase that its time counts for, and what it brings."""
-        exchange = self.task._exchange
-        if isinstance(step, ReadSplits):
-            return "read", self._read()
-        if isinstance(step, SendRows):
-            frames = {slot: to_bytes(joined(tables)) for slot, tables in step.rows.items()}
-            exchange.send(self.attempt, step.level, frames)
-            return "exchange", None
-        if isinstance(step, AwaitRows):
-            return "exchange", [from_bytes(data) for data in exchange.gather(self.attempt, step.level)]
-        assert isinstance(step, StageUnit)
-        step.unit.write()
-        return "stage", None
-
-    def _note(self, phase: str, since: float) -> float:
-        now = time.perf_counter()
-        self.phases[phase] = self.phases.get(phase, 0.0) + (now - since) * 1000
-        return now
-
-    def _read(self) -> list[tuple[int, Any]]:
-        found: list[tuple[int, Any]] = []
-        for one in self.order.reads or ():
-            reader, keying = self.task._readers[one.injector], self.task._keyings[one.injector]
-            for split in pickle.loads(one.splits):
-                found += read_keyed(reader, keying, self.task._rows, split, self.order.order.now)
-        return found

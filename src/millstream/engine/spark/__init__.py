@@ -7,9 +7,7 @@
     job_runner        the tasks of an epoch as one Spark job, and what it reads as one DataFrame
     keyed_rows        in the JVM: from source columns to keyed rows
     task_function     in the task: bytes unpacked, the task run, Arrow laid out
-    resident_job      the long job that resident tasks live in
-    compaction_job    compaction beside the epochs
-    two_stage_job     a batch job over a whole checkpoint, to check views
+    background_jobs   jobs beside the epochs: compactions, the long job that resident tasks live in, a batch job to check views
     spark_planner     where Spark plans: what its own log says of a batch
     pickling          programs by value
     error_text        Spark's errors in words

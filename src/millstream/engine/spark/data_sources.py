@@ -48,9 +48,8 @@ class DataSourceReader(PlannedReader):
         self.schema = to_arrow_schema(self._struct, timezone="UTC")
         self._reader: Any = None
         self._is_simple = False
-        self._only: str | None = (
-            None  # of a bounded run whose reader cannot tell its target: the end of its one epoch, which has all there is
-        )
+        # a bounded run whose reader cannot tell its target has one epoch, with all there is, that ends here
+        self._only: str | None = None
         self._is_bounded = False
 
     def __getstate__(self) -> dict[str, Any]:
@@ -72,10 +71,9 @@ class DataSourceReader(PlannedReader):
     def begin(self, names: Mapping[str, int], bounded: bool) -> None:
         reader = self._own()
         self._only = None
-        self._is_bounded = bounded
-        if bounded and isinstance(reader, SupportsTriggerAvailableNow):
+        self._is_bounded = bounded and not isinstance(reader, SupportsTriggerAvailableNow)  # such a one knows its target itself
+        if bounded and not self._is_bounded:
             reader.prepareForTriggerAvailableNow()
-            self._is_bounded = False  # it knows its target itself
 
     def first(self) -> str:
         return _text(self._asked("initialOffset"), self._name)

@@ -17,9 +17,10 @@ from typing import Any
 import msgspec
 from pyspark.sql import DataFrame
 from pyspark.sql import types as T
-from pyspark.sql.pandas.types import to_arrow_schema
+from pyspark.sql.pandas.types import from_arrow_schema, to_arrow_schema
 
 from millstream.core.topology import Topology
+from millstream.engine.columns.keying import marks
 from millstream.engine.program import Program
 from millstream.engine.receipts import EpochOrder, Receipt, decode_receipt
 from millstream.engine.worker_process import RunPlace
@@ -35,10 +36,7 @@ class SparkJobRunner:
     """Runs the tasks of a batch that is a DataFrame of keyed rows. spark: the session in which jobs run."""
 
     def __init__(self, spark: Any, program: Program, place: RunPlace, value_types: list[T.DataType]) -> None:
-        self._spark = spark
-        self._topology = program.topology
-        self._shards = place.shards
-        self._value_types = value_types
+        self._spark, self._topology, self._shards, self._value_types = spark, program.topology, place.shards, value_types
         self._program = pickling.dumps(program)
         self._digest = hashlib.blake2b(self._program, digest_size=16).hexdigest()
         self._place = msgspec.msgpack.encode(place)
@@ -56,7 +54,8 @@ class SparkJobRunner:
         for level in range(len(self._topology.levels)):
             schema = T.StructType.fromDDL("body binary")
             if level < len(self._topology.levels) - 1:
-                schema = T.StructType.fromDDL(f"{keyed_rows.keyed_columns(self._topology)}, {keyed_rows.PRODUCED}")
+                extra = [f"{name} {kind}" for name, kind in marks(self._topology).items()]
+                schema = T.StructType.fromDDL(", ".join([keyed_rows.KEYED, *extra, keyed_rows.PRODUCED]))
                 later = {r.stream for r in self._topology.routes if r.level > level}
                 for at, name in enumerate(self._topology.injectors):
                     if name in later:
@@ -85,23 +84,30 @@ class SparkJobRunner:
         return [decode_receipt(body) for body in bodies]
 
 
+class PlannedSource(msgspec.Struct):
+    """The reader of an injector, and its columns: without the one for unreadable rows (as in `Source.load`), whose name is apart."""
+
+    reader: PlannedReader
+    schema: Any
+    unreadable: str | None
+
+    def prototype(self, spark: Any) -> DataFrame:
+        """An empty frame with all its columns."""
+        struct = from_arrow_schema(self.schema)
+        return spark.createDataFrame([], struct if self.unreadable is None else struct.add(self.unreadable, "string"))  # type: ignore[no-any-return]
+
+
 class SplitFrames:
-    """Makes the frames. sources: by injector its reader and the schema of what it reads, as Spark has it. unreadable: as in `Source.load`."""
+    """Makes the frames of what was planned, by injector."""
 
     def __init__(
-        self,
-        spark: Any,
-        topology: Topology,
-        sources: Mapping[str, tuple[PlannedReader, T.StructType, str | None]],
-        shards: int,
-        value_types: list[T.DataType],
+        self, spark: Any, topology: Topology, sources: Mapping[str, PlannedSource], shards: int, value_types: list[T.DataType]
     ) -> None:
-        self._spark = spark
-        self._topology = topology
-        self._sources = sources
-        self._readers = {name: pickling.dumps(reader) for name, (reader, _, _) in sources.items()}
+        self._spark, self._topology, self._sources = spark, topology, sources
+        self._readers = {name: pickling.dumps(one.reader) for name, one in sources.items()}
+        self._frames = {name: one.prototype(spark) for name, one in sources.items()}
         self._keyed = {
-            name: keyed_rows.KeyedColumns(injector, at, prototype(spark, sources[name][1]), topology, shards, value_types)
+            name: keyed_rows.KeyedColumns(injector, at, self._frames[name], topology, shards, value_types)
             for at, (name, injector) in enumerate(topology.injectors.items())
         }
 
@@ -109,16 +115,12 @@ class SplitFrames:
         return reduce(DataFrame.union, [self._keyed[name].of(self._read(name, take)) for name, take in takes.items()])
 
     def _read(self, name: str, take: SplitPlan) -> DataFrame:
-        _, schema, unreadable = self._sources[name]
         source = self._topology.injectors[name].source
         if source.reads_files:
-            return source.read_files(self._spark, list(take.names), unreadable)  # type: ignore[no-any-return]
+            return source.read_files(self._spark, list(take.names), self._sources[name].unreadable)  # type: ignore[no-any-return]
         pieces = [pickling.dumps(piece) for piece in take.splits]
-        return self._spark.range(0, len(pieces), 1, len(pieces)).mapInArrow(_reading(self._readers[name], pieces), schema)  # type: ignore[no-any-return]
-
-
-def prototype(spark: Any, schema: T.StructType) -> DataFrame:
-    return spark.createDataFrame([], schema)  # type: ignore[no-any-return]
+        read = _reading(self._readers[name], pieces)
+        return self._spark.range(0, len(pieces), 1, len(pieces)).mapInArrow(read, self._frames[name].schema)  # type: ignore[no-any-return]
 
 
 def _reading(reader: bytes, pieces: list[bytes]) -> Any:
@@ -135,8 +137,7 @@ class SplitJobRunner:
     """Runs the tasks of an epoch that Millstream has planned: its splits are read as a DataFrame of keyed rows."""
 
     def __init__(self, jobs: SparkJobRunner, frames: SplitFrames) -> None:
-        self._jobs = jobs
-        self._frames = frames
+        self._jobs, self._frames = jobs, frames
         self.status, self.close = jobs.status, jobs.close
 
     def run(self, input: Mapping[str, SplitPlan] | None, order: EpochOrder) -> list[Receipt]:

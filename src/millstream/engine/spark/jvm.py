@@ -1,16 +1,14 @@
 """Starting Spark's JVM: quietly, and soon.
 
 Rules
-1. What the JVM and Log4j say while they start is dropped, line by line, by what it says. Everything else that comes on the JVM's stderr (Spark's
-   errors, what hooks print in the workers) is passed on to ours, as long as we live. Dropped is also the traceback of a Python worker that was idle
-   when its JVM ended and could not say goodbye: whether PySpark is quick enough to end it first is a race.
+1. What the JVM and Log4j say while they start is dropped, line by line; and so is the traceback of a Python worker that was idle when its JVM ended and could
+   not say goodbye. All else on the JVM's stderr (Spark's errors, what hooks print in the workers) is passed on to ours, as long as we live.
 2. Ctrl-C while the JVM starts ends us, and the JVM with us. PySpark would leave it behind, because it has not got as far as to notice.
-3. The classes that Spark loads are the same in every run. The first short run leaves an archive of them in the user's cache (when its JVM ends,
-   in the background), and later JVMs map it instead of loading and checking thousands of classes. Java decides whether an archive fits, and
-   does without one that does not. It is a cache: deleting it costs a slower start.
+3. The first short run leaves an archive of the classes that Spark loads in the user's cache (when its JVM ends, in the background), and later JVMs map it
+   instead of loading and checking thousands of classes. Java does without one that does not fit. Deleting it costs a slower start.
 4. A short run has the quick compiler alone and the simplest collector: it is over before anything else would pay. A long one has Java's defaults.
-5. No thread of ours is at work in the JVM when the session, or the interpreter, ends. A thread that comes back from there into an interpreter that is being
-   taken down aborts the process; a job whose session ends under it is told at length.
+5. No thread of ours is at work in the JVM when the session, or the interpreter, ends. A thread that comes back into an interpreter that is being taken down
+   aborts the process; a job whose session ends under it is told at length.
 """
 
 from __future__ import annotations

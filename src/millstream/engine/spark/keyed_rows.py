@@ -1,6 +1,5 @@
-"""Rows on the move: source columns to keyed rows, in the JVM.
-
-What becomes of them in a task is in `columns/arrow.py`; the same without a JVM in `columns/keying.py`.
+"""Rows on the move: source columns to keyed rows, in the JVM. What becomes of them in a task is in `columns/arrow_rows.py`; the same without a JVM in
+`columns/keying.py`.
 
 A row on its way to level L has these columns:
 
@@ -21,7 +20,6 @@ A row on its way to level L has these columns:
 from __future__ import annotations
 
 import operator
-from collections.abc import Sequence
 from functools import reduce
 from typing import Any
 
@@ -39,24 +37,11 @@ from millstream.sources.base import BETWEEN
 
 from .error_text import reason
 
-_KEYED = "part int, route int, key string, ts long, id string, ord long"
+KEYED = "part int, route int, key string, ts long, id string, ord long"
 PRODUCED = "body binary, unit long"
 
 _NUL = "\0"
 UNREADABLE = "_millstream_unreadable"  # a column of a source: the text of a row that does not fit the schema
-
-
-def keyed_columns(topology: Topology) -> str:
-    return ", ".join([_KEYED, *[f"{name} {kind}" for name, kind in marks(topology).items()]])
-
-
-def key_expression(columns: Sequence[tuple[Column, T.DataType, str]], as_tuple: bool) -> Column:
-    """The key's text, in the JVM. Null where a part of the key is null."""
-    texts = [_text(column, kind, name) for column, kind, name in columns]
-    if not as_tuple:
-        return texts[0]
-    parts = [F.concat(F.length(text).cast("string"), F.lit(":"), text) for text in texts]
-    return F.concat(F.lit(_NUL + "t"), *parts)
 
 
 def _text(column: Column, kind: T.DataType, name: str) -> Column:
@@ -68,18 +53,11 @@ def _text(column: Column, kind: T.DataType, name: str) -> Column:
         return F.when(column, F.lit(_NUL + "b1")).when(~column, F.lit(_NUL + "b0"))
     if isinstance(kind, T.BinaryType):
         return F.concat(F.lit(_NUL + "x"), F.lower(F.hex(column)))
-    raise casts.no_key(name, kind.simpleString())
-
-
-def keyed_frame(
-    injector: Injector, index: int, source: DataFrame, topology: Topology, shards: int, value_types: list[T.DataType]
-) -> DataFrame:
-    """An injector's DataFrame as keyed rows, one per record and consumer."""
-    return KeyedColumns(injector, index, source, topology, shards, value_types).of(source)
+    raise DefinitionError(casts.NO_KEY.format(name, kind.simpleString()))
 
 
 class KeyedColumns:
-    """The columns that make keyed rows of an injector's DataFrame: worked out once, for any frame with the columns of `source`."""
+    """The columns that make keyed rows of an injector's DataFrame, one per record and consumer: worked out once, for any frame with the columns of `source`."""
 
     def __init__(
         self, injector: Injector, index: int, source: DataFrame, topology: Topology, shards: int, value_types: list[T.DataType]
@@ -87,7 +65,8 @@ class KeyedColumns:
         who = f"injected stream {injector.name!r}"
         routes = [route for route in topology.routes if route.stream == injector.name]
         id_column = F.lit(None).cast("string") if injector.id is None else _column(source, injector.id, f"{who}, id")[0].cast("string")
-        time = _timestamp(source, injector)
+        now = F.unix_millis(F.current_timestamp())
+        time = now if injector.timestamp is None else _millis(source, injector.timestamp, f"{who}, timestamp")
         keys = {route.index: _route_key(source, route, who) for route in routes if not route.spread}
         rejectable = [
             time.isNull(),
@@ -193,13 +172,13 @@ def _column(source: DataFrame, given: Any, what: str) -> tuple[Column, T.DataTyp
         if given in _columns(source):
             return _quoted(given), source.schema[given].dataType, f"{what} column {given!r}"
         if not is_expression(given):
-            raise casts.no_column(what, given, _columns(source))
+            raise DefinitionError(casts.NO_COLUMN.format(what, given, ", ".join(_columns(source))))
         try:
             given = F.expr(given)
         except Exception as error:
             raise DefinitionError(f"{what}: Spark cannot read {given!r} as SQL: {reason(error)}") from error
     if not isinstance(given, Column):
-        raise casts.no_column_at_all(what, given)
+        raise DefinitionError(casts.NO_COLUMN_AT_ALL.format(what, type(given).__name__))
     try:
         return given, source.select(given.alias("x")).schema["x"].dataType, f"{what} expression"
     except Exception as error:
@@ -207,10 +186,12 @@ def _column(source: DataFrame, given: Any, what: str) -> tuple[Column, T.DataTyp
 
 
 def _route_key(source: DataFrame, route: Route, who: str) -> Column:
+    """The key's text, in the JVM. Null where a part of the key is null."""
     what = f"{who}, key of computation {route.computation!r}"
-    if isinstance(route.key, tuple):
-        return key_expression([_column(source, part, what) for part in route.key], True)
-    return key_expression([_column(source, route.key, what)], False)
+    if not isinstance(route.key, tuple):
+        return _text(*_column(source, route.key, what))
+    texts = [_text(*_column(source, part, what)) for part in route.key]
+    return F.concat(F.lit(_NUL + "t"), *[F.concat(F.length(text).cast("string"), F.lit(":"), text) for text in texts])
 
 
 def _mark(source: DataFrame, injector: Injector, name: str, kind: str, who: str) -> Column:
@@ -222,12 +203,6 @@ def _mark(source: DataFrame, injector: Injector, name: str, kind: str, who: str)
     return _column(source, wanted, f"{who}, sub-source")[0].cast("string")
 
 
-def _timestamp(source: DataFrame, injector: Injector) -> Column:
-    if injector.timestamp is None:
-        return F.unix_millis(F.current_timestamp())
-    return _millis(source, injector.timestamp, f"injected stream {injector.name!r}, timestamp")
-
-
 def _millis(source: DataFrame, given: Any, what: str) -> Column:
     column, kind, name = _column(source, given, what)
     if isinstance(kind, T.IntegralType):
@@ -236,7 +211,7 @@ def _millis(source: DataFrame, given: Any, what: str) -> Column:
         return F.unix_millis(column)
     if isinstance(kind, T.TimestampNTZType):
         return F.unix_millis(column.cast("timestamp"))
-    raise casts.no_time(name, kind.simpleString())
+    raise DefinitionError(casts.NO_TIME.format(name, kind.simpleString()))
 
 
 def _has_map(kind: T.DataType) -> bool:

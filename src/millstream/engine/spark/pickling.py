@@ -2,12 +2,11 @@
 
 Rules
 1. A class that workers cannot import (of `__main__`, a notebook, a file that `millstream run` executes) travels by value.
-2. A Struct's fields are made when its class is made; cloudpickle makes an empty class first and fills it afterwards, and such a Struct
-   would have no fields. So it is made anew from its fields and its config.
+2. cloudpickle makes an empty class first and fills it afterwards; a Struct made so would have no fields. So it is made anew from its fields and its config.
 3. What msgspec has worked out for a class stays here: it cannot be pickled, and each process works it out again.
 4. Annotations that are strings are resolved here, where the module with their names is at hand.
-5. The markers by which a dataclass's fields tell "no default" from a default are single objects, known by identity: they travel by name. A copy of
-   `dataclasses.MISSING` would itself be taken for the default of every field that has none.
+5. The markers by which a dataclass's fields tell "no default" from a default are known by identity: they travel by name. A copy of `dataclasses.MISSING`
+   would be taken for the default of every field that has none.
 """
 
 from __future__ import annotations
@@ -16,6 +15,7 @@ import dataclasses
 import inspect
 import io
 import typing
+from functools import partial
 from typing import Any
 
 import msgspec
@@ -41,7 +41,7 @@ class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]
         if id(obj) in _MARKERS:
             return getattr, (dataclasses, _MARKERS[id(obj)])
         if isinstance(obj, msgspec.Meta):
-            return _make_meta, (dict(obj.__rich_repr__()),)  # what was given
+            return partial(msgspec.Meta, **dict(obj.__rich_repr__())), ()  # what was given
         reduced = super().reducer_override(obj)
         if not isinstance(obj, type) or not isinstance(reduced, tuple) or reduced[0] is not cloudpickle._make_skeleton_class:
             return reduced
@@ -86,7 +86,3 @@ def _make_struct(
     namespace |= {field: msgspec.field(default_factory=factory) for field, factory in factories.items()}
     made = type(msgspec.Struct)(name, bases, namespace, **config)  # type: ignore[misc]
     return cloudpickle._lookup_class_or_track(tracker, made)
-
-
-def _make_meta(given: dict[str, Any]) -> msgspec.Meta:
-    return msgspec.Meta(**given)

@@ -15,34 +15,31 @@ import msgspec
 import pyarrow as pa
 from pyspark.sql import SparkSession
 from pyspark.sql import types as T
-from pyspark.sql.pandas.types import from_arrow_schema, to_arrow_schema
+from pyspark.sql.pandas.types import to_arrow_schema
 
 from millstream import faults
 from millstream.core.topology import Injector, Topology
 from millstream.core.watermark import Declared
 from millstream.engine.columns.arrow_rows import ValueColumn
 from millstream.engine.columns.keying import Keying
-from millstream.engine.contracts import Planner, TaskRunner
-from millstream.engine.epochs import Epochs
+from millstream.engine.epochs import Epochs, Planner, TaskRunner
 from millstream.engine.evolution import reconciled
 from millstream.engine.program import Program
-from millstream.engine.resident.assemble import ResidentParts, assemble
+from millstream.engine.publishing import BackgroundUpkeep
+from millstream.engine.resident.runner import ResidentParts, assemble
 from millstream.engine.source_planner import SourcePlanner
-from millstream.engine.upkeep import BackgroundUpkeep
 from millstream.engine.worker_process import RunPlace
 from millstream.errors import DefinitionError, MillstreamError
 from millstream.faults import CrashPoints
 from millstream.network import is_loopback
-from millstream.sources.splits import PlannedReader
 from millstream.state.manifest import Manifest
-from millstream.state.manifest_log import Identity, ManifestLog
+from millstream.state.manifest_log import ManifestLog
 from millstream.state.storage import Storage
 
 from . import keyed_rows, pickling
-from .compaction_job import SparkCompaction
+from .background_jobs import ResidentJob, SparkCompaction
 from .error_text import reason
-from .job_runner import SparkJobRunner, SplitFrames, SplitJobRunner, prototype
-from .resident_job import ResidentJob
+from .job_runner import PlannedSource, SparkJobRunner, SplitFrames, SplitJobRunner
 from .run import PlannedRun, Run
 from .session import ARROW, OWN_SESSION, UTC
 
@@ -66,22 +63,15 @@ class Starting(msgspec.Struct):
     drop: Sequence[str]
     say: Callable[[str], None]
 
-    def identify(self) -> tuple[Identity, Manifest | None]:
-        """The checkpoint's identity, written now if it is new, and the manifest to go on from."""
+    def identify(self, values: list[list[ValueColumn]]) -> tuple[RunPlace, Manifest | None]:
+        """Where the run keeps its things, by the checkpoint's identity, which is written now if it is new; and the manifest to go on from. values: per
+        injector, how its value travels."""
         ready_sinks(self.program.topology)
         cores = self.spark.sparkContext.defaultParallelism
         if self.spark.sparkContext.getConf().get(OWN_SESSION, ""):
             cores = max(1, cores - 1)  # the slot to spare is nobody's shard
         identity = self.log.identify(self.program.name, self.shards, cores, list(self.program.topology.injectors))
-        return identity, self.latest()
-
-    def latest(self) -> Manifest | None:
-        found = self.log.latest()
-        return None if found is None else reconciled(found, self.program, self.drop)
-
-    def place(self, identity: Identity, values: list[list[ValueColumn]]) -> RunPlace:
-        """Where the run keeps its things. values: per injector, how its value travels."""
-        return RunPlace(
+        place = RunPlace(
             checkpoint=self.storage.url,
             checkpoint_id=identity.id,
             storage_options=self.storage_options,
@@ -89,31 +79,36 @@ class Starting(msgspec.Struct):
             shards=identity.shards,
             values=values,
         )
+        return place, self._latest()
 
-    def epochs(
-        self,
-        identity: Identity,
-        latest: Manifest | None,
-        token: str,
-        *,
-        runner: TaskRunner[_In],
-        planner: Planner,
-        compaction: SparkCompaction,
-    ) -> Epochs[_In]:
+    def claim(self, latest: Manifest | None) -> tuple[str, Manifest | None]:
+        """The token of the run, which owns the checkpoint now; and the manifest to go on from: a run that ends may have committed one more."""
+        return self.log.runs.claim(latest.token if latest is not None else None), self._latest()
+
+    def _latest(self) -> Manifest | None:
+        found = self.log.latest()
+        return None if found is None else reconciled(found, self.program, self.drop)
+
+    def epochs(self, place: RunPlace, latest: Manifest | None, token: str, runner: TaskRunner[_In], planner: Planner) -> Epochs[_In]:
         """The epochs of a run whose tasks are Spark jobs."""
         return Epochs(
             self.program,
-            identity.shards,
+            place.shards,
             self.log,
             latest,
             token,
             runner=runner,
             planner=planner,
-            compaction=compaction,
+            compaction=SparkCompaction(self.spark, place, token),
             upkeep=BackgroundUpkeep(),
             points=CrashPoints(faults.armed()),
             session=lambda: self.spark,
         )
+
+    def planned_run(self, epochs: Epochs[Any], planner: SourcePlanner, *, eager: bool) -> Run:
+        """A run whose epochs Millstream plans."""
+        bounded, every = self.trigger is None, (self.trigger or 0) / 1000
+        return PlannedRun(self.program.topology, epochs, planner, bounded=bounded, drain=self.drain, every=every, eager=eager)
 
 
 def ready_sinks(topology: Topology) -> None:
@@ -140,16 +135,8 @@ def check_planned(foreign: Mapping[str, str]) -> None:
         )
 
 
-class _Planned(msgspec.Struct):
-    """The reader of an injector, and its columns: without the one for unreadable rows, whose name is apart."""
-
-    reader: PlannedReader
-    schema: Any
-    unreadable: str | None
-
-
-def _readers(topology: Topology) -> dict[str, _Planned]:
-    found: dict[str, _Planned] = {}
+def _readers(topology: Topology) -> dict[str, PlannedSource]:
+    found: dict[str, PlannedSource] = {}
     try:
         for name, injector in topology.injectors.items():
             found[name] = _reader(injector, topology)
@@ -160,7 +147,7 @@ def _readers(topology: Topology) -> dict[str, _Planned]:
     return found
 
 
-def _reader(injector: Injector, topology: Topology) -> _Planned:
+def _reader(injector: Injector, topology: Topology) -> PlannedSource:
     forgiving = any(topology.takes_rejected(r.computation) for r in topology.routes if r.stream == injector.name)
     if injector.watermark.wants_files and not injector.source.reads_files:
         raise DefinitionError(f"injected stream {injector.name!r}: watermarks.files needs ms.sources.files with a local directory")
@@ -172,8 +159,8 @@ def _reader(injector: Injector, topology: Topology) -> _Planned:
     except Exception as error:
         raise DefinitionError(f"injected stream {injector.name!r}: its source cannot be opened: {reason(error)}") from error
     if keyed_rows.UNREADABLE in schema.names:
-        return _Planned(reader, schema.remove(schema.get_field_index(keyed_rows.UNREADABLE)), keyed_rows.UNREADABLE)
-    return _Planned(reader, schema, None)
+        return PlannedSource(reader, schema.remove(schema.get_field_index(keyed_rows.UNREADABLE)), keyed_rows.UNREADABLE)
+    return PlannedSource(reader, schema, None)
 
 
 def arrow_schema(given: Any) -> pa.Schema:
@@ -186,23 +173,19 @@ def micro_batch_run(asked: Starting) -> Run:
     topology, spark = asked.program.topology, asked.spark
     planned = _readers(topology)
     try:
-        frames = {name: prototype(spark, _struct(one)) for name, one in planned.items()}
+        frames = {name: one.prototype(spark) for name, one in planned.items()}
         injectors = topology.injectors
         value_types = [keyed_rows.value_type(injectors[name], frame, topology) for name, frame in frames.items()]
-        sources = {name: (one.reader, _struct(one), one.unreadable) for name, one in planned.items()}
-        SplitFrames(spark, topology, sources, 1, value_types)  # finds unknown columns before anything is written
-        identity, latest = asked.identify()
-        place = asked.place(identity, [keyed_rows.value_layout(injectors[name], frame, topology) for name, frame in frames.items()])
-        token = asked.log.runs.claim(latest.token if latest is not None else None)
-        latest = asked.latest()  # a run that ends may have committed one more before it found the claim
+        SplitFrames(spark, topology, planned, 1, value_types)  # finds unknown columns before anything is written
+        place, latest = asked.identify([keyed_rows.value_layout(injectors[name], frame, topology) for name, frame in frames.items()])
+        token, latest = asked.claim(latest)
         own = own_session(spark)
-        runner = SplitJobRunner(
-            SparkJobRunner(own, asked.program, place, value_types), SplitFrames(own, topology, sources, identity.shards, value_types)
-        )
+        jobs = SparkJobRunner(own, asked.program, place, value_types)
+        runner = SplitJobRunner(jobs, SplitFrames(own, topology, planned, place.shards, value_types))
         planner = SourcePlanner({name: one.reader for name, one in planned.items()}, asked.storage, token, latest, asked.trigger is None)
-        epochs = asked.epochs(identity, latest, token, runner=runner, planner=planner, compaction=SparkCompaction(spark, place, token))
+        epochs = asked.epochs(place, latest, token, runner, planner)
         epochs.resume()
-        return PlannedRun(topology, epochs, planner, bounded=asked.trigger is None, drain=asked.drain, every=_every(asked), eager=True)
+        return asked.planned_run(epochs, planner, eager=True)
     except BaseException:
         _close(planned, topology)
         raise
@@ -217,16 +200,11 @@ def own_session(spark: Any) -> Any:
     return own
 
 
-def _close(planned: Mapping[str, _Planned], topology: Topology) -> None:
+def _close(planned: Mapping[str, PlannedSource], topology: Topology) -> None:
     for one in planned.values():
         one.reader.close()
     for injector in topology.injectors.values():
         injector.source.close()
-
-
-def _struct(one: _Planned) -> T.StructType:
-    struct = from_arrow_schema(one.schema)
-    return struct if one.unreadable is None else struct.add(one.unreadable, "string")
 
 
 # --- resident
@@ -242,15 +220,14 @@ def resident_run(asked: Starting, tasks: int | None) -> Run:
     parts: ResidentParts | None = None
     try:
         _check_settings(spark, topology, planned)
-        for name, one in planned.items():  # what only Spark can do is refused before anything is written
-            Keying(program, topology.injectors[name], one.schema, 1, one.unreadable)
-        identity, latest = asked.identify()
-        keyings = {
-            name: Keying(program, topology.injectors[name], one.schema, identity.shards, one.unreadable) for name, one in planned.items()
-        }
-        place = asked.place(identity, [keying.layout for keying in keyings.values()])
-        token = asked.log.runs.claim(latest.token if latest is not None else None)
-        latest = asked.latest()
+
+        def keyings(shards: int) -> dict[str, Keying]:
+            return {name: Keying(program, topology.injectors[name], one.schema, shards, one.unreadable) for name, one in planned.items()}
+
+        place, latest = asked.identify(
+            [one.layout for one in keyings(1).values()]
+        )  # what only Spark can do is refused before anything is written
+        token, latest = asked.claim(latest)
         _limit(planned, topology)
         host, remote = _host(spark)
         job = ResidentJob(spark, token)
@@ -262,7 +239,7 @@ def resident_run(asked: Starting, tasks: int | None) -> Run:
             place=place,
             slots=slots,
             readers={name: one.reader for name, one in planned.items()},
-            keyings=keyings,
+            keyings=keyings(place.shards),
             host=host,
             remote=remote,
             bounded=asked.trigger is None,
@@ -275,9 +252,7 @@ def resident_run(asked: Starting, tasks: int | None) -> Run:
         asked.say(f"starting {slots} resident task{'s' if slots > 1 else ''}")
         parts.start(partial(job.run, msgspec.msgpack.encode(parts.setup)))
         parts.epochs.resume()
-        return PlannedRun(
-            topology, parts.epochs, parts.planner, bounded=asked.trigger is None, drain=asked.drain, every=_every(asked), eager=False
-        )
+        return asked.planned_run(parts.epochs, parts.planner, eager=False)
     except BaseException:
         if parts is not None:
             parts.epochs.close()
@@ -285,11 +260,7 @@ def resident_run(asked: Starting, tasks: int | None) -> Run:
         raise
 
 
-def _every(asked: Starting) -> float:
-    return 0.0 if asked.trigger is None else asked.trigger / 1000
-
-
-def _limit(planned: Mapping[str, _Planned], topology: Topology) -> None:
+def _limit(planned: Mapping[str, PlannedSource], topology: Topology) -> None:
     """Tasks hold an epoch's input in memory, so it has a limit; but a source that declares its watermark to a callable is read to its end in every epoch:
     what it says speaks of all that it had delivered."""
     for name, one in planned.items():
@@ -326,7 +297,7 @@ def count_slots(spark: Any, topology: Topology, tasks: int | None) -> int:
     return tasks
 
 
-def _check_settings(spark: Any, topology: Topology, planned: Mapping[str, _Planned]) -> None:
+def _check_settings(spark: Any, topology: Topology, planned: Mapping[str, PlannedSource]) -> None:
     """Rows must be the same in both modes, so settings that only Spark's readers follow are refused where they matter."""
     zone = spark.conf.get("spark.sql.session.timeZone")
     for name, one in planned.items():

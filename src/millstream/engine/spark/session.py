@@ -59,10 +59,8 @@ def local_settings(cores: int) -> dict[str, str]:
 def local_session(
     name: str, *, master: str | None = None, settings: Mapping[str, str] | None = None, short: bool = False, resident: bool = False
 ) -> Any:
-    """The active session, or a new one. resident: with a slot to spare, and tries without end, for tasks that stay for months.
-
-    Two tries per task are two tries too few when a worker is killed: local mode is told to retry like a cluster.
-    """
+    """The active session, or a new one. resident: with a slot to spare, and tries without end, for tasks that stay for months. Two tries per task are two
+    tries too few when a worker is killed: local mode is told to retry like a cluster."""
     from pyspark.sql import SparkSession
 
     active = SparkSession.getActiveSession()
@@ -140,22 +138,15 @@ def hush(spark: Any, at_length: bool = False) -> None:
 
 
 def _hush_py4j() -> None:
-    for name in ("py4j.clientserver", "py4j.java_gateway", "root"):
-        logging.getLogger(None if name == "root" else name).addFilter(_no_echo)
+    for name in ("py4j.clientserver", "py4j.java_gateway", None):
+        logging.getLogger(name).addFilter(_no_echo)
     from pyspark.logger import PySparkLogger
 
     for name in _QUERY_CONTEXTS:
-        PySparkLogger.getLogger(name).addFilter(_nothing)
-
-
-def _nothing(record: logging.LogRecord) -> bool:
-    return False
+        PySparkLogger.getLogger(name).disabled = True
 
 
 def _no_echo(record: logging.LogRecord) -> bool:
     """False for py4j's echo of an exception that is raised anyway."""
-    said = record.getMessage()
-    return not any(
-        sign in said
-        for sign in ("exception while executing the Python Proxy", "xception while sending command", "KeyboardInterrupt while sending")
-    )
+    echoes = ("exception while executing the Python Proxy", "xception while sending command", "KeyboardInterrupt while sending")
+    return not any(sign in record.getMessage() for sign in echoes)

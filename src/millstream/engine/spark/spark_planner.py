@@ -77,9 +77,7 @@ class SparkPlanner:
     is_ours = False
 
     def __init__(self, offsets: SparkOffsets, injectors: Mapping[str, Injector], files: Mapping[str, SourceFiles]) -> None:
-        self.reading = offsets.reading
-        self._injectors = injectors
-        self._files = files
+        self.reading, self._injectors, self._files = offsets.reading, injectors, files
 
     def files(self, injector: str) -> tuple[Mapping[str, int], set[str]]:
         return self._files[injector].now()
@@ -103,14 +101,11 @@ class SparkPlanner:
 
 
 class SourceFiles:
-    """The files of a file source, and those that Spark has read: from the log that the source keeps in Spark's checkpoint.
-
-    Entries of that log hold a version and then one JSON object per file; every tenth is a compact one that repeats all before it.
-    """
+    """The files of a file source, and those that Spark has read: from the log that the source keeps in Spark's checkpoint. Entries of that log hold a version
+    and then one JSON object per file; every tenth is a compact one that repeats all before it."""
 
     def __init__(self, folder: str, log: str) -> None:
-        self._folder = folder
-        self._log = log
+        self._folder, self._log = folder, log
         self._seen: set[str] = set()
         self._read: set[str] = set()
 

@@ -15,8 +15,7 @@ from pyspark.sql import types as T
 from millstream.core.keys import check_shards
 from millstream.core.time import Duration, duration
 from millstream.core.topology import Injector, Topology
-from millstream.engine.contracts import Stopped
-from millstream.engine.epochs import Epochs
+from millstream.engine.epochs import Epochs, Stopped
 from millstream.engine.evolution import reconciled
 from millstream.engine.program import Compiled, Program, check
 from millstream.errors import CheckpointError, DefinitionError, MillstreamError
@@ -27,7 +26,6 @@ from millstream.state.state_cache import state_caches_folder
 from millstream.state.storage import LocalStorage, open_storage
 
 from . import keyed_rows, pickling, run_builder
-from .compaction_job import SparkCompaction
 from .error_text import reason
 from .job_runner import SparkJobRunner
 from .jvm import warm_up
@@ -122,24 +120,22 @@ def start(
 
 def _query_run(asked: Starting) -> Run:
     """A run whose epochs Spark plans: some source can only be read by Spark."""
-    topology, spark, log = asked.program.topology, asked.spark, asked.log
+    topology, spark = asked.program.topology, asked.spark
     sources = [_load(injector, spark, topology) for injector in topology.injectors.values()]
     pairs = list(zip(topology.injectors.values(), sources, strict=True))
     value_types = [keyed_rows.value_type(injector, source, topology) for injector, source in pairs]
     _frame(spark, asked.program, sources, value_types, 1)  # finds unknown columns before anything is written
-    identity, latest = asked.identify()
+    place, latest = asked.identify([keyed_rows.value_layout(injector, source, topology) for injector, source in pairs])
     _check_never_planned(latest, asked)
     offsets = SparkOffsets(None if "://" in asked.spark_folder else os.path.join(asked.spark_folder, "offsets"), list(topology.injectors))
     _check_offsets(offsets, latest, asked.spark_folder, asked.storage.url)
-    place = asked.place(identity, [keyed_rows.value_layout(injector, source, topology) for injector, source in pairs])
     files = _source_files(topology.injectors.values(), asked.spark_folder)
-    recent = log.runs.last_claim()
-    token = log.runs.claim(latest.token if latest is not None else None)
-    latest = asked.latest()  # a run that ends may have committed one more before it found the claim
+    recent = asked.log.runs.last_claim()
+    token, latest = asked.claim(latest)
     planner = SparkPlanner(offsets, topology.injectors, files)
     runner = SparkJobRunner(run_builder.own_session(spark), asked.program, place, value_types)
-    epochs = asked.epochs(identity, latest, token, runner=runner, planner=planner, compaction=SparkCompaction(spark, place, token))
-    frame = _frame(spark, asked.program, sources, value_types, identity.shards)
+    epochs = asked.epochs(place, latest, token, runner, planner)
+    frame = _frame(spark, asked.program, sources, value_types, place.shards)
     epochs.resume()
     writer = frame.writeStream.foreachBatch(_function(epochs, planner)).option("checkpointLocation", asked.spark_folder)
     writer = writer.trigger(availableNow=True) if asked.trigger is None else writer.trigger(processingTime=f"{asked.trigger} milliseconds")
@@ -256,7 +252,7 @@ def _load(injector: Injector, spark: Any, topology: Topology) -> DataFrame:
 def _frame(spark: Any, program: Program, sources: list[DataFrame], value_types: list[T.DataType], shards: int) -> DataFrame:
     """All injectors in one DataFrame, and a source that has something new at every trigger, so that time passes when input does not."""
     frames = [
-        keyed_rows.keyed_frame(injector, at, sources[at], program.topology, shards, value_types)
+        keyed_rows.KeyedColumns(injector, at, sources[at], program.topology, shards, value_types).of(sources[at])
         for at, injector in enumerate(program.topology.injectors.values())
     ]
     tick = spark.readStream.format("rate-micro-batch").option("rowsPerBatch", 1).option("numPartitions", 1).load()
@@ -265,10 +261,8 @@ def _frame(spark: Any, program: Program, sources: list[DataFrame], value_types: 
 
 
 def _start_query(spark: Any, writer: Any) -> Any:
-    """Starts the query with settings of its own, also in a user's session; a query copies the settings at its start.
-
-    One lets Spark leave the ticking source's empty branch out of its plans; the others are those of `session.ARROW`, unless the session says otherwise.
-    """
+    """Starts the query with settings of its own, also in a user's session; a query copies the settings at its start. One lets Spark leave the ticking
+    source's empty branch out of its plans; the others are those of `session.ARROW`, unless the session says otherwise."""
     wanted = {"spark.sql.optimizer.pruneFiltersCanPruneStreamingSubplan": "true"}
     wanted |= {name: value for name, value in ARROW.items() if not spark.sparkContext.getConf().contains(name)}
     before = {name: spark.conf.get(name, None) for name in wanted}

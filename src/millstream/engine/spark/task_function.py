@@ -16,14 +16,12 @@ import pyarrow as pa
 from millstream import faults
 from millstream.core.topology import Route
 from millstream.engine.columns import arrow_rows
-from millstream.engine.columns.arrow_inputs import ArrowInputs
+from millstream.engine.columns.arrow_rows import ArrowInputs
 from millstream.engine.receipts import EpochOrder, encode_receipt
 from millstream.engine.task import Result, Task
 from millstream.engine.worker_process import PROCESS, RunPlace
 
 _PIECE = 50_000  # rows of one Arrow batch
-
-
 _decode_place = msgspec.msgpack.Decoder(RunPlace).decode
 _decode_order = msgspec.msgpack.Decoder(EpochOrder).decode
 
@@ -92,18 +90,14 @@ def _split(table: Any, routes: Sequence[Route], level: int) -> tuple[Any, Any]:
     for_here = ~receipts & (np.array([r.level for r in routes])[route] == level)
     if for_here.all():
         return table, None
-    later = ~for_here
-    if level == 0:
-        later &= ~receipts  # ticks end here
+    later = ~for_here & ~receipts if level == 0 else ~for_here  # ticks end at the first level
     here = table.filter(pa.array(for_here)) if for_here.any() else None
     return here, (table.filter(pa.array(later)) if later.any() else None)
 
 
 class Layout:
-    """What a task puts out, as Arrow: its productions with the partition of the next level, its receipt, and what only passes through.
-
-    Behind the last level only receipts are left.
-    """
+    """What a task puts out, as Arrow: its productions with the partition of the next level, its receipt, and what only passes through. Behind the last level
+    only receipts are left."""
 
     def __init__(self, schema: Any, routes: Sequence[Route], level: int, shards: int) -> None:
         self._schema = schema
