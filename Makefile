@@ -44,7 +44,7 @@ check: $(STAMP)
 	$(BIN)/pytest tests/test_layout.py
 
 test: setup
-	$(BIN)/pytest -m "not soak" -n 2 --dist loadscope --no-loadscope-reorder
+	$(BIN)/pytest -m "not soak" -n 3 --dist loadscope --no-loadscope-reorder
 
 # no Spark, no killed process, and a tenth of the seeds and examples: about two and a half minutes
 quick: $(STAMP)
