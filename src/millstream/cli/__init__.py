@@ -5,11 +5,9 @@
     files        a pipeline, or tables, in a Python file: for `run`, `inspect check` and `serve tables`
     run          `millstream run`
     push         `millstream push`
-    inspect      `millstream inspect status` and `millstream inspect state`
+    checkpoint   `millstream inspect status`, `millstream inspect state`, `millstream copy` and `millstream clean`
     view         `millstream inspect view`
     check_view   `millstream inspect check`
-    copy         `millstream copy`
-    clean        `millstream clean`
     serve        `millstream serve tables` and `millstream serve checkpoint`
     kv           `millstream kv`
     partitions   `millstream partitions`

@@ -8,7 +8,7 @@ import sys
 from functools import partial
 
 from millstream import __version__, extras
-from millstream.cli import check_view, clean, copy, inspect, kv, partitions, push, run, serve, sink, view
+from millstream.cli import check_view, checkpoint, kv, partitions, push, run, serve, sink, view
 from millstream.cli.arguments import failed, group, without_action
 from millstream.errors import MillstreamError
 
@@ -97,11 +97,10 @@ def parser() -> argparse.ArgumentParser:
     run.add_command(commands)
     push.add_command(commands)
     looking = group(commands, "inspect", "look at a checkpoint", "Reads what a pipeline has committed, and changes nothing.")
-    inspect.add_commands(looking)
+    checkpoint.add_inspections(looking)
     view.add_command(looking)
     check_view.add_command(looking)
-    copy.add_command(commands)
-    clean.add_command(commands)
+    checkpoint.add_commands(commands)
     serve.add_commands(commands)
     kv.add_commands(commands)
     partitions.add_commands(commands)

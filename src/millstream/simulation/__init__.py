@@ -14,8 +14,7 @@
     epoch_cuts        the same records in other epochs, shards and instances
     instance_sharing  whose instance a hook runs on, varied
     diagnosis         what kind of mistake makes runs differ
-    view_checks       what tables and views hold after an epoch, and whether it is right
-    view_equivalence  tables, views and joins in different epochs: what must be equal
+    view_checks       what tables and views hold after an epoch, whether it is right, and what must be equal in other epochs
 
 It must not know Spark, nor people: it gives values and texts.
 """

@@ -19,8 +19,7 @@ from millstream.simulation.diff import OutRow, first_entry, first_row
 from millstream.simulation.fakes import Violation
 from millstream.simulation.local import LocalEngine
 from millstream.simulation.simulated_run import AFTER_THE_END, InputPlan, Simulation
-from millstream.simulation.view_checks import EpochJudge, read
-from millstream.simulation.view_equivalence import first_of_state, first_of_streams, outputs
+from millstream.simulation.view_checks import EpochJudge, first_of_state, first_of_streams, outputs, read
 from millstream.state.manifest import Manifest
 from millstream.state.segment import merge
 

@@ -10,7 +10,7 @@ What may differ for a program that is right is kept out of it:
 2. *The clock stands still* until all records are there. Then it moves on to the next wall-clock timers, a few times, before event time ends.
 3. *Rows of a key are compared as a bag*, by timestamp and value: their order depends on the cuts, and the id of what a timer produces names its epoch. State
    and timers are compared at the end of event time, dicts without their order, floats to nine digits; dead letters without their traceback and id.
-4. *Tables, views and joins* merge what an epoch brings. Of them is compared what they say in the end (`simulation/view_equivalence.py`), and every view must be
+4. *Tables, views and joins* merge what an epoch brings. Of them is compared what they say in the end (`simulation/view_checks.py`), and every view must be
    what a recomputation gives.
 """
 
@@ -33,8 +33,7 @@ from millstream.errors import HookError
 from millstream.simulation.diff import OutRow, cut_short, first_entry, first_of_bag, same, short
 from millstream.simulation.instance_sharing import EPOCH, ONE, SHARINGS, SharedCompiled
 from millstream.simulation.local import LocalEngine
-from millstream.simulation.view_checks import EpochJudge, read
-from millstream.simulation.view_equivalence import by_arrival, first_of_state, first_of_streams, outputs
+from millstream.simulation.view_checks import EpochJudge, by_arrival, first_of_state, first_of_streams, outputs, read
 
 KNOWN = "known"
 OWN = "own"

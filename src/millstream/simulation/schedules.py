@@ -21,8 +21,7 @@ from millstream.simulation.fakes import Violation
 from millstream.simulation.fault import Fault
 from millstream.simulation.list_inputs import is_rejected
 from millstream.simulation.simulated_run import BEFORE_COMMIT, MICRO_BATCH_KINDS, InputPlan, Simulation
-from millstream.simulation.view_checks import EpochJudge
-from millstream.simulation.view_equivalence import only_refined
+from millstream.simulation.view_checks import EpochJudge, only_refined
 
 START = 1_700_000_000_000
 _STEPS = 14  # of a task in one epoch, about

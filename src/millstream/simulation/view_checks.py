@@ -4,6 +4,13 @@ Rules
 1. An epoch is read from its entries alone, wherever they come from: the local engine's stores, or segments that a manifest names.
 2. A view is looked at when it is whole: not while it is being filled, and behind a strong edge when nothing is on its way to it.
 3. A judge looks at the same entries once. Epochs that are run again, or change nothing in a view, cost next to nothing.
+
+Tables, views and joins merge what one epoch brings, so what they send, and how their rows lie, depends on how records fall into epochs, by design
+(`ComputationSpec.refines`). What must be equal in different epochs is what they say in the end:
+4. The essence of every row, and what a published stream leads to: the last row of every key, and of changes what they end with. What says nothing counts as
+   absent.
+5. Not of a table without versions, nor of what derives from it: there the order of arrival counts, and within an epoch there is none.
+6. A table's own dead letters, as far as they are of records. Those of a view are of documents, and a document that is overtaken within its epoch never was.
 """
 
 from __future__ import annotations
@@ -14,11 +21,12 @@ from typing import Any
 import msgspec
 
 from millstream.core.backfill import BuildState
-from millstream.core.keys import key_of
+from millstream.core.keys import key_of, key_text
 from millstream.core.keyspace import ROW, after, decode_row
 from millstream.core.topology import Topology
-from millstream.engine.program import Compiled
+from millstream.engine.program import Compiled, Program
 from millstream.errors import DefinitionError
+from millstream.simulation.diff import same, short
 from millstream.simulation.local import LocalEngine
 from millstream.state.memory_storage import MemoryStore
 from millstream.state.queries import bound
@@ -26,7 +34,8 @@ from millstream.views import check
 from millstream.views.aggregate import Aggregate
 from millstream.views.check import Discrepancy, Expected
 from millstream.views.join import Join
-from millstream.views.operator import ViewOperator
+from millstream.views.operator import CHANGES, LATEST, ViewOperator
+from millstream.views.table import DocumentTable
 
 
 class EpochRead(msgspec.Struct):
@@ -140,3 +149,62 @@ def differences(engine: LocalEngine) -> list[Discrepancy]:
     """All that is wrong in any view."""
     epoch = read(engine)
     return [one for name in epoch.whole() for one in epoch.differences(name)]
+
+
+# --- in different epochs
+
+
+def by_arrival(epoch: EpochRead) -> set[str]:
+    """Rule 5: the computations of which the order of arrival says what they are."""
+    refined = [epoch.sender(spec.name) for spec in epoch.topology.computations if spec.refines]
+    found = {one.sending.name for one in refined if isinstance(one, DocumentTable) and not one.rules.versioned}
+    while True:
+        more = {name for name, one in epoch.topology.derived.items() if name not in found and found & set(one.senders)}
+        if not more:
+            return found
+        found |= more
+
+
+def only_refined(program: Program) -> bool:
+    """Whether a pipeline has tables with versions, and what derives from them, and nothing else: a record that comes again changes nothing that it says."""
+    return all(spec.refines for spec in program.topology.computations) and not by_arrival(EpochRead(Compiled(program), {}, {}, ()))
+
+
+def first_of_state(name: str, got: EpochRead, expected: EpochRead) -> str | None:
+    """The first row whose essence is another (rule 4)."""
+    ones, others = (essences(name, epoch) for epoch in (got, expected))
+    for text in sorted(ones.keys() | others.keys()):
+        if text not in ones or text not in others or not same(ones[text], others[text]):
+            return f"state of {name!r}, key {key_of(text)!r}: {_told(ones, text)} instead of {_told(others, text)}"
+    return None
+
+
+def essences(name: str, epoch: EpochRead) -> dict[str, Any]:
+    """What every row says, by the text of its key."""
+    nothing = epoch.sender(name).State().essence()
+    return {text: essence for text, state in epoch.states(name) if (essence := state.essence()) != nothing}
+
+
+def first_of_streams(sender: ViewOperator, got: dict[str, list[tuple[Any, Any]]], expected: dict[str, list[tuple[Any, Any]]]) -> str | None:
+    """The first key of a published stream that leads to something else (rule 4). got, expected: by stream, keys and values in order."""
+    for one in sender.sending.shown:
+        ends, others = (led_to(rows[one.stream], one.how) for rows in (got, expected))
+        for text in sorted(ends.keys() | others.keys()):
+            if text not in ends or text not in others or not same(ends[text], others[text]):
+                return f"stream {one.stream!r}, key {key_of(text)!r}: it leads to {_told(ends, text)} instead of {_told(others, text)}"
+    return None
+
+
+def led_to(rows: list[tuple[Any, Any]], how: str) -> dict[str, Any]:
+    """What the rows of a published stream end with, by the text of their keys."""
+    found = {key_text(key): value if how == LATEST else value[1] if how == CHANGES else value["next"] for key, value in rows}
+    return {text: value for text, value in found.items() if value is not None}
+
+
+def outputs(engine: LocalEngine) -> dict[str, list[tuple[Any, Any]]]:
+    """What the streams of the local engine have carried."""
+    return {stream: [(row.key, row.value) for row in rows] for stream, rows in engine.outputs.items()}
+
+
+def _told(of: dict[str, Any], text: str) -> str:
+    return short(of[text]) if text in of else "nothing"
